@@ -29,7 +29,8 @@ def export_references(
     A reference is a URL of a stored chunk, an offset and a length. What `caf ls --recursive` lists is written. FILE.json is
     read by fsspec's file system `reference`; FILE.parquet has a row for each object, or part of one, with its SHA-256. Whoever
     has the file reads the objects from the providers, with no code of ours and without the ledger. An object larger than a
-    chunk is in parts, and not in FILE.json.
+    chunk is in parts, and not in FILE.json; a key that ends in '/' is there, and fsspec does not read it. How many there are of
+    both is said.
 
     A URL is that of one provider, which gave an object of the chunk right when it was asked now, or a byte where that has more
     than 64 KiB: write the file again where providers change. What is read by it is compared with nothing: that is what the
@@ -58,6 +59,11 @@ def export_references(
         sums = write_references(chain([first], listed), store, output)
     written = counted(sums.objects - sums.in_parts, "object")
     note(f"{source}: references to {written} in {counted(sums.chunks, 'chunk')} are in {str(output)!r}")
+    if sums.end_in_slash:
+        note(
+            f"{source}: {counted(sums.end_in_slash, 'key')} of these in {str(output)!r} cannot be read by fsspec, which cuts"
+            " the '/' off the end; FILE.parquet has them for any program"
+        )
     if sums.in_parts:
         raise CafError(
             f"{counted(sums.in_parts, 'object')} of several parts could not be written to {str(output)!r}",

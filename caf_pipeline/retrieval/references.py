@@ -45,11 +45,16 @@ COMPARED_BYTES: Final = 64 << 10
 
 @dataclass
 class ReferenceSums:
-    """What was written: objects and chunks, and objects in several parts, which JSON has no reference for."""
+    """What was written: objects and chunks.
+
+    Of JSON beside them: objects in several parts, which it has no reference for, and references to keys that end in '/', which
+    fsspec does not read, since it cuts the '/' off.
+    """
 
     objects: int = 0
     chunks: int = 0
     in_parts: int = 0
+    end_in_slash: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ def _without_parts(locations: Iterable[Location], sums: ReferenceSums) -> Iterat
     """Yield what one reference can name, and count the other objects."""
     for location in locations:
         if len(location.ranges) == 1:
+            sums.end_in_slash += location.row.key.endswith("/")
             yield location
         else:
             sums.objects += 1

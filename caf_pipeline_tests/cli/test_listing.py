@@ -135,6 +135,14 @@ def test_what_is_no_size_and_no_time_is_said(caf):
     one_sentence(caf("ls", "src", "--as-of", "0001-01-01T00:00+14:00"), 2, "is not a time")  # a year before the first
 
 
+def test_references_that_fsspec_does_not_read_are_said(caf):
+    done = caf("export-references", "src", "-o", "all.json")
+    assert (done.status, done.out) == (0, b"")
+    assert "references to 8 objects in 1 chunk are in 'all.json'" in done.err
+    assert "1 key of these in 'all.json' cannot be read by fsspec, which cuts the '/' off the end" in done.err
+    assert "fsspec" not in caf("export-references", "src", "-o", "all.parquet").err
+
+
 def test_an_empty_pattern_as_of_a_variable_that_is_not_set_is_refused(caf):
     one_sentence(caf("find", "src", ""), 2, "PATTERN is empty, and no key is.", "Leave it out for all keys")
 

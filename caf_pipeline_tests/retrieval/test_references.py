@@ -46,6 +46,14 @@ def test_an_object_in_parts_is_in_parquet_and_counted_where_json_cannot_have_it(
     assert b"".join(CHUNK[row["offset"] : row["offset"] + row["size"]] for row in rows) == CHUNK[START:END]
 
 
+@pytest.mark.parametrize(("name", "counted"), [("refs.json", 1), ("refs.parquet", 0)])
+def test_keys_that_fsspec_does_not_read_by_json_are_counted(store, posting, tmp_path, name, counted):
+    without = whole(posting)
+    folder = replace(without, row=replace(without.row, key="a/key/"))
+    sums = write_references([without, folder], store, tmp_path / name)
+    assert (sums.objects, sums.end_in_slash) == (2, counted)
+
+
 @pytest.mark.parametrize("name", ["refs.json", "refs.parquet"])
 def test_what_a_link_leads_to_is_written_and_the_link_stays(store, posting, tmp_path, name):
     (target := tmp_path / "of no kind").write_bytes(b"before")
