@@ -41,16 +41,21 @@ BODIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def archived(tmp_path_factory, databases):
-    caf = CommandLine(tmp_path_factory.mktemp("archived"), KEYS | {"CAF_DATABASE_URL": databases.take().url})
+def with_archived(folder, databases, source):
+    """Return a command line in a folder, where these objects are archived."""
+    caf = CommandLine(folder, KEYS | {"CAF_DATABASE_URL": databases.take().url})
     caf.settings(source_text("http://127.0.0.1:9", "b", target_size="16MiB"))
-    source = MemorySource(BODIES | {"skipped/key": b"cold"}, unavailable={"skipped/key": (SkipReason.COLD_STORAGE, 0)})
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:
             archive_everything(open_workplace(settings, "src", run="run-1", ledger=ledger, objects=source))
     return caf
+
+
+@pytest.fixture(scope="module")
+def archived(tmp_path_factory, databases):
+    source = MemorySource(BODIES | {"skipped/key": b"cold"}, unavailable={"skipped/key": (SkipReason.COLD_STORAGE, 0)})
+    return with_archived(tmp_path_factory.mktemp("archived"), databases, source)
 
 
 @pytest.fixture
@@ -183,6 +188,32 @@ def test_a_restore_that_was_killed_goes_on_and_leaves_nothing_half(archived, fol
     done = archived("restore", "src", str(folder))
     assert done.status == 0, done.err
     assert files(folder) == BODIES
+
+
+def is_within_large_object(folder):
+    with contextlib.suppress(FileNotFoundError):  # it may get its name between the two looks
+        return any(path.stat().st_size > 1 << 20 for path in folder.glob(".caf-*.partial"))
+    return False
+
+
+@pytest.mark.thorough
+def test_a_restore_that_was_killed_within_large_objects_goes_on_with_the_right_times_and_leaves_no_unfinished_file(
+    tmp_path, folder, databases
+):
+    bodies = {f"large/{number:02}": os.urandom((9 << 20) + number) for number in range(9)} | {"a": b"small"}
+    (tmp_path / "caf").mkdir()
+    caf = with_archived(tmp_path / "caf", databases, MemorySource(bodies))
+    with caf.start("restore", "src", str(folder)) as process:
+        while not is_within_large_object(folder):
+            assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+    assert list(folder.glob(".caf-*.partial"))
+    there = {key: body for key, body in files(folder).items() if not key.endswith(".partial")}
+    assert there.items() <= bodies.items()
+    done = caf("restore", "src", str(folder), "--json")
+    assert (done.status, sums(done)["equal"], sums(done)["restored"]) == (0, len(there), len(bodies) - len(there))
+    assert files(folder) == bodies
+    assert {path.stat().st_mtime for path in folder.rglob("*") if path.is_file()} == {MOMENT.timestamp()}
 
 
 def test_two_at_once_do_not_write_into_one_folder(archived, folder):
