@@ -4,7 +4,7 @@ An object is one range, one in parts is several: each has its SHA-256.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from caf_pipeline.errors import CafError, IntegrityError, ObjectMissing, StoreError, StoreUnreachable
@@ -119,16 +119,23 @@ class RangeHolders:
     def _refused(self) -> CafError:
         """Return the error for a range that no provider gave correctly; its class says whether a retry can help."""
         what = f"'{self._key}' (chunk {self._one.chunk})"
-        errors = self.failed.values()
-        if not errors and self.size_bytes:
-            return ObjectMissing(f"no provider has {what}", hint="'caf jackal repair' stores its chunk again")
-        said = "; ".join(f"{provider}: {error}" for provider, error in self.failed.items())
-        message = f"no provider gives {what} as it was archived: {said or 'its row has the SHA-256 of other bytes'}"
-        if any(not error.permanent for error in errors):
-            return StoreUnreachable(message, hint="try again later")
-        if not errors or any(isinstance(error, IntegrityError) for error in errors):
-            return IntegrityError(message, hint="the chunk is damaged at the store: 'caf jackal repair' stores it again")
-        return ObjectMissing(message, hint="'caf jackal repair' stores its chunk again")
+        if not self.failed and not self.size_bytes:
+            return IntegrityError(f"{what} cannot be given as it was archived: its row has the SHA-256 of other bytes")
+        return not_given(what, self.failed)
+
+
+def not_given(what: str, failed: Mapping[str, CafError]) -> CafError:
+    """Return the error of what no provider gives right, by the error of each; its class says whether a retry can help."""
+    errors = failed.values()
+    if not errors:
+        return ObjectMissing(f"no provider has {what}", hint="'caf jackal repair' stores its chunk again")
+    said = "; ".join(f"{provider}: {error}" for provider, error in failed.items())
+    message = f"no provider gives {what} as it was archived: {said}"
+    if any(not error.permanent for error in errors):
+        return StoreUnreachable(message, hint="try again later")
+    if any(isinstance(error, IntegrityError) for error in errors):
+        return IntegrityError(message, hint="the chunk is damaged at the store: 'caf jackal repair' stores it again")
+    return ObjectMissing(message, hint="'caf jackal repair' stores its chunk again")
 
 
 def holders_of(location: Location, store: ChunkStore) -> list[RangeHolders]:

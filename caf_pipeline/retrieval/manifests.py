@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, parse_footer
-from caf_pipeline.errors import ArchiveError, CafError, IntegrityError, NoChainAnswer, StagingError, StoreError
+from caf_pipeline.errors import ArchiveError, CafError, IntegrityError, NoChainAnswer, StagingError, StoreError, StoreUnreachable
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, open_manifest, row_identity
 from caf_pipeline.ledger.records import Chunk, posting_of
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
+from caf_pipeline.retrieval.holders import not_given
 from caf_pipeline.retrieval.remote_chunk import AgreedSource, fetch_manifest
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.store.protocol import ChunkStore
@@ -39,6 +40,7 @@ FOLDER: Final = "caf-manifests."
 """Begins the names of folders for manifests. Those that begin with 'caf-manifests-' are of a version that locked none."""
 
 _SUFFIX: Final = ".manifest"
+_REPAIR: Final = "the chunk is damaged at the store: 'caf jackal repair' stores it again"
 
 
 @contextlib.contextmanager
@@ -127,8 +129,10 @@ class Manifests:
             return {one: _headers(row) for one, row in named if one in wanted}
         except (NoChainAnswer, StagingError):
             raise
-        except (StoreError, ArchiveError, IntegrityError) as error:
+        except (StoreError, IntegrityError) as error:
             return error
+        except ArchiveError as error:
+            return IntegrityError(f"the manifest of chunk {name} is not what was archived: {error}", hint=_REPAIR)
 
     def _fetch(self, chunk: Chunk) -> None:
         """Fetch a manifest, and remove those that were not asked for longest, where there are too many bytes."""
@@ -159,7 +163,7 @@ class Manifests:
 
     def _write_tail(self, chunk: Chunk, start_byte: int, path: Path) -> None:
         """Fetch manifest, index and footer from the first provider that gives them as they were sealed; keep the manifest."""
-        posting, said = posting_of(chunk), list[str]()
+        posting, failed = posting_of(chunk), dict[str, CafError]()
         for provider in self._store.holders(posting):
             digest = hashlib.sha256()
             try:
@@ -170,22 +174,28 @@ class Manifests:
             except NoChainAnswer:
                 raise
             except (StoreError, IntegrityError) as error:
-                said.append(f"{provider}: {error}")
+                failed[provider] = error
                 continue
             if digest.digest() == chunk.tail_sha256:
                 _cut_to_manifest(path)
                 return
-            said.append(f"{provider}: it gives another manifest than was sealed")
-        raise IntegrityError(f"no provider gives the manifest of chunk {chunk.name}: {'; '.join(said) or 'none is listed'}")
+            failed[provider] = IntegrityError("it gives another manifest than was sealed")
+        raise not_given(f"the manifest of chunk {chunk.name}", failed)
 
     def _write_agreed(self, chunk: Chunk, path: Path) -> None:
         """Fetch the manifest of a chunk whose seal did not keep its hash: as many copies as are required have to agree on it."""
         posting = posting_of(chunk)
         source = AgreedSource(self._store, posting, [copy.provider for copy in self._store.copies(posting)])
-        fetch_manifest(source, ChunkFile(source, chunk.name).manifest_member(), path)
-        if len(source.providers) < self._store.required_copies:
-            given = f"{len(source.providers)} of {self._store.required_copies}"
-            raise IntegrityError(f"only {given} copies of chunk {chunk.name} give its manifest")
+        try:
+            fetch_manifest(source, ChunkFile(source, chunk.name).manifest_member(), path)
+            if len(source.providers) < self._store.required_copies:
+                given = f"{len(source.providers)} of {self._store.required_copies}"
+                raise IntegrityError(f"only {given} copies of chunk {chunk.name} give its manifest", hint=_REPAIR)
+        except (ArchiveError, IntegrityError) as error:
+            if not source.may_say_more:
+                raise
+            silent = "; ".join(f"{provider}: {reason}" for provider, reason in source.silent.items())
+            raise StoreUnreachable(f"{error}; others do not answer ({silent})", hint="try again later") from error
 
 
 def _cut_to_manifest(path: Path) -> None:

@@ -93,6 +93,11 @@ class AgreedSource:
         self._proof_type = proof_type if proof_type in ROOT_SIZE_BYTES else None
         self._suffix: tuple[int, bytes] = (0, b"")
 
+    @property
+    def may_say_more(self) -> bool:
+        """Whether one that did not answer may answer later."""
+        return not self._permanent
+
     def read(self, start_byte: int, end_byte: int) -> bytes:
         """Return the bytes of the range.
 

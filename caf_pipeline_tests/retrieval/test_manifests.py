@@ -2,9 +2,12 @@
 
 import os
 import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
+from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreUnreachable
 from caf_pipeline.retrieval import manifests
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.manifests import Manifests, manifests_folder
@@ -53,6 +56,42 @@ def test_what_was_not_asked_for_longest_makes_room(fetched, monkeypatch):
     assert fetched("bacab") == ("bcb", pytest.approx(2 * one, rel=0.2))
     monkeypatch.setattr(manifests, "MANIFESTS_BYTES", 1)
     assert fetched("ccac") == ("cac", pytest.approx(one, rel=0.2))
+
+
+@pytest.fixture(params=["its hash was sealed", "its copies have to agree"])
+def headers(request, work, tmp_path, monkeypatch):
+    """Asks for the headers of an object, whose chunk was sealed as now or as by 0.3.0."""
+    located = next(list_objects(work.ledger, "src"))
+    if request.param == "its copies have to agree":
+        chunk = replace(work.ledger.chunk(located.chunk), tail_start=None, tail_sha256=None)
+        monkeypatch.setattr(work.ledger, "chunk", lambda _: chunk)
+    (tmp_path / "manifests").mkdir()
+    wanted = {(located.row.key, located.row.object_version)}
+    return lambda: Manifests(work.ledger, work.store, tmp_path / "manifests").headers(located.chunk, wanted)
+
+
+def test_a_manifest_of_providers_that_are_away_may_be_had_later(work, headers):
+    work.store.away.update(work.store.folders)
+    assert type(headers()) is StoreUnreachable
+    work.store.away.clear()
+    assert isinstance(headers(), Mapping)
+
+
+def test_a_manifest_that_one_provider_has_lost_while_others_are_away_may_be_had_later(work, headers):
+    work.store.away.update(("anna", "bert"))
+    for file in work.store.folders["carl"].folder.glob("chunks/*"):
+        file.write_bytes(bytes(file.stat().st_size))
+    assert type(headers()) is StoreUnreachable
+
+
+def test_a_manifest_that_no_provider_has_and_one_that_all_give_wrong_are_no_matter_of_time(work, headers):
+    chunks = [file for folder in work.store.folders.values() for file in folder.folder.glob("chunks/*")]
+    for file in chunks:
+        file.write_bytes(bytes(file.stat().st_size))
+    assert type(headers()) is IntegrityError
+    for file in chunks:
+        file.unlink()
+    assert isinstance(headers(), StoredChunkMissing)
 
 
 def test_what_a_process_that_was_killed_left_is_removed_and_nothing_else(tmp_path, monkeypatch):
