@@ -31,7 +31,7 @@ from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline.retrieval.object_file import BLOCK_BYTES
 from caf_pipeline.retrieval.reader import Found, write_whole
-from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.settings import CONFIG_VARIABLE, Settings, load_settings
 from caf_pipeline.wiring import open_archive
 
 Info = dict[str, Any]
@@ -86,16 +86,28 @@ class _Told:
         return self._file.truncate()
 
 
+class _Here:
+    """What settings are taken by where none are named; fsspec gives no file system again that was made elsewhere."""
+
+    def __get__(self, instance: object, owner: type) -> tuple[str, str | None]:
+        try:
+            return os.getcwd(), os.environ.get(CONFIG_VARIABLE)
+        except FileNotFoundError:  # it was removed
+            return "", os.environ.get(CONFIG_VARIABLE)
+
+
 class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
     """What is archived, as a file system that is read-only.
 
-    fsspec makes one for each thread. All with the same settings share an archive, which is opened when it is first asked; a
-    forked process opens its own.
+    fsspec makes one for each thread and working folder. All with the same settings share an archive, which is opened when it is
+    first asked; a forked process opens its own.
     """
 
     protocol = "caf"
     root_marker = ""
 
+    _here: ClassVar = _Here()
+    _extra_tokenize_attributes = ("_here",)
     _lock: ClassVar = threading.Lock()
     _archives: ClassVar[list[tuple[int, Settings, Archive]]] = []
     _archive: tuple[int, Archive] | None = None

@@ -1,5 +1,6 @@
 """`caf://`: fsspec's own tests of reading, and the libraries that people read with."""
 
+import contextlib
 import errno
 import gc
 import io
@@ -20,7 +21,7 @@ import pytest
 from fsspec.callbacks import Callback
 from fsspec.tests.abstract import AbstractFixtures, AbstractGetTests
 
-from caf_pipeline.errors import LedgerError, UsageError
+from caf_pipeline.errors import LedgerError, SettingsError, UsageError
 from caf_pipeline.filesystem import CafFileSystem
 from caf_pipeline.retrieval import bulk
 from caf_pipeline.retrieval.archive import Archive
@@ -406,6 +407,18 @@ def test_pandas_reads_tables(monkeypatch, in_memory):
     assert pd.read_parquet("caf://src/tables/part-0.parquet").equals(TABLE.slice(0, 25_000).to_pandas())
     assert list(pd.read_parquet("caf://src/tables/part-1.parquet", columns=["number"])["number"])[-1] == 49_999
     assert len(pd.read_csv("caf://src/numbers.csv")) == 100
+
+
+@pytest.mark.usefixtures("registered")
+def test_in_another_folder_or_with_another_file_of_settings_it_is_the_archive_that_caf_reads_there(tmp_path, monkeypatch):
+    read = partial(pd.read_csv, "caf://src/numbers.csv")
+    assert len(read()) == 100
+    with contextlib.chdir(tmp_path), pytest.raises(SettingsError, match=r"no caf\.toml was found"):
+        read()
+    assert len(read()) == 100
+    monkeypatch.setenv("CAF_CONFIG", str(tmp_path / "other.toml"))
+    with pytest.raises(SettingsError, match=r"other\.toml"):
+        read()
 
 
 def test_pyarrow_reads_tables_and_datasets(registered):
