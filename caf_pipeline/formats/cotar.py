@@ -209,7 +209,7 @@ class CotarIndex:
 
 
 _DAMAGED: Final = "It is damaged: make it again with `caf cotar index`."
-_NOT_EMBEDDED: Final = "Name its index with --index, or make one with `caf cotar index`."
+_NOT_EMBEDDED: Final = "`caf cotar index` makes one of the tar; `caf cotar` commands take one in a file of its own by --index."
 
 
 def _slot_count(header: bytes, name: str, hint: str) -> int:
