@@ -410,6 +410,7 @@ def test_an_unknown_root_is_missing(client_of, reply):
     "reply",
     [
         *(answer(500, "panic"), answer(503), answer(301, Location="http://127.0.0.1:1/")),
+        *(answer(404, "404 page not found\n"), answer(404, "<html>nginx</html>", Content_Type="text/html")),
         answer(200, "<html>back soon</html>", Content_Type="text/html; charset=utf-8"),
         answer(200, '{"error":"busy"}', Content_Type="application/json"),
         answer(200, b"\x1f\x8b, compressed by a proxy", Content_Encoding="gzip"),

@@ -65,6 +65,8 @@ _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _PAGES: Final = ("text/html", "application/json")
 """What a proxy or an API answers with, also as if all were well. Servers in Go call a chunk text/plain: it begins with JSON."""
 _UNKNOWN_ROOT: Final = re.compile(r"key not found|cid mapping|could not find", re.IGNORECASE)
+_NO_ROUTE: Final = "404 page not found"
+"""What servers in Go, a proxy whose provider is away among them, say of an unknown path; a provider knows that of a download."""
 _MISMATCH: Final = re.compile(r"merkle does not match|doesn't match the chain", re.IGNORECASE)
 _NO_SLOT: Final = re.compile(r"can't claim|cannot claim", re.IGNORECASE)
 _NO_ROOM: Final = re.compile(r"no space left", re.IGNORECASE)  # what the operating system says to it
@@ -456,7 +458,8 @@ class ProviderClient:
     def _refused(self, response: httpcore.Response) -> NoReturn:
         answer = read_answer(response, self.address)
         text = quoted(answer.body[:1000].decode("utf-8", "replace"), 300)
-        if answer.status == 404 or (answer.status == 500 and _UNKNOWN_ROOT.search(text)):
+        is_page = header(response, "content-type").startswith("text/html") or text.startswith(_NO_ROUTE)
+        if (answer.status == 404 and not is_page) or (answer.status == 500 and _UNKNOWN_ROOT.search(text)):
             raise StoredChunkMissing(f"provider {self.address} does not have the file")
         if answer.status == 416:
             raise IntegrityError(f"the file at provider {self.address} ends before what the chain says")
