@@ -22,7 +22,7 @@ from caf_pipeline.context import Workplace
 from caf_pipeline.errors import HeldByOther, StagingError
 from caf_pipeline.inventory.accounting import Accounting, account_for_files
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
-from caf_pipeline.inventory.cutting import write_plan
+from caf_pipeline.inventory.cutting import MAX_CHUNKS, write_plan
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, SkipReason
@@ -247,11 +247,20 @@ def _lease_on_plan(work: Workplace, patience_seconds: float) -> Iterator[Lease]:
 
 
 def last_plan(work: Workplace) -> PlanRow | None:
-    """Return the source's last plan; where its inventory became several plans, all of them as one, under all their names."""
+    """Return the source's last plan; where its inventory became several plans at once, all of them as one, under all their names.
+
+    Of an inventory that was planned again, as after a withdrawal, only what was planned last counts.
+    """
     plans = work.ledger.plans(work.source, limit=MOST_OF_AN_INVENTORY)
-    of_it = [row for row in plans if row.record.snapshot == plans[0].record.snapshot]
-    if not of_it:
+    if not plans:
         return None
+    of_it = [plans[0]]
+    for row in plans[1:]:
+        # A plan is followed by another at once only where one plan has no room for the chunks of both.
+        together = sum(row.chunks.values()) + sum(of_it[-1].chunks.values())
+        if row.record.snapshot != plans[0].record.snapshot or together <= MAX_CHUNKS:
+            break
+        of_it.append(row)
     records, chunks = [row.record for row in of_it], Counter[ChunkState]()
     for row in of_it:
         chunks.update(row.chunks)

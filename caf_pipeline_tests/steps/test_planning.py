@@ -17,7 +17,7 @@ from caf_pipeline.ledger.records import Skip
 from caf_pipeline.retrieval.listing import count_not_archived
 from caf_pipeline.retrieval.reader import not_located
 from caf_pipeline.source.protocol import ObjectHeaders
-from caf_pipeline.steps import inventories, planning
+from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
@@ -69,7 +69,8 @@ def test_an_object_that_was_written_again_is_archived_whatever_time_is_listed_of
 
 @pytest.mark.thorough
 def test_a_plan_that_would_have_too_many_chunks_becomes_several(workplace, source, monkeypatch):
-    monkeypatch.setattr(cutting, "MAX_CHUNKS", 2)
+    for module in (cutting, planning):
+        monkeypatch.setattr(module, "MAX_CHUNKS", 2)
     work = workplace(target_size=100_000)
     report = plan(work)
     assert [len([chunk for chunk in report.chunks if chunk.plan == one.name]) for one in report.plans] == [2] * 7 + [1]
@@ -81,6 +82,17 @@ def test_a_plan_that_would_have_too_many_chunks_becomes_several(workplace, sourc
     for chunk in report.chunks:
         archive_chunk(work, chunk.name)
     assert work.ledger.account("src").located_objects == 30
+
+
+def test_the_last_plan_of_an_inventory_that_was_planned_again_has_each_object_once(workplace):
+    work = workplace()
+    snapshot = inventories.take_inventory(work)
+    chunk, *_ = planning.cut_plan(work, snapshot).chunks
+    chunk_steps.withdraw(work, chunk.name)
+    again = planning.cut_plan(work, snapshot)
+    last = planning.last_plan(work)
+    assert (last.record.name, last.record.object_count) == (again.plan.name, chunk.object_count)
+    assert last.chunks == {ChunkState.PLANNED: 1}
 
 
 def test_a_tail_smaller_than_the_least_chunk_waits_for_the_next_plan(workplace, source):
