@@ -6,14 +6,15 @@ chunk is packed and of sending while it is sent.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from caf_pipeline.chunk_state import UNDER_WAY
+from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.system.quantities import show_size
 from caf_pipeline.waits import LINE_SECONDS, Wait
@@ -75,6 +76,7 @@ class ChunkProgress:
         self._planned: dict[str, Chunk] = {}
         self._all = (0, 0)  # objects and bytes of those
         self._done = (0, 0, 0)  # objects, bytes and chunks that are archived
+        self._parts = defaultdict[tuple[str, int], set[str]](set)  # chunks that are archived of each object in parts
         self._now: dict[str, tuple[int, int]] = {}  # objects and bytes of each chunk under way
         self._packing: set[str] = set()  # those of them that are packed now
         self._failed = self._held = self._skipped = 0
@@ -102,8 +104,14 @@ class ChunkProgress:
         elif self._planned:
             self._say(self.line())
 
-    def plan(self, chunks: Sequence[Chunk]) -> None:
-        """Show what there is to do, beside what is shown already; a chunk that only has to be cleared away is not shown."""
+    def plan(self, chunks: Sequence[Chunk], *, located: Iterable[Chunk] = ()) -> None:
+        """Show what there is to do, beside what is shown already; a chunk that only has to be cleared away is not shown.
+
+        `located` has at least the parts that are archived already of objects whose other parts are to be done.
+        """
+        for chunk in located:
+            if chunk.part:
+                self._parts[object_of(chunk)].add(chunk.name)
         self._planned |= {chunk.name: chunk for chunk in chunks if chunk.state in UNDER_WAY}
         self._count_planned()
 
@@ -123,7 +131,7 @@ class ChunkProgress:
     def packed(self, name: str, objects: int, size_bytes: int, *, resumed: bool = False) -> None:
         """Count objects and bytes of a chunk, as differences; `resumed`: an earlier run packed them."""
         before = self._now[name]
-        if self._is_earlier_part(name):
+        if self._is_part(name):
             objects = 0
         self._now[name] = before[0] + objects, before[1] + size_bytes
         self._reading.told(0 if resumed else size_bytes)
@@ -149,7 +157,7 @@ class ChunkProgress:
             self._failed += not held
         elif name in self._planned:
             objects, size_bytes, chunks = self._done
-            archived = 0 if self._is_earlier_part(name) else done.member_count
+            archived = self._is_last_part(done) if done.part else done.member_count
             self._done = objects + archived, size_bytes + done.member_bytes, chunks + 1
             self._skipped += done.skipped_count
         self._now.pop(name, None)
@@ -165,14 +173,23 @@ class ChunkProgress:
 
     def _count_planned(self) -> None:
         chunks = self._planned.values()
-        objects = sum(chunk.object_count for chunk in chunks if not self._is_earlier_part(chunk.name))
-        self._all = objects, sum(chunk.object_bytes for chunk in chunks)
+        objects = sum(chunk.object_count for chunk in chunks if not chunk.part)
+        in_parts = len({object_of(chunk) for chunk in chunks if chunk.part})
+        self._all = objects + in_parts, sum(chunk.object_bytes for chunk in chunks)
         self._show()
 
-    def _is_earlier_part(self, name: str) -> bool:
-        """Whether a chunk has a part of an object that goes on in another: the object is counted with its last part."""
+    def _is_part(self, name: str) -> bool:
+        """Whether a chunk has a part of an object, which is counted once all its parts are archived."""
         chunk = self._planned.get(name)
-        return chunk is not None and chunk.part < chunk.part_count
+        return chunk is not None and chunk.part > 0
+
+    def _is_last_part(self, done: Chunk) -> bool:
+        """Note that a run of a part's chunk ended; tell whether all parts of its object are archived now."""
+        if done.state is not ChunkState.LOCATED or done.part_abandoned:
+            return False
+        parts = self._parts[object_of(done)]
+        parts.add(done.name)
+        return len(parts) == done.part_count
 
     def _counts(self) -> tuple[int, int]:
         """Return the objects and bytes that are done."""
@@ -216,3 +233,8 @@ class ChunkProgress:
 
     def _say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def object_of(chunk: Chunk) -> tuple[str, int]:
+    """Return what the chunks of an object's parts have in common, which follow each other in their plan."""
+    return chunk.plan, chunk.number - chunk.part

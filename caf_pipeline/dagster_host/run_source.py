@@ -17,7 +17,7 @@ from dagster import DagsterExecutionInterruptedError, DagsterInstance, ExecuteIn
 from rich.console import Console
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
-from caf_pipeline.dagster_host.progress_bar import ChunkProgress
+from caf_pipeline.dagster_host.progress_bar import ChunkProgress, object_of
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.source_runs import Archived, SourceRuns, open_instance
 from caf_pipeline.dagster_host.summary import InventoryTotals, Summary, exit_status, sentence
@@ -263,7 +263,8 @@ class _Command:
         """Archive each chunk that has work and that this command has not tried yet; see whether any gave objects back."""
         self._gave_back = False
         chunks = [chunk for chunk in chunks_with_work(self._ledger, self._source) if chunk.name not in self._summary.chunks]
-        self._progress.plan(chunks)
+        in_parts = any(chunk.part for chunk in chunks)
+        self._progress.plan(chunks, located=self._ledger.chunks(self._source, IN_GOOD_STANDING) if in_parts else ())
         waiting = deque(chunks)
         with closing(self._archived(waiting)) as ended:
             for chunk, archived in ended:
@@ -351,7 +352,7 @@ class _Command:
         objects = defaultdict[tuple[str, int], list[Chunk]](list)
         for chunk in self._ledger.chunks(self._source, IN_GOOD_STANDING):
             if chunk.part and not chunk.part_abandoned:
-                objects[chunk.plan, chunk.number - chunk.part].append(chunk)  # a plan's parts of an object follow each other
+                objects[object_of(chunk)].append(chunk)
         whole = [parts for parts in objects.values() if len(parts) == parts[0].part_count]
         lasts = (max(parts, key=lambda chunk: (chunk.located_at or chunk.updated_at, chunk.number)) for parts in whole)
         return sum(chunk.name in self._parts for chunk in lasts)

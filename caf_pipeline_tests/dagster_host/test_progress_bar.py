@@ -63,19 +63,50 @@ def test_objects_that_were_skipped_are_not_counted_as_archived(progress):
     assert "7/10 objects, 3 skipped" in progress.line()
 
 
-def test_an_object_in_parts_is_one_object_and_counts_with_its_last_part(progress):
-    parts = [{"object_count": 1, "part": part, "part_count": 2} for part in (1, 2)]
-    first, last = (of(f"src-1-{fields['part']}", **fields) for fields in parts)
-    progress.plan([first, last, of("src-1-3")])
+def part_of(number, **more):
+    """The chunk of a part of an object in two parts."""
+    return of(f"src-1-{number}", number=number, object_count=1, part=number, part_count=2, **more)
+
+
+def archive_part(progress, number, **more):
+    progress.begin(f"src-1-{number}")
+    progress.packed(f"src-1-{number}", 1, 1000)
+    done = {"state": ChunkState.LOCATED, "member_count": 1, "member_bytes": 1000} | more
+    progress.end(f"src-1-{number}", part_of(number, **done))
+
+
+def test_an_object_in_parts_is_one_object_and_counts_once_all_its_parts_are_archived(progress):
+    progress.plan([part_of(1), part_of(2), of("src-1-3", number=3)])
+    archive_part(progress, 2)
+    assert "0/11 objects, 1/3 chunks" in progress.line()
     progress.begin("src-1-1")
     progress.packed("src-1-1", 1, 1000)
     assert "0/11 objects" in progress.line()
-    progress.end("src-1-1", of("src-1-1", state=ChunkState.SEALED, member_count=1, member_bytes=1000, **parts[0]))
-    progress.begin("src-1-2")
-    progress.packed("src-1-2", 1, 1000)
-    assert "1/11 objects" in progress.line()
-    progress.end("src-1-2", of("src-1-2", state=ChunkState.LOCATED, member_count=1, member_bytes=1000, **parts[1]))
+    progress.end("src-1-1", None)
+    assert "0/11 objects, 1/3 chunks, 1 failed" in progress.line()
+    archive_part(progress, 1)
     assert "1/11 objects, 2/3 chunks" in progress.line()
+
+
+def test_an_object_whose_other_part_was_archived_before_counts_with_the_one_that_was_missing(progress):
+    progress.plan([part_of(1)], located=[part_of(2, state=ChunkState.LOCATED), located("src-1-3")])
+    assert "0/1 objects" in progress.line()
+    archive_part(progress, 1)
+    assert "1/1 objects, 1/1 chunks" in progress.line()
+
+
+def test_an_object_whose_other_part_is_not_archived_does_not_count(progress):
+    progress.plan([part_of(2)])
+    archive_part(progress, 2)
+    assert "0/1 objects, 1/1 chunks" in progress.line()
+
+
+@pytest.mark.parametrize("given_up", [{"part_abandoned": True}, {"state": ChunkState.WITHDRAWN}])
+def test_an_object_whose_parts_were_given_up_does_not_count(progress, given_up):
+    progress.plan([part_of(1), part_of(2)])
+    archive_part(progress, 1)
+    archive_part(progress, 2, **given_up)
+    assert "0/1 objects" in progress.line()
 
 
 def test_bytes_that_are_packed_twice_never_come_to_more_than_there_are(progress):

@@ -118,6 +118,7 @@ def test_an_object_in_parts_counts_for_the_command_that_made_it_located(split, r
             archive_chunk(work, chunk.name)
     (summary,) = run(workers=1)
     assert (len(summary.chunks), summary.objects, summary.complete) == (1, 1, True)
+    assert "1/1 objects" in run.printed.getvalue()
 
 
 @pytest.mark.thorough
@@ -132,6 +133,7 @@ def test_runs_of_parts_whose_object_changed_do_not_fail(split, run, monkeypatch)
     monkeypatch.setattr(chunk_steps, "pack_chunk", change_before_the_third)
     (summary,) = run(workers=1)
     assert (summary.failed, summary.objects, summary.totals.located) == ({}, 3, 3)
+    assert "3/4 objects" in run.printed.getvalue()
     states = {chunk.part: chunk.state for chunk in split.ledger.chunks(SOURCE) if chunk.part}
     assert [states.pop(part) for part in (1, 2, 3)] == [ChunkState.LOCATED, ChunkState.LOCATED, ChunkState.EMPTY]
     assert set(states.values()) == {ChunkState.WITHDRAWN}
