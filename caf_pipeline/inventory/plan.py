@@ -128,7 +128,7 @@ class ChunkPlan:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTail:
-    """What of a plan waits for the next one: `chunk` as it would be now, and the LastModified of its oldest object."""
+    """What of a plan waits for the next one: `chunk` as it would be now, and since when its oldest object is there."""
 
     chunk: ChunkPlan
     oldest: datetime

@@ -252,6 +252,19 @@ def record_waiting(connection: Connection, source_id: int, skips: Iterable[Skip]
         connection.execute(_END_OLD_WAITING, {"source_id": source_id})
 
 
+_WAITING_SINCE: Final = """
+    SELECT min(first_at) FROM skipping JOIN skipped_objects AS old USING (file_path, object_version)
+    WHERE source_id = %(source_id)s AND old.reason = 'waiting'
+    """
+
+
+def waiting_since(connection: Connection, source_id: int, skips: Iterable[Skip]) -> datetime | None:
+    """Return when the first of these objects began to wait that waits already; None where none does."""
+    load_skips(connection, skips)
+    since: datetime | None = connection.execute(_WAITING_SINCE, {"source_id": source_id}).scalar_one()
+    return since
+
+
 _END_SKIPS: Final = """
     UPDATE skipped_objects SET retry_at = %(listed_at)s
     FROM unnest(CAST(%(keys)s AS text[]), CAST(%(versions)s AS text[])) AS gone (key, version)

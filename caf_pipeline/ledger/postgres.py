@@ -27,6 +27,7 @@ from caf_pipeline.ledger.copy import (
     record_waiting,
     refuse_located,
     release_claims,
+    waiting_since,
     withdraw_claims,
 )
 from caf_pipeline.ledger.current_content import CurrentContent
@@ -231,6 +232,11 @@ class Ledger(
         """
         with self._of_source(source) as (connection, source_id):
             record_waiting(connection, source_id, skips, until, whole=whole)
+
+    def waiting_since(self, source: str, skips: Iterable[Skip]) -> datetime | None:
+        """Return when the first of these objects began to wait that waits already; None where none does."""
+        with self._of_source(source) as (connection, source_id):
+            return waiting_since(connection, source_id, skips)
 
     # --- chunks ---
 

@@ -26,7 +26,7 @@ from caf_pipeline.inventory.cutting import MAX_CHUNKS, write_plan
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, SkipReason
-from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, WaitingTail, read_identities, read_parts, read_waiting
+from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, read_identities, read_parts, read_waiting
 from caf_pipeline.inventory.remaining import ended_skips, not_yet_archived
 from caf_pipeline.inventory.snapshot import Snapshot, read_objects
 from caf_pipeline.ledger.records import (
@@ -279,10 +279,9 @@ def _let_wait(work: Workplace, snapshot: Snapshot, plan: Plan) -> WaitingObjects
     if tail is None:
         work.ledger.record_waiting(work.source, (), None, whole=snapshot.complete)
         return None
-    until = waits_until(settings, tail)
+    until = waits_until(settings, tail.oldest)
     detail = f"waits until {until:%Y-%m-%d %H:%M} UTC for more objects: min_chunk_size is {show_size(settings.min_chunk_size)}"
-    skips = (Skip.of(obj, SkipReason.WAITING, detail) for obj in read_waiting(plan))
-    work.ledger.record_waiting(work.source, skips, until, whole=snapshot.complete)
+    work.ledger.record_waiting(work.source, _waiting(plan, detail), until, whole=snapshot.complete)
     return WaitingObjects(tail.chunk.object_count, tail.chunk.object_bytes, until)
 
 
@@ -361,14 +360,43 @@ def plan_terms(work: Workplace, snapshot: Snapshot, sizes: ChunkSizes) -> PlanTe
         inventory_time=snapshot.listed_at,
         limit_size_bytes=sizes.limit_bytes,
         min_chunk_size_bytes=settings.min_chunk_size,
-        waits_since=max(snapshot.taken_at, datetime.now(UTC)) - timedelta(seconds=settings.max_wait),  # a report may be days old
+        waits_since=_moment_of(snapshot) - timedelta(seconds=settings.max_wait),
     )
 
 
-def waits_until(settings: SourceSettings, tail: WaitingTail) -> datetime:
-    """Return when the wait of a tail is over; a server may list any time as that of an object."""
+def _moment_of(snapshot: Snapshot) -> datetime:
+    """Return the time of a plan of this snapshot: a report may be days old."""
+    return max(snapshot.taken_at, datetime.now(UTC))
+
+
+def write_plan_of(
+    work: Workplace, snapshot: Snapshot, delta: Path, folder: Path, terms: PlanTerms, *, known: bool = True
+) -> Plan:
+    """Write a plan of these objects to a folder, which exists and is empty; `known` False: the ledger does not have the source.
+
+    A server may list any time as that of an object: one that is to come counts as the time of the first plan that saw it.
+    """
+    plan = write_plan(delta, folder, terms)
+    if plan.waiting is None:
+        return plan
+    moment = _moment_of(snapshot)
+    seen = work.ledger.waiting_since(work.source, _waiting(plan)) if known else None
+    oldest = min(plan.waiting.oldest, moment, seen or moment)
+    if waits_until(work.source_settings, oldest) > moment:
+        return replace(plan, waiting=replace(plan.waiting, oldest=oldest))
+    for file in folder.iterdir():
+        file.unlink()
+    return write_plan(delta, folder, replace(terms, min_chunk_size_bytes=0))
+
+
+def _waiting(plan: Plan, detail: str = "") -> Iterator[Skip]:
+    return (Skip.of(obj, SkipReason.WAITING, detail) for obj in read_waiting(plan))
+
+
+def waits_until(settings: SourceSettings, oldest: datetime) -> datetime:
+    """Return when the wait of a tail is over whose oldest object has this time."""
     wait = timedelta(seconds=settings.max_wait)
-    return min(tail.oldest, datetime.max.replace(tzinfo=UTC) - wait) + wait
+    return min(oldest, datetime.max.replace(tzinfo=UTC) - wait) + wait
 
 
 def _write_plan(
@@ -380,7 +408,7 @@ def _write_plan(
     work.ledger.record_skips(work.source, map(_unsupported, read_objects(delta.unsupported)))
     files = folder / "plan"
     files.mkdir()
-    plan = write_plan(delta.path, files, plan_terms(work, snapshot, sizes))
+    plan = write_plan_of(work, snapshot, delta.path, files, plan_terms(work, snapshot, sizes))
     work.ledger.record_skips(work.source, map(_too_large, read_objects(files / TOO_LARGE_FILE)))
     return plan, delta.left_out
 

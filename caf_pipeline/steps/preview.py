@@ -13,7 +13,7 @@ from caf_pipeline.chunk_state import NOT_POSTED
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import MnemonicRefused, SettingsError, StoredAlready, StoreError, with_hint
 from caf_pipeline.inventory.accounting import account_for_files
-from caf_pipeline.inventory.cutting import MAX_CHUNKS, write_plan
+from caf_pipeline.inventory.cutting import MAX_CHUNKS
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import OBJECTS_FILE, ChunkPlan, PlanTerms, WaitingTail
 from caf_pipeline.inventory.plan_statistics import PlanStatistics, plan_statistics
@@ -215,7 +215,7 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
         files.mkdir()
         sizes, warning = planning.chunk_sizes(work) if known else (planning.ChunkSizes(int(work.source_settings.target_size)), "")
         terms = planning.plan_terms(work, snapshot, sizes)
-        plan = write_plan(delta.path, files, _as_one(terms))
+        plan = planning.write_plan_of(work, snapshot, delta.path, files, _as_one(terms), known=known)
         account = account_for_files(
             identified.unsettled,
             standing,
@@ -289,7 +289,7 @@ def _skipped(skipped: Mapping[str, int], *, unsupported: int, too_large: int) ->
 def _waiting(settings: SourceSettings, tail: WaitingTail | None) -> WaitingObjects | None:
     if tail is None:
         return None
-    return WaitingObjects(tail.chunk.object_count, tail.chunk.object_bytes, planning.waits_until(settings, tail))
+    return WaitingObjects(tail.chunk.object_count, tail.chunk.object_bytes, planning.waits_until(settings, tail.oldest))
 
 
 def estimate_plan(

@@ -131,13 +131,27 @@ def test_what_waited_for_max_wait_is_planned_however_little_it_is(workplace, sou
     assert ([chunk.object_count for chunk in report.chunks], report.waiting) == ([4], None)
 
 
-def test_an_object_of_the_last_moment_there_is_waits_until_then(workplace, source, monkeypatch):
-    last = datetime.max.replace(tzinfo=UTC)
-    listed = [replace(obj, last_modified=last) for obj in source.objects()[:2]]
+@pytest.mark.parametrize("listed_at", [datetime.max.replace(tzinfo=UTC), datetime.now(UTC) + timedelta(days=3)])
+def test_an_object_of_a_time_to_come_waits_no_longer_than_max_wait_from_the_plan_that_saw_it_first(
+    workplace, source, monkeypatch, ledger, listed_at
+):
+    def let_pass(**days):
+        with ledger._database.transaction() as connection:
+            connection.execute("UPDATE skipped_objects SET first_at = first_at - make_interval(days => %(days)s)", days)
+
+    listed = [replace(obj, last_modified=listed_at) for obj in source.objects()[:2]]
     monkeypatch.setattr(source, "objects", lambda: listed)
-    work = workplace(min_chunk_size="512KiB")
-    assert preview_plan(work, inventories.take_inventory(work)).waiting.until == last
-    assert plan(work).waiting.until == work.ledger.account("src").waiting.until == last
+    work = workplace(min_chunk_size="512KiB", max_wait="7d")
+    until, soon = datetime.now(UTC) + timedelta(days=7), timedelta(minutes=5)
+    assert abs(preview_plan(work, inventories.take_inventory(work)).waiting.until - until) < soon
+    assert abs(plan(work).waiting.until - until) < soon
+    let_pass(days=6)
+    assert abs(plan(work).waiting.until - (until - timedelta(days=6))) < soon
+    let_pass(days=1)
+    found = preview_plan(work, inventories.take_inventory(work))
+    assert (found.estimate.chunks, found.waiting) == (1, None)
+    assert [archive_chunk(work, chunk.name) for chunk in plan(work).chunks]
+    assert (ledger.account("src").located_objects, ledger.account("src").waiting) == (2, None)
 
 
 def test_by_default_nothing_waits(workplace, source):
