@@ -338,7 +338,7 @@ def look_for_new(work: Workplace, *, after: bytes, max_pages: int, enough: Calla
     """
     new_objects = listed = pages = 0
     next_after: bytes | None = None
-    filters = ObjectFilter.of(work.source_settings, datetime.now(UTC))
+    filters = filters_now(work)
     for page in work.objects.list_pages(after=after, max_pages=max_pages, versions=work.all_versions):
         pages += 1
         listed += sum(not obj.is_delete_marker for obj in page)
@@ -350,6 +350,12 @@ def look_for_new(work: Workplace, *, after: bytes, max_pages: int, enough: Calla
         if pages < max_pages:
             next_after = None
     return Look(new_objects, next_after, pages, all_new=0 < listed == new_objects)
+
+
+def filters_now(work: Workplace) -> ObjectFilter:
+    """Return what would leave objects out of a plan of a listing that is taken now; where ages count, by S3's clock like that."""
+    its = work.source_settings
+    return ObjectFilter.of(its, work.objects.clock() if its.min_age else datetime.now(UTC))
 
 
 def unsettled_objects(work: Workplace, listed: Sequence[S3Object], filters: ObjectFilter) -> Sequence[S3Object]:

@@ -8,10 +8,9 @@ from uuid import uuid4
 
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import ListingUnordered
-from caf_pipeline.inventory.filters import ObjectFilter
 from caf_pipeline.inventory.key_split import just_before
 from caf_pipeline.source.protocol import EventQueue
-from caf_pipeline.steps.inventories import unsettled_objects
+from caf_pipeline.steps.inventories import filters_now, unsettled_objects
 
 KEYS_LOOKED_FOR: Final = 10_000
 """Of one look: what lies between the first and the last of them is listed."""
@@ -71,7 +70,7 @@ def look_at_noticed(work: Workplace, *, after: bytes, max_pages: int, enough: Ca
     began = datetime.now(UTC)
     work.ledger.mark_noticed(work.source, listing, start, end)
     there, unsettled, reached, pages = set[bytes](), list[bytes](), start, 0
-    filters = ObjectFilter.of(work.source_settings, began)
+    filters = filters_now(work)
     try:
         for page in work.objects.list_pages(after=start, max_pages=max_pages, in_order=True, versions=work.all_versions):
             there |= {obj.key for obj in page if obj.is_latest and not obj.is_delete_marker}

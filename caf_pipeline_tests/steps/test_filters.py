@@ -1,5 +1,8 @@
 """Filters of a source: what they leave out is counted, in its one place, and planned once they do not leave it out any more."""
 
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from caf_pipeline.steps import inventories, planning
@@ -84,6 +87,17 @@ def test_an_age_is_that_at_the_time_of_the_inventory(workplace):
 def test_a_sensor_sees_nothing_new_in_what_is_left_out(workplace):
     assert inventories.look_for_new(workplace(include=["photos/*"]), after=b"", max_pages=5).new_objects == 3
     assert inventories.look_for_new(workplace(), after=b"", max_pages=5).new_objects == 7
+
+
+@pytest.mark.parametrize("ahead", [timedelta(hours=2), timedelta(hours=-2)])
+def test_a_sensor_counts_ages_by_the_clock_that_a_plan_counts_them_by(workplace, source, monkeypatch, ahead):
+    now = datetime.now(UTC)
+    listed = [replace(obj, last_modified=now + ahead - timedelta(hours=number)) for number, obj in enumerate(source.objects())]
+    monkeypatch.setattr(source, "objects", lambda: listed)
+    monkeypatch.setattr(source, "clock", lambda: now + ahead)
+    work = workplace(min_age="90m")
+    assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 5
+    assert plan(work).left_out == {"min_age": 2}
 
 
 def test_keys_that_cannot_be_archived_stay_skipped_for_that(workplace, source):
