@@ -202,11 +202,12 @@ def plan_metadata(report: PlanReport, registered: int, *, copies: int, estimate:
         shown["waiting_until"] = MetadataValue.timestamp(report.waiting.until)
     if report.plan is None:
         return shown | {"plan": "nothing new" if report.waiting is None else "what is new waits for more"}
+    objects = sum(plan.object_count for plan in report.plans)
     return shown | {
         "plan": ", ".join(plan.name for plan in report.plans),
         "dagster/uri": _uri(Path(report.plan.folder, OBJECTS_FILE)),
-        "dagster/row_count": report.plan.object_count,
-        "objects": sum(plan.object_count for plan in report.plans),
+        "dagster/row_count": objects,
+        "objects": objects,
         **sizes(
             size_bytes=sum(plan.object_bytes for plan in report.plans),
             **({"charged_bytes": charged} if charged else {}),

@@ -14,6 +14,7 @@ from caf_pipeline.defs.assets import InventoryTerms
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.errors import UsageError
+from caf_pipeline.inventory import cutting
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
@@ -66,6 +67,15 @@ def test_the_plans_page_shows_what_it_comes_to_and_how_it_differs_from_the_last(
     pipeline.put(1, prefix="new")
     shown = pipeline.execute(PLAN).asset_materializations_for_node("my_source__chunk_plan")[0].metadata
     assert (shown["objects_more_than_last"].value, shown["bytes_more_than_last"].value) == (-29, -87_000)
+
+
+def test_the_page_of_several_plans_has_the_rows_of_all(pipeline, monkeypatch):
+    for module in (cutting, planning):
+        monkeypatch.setattr(module, "MAX_CHUNKS", 1)
+    pipeline.put(30)
+    shown = pipeline.execute(PLAN).asset_materializations_for_node("my_source__chunk_plan")[0].metadata
+    assert shown["plan"].value.count(", ") == shown["chunks"].value - 1 > 0
+    assert (shown["objects"].value, shown["dagster/row_count"].value) == (30, 30)
 
 
 def test_the_plans_page_says_what_waits_and_until_when(pipeline):
