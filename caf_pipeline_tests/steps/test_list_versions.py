@@ -87,6 +87,16 @@ def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, s
     assert (snapshot.all_versions, snapshot.beside) == (False, counts_of(history))
 
 
+@pytest.mark.parametrize("versions", ["current", "all"])
+@pytest.mark.parametrize("shape", sampled(HISTORIES, every=3))
+def test_a_version_that_is_listed_again_where_a_page_begins_counts_once(scripted_s3, tmp_path, small_pieces, shape, versions):
+    history = HISTORIES[shape]
+    objects = ListedKeys((), history=history, repeats=True).serve(scripted_s3, page_keys=10)
+    snapshot = take_inventory(a_workplace(tmp_path, objects, versions=versions))
+    assert rows_of(snapshot) == [row for row in expected(history) if versions == "all" or (row[2] and not row[3])]
+    assert snapshot.beside == counts_of(history)
+
+
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("versions", sampled(["all", "current"], every=2))
 @pytest.mark.parametrize("pages", sampled([3, 12, 25, 33], every=4))

@@ -23,6 +23,7 @@ class ListedKeys:
         starts: whether it knows StartAfter and KeyMarker.
         versioned: lists three versions of each key, the latest first, and a deleted key before each.
         history: the versions of each key instead, the latest first: an id, which begins with "d" where it is a delete marker.
+        repeats: whether a page begins with the version that the last one ended with, as of versitygw.
         on_page: called with the number of each page before it is answered.
     """
 
@@ -31,6 +32,7 @@ class ListedKeys:
     starts: bool = True
     versioned: bool = False
     history: Mapping[bytes, Sequence[str]] | None = None
+    repeats: bool = False
     on_page: Callable[[int], None] = lambda number: None
     pages: list[Request] = field(default_factory=list)
     _sorted: list[Entry] = field(default_factory=list)
@@ -84,7 +86,8 @@ class ListedKeys:
         marker = request.query.get("key-marker" if self.by_version else "start-after", "")
         version = request.query.get("version-id-marker")
         if version:
-            return next(at + 1 for at, entry in enumerate(entries) if (entry[0], entry[2]) == (marker.encode(), version))
+            at = next(at for at, entry in enumerate(entries) if (entry[0], entry[2]) == (marker.encode(), version))
+            return at if self.repeats else at + 1
         if not marker or not self.starts:
             return 0
         return sum(self.order(entry[0]) <= self.order(marker.encode()) for entry in entries)

@@ -144,8 +144,10 @@ class Listing:
         yielded = 0
         last = text_of(after).encode()
         through: bytes | None = None  # the last key of a bounded listing, whose other versions are still to come
+        before: Sequence[S3Object] = ()  # the page before
         for number, answer in enumerate(self._begun(asked) if in_order and last else asked):
-            objects = self._objects(answer)
+            listed = self._objects(answer)
+            objects, before = _not_in(before, listed), listed
             if not versions:
                 objects = [obj for obj in objects if obj.is_latest and not obj.is_delete_marker]
             if in_order and objects:
@@ -307,6 +309,14 @@ class Listing:
             f"the listing of {self.at} has an object without its {name}: {entry.get('Key', '?')!r}",
             hint="the server must list Key, ETag, Size and LastModified of every object",
         )
+
+
+def _not_in(before: Sequence[S3Object], objects: Sequence[S3Object]) -> Sequence[S3Object]:
+    """Return what of a page the one before has not: servers may begin with the version that it ended with."""
+    if not before or not objects or objects[0].key != before[-1].key:
+        return objects
+    listed = {(obj.key, obj.version_id, obj.is_delete_marker) for obj in before}
+    return [obj for obj in objects if (obj.key, obj.version_id, obj.is_delete_marker) not in listed]
 
 
 def _checksum(entry: S3Answer) -> str:
