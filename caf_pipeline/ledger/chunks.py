@@ -67,6 +67,14 @@ _WAITING_OBJECTS = """
         WHERE claims.source_id = skipped.source_id AND claims.file_path = skipped.file_path
             AND claims.object_version = skipped.object_version)
     """
+# Of many, some: what was archived last of a bucket that keeps versions has version ids.
+_SOME_VERSIONS = """
+    SELECT object_version FROM (SELECT object_version FROM claims
+        WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) LIMIT 1000) AS claimed
+    UNION ALL SELECT object_version FROM file_locations WHERE caf_file_id IN (SELECT caf_file_id FROM caf_files
+        WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND state = ANY(%(good)s) AND adopted_at IS NULL
+        ORDER BY located_at DESC LIMIT 3)
+    """
 _ANY_OBJECT = """
     SELECT start_byte, end_byte, sha256 FROM file_locations
     WHERE caf_file_id = (SELECT caf_file_id FROM caf_files WHERE name = %(chunk)s)
@@ -150,6 +158,12 @@ class Lookups(LedgerPart):
         with self._database.transaction() as connection:
             row = connection.execute(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).fetchone()
         return None if row is None else Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
+
+    def has_version_ids(self, source: str) -> bool:
+        """Tell whether objects of the source are archived, or claimed, by version ids, as far as those planned last tell."""
+        with self._database.transaction() as connection:
+            statement = f"SELECT EXISTS (SELECT FROM ({_SOME_VERSIONS}) AS known WHERE NOT starts_with(object_version, 'etag:'))"
+            return bool(connection.execute(statement, {"source": source, "good": GOOD}).scalar_one())
 
     def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
         """Return the located versions of a key, the latest first and at most `limit`, and how many there are."""

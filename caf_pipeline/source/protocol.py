@@ -149,8 +149,8 @@ class ObjectSource(Protocol):
         """
         ...
 
-    def keeps_versions(self) -> bool:
-        """Tell whether the bucket keeps versions, as far as it may be asked, so that objects are listed with their version ids.
+    def keeps_versions(self) -> bool | None:
+        """Tell whether the bucket keeps versions, so that objects are listed with their version ids; None: it may not be asked.
 
         Costs a request.
 

@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import quote_from_bytes
 
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import IntegrityError, ListingUnordered, NotLocated, ReportRefused
+from caf_pipeline.errors import IntegrityError, ListingUnordered, NotLocated, ReportRefused, SourceDenied
 from caf_pipeline.inventory.filters import ObjectFilter
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.inventory.snapshot import Snapshot, SnapshotWriter, read_snapshot
@@ -119,10 +119,27 @@ def take_inventory(
 
 def _begin(work: Workplace, after: bytes, until: bytes | None, *, to_plan: bool) -> Begun:
     """Return the time before the first page, what a listing says was so at this time or later; and how it is listed."""
-    begun = Begun(datetime.now(UTC), work.objects.clock(), work.objects.keeps_versions())
+    begun = Begun(datetime.now(UTC), work.objects.clock(), keeps_versions(work))
     if to_plan:
         work.ledger.mark_noticed(work.source, _snapshot_path(work, begun.listed_at).stem, after, until)
     return begun
+
+
+def keeps_versions(work: Workplace) -> bool:
+    """Tell whether the bucket keeps versions, as far as it may be asked.
+
+    Raises:
+        SourceDenied: it may not be asked any more. Without its version id each object would have another identity than it was
+            archived under, and would be archived once more. What `ObjectSource.keeps_versions` raises.
+    """
+    keeps = work.objects.keeps_versions()
+    if keeps is None and work.ledger.has_version_ids(work.source):
+        raise SourceDenied(
+            f"the bucket of source '{work.source}' does not say whether it keeps versions, and its objects were archived by their"
+            " version ids: each would be archived once more",
+            hint="grant s3:GetBucketVersioning",
+        )
+    return bool(keeps)
 
 
 def _listed_into(work: Workplace, begun: Begun, after: bytes, until: bytes | None) -> SnapshotWriter:
@@ -144,9 +161,11 @@ def take_report(work: Workplace, name: str = "") -> tuple[Snapshot, TakenReport]
 
     Raises:
         ReportRefused: it cannot be used, or is older than a whole inventory that is planned: what was archived since would look
-            as if it were gone. What `ObjectSource.open_report` and `InventoryReport.fetch` raise. No snapshot is there then.
+            as if it were gone. What `keeps_versions`, `ObjectSource.open_report` and `InventoryReport.fetch` raise. No snapshot
+            is there then.
     """
     report = work.objects.open_report(name)
+    keeps_versions(work)
     moment = datetime.now(UTC)
     path = _snapshot_path(work, moment)
     _refuse_superseded(work, report, path.stem)

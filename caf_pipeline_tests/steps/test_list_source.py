@@ -32,7 +32,9 @@ from caf_pipeline_tests.support.s3_server import s3_error
 from caf_pipeline_tests.support.snapshots import damage_page
 from caf_pipeline_tests.support.tiers import sampled
 
-NO_LEDGER = SimpleNamespace(mark_noticed=lambda *_: None, address=lambda _: None)  # all that a listing tells and asks the ledger
+NO_LEDGER = SimpleNamespace(  # all that a listing tells and asks the ledger
+    mark_noticed=lambda *_: None, address=lambda _: None, has_version_ids=lambda _: False
+)
 
 
 def a_workplace(folder: Path, objects, *, waits=None, **source) -> Workplace:

@@ -9,11 +9,12 @@ import pytest
 from pydantic import ValidationError
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import NotLocated, ReportRefused, SettingsError
+from caf_pipeline.errors import NotLocated, ReportRefused, SettingsError, SourceDenied
 from caf_pipeline.inventory.objects import VersionCounts
 from caf_pipeline.inventory.snapshot import read_objects, read_snapshot
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.settings import Settings
+from caf_pipeline.source.s3.listing import Listing
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.contracts.ledger import seal_facts
@@ -55,6 +56,22 @@ def workplace(tmp_path, bucket, reports, ledger):
 @pytest.fixture
 def work(workplace):
     return workplace()
+
+
+@pytest.mark.parametrize("take", [inventories.take_inventory, inventories.take_report])
+@pytest.mark.parametrize("come_to", [plan, archive_everything])
+def test_a_bucket_that_no_longer_says_whether_it_keeps_versions_is_not_archived_once_more(
+    workplace, reports, monkeypatch, take, come_to
+):
+    for key in "abc":
+        reports.client.put_object(Bucket=reports.name, Key=key, Body=b"1")
+    come_to(work := workplace("current"))
+    reports.write(datetime.now(UTC).replace(microsecond=0))
+    next_second()
+    monkeypatch.setattr(Listing, "_versioning", lambda _: {"ResponseMetadata": {"HTTPStatusCode": 403}})
+    with pytest.raises(SourceDenied, match="each would be archived once more") as caught:
+        take(work)
+    assert caught.value.hint == "grant s3:GetBucketVersioning"
 
 
 def archive_report(work):

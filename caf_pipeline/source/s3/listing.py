@@ -140,7 +140,7 @@ class Listing:
             asked = self._each(self.client.list_object_versions, _next_version, _key_marker("KeyMarker", after))
         else:
             asked = self._each(self.client.list_objects_v2, _next_token, _key_marker("StartAfter", after))
-        repeats = by_version and versions
+        repeats = bool(by_version) and versions
         yielded = 0
         last = text_of(after).encode()
         through: bytes | None = None  # the last key of a bounded listing, whose other versions are still to come
@@ -196,23 +196,23 @@ class Listing:
         if (keys[0] < last if begins or repeats else keys[0] <= last) or descends:
             raise ListingUnordered(f"the listing of {self.at} is not in the order of the keys' bytes")
 
-    def keeps_versions(self) -> bool:
-        """Tell whether the bucket keeps versions, as far as it may be asked.
+    def keeps_versions(self) -> bool | None:
+        """Tell whether the bucket keeps versions; None where it may not be asked.
 
         Raises:
             SettingsError: it keeps none, or may not be asked, and the settings ask for every version.
         """
         answer = self._versioning()
         keeps = answer.get("Status") in ("Enabled", "Suspended")
+        refused = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 200) >= REFUSED
         if self.all_versions and not keeps:
-            refused = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 200) >= REFUSED
             why = "does not say whether it keeps versions" if refused else "keeps no versions"
             setting = self.at.setting("versions")
             raise SettingsError(
                 f"{self.at} {why}, and {setting} is 'all'",
                 hint=f"grant s3:GetBucketVersioning, or set {setting} to 'current'" if refused else f"set {setting} to 'current'",
             )
-        return keeps
+        return None if refused else keeps
 
     def clock(self) -> datetime:
         """Return the time of S3's clock, to the second; this machine's where an answer has no Date."""

@@ -133,7 +133,7 @@ class Reports:
         return sorted((name for name in complete if _DATED.fullmatch(name) and name > named), reverse=True)
 
     def _report(self, manifest: Manifest) -> InventoryReport:
-        keeps_versions = self.listing.keeps_versions()
+        keeps_versions = bool(self.listing.keeps_versions())
         manifest.require(self.source.bucket, keeps_versions=keeps_versions, needs_storage_class=self.needs_storage_class)
         if manifest.taken_at > self.listing.clock():
             raise ReportRefused(

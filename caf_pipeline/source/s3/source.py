@@ -70,7 +70,7 @@ class S3Source:
         """See `ObjectSource.list_pages`. No page is empty; S3's that are count as none, also against `max_pages`."""
         return self._listing.pages(after, max_pages, in_order=in_order, versions=versions, by_version=by_version)
 
-    def keeps_versions(self) -> bool:
+    def keeps_versions(self) -> bool | None:
         """See `ObjectSource.keeps_versions`."""
         return self._listing.keeps_versions()
 
