@@ -15,6 +15,13 @@ MAX_SIZE_BYTES: Final = 1 << 53
 """A size beyond is damage: an object in S3 has at most 50 TB, and programs that read sizes as doubles round what is larger."""
 
 
+MAX_IDENTITY_BYTES: Final = 1024
+"""Of an ETag or a version id: S3's own limit on the latter. A longer one is damage, and no server takes it as a header."""
+
+CONTROLS: Final = r"[\x00-\x1f\x7f]"
+"""What an ETag or a version id never has, as an expression: no request could have it, and no database a NUL."""
+
+
 class SkipReason(StrEnum):
     """Why an object that the plan or the inventory named was not archived. The values are what the ledger stores."""
 

@@ -326,6 +326,9 @@ def csv_file(bucket: str, columns=CURRENT_ONLY, **values: str) -> bytes:
         ({"Size": "1.5"}, "has a Size that cannot be read"),
         ({"Size": ""}, "has a row without its Size"),
         ({"ETag": ""}, "has a row without its ETag"),
+        ({"ETag": "e\0"}, "has a row with an impossible ETag: key 'k'"),
+        ({"ETag": "e\t1"}, "has a row with an impossible ETag"),
+        ({"ETag": "e" * 1025}, "has a row with an impossible ETag"),
         ({"LastModifiedDate": "yesterday"}, "has a LastModifiedDate that cannot be read"),
         ({"LastModifiedDate": ""}, "has a row without its LastModifiedDate"),
         ({"Bucket": "another"}, "has a row of another bucket"),
@@ -351,6 +354,29 @@ def test_an_impossible_size_is_refused_in_every_format(new_bucket, destination, 
     reports = writer(new_bucket, destination, file_format=file_format)
     reports.write(rows=[dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"size": size}])
     refused(new_bucket.source(inventory=reports.folder), tmp_path, "impossible Size")
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"version_id": "v\n1"}, "an impossible VersionId"),
+        ({"version_id": "v" * 1025}, "an impossible VersionId"),
+        ({"e_tag": "\0"}, "an impossible ETag"),
+        ({"last_modified_date": 1 << 48}, "an impossible LastModifiedDate"),
+        ({"last_modified_date": -(1 << 48)}, "an impossible LastModifiedDate"),
+    ],
+)
+def test_what_no_request_or_no_date_can_be_is_refused(new_bucket, destination, tmp_path, values, words):
+    new_bucket.keep_versions()
+    reports = writer(new_bucket, destination)
+    reports.write(rows=[dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"version_id": "v1"} | values])
+    refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
+
+
+def test_an_etag_of_a_server_that_writes_any_text_is_taken(new_bucket, destination, tmp_path):
+    reports = writer(new_bucket, destination)
+    reports.write(rows=[dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"e_tag": "é" * 512}])
+    assert [obj.etag for obj in taken(new_bucket.source(inventory=reports.folder), tmp_path)[0]] == ["é" * 512]
 
 
 def test_the_largest_size_that_can_be_is_taken(new_bucket, destination, tmp_path):

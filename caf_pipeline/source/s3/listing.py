@@ -21,7 +21,7 @@ from botocore.exceptions import ClientError
 
 from caf_pipeline.errors import ListingRefused, ListingUnordered, SettingsError
 from caf_pipeline.inventory.key_split import text_of
-from caf_pipeline.inventory.objects import MAX_SIZE_BYTES, S3Object
+from caf_pipeline.inventory.objects import CONTROLS, MAX_IDENTITY_BYTES, MAX_SIZE_BYTES, S3Object
 from caf_pipeline.source.protocol import LastPage
 from caf_pipeline.source.s3.errors import ASKING_FAILED, Asking, BucketAddress, concerns_all, is_transient, not_s3, source_error
 
@@ -32,6 +32,8 @@ PAGE_KEYS: Final = 1000
 """S3's limit of keys in a page."""
 
 _NO_BYTE: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+
+_CONTROL: Final = re.compile(CONTROLS)
 
 _MARKER: Final = {"ETag": "", "Size": 0}
 """What a delete marker has not."""
@@ -300,6 +302,9 @@ class Listing:
             raise self._without("Key", entry)
         if not 0 <= obj.size_bytes <= MAX_SIZE_BYTES:
             raise ListingRefused(f"the listing of {self.at} has an object with an impossible Size, {obj.size_bytes}: {key!r}")
+        for name, said in (("ETag", obj.etag), ("VersionId", obj.version_id)):
+            if said and (len(said) > MAX_IDENTITY_BYTES or _CONTROL.search(said)):
+                raise ListingRefused(f"the listing of {self.at} has an object with an impossible {name}: {key!r}")
         if not key.startswith(self.prefix.encode()):
             raise ListingRefused(f"the listing of {self.at} was asked for prefix '{self.prefix}' and has {key!r}")
         return obj

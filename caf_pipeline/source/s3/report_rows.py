@@ -7,6 +7,7 @@ Source: "Amazon S3 Inventory list" in the Amazon S3 User Guide.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ import pyarrow.orc as pa_orc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import ReportRefused, first_line
-from caf_pipeline.inventory.objects import MAX_SIZE_BYTES
+from caf_pipeline.inventory.objects import CONTROLS, MAX_IDENTITY_BYTES, MAX_SIZE_BYTES
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, object_versions, versions_beside
 from caf_pipeline.source.protocol import ReportCounts
 from caf_pipeline.source.s3.report_manifest import AGAIN, COLUMNS, Manifest, ReportFile, ReportFormat
@@ -32,6 +33,8 @@ UNKNOWN: Final = "unknown"
 """How objects are encrypted, where the report does not tell."""
 
 _MOMENT: Final = SNAPSHOT_SCHEMA.field("last_modified").type
+_FIRST_MOMENT: Final = pa.scalar(datetime.min.replace(tzinfo=UTC), _MOMENT)
+_LAST_MOMENT: Final = pa.scalar(datetime.max.replace(tzinfo=UTC), _MOMENT)
 _HEX: Final = np.full(256, 16, np.uint8)
 for _digit in b"0123456789abcdefABCDEF":
     _HEX[_digit] = int(chr(_digit), 16)
@@ -157,14 +160,19 @@ class ReportRows:
         self._require_values(batch, "last_modified_date")
         sizes = _converted(objects, "size", pa.int64())
         _require(pc.and_(pc.greater_equal(sizes, 0), pc.less_equal(sizes, MAX_SIZE_BYTES)), objects, "with an impossible Size")
+        moments, version_ids = _converted(batch, "last_modified_date", _MOMENT), self._version_ids(batch)
+        among = pc.and_(pc.greater_equal(moments, _FIRST_MOMENT), pc.less_equal(moments, _LAST_MOMENT))
+        _require(among, batch, "with an impossible LastModifiedDate")
+        _require(_is_sendable(objects["e_tag"].cast(pa.string())), objects, "with an impossible ETag")
+        _require(_is_sendable(version_ids), batch, "with an impossible VersionId")
         storage_classes = _text_or(objects, "storage_class", "STANDARD")
         self._count(objects, storage_classes, counts)
         columns = {
             "key": keys,
-            "version_id": self._version_ids(batch),
+            "version_id": version_ids,
             "etag": _beside(markers, pc.utf8_trim(objects["e_tag"].cast(pa.string()), '"'), ""),
             "size_bytes": _beside(markers, sizes, 0),
-            "last_modified": _converted(batch, "last_modified_date", _MOMENT),
+            "last_modified": moments,
             "storage_class": _beside(markers, storage_classes, ""),
             "checksum": _beside(markers, _text_or(objects, "checksum_algorithm", ""), ""),
         }
@@ -239,6 +247,15 @@ def _flags(batch: pa.RecordBatch, name: str, *, otherwise: bool) -> pa.Array:
     flags = _converted(batch, name, pa.bool_())
     _require(flags.is_valid(), batch, f"without its {COLUMNS[name]}")
     return flags
+
+
+def _is_sendable(values: pa.Array) -> pa.Array:
+    """Tell of each value whether a request may have it, as a header or in its address; true also where there is none."""
+    short = pc.less_equal(pc.binary_length(values), MAX_IDENTITY_BYTES)
+    printable = pc.ascii_is_printable(values)
+    if not pc.all(printable).as_py():  # servers of others may have any text
+        printable = pc.invert(pc.match_substring_regex(values, CONTROLS))
+    return pc.fill_null(pc.and_(short, printable), True)
 
 
 def _beside(markers: pa.Array, values: pa.Array, otherwise: str | int) -> pa.Array:
