@@ -259,6 +259,8 @@ def test_a_bucket_that_does_not_say_whether_it_keeps_versions_is_listed_without(
         (page("a", Size=None), "without its Size"),
         (page("a", ETag='"e\n1"'), "impossible ETag"),
         (page("a", ETag="e" * 1025), "impossible ETag"),
+        (page("a", LastModified="0001-01-01T00:00:00+05:00"), "impossible LastModified"),
+        (page("a", LastModified="9" * 20), "has a value that cannot be read"),
         (page("a", Size="-1"), "impossible Size, -1"),
         (page("a", Size=str(2**53 + 1)), "impossible Size, 9007199254740993"),
         (page("a", Size=str(2**64)), "impossible Size"),

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import quote, quote_plus
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -371,6 +372,19 @@ def test_what_no_request_or_no_date_can_be_is_refused(new_bucket, destination, t
     reports = writer(new_bucket, destination)
     reports.write(rows=[dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"version_id": "v1"} | values])
     refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
+
+
+@pytest.mark.parametrize("column", ["version_id", "e_tag", "storage_class", "checksum_algorithm", "encryption_status"])
+def test_text_that_is_not_utf8_is_refused(new_bucket, destination, tmp_path, column):
+    new_bucket.keep_versions()
+    reports = writer(new_bucket, destination)
+    row = dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name)
+    table = pa.table({name: pa.array([row[name]], SCHEMA.field(name).type) for name in SCHEMA.names})
+    text = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.set_column(table.schema.get_field_index(column), column, text), sink)
+    reports.write_files([sink.getvalue().to_pybytes()])
+    refused(new_bucket.source(inventory=reports.folder), tmp_path, "cannot be read: ")
 
 
 def test_an_etag_of_a_server_that_writes_any_text_is_taken(new_bucket, destination, tmp_path):

@@ -272,7 +272,7 @@ class Listing:
             answer = self.asking.attempt(page)
         except ASKING_FAILED as error:
             raise source_error(error, self.at) from error
-        except ValueError as error:  # what botocore raises for a number or a time that is none
+        except (ValueError, OverflowError, RuntimeError) as error:  # what botocore raises for a number or a time that is none
             raise ListingRefused(f"the listing of {self.at} has a value that cannot be read: {error}") from error
         if "IsTruncated" not in answer:
             # boto3 reads any XML, a page that asks to log in too, as a listing of nothing.
@@ -298,6 +298,8 @@ class Listing:
             raise ListingRefused(f"the listing of {self.at} has a key that is not percent-encoded: {entry['Key']!r}") from error
         except KeyError as error:
             raise self._without(str(error.args[0]), entry) from error
+        except OverflowError as error:
+            raise ListingRefused(f"the listing of {self.at} has an object with an impossible LastModified: {key!r}") from error
         if not key:
             raise self._without("Key", entry)
         if not 0 <= obj.size_bytes <= MAX_SIZE_BYTES:

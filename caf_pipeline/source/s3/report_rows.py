@@ -139,6 +139,7 @@ class ReportRows:
 
     def _objects(self, batch: pa.RecordBatch, counts: ReportCounts) -> pa.RecordBatch:
         """Return what a batch has under the prefix: current objects, or all versions and delete markers."""
+        batch.drop_columns(["key"]).validate(full=True)  # text is UTF-8, but for keys
         _require(pc.equal(batch["bucket"].cast(pa.string()), self.manifest.source_bucket), batch, "of another bucket")
         self._require_values(batch, "key")
         keys = batch["key"].cast(pa.binary())
