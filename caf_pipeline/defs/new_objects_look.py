@@ -129,7 +129,7 @@ class NewObjectsLook:
             return self._round(cursor)
         if self._planned_lately():
             return SkipReason(self._said(f"{self._lately()} what events name is looked for."))
-        return self._where_events_say(cursor.after)
+        return self._where_events_say(cursor)
 
     @property
     def _its(self) -> SourceSettings:
@@ -209,9 +209,13 @@ class NewObjectsLook:
         self._log_notes()
         return SensorResult([RunRequest(run_config=self._window(at.since, seen.next_after))], cursor=cursor)
 
-    def _where_events_say(self, after: bytes) -> Tick:
+    def _where_events_say(self, cursor: _Cursor) -> Tick:
         """Look at one part of the bucket after another that has keys which events named, up to one that is to be planned."""
-        enough = partial(self._is_enough, ENOUGH_FOR_EVENTS)
+        after, enough = cursor.after, partial(self._is_enough, ENOUGH_FOR_EVENTS)
+        if cursor.pages:  # what a round saw before the source had a queue: no event names it
+            self._log_notes()
+            request = RunRequest(run_config=self._window(cursor.since, after))
+            return SensorResult([request], cursor=_Cursor(after).written())
         while not enough():
             look = partial(notices.look_at_noticed, after=after, max_pages=pages_of_events(self._its), enough=enough)
             seen = self._ask_bucket(look)

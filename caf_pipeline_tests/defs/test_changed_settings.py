@@ -3,6 +3,7 @@
 import pytest
 
 from caf_pipeline.errors import LedgerError
+from caf_pipeline_tests.defs.test_event_queue import Queue
 from caf_pipeline_tests.defs.test_sensors import SOURCE, Looks
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.s3_server import make_bucket
@@ -64,6 +65,16 @@ def test_all_versions_in_place_of_the_current_ones_and_back(looks):
     looks.set(versions="current")
     looks.put("b x0 x1")
     assert claimed_after_a_round(looks) == 18
+
+
+def test_what_a_round_saw_is_planned_where_the_source_has_a_queue_from_now_on(looks):
+    queue = Queue(looks.pipeline)
+    looks.set(queue=queue.url)
+    part = looks.look()
+    assert part == {"after": "m0", "until": "m2"}
+    assert looks.plan(part) == 6
+    assert looks.look() is None
+    assert looks.cursor == '{"after": "m2"}'
 
 
 def test_another_prefix_or_bucket_fails_each_tick_until_it_is_set_back(looks):
