@@ -67,13 +67,16 @@ _WAITING_OBJECTS = """
         WHERE claims.source_id = skipped.source_id AND claims.file_path = skipped.file_path
             AND claims.object_version = skipped.object_version)
     """
-# Of many, some: what was archived last of a bucket that keeps versions has version ids.
+# Of many, some: what was archived last of a bucket that keeps versions has version ids. Each look for new objects may ask.
 _SOME_VERSIONS = """
     SELECT object_version FROM (SELECT object_version FROM claims
         WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) LIMIT 1000) AS claimed
-    UNION ALL SELECT object_version FROM file_locations WHERE caf_file_id IN (SELECT caf_file_id FROM caf_files
-        WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND state = ANY(%(good)s) AND adopted_at IS NULL
-        ORDER BY located_at DESC LIMIT 3)
+    UNION ALL SELECT object_version FROM (SELECT caf_file_id FROM caf_files
+            WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND state = ANY(%(good)s)
+                AND adopted_at IS NULL
+            ORDER BY located_at DESC LIMIT 3) AS chunks
+        CROSS JOIN LATERAL (SELECT object_version FROM file_locations
+            WHERE caf_file_id = chunks.caf_file_id LIMIT 1000) AS located
     """
 _ANY_OBJECT = """
     SELECT start_byte, end_byte, sha256 FROM file_locations
