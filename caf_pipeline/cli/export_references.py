@@ -49,7 +49,7 @@ def export_references(
     from caf_pipeline.retrieval.references import write_references  # noqa: PLC0415
 
     if output.suffix not in KINDS:
-        raise UsageError(f"{str(output)!r} ends neither in .json nor in .parquet.", hint="The name says what is written.")
+        raise UsageError(f"{str(output)!r} ends neither in .json nor in .parquet.", hint="The ending selects the format.")
     settings = load_settings()
     with opened_ledger(settings) as ledger, opened_archive(settings, ledger, source) as store:
         listed = list_objects(ledger, source, prefix, wanted=wanted_status(current))

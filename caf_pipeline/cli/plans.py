@@ -78,7 +78,7 @@ def plan(  # noqa: PLR0917 - the command line's options
         raise UsageError("caf plan only shows what a plan would do.", hint=f"Add --dry-run; caf run --source {source} plans.")
     with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source, register=False) as work:
         if last_inventory:
-            snapshot = inventories.last_whole(work, hint="leave --last-inventory out, which takes one")
+            snapshot = inventories.last_whole(work, hint="run it without --last-inventory: it takes an inventory then")
         elif report or (work.source_settings.inventory and not list_bucket):
             snapshot, taken = inventories.take_report(work, report or "")
             if taken.warning:

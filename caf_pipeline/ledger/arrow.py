@@ -158,7 +158,7 @@ def _contents(versions: pa.Array, version_ids: pa.Array, etags: pa.Array, sizes:
     if pc.all(is_told).as_py() is not False:
         return pa.nulls(len(versions), pa.binary())
     if pc.any(pc.not_equal(version_ids, versions)).as_py():
-        raise LedgerError("an object's version id is another than its object version", hint="its manifest is none of ours")
+        raise LedgerError("an object's version_id differs from its object_version", hint="another program wrote the manifest")
     packed = location_identities(told)
     values = np.frombuffer(packed.buffers()[2], np.uint8).copy()
     firsts = np.frombuffer(packed.buffers()[1], np.int32)[:-1]

@@ -68,7 +68,7 @@ def migrate(connection: psycopg.Connection[Any], folder: Path | None = None) -> 
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
         except psycopg.errors.LockNotAvailable as error:
             raise LedgerUnreachable(
-                "another process brings the database's tables up to this version", hint="start this again when it is through"
+                "another process brings the database's tables up to this version", hint="start this again when it is done"
             ) from error
         connection.execute(
             f"CREATE TABLE IF NOT EXISTS {_APPLIED}"

@@ -149,7 +149,7 @@ class DirectoryStore(ChunkStore):
                 archive = described.get("archive")
             except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                 raise StoreError(
-                    f"{path} is not a post of this store: {error}", hint="move it elsewhere, and its chunk with it"
+                    f"{path} is not a post of this store: {error}", hint="move this file and its chunk out of the store's folder"
                 ) from error
             yield listed, None if archive is None else str(archive)
 

@@ -246,7 +246,7 @@ class RemoteFile(FileRanges):
                     if answer.size_bytes < end_byte:
                         raise ArchiveError(
                             f"{self.name} has no byte {end_byte - 1}, which was asked for.",
-                            hint="It is cut off, or what leads there belongs to another file.",
+                            hint="The file is cut off, or the index that was read belongs to another file.",
                         )
                     self._expect_part(answer, position)
                     for piece in answer.pieces(piece_bytes):

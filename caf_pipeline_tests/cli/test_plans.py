@@ -123,7 +123,7 @@ def test_an_inventory_of_another_setting_of_versions_is_not_planned(caf, s3_serv
     done = caf("plan", "src", "--dry-run", "--last-inventory")
     assert (done.status, done.out) == (11, b"")
     why = 'the latest inventory of \'src\' was taken with versions = "current", and sources.src.versions is "all" now'
-    assert f"{why}\n     hint: leave --last-inventory out, which takes one" in done.err
+    assert f"{why}\n     hint: run it without --last-inventory: it takes an inventory then" in done.err
     with caf.surroundings(), opened_ledger(settings := load_settings()) as ledger:
         work = open_workplace(settings, "src", run="another", ledger=ledger)
         with pytest.raises(NotLocated, match='was taken with versions = "current"'):

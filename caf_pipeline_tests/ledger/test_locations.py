@@ -234,7 +234,7 @@ def test_a_key_that_is_located_twice_is_named_as_it_is(database):
 
 def test_a_version_id_that_is_not_the_object_version_is_refused(database, connection):
     lie = row_of(f"etag:{ETAG}:6000", 0, "v", ETAG, 6000)
-    with pytest.raises(LedgerError, match="version id"):
+    with pytest.raises(LedgerError, match="version_id"):
         list(location_batches(batches([lie])))
     with pytest.raises(psycopg.errors.CheckViolation, match="version_id_is_object_version"):
         connection.execute(INSERT, {"version": "w", "part": 0, "version_id": "v", "etag": ETAG, "size": 6000})

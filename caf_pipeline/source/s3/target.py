@@ -323,7 +323,7 @@ def open_bucket_target(address: str, *, profile: str, endpoint_url: str, waits: 
         hint = "give s3://BUCKET or s3://BUCKET/PREFIX"
         raise unusable(error, f"{address!r} cannot be restored to", hint=hint, endpoint_from=_ENDPOINT_FROM) from error
     except UnicodeEncodeError as error:
-        raise UsageError(f"{address!r} cannot be restored to: its prefix is not UTF-8", hint="give one that is") from error
+        raise UsageError(f"{address!r} cannot be restored to: its prefix is not UTF-8", hint="give a prefix in UTF-8") from error
     client = build_client(settings, profile_from=f"{_PROFILE} or AWS_PROFILE")
     return BucketTarget(client, bucket, f"{prefix}/" if prefix and not prefix.endswith("/") else prefix, waits)
 
