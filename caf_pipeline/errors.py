@@ -386,5 +386,5 @@ class AlertNotSent(CafError):
 class NoDaemon(CafError):
     """No Dagster daemon runs that would do what is asked for."""
 
-    exit_code = 16  # 12 to 15 are those of commands that came to their end
+    exit_code = 16  # 12 to 15 and 18 are those of commands that came to their end
     permanent = False
