@@ -182,7 +182,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
                 return _directory(path)
 
     def exists(self, path: str, **options: Any) -> bool:  # noqa: ANN401
-        """Return whether there is such a file or directory; an archive that cannot be asked is an error, and no False."""
+        """Return whether there is such a file or directory. Where the archive cannot be read, raise its error."""
         try:
             self.info(path, **options)
         except FileNotFoundError:

@@ -105,9 +105,9 @@ class ChunkProgress:
             self._say(self.line())
 
     def plan(self, chunks: Sequence[Chunk], *, located: Iterable[Chunk] = ()) -> None:
-        """Show what there is to do, beside what is shown already; a chunk that only has to be cleared away is not shown.
+        """Show these chunks, too, but for those that are not under way and have only to be cleared away.
 
-        `located` has at least the parts that are archived already of objects whose other parts are to be done.
+        `located` names at least the located chunks with a part of an object whose other parts are still to be archived.
         """
         for chunk in located:
             if chunk.part:

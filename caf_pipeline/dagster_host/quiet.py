@@ -30,9 +30,9 @@ def _is_said(record: logging.LogRecord) -> bool:
 
 
 def _say_failed_ticks(record: logging.LogRecord) -> bool:
-    """Let a tick that failed by one of our errors be one sentence, where Dagster prints it twice with its tracebacks.
+    """Log a tick that failed with one of our errors as one sentence; Dagster logs it twice, each time with tracebacks.
 
-    The error is the settings' or the bucket's. The tick fails all the same, and the UI has its traceback.
+    Such an error is about the settings or the bucket. The tick still fails, and the UI shows its traceback.
     """
     infos = getattr(record.exc_info[1], "user_code_process_error_infos", None) if record.exc_info else None
     cause = infos[0].cause if infos else None

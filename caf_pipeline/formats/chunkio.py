@@ -166,9 +166,9 @@ class LogWriter:
 class LogReader:
     """Finds the entries of a log, whatever became of it.
 
-    Every call reads again, so an answer depends on the file alone. Memory is two blocks, what notes the meters (below a 500th
-    of the file's size), and the one content asked for. Nothing is asked for at or past `size_bytes`. Nothing is raised but
-    what `read` raises.
+    Every call reads the file again, so that its answer depends on the file alone. Memory holds two blocks, the positions that
+    the meters name (less than a 500th of the file's size), and the content that is asked for. No byte at or past `size_bytes`
+    is read. Only what `read` raises is raised.
     """
 
     def __init__(self, read: Read, size_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a Parquet file by their keys: some keys at once, of which no other row group is read."""
+"""Reads from a Parquet file the rows of some keys; only row groups that may have these keys are read."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -121,7 +121,7 @@ class Terms:
         dry_run: find out everything, and load nothing.
         tell: told what is left out.
         progress: told what is read.
-        lenient: read an index as `caf.index.decode_index` does with lenience; members count by their MD5 all the same.
+        lenient: read an index as `caf.index.decode_index` does with lenience; each member's MD5 is compared either way.
     """
 
     strip: int = 0

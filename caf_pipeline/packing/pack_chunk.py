@@ -1,6 +1,6 @@
 """Packs a chunk's part of its plan into staging: whose files it goes into, the room for them, and what stays of a failure.
 
-What an earlier run left of the chunk's packing is gone on with.
+What an earlier run has packed of the chunk is resumed.
 Source: "Promises" 2 and 4 in docs/design.md; docs/decisions/0010-the-packing-journal.md.
 """
 
@@ -39,7 +39,7 @@ from caf_pipeline.system.atomic_files import sync_folder
 def pack_again(work: Workplace, lease: Lease, chunk: Chunk) -> Packed:
     """Pack into files of this lease's epoch, so that a run that lost its lease cannot write into them.
 
-    What an earlier run left of the chunk's packing is gone on with; the rest of it in staging is removed. Where room is
+    What an earlier run has packed of the chunk is resumed; the rest of it in staging is removed. Where room is
     short, kept files of located chunks are removed first.
 
     Raises:

@@ -1,7 +1,7 @@
 """Searches archived logs that clp-s packed: picks the objects by their times, fetches them, and lets clp-s search each.
 
-Which objects are logs, and from when to when, the ledger knows of what was packed since it is recorded; of others the header is
-read. The query is clp-s's own affair: nothing here looks into it.
+The ledger has each log's first and last time, where the version that packed it recorded them; of other objects the header is
+read. The query is passed to clp-s as it is.
 """
 
 import math

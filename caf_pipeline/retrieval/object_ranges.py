@@ -1,7 +1,7 @@
 """Ranges of an archived object, for what reads a file by ranges: each is one range read of its chunk.
 
-An object as a file that is sought is `object_file.ObjectFile`, made for columns and lines: it asks for more than it
-is asked for.
+An object as a file that is sought is `object_file.ObjectFile`, made for reading columns and lines: it reads
+ahead of what is asked for.
 """
 
 import io

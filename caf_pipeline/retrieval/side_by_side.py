@@ -1,4 +1,4 @@
-"""Objects read several at a time, and what came of each in their order, also where an error ends them."""
+"""Reads several objects at a time and yields the results in the objects' order, also those before an error."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -19,8 +19,8 @@ def side_by_side(
 ) -> Generator[_Made, None, None]:
     """Yield what the work makes of each, in order. At most `2 * threads` are begun and not taken yet.
 
-    An error of the work, or of what is given, ends it. With `drains`, what the work makes of those that it is at is waited for
-    and yielded before the error is raised: what is written is told of, and nothing is written behind the end.
+    An error of the work, or of `given`, ends it. With `drains`, the items under way are finished and yielded before the error
+    is raised, so that each write is reported, and none happens after the end.
     """
     under_way: deque[Future[_Made]] = deque()
     pool = ThreadPoolExecutor(threads, "reading")
@@ -40,7 +40,7 @@ def side_by_side(
 
 
 def _drained(under_way: Iterable[Future[_Made]]) -> Iterator[_Made]:
-    """Begin no more of them, and yield what the others come to; their errors are not told beside the one that ended all."""
+    """Cancel what is not begun, and yield the results of the rest. Their errors are dropped: the first one is raised."""
     begun = [one for one in under_way if not one.cancel()]
     for one in begun:
         if not one.exception():

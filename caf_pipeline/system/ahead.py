@@ -1,4 +1,4 @@
-"""Work that goes on while its last piece is used: what is native code on both sides keeps two cores busy."""
+"""Makes the next piece while the last one is used: where both are native code, two cores are busy."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -67,7 +67,7 @@ class S3Source:
         versions: bool = False,
         by_version: bool | None = None,
     ) -> Iterator[Sequence[S3Object]]:
-        """See `ObjectSource.list_pages`. No page is empty; S3's that are count as none, also against `max_pages`."""
+        """See `ObjectSource.list_pages`. An empty page of S3's is neither yielded nor counted."""
         return self._listing.pages(after, max_pages, in_order=in_order, versions=versions, by_version=by_version)
 
     def keeps_versions(self) -> bool | None:

@@ -125,7 +125,7 @@ ACCEPTED: Final = Job(0, "accepted")
 
 
 class UploadControl(Protocol):
-    """Who watches an upload: may slow it down or end it by raising."""
+    """Controls an upload: slows it down, or ends it by raising."""
 
     def check(self) -> None:
         """Raise what ends the upload."""
@@ -271,7 +271,7 @@ class ProviderClient:
         return quoted(told) if isinstance(told, str) else ""
 
     def free_bytes(self, check: Callable[[], None] = no_check) -> int | None:
-        """Ask what room it has; None where it does not tell, or not in time: it goes through all its proofs for that."""
+        """Return its free space; None where it gives none in time: to answer, a provider reads all its proofs."""
         try:
             told = _json(ask(self.address, "/api/client/space", seconds=PROBE_SECONDS, check=check)).get("free_space")
         except StoreUnreachable:
