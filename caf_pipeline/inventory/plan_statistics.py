@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from caf_pipeline.errors import IntegrityError
 from caf_pipeline.inventory.objects import CHECKSUMS
 from caf_pipeline.inventory.plan import CHUNKS_FILE, OBJECTS_FILE, read_parts, split_counts, unreadable
-from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors
+from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, translate_errors
 from caf_pipeline.system.quantities import show_size
 
 NAMED: Final = 5
@@ -78,13 +78,12 @@ class PlanStatistics:
         }
 
 
-def plan_statistics(folders: Sequence[Path], *, part_bytes: int, budget: QueryBudget = DEFAULT_BUDGET) -> PlanStatistics:
+def plan_statistics(folders: Sequence[Path], *, part_bytes: int) -> PlanStatistics:
     """Return what the plans in these folders come to; spills go into the first of them.
 
     Args:
         folders: of plans; none gives zeros.
         part_bytes: of one GET of a larger object.
-        budget: bounds the memory.
 
     Raises:
         CafError: a file is missing or damaged. StagingError: there is no room to spill.
@@ -92,16 +91,16 @@ def plan_statistics(folders: Sequence[Path], *, part_bytes: int, budget: QueryBu
     if not folders:
         return PlanStatistics(0, 0, (), {}, (), (), 0, 0)
     try:
-        return _counted(folders, part_bytes, budget)
+        return _counted(folders, part_bytes)
     except IntegrityError as error:
         raise unreadable(f"the plan in {', '.join(map(str, folders))}", error.__cause__ or error) from error
 
 
-def _counted(folders: Sequence[Path], part_bytes: int, budget: QueryBudget) -> PlanStatistics:
+def _counted(folders: Sequence[Path], part_bytes: int) -> PlanStatistics:
     beside = folders[0] / OBJECTS_FILE
     split = [split_counts(folder) for folder in folders]
     in_parts = sum(-(-part.size_bytes // part_bytes) for folder in folders for _, part in read_parts(folder))
-    with translate_errors(beside), Query(beside, budget, functions={}, macros=()) as query:
+    with translate_errors(beside), Query(beside, DEFAULT_BUDGET, functions={}, macros=()) as query:
         for number, folder in enumerate(folders):
             query.table(f"objects_{number}", folder / OBJECTS_FILE)
             query.table(f"chunks_{number}", folder / CHUNKS_FILE)

@@ -117,9 +117,7 @@ def not_yet_archived(
     return Delta(out, found.row_count, object_bytes, unsupported, skipped.row_count, left_out)
 
 
-def ended_skips(
-    snapshot: Path, standing: Path, *, filters: ObjectFilter = NO_FILTER, budget: QueryBudget = DEFAULT_BUDGET
-) -> list[tuple[str, str]]:
+def ended_skips(snapshot: Path, standing: Path, *, filters: ObjectFilter = NO_FILTER) -> list[tuple[str, str]]:
     """Return key and object version of the skips that are not due and are none any more by a whole snapshot.
 
     It does not list the object, or a filter leaves that out.
@@ -128,12 +126,11 @@ def ended_skips(
         snapshot: a Parquet file of SNAPSHOT_SCHEMA, with all objects but those of settled keys; spills go beside it.
         standing: one of STANDING_SCHEMA. The keys are as there: encoded where they are unsupported.
         filters: what leaves objects out, which are then not skipped.
-        budget: bounds the memory.
 
     Raises:
         IntegrityError: a file cannot be read. StagingError: there is no room to spill.
     """
-    with translate_errors(snapshot), inventory_query(snapshot, budget) as query:
+    with translate_errors(snapshot), inventory_query(snapshot, DEFAULT_BUDGET) as query:
         query.table("whole_standing", standing)
         if not query.hold("skips", _STANDING_SKIPS):
             return []

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from caf_pipeline.inventory.key_windows import key_windows
 from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, inventory_query
-from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors, write_whole
+from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, translate_errors, write_whole
 
 
 class Unsafe(StrEnum):
@@ -141,15 +141,7 @@ class Decisions:
         gone_examples: some of them, as bytes.
     """
 
-    def __init__(
-        self,
-        snapshot: Path,
-        located: Path,
-        standing: Path,
-        assessments: Iterable[ChunkAssessment],
-        *,
-        budget: QueryBudget = DEFAULT_BUDGET,
-    ) -> None:
+    def __init__(self, snapshot: Path, located: Path, standing: Path, assessments: Iterable[ChunkAssessment]) -> None:
         """Take the files, of SNAPSHOT_SCHEMA, LOCATED_SCHEMA and STANDING_SCHEMA; sorted copies are written beside `located`.
 
         The snapshot has each object under its identity (`current.identify`): bytes that are located, and were written again
@@ -162,7 +154,6 @@ class Decisions:
             [{"caf_file_id": v.caf_file_id, "chunk": v.chunk, "reason": v.reason, "detail": v.detail} for v in assessments],
             schema=_ASSESSMENT_SCHEMA,
         )
-        self._budget = budget
         self.gone_count = 0
         self.gone_examples: list[bytes] = []
 
@@ -172,7 +163,7 @@ class Decisions:
         Raises:
             IntegrityError: a file cannot be read. StagingError: there is no room for sorting.
         """
-        with translate_errors(self._located), inventory_query(self._located, self._budget) as query:
+        with translate_errors(self._located), inventory_query(self._located, DEFAULT_BUDGET) as query:
             located, standing = _sorted(query, self._located, LOCATED_SCHEMA), _sorted(query, self._standing, STANDING_SCHEMA)
             with (
                 _Ascending(self._snapshot, SNAPSHOT_SCHEMA) as listed_rows,
@@ -252,14 +243,13 @@ _DIFFERING: Final = """SELECT count(*) FROM located LEFT JOIN manifest ON locate
 class LocatedRows:
     """The ledger's locations by chunk, from its export, in which the rows of a chunk lie together: few row groups are read."""
 
-    def __init__(self, located: Path, *, budget: QueryBudget = DEFAULT_BUDGET) -> None:
+    def __init__(self, located: Path) -> None:
         """Take a file of LOCATED_SCHEMA."""
         self._located = located
-        self._budget = budget
 
     def ranges(self, caf_file_id: int) -> Iterator[tuple[int, int, bytes]]:
         """Yield start, end (exclusive) and SHA-256 of the chunk's rows, by start."""
-        with translate_errors(self._located), inventory_query(self._located, self._budget) as query:
+        with translate_errors(self._located), inventory_query(self._located, DEFAULT_BUDGET) as query:
             query.table("located", self._located)
             asked = f"SELECT start_byte, end_byte, sha256 FROM located WHERE caf_file_id = {caf_file_id:d} ORDER BY 1, 2"
             for batch in query.batches(asked):
@@ -267,7 +257,7 @@ class LocatedRows:
 
     def differing(self, caf_file_id: int, manifest: Path) -> int:
         """Return how many of the chunk's rows are not in its manifest with the same range, SHA-256, version, ETag and size."""
-        with translate_errors(self._located), inventory_query(self._located, self._budget) as query:
+        with translate_errors(self._located), inventory_query(self._located, DEFAULT_BUDGET) as query:
             query.table("located", self._located)
             query.table("read_manifest", manifest)
             # These columns are there only where some identity needs it, and in a chunk of a part.
