@@ -63,7 +63,7 @@ def pack(endpoint: str, prefix: str, folder: str, compared: str = "compared", ch
         PackingSettings(compare_checksums=compared == "compared"),
         proof_type=3,
         limit_bytes=LIMIT_BYTES,
-        give_up_on=lambda planned, error: False,
+        give_up_on=lambda planned: False,
         progress=lambda objects, size_bytes: None,
         pace=no_checkpoints if checkpoints == "none" else None,
     )

@@ -194,11 +194,11 @@ class ObjectUnavailable(SourceError):
     """One object cannot be archived now; the chunk goes on without it.
 
     Attributes:
-        reason: a value of `inventory.SkipReason`.
+        reason: a value of `inventory.objects.SkipReason`.
     """
 
-    def __init__(self, message: str, *, reason: str, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
         self.reason = reason
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from caf_pipeline.caf.archive import DEFAULT_LIMITS
 from caf_pipeline.caf.merkle import type_of_root
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import LedgerError, ObjectReadFailed
+from caf_pipeline.errors import LedgerError
 from caf_pipeline.inventory.manifest import CHUNK_FORMAT, IDENTITY_FORMAT, PARTS_FORMAT, ChunkIdentity
 from caf_pipeline.inventory.plan import (
     LOGS_TERM,
@@ -84,7 +84,7 @@ def packer_of(work: Workplace, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> P
         proof_type=work.store.proof_type if chunk.merkle_root is None else type_of_root(chunk.merkle_root),
         limit_bytes=max(limit_size, least_limit),
         tells_logs=LOGS_TERM in terms,
-        give_up_on=lambda planned, error: _give_up_on(work, chunk, planned, error),
+        give_up_on=lambda planned: _give_up_on(work, chunk, planned),
         progress=_held_progress(work, lease),
     )
 
@@ -159,7 +159,7 @@ def _format_of(folder: Path, number: int) -> str:
     return IDENTITY_FORMAT if has_rewritten(folder, number) else CHUNK_FORMAT
 
 
-def _give_up_on(work: Workplace, chunk: Chunk, planned: PlannedObject, error: ObjectReadFailed) -> bool:
+def _give_up_on(work: Workplace, chunk: Chunk, planned: PlannedObject) -> bool:
     """Count a run that failed on this object; True once enough of them did. A source that is down counts for nothing."""
     next(iter(work.objects.list_pages(max_pages=1)), None)
     obj = planned.object

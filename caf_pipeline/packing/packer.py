@@ -90,7 +90,7 @@ class Packer:
         *,
         proof_type: int,
         limit_bytes: int,
-        give_up_on: Callable[[PlannedObject, ObjectReadFailed], bool],
+        give_up_on: Callable[[PlannedObject], bool],
         progress: Callable[[int, int], None],
         tells_logs: bool = False,
         pace: CheckpointPace | None = None,
@@ -252,7 +252,7 @@ class Packer:
         except ObjectUnavailable as error:
             reason, detail = SkipReason(error.reason), str(error)
         except ObjectReadFailed as error:
-            if not self._give_up_on(planned, error):
+            if not self._give_up_on(planned):
                 raise
             reason, detail = SkipReason.UNREADABLE, str(error)
         else:

@@ -59,7 +59,7 @@ class Packing:
             settings,
             proof_type=proof_type,
             limit_bytes=limit,
-            give_up_on=lambda planned, error: give_up,
+            give_up_on=lambda planned: give_up,
             progress=lambda objects, size_bytes: self.told.append((objects, size_bytes)),
         )
         self.staged = folder / "chunk.part"
@@ -206,7 +206,7 @@ def test_a_full_disk_is_told_before_anything_is_fetched(tmp_path, small_disk):
         SETTINGS,
         proof_type=3,
         limit_bytes=8 << 20,
-        give_up_on=lambda planned, error: False,
+        give_up_on=lambda planned: False,
         progress=lambda objects, size_bytes: None,
     )
     with pytest.raises(StagingError, match="bytes are needed"):

@@ -80,7 +80,7 @@ class Packing:
             self.settings,
             proof_type=self.proof_type,
             limit_bytes=64 << 20,
-            give_up_on=lambda planned, error: self.give_up,
+            give_up_on=lambda planned: self.give_up,
             progress=progress,
             pace=self.pace,
             tells_logs=self.tells_logs,
