@@ -167,7 +167,7 @@ def alert_sensor(settings: Settings, tick_seconds: float) -> SensorDefinition:
             "Looks in the ledger for what an operator is to know: parked chunks, sources that stand still or are late, many "
             "skipped objects. It reports each as a check of the source's plan, and sends it to the webhook and the addresses in "
             "[alerts]. Hourly, where a number has changed, it observes how far a source is: see the plots on the page of its "
-            "`s3_inventory`. A tick fails where nobody could be told; the next one sends it again."
+            "`s3_inventory`. A tick fails where none of them could be notified; the next one sends it again."
         ),
     )
     def watch_sources(context: SensorEvaluationContext) -> SensorResult:
@@ -270,7 +270,7 @@ def _send_due(
     }
     if not ways:
         told.clear()
-        return "[alerts] names nobody to send it to"
+        return "[alerts] has neither webhook nor mail_to"
     said, failed = list[str](), list[str]()
     for number, (name, (whom, send)) in enumerate(ways.items()):
         alerts, then = due_alerts(found, told.get(name, {}), datetime.now(UTC), its, explained=explained)

@@ -63,7 +63,7 @@ def as_rows(same: Sequence[bytes], batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def _as_fields(values: pa.Array) -> Iterator[pa.Array]:
-    """Yield what a column's field consists of in each row: null, where the value is, for what stands in place of both."""
+    """Yield the arrays that a column's COPY fields are joined from. Of a null value one has null, the other has no bytes."""
     if pa.types.is_integer(values.type) or pa.types.is_timestamp(values.type):
         begins = _POSTGRES_EPOCH_MICROSECONDS if pa.types.is_timestamp(values.type) else 0
         field = np.empty(len(values), [("length", ">i4"), ("value", ">i8")])

@@ -41,7 +41,7 @@ class BulkLooks(LedgerPart):
     """What passes through the store's lists leave."""
 
     def begin_bulk_look(self, store: str, again_in: float) -> bool:
-        """Tell whether a pass is due; then no other one is for so many seconds, should this one never end."""
+        """Begin a pass where one is due, and tell whether it was. If it never ends, the next one is due in `again_in` seconds."""
         with self._database.transaction() as connection:
             return bool(connection.execute(_BEGIN, {"store": store, "seconds": again_in}).scalar_one_or_none())
 

@@ -86,7 +86,7 @@ def look_in_bulk(work: Workplace) -> BulkLook | None:
     changes.
 
     One pass an hour serves all sources of the ledger. None where another run's is less than that ago or under way, and where the
-    store has no lists. Memory: some 1 KB a located chunk. A store that fails is told of in the result, and the single looks may
+    store has no lists. Memory: some 1 KB a located chunk. A store that fails is reported in the result, and the single looks may
     go on.
 
     Raises:

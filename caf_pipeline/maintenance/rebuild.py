@@ -1,8 +1,8 @@
 """Restores a ledger from what the store lists: which files are chunks of ours, and their rows.
 
 Needs the source's settings (its address makes the archive's id) and the owner's address; no secret, and nothing of S3. Every
-file that is listed under the archive's id is told of: as a chunk, or with the reason why it is none and gives no rows. What
-a chunk that the ledger knows says is not even read.
+file that is listed under the archive's id is reported: as a chunk, or with the reason why it is none and gives no rows. Of
+a chunk that the ledger has already, nothing is read.
 
     posted once, by us ─▶ head (all copies agree) ─▶ a name that no other file claims ─▶ index, manifest, samples ─▶ rows
 
@@ -120,7 +120,7 @@ def find_chunks(work: Workplace, *, owner: str | None = None, whole: bool = Fals
 
     Raises:
         StoreUnreachable: the chain does not answer. StagingError: no room for a manifest. A file that cannot be read raises
-        nothing; it is told of.
+        nothing; it is reported.
     """
     owner = owner or work.store.owner()
     ours = []

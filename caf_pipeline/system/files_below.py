@@ -266,7 +266,7 @@ class FilesBelow:
         self._is_tracked = self._has_one_file_for_two_names()
 
     def _has_one_file_for_two_names(self) -> bool:
-        """Try it in the folder: with names that differ in upper and lower case, or in Unicode's normal form."""
+        """Tell whether names that differ in case, or in Unicode's normal form only, are one file here, by trying it."""
         name = f".caf-{secrets.token_hex(8)}"
         for mark, one, other in (("", name, name.upper()), ("e\u0301", f"{name}e\u0301", f"{name}\u00e9")):
             try:

@@ -332,7 +332,7 @@ def test_a_login_that_cannot_be_written_is_said_without_it_and_the_webhook_is_to
 
 def test_where_nobody_is_named_the_checks_still_tell(parked):
     pipeline, _ = parked
-    assert evaluate_tick(pipeline, SENSOR).skip_message == "1 condition in 1 source; [alerts] names nobody to send it to."
+    assert evaluate_tick(pipeline, SENSOR).skip_message == "1 condition in 1 source; [alerts] has neither webhook nor mail_to."
     assert reported_checks(pipeline)["no_chunk_is_parked"] == "FAILED"
     records = len(pipeline.instance.all_asset_keys()), reported_checks(pipeline)
     evaluate_tick(pipeline, SENSOR)

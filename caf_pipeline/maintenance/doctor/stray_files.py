@@ -265,7 +265,7 @@ def _remove_alone(path: Path) -> Mended:
 
 
 def half_copies(context: DoctorContext) -> Iterator[Finding]:
-    """Find what killed uploads into a folder left there, of this source's chunks; of other roots it is told."""
+    """Find what killed uploads of this source's chunks left in the store's folder; what is of other roots is reported only."""
     work = context.work
     if not isinstance(work.store, CopiesFiles):
         return
