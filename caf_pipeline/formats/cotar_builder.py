@@ -37,7 +37,9 @@ def index_of(files: Sequence[FileRange]) -> bytes:
     while (placed := _places(hashes, starts, slot_count)) is None:  # where the original gives up
         slot_count = math.ceil(slot_count * _PACKING)
         if slot_count > 64 * len(files):
-            raise MemberRefused("The names of these files have hashes that a cotar index cannot hold: they were chosen so.")
+            raise MemberRefused(
+                "The names of these files have hashes that a cotar index cannot hold; only names made on purpose do."
+            )
     order, places = placed
     slots = np.zeros(slot_count, _SLOTS)
     slots["hash"][places] = hashes[order]

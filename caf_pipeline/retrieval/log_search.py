@@ -340,7 +340,7 @@ class LogSearch:
 
     def _silent(self) -> CafError:
         return CafError(
-            f"clp-s was stopped: it printed nothing for {self._silent_seconds:g} seconds", hint="--timeout waits longer"
+            f"clp-s was stopped: it printed nothing for {self._silent_seconds:g} seconds", hint="set a longer --timeout"
         )
 
     def _end(self, process: "subprocess.Popen[bytes]", said: IO[bytes]) -> None:

@@ -85,6 +85,6 @@ def send_mail(
         raise AlertNotSent(f"the mail server {host}:{port} refuses the login", hint="check alerts.smtp_user") from None
     except UnicodeError:  # it quotes what it cannot write
         hint = "write alerts.smtp_user, CAF_ALERTS__SMTP_PASSWORD and the addresses in ASCII"
-        raise AlertNotSent(f"the mail server {host}:{port} cannot be told the login or an address", hint=hint) from None
+        raise AlertNotSent(f"the mail server {host}:{port} cannot be given the login or an address", hint=hint) from None
     except (smtplib.SMTPException, OSError) as error:
         raise AlertNotSent(f"the mail server {host}:{port} does not take an alert: {first_line(error)}", hint=hint) from error

@@ -323,9 +323,9 @@ def test_a_login_that_cannot_be_written_is_said_without_it_and_the_webhook_is_to
     login = {"smtp_user": "u", "smtp_password": SecretStr("p\u00e4sswort")}
     pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/x"), **mail, **login)
     tick = evaluate_tick(pipeline, SENSOR)
-    assert "cannot be told the login" in tick.skip_message
+    assert "cannot be given the login" in tick.skip_message
     assert "sswort" not in tick.skip_message
-    with pytest.raises(AlertNotSent, match="cannot be told the login"):
+    with pytest.raises(AlertNotSent, match="cannot be given the login"):
         evaluate_tick(pipeline, SENSOR, tick.cursor)
     assert len(webhook.got) == 1
 

@@ -349,7 +349,7 @@ def _translated(error: Exception, at: BucketAddress, key: bytes, done: str) -> C
         return missing_bucket(at)
     if 400 <= status < 500:
         return NotRestored(f"{at.of(key)} was not {done}: the server answers {said}")
-    return SourceError(f"{at} takes no more: the server answers {said}", hint="look at the server; the same command goes on")
+    return SourceError(f"{at} takes no more: the server answers {said}", hint="mend the server, then run the same command again")
 
 
 def _parameters(headers: ObjectHeaders) -> dict[str, Any]:
