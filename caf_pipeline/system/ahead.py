@@ -24,7 +24,7 @@ def one_ahead(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
 def use_behind(pieces: Iterable[_Piece], *uses: Callable[[_Piece], object]) -> None:
     """Give each piece to all uses, a thread for each of them, while the next ones are made; a use has `PIECES_BEHIND` waiting.
 
-    Raises: what making a piece or a use of it raises; then no use goes on.
+    Raises: what making a piece or a use of it raises; then no use goes on. Of what waits when it is interrupted, nothing is used.
     """
     queues = [Queue[_Piece | None](PIECES_BEHIND) for _ in uses]
     failed: list[BaseException] = []
@@ -37,15 +37,21 @@ def use_behind(pieces: Iterable[_Piece], *uses: Callable[[_Piece], object]) -> N
             except BaseException as error:  # noqa: BLE001 - raised below
                 failed.append(error)
 
-    threads = [Thread(target=use_each, args=each, name="behind") for each in zip(uses, queues, strict=True)]
-    for thread in threads:
-        thread.start()
+    threads: list[Thread] = []
     try:
+        for each in zip(uses, queues, strict=True):
+            # No exit waits for it: after a second Ctrl-C it is not told that there are no more.
+            thread = Thread(target=use_each, args=each, name="behind", daemon=True)
+            thread.start()
+            threads.append(thread)
         for piece in pieces:
             if failed:
                 break
             for queue in queues:
                 queue.put(piece)
+    except (KeyboardInterrupt, SystemExit) as error:
+        failed.append(error)
+        raise
     finally:
         for queue in queues:
             queue.put(None)
