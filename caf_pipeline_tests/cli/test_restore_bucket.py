@@ -14,6 +14,8 @@ from caf_pipeline.errors import LedgerUnreachable
 from caf_pipeline.retrieval import listing, restore_bucket
 from caf_pipeline.settings import load_settings
 from caf_pipeline.source.protocol import ObjectHeaders
+from caf_pipeline.source.s3.target import BucketTarget
+from caf_pipeline.system.files_below import NotRestored
 from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
@@ -44,7 +46,8 @@ FULL = ObjectHeaders(
     "whenever it is done",
     {"owner": "team a", "odd-name": "=?UTF-8?B?w7w=?="},
 )
-HEADERS = {"some/key-03": FULL, "large": FULL, "a": ObjectHeaders("text/plain")}
+NOT_ASCII = ObjectHeaders(content_disposition='attachment; filename="ü.txt"'.encode().decode("iso-8859-1"))
+HEADERS = {"some/key-03": FULL, "large": FULL, "a": ObjectHeaders("text/plain"), "ü+ %\t&": NOT_ASCII}
 FITTING = {key: body for key, body in BODIES.items() if len(key) < 1000}
 
 
@@ -94,6 +97,15 @@ def test_every_object_comes_back_with_its_headers_whatever_its_key(restore, new_
         assert (head["ContentType"], head["ContentEncoding"]) == (FULL.content_type, FULL.content_encoding)
         assert (head["ContentLanguage"], head["CacheControl"]) == (FULL.content_language, FULL.cache_control)
         assert (head["ContentDisposition"], head["ExpiresString"]) == (FULL.content_disposition, FULL.expires)
+
+
+def test_a_header_that_is_not_ascii_has_the_same_bytes_again(restore, new_bucket):
+    for outcome in ("restored", "equal"):
+        assert sums(restore("--json", prefix="ü"))[outcome] == 1
+    head = new_bucket.client.head_object(Bucket=new_bucket.name, Key=f"{PREFIX}ü+ %\t&")
+    assert head["ContentDisposition"].encode("iso-8859-1").decode() == 'attachment; filename="ü.txt"'
+    with pytest.raises(NotRestored, match=f"s3://{new_bucket.name}/odd was not written: its CacheControl"):
+        BucketTarget(new_bucket.client, new_bucket.name).put("odd", b"", b"", ObjectHeaders(cache_control="ü"), replace=False)
 
 
 def test_a_second_time_nothing_is_written_and_only_what_is_missing_comes_back(restore, new_bucket):

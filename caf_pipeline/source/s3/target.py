@@ -163,7 +163,7 @@ class BucketTarget:
             key,
             lambda: self._client.put_object(
                 **self._named(key),
-                **_parameters(headers),
+                **_parameters(headers, self.place(key)),
                 **_condition(replace),
                 Body=body,
                 **_ALGORITHM,
@@ -176,7 +176,7 @@ class BucketTarget:
         """See `ObjectTarget.upload`."""
         answer = self._write(
             key,
-            lambda: self._client.create_multipart_upload(**self._named(key), **_parameters(headers), **_ALGORITHM),
+            lambda: self._client.create_multipart_upload(**self._named(key), **_parameters(headers, self.place(key)), **_ALGORITHM),
         )
         named = {**self._named(key), "UploadId": answer["UploadId"]}
         return PartsUpload(self._client, named, part_bytes(size_bytes), lambda call: self._write(key, call))
@@ -352,9 +352,17 @@ def _translated(error: Exception, at: BucketAddress, key: bytes, done: str) -> C
     return SourceError(f"{at} takes no more: the server answers {said}", hint="mend the server, then run the same command again")
 
 
-def _parameters(headers: ObjectHeaders) -> dict[str, Any]:
-    given = {parameter: getattr(headers, name) for name, parameter in _PARAMETERS.items()}
+def _parameters(headers: ObjectHeaders, place: str) -> dict[str, Any]:
+    given = {parameter: _sent(parameter, getattr(headers, name), place) for name, parameter in _PARAMETERS.items()}
     return {name: value for name, value in given.items() if value} | {"Metadata": dict(headers.user_metadata)}
+
+
+def _sent(name: str, value: str, place: str) -> str:
+    """Return the text of which botocore sends the bytes that the header had: it sends UTF-8, and reads ISO 8859-1."""
+    try:
+        return value if value.isascii() else value.encode("iso-8859-1").decode()
+    except UnicodeError as error:
+        raise NotRestored(f"{place} was not written: its {name} {value!r} is not UTF-8, and cannot be sent") from error
 
 
 def _take_expires(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
