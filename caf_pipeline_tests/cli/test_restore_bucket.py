@@ -14,6 +14,7 @@ from caf_pipeline.errors import LedgerUnreachable
 from caf_pipeline.retrieval import listing, restore_bucket
 from caf_pipeline.settings import load_settings
 from caf_pipeline.source.protocol import ObjectHeaders
+from caf_pipeline.source.s3 import target
 from caf_pipeline.source.s3.target import BucketTarget
 from caf_pipeline.system.files_below import NotRestored
 from caf_pipeline.wiring import open_workplace
@@ -136,6 +137,17 @@ def test_an_object_of_parts_is_read_to_be_compared(restore, new_bucket, unruly_s
     assert sums(restore("--json", prefix="large"))["equal"] == 1
     unruly_s3.other_bytes(kind="object")
     assert sums(restore("--json", prefix="large", endpoint=unruly_s3.endpoint))["different"] == 1
+
+
+def test_what_is_read_to_be_compared_goes_on_where_the_connection_broke(restore, new_bucket, unruly_s3, monkeypatch):
+    assert restore(prefix="large").status == 0
+    unruly_s3.cut_body(5 << 20, honest=False, kind="object", times=2)
+    assert sums(restore("--json", prefix="large", endpoint=unruly_s3.endpoint))["equal"] == 1
+    assert unruly_s3.struck == 2
+    monkeypatch.setattr(target, "ATTEMPTS", 2)
+    unruly_s3.cut_body(5 << 20, honest=False, kind="object", times=1)
+    unruly_s3.say(BODIES["large"], kind="object")  # whatever range is asked for
+    one_sentence(restore(prefix="large", endpoint=unruly_s3.endpoint), 5, "gives no rest of an object from byte")
 
 
 @pytest.mark.thorough

@@ -9,7 +9,7 @@ import binascii
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -25,6 +25,7 @@ from caf_pipeline.source.s3.errors import (
     ASKING_FAILED,
     Asking,
     BucketAddress,
+    WrongBody,
     code_of,
     concerns_all,
     is_transient,
@@ -148,13 +149,38 @@ class BucketTarget:
         return ObjectThere(answer["ContentLength"], answer["ETag"], headers_of(answer), sha256)
 
     def read(self, key: str, there: ObjectThere) -> Iterator[bytes]:
-        """See `ObjectTarget.read`."""
+        """See `ObjectTarget.read`. Where a body breaks off, the rest is asked for."""
+        body: Any = None
+        position = 0
+
+        def begun() -> Any:  # noqa: ANN401
+            rest = {"Range": f"bytes={position}-"} if position else {}
+            answer = self._client.get_object(**self._named(key), IfMatch=there.etag, **rest)
+            if rest and not answer.get("ContentRange", "").startswith(f"bytes {position}-"):
+                answer["Body"].close()
+                raise WrongBody(f"gives no rest of an object from byte {position} on")
+            return answer["Body"]
+
+        def next_piece() -> bytes:
+            nonlocal body
+            try:
+                body = body or begun()
+                return bytes(body.read(_READ_BYTES))
+            except ASKING_FAILED:
+                if body:
+                    body.close()
+                body = None
+                raise
+
         try:
-            answer = self._asking.attempt(lambda: self._client.get_object(**self._named(key), IfMatch=there.etag))
-            with closing(answer["Body"]) as body:
-                yield from body.iter_chunks(_READ_BYTES)
+            while piece := self._asking.attempt(next_piece):
+                position += len(piece)
+                yield piece
         except ASKING_FAILED as error:
             self._refuse(error, key, "read")
+        finally:
+            if body:
+                body.close()
 
     def put(self, key: str, body: bytes, sha256: bytes, headers: ObjectHeaders, *, replace: bool) -> bool:
         """See `ObjectTarget.put`."""
