@@ -222,7 +222,7 @@ class ObjectThere:
     """An object that a bucket has already.
 
     Attributes:
-        etag: which content it is; a read of it asks for this one.
+        etag: which content it is; a read of it asks for this one. "" where the server says none.
         sha256: S3's own, where it covers the whole object.
     """
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import signal
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -251,6 +252,20 @@ def test_a_server_that_compares_no_checksum_is_read_back(restore, new_bucket, un
     unruly_s3.order(without_checksum, kind="object", times=1)
     unruly_s3.other_bytes(kind="object")
     one_sentence(restore(prefix="some/key-03", endpoint=unruly_s3.endpoint), 9, "is not what was sent")
+
+
+def test_a_server_that_leaves_etags_out_and_says_of_no_listing_that_it_ends_is_understood(restore, new_bucket, unruly_s3):
+    def without_etag(asked, answer):
+        return replace(answer, headers={name: value for name, value in answer.headers.items() if name.lower() != "etag"})
+
+    new_bucket.put(f"{PREFIX}some/key-05", BODIES["some/key-05"])  # with no checksum: it is read to be compared
+    unruly_s3.say(b"<ListBucketResult></ListBucketResult>", kind="listing")
+    unruly_s3.order(without_etag, kind="head")
+    done = sums(restore("--json", prefix="some/key-05", endpoint=unruly_s3.endpoint))
+    assert (done["equal"], done["listed"]) == (1, 1)
+    unruly_s3.order(without_etag, kind="object")
+    one_sentence(restore(prefix="large", endpoint=unruly_s3.endpoint), 5, "answers a part without an ETag")
+    assert (set(objects(new_bucket)), uploads(new_bucket)) == ({"some/key-05"}, [])
 
 
 def test_wrong_bytes_never_become_an_object(archived, restore, new_bucket):

@@ -131,8 +131,10 @@ class BucketTarget:
                 after = key
                 if key.encode() <= until:
                     found.append(key.removeprefix(self._prefix))
-            if not page["IsTruncated"] or after.encode() >= until:
+            if page.get("IsTruncated") is False or after.encode() >= until:
                 return frozenset(found)
+            if "IsTruncated" not in page:
+                return None
         return None
 
     def find(self, key: str) -> ObjectThere | None:
@@ -146,7 +148,7 @@ class BucketTarget:
             self._refuse(error, key, "read")
         whole = answer.get("ChecksumType", FULL_OBJECT) == FULL_OBJECT
         sha256 = _digest(answer.get("ChecksumSHA256", "")) if whole else None
-        return ObjectThere(answer["ContentLength"], answer["ETag"], headers_of(answer), sha256)
+        return ObjectThere(answer["ContentLength"], answer.get("ETag", ""), headers_of(answer), sha256)
 
     def read(self, key: str, there: ObjectThere) -> Iterator[bytes]:
         """See `ObjectTarget.read`. Where a body breaks off, the rest is asked for."""
@@ -155,7 +157,8 @@ class BucketTarget:
 
         def begun() -> Any:  # noqa: ANN401
             rest = {"Range": f"bytes={position}-"} if position else {}
-            answer = self._client.get_object(**self._named(key), IfMatch=there.etag, **rest)
+            same = {"IfMatch": there.etag} if there.etag else {}
+            answer = self._client.get_object(**self._named(key), **same, **rest)
             if rest and not answer.get("ContentRange", "").startswith(f"bytes {position}-"):
                 answer["Body"].close()
                 raise WrongBody(f"gives no rest of an object from byte {position} on")
@@ -202,7 +205,9 @@ class BucketTarget:
         """See `ObjectTarget.upload`."""
         answer = self._write(
             key,
-            lambda: self._client.create_multipart_upload(**self._named(key), **_parameters(headers, self.place(key)), **_ALGORITHM),
+            lambda: self._client.create_multipart_upload(
+                **self._named(key), **_parameters(headers, self.place(key)), **_ALGORITHM
+            ),
         )
         named = {**self._named(key), "UploadId": answer["UploadId"]}
         return PartsUpload(self._client, named, part_bytes(size_bytes), lambda call: self._write(key, call))
@@ -323,6 +328,11 @@ class PartsUpload:
                 )
             )
             self._checked = self._checked and answer.get("ChecksumSHA256") == checksum
+            if "ETag" not in answer:  # by which the parts are put together
+                raise SourceError(
+                    f"bucket '{self._named['Bucket']}' takes no object in parts: the server answers a part without an ETag",
+                    hint="look at the server, or at a proxy in front of it",
+                )
             return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": checksum}
 
         self._sending = self._thread.submit(send)
