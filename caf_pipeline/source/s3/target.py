@@ -105,8 +105,8 @@ class BucketTarget:
         self._asking = Asking(self._at, ATTEMPTS, waits or Waits())
         self._has_bucket = False
         for name in ("PutObject", "CreateMultipartUpload"):
-            client.meta.events.register(f"before-parameter-build.s3.{name}", _take_expires)
-            client.meta.events.register(f"before-call.s3.{name}", _give_expires)
+            client.meta.events.register_first(f"before-parameter-build.s3.{name}", _take_own)
+            client.meta.events.register(f"before-call.s3.{name}", _give_own)
 
     def place(self, key: str) -> str:
         """See `ObjectTarget.place`."""
@@ -390,7 +390,8 @@ def _translated(error: Exception, at: BucketAddress, key: bytes, done: str) -> C
 
 def _parameters(headers: ObjectHeaders, place: str) -> dict[str, Any]:
     given = {parameter: _sent(parameter, getattr(headers, name), place) for name, parameter in _PARAMETERS.items()}
-    return {name: value for name, value in given.items() if value} | {"Metadata": dict(headers.user_metadata)}
+    metadata = {name: _sent(f"x-amz-meta-{name}", value, place) for name, value in headers.user_metadata.items()}
+    return {name: value for name, value in given.items() if value} | {"Metadata": metadata}
 
 
 def _sent(name: str, value: str, place: str) -> str:
@@ -401,14 +402,18 @@ def _sent(name: str, value: str, place: str) -> str:
         raise NotRestored(f"{place} was not written: its {name} {value!r} is not UTF-8, and cannot be sent") from error
 
 
-def _take_expires(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
-    """Keep the text of Expires from botocore, which takes times only and writes them in its own way."""
-    context["caf_expires"] = params.pop("Expires", "")
+def _take_own(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
+    """Keep from botocore the text of Expires, of which it takes times only, and user metadata in which it takes ASCII only."""
+    metadata = params.get("Metadata", {})
+    odd = [name for name, value in metadata.items() if not value.isascii()]
+    context["caf_own"] = {f"x-amz-meta-{name}": metadata.pop(name) for name in odd}
+    if expires := params.pop("Expires", ""):
+        context["caf_own"]["Expires"] = expires
 
 
-def _give_expires(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
-    if expires := context.get("caf_expires"):
-        params["headers"]["Expires"] = expires
+def _give_own(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
+    for name, value in context.get("caf_own", {}).items():
+        params["headers"][name] = value
 
 
 def _condition(replace: bool) -> dict[str, str]:
