@@ -8,6 +8,7 @@ other.
 import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Self
 
 from caf_pipeline.inventory.objects import MAX_SIZE_BYTES, S3Object
@@ -79,6 +80,7 @@ class ObjectFilter:
 NO_FILTER: Final = ObjectFilter()
 
 
+@lru_cache  # asked for with each object of a page, and a setting may have tens of thousands of patterns
 def regex_of(patterns: tuple[str, ...]) -> str:
     """Return one expression for whole keys, alike in Python and in RE2, which DuckDB has.
 

@@ -1,6 +1,8 @@
 """Filters: what a pattern matches, and the SQL of a filter against its Python."""
 
+import re
 from bisect import bisect_left
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -62,6 +64,14 @@ def is_taken(exclude: tuple[str, ...]) -> bool:
         return bool(SourceSettings(bucket="bucket", exclude=exclude))
     except ValueError:
         return False
+
+
+def test_patterns_are_made_an_expression_once_and_not_for_each_object(monkeypatch):
+    escaped = Counter()
+    monkeypatch.setattr(re, "escape", lambda char: escaped.update(char) or char)
+    filters = ObjectFilter(include=("\x01*",), exclude=("\x02*",))
+    assert {filters.left_out_by(an_object(f"\x01{number}")) for number in range(1000)} == {None}
+    assert escaped == {"\x01": 1, "\x02": 1}
 
 
 def test_the_first_filter_that_applies_is_the_one_that_is_named():
