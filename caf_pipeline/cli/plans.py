@@ -304,13 +304,15 @@ def _find_plan(ledger: "Ledger", name: str) -> "PlanRow":
 
 
 def _show_plan(settings: "Settings", ledger: "Ledger", name: str, *, json: bool) -> None:
-    from caf_pipeline.inventory.plan import read_terms  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.inventory.plan import read_terms, require_undamaged  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.inventory.plan_statistics import plan_statistics  # noqa: PLC0415
 
     row = _find_plan(ledger, name)
     folder = Path(row.record.folder)
     gone = not folder.exists()  # as after `caf rebuild`, or on another machine
     terms = {} if gone else read_terms(folder)
+    if not gone:
+        require_undamaged(folder)
     seen = None if gone else plan_statistics([folder], part_bytes=settings.packing.part_size)
     chunks = [chunk for chunk in ledger.chunks(row.record.source) if chunk.plan == row.record.name]
     if json:

@@ -4,12 +4,15 @@ import json
 import os
 import shutil
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from caf_pipeline.cli import plans
 from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.errors import NotLocated
+from caf_pipeline.inventory.plan import OBJECTS_FILE, PLAN_SCHEMA
 from caf_pipeline.settings import load_settings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.steps import inventories
@@ -19,7 +22,7 @@ from caf_pipeline_tests.support.command_line import CommandLine, archive_source,
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.s3_server import make_bucket
-from caf_pipeline_tests.support.workplaces import a_workplace
+from caf_pipeline_tests.support.workplaces import a_workplace, plan
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -187,6 +190,23 @@ def test_a_chunk_is_shown_with_its_keys_and_what_became_of_it(caf):
     shown = json.loads(caf("plans", "chunk", chunk, "--json").out)
     assert (shown["state"], shown["first_key"], len(shown["merkle_root"])) == ("located", None, 64)
     assert json.loads(caf("plans", "show", row["plan"], "--json").out)["objects"] == 26
+
+
+def test_of_a_plan_with_a_flipped_bit_nothing_is_shown(caf, new_bucket):
+    for number in range(20):
+        new_bucket.put(f"sizes/{number}", bytes(1237 * number))
+    with caf.surroundings(), opened_ledger(settings := load_settings()) as ledger:
+        (made,) = plan(open_workplace(settings, "src", run="another", ledger=ledger)).plans
+    assert caf("plans", "show", made.name).status == 0
+    path = Path(made.folder) / OBJECTS_FILE
+    sizes = pq.read_metadata(path).row_group(0).column(PLAN_SCHEMA.get_field_index("size_bytes"))
+    content = bytearray(path.read_bytes())
+    content[sizes.data_page_offset + sizes.total_compressed_size * 2 // 3] ^= 1
+    path.write_bytes(content)
+    for more in ((), ("--json",)):
+        shown = caf("plans", "show", made.name, *more)
+        assert (shown.status, shown.out) == (1, b"")
+        assert f"the plan's file {path} cannot be read: " in shown.err
 
 
 @pytest.mark.parametrize(
