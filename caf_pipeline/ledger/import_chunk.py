@@ -43,7 +43,7 @@ _TELL_HASH: Final = "UPDATE plans SET sha256 = %(sha256)s WHERE plan_id = %(plan
 _COUNT_PLAN: Final = """
     UPDATE plans SET object_count = greatest(plans.object_count, sums.objects),
         object_bytes = greatest(plans.object_bytes, sums.bytes)
-    FROM (SELECT sum(object_count) FILTER (WHERE part IS NULL) + count(DISTINCT (file_path, object_version))
+    FROM (SELECT coalesce(sum(object_count) FILTER (WHERE part IS NULL), 0) + count(DISTINCT (file_path, object_version))
             FILTER (WHERE part IS NOT NULL) AS objects, sum(caf_files.object_bytes) AS bytes
         FROM caf_files LEFT JOIN object_parts USING (caf_file_id) WHERE caf_files.plan_id = %(plan_id)s) AS sums
     WHERE plan_id = %(plan_id)s

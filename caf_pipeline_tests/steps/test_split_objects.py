@@ -633,6 +633,17 @@ def test_parts_are_joined_again_from_the_store_alone(several, lost):
     assert not plan(work).plan
 
 
+def test_a_rebuilt_plan_of_parts_alone_has_their_object(several, lost):
+    several.objects.bodies = {"huge": HUGE}
+    archive_everything(several)
+    (planned,) = several.ledger.plans("src")
+    work = lost()
+    list(rebuild(work))
+    (restored,) = work.ledger.plans("src")
+    assert (restored.record.object_count, restored.record.object_bytes) == (1, len(HUGE))
+    assert (restored.record.name, restored.chunks) == (planned.record.name, planned.chunks)
+
+
 @pytest.mark.parametrize("missing", sampled(range(4), every=4))
 def test_parts_of_which_the_store_lacks_one_are_no_object(several, lost, missing):
     archive_everything(several)
