@@ -35,6 +35,7 @@ from caf_pipeline.errors import IntegrityError, ListingUnordered
 from caf_pipeline.inventory.key_split import split_key, text_of
 from caf_pipeline.inventory.objects import S3Object, VersionCounts
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, opened_parquet, snapshot_batch
+from caf_pipeline.source.protocol import LastPage
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.folder_lock import alone_in
 from caf_pipeline.system.parquet import ROWS_PER_GROUP, WholeParquet, translate_errors
@@ -480,6 +481,8 @@ class ParallelListing:
                 self._alphabet.update(*(text_of(obj.key) for obj in objects[::SAMPLED]))
             if within < len(page):
                 self._end(one, page[within].key)
+            elif isinstance(page, LastPage):  # known now: a thread that waits would split off what is empty
+                self._end(one, None)
             self._changed.notify_all()
             self._start()
             return objects

@@ -104,6 +104,13 @@ def test_several_threads_list_at_once_and_ask_for_few_pages_more(scripted_s3, tm
     assert len(listed.pages) < 2 * serial
 
 
+def test_two_pages_are_listed_by_one_thread(scripted_s3, tmp_path):
+    for attempt in range(40):  # whether another thread is there in time is chance
+        listed = ListedKeys([b"%03d" % key for key in range(11 + attempt % 10)])
+        take_inventory(a_workplace(tmp_path / f"{attempt}", listed.serve(scripted_s3, page_keys=10), listing_threads=8))
+        assert [request.query.get("start-after") for request in listed.pages] == [None, None]
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("versioned", [False, True])
 def test_a_real_server_is_listed_in_parts_as_it_is_page_by_page(new_bucket, tmp_path, versioned):
