@@ -333,7 +333,7 @@ def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
 
 
 def require_undamaged(folder: Path) -> None:
-    """Read every page of a plan's objects and compare its checksum; DuckDB, which counts them, does not. As `read_chunk_objects`."""
+    """Read every page of a plan's objects and its checksum, which DuckDB does not look at; raises as `read_chunk_objects`."""
     with _opened(folder / OBJECTS_FILE) as file:
         for _ in file.iter_batches(batch_size=ROWS_PER_BATCH):
             pass
