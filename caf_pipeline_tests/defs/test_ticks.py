@@ -17,6 +17,7 @@ from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, PlanTooSmall
 from caf_pipeline.ledger import launchable
 from caf_pipeline.ledger.database import Connection
 from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
+from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.settings import SourceSettings, StoreSettings
 from caf_pipeline.steps import inventories
 from caf_pipeline_tests.defs.test_sensors import SOURCE, fail_run
@@ -74,7 +75,8 @@ def report_incomplete(pipeline, source: str) -> None:
 
 @pytest.fixture
 def statements(pipeline, monkeypatch):
-    """Every statement that a tick has sent, to the ledger or to Dagster's storage."""
+    """Every statement that a tick has sent, to the ledger or to Dagster's storage; not those of a thread that tells of waits."""
+    monkeypatch.setattr(RunWaits, "record_waits", lambda *_: None)
     sent: list[str] = []
 
     def seen(connection, cursor, statement, *_):
