@@ -656,7 +656,6 @@ def test_a_question_whose_lease_was_taken_over_writes_nothing(tmp_path, database
 
     def listing(**named):
         """Let another run take the lease, as it may from one that is paused for long, and go on when that is noticed."""
-        yield from original(**named)
         with database.transaction() as connection:
             connection.execute("UPDATE leases SET epoch = epoch + 1 WHERE name = 'deletion/src'")
         noticed = False
@@ -665,6 +664,7 @@ def test_a_question_whose_lease_was_taken_over_writes_nothing(tmp_path, database
                 lease.check()
             except LeaseLost:
                 noticed = True
+        yield from original(**named)
 
     monkeypatch.setattr(work.objects, "list_pages", listing)
     leaves(work, tmp_path, LeaseLost)
