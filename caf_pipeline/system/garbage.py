@@ -20,15 +20,13 @@ that modules are made of were looked at 745 times: a sixth of the CPU time of a 
 def no_looks() -> Iterator[None]:
     """Look for no garbage while the context lasts, in a process of somebody else's: for modules, which stay.
 
-    Later looks pass over what is loaded by then, if DuckDB is not. Dagster's daemon starts a process for each run: these looks
-    were a tenth of its loading, and those at Dagster's modules afterwards three tenths of a second.
+    Dagster's daemon starts a process for each run, of whose loading a tenth was these looks.
     """
     looked = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        _pass_over()
         if looked:
             gc.enable()
 
