@@ -15,6 +15,9 @@ from caf_pipeline.system.ahead import use_behind
 ALONE_BYTES: Final = 4 << 20
 """Of a range that one thread reads, compares and writes: of less, starting others takes longer than what they save."""
 
+REPAIR: Final = "the chunk is damaged at the store: 'caf jackal repair' stores it again"
+"""The hint where the providers that have something of a chunk give other bytes."""
+
 
 class RangeHolders:
     """The providers that hold a range, asked in turn: where one breaks off, the next goes on at the same byte.
@@ -134,7 +137,7 @@ def not_given(what: str, failed: Mapping[str, CafError]) -> CafError:
     if any(not error.permanent for error in errors):
         return StoreUnreachable(message, hint="try again later")
     if any(isinstance(error, IntegrityError) for error in errors):
-        return IntegrityError(message, hint="the chunk is damaged at the store: 'caf jackal repair' stores it again")
+        return IntegrityError(message, hint=REPAIR)
     return ObjectMissing(message, hint="'caf jackal repair' stores its chunk again")
 
 

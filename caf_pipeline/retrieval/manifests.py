@@ -17,7 +17,7 @@ from caf_pipeline.errors import ArchiveError, CafError, IntegrityError, NoChainA
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, open_manifest, row_identity
 from caf_pipeline.ledger.records import Chunk, posting_of
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
-from caf_pipeline.retrieval.holders import not_given
+from caf_pipeline.retrieval.holders import REPAIR, not_given
 from caf_pipeline.retrieval.remote_chunk import AgreedSource, fetch_manifest
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.store.protocol import ChunkStore
@@ -40,7 +40,6 @@ FOLDER: Final = "caf-manifests."
 """Begins the names of folders for manifests. Those that begin with 'caf-manifests-' are of a version that locked none."""
 
 _SUFFIX: Final = ".manifest"
-_REPAIR: Final = "the chunk is damaged at the store: 'caf jackal repair' stores it again"
 
 
 @contextlib.contextmanager
@@ -132,7 +131,7 @@ class Manifests:
         except (StoreError, IntegrityError) as error:
             return error
         except ArchiveError as error:
-            return IntegrityError(f"the manifest of chunk {name} is not what was archived: {error}", hint=_REPAIR)
+            return IntegrityError(f"the manifest of chunk {name} is not what was archived: {error}", hint=REPAIR)
 
     def _fetch(self, chunk: Chunk) -> None:
         """Fetch a manifest, and remove those that were not asked for longest, where there are too many bytes."""
@@ -190,7 +189,7 @@ class Manifests:
             fetch_manifest(source, ChunkFile(source, chunk.name).manifest_member(), path)
             if len(source.providers) < self._store.required_copies:
                 given = f"{len(source.providers)} of {self._store.required_copies}"
-                raise IntegrityError(f"only {given} copies of chunk {chunk.name} give its manifest", hint=_REPAIR)
+                raise IntegrityError(f"only {given} copies of chunk {chunk.name} give its manifest", hint=REPAIR)
         except (ArchiveError, IntegrityError) as error:
             if not source.may_say_more:
                 raise
