@@ -91,16 +91,17 @@ def test_a_killed_run_on_this_machine_is_replaced_at_once(database, database_url
 def test_a_killed_run_that_nobody_waited_for_is_dead(database, database_url, chunk):
     with child(database_url, chunk) as process:
         process.kill()
-        while is_alive(boot_id(), process.pid, _started_of(database_url)):
+        while is_alive(boot_id(), process.pid, _started_of(database_url, process)):
             time.sleep(0.01)
         assert process.returncode is None
         with Ledger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
             assert lease.epoch == 2
 
 
-def _started_of(database_url):
+def _started_of(database_url, process):
     with psycopg.connect(database_url) as connection:
-        return connection.execute("SELECT process_started FROM leases").fetchone()[0]
+        [[started]] = connection.execute("SELECT process_started FROM leases WHERE pid = %s", [process.pid]).fetchall()
+        return started
 
 
 @pytest.mark.thorough
