@@ -15,19 +15,21 @@ def main() -> int:
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # Else numpy, which pyarrow loads, starts a thread for each core, which spins at first; none is needed here.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from caf_pipeline.system.left_out import leave_out_unused  # noqa: PLC0415  loading is what may be interrupted
+    from caf_pipeline.system.garbage import end_without_looks, look_rarely  # noqa: PLC0415  loading is what may be interrupted
+
+    ends_with = end_without_looks()
+    from caf_pipeline.system.left_out import leave_out_unused  # noqa: PLC0415
 
     leave_out_unused()
     from caf_pipeline.cli import main as command  # noqa: PLC0415
-    from caf_pipeline.system.garbage import look_rarely  # noqa: PLC0415
 
     look_rarely()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        return command()
+        return ends_with(command())
     except KeyboardInterrupt:  # the command line says it itself but for its first lines and its last
         os.write(2, _SENTENCE)
-        return _INTERRUPTED  # by the usual end: what a command opened is closed there, an embedded Postgres, say
+        return ends_with(_INTERRUPTED)  # what a command opened is closed before, an embedded Postgres, say
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from caf_pipeline.errors import INTERRUPTED, CafError
 from caf_pipeline.settings import Settings
-from caf_pipeline.system.garbage import look_rarely
+from caf_pipeline.system.garbage import end_without_looks, look_rarely
 from caf_pipeline.system.left_out import leave_out_unused
 from caf_pipeline.waits import Wait, Waits
 
@@ -147,4 +147,5 @@ def _die_with(command: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    _ends_with = end_without_looks()
+    sys.exit(_ends_with(main(*map(int, sys.argv[1:]))))

@@ -1,6 +1,7 @@
 """How often a process of ours looks for garbage."""
 
 import gc
+import os
 import subprocess
 import sys
 
@@ -52,17 +53,67 @@ assert gc.get_freeze_count() > 200_000
 import duckdb
 """
 DUCKDB = """
-import gc
-from caf_pipeline.system.garbage import look_rarely
+import gc, sys
+from caf_pipeline.system.garbage import end_without_looks, look_rarely
 
+ends_with = end_without_looks()
 look_rarely()
 {loaded}
 cycle = [duckdb.connect(":memory:")]
 cycle += [cycle, cycle[0].sql("SELECT 1")]
+sys.exit({end})
 """
 
 
-@pytest.mark.parametrize("loaded", [LOADED_BEFORE, LOADED_AFTER_THE_FIRST_LOOK])
-def test_duckdb_complains_of_nothing_that_is_left_in_a_cycle_at_the_end(loaded):
-    run = subprocess.run([sys.executable, "-c", DUCKDB.format(loaded=loaded)], capture_output=True, text=True, check=False)
-    assert (run.stdout, run.stderr, run.returncode) == ("", "", 0)
+@pytest.mark.parametrize("end", ["ends_with(3)", "3"], ids=["at once", "as usual"])
+@pytest.mark.parametrize("loaded", [LOADED_BEFORE, LOADED_AFTER_THE_FIRST_LOOK], ids=["before", "after the first look"])
+def test_duckdb_complains_of_nothing_that_is_left_in_a_cycle_at_the_end(loaded, end):
+    run = subprocess.run(
+        [sys.executable, "-c", DUCKDB.format(loaded=loaded, end=end)], capture_output=True, text=True, check=False
+    )
+    assert (run.stdout, run.stderr, run.returncode) == ("", "", 3)
+
+
+ENDING = """
+import atexit, concurrent.futures, sys, threading, weakref
+from caf_pipeline.system.garbage import end_without_looks
+
+class Left:
+    def __del__(self):
+        print("looked at", flush=True)
+
+ends_with = end_without_looks()
+left = Left()
+left.cycle = left
+atexit.register(print, "registered")
+weakref.finalize(threading, print, "finalized")
+asked = threading.Event()
+pool = concurrent.futures.ThreadPoolExecutor(1)
+pool.submit(lambda: (asked.wait(), print("worked", end=" ")))
+threading.Timer(0.1, asked.set).start()
+sys.exit({end})
+"""
+
+
+def test_a_process_ends_when_its_threads_have_and_after_all_that_was_to_be_called_at_its_end():
+    ends = {
+        end: subprocess.run([sys.executable, "-c", ENDING.format(end=end)], stdout=subprocess.PIPE, text=True, check=False)
+        for end in ("ends_with(5)", "5")
+    }
+    at_once, usual = ends.values()
+    assert (at_once.returncode, usual.returncode) == (5, 5)
+    assert at_once.stdout == "worked finalized\nregistered\n"
+    assert usual.stdout == f"{at_once.stdout}looked at\n"
+
+
+def test_output_that_cannot_be_written_at_the_end_is_no_success():
+    code = (
+        "import sys; from caf_pipeline.system.garbage import end_without_looks; print('lost'); sys.exit(end_without_looks()(0))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment
+        )
+    assert run.returncode == 120  # as Python itself says
+    assert "No space left" in run.stderr
