@@ -47,7 +47,7 @@ def test_a_star_is_any_text_and_a_question_mark_one_character_and_all_else_itsel
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("end", ["p" * 1_000, "abc*" * 100, "?" * 200, "*x" * 100, "é" * 500, "\U0001f600?" * 100, "/*", "?*"])
+@pytest.mark.parametrize("end", ["p" * 1_000, "abc*" * 100, "?" * 200, "*x" * 100, "é" * 500, "\U0001f600?" * 100, "?*"])
 def test_as_many_patterns_as_the_settings_take_are_matched_by_duckdb(tmp_path, end):
     refused = bisect_left(range(MAX_PATTERNS_SIZE), True, key=lambda count: not is_taken(patterns(count, end)))
     assert refused > 100

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class Pipeline:
         for number in range(count):
             self.bucket.put(f"{prefix}-{number:03}", f"{prefix}-{number}".encode().ljust(size_bytes, b"."))
 
-    @property
+    @cached_property
     def defs(self) -> Definitions:
         return build_defs(self.settings)
 

@@ -22,7 +22,7 @@ from caf_pipeline_tests.support.dagster_private import InstigatorState, RemoteIn
 
 def evaluate_tick(pipeline, name: str, cursor: str | None = None, **options: Any):
     """Evaluate a sensor of the pipeline's settings; `options` are those of `build_defs`."""
-    defs = build_defs(pipeline.settings, **options)
+    defs = build_defs(pipeline.settings, **options) if options else pipeline.defs
     with (
         partition_loading_context(dynamic_partitions_store=pipeline.instance),
         build_sensor_context(
