@@ -24,8 +24,9 @@ def entry(key: str, **changes: str | None) -> str:
     return "".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields.items() if value is not None)
 
 
-def page(*keys: str, more: str = "", encoding: str = "url", **changes: str | None) -> ScriptedAnswer:
+def page(*keys: str, more: str = "", encoding: str = "url", count: int | None = None, **changes: str | None) -> ScriptedAnswer:
     contents = "".join(f"<Contents>{entry(key, **changes)}</Contents>" for key in keys)
+    contents += "" if count is None else f"<KeyCount>{count}</KeyCount>"
     return listing(contents, more=f"<NextContinuationToken>{more}</NextContinuationToken>" if more else "", encoding=encoding)
 
 
@@ -268,6 +269,8 @@ def test_a_bucket_that_does_not_say_whether_it_keeps_versions_is_listed_without(
         (listing("<Contents><Size>1</Size></Contents>"), "without its Key"),
         (page(""), "without its Key"),
         (listing("", truncated=True), "where it continues"),
+        (page("a", count=2), "a page of 1 keys that says it has 2"),
+        (page(count=1), "a page of 0 keys that says it has 1"),
         (ScriptedAnswer(200, b"<html>Please log in</html>"), "not a listing"),
         (ScriptedAnswer(200, b""), "not a listing"),
         (page("a", Size="many"), "cannot be read"),
@@ -278,6 +281,17 @@ def test_a_bucket_that_does_not_say_whether_it_keeps_versions_is_listed_without(
 def test_a_listing_that_breaks_the_protocol_is_refused(scripted_s3, answer, message):
     with pytest.raises(ListingRefused, match=message):
         listed(script(scripted_s3, answer))
+
+
+@pytest.mark.parametrize("count", [None, 0, 1, 2, 1001, 50493])
+def test_a_page_whose_number_counts_something_else_is_taken(scripted_s3, count):
+    """SeaweedFS said 0, Swift says nothing, s3ninja how many keys there are in all."""
+    assert [obj.key for obj in listed(script(scripted_s3, page("a", "b", count=count)))] == [b"a", b"b"]
+
+
+def test_prefixes_that_nobody_asked_for_count_among_the_keys_of_a_page(scripted_s3):
+    body = f"<Contents>{entry('a')}</Contents><CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes><KeyCount>2</KeyCount>"
+    assert [obj.key for obj in listed(script(scripted_s3, listing(body)))] == [b"a"]
 
 
 def test_a_listing_that_ignores_the_prefix_is_refused(scripted_s3):

@@ -177,7 +177,21 @@ class Listing:
         encoding = answer.get("EncodingType")
         objects = [self._object(entry, encoding) for kind in ("Contents", "Versions") for entry in answer.get(kind, ())]
         markers = [self._object({**_MARKER, **entry}, encoding, is_marker=True) for entry in answer.get("DeleteMarkers", ())]
+        self._require_count(answer, len(objects))
         return list(heapq.merge(objects, markers, key=lambda obj: obj.key)) if markers else objects
+
+    def _require_count(self, answer: S3Answer, found: int) -> None:
+        """Refuse a page that has fewer keys than it says.
+
+        What counts otherwise is no lie: some servers say 0, or nothing, or the number of all keys (s3ninja); prefixes that
+        nobody asked for count as keys (S3Proxy). A page of versions says no number.
+        """
+        said = answer.get("KeyCount", 0)
+        if found + len(answer.get("CommonPrefixes", ())) < said <= self.page_keys:
+            raise ListingRefused(
+                f"the listing of {self.at} has a page of {found} keys that says it has {said}",
+                hint="look for a proxy in front of the server that leaves keys out",
+            )
 
     def _begun(self, answers: Iterator[S3Answer]) -> Iterator[S3Answer]:
         """Yield answers to a listing that begins at a key, which the first may refuse."""
