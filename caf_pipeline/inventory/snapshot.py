@@ -30,6 +30,7 @@ from caf_pipeline.system.parquet import (
     Query,
     QueryBudget,
     WholeParquet,
+    stated,
     sum_of,
     translate_errors,
 )
@@ -60,7 +61,7 @@ SNAPSHOT_SCHEMA: Final = pa.schema(
 _EARLIER_SCHEMA: Final = pa.schema(list(SNAPSHOT_SCHEMA)[:-2])
 """Of the snapshots of earlier versions, which have current objects only."""
 
-_SNAPSHOT_KEY: Final = b"caf.snapshot"
+_SNAPSHOT_KEY: Final = "caf.snapshot"
 
 SORT_BUDGET: Final = QueryBudget(memory_bytes=1 << 30)
 """Of a snapshot that is sorted: with more memory it is read less often, once for each window of keys."""
@@ -236,7 +237,7 @@ class SnapshotWriter:
                 unsupported_count=self._unsupported_count,
                 beside=self._beside + self._left_out,
             )
-            self._file.close({_SNAPSHOT_KEY.decode(): _described(snapshot)})
+            self._file.close({_SNAPSHOT_KEY: _described(snapshot)})
             self._file.publish()
         return snapshot
 
@@ -417,7 +418,7 @@ def read_snapshot(path: Path) -> Snapshot:
     with opened_parquet(path) as file:
         schema, metadata = file.schema_arrow, file.metadata
     try:
-        snapshot = _parsed(path, json.loads((metadata.metadata or {})[_SNAPSHOT_KEY]))
+        snapshot = _parsed(path, json.loads(stated(metadata, _SNAPSHOT_KEY)))
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"{path} is not a snapshot: its description is missing or damaged", hint=TAKE_AGAIN) from error
     if schema.remove_metadata() not in (SNAPSHOT_SCHEMA, _EARLIER_SCHEMA):

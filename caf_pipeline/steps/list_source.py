@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Final, Self
+from typing import Any, Final, Self
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import pyarrow as pa
@@ -34,11 +34,11 @@ from caf_pipeline.context import Workplace
 from caf_pipeline.errors import IntegrityError, ListingUnordered
 from caf_pipeline.inventory.key_split import split_key, text_of
 from caf_pipeline.inventory.objects import S3Object, VersionCounts
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, opened_parquet, snapshot_batch
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, TAKE_AGAIN, opened_parquet, snapshot_batch
 from caf_pipeline.source.protocol import LastPage
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.folder_lock import alone_in
-from caf_pipeline.system.parquet import ROWS_PER_GROUP, WholeParquet, translate_errors
+from caf_pipeline.system.parquet import ROWS_PER_GROUP, WholeParquet, stated, translate_errors
 
 MAX_RESUMED_AGE: Final = timedelta(days=1)
 """Since its first request: what was written later may be missing, and the next listing would have it no sooner."""
@@ -63,7 +63,7 @@ TOLD_SECONDS: Final = 60.0
 
 FOLDER: Final = ".listing-"
 _RECORD: Final = "listing.json"
-_COVERS: Final = b"caf.covers"
+_COVERS: Final = "caf.covers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,7 @@ class _Piece:
     """
 
     path: Path
+    rows: int
     after: bytes
     through: bytes | None
     first: bytes | None
@@ -187,12 +188,18 @@ def read_record(path: Path, newest: datetime | None) -> tuple[ListingTerms, Begu
         listed_at, taken_at = (datetime.fromisoformat(said[name]) for name in ("listed_at", "taken_at"))
         begun = Begun(listed_at, taken_at, said["by_version"])
         terms = ListingTerms(**said["terms"])
-        listed = sum(pq.read_metadata(piece).num_rows for piece in path.glob("*.parquet"))
+        listed = sum(_described(piece)["rows"] for piece in path.glob("*.parquet"))
     except (OSError, ValueError, KeyError, TypeError):  # killed before it was written, of another version, or damaged
         return None
     # One that began in a time to come was begun while this machine's clock was wrong.
     too_old = abs(datetime.now(UTC) - begun.listed_at) > MAX_RESUMED_AGE or (newest is not None and newest > begun.listed_at)
     return None if too_old or listed < PIECE_OBJECTS else (terms, begun)
+
+
+def _described(piece: Path) -> dict[str, Any]:
+    """Return what a piece says that it covers; raises KeyError or ValueError where that is not as it was written."""
+    described: dict[str, Any] = json.loads(stated(pq.read_metadata(piece), _COVERS))
+    return described
 
 
 class PieceFolder:
@@ -218,11 +225,11 @@ class PieceFolder:
         """Return the pieces that are there, in the order of their keys."""
         found = []
         for path in self.path.glob("*.parquet"):
-            said = json.loads((pq.read_metadata(path).metadata or {})[_COVERS])
-            ended, left_out = bool(said.pop("ended")), VersionCounts(**said.pop("left_out"))
+            said = _described(path)
+            rows, ended, left_out = said.pop("rows"), said.pop("ended"), VersionCounts(**said.pop("left_out"))
             covers = {name: None if text is None else unquote_to_bytes(text) for name, text in said.items()}
             after = covers.pop("after") or b""
-            found.append(_Piece(path, after, **covers, ended=ended, left_out=left_out))
+            found.append(_Piece(path, rows, after, **covers, ended=ended, left_out=left_out))
         return sorted(found, key=lambda piece: piece.after)
 
     def rows(self) -> Iterator[pa.RecordBatch]:
@@ -232,12 +239,16 @@ class PieceFolder:
             IntegrityError: a piece is damaged, and was removed: the next listing has what it held.
         """
         for piece in self.pieces():
+            rows = 0
             try:
                 with opened_parquet(piece.path) as file:
                     for batch in file.iter_batches():
+                        rows += batch.num_rows
                         if piece.through is not None and batch.num_rows and batch["key"][-1].as_py() > piece.through:
                             batch = batch.filter(pc.less_equal(batch["key"], pa.scalar(piece.through, pa.binary())))  # noqa: PLW2901
                         yield batch
+                if rows != piece.rows:
+                    raise IntegrityError(f"{piece.path} has {rows} rows and declares {piece.rows}", hint=TAKE_AGAIN)
             except IntegrityError:
                 piece.path.unlink(missing_ok=True)
                 raise
@@ -302,8 +313,9 @@ class _PieceWriter:
     def _publish(self, through: bytes | None, last: bytes | None, following: bytes | None, *, ended: bool) -> None:
         file = self._file or self._folder.new_piece()
         covers = {"after": self._after, "through": through, "first": self._first, "last": last, "following": following}
-        said = {name: key if key is None else quote_from_bytes(key) for name, key in covers.items()}
-        file.close({_COVERS.decode(): json.dumps(said | {"ended": ended, "left_out": asdict(self._left_out)})})
+        said: dict[str, Any] = {name: key if key is None else quote_from_bytes(key) for name, key in covers.items()}
+        said |= {"rows": file.row_count, "ended": ended, "left_out": asdict(self._left_out)}
+        file.close({_COVERS: json.dumps(said)})
         file.publish()
         self._after = through or b""
         self._file, self._first, self._last, self._whole, self._left_out = None, None, None, None, VersionCounts()
@@ -380,7 +392,7 @@ class ParallelListing:
     def _find_gaps(self) -> None:
         at: bytes | None = self.after
         for piece in self.folder.pieces():
-            self.listed += pq.read_metadata(piece.path).num_rows
+            self.listed += piece.rows
             if at is not None and piece.after > at:
                 self._waiting.append(_Range(at, piece.after, last=at))
             at = piece.through

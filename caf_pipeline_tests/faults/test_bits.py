@@ -312,6 +312,7 @@ def test_a_snapshot_that_is_flipped_is_refused_or_the_same(fault, small_world, s
             try:
                 again = inventories.open_snapshot(work, snapshot.name)
                 require_whole(again.path)
+                assert again == snapshot, offset
                 assert list(read_objects(again.path)) == objects, offset
             except CafError as error:
                 is_one_sentence(error)

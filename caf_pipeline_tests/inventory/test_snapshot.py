@@ -159,3 +159,10 @@ def test_what_is_not_a_snapshot_is_refused(tmp_path, make, message):
     make(tmp_path / "s.parquet")
     with pytest.raises(IntegrityError, match=message):
         read_snapshot(tmp_path / "s.parquet")
+
+
+def test_a_snapshot_that_says_another_time_than_it_was_written_with_is_refused(tmp_path):
+    path = write_snapshot(tmp_path / "s.parquet", [thing(b"a")]).path
+    path.write_bytes(path.read_bytes().replace(b'"taken_at": "2026', b'"taken_at": "3026'))
+    with pytest.raises(IntegrityError, match="its description is missing or damaged"):
+        read_snapshot(path)

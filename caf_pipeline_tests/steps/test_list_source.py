@@ -359,6 +359,21 @@ def test_a_piece_with_a_damaged_page_is_named_and_listed_again_by_the_next_listi
     assert left_in(tmp_path) == []
 
 
+def test_a_piece_that_says_another_range_than_it_was_written_for_is_not_believed(scripted_s3, tmp_path, small_pieces):
+    """Else the keys of that range would be in no inventory, and count as gone."""
+    listed = ListedKeys(HEX)
+    work = a_workplace(tmp_path, listed.serve(scripted_s3, page_keys=10), listing_threads=1)
+    scripted_s3.answer = lambda asked: s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
+    with pytest.raises(SourceDenied):
+        take_inventory(work)
+    scripted_s3.answer = listed
+    *_, last = sorted(tmp_path.glob("inventories/src/.listing-*/*.parquet"))
+    content = last.read_bytes()
+    at = content.index(b'"through": "') + len(b'"through": "')
+    last.write_bytes(content[:at] + b"f" + content[at + 1 :])  # a hexadecimal digit, the greatest
+    assert keys_of(take_inventory(work)) == sorted(HEX)
+
+
 def test_a_short_listing_that_failed_begins_anew(scripted_s3, tmp_path):
     """An object that was put meanwhile is in it, and nothing is left behind."""
     keys = set(HEX[:30])
