@@ -86,6 +86,7 @@ class InventoryReport:
         url: of the report's folder.
         taken_at: when S3 began to read the bucket for it.
         size_bytes: of its files.
+        keeps_versions: what `ObjectSource.keeps_versions` told when it was opened, by which its rows are read.
         fetch: fetches the files into a folder, several at once, and yields as Parquet files of SNAPSHOT_SCHEMA what they have
             of the source, without any order, along with the counts of each. Raises ReportRefused where a file
             is missing or damaged, StagingError where there is no room, and what a listing raises.
@@ -95,6 +96,7 @@ class InventoryReport:
     taken_at: datetime
     file_count: int
     size_bytes: int
+    keeps_versions: bool | None
     fetch: Callable[[Path], Iterator[tuple[Path, ReportCounts]]]
 
 

@@ -119,20 +119,19 @@ def take_inventory(
 
 def _begin(work: Workplace, after: bytes, until: bytes | None, *, to_plan: bool) -> Begun:
     """Return the time before the first page, what a listing says was so at this time or later; and how it is listed."""
-    begun = Begun(datetime.now(UTC), work.objects.clock(), keeps_versions(work))
+    begun = Begun(datetime.now(UTC), work.objects.clock(), by_version(work, work.objects.keeps_versions()))
     if to_plan:
         work.ledger.mark_noticed(work.source, _snapshot_path(work, begun.listed_at).stem, after, until)
     return begun
 
 
-def keeps_versions(work: Workplace) -> bool:
-    """Tell whether the bucket keeps versions, as far as it may be asked.
+def by_version(work: Workplace, keeps: bool | None) -> bool:
+    """Tell whether objects have version ids, by what `ObjectSource.keeps_versions` told.
 
     Raises:
-        SourceDenied: it may not be asked any more. Without its version id each object would have another identity than it was
-            archived under, and would be archived once more. What `ObjectSource.keeps_versions` raises.
+        SourceDenied: the bucket may not be asked any more. Without its version id each object would have another identity than
+            it was archived under, and would be archived once more.
     """
-    keeps = work.objects.keeps_versions()
     if keeps is None and work.ledger.has_version_ids(work.source):
         raise SourceDenied(
             f"the bucket of source '{work.source}' does not say whether it keeps versions, and its objects were archived by their"
@@ -161,11 +160,11 @@ def take_report(work: Workplace, name: str = "") -> tuple[Snapshot, TakenReport]
 
     Raises:
         ReportRefused: it cannot be used, or is older than a whole inventory that is planned: what was archived since would look
-            as if it were gone. What `keeps_versions`, `ObjectSource.open_report` and `InventoryReport.fetch` raise. No snapshot
+            as if it were gone. What `by_version`, `ObjectSource.open_report` and `InventoryReport.fetch` raise. No snapshot
             is there then.
     """
     report = work.objects.open_report(name)
-    keeps_versions(work)
+    by_version(work, report.keeps_versions)
     moment = datetime.now(UTC)
     path = _snapshot_path(work, moment)
     _refuse_superseded(work, report, path.stem)

@@ -102,6 +102,15 @@ def test_a_source_that_was_never_planned_is_previewed_from_its_report(work, new_
     assert ledger.sources() == ["src"]
 
 
+def test_the_bucket_of_a_report_is_asked_once_whether_it_keeps_versions(work, new_bucket, reports, monkeypatch):
+    asked, keeps_versions = [], Listing.keeps_versions
+    monkeypatch.setattr(Listing, "keeps_versions", lambda listing: asked.append(1) or keeps_versions(listing))
+    new_bucket.put("a", A)
+    reports.write()
+    inventories.take_report(work)
+    assert asked == [1]
+
+
 def test_nothing_but_the_snapshot_is_left_on_the_disk(work, new_bucket, reports):
     new_bucket.put("a", A)
     reports.write()

@@ -133,7 +133,8 @@ class Reports:
         return sorted((name for name in complete if _DATED.fullmatch(name) and name > named), reverse=True)
 
     def _report(self, manifest: Manifest) -> InventoryReport:
-        keeps_versions = bool(self.listing.keeps_versions())
+        told = self.listing.keeps_versions()
+        keeps_versions = bool(told)
         manifest.require(self.source.bucket, keeps_versions=keeps_versions, needs_storage_class=self.needs_storage_class)
         if manifest.taken_at > self.listing.clock():
             raise ReportRefused(
@@ -147,6 +148,7 @@ class Reports:
             taken_at=manifest.taken_at,
             file_count=len(manifest.files),
             size_bytes=sum(file.size_bytes for file in manifest.files),
+            keeps_versions=told,
             fetch=lambda folder: self._fetched(rows, folder),
         )
 
