@@ -352,22 +352,33 @@ def _prune(work: Workplace, taken: Snapshot) -> None:
 def look_for_new(work: Workplace, *, after: bytes, max_pages: int, enough: Callable[[], bool] = lambda: False) -> Look:
     """List at most `max_pages` pages and count the objects that a plan would take.
 
-    It ends after a page where `enough` says so; the next look then goes on there, as after the last of the pages.
+    It ends after a page where `enough` says so; the next look then goes on there, as after the last of the pages. Pages with
+    nothing but older versions and delete markers, which are left out, do not count as pages: a look passes many.
     """
     new_objects = listed = pages = 0
     next_after: bytes | None = None
     filters = filters_now(work)
-    for page in work.objects.list_pages(after=after, max_pages=max_pages, versions=work.all_versions):
-        pages += 1
-        listed += sum(not obj.is_delete_marker for obj in page)
-        new_objects += len(unsettled_objects(work, page, filters))
-        next_after = None if isinstance(page, LastPage) else page[-1].key
-        if enough():
+    bound = max_pages if work.all_versions else None  # in versions the source itself ends with the last one of a key
+    for page in work.objects.list_pages(after=after, max_pages=bound, versions=True):
+        objects, _ = kept_of(page, all_versions=work.all_versions)
+        pages += bool(objects)
+        listed += sum(not obj.is_delete_marker for obj in objects)
+        new_objects += len(unsettled_objects(work, objects, filters))
+        next_after = None if isinstance(page, LastPage) else _passed(page, objects)
+        if enough() or (bound is None and pages == max_pages):
             break
     else:
         if pages < max_pages:
             next_after = None
     return Look(new_objects, next_after, pages, all_new=0 < listed == new_objects)
+
+
+def _passed(page: Sequence[S3Object], kept: Sequence[S3Object]) -> bytes:
+    """Return behind which key of a page the next look begins: of the last one, the next page may have the latest version."""
+    if kept:
+        return kept[-1].key
+    last = page[-1].key
+    return next((obj.key for obj in reversed(page) if obj.key != last), last)
 
 
 def filters_now(work: Workplace) -> ObjectFilter:

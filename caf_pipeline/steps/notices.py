@@ -11,6 +11,7 @@ from caf_pipeline.errors import ListingUnordered
 from caf_pipeline.inventory.key_split import just_before
 from caf_pipeline.source.protocol import EventQueue
 from caf_pipeline.steps.inventories import filters_now, unsettled_objects
+from caf_pipeline.steps.list_source import kept_of
 
 KEYS_LOOKED_FOR: Final = 10_000
 """Of one look: what lies between the first and the last of them is listed."""
@@ -60,7 +61,7 @@ def look_at_noticed(work: Workplace, *, after: bytes, max_pages: int, enough: Ca
     """List at most `max_pages` pages, from the first noticed key after `after` on; None where no key is noticed.
 
     After the last one it begins again from the first. Where there is nothing to plan, the keys that it came to are forgotten.
-    It ends after a page where `enough` says so.
+    It ends after a page where `enough` says so. Pages with nothing that is kept do not count, as in `inventories.look_for_new`.
     """
     noticed = work.ledger.noticed_keys(work.source, after, KEYS_LOOKED_FOR)
     noticed = noticed or work.ledger.noticed_keys(work.source, b"", KEYS_LOOKED_FOR)
@@ -72,15 +73,15 @@ def look_at_noticed(work: Workplace, *, after: bytes, max_pages: int, enough: Ca
     there, unsettled, reached, pages = set[bytes](), list[bytes](), start, 0
     filters = filters_now(work)
     try:
-        for page in work.objects.list_pages(after=start, max_pages=max_pages, in_order=True, versions=work.all_versions):
+        for page in work.objects.list_pages(after=start, in_order=True, versions=True):
+            objects, _ = kept_of(page, all_versions=work.all_versions)
             there |= {obj.key for obj in page if obj.is_latest and not obj.is_delete_marker}
-            unsettled += [obj.key for obj in unsettled_objects(work, page, filters)]
-            reached, pages = page[-1].key, pages + 1
-            if reached > end or enough():
+            unsettled += [obj.key for obj in unsettled_objects(work, objects, filters)]
+            reached, pages = page[-1].key, pages + bool(objects)
+            if reached > end or pages == max_pages or enough():
                 break
-        else:
-            if pages < max_pages:  # the listing's end
-                reached = end + b"\0"
+        else:  # the listing's end
+            reached = end + b"\0"
     except ListingUnordered:  # no part of such a bucket can be listed
         return NoticedLook(to_plan=True, after=b"", until=None)
     # Of the last key that was listed, the next page may have further versions.

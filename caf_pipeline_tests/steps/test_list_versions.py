@@ -210,3 +210,24 @@ def test_bounded_looks_come_round_and_cut_no_key(scripted_s3, tmp_path, ledger, 
         assert look.next_after > after
         after = look.next_after
     assert (look.next_after, found) == (None, sum(not marker for *_, marker in expected(history)))
+
+
+DELETED = {f"{number:03}".encode(): ["d2", "v1"] for number in range(50)} | {b"z": ["v1"]}
+
+
+def test_a_look_at_many_deleted_keys_ends_in_time_and_the_next_one_goes_on_there(scripted_s3, tmp_path, ledger):
+    objects = ListedKeys((), history=DELETED).serve(scripted_s3, page_keys=10)
+    work = with_ledger(tmp_path, objects, ledger)
+    after, looks = b"", []
+    while after is not None:
+        looks.append(inventories.look_for_new(work, after=after, max_pages=1, enough=lambda: True))
+        assert looks[-1].next_after is None or looks[-1].next_after > after
+        after = looks[-1].next_after
+    assert [look.new_objects for look in looks] == [0] * (len(looks) - 1) + [1]
+    assert len(looks) > 10
+
+
+def test_deleted_keys_are_passed_by_one_look_where_there_is_time(scripted_s3, tmp_path, ledger):
+    objects = ListedKeys((), history=DELETED).serve(scripted_s3, page_keys=10)
+    look = inventories.look_for_new(with_ledger(tmp_path, objects, ledger), after=b"", max_pages=1)
+    assert (look.new_objects, look.next_after, look.pages, look.all_new) == (1, None, 1, True)
