@@ -164,17 +164,18 @@ def open_kept(folder: Path) -> Iterator[KeptLocations]:
 
 
 def _sound(path: Path) -> _File | None:
-    """Return a file that is as it was written; None for anything else."""
+    """Return a file that is as it was written; None for anything else, as what another version wrote."""
     try:
         if path.suffix != ".parquet" or _sha256(path) != path.stem:
             return None
         with pq.ParquetFile(path) as file:
             described = json.loads((file.metadata.metadata or {})[_CHUNKS.encode()])
-            rows = file.metadata.num_rows
-    except (OSError, pa.ArrowException, KeyError, ValueError):
+            rows, schema = file.metadata.num_rows, file.schema_arrow.remove_metadata()
+        chunks = {int(one): (str(name), int(count)) for one, (name, count) in described.items()}
+    except (OSError, pa.ArrowException, KeyError, ValueError, TypeError, AttributeError):
         return None
-    chunks = {int(one): (str(name), int(count)) for one, (name, count) in described.items()}
-    return _File(path, chunks, rows) if sum(count for _, count in chunks.values()) == rows else None
+    is_whole = schema == KEPT_SCHEMA and sum(count for _, count in chunks.values()) == rows
+    return _File(path, chunks, rows) if is_whole else None
 
 
 def _sha256(path: Path) -> str:

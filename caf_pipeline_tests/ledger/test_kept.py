@@ -1,5 +1,6 @@
 """What is kept of the ledger's locations is what the database has, whatever became of the files or of the database."""
 
+import hashlib
 import os
 import shutil
 import threading
@@ -141,6 +142,27 @@ def test_a_file_under_the_name_of_another_is_not_believed(ledger, known, tmp_pat
     assert len(known()) == 10
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.drop_columns(["last_modified"]),
+        lambda table: table.replace_schema_metadata({"caf.chunks": "[]"}),
+        lambda table: table.replace_schema_metadata({"caf.chunks": '{"1": 2}'}),
+    ],
+)
+def test_a_file_that_another_version_of_the_software_wrote_is_written_again(ledger, known, tmp_path, change):
+    archive(ledger, ["a", "b"])
+    known()
+    (written,) = files(tmp_path)
+    with pq.ParquetFile(written) as file:
+        changed = change(file.read().replace_schema_metadata(file.metadata.metadata))
+    pq.write_table(changed, written)
+    written.rename(written.with_stem(hashlib.sha256(written.read_bytes()).hexdigest()))
+    assert known() == {"a", "b"}
+    (again,) = files(tmp_path)
+    assert again == written
+
+
 def test_files_of_another_database_are_not_mixed_with_this_ones(ledger, known, database):
     archive(ledger, ["a", "b"])
     assert known() == {"a", "b"}
@@ -149,6 +171,26 @@ def test_files_of_another_database_are_not_mixed_with_this_ones(ledger, known, d
     assert known() == set()
     archive(ledger, ["c", "d"])
     assert known() == {"c", "d"}
+
+
+def test_files_of_another_source_are_not_mixed_with_this_ones(ledger, known, tmp_path):
+    archive(ledger, ["a", "b"], source="other")
+    archive(ledger, ["a", "c"])
+    ledger.export_changes("other", tmp_path / "others", tmp_path / "kept")
+    assert known() == {"a", "c"}
+
+
+def test_files_of_later_than_a_restored_database_say_nothing_of_what_it_lacks(ledger, known, database):
+    archive(ledger, ["a"])
+    archive(ledger, ["b", "c"])
+    assert known() == {"a", "b", "c"}
+    with database.transaction() as connection:  # as it was before the second chunk, whose id is given again
+        for table in ("copies", "locations", "caf_files"):
+            connection.execute(f"DELETE FROM {table} WHERE caf_file_id = 2")
+        connection.execute("SELECT setval(pg_get_serial_sequence('caf_files', 'caf_file_id'), 1)")
+    assert known() == {"a"}
+    archive(ledger, ["d", "e"])
+    assert known() == {"a", "d", "e"}
 
 
 def test_a_file_that_came_back_from_a_backup_says_nothing_that_is_not_so(ledger, known, tmp_path):
