@@ -44,11 +44,16 @@ def key_bounds(file: pq.ParquetFile, group: int) -> tuple[bytes, bytes]:
 
     Pyarrow writes both beside it, unless one is longer than 4,096 bytes, as a key of another server than S3 may be: then the
     keys are read.
+
+    Raises:
+        ValueError: it has none: the file is damaged.
     """
     told = file.metadata.row_group(group).column(file.schema_arrow.get_field_index("key")).statistics
     if told is not None and told.has_min_max:
         return told.min, told.max
     read = pc.min_max(file.read_row_group(group, columns=["key"])["key"])
+    if not read["min"].is_valid:
+        raise ValueError("it has rows without a key")
     return read["min"].as_py(), read["max"].as_py()
 
 

@@ -1,8 +1,12 @@
 """Windows of keys."""
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from caf_pipeline.errors import IntegrityError
 from caf_pipeline.inventory.key_windows import key_windows
+from caf_pipeline.inventory.keyed_rows import KeyedRows
 from caf_pipeline.inventory.snapshot import SnapshotWriter
 from caf_pipeline_tests.support.snapshots import MOMENT, thing, use_small_windows
 
@@ -26,3 +30,10 @@ def test_windows_of_a_snapshot_cover_the_keys_that_it_covers_and_no_others(tmp_p
             writer.add([thing(key)])
         snapshot = writer.finish()
     assert list(key_windows(path, snapshot.keys)) == expected
+
+
+def test_a_file_whose_rows_lost_their_keys_is_damaged(tmp_path):
+    """As by a flipped bit in its end."""
+    pq.write_table(pa.table({"key": pa.nulls(3, pa.binary())}), tmp_path / "s.parquet")
+    with pytest.raises(IntegrityError, match="it has rows without a key"):
+        KeyedRows(tmp_path / "s.parquet", ["key"])
