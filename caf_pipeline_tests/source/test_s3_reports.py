@@ -608,6 +608,8 @@ FOLDER = "s3://dest/reports/bucket-of-script/daily/"
     ("answer", "error", "words", "hint"),
     [
         (s3_error(403, "AccessDenied"), SourceDenied, "may not be read with the credentials of source 'demo'", "kms:Decrypt"),
+        (s3_error(400, "KMS.DisabledException"), SourceDenied, "of source 'demo': KMS.DisabledException", "kms:Decrypt"),
+        (s3_error(403, "InvalidObjectState"), ReportRefused, "is in cold storage", "restore it there"),
         (s3_error(404, "NoSuchBucket"), BucketMissing, "there is no bucket 'dest'", "sources.demo.inventory"),
         (s3_error(403, "InvalidAccessKeyId"), SourceDenied, "refuses the access key", "CAF_SOURCES__DEMO__ACCESS_KEY_ID"),
         (s3_error(503, "SlowDown"), SourceUnreachable, "SlowDown", "try again"),

@@ -52,6 +52,9 @@ _MINUTE: Final = f"{_DAY}T00-00Z"
 _PARTS: Final = frozenset({"manifest.json", "manifest.checksum"})
 """What a complete report has in its folder."""
 _MISSING: Final = frozenset({"NoSuchKey", "404"})
+_IN_COLD_STORAGE: Final = "InvalidObjectState"
+_OF_KEY: Final = "KMS."
+"""What S3's codes begin with where a key is disabled, gone, or not to be used."""
 
 
 class _Stopped(Exception):
@@ -285,9 +288,13 @@ class Reports:
                 return _NoSuchObject(f"there is no {url}")
             if code_of(error) == "NoSuchBucket":
                 return BucketMissing(f"there is no {at}", hint=f"check {self.source.setting('inventory')}")
-            if code_of(error) in ("AccessDenied", "403"):
+            if code_of(error) == _IN_COLD_STORAGE:
+                return ReportRefused(f"{url} is in cold storage", hint=f"restore it there, {AGAIN}")
+            of_key = code_of(error).startswith(_OF_KEY)
+            if of_key or code_of(error) in ("AccessDenied", "403"):
                 return SourceDenied(
-                    f"{url} may not be read with the credentials of source '{self.source.source}'",
+                    f"{url} may not be read with the credentials of source '{self.source.source}'"
+                    f"{f': {code_of(error)}' if of_key else ''}",
                     hint=f"grant s3:ListBucket and s3:GetObject on '{self.bucket}', and kms:Decrypt on the key of its reports",
                 )
         return source_error(error, at)
