@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from caf_pipeline.errors import SourceDenied
 from caf_pipeline.inventory.objects import VersionCounts
 from caf_pipeline.inventory.snapshot import read_objects
+from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.steps import inventories, list_source
 from caf_pipeline.steps.inventories import take_inventory
+from caf_pipeline.steps.notices import look_at_noticed
 from caf_pipeline_tests.steps.test_list_source import a_workplace, left_in
 from caf_pipeline_tests.support.listing_server import ListedKeys
 from caf_pipeline_tests.support.s3_server import s3_error
@@ -231,3 +233,12 @@ def test_deleted_keys_are_passed_by_one_look_where_there_is_time(scripted_s3, tm
     objects = ListedKeys((), history=DELETED).serve(scripted_s3, page_keys=10)
     look = inventories.look_for_new(with_ledger(tmp_path, objects, ledger), after=b"", max_pages=1)
     assert (look.new_objects, look.next_after, look.pages, look.all_new) == (1, None, 1, True)
+
+
+def test_a_look_where_events_say_ends_in_time_at_many_deleted_keys(scripted_s3, tmp_path, ledger):
+    listed = ListedKeys((), history=DELETED)
+    work = with_ledger(tmp_path, listed.serve(scripted_s3, page_keys=10), ledger)
+    named = [ObjectEvent(key, "") for key in (b"001", b"z")]
+    ledger.take_messages("src", [QueueMessage("m", "", b"", named, "")])
+    found = look_at_noticed(work, after=b"", max_pages=20, enough=lambda: True)
+    assert (found.to_plan, found.until, len(listed.pages)) == (True, b"001", 1)
