@@ -242,6 +242,8 @@ class PieceFolder:
             rows = 0
             try:
                 with opened_parquet(piece.path) as file:
+                    if file.schema_arrow.remove_metadata() != SNAPSHOT_SCHEMA:
+                        raise IntegrityError(f"the columns of {piece.path} are not those of a snapshot", hint=TAKE_AGAIN)
                     for batch in file.iter_batches():
                         rows += batch.num_rows
                         if piece.through is not None and batch.num_rows and batch["key"][-1].as_py() > piece.through:

@@ -346,10 +346,16 @@ def test_a_damaged_piece_is_no_reason_to_fail(interrupted, tmp_path):
     assert keys_of(take_inventory(a_workplace(tmp_path, objects))) == sorted(HEX)
 
 
-def test_a_piece_with_a_damaged_page_is_named_and_listed_again_by_the_next_listing(interrupted, tmp_path):
+def damage_name(piece: Path) -> None:
+    """Give a column another name."""
+    piece.write_bytes(piece.read_bytes().replace(b"is_delete_marker", b"is_delete_markes"))
+
+
+@pytest.mark.parametrize("damage", [lambda piece: damage_page(piece, "key"), damage_name])
+def test_a_damaged_piece_is_named_and_listed_again_by_the_next_listing(interrupted, tmp_path, damage):
     listed, objects = interrupted
     piece, *_ = sorted(tmp_path.glob("inventories/src/.listing-*/*.parquet"))
-    damage_page(piece, "key")
+    damage(piece)
     work = a_workplace(tmp_path, objects)
     with pytest.raises(IntegrityError, match=piece.name):
         take_inventory(work)
