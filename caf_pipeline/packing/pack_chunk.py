@@ -161,7 +161,7 @@ def _format_of(folder: Path, number: int) -> str:
 
 def _give_up_on(work: Workplace, chunk: Chunk, planned: PlannedObject) -> bool:
     """Count a run that failed on this object; True once enough of them did. A source that is down counts for nothing."""
-    next(iter(work.objects.list_pages(max_pages=1)), None)
+    next(iter(work.objects.list_pages(versions=True)), None)
     obj = planned.object
     failures = work.ledger.count_read_failure(chunk.name, obj.key.decode(), obj.object_version, work.holder.run)
     return failures >= work.settings.packing.unreadable_after

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caf_pipeline.errors import SourceDenied
+from caf_pipeline.errors import ObjectReadFailed, SourceDenied
 from caf_pipeline.inventory.objects import VersionCounts
 from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
-from caf_pipeline.steps import inventories, list_source
+from caf_pipeline.steps import chunk_steps, inventories, list_source, planning
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.steps.notices import look_at_noticed
 from caf_pipeline_tests.steps.test_list_source import a_workplace, left_in
@@ -242,3 +242,14 @@ def test_a_look_where_events_say_ends_in_time_at_many_deleted_keys(scripted_s3, 
     ledger.take_messages("src", [QueueMessage("m", "", b"", named, "")])
     found = look_at_noticed(work, after=b"", max_pages=20, enough=lambda: True)
     assert (found.to_plan, found.until, len(listed.pages)) == (True, b"001", 1)
+
+
+def test_whether_a_bucket_answers_is_one_request_where_all_keys_at_its_begin_are_deleted(scripted_s3, tmp_path, ledger):
+    listed = ListedKeys((), history=DELETED)
+    work = with_ledger(tmp_path, listed.serve(scripted_s3, page_keys=10), ledger)
+    (chunk,) = planning.cut_plan(work, take_inventory(work)).chunks
+    chunk_steps.load_batch(work, chunk.name)
+    listed.pages.clear()
+    with pytest.raises(ObjectReadFailed):  # the script gives listings alone
+        chunk_steps.pack_chunk(work, chunk.name)
+    assert sum("versions" in request.query for request in listed.pages) == 1
