@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, parse_footer
+from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import ArchiveError, CafError, IntegrityError, NoChainAnswer, StagingError, StoreError, StoreUnreachable
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, open_manifest, row_identity
 from caf_pipeline.ledger.records import Chunk, posting_of
-from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
+from caf_pipeline.packing.chunk_reader import ChunkFile, RemoteSource, StagedSource
 from caf_pipeline.retrieval.holders import REPAIR, not_given
-from caf_pipeline.retrieval.remote_chunk import AgreedSource, fetch_manifest
+from caf_pipeline.retrieval.remote_chunk import ROOT_SIZE_BYTES, AgreedSource, CopiesDiffer, fetch_manifest
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.system.folder_lock import alone_in, writing_into
@@ -182,7 +183,10 @@ class Manifests:
         raise not_given(f"the manifest of chunk {chunk.name}", failed)
 
     def _write_agreed(self, chunk: Chunk, path: Path) -> None:
-        """Fetch the manifest of a chunk whose seal did not keep its hash: as many copies as are required have to agree on it."""
+        """Fetch the manifest of a chunk whose seal did not keep its hash: as many copies as are required have to agree on it.
+
+        Where they do not, and no other try is of use, one copy is read whole: its Merkle root proves the manifest in it.
+        """
         posting = posting_of(chunk)
         source = AgreedSource(self._store, posting, [copy.provider for copy in self._store.copies(posting)])
         try:
@@ -191,10 +195,37 @@ class Manifests:
                 given = f"{len(source.providers)} of {self._store.required_copies}"
                 raise IntegrityError(f"only {given} copies of chunk {chunk.name} give its manifest", hint=REPAIR)
         except (ArchiveError, IntegrityError) as error:
-            if not source.may_say_more:
-                raise
+            if isinstance(error, CopiesDiffer) or not source.may_say_more:
+                self._write_proven(chunk, path)
+                return
             silent = "; ".join(f"{provider}: {reason}" for provider, reason in source.silent.items())
             raise StoreUnreachable(f"{error}; others do not answer ({silent})", hint="try again later") from error
+
+    def _write_proven(self, chunk: Chunk, path: Path) -> None:
+        """Read copies whole until one has the chunk's Merkle root; keep its manifest."""
+        posting, failed = posting_of(chunk), dict[str, CafError]()
+        proof_type = 3 if len(posting.merkle_root) == ROOT_SIZE_BYTES[3] else 0
+        for provider in self._store.holders(posting):
+            try:
+                member = ChunkFile(RemoteSource(self._store, posting, provider), chunk.name).manifest_member()
+                tree, position = MerkleTree(proof_type), 0
+                with path.open("wb") as file:
+                    for piece in self._store.read(posting, 0, chunk.stored_size_bytes, provider=provider):
+                        tree.update(piece)
+                        file.write(piece[max(member.start_byte - position, 0) : max(member.end_byte - position, 0)])
+                        position += len(piece)
+            except NoChainAnswer:
+                raise
+            except (StoreError, IntegrityError) as error:
+                failed[provider] = error
+                continue
+            except ArchiveError as error:
+                failed[provider] = IntegrityError(str(error))
+                continue
+            if tree.root() == posting.merkle_root:
+                return
+            failed[provider] = IntegrityError("it gives other bytes than its Merkle root says")
+        raise not_given(f"the manifest of chunk {chunk.name}", failed)
 
 
 def _cut_to_manifest(path: Path) -> None:

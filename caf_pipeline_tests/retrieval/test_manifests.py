@@ -94,6 +94,26 @@ def test_a_manifest_that_no_provider_has_and_one_that_all_give_wrong_are_no_matt
     assert isinstance(headers(), StoredChunkMissing)
 
 
+@pytest.mark.parametrize("lying", [["anna"], ["anna", "carl"]])
+def test_a_manifest_that_some_providers_give_wrong_is_taken_from_another(work, headers, lying):
+    right = headers()
+    for provider in lying:
+        for file in work.store.folders[provider].folder.glob("chunks/*"):
+            body = file.read_bytes()
+            file.write_bytes(body[:-3000] + bytes(2000) + body[-1000:])
+    assert isinstance(right, Mapping)
+    assert headers() == right
+    work.store.away.update(set(work.store.folders) - set(lying))
+    assert type(headers()) is StoreUnreachable
+
+
+def test_a_manifest_of_which_copies_are_lost_for_good_is_taken_from_the_one_that_is_left(work, headers):
+    for provider in ("anna", "bert"):
+        for file in work.store.folders[provider].folder.glob("chunks/*"):
+            file.unlink()
+    assert isinstance(headers(), Mapping)
+
+
 def test_what_a_process_that_was_killed_left_is_removed_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name, file in {"left": "src-1-1.manifest", "mine": "src-1-1.manifest", "mine/below": "note"}.items():
