@@ -109,7 +109,7 @@ class RestoreBucket:
         """Compare size and headers, if known, and then the bytes: by S3's SHA-256 of all of them, else they are read."""
         headers = headers or there.headers
         expected = headers if headers.content_type else replace(headers, content_type=there.headers.content_type)
-        if there.size_bytes != one.size_bytes or there.headers != expected:
+        if there.size_bytes not in (one.size_bytes, None) or there.headers != expected:
             return False
         if there.sha256 and there.sha256 == one.row.sha256:
             return True
@@ -121,7 +121,7 @@ class RestoreBucket:
                 left, rest = left - len(piece[:left]), piece[left:]
             if digest.digest() != each.sha256:
                 return False
-        return True
+        return not (rest or next(pieces, b""))
 
     def _write(self, one: Location, headers: ObjectHeaders, read: ObjectRead | None, *, replace: bool) -> bool:
         """Write an object; tell whether the bucket compared it. Raises KeyTaken."""

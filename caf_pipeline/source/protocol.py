@@ -224,11 +224,12 @@ class ObjectThere:
     """An object that a bucket has already.
 
     Attributes:
+        size_bytes: None where the server does not say it.
         etag: which content it is; a read of it asks for this one. "" where the server says none.
         sha256: S3's own, where it covers the whole object.
     """
 
-    size_bytes: int
+    size_bytes: int | None
     etag: str
     headers: ObjectHeaders
     sha256: bytes | None

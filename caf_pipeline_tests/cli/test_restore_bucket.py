@@ -269,6 +269,18 @@ def test_a_server_that_leaves_etags_out_and_says_of_no_listing_that_it_ends_is_u
     assert (set(objects(new_bucket)), uploads(new_bucket)) == ({"some/key-05"}, [])
 
 
+def test_what_a_server_does_not_tell_the_size_of_is_read_to_be_compared(restore, new_bucket, unruly_s3):
+    def without_length(asked, answer):
+        return replace(with_header(answer, "x-amz-checksum-sha256", ""), length=-1)
+
+    body = BODIES["some/key-05"]
+    for there, outcome in ((body, "equal"), (body + b"more", "different"), (body[:-1], "different")):
+        new_bucket.put(f"{PREFIX}some/key-05", there)
+        unruly_s3.order(without_length, kind="head")
+        done = sums(restore("--json", prefix="some/key-05", endpoint=unruly_s3.endpoint))
+        assert (done[outcome], done["listed"]) == (1, 1)
+
+
 def test_wrong_bytes_never_become_an_object(archived, restore, new_bucket):
     spoilt = {}
     wrong = {"some/key-03", "large"}

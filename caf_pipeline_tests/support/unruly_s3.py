@@ -49,7 +49,7 @@ class Answer:
     """What goes back.
 
     Attributes:
-        length: the Content-Length where that is a lie; after fewer bytes the connection ends.
+        length: the Content-Length where that is a lie; after fewer bytes the connection ends. A negative one is not said.
         cut_after: bytes of the body after which the connection is reset, or None.
         at: bytes of the body after which `action` is called; then the body goes on.
     """
@@ -281,7 +281,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response_only(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(answer.body) if answer.length is None else answer.length))
+        length = len(answer.body) if answer.length is None else answer.length
+        if length >= 0:
+            self.send_header("Content-Length", str(length))
         self.send_header("Connection", "close")
         self.close_connection = True
         self.end_headers()

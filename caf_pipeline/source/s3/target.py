@@ -148,7 +148,7 @@ class BucketTarget:
             self._refuse(error, key, "read")
         whole = answer.get("ChecksumType", FULL_OBJECT) == FULL_OBJECT
         sha256 = _digest(answer.get("ChecksumSHA256", "")) if whole else None
-        return ObjectThere(answer["ContentLength"], answer.get("ETag", ""), headers_of(answer), sha256)
+        return ObjectThere(answer.get("ContentLength"), answer.get("ETag", ""), headers_of(answer), sha256)
 
     def read(self, key: str, there: ObjectThere) -> Iterator[bytes]:
         """See `ObjectTarget.read`. Where a body breaks off, the rest is asked for."""
