@@ -42,8 +42,8 @@ def export_references(
       python3 -c 'import fsspec; print(fsspec.filesystem("reference", fo="packages.json").cat("packages/rich/py.typed"))'
 
     Exit status: 0; 1 FILE.json lacks objects that are in parts; 2 FILE is neither kind; 3 a setting is wrong or there is no such
-    source; 6 the database failed; 7 some chunk cannot be read now; 8 FILE cannot be written; 11 no archived key begins with
-    PREFIX. After any but 0 and 1, FILE is as it was.
+    source; 6 the database failed; 7 some chunk cannot be read now; 8 FILE cannot be written; 9 no provider gives an object of
+    some chunk right, or none has it; 11 no archived key begins with PREFIX. After any but 0 and 1, FILE is as it was.
     """
     from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.retrieval.references import write_references  # noqa: PLC0415

@@ -19,8 +19,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from caf_pipeline.errors import CafError, IntegrityError, StoreError, StoreUnreachable
+from caf_pipeline.errors import CafError, IntegrityError, StoreError
 from caf_pipeline.ledger.records import LocatedRange, Location
+from caf_pipeline.retrieval.holders import not_given
 from caf_pipeline.store.protocol import ChunkStore, Posting
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.parquet import ROWS_PER_GROUP, translate_errors, write_whole
@@ -79,8 +80,8 @@ def write_references(locations: Iterable[Location], store: ChunkStore, path: Pat
     The URL of a chunk is that of the best of its providers that gave an object of it right when it was asked.
 
     Raises:
-        StoreUnreachable: no provider gives anything of some chunk now, or none has an address. StagingError: the file cannot be
-            written. StoreError. After any of them there is no new file.
+        StoreUnreachable: no provider gives anything of some chunk now. ObjectMissing: none has it. IntegrityError: those that
+            have it give other bytes. StagingError: the file cannot be written. StoreError. Then there is no new file.
     """
     sums, file = ReferenceSums(), Path(os.path.realpath(path))
     with translate_errors(path):
@@ -120,21 +121,19 @@ def _references(locations: Iterable[Location], store: ChunkStore, sums: Referenc
 def _url(one: LocatedRange, store: ChunkStore) -> str:
     """Return where a chunk can be read: at a provider that gives this object of it right now, or a byte of a larger one."""
     failed: dict[str, CafError] = {}
-    size_bytes = one.end_byte - one.start_byte
-    for provider, url in store.urls(one.posting).items():
+    size_bytes, urls = one.end_byte - one.start_byte, store.urls(one.posting)
+    for provider in store.holders(one.posting):
         try:
             is_compared = 0 < size_bytes <= COMPARED_BYTES
             read = (one.start_byte, one.end_byte) if is_compared else (0, 1)
             body = b"".join(store.read(one.posting, *read, provider=provider))
             if is_compared and hashlib.sha256(body).digest() != one.sha256:
                 raise IntegrityError("it gives other bytes than those that were archived")
-            return url
+            if provider in urls:
+                return urls[provider]
         except (StoreError, IntegrityError) as error:
             failed[provider] = error
-    said = "; ".join(f"{provider}: {error}" for provider, error in failed.items()) or "no provider with an address has it"
-    raise StoreUnreachable(
-        f"chunk {one.chunk} cannot be read: {said}", hint="try again later, or 'caf jackal repair' stores it again"
-    )
+    raise not_given(f"an object of chunk {one.chunk}", failed)
 
 
 def _batches(references: Iterable[Reference]) -> Iterator[pa.RecordBatch]:

@@ -125,7 +125,7 @@ def test_references_lead_to_a_provider_that_answers_and_where_none_does_no_file_
     assert caf("export-references", "src", "-o", "one.json").status == 0
     assert network.providers[holding[-1]] in (caf.folder / "one.json").read_text()
     network.misbehave(provider=holding[-1], refuse=True)
-    one_sentence(caf("export-references", "src", "-o", "none.json"), 7, "cannot be read: ")
+    one_sentence(caf("export-references", "src", "-o", "none.json"), 7, "no provider gives an object of chunk")
     one_sentence(caf("export-references", "src", "-o", "none.txt"), 2, "neither in .json nor in .parquet")
     one_sentence(caf("export-references", "src", "x/", "-o", "none.json"), 11, "begins with 'x/'")
     assert not list(caf.folder.glob("*none*"))

@@ -9,7 +9,7 @@ import fsspec
 import pyarrow.parquet as pq
 import pytest
 
-from caf_pipeline.errors import StagingError, StoreUnreachable
+from caf_pipeline.errors import IntegrityError, ObjectMissing, StagingError, StoreUnreachable
 from caf_pipeline.retrieval.references import write_references
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.contracts import chunk_store
@@ -93,7 +93,10 @@ def test_a_provider_that_gives_other_bytes_gets_no_reference_and_alone_it_is_tol
     assert url == store.urls(posting)[others[0]]
     for provider in others:
         corrupt(store.file(provider, posting), START)
-    with pytest.raises(StoreUnreachable, match="it gives other bytes than those that were archived"):
+    with pytest.raises(IntegrityError, match="it gives other bytes than those that were archived"):
+        write_references([location], store, tmp_path / "refs.json")
+    store.away.add(first)
+    with pytest.raises(StoreUnreachable, match=f"{first} is away"):
         write_references([location], store, tmp_path / "refs.json")
 
 
@@ -104,6 +107,6 @@ def test_what_cannot_be_written_or_read_leaves_the_file_as_it_was(store, posting
     assert not [path for path in small_disk.iterdir() if path.suffix in (".json", ".partial")]
     (tmp_path / "refs.json").write_text("before")
     (store.folder / "chunks" / f"{posting.merkle_root.hex()}.caf").unlink()
-    with pytest.raises(StoreUnreachable, match="chunk src-1-1 cannot be read: no provider"):
+    with pytest.raises(ObjectMissing, match="no provider has an object of chunk src-1-1"):
         write_references([whole(posting)], store, tmp_path / "refs.json")
     assert (tmp_path / "refs.json").read_text() == "before"
