@@ -12,12 +12,13 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
+from weakref import WeakSet
 
-from caf_pipeline.errors import IntegrityError, StoreError
+from caf_pipeline.errors import IntegrityError, StoreError, UsageError
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.bulk import ObjectRead, Wanted, read_many
 from caf_pipeline.retrieval.listing import list_level, list_objects
-from caf_pipeline.retrieval.object_file import BLOCK_BYTES
+from caf_pipeline.retrieval.object_file import BLOCK_BYTES, ObjectFile
 from caf_pipeline.retrieval.reader import Found, fetch, no_source, save
 from caf_pipeline.store.protocol import ChunkStore
 
@@ -39,7 +40,8 @@ class Archive:
         StoreUnreachable: no provider gives the bytes now. ObjectMissing: none has them.
         IntegrityError: what providers give is not what was archived.
         LedgerUnreachable, LedgerError: the database is away, or refuses.
-        UsageError: `as_of` has no zone, or comes with a version; a file, or the temporary one of a large object, is not written.
+        UsageError: `as_of` has no zone, or comes with a version; a file, or the temporary one of a large object, is not written;
+            it was closed.
     """
 
     def __init__(self, ledger: "Ledger", store: ChunkStore, *closing: Callable[[], object]) -> None:
@@ -47,6 +49,9 @@ class Archive:
         self.ledger = ledger
         self.store = store
         self._closing = closing
+        self._is_closed = False
+        self._files = WeakSet[ObjectFile]()
+        self._lock = threading.Lock()
         self._lookups = _Lookups()
 
     def __enter__(self) -> Self:
@@ -56,12 +61,22 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Close its connections, where it opened them. Nothing is to be read by it afterwards, nor by files that it opened."""
+        """Close its connections, where it opened them, and files that it opened. Nothing is read by it or by them afterwards."""
+        self._is_closed = True
+        with self._lock:
+            files = list(self._files)
+        for file in files:
+            file.close()
         for each in self._closing:
             each()
 
+    def _require_open(self) -> None:
+        if self._is_closed:  # its ledger and its store would connect anew
+            raise UsageError("the archive is closed, and reads nothing any more", hint="open another one")
+
     def sources(self) -> Sequence[str]:
         """Return the names of the sources of which something was archived, or planned."""
+        self._require_open()
         return self.ledger.sources()
 
     def find(self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None) -> Found:
@@ -73,6 +88,7 @@ class Archive:
             version: the id of one version; the current one where None.
             as_of: what is archived of the key as of this time, which has a zone; its `location.status` says what is known of it.
         """
+        self._require_open()
         return fetch(self.ledger, self.store, source, key, version, as_of=as_of)
 
     def open(self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None) -> io.BufferedReader:
@@ -80,7 +96,10 @@ class Archive:
 
         It is looked up now; nothing of it is read yet. Not for several threads at once.
         """
-        return io.BufferedReader(self.find(source, key, version, as_of=as_of).open(), BLOCK_BYTES)
+        file = self.find(source, key, version, as_of=as_of).open()
+        with self._lock:
+            self._files.add(file)
+        return io.BufferedReader(file, BLOCK_BYTES)
 
     def read(self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None) -> bytes:
         """Return an object's bytes, which were compared with its SHA-256.
@@ -88,6 +107,7 @@ class Archive:
         Its location is remembered for `LOOKUP_SECONDS`, so that what the key had so long ago may be given, and nothing else:
         bytes by a remembered location are compared, too, and where they cannot be had, the object is looked up again.
         """
+        self._require_open()
         is_remembered = version is None and as_of is None
         known = self._lookups.get(source, key) if is_remembered else None
         if known:
@@ -118,6 +138,7 @@ class Archive:
         They come in another order than they were asked for: `number` says which it is. One that cannot be read is yielded with
         its `error`, which its `body` raises.
         """
+        self._require_open()
         return read_many(self.ledger, self.store, source, wanted)
 
     def ls(
@@ -128,6 +149,7 @@ class Archive:
         A prefix is of whole characters. Where not `recursive`, what has a further '/' behind it is one text that ends in '/'.
         Memory is a page.
         """
+        self._require_open()
         empty = True
         for entry in (list_objects if recursive else list_level)(self.ledger, source, prefix, as_of=as_of):
             empty = False

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import IntegrityError, LedgerError, NotLocated, StoreUnreachable
+from caf_pipeline.errors import IntegrityError, LedgerError, NotLocated, StoreUnreachable, UsageError
 from caf_pipeline.retrieval import bulk, object_file
 from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline.retrieval.async_archive import AsyncArchive
@@ -179,6 +179,28 @@ def test_a_batch_is_one_look_up_and_memory_does_not_hold_all(work, archive, monk
     assert next(reads).body
     assert len(taken) < 1000
     reads.close()
+
+
+def test_by_a_closed_archive_nothing_is_read(work, archive, tmp_path):
+    archive.read("src", "dir/001")  # its location is remembered
+    file, listed = archive.open("src", "dir/002"), archive.ls("src")
+    archive.close()
+    archive.close()
+    work.store.asked.clear()
+    for asked in (
+        archive.sources,
+        lambda: archive.read("src", "dir/001"),
+        lambda: archive.find("src", "dir/001"),
+        lambda: archive.open("src", "dir/001"),
+        lambda: archive.save("src", "dir/001", tmp_path / "one"),
+        lambda: archive.read_many("src", ["dir/001"]),
+        lambda: next(listed),
+    ):
+        with pytest.raises(UsageError, match="the archive is closed"):
+            asked()
+    with pytest.raises(ValueError, match="closed"):
+        file.read()
+    assert (work.store.asked, list(tmp_path.glob("one"))) == ([], [])
 
 
 # --- what is remembered --------------------------------------------------------------------------------------------------
