@@ -76,6 +76,9 @@ class _Told:
         self._callback.relative_update(written)
         return written
 
+    def tell(self) -> int:
+        return self._file.tell()
+
     def seek(self, offset: int) -> int:
         return self._file.seek(offset)
 

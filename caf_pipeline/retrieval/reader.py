@@ -72,23 +72,25 @@ class Found:
                 yield piece
 
     def write_to(self, file: IO[bytes]) -> Mapping[str, CafError]:
-        """Write the object to an empty file that can be sought and cut, from holders that give it right.
+        """Write the object to a file that can be sought and cut, from where it is on, from holders that give it right.
 
-        Returns what is wrong with providers that others stood in for.
+        Bytes are written as they come, and cut off again where they are wrong. Returns what is wrong with providers that others
+        stood in for.
 
         Raises:
             IntegrityError: the providers that have it give other bytes; the message names them. ObjectMissing: none has it.
             StoreUnreachable: no provider that answers gives it right, and one did not answer.
-            After any of them the file holds nothing.
+            After any of them the file ends where it was. OSError: as the file's, also where it cannot be sought.
         """
-        begin, failed = 0, dict[str, CafError]()
+        start_byte = begin = file.tell()
+        failed = dict[str, CafError]()
         try:
             for one in holders_of(self.location, self.store):
                 one.copy(file.write, partial(cut, file, begin))
                 begin += one.size_bytes
                 failed |= one.failed
         except CafError:
-            cut(file, 0)
+            cut(file, start_byte)
             raise
         return failed
 

@@ -98,6 +98,26 @@ def test_a_file_is_saved_from_the_next_holder_and_holds_nothing_of_the_first(sto
     assert (tmp_path / "out").read_bytes() == CHUNK[1000:2_000_000]
 
 
+def test_what_a_file_has_before_an_object_stays_whoever_gives_that_wrong(store, posting, tmp_path):
+    with (tmp_path / "out").open("ab") as file:
+        file.write(b"before")
+        corrupt(store.file("anna", posting), at=1_500_000)
+        found(store, posting).write_to(file)
+        for provider in ("bert", "carl"):
+            corrupt(store.file(provider, posting), at=1_999_999)
+        with pytest.raises(IntegrityError):
+            found(store, posting).write_to(file)
+    assert (tmp_path / "out").read_bytes() == b"before" + CHUNK[1000:2_000_000]
+
+
+def test_what_cannot_be_sought_is_given_no_byte(store, posting):
+    reads, writes = os.pipe()
+    with open(reads, "rb") as pipe:
+        with open(writes, "wb") as file, pytest.raises(OSError, match="Illegal seek"):
+            found(store, posting).write_to(file)
+        assert pipe.read() == b""
+
+
 def test_what_a_link_leads_to_is_written_and_the_link_stays(store, posting, tmp_path):
     for name in ("there", "missing"):
         (tmp_path / f"to-{name}").symlink_to(tmp_path / name)
