@@ -134,8 +134,11 @@ def read_many(ledger: "Ledger", store: ChunkStore, source: str, wanted: Iterable
     Memory: 16 requests of 8 MiB and what was made of them, or the largest thing that is asked for.
 
     Raises:
-        LedgerUnreachable, LedgerError. All else is the `error` of what it is about.
+        LedgerUnreachable, LedgerError. TypeError: something is neither a key nor a range of one. All else is the `error` of what
+            it is about.
     """
+    if isinstance(wanted, str):  # each of its characters is a key, too
+        raise TypeError(f"what is wanted is several keys and ranges, and not one text: [{wanted!r}]")
     yield from _read(store, _looked_up(ledger, source, wanted))
 
 
@@ -176,7 +179,7 @@ def _looked_up(ledger: "Ledger", source: str, wanted: Iterable[Wanted]) -> Itera
     """Look up what is wanted, and yield what to read; what needs no reading is yielded as it is."""
     numbered = enumerate(wanted)
     while some := list(islice(numbered, LOOKUP_KEYS)):
-        asked = [(number, *((one, None, None) if isinstance(one, str) else one)) for number, one in some]
+        asked = [(number, *((one, None, None) if isinstance(one, str) else _range(one))) for number, one in some]
         found = ledger.locate_many(source, {key for _, key, _, _ in asked})
         parts = list[_Part]()
         for number, key, start, end in asked:
@@ -186,6 +189,18 @@ def _looked_up(ledger: "Ledger", source: str, wanted: Iterable[Wanted]) -> Itera
             begin, stop, _ = slice(start, end).indices(location.size_bytes)
             parts.append(_Part(number, location, begin, max(begin, stop)))
         yield from _requests(parts)
+
+
+def _range(one: tuple[str, int | None, int | None]) -> tuple[str, int | None, int | None]:
+    """Return it where it is a key with a start and an end; raise TypeError else."""
+    try:
+        key, start, end = one
+        is_one = isinstance(key, str) and all(edge is None or hasattr(edge, "__index__") for edge in (start, end))
+    except (TypeError, ValueError):
+        is_one = False
+    if not is_one:
+        raise TypeError(f"{one!r} is neither a key nor (key, start, end)")
+    return key, start, end
 
 
 def _requests(parts: Iterable[_Part]) -> Iterator[_Request | ObjectRead]:

@@ -171,6 +171,17 @@ def test_times_that_utc_has_not_are_times_like_others(archive):
     assert {one.status for one in archive.ls("src", recursive=True, as_of=last)} == {"archived"}
 
 
+@pytest.mark.parametrize("one", [None, b"dir/001", ("dir/001", 0), (b"dir", 0, 4), ("dir/001", "0", "4"), ("dir/001", 0.5, 4)])
+def test_what_is_neither_a_key_nor_a_range_of_one_is_refused(archive, one):
+    with pytest.raises(TypeError, match=r"is neither a key nor [(]key, start, end[)]"):
+        list(archive.read_many("src", ["dir/001", one]))
+
+
+def test_one_text_is_not_read_as_keys_of_a_character_each(archive):
+    with pytest.raises(TypeError, match=r"several keys and ranges, and not one text: \['dir/001'\]"):
+        next(archive.read_many("src", "dir/001"))
+
+
 def test_a_batch_is_one_look_up_and_memory_does_not_hold_all(work, archive, monkeypatch):
     monkeypatch.setattr(bulk, "LOOKUP_KEYS", 10)
     taken = []
