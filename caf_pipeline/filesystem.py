@@ -192,6 +192,8 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             return False
         return True
 
+    lexists = exists  # fsspec's own would pass the options over
+
     def isfile(self, path: str) -> bool:
         """Return whether it is a file; errors as `exists`."""
         try:
@@ -385,6 +387,7 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         **options: Any,  # noqa: ANN401
     ) -> list[str]:
         """Return the paths that patterns and directories stand for; a key that has a pattern's characters stands for itself."""
+        _only_open_has_versions(options)
         paths = [path] if isinstance(path, str | os.PathLike) else list(path)
         keys = [] if assume_literal else [one for one in paths if self._is_key_with_magic(one)]
         if not keys:

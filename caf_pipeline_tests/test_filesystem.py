@@ -231,6 +231,7 @@ def test_a_time_or_a_version_is_refused_where_the_current_content_would_be_taken
     for asked in ({"object_version": "v9"}, {"as_of": datetime(2000, 1, 1, tzinfo=UTC)}):
         calls = [partial(call, "src/a/b", **asked) for call in (filled.cat_file, filled.cat, filled.info, filled.ls, filled.find)]
         calls += [partial(fsspec.open, "caf://src/a/b", **asked), partial(filled.cat, ["src/a", "src/a/b"], **asked)]
+        calls += [partial(call, "src/a/b", **asked) for call in (filled.exists, filled.lexists, filled.expand_path)]
         for call in calls:
             with pytest.raises(TypeError, match=r"is an option of open\(\) alone"):
                 call()

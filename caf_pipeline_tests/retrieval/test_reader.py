@@ -114,7 +114,7 @@ def test_what_cannot_be_sought_is_given_no_byte(store, posting):
     reads, writes = os.pipe()
     with open(reads, "rb") as pipe:
         with open(writes, "wb") as file, pytest.raises(OSError, match="Illegal seek"):
-            found(store, posting).write_to(file)
+            found(store, posting, 1000, 2000).write_to(file)
         assert pipe.read() == b""
 
 
