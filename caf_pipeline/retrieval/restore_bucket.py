@@ -63,7 +63,7 @@ class RestoreBucket:
             new = list[tuple[Location, ObjectHeaders | None]]()
             for one in some:
                 known, key = headers[one.chunk], one.row.key
-                missing = IntegrityError(f"the manifest of chunk {one.chunk} does not have {key!r}")
+                missing = IntegrityError(f"the manifest of chunk {one.chunk} does not have it")
                 found = known.get((key, one.row.object_version), missing) if isinstance(known, Mapping) else known
                 may_be_there = there is None or key == first or key in there
                 if not isinstance(found, CafError) and is_small(one) and not may_be_there and not self._dry_run:
@@ -77,8 +77,8 @@ class RestoreBucket:
         one, headers, may_be_there, read = given
         try:
             place = self._bucket.place(one.row.key)
-            if isinstance(headers, CafError):
-                raise headers
+            if isinstance(headers, CafError):  # the same of all objects of a chunk
+                raise type(headers)(f"{one.row.key!r} was not written: {headers}", hint=headers.hint) from headers
             outcome = self._outcome(one, headers, may_be_there, read)
             return RestoredObject(one, outcome, place, headers_known=headers is not None)
         except (NotRestored, StoreError, IntegrityError) as error:

@@ -303,7 +303,8 @@ def test_a_manifest_that_no_provider_gives_lets_nothing_of_its_chunk_be_written(
     for file, data in kept.items():
         file.write_bytes(data[:-3000] + bytes(2980) + data[-20:])
     try:
-        one_sentence(restore(prefix="a"), 9, "2 objects of 2 could not be restored", "manifest")
+        named = [f"caf: '{key}' was not written: " for key in ("a", "a/b")]
+        one_sentence(restore(prefix="a"), 9, "2 objects of 2 could not be restored", "manifest", *named)
     finally:
         for file, data in kept.items():
             file.write_bytes(data)
