@@ -256,11 +256,10 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         """Open a file: `object_version` names one version, `as_of` a time. What is compared when is as `Archive.open` says."""
         if mode != "rb":
             self._refuse(path)
-        path, as_of = self._strip_protocol(path), options.get("as_of")
-        if not isinstance(as_of, datetime | None):
-            raise TypeError(f"as_of is a datetime that has a zone, and not {as_of!r}")
+        path = self._strip_protocol(path)
         with _not_found(path):
-            return OpenedFile(path, self.archive.find(*_split(path), options.get("object_version"), as_of=as_of))
+            found = self.archive.find(*_split(path), options.get("object_version"), as_of=options.get("as_of"))
+        return OpenedFile(path, found)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:  # noqa: ANN401
         """Return a file's bytes, or a slice of them."""

@@ -15,11 +15,10 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg.rows import args_row
 
-from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory.objects import can_be_stored
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.database import LedgerPart
-from caf_pipeline.ledger.records import Currency, LocatedRange, Location, LocationRow
+from caf_pipeline.ledger.records import Currency, LocatedRange, Location, LocationRow, require_zone
 from caf_pipeline.store.protocol import Posting
 
 _GOOD: Final = f"'{{{','.join(GOOD)}}}'"
@@ -131,8 +130,7 @@ def _look_up(
 
     Then what was stated first after it comes, too ('next').
     """
-    if as_of is not None and as_of.tzinfo is None:
-        raise UsageError(f"{as_of.isoformat()} has no time zone", hint="give a datetime with tzinfo")
+    require_zone(as_of)
     if not can_be_stored(source):
         return []
     cursor = connection.cursor(binary=True, row_factory=args_row(_Known))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote_from_bytes
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
-from caf_pipeline.errors import StoredChunkMissing
+from caf_pipeline.errors import StoredChunkMissing, UsageError
 from caf_pipeline.inventory.objects import S3Object, SkipReason, VersionCounts, is_supported
 from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
 from caf_pipeline.waits import Wait
@@ -394,6 +394,16 @@ class Currency:
         """
         current = "archived" if self.as_of else "current"
         return current if self.is_current else "gone" if self.gone_at else "older"
+
+
+def require_zone(as_of: datetime | None) -> None:
+    """Raise UsageError where a time has no zone, and TypeError where it is none."""
+    if as_of is None:
+        return
+    if not isinstance(as_of, datetime):
+        raise TypeError(f"as_of is a datetime that has a zone, and not {as_of!r}")
+    if as_of.tzinfo is None:
+        raise UsageError(f"{as_of.isoformat()} has no time zone", hint="give a datetime with tzinfo")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 from weakref import WeakSet
 
 from caf_pipeline.errors import IntegrityError, StoreError, UsageError
-from caf_pipeline.ledger.records import Location
+from caf_pipeline.ledger.records import Location, require_zone
 from caf_pipeline.retrieval.bulk import ObjectRead, Wanted, read_many
 from caf_pipeline.retrieval.listing import list_level, list_objects
 from caf_pipeline.retrieval.object_file import BLOCK_BYTES, ObjectFile
@@ -161,6 +161,7 @@ class Archive:
 def _whole(found: Found) -> bytes:
     whole = io.BytesIO()
     found.write_to(whole)
+        require_zone(as_of)  # also where nothing is listed
     return whole.getvalue()
 
 

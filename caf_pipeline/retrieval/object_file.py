@@ -5,6 +5,7 @@ Source: io.RawIOBase in Python's library reference.
 
 import hashlib
 import io
+import operator
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -68,14 +69,17 @@ class ObjectFile(io.RawIOBase):
 
     def readable(self) -> bool:
         """Return True."""
+        self._require_open()
         return True
 
     def seekable(self) -> bool:
         """Return True."""
+        self._require_open()
         return True
 
     def tell(self) -> int:
         """Return the position."""
+        self._require_open()
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
@@ -85,6 +89,8 @@ class ObjectFile(io.RawIOBase):
             io.UnsupportedOperation: before the beginning, or `whence` is unknown. It is an OSError, as of a file, by which
                 zipfile knows what is too short for it, and a ValueError, as of fsspec's files and those in memory.
         """
+        self._require_open()
+        offset = operator.index(offset)
         begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.location.size_bytes}.get(whence)
         if begin is None or begin + offset < 0:
             raise io.UnsupportedOperation(f"an object has no byte {offset} from {whence}")
@@ -96,8 +102,7 @@ class ObjectFile(io.RawIOBase):
 
     def readinto(self, buffer: Buffer, /) -> int:
         """Read at most what the buffer holds; 0 at the end."""
-        if self.closed:
-            raise ValueError("the object is closed")
+        self._require_open()
         if self._refused:
             raise self._refused
         view = memoryview(buffer).cast("B")
@@ -117,6 +122,10 @@ class ObjectFile(io.RawIOBase):
         """End a request that is under way."""
         self._stop_passing()
         super().close()
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ValueError("the object is closed")
 
     def _read_whole(self) -> None:
         whole = io.BytesIO()

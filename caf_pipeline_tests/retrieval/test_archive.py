@@ -19,6 +19,7 @@ from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.contracts.ledger import end, skip
 from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
 
 BODIES = {f"dir/{number:03}": os.urandom(500 + number) for number in range(200)}
@@ -158,6 +159,20 @@ def test_what_can_be_no_source_is_not_located_as_any_other_that_is_not_there(arc
         lambda: next(archive.read_many(source, ["a"])).body,
     ):
         with pytest.raises(NotLocated, match="the ledger has no source"):
+            asked()
+
+
+@pytest.mark.parametrize(
+    ("moment", "error"), [(MOMENT.replace(tzinfo=None), UsageError), ("2026-01-01", TypeError), (MOMENT.date(), TypeError)]
+)
+def test_what_is_no_time_with_a_zone_is_refused_also_where_nothing_is_archived(archive, moment, error):
+    for asked in (
+        lambda: archive.read("src", "dir/001", as_of=moment),
+        lambda: archive.find("src", "never", as_of=moment),
+        lambda: next(archive.ls("src", as_of=moment)),
+        lambda: next(archive.ls("src", "never", as_of=moment)),
+    ):
+        with pytest.raises(error, match="zone"):
             asked()
 
 

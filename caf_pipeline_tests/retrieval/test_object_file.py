@@ -112,14 +112,22 @@ def test_an_object_is_a_file_like_any_other(store, location):
         file.seek(0)
         assert (file.read(), file.compared) == (BODY, True)
         assert (file.readable(), file.seekable(), file.writable()) == (True, True, False)
-    with pytest.raises(ValueError, match="closed"):
-        file.read(1)
+    buffered = io.BufferedReader(ObjectFile(location, store))
+    buffered.close()
+    for closed in (lambda: file.read(1), lambda: file.seek(0), file.tell, file.readable, file.seekable, buffered.tell):
+        with pytest.raises(ValueError, match="closed"):
+            closed()
 
 
 @pytest.mark.usefixtures("_sized")
 def test_it_is_read_through_pythons_own_buffer(store, location):
     with io.BufferedReader(ObjectFile(location, store), 1 << 16) as file:
         assert (file.read(10), file.seek(3_000_000), file.read(10)) == (BODY[:10], 3_000_000, BODY[3_000_000:3_000_010])
+
+
+def test_a_place_between_two_bytes_is_refused(store, location):
+    with ObjectFile(location, store) as file, pytest.raises(TypeError, match="float"):
+        file.seek(1.5)
 
 
 def test_a_place_before_the_beginning_is_refused(store, location):
