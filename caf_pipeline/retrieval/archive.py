@@ -7,7 +7,8 @@ import io
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -61,7 +62,10 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Close its connections, where it opened them, and files that it opened. Nothing is read by it or by them afterwards."""
+        """Close its connections, where it opened them, and files that it opened. It refuses to read then, and so do they.
+
+        What `find` gave is not to be read then: it would connect anew.
+        """
         self._is_closed = True
         with self._lock:
             files = list(self._files)
@@ -139,7 +143,14 @@ class Archive:
         its `error`, which its `body` raises.
         """
         self._require_open()
-        return read_many(self.ledger, self.store, source, wanted)
+        return self._while_open(read_many(self.ledger, self.store, source, wanted))
+
+    def _while_open(self, reads: Generator[ObjectRead, None, None]) -> Iterator[ObjectRead]:
+        with closing(reads):
+            self._require_open()
+            for one in reads:
+                yield one
+                self._require_open()
 
     def ls(
         self, source: str, prefix: str = "", *, recursive: bool = False, as_of: datetime | None = None
@@ -150,10 +161,12 @@ class Archive:
         Memory is a page.
         """
         self._require_open()
+        require_zone(as_of)  # also where nothing is listed
         empty = True
         for entry in (list_objects if recursive else list_level)(self.ledger, source, prefix, as_of=as_of):
             empty = False
             yield entry
+            self._require_open()
         if empty and (unknown := no_source(self.ledger, source)):
             raise unknown
 
@@ -161,7 +174,6 @@ class Archive:
 def _whole(found: Found) -> bytes:
     whole = io.BytesIO()
     found.write_to(whole)
-        require_zone(as_of)  # also where nothing is listed
     return whole.getvalue()
 
 

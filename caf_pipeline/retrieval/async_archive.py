@@ -31,7 +31,7 @@ class AsyncArchive:
         await self.close()
 
     async def close(self) -> None:
-        """Close its connections, where it opened them, and files that it opened. Nothing is read by it or by them afterwards."""
+        """Close its connections, where it opened them, and files that it opened. It refuses to read then, and so do they."""
         await asyncio.to_thread(self.archive.close)
 
     async def sources(self) -> Sequence[str]:

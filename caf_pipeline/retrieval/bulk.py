@@ -6,7 +6,7 @@ One object is `reader`; which keys there are is `listing`.
 import hashlib
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain, groupby, islice, zip_longest
@@ -123,7 +123,7 @@ def is_small(one: Location) -> bool:
     return one.size_bytes <= SMALL_BYTES and not one.parts
 
 
-def read_many(ledger: "Ledger", store: ChunkStore, source: str, wanted: Iterable[Wanted]) -> Iterator[ObjectRead]:
+def read_many(ledger: "Ledger", store: ChunkStore, source: str, wanted: Iterable[Wanted]) -> Generator[ObjectRead, None, None]:
     """Yield what comes of each thing that is asked for, in an order that is good for reading; its `number` says which it is.
 
     A look-up is for 1,000 keys. Ranges of one chunk that are at most `MERGE_GAP_BYTES` apart are one request; requests go in the

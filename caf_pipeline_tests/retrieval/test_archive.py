@@ -209,7 +209,10 @@ def test_a_batch_is_one_look_up_and_memory_does_not_hold_all(work, archive, monk
 
 def test_by_a_closed_archive_nothing_is_read(work, archive, tmp_path):
     archive.read("src", "dir/001")  # its location is remembered
-    file, listed = archive.open("src", "dir/002"), archive.ls("src")
+    file, listed, listed_on = archive.open("src", "dir/002"), archive.ls("src"), archive.ls("src", recursive=True)
+    reads, reads_on = archive.read_many("src", BODIES), archive.read_many("src", BODIES)
+    assert next(listed_on)
+    assert next(reads_on)
     archive.close()
     archive.close()
     work.store.asked.clear()
@@ -221,6 +224,9 @@ def test_by_a_closed_archive_nothing_is_read(work, archive, tmp_path):
         lambda: archive.save("src", "dir/001", tmp_path / "one"),
         lambda: archive.read_many("src", ["dir/001"]),
         lambda: next(listed),
+        lambda: next(listed_on),
+        lambda: next(reads),
+        lambda: next(reads_on),
     ):
         with pytest.raises(UsageError, match="the archive is closed"):
             asked()
