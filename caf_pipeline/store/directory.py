@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.caf.merkle import MerkleTree
-from caf_pipeline.errors import IntegrityError, RootRefused, StoredChunkMissing, StoreError
+from caf_pipeline.errors import IntegrityError, RootRefused, StoredChunkMissing, StoreError, StoreUnreachable
 from caf_pipeline.store.protocol import ChunkStore, ChunkToStore, Copy, PostedFile, Posting
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.quantities import show_size
@@ -154,9 +154,18 @@ class DirectoryStore(ChunkStore):
             yield listed, None if archive is None else str(archive)
 
     def copies(self, posting: Posting) -> Sequence[Copy]:
-        """Return the one copy, where its file has the posted length."""
-        path = self._chunk_path(posting)
-        if path.exists() and path.stat().st_size == posting.stored_size_bytes:
+        """Return the one copy, where its file has the posted length.
+
+        Raises:
+            StoreUnreachable: it cannot be looked at.
+        """
+        try:
+            size_bytes = self._chunk_path(posting).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise _unreadable(posting, error) from error
+        if size_bytes == posting.stored_size_bytes:
             return [Copy(provider=str(self.folder), proof=f"{OWNER}/{posting.merkle_root.hex()}/{posting.start}")]
         return []
 
@@ -186,7 +195,7 @@ class DirectoryStore(ChunkStore):
         except FileNotFoundError as error:
             raise StoredChunkMissing(f"the store has no chunk {posting.merkle_root.hex()}") from error
         except OSError as error:
-            raise StoreError(f"chunk {posting.merkle_root.hex()} cannot be read: {error.strerror}") from error
+            raise _unreadable(posting, error) from error
         if left:
             raise IntegrityError(f"chunk {posting.merkle_root.hex()} ends {left} bytes before byte {end_byte}")
 
@@ -216,6 +225,14 @@ class DirectoryStore(ChunkStore):
             raise StoreError(
                 f"the store's folder {self.folder} cannot take the chunk: {error.strerror}", hint="make room there"
             ) from error
+
+
+def _unreadable(posting: Posting, error: OSError) -> StoreUnreachable:
+    """Return the error of a file that this process may not read, or not now: its bytes may be right."""
+    return StoreUnreachable(
+        f"chunk {posting.merkle_root.hex()} cannot be read: {error.strerror}",
+        hint="see that the store's folder is there and that this user may read it, and try again",
+    )
 
 
 def _of_root(pieces: Iterator[bytes], merkle_root: bytes) -> Iterator[bytes]:

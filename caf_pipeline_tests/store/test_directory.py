@@ -1,13 +1,15 @@
 """The store in a folder."""
 
+import contextlib
 import os
 from pathlib import Path
 
 import pytest
 
-from caf_pipeline.errors import StoreError
+from caf_pipeline.errors import StoreError, StoreUnreachable
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.contracts.chunk_store import ChunkStoreContract, MemoryLog, staged_file, stored, to_store
+from caf_pipeline_tests.system.test_files_below import ordinary_user
 
 
 @pytest.fixture
@@ -37,6 +39,21 @@ def test_a_copy_of_another_length_is_no_copy(store, tmp_path):
     (file,) = (store.folder / "chunks").iterdir()
     file.write_bytes(b"x" * 999)
     assert list(store.copies(posting)) == []
+
+
+def test_a_copy_that_this_user_may_not_read_is_not_lost(tmp_path):
+    tmp_path.chmod(0o755)
+    with contextlib.chdir(tmp_path):  # what is above it may not be searched
+        store = DirectoryStore(Path("store"))
+        posting = stored(store, staged_file(tmp_path, b"x" * 1000))
+        (file,) = Path("store/chunks").iterdir()
+        for path, ask in ((file, lambda: list(store.read(posting, 0, 1))), (file.parent, lambda: store.copies(posting))):
+            mode = path.stat().st_mode
+            path.chmod(0)
+            with ordinary_user(), pytest.raises(StoreUnreachable, match="cannot be read: Permission denied") as refused:
+                ask()
+            path.chmod(mode)
+            assert "this user may read it" in refused.value.hint
 
 
 def test_a_staged_file_that_is_gone_is_said_to_be_gone(store, tmp_path):
