@@ -42,7 +42,7 @@ class Archive:
         IntegrityError: what providers give is not what was archived.
         LedgerUnreachable, LedgerError: the database is away, or refuses.
         UsageError: `as_of` has no zone, or comes with a version; a file, or the temporary one of a large object, is not written;
-            it was closed.
+            it was closed. TypeError: a name is not text, `as_of` no datetime.
     """
 
     def __init__(self, ledger: "Ledger", store: ChunkStore, *closing: Callable[[], object]) -> None:
@@ -93,6 +93,7 @@ class Archive:
             as_of: what is archived of the key as of this time, which has a zone; its `location.status` says what is known of it.
         """
         self._require_open()
+        _require_text(source, key, "" if version is None else version)
         return fetch(self.ledger, self.store, source, key, version, as_of=as_of)
 
     def open(self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None) -> io.BufferedReader:
@@ -112,6 +113,7 @@ class Archive:
         bytes by a remembered location are compared, too, and where they cannot be had, the object is looked up again.
         """
         self._require_open()
+        _require_text(source, key, "" if version is None else version)
         is_remembered = version is None and as_of is None
         known = self._lookups.get(source, key) if is_remembered else None
         if known:
@@ -143,6 +145,7 @@ class Archive:
         its `error`, which its `body` raises.
         """
         self._require_open()
+        _require_text(source)
         return self._while_open(read_many(self.ledger, self.store, source, wanted))
 
     def _while_open(self, reads: Generator[ObjectRead, None, None]) -> Iterator[ObjectRead]:
@@ -161,6 +164,7 @@ class Archive:
         Memory is a page.
         """
         self._require_open()
+        _require_text(source, prefix)
         require_zone(as_of)  # also where nothing is listed
         empty = True
         for entry in (list_objects if recursive else list_level)(self.ledger, source, prefix, as_of=as_of):
@@ -169,6 +173,12 @@ class Archive:
             self._require_open()
         if empty and (unknown := no_source(self.ledger, source)):
             raise unknown
+
+
+def _require_text(*names: str) -> None:
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"a source, a key and a version are text, and not {name!r}")
 
 
 def _whole(found: Found) -> bytes:

@@ -147,6 +147,21 @@ def test_what_is_not_archived_says_why_and_keeps_nothing_else_from_being_read(wo
     assert list(archive.ls("src", "nothing")) == []
 
 
+@pytest.mark.parametrize("name", [None, b"dir/001", 1])
+def test_a_name_that_is_not_text_is_refused(archive, name):
+    for asked in (
+        lambda: archive.read("src", name),
+        lambda: archive.read(name, "dir/001"),
+        lambda: archive.find("src", name),
+        lambda: archive.open("src", "dir/001", name or 0),
+        lambda: archive.read_many(name, ["dir/001"]),
+        lambda: next(archive.ls("src", name)),
+        lambda: next(archive.ls(name)),
+    ):
+        with pytest.raises(TypeError, match="a source, a key and a version are text"):
+            asked()
+
+
 @pytest.mark.parametrize("source", ["\udcff", "s\0", "", "s" * 2000])
 def test_what_can_be_no_source_is_not_located_as_any_other_that_is_not_there(archive, source):
     now = datetime.now(UTC)
