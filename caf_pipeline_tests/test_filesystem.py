@@ -161,6 +161,7 @@ def test_bytes_and_slices_of_them_are_read(filled):
     version = filled.info("src/a/b")["object_version"]
     with filled.open("src/a/b", object_version=version) as file:
         assert file.read() == b"below"
+    assert filled.read_text("src/a/b", object_version=version) == "below"
     for asked in ({"object_version": "v9"}, {"as_of": datetime(2000, 1, 1, tzinfo=UTC)}):
         with pytest.raises(FileNotFoundError, match="its versions, with their LastModified"):
             filled.open("src/a/b", **asked)
