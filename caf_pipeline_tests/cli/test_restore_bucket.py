@@ -269,6 +269,14 @@ def test_a_server_that_leaves_etags_out_and_says_of_no_listing_that_it_ends_is_u
     assert (set(objects(new_bucket)), uploads(new_bucket)) == ({"some/key-05"}, [])
 
 
+def test_a_server_that_begins_an_object_in_parts_without_an_id_is_one_sentence(restore, new_bucket, unruly_s3):
+    unruly_s3.say(b"<InitiateMultipartUploadResult/>", kind="object", when=lambda asked: "uploads" in asked.query)
+    one_sentence(
+        restore(prefix="large", endpoint=unruly_s3.endpoint), 5, "takes no object in parts: the server begins one without"
+    )
+    assert objects(new_bucket) == {}
+
+
 def test_what_a_server_does_not_tell_the_size_of_is_read_to_be_compared(restore, new_bucket, unruly_s3):
     def without_length(asked, answer):
         return replace(with_header(answer, "x-amz-checksum-sha256", ""), length=-1)

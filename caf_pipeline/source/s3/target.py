@@ -209,12 +209,20 @@ class BucketTarget:
                 **self._named(key), **_parameters(headers, self.place(key)), **_ALGORITHM
             ),
         )
+        if "UploadId" not in answer:
+            raise self._takes_no_parts("begins one without an id")
         named = {**self._named(key), "UploadId": answer["UploadId"]}
-        return PartsUpload(self._client, named, part_bytes(size_bytes), lambda call: self._write(key, call))
+        return PartsUpload(self._client, named, part_bytes(size_bytes), lambda call: self._write(key, call), self._takes_no_parts)
 
     def close(self) -> None:
         """Close its connections."""
         self._client.close()
+
+    def _takes_no_parts(self, found: str) -> SourceError:
+        return SourceError(
+            f"bucket '{self._bucket}' takes no object in parts: the server {found}",
+            hint="look at the server, or at a proxy in front of it",
+        )
 
     def _named(self, key: str) -> dict[str, str]:
         whole = self._prefix + key
@@ -267,12 +275,14 @@ class PartsUpload:
         named: Mapping[str, str],
         size_bytes: int,
         write: Callable[[Callable[[], Any]], Any],
+        takes_none: Callable[[str], SourceError],
     ) -> None:
-        """Take the upload that was begun, the size of its parts, and what asks and translates."""
+        """Take the upload that was begun, the size of its parts, what asks and translates, and what an answer that is none is."""
         self._client = client
         self._named = named
         self._part_bytes = size_bytes
         self._write = write
+        self._takes_none = takes_none
         self._parts: list[dict[str, Any]] = []
         self._filled = bytearray()
         self._thread = ThreadPoolExecutor(1, "part")
@@ -329,10 +339,7 @@ class PartsUpload:
             )
             self._checked = self._checked and answer.get("ChecksumSHA256") == checksum
             if "ETag" not in answer:  # by which the parts are put together
-                raise SourceError(
-                    f"bucket '{self._named['Bucket']}' takes no object in parts: the server answers a part without an ETag",
-                    hint="look at the server, or at a proxy in front of it",
-                )
+                raise self._takes_none("answers a part without an ETag")
             return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": checksum}
 
         self._sending = self._thread.submit(send)
