@@ -157,7 +157,7 @@ def open_restore(
                 open_bucket_target(destination, profile=profile, endpoint_url=endpoint_url, waits=waits or Waits())
             )
         )
-        manifests = Manifests(ledger, store, stack.enter_context(manifests_folder()))
+        manifests = Manifests(ledger, store, stack.enter_context(manifests_folder()), waits=waits or Waits())
         yield RestoreBucket(bucket, store, manifests, force=force, dry_run=dry_run)
 
 

@@ -23,6 +23,8 @@ from caf_pipeline.retrieval.remote_chunk import ROOT_SIZE_BYTES, AgreedSource, C
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.system.folder_lock import alone_in, writing_into
+from caf_pipeline.system.quantities import show_size
+from caf_pipeline.waits import Waits
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
@@ -95,13 +97,28 @@ class Manifests:
     """Manifests of located chunks, downloaded to a folder when they are needed; only the manifest that was sealed is accepted."""
 
     def __init__(
-        self, ledger: "Ledger", store: ChunkStore, folder: Path, *, staged: Callable[[Chunk], Path | None] = lambda chunk: None
+        self,
+        ledger: "Ledger",
+        store: ChunkStore,
+        folder: Path,
+        *,
+        staged: Callable[[Chunk], Path | None] = lambda chunk: None,
+        waits: Waits | None = None,
     ) -> None:
-        """Fetch nothing yet; `staged` returns the file of a chunk that is still here, where its manifest is right."""
+        """Fetch nothing yet.
+
+        Args:
+            ledger: has the chunks.
+            store: keeps them.
+            folder: takes the manifests.
+            staged: returns the file of a chunk that is still here, where its manifest is right.
+            waits: where it is said while a copy is read whole, since nothing less proves its manifest; None: none is.
+        """
         self._ledger = ledger
         self._store = store
         self._folder = folder
         self._staged = staged
+        self._waits = waits
         self._kept: dict[str, tuple[Path, int]] = {}  # with their sizes in bytes; the one asked for last comes last
         self._kept_bytes = 0
 
@@ -185,7 +202,7 @@ class Manifests:
     def _write_agreed(self, chunk: Chunk, path: Path) -> None:
         """Fetch the manifest of a chunk whose seal did not keep its hash: as many copies as are required have to agree on it.
 
-        Where they do not, and no other try is of use, one copy is read whole: its Merkle root proves the manifest in it.
+        Where they do not, and no other try is of use, one is read whole, if that may be: its Merkle root proves the manifest.
         """
         posting = posting_of(chunk)
         source = AgreedSource(self._store, posting, [copy.provider for copy in self._store.copies(posting)])
@@ -195,13 +212,15 @@ class Manifests:
                 given = f"{len(source.providers)} of {self._store.required_copies}"
                 raise IntegrityError(f"only {given} copies of chunk {chunk.name} give its manifest", hint=REPAIR)
         except (ArchiveError, IntegrityError) as error:
-            if isinstance(error, CopiesDiffer) or not source.may_say_more:
-                self._write_proven(chunk, path)
+            if self._waits and (isinstance(error, CopiesDiffer) or not source.may_say_more):
+                self._write_proven(chunk, path, self._waits)
                 return
+            if not source.may_say_more:
+                raise
             silent = "; ".join(f"{provider}: {reason}" for provider, reason in source.silent.items())
             raise StoreUnreachable(f"{error}; others do not answer ({silent})", hint="try again later") from error
 
-    def _write_proven(self, chunk: Chunk, path: Path) -> None:
+    def _write_proven(self, chunk: Chunk, path: Path, waits: Waits) -> None:
         """Read copies whole until one has the chunk's Merkle root; keep its manifest."""
         posting, failed = posting_of(chunk), dict[str, CafError]()
         proof_type = 3 if len(posting.merkle_root) == ROOT_SIZE_BYTES[3] else 0
@@ -209,7 +228,9 @@ class Manifests:
             try:
                 member = ChunkFile(RemoteSource(self._store, posting, provider), chunk.name).manifest_member()
                 tree, position = MerkleTree(proof_type), 0
-                with path.open("wb") as file:
+                what = f"all {show_size(chunk.stored_size_bytes)} of chunk {chunk.name} from {provider}"
+                why = "its last byte ends it: the copies do not agree on the manifest, and only its Merkle root proves it"
+                with waits.waiting(what, ends_by=why), path.open("wb") as file:
                     for piece in self._store.read(posting, 0, chunk.stored_size_bytes, provider=provider):
                         tree.update(piece)
                         file.write(piece[max(member.start_byte - position, 0) : max(member.end_byte - position, 0)])

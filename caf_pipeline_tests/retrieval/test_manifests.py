@@ -1,6 +1,7 @@
 """Manifests that are fetched once for as many questions as there are, as long as the disk may hold them."""
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreUnreach
 from caf_pipeline.retrieval import manifests
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.manifests import Manifests, manifests_folder
+from caf_pipeline.waits import Waits
 from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
@@ -67,7 +69,9 @@ def headers(request, work, tmp_path, monkeypatch):
         monkeypatch.setattr(work.ledger, "chunk", lambda _: chunk)
     (tmp_path / "manifests").mkdir()
     wanted = {(located.row.key, located.row.object_version)}
-    return lambda: Manifests(work.ledger, work.store, tmp_path / "manifests").headers(located.chunk, wanted)
+    return lambda waits=None: Manifests(work.ledger, work.store, tmp_path / "manifests", waits=waits).headers(
+        located.chunk, wanted
+    )
 
 
 def test_a_manifest_of_providers_that_are_away_may_be_had_later(work, headers):
@@ -96,22 +100,26 @@ def test_a_manifest_that_no_provider_has_and_one_that_all_give_wrong_are_no_matt
 
 @pytest.mark.parametrize("lying", [["anna"], ["anna", "carl"]])
 def test_a_manifest_that_some_providers_give_wrong_is_taken_from_another(work, headers, lying):
-    right = headers()
+    right, told = headers(), []
+    waits = Waits(lambda all_of_them: told.extend(wait.what for wait in all_of_them))
     for provider in lying:
         for file in work.store.folders[provider].folder.glob("chunks/*"):
             body = file.read_bytes()
             file.write_bytes(body[:-3000] + bytes(2000) + body[-1000:])
     assert isinstance(right, Mapping)
-    assert headers() == right
+    assert headers(waits) == right
+    if told:  # of the chunk whose copies have to agree
+        assert [re.fullmatch(r"all [0-9.]+ KiB of chunk src-.* from (.*)", what)[1] for what in told] == ["anna", "bert"]
+        assert isinstance(headers(), IntegrityError)  # a plan reads no chunk whole
     work.store.away.update(set(work.store.folders) - set(lying))
-    assert type(headers()) is StoreUnreachable
+    assert type(headers(waits)) is StoreUnreachable
 
 
 def test_a_manifest_of_which_copies_are_lost_for_good_is_taken_from_the_one_that_is_left(work, headers):
     for provider in ("anna", "bert"):
         for file in work.store.folders[provider].folder.glob("chunks/*"):
             file.unlink()
-    assert isinstance(headers(), Mapping)
+    assert isinstance(headers(Waits()), Mapping)
 
 
 def test_what_a_process_that_was_killed_left_is_removed_and_nothing_else(tmp_path, monkeypatch):
