@@ -121,7 +121,7 @@ class RestoreBucket:
                 left, rest = left - len(piece[:left]), piece[left:]
             if digest.digest() != each.sha256:
                 return False
-        return not (rest or next(pieces, b""))
+        return there.size_bytes is not None or not (rest or next(pieces, b""))
 
     def _write(self, one: Location, headers: ObjectHeaders, read: ObjectRead | None, *, replace: bool) -> bool:
         """Write an object; tell whether the bucket compared it. Raises KeyTaken."""
