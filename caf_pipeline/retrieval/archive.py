@@ -19,7 +19,7 @@ from caf_pipeline.errors import IntegrityError, StoreError, UsageError
 from caf_pipeline.ledger.records import Location, require_zone
 from caf_pipeline.retrieval.bulk import ObjectRead, Wanted, read_many
 from caf_pipeline.retrieval.listing import list_level, list_objects
-from caf_pipeline.retrieval.object_file import BLOCK_BYTES, ObjectFile
+from caf_pipeline.retrieval.object_file import BLOCK_BYTES
 from caf_pipeline.retrieval.reader import Found, fetch, no_source, save
 from caf_pipeline.store.protocol import ChunkStore
 
@@ -51,7 +51,7 @@ class Archive:
         self.store = store
         self._closing = closing
         self._is_closed = False
-        self._files = WeakSet[ObjectFile]()
+        self._files = WeakSet[io.BufferedReader]()
         self._lock = threading.Lock()
         self._lookups = _Lookups()
 
@@ -101,10 +101,10 @@ class Archive:
 
         It is looked up now; nothing of it is read yet. Not for several threads at once.
         """
-        file = self.find(source, key, version, as_of=as_of).open()
+        file: io.BufferedReader = io.BufferedReader(self.find(source, key, version, as_of=as_of).open(), BLOCK_BYTES)
         with self._lock:
             self._files.add(file)
-        return io.BufferedReader(file, BLOCK_BYTES)
+        return file
 
     def read(self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None) -> bytes:
         """Return an object's bytes, which were compared with its SHA-256.

@@ -226,8 +226,8 @@ def test_by_a_closed_archive_nothing_is_read(work, archive, tmp_path):
     archive.read("src", "dir/001")  # its location is remembered
     file, listed, listed_on = archive.open("src", "dir/002"), archive.ls("src"), archive.ls("src", recursive=True)
     reads, reads_on = archive.read_many("src", BODIES), archive.read_many("src", BODIES)
-    assert next(listed_on)
-    assert next(reads_on)
+    begun = archive.open("src", "dir/003")
+    assert all((next(listed_on), next(reads_on), begun.read(1)))
     archive.close()
     archive.close()
     work.store.asked.clear()
@@ -245,8 +245,9 @@ def test_by_a_closed_archive_nothing_is_read(work, archive, tmp_path):
     ):
         with pytest.raises(UsageError, match="the archive is closed"):
             asked()
-    with pytest.raises(ValueError, match="closed"):
-        file.read()
+    for one in (file, begun):
+        with pytest.raises(ValueError, match="closed"):
+            one.read(1)
     assert (work.store.asked, list(tmp_path.glob("one"))) == ([], [])
 
 
