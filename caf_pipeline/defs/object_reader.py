@@ -2,7 +2,9 @@
 
 import io
 import os
+import threading
 from pathlib import Path
+from typing import ClassVar
 
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr
@@ -24,6 +26,7 @@ class ObjectReader(ConfigurableResource["ObjectReader"]):
         default="", description="The path of caf.toml; by default what CAF_CONFIG names, else that of the working directory."
     )
     _archives: dict[int, Archive] = PrivateAttr(default_factory=dict)  # by process
+    _locks: ClassVar[dict[int, threading.Lock]] = {}  # by process: a fork may come while another thread has it
 
     @property
     def archive(self) -> Archive:
@@ -32,9 +35,11 @@ class ObjectReader(ConfigurableResource["ObjectReader"]):
         Raises:
             SettingsError: a setting cannot be used. LedgerUnreachable, LedgerError: the database cannot.
         """
-        if os.getpid() not in self._archives:
-            self._archives[os.getpid()] = open_archive(load_settings(Path(self.settings_file) if self.settings_file else None))
-        return self._archives[os.getpid()]
+        pid = os.getpid()
+        with self._locks.setdefault(pid, threading.Lock()):
+            if pid not in self._archives:
+                self._archives[pid] = open_archive(load_settings(Path(self.settings_file) if self.settings_file else None))
+            return self._archives[pid]
 
     def read(self, source: str, key: str, version: str | None = None) -> bytes:
         """Return an object's bytes, which were compared with its SHA-256; see `Archive.read`."""

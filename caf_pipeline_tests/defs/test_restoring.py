@@ -1,6 +1,8 @@
 """What comes back by way of Dagster: the job that restores, and the resource with which other projects read."""
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from dagster import AssetKey, Definitions, RetryPolicy, asset, build_resources, define_asset_job
@@ -159,6 +161,20 @@ def test_an_asset_of_another_project_reads_archived_objects(settings_file, tmp_p
     run_config = {"resources": {"archive": {"config": {"settings_file": str(settings_file)}}}}
     assert theirs.resolve_job_def("theirs").execute_in_process(run_config=run_config).success
     assert len((tmp_path / "report").read_text().splitlines()) == 9
+
+
+def test_threads_of_an_asset_that_begin_at_once_open_one_archive(settings_file):
+    begin = threading.Barrier(8)
+
+    def opened(reader):
+        begin.wait()
+        return reader.archive
+
+    with (
+        build_resources({"archive": ObjectReader(settings_file=str(settings_file))}) as resources,
+        ThreadPoolExecutor(begin.parties) as pool,
+    ):
+        assert len(set(pool.map(opened, [resources.archive] * begin.parties))) == 1
 
 
 def test_a_process_that_an_asset_forks_opens_an_archive_of_its_own(settings_file):
