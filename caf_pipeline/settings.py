@@ -441,9 +441,10 @@ def _find_file(path: Path | None) -> tuple[Path, bool]:
     Raises:
         SettingsError: there is none, and the environment names no source either.
     """
-    variable = os.environ.get(CONFIG_VARIABLE)
-    if path or variable:
-        return Path(path or variable or "").absolute(), True
+    if path is not None:  # "", too, as of a variable that is not set: it is no file
+        return Path(path).absolute(), True
+    if variable := os.environ.get(CONFIG_VARIABLE):
+        return Path(variable).absolute(), True
     try:
         file = Path(DEFAULT_CONFIG).absolute()
         file.lstat()

@@ -87,11 +87,14 @@ def open_archive(settings: Settings | None = None) -> "Archive":
     """Open what is archived, for programs beside `caf`: by the settings, else by those that `caf` would take here.
 
     Raises:
-        SettingsError: one of them cannot be used. LedgerUnreachable, LedgerError: the database cannot.
+        SettingsError: one of them cannot be used. LedgerUnreachable, LedgerError: the database cannot. TypeError: it is a path.
     """
     from caf_pipeline.retrieval.archive import Archive  # noqa: PLC0415 - loaded where it is asked for
 
-    settings = settings or load_settings()
+    if settings is None:
+        settings = load_settings()
+    elif not isinstance(settings, Settings):  # "", too: others would be read than were meant
+        raise TypeError(f"{settings!r} is no settings: open_archive(load_settings(path)) reads those of a file")
     with contextlib.ExitStack() as opened:
         ledger = open_ledger(settings)
         opened.callback(ledger.close)

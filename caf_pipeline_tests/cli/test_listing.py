@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from caf_pipeline.errors import SettingsError
+from caf_pipeline.settings import load_settings
+from caf_pipeline.wiring import open_archive
 from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.s3_server import make_bucket
@@ -180,6 +183,16 @@ def test_a_reader_that_leaves_ends_the_listing_without_a_word(caf):
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 128 + signal.SIGPIPE
+
+
+@pytest.mark.parametrize("path", ["", "caf.toml"])
+def test_what_is_no_settings_opens_no_archive(caf, path):
+    with caf.surroundings(), pytest.raises(TypeError, match=r"is no settings: open_archive\(load_settings\(path\)\) reads"):
+        open_archive(path)
+    with caf.surroundings(), open_archive(load_settings("caf.toml")) as archive:
+        assert archive.sources() == ["src"]
+    with caf.surroundings(), pytest.raises(SettingsError, match="it is a folder"):
+        load_settings("")
 
 
 def test_the_program_of_the_page_runs(caf, capsys):
