@@ -7,24 +7,30 @@ from pathlib import Path
 
 import pytest
 
+from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.sessions import in_session
 
 DEMO = Path(__file__).parents[1] / "demo"
 
-# What `dg dev` is to `make ui`: it starts others, of which one ignores signals, and loses one of them by a middleman's end.
+# What `dg dev` is to `make ui`: it starts others, of which one uses the embedded Postgres and ignores signals, and loses one of
+# them by a middleman's end.
 PROGRAM = """
 import os, signal, subprocess, sys, time
+from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import processes
+home = Path(__file__).parent
 sleep = "import time; time.sleep(600)"
 if len(sys.argv) == 2:
-    with processes.ending_all():
+    with processes.ending_all(home):
         processes.run([sys.executable, __file__, sys.argv[1], "as dg"], os.environ)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 processes.end_with_parent(signal.SIGINT)
 try:
-    deaf = "from signal import *; signal(SIGTERM, SIG_IGN); signal(SIGINT, SIG_IGN); print('deaf', flush=True);" + sleep
+    uses = "from pathlib import *; from caf_pipeline.ledger.embedded import *; "
+    uses += f"embedded_server(Path({str(home / 'postgres')!r})); "
+    deaf = uses + "from signal import *; signal(SIGTERM, SIG_IGN); signal(SIGINT, SIG_IGN); print('deaf', flush=True);" + sleep
     subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE).stdout.readline()
     subprocess.run([sys.executable, "-c", f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {sleep!r}])"])
     print("begun", flush=True)
@@ -54,15 +60,18 @@ def program(tmp_path):
             each.kill()
         process.wait()
         process.stdout.close()
+        embedded_server(tmp_path / "postgres").close()
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_what_was_started_in_order_and_then_whatever_is_left(program, number):
+def test_a_signal_ends_what_was_started_in_order_and_then_whatever_is_left(program, number, tmp_path):
     assert len(in_session(program.pid)) == 4
     program.send_signal(number)
+    assert (tmp_path / "postgres" / "data" / "postmaster.pid").exists()
     assert program.wait(PATIENCE_SECONDS) == 128 + number
     assert in_session(program.pid) == []
+    assert not (tmp_path / "postgres" / "data" / "postmaster.pid").exists()
     assert program.stdout.read() == "in order\n"
 
 

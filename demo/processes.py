@@ -1,6 +1,6 @@
 """Ends everything that was started: at the end, at Ctrl-C, at SIGTERM and at SIGHUP; on Linux also after a SIGKILL.
 
-The embedded Postgres is left to itself: the last program that uses it stops it. It runs in a session of its own.
+The embedded Postgres is in a session of its own: the last program that uses it stops it. Where that one was killed, we do.
 """
 
 import ctypes
@@ -8,14 +8,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 import psutil
 
+from caf_pipeline.ledger.embedded import embedded_server
+
 ORDERLY_SECONDS = 15  # for Dagster's programs to end in order
 TERMINATED_SECONDS = 10  # for what is left then, before it is killed, and after
+STOP_SECONDS = 3  # for the embedded Postgres, of which a process that was killed may still count as a user
 
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 
@@ -31,8 +36,8 @@ def end_with_parent(number: signal.Signals) -> None:
 
 
 @contextmanager
-def ending_all() -> Iterator[None]:
-    """End all processes of ours, and those that they started, when the context ends."""
+def ending_all(home: Path) -> Iterator[None]:
+    """End all processes of ours, and those that they started, when the context ends; `home` is that of the settings."""
     _prctl(_SET_CHILD_SUBREAPER, 1)  # who loses its parent becomes our child, and is found
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background with SIGINT ignored
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -43,6 +48,14 @@ def ending_all() -> Iterator[None]:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # it is ending already
         _end(_ours())
+        _stop_postgres(home / "postgres")
+
+
+def _stop_postgres(folder: Path) -> None:
+    """Stop the embedded server of a folder where it was left, unless others use it."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while (folder / "data" / "postmaster.pid").exists() and time.monotonic() < deadline:
+        embedded_server(folder).close()
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

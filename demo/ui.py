@@ -47,7 +47,8 @@ def main() -> int:
     if arguments.bucket:
         bucket.use(arguments.bucket)
     hush()
-    with processes.ending_all(), nullcontext() if arguments.bucket else server.running(), network.running():
+    home = load_settings().home
+    with processes.ending_all(home), nullcontext() if arguments.bucket else server.running(), network.running():
         if not arguments.bucket:
             server.client().create_bucket(Bucket=server.BUCKET)
         prepare_dagster_home(load_settings())

@@ -2,7 +2,8 @@
 
 `python -m caf_pipeline_tests.support.started_processes REPORT MARKS COMMAND…` writes what it saw to REPORT as JSON: of each
 process its command and which of MARKS, a JSON object of name and value, are in its environment. It adopts orphans, so that
-nothing that is started can leave it; SIGTERM lets it interrupt the command. Linux only.
+nothing that is started can leave it; SIGTERM lets it interrupt the command, and it fails where something lives on.
+Linux only.
 """
 
 import ctypes
@@ -68,7 +69,7 @@ def started(command: list[str], marks: Mapping[str, str], *, folder: Path, envir
         yield Started(process, report, path)
     finally:
         process.terminate()
-        process.wait(2 * END_SECONDS)
+        assert process.wait(2 * END_SECONDS) == 0, path.read_text()
 
 
 def look(process: psutil.Process, marks: Mapping[str, bytes]) -> tuple[str, tuple[str, ...]] | None:
@@ -81,7 +82,7 @@ def look(process: psutil.Process, marks: Mapping[str, bytes]) -> tuple[str, tupl
     return " ".join(command), tuple(name for name, value in marks.items() if value in environment)
 
 
-def main() -> None:
+def main() -> int:
     report, marks, *command = sys.argv[1:]
     values = {name: value.encode() for name, value in json.loads(marks).items()}
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -91,6 +92,7 @@ def main() -> None:
     seen: set[tuple[str, tuple[str, ...]]] = set()
     ourselves = psutil.Process()
     told = False
+    late: set[str] = set()
     while living := ourselves.children(recursive=True):
         for process in living:
             with suppress(psutil.Error, OSError):
@@ -109,9 +111,13 @@ def main() -> None:
         if asked and time.monotonic() > asked[0] + END_SECONDS:
             for process in living:
                 with suppress(psutil.Error):
+                    late.add(" ".join(process.cmdline()))
                     process.kill()
         time.sleep(LOOK_SECONDS)
+    if late:
+        print(f"interrupted, these lived on for {END_SECONDS} s: {sorted(late)}", flush=True)
+    return len(late)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
