@@ -40,6 +40,7 @@ allow_private_addresses = true
 def whole_pipeline(bench: Bench) -> Iterator[tuple[Command, Command]]:
     """100,000 objects of log-normal sizes, 10 GiB, in ten chunks."""
     total, count = bench.pick(10_240 * MIB, 64 * MIB, MIB), bench.pick(100_000, 600, 20)
+    chunks = 2 if bench.scale == "tiny" else 10
     sizes = inputs.log_normal(total, total // count // MEAN_OVER_MEDIAN)
     server, prefix, wallet = bench.s3(), f"whole-{total}", Wallet(WORDS)
     server.fill(prefix, sizes)
@@ -66,7 +67,7 @@ def whole_pipeline(bench: Bench) -> Iterator[tuple[Command, Command]]:
             "prefix": prefix,
             "endpoint": server.endpoint,
             "key": KEY,
-            "target_size": max(total // 10, 4096),
+            "target_size": max(total // chunks, 4096),
         }
         text = SETTINGS.format(**about, lcds=network.lcds, chain_id=network.chain_id)
         (ours / "caf.toml").write_text(text.replace("'", '"'), encoding="utf-8")

@@ -32,6 +32,7 @@ from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCE = "my-source"
+OBJECTS = 30
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
@@ -129,8 +130,8 @@ def test_where_staging_has_room_for_one_chunk_one_follows_the_other(pipeline, ru
 
 @pytest.fixture
 def caf(tmp_path, database_url, s3_server, new_bucket):
-    """A command line whose source makes some ten chunks."""
-    for number in range(60):
+    """A command line whose source makes some five chunks."""
+    for number in range(OBJECTS):
         new_bucket.put(f"key-{number:03}", os.urandom(3_000))
     caf = CommandLine(tmp_path, KEYS | {"CAF_DATABASE_URL": database_url})
     caf.settings(source_text(s3_server, new_bucket.name, target_size="20000"))
@@ -166,7 +167,7 @@ def is_alive(process):
 def finished_by_the_next(caf, ledger, database):
     Controls(database).set("paused", None)
     assert caf.process("run", "--source", "src").status == 0
-    assert ledger.account("src").located_objects == 60
+    assert ledger.account("src").located_objects == OBJECTS
     assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}
 
 
