@@ -2,9 +2,9 @@
 
 from caf_pipeline.system.garbage import no_looks
 
-with no_looks():
+with no_looks():  # on its own: it comes before DuckDB
     from dagster import Definitions
-
+with no_looks():
     from caf_pipeline.defs.build import build_defs
     from caf_pipeline.errors import SettingsError, with_hint
     from caf_pipeline.settings import load_settings

@@ -46,6 +46,25 @@ def test_while_modules_are_loaded_nothing_is_looked_at_and_afterwards_all_is_as_
     assert gc.isenabled() is enabled
 
 
+PASSED_OVER = """
+import gc
+from caf_pipeline.system.garbage import no_looks
+
+with no_looks():
+    kept = [[] for _ in range(1000)]
+found = gc.get_freeze_count()
+assert found > 1000
+with no_looks():
+    import duckdb
+assert gc.get_freeze_count() <= found
+"""
+
+
+def test_what_was_loaded_is_passed_over_by_later_looks_unless_duckdb_is_among_it():
+    run = subprocess.run([sys.executable, "-c", PASSED_OVER], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr, run.returncode) == ("", "", 0)
+
+
 LOADED_BEFORE = "import duckdb"
 LOADED_AFTER_THE_FIRST_LOOK = """
 many = [[] for _ in range(300_000)]
