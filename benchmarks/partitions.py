@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagster import DagsterInstance
+from dagster import DagsterInstance, Definitions
 
 from benchmarks import report
 from benchmarks.inputs import KEPT
 from caf_pipeline.context import address_of
 from caf_pipeline.dagster_host import backfill
+from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ALERT_SENSOR, LAUNCH_SENSOR, partitions_name
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.ledger.database import Database, embedded_url
@@ -64,6 +65,7 @@ class At:
 
     settings: Settings
     instance: DagsterInstance
+    defs: Definitions
 
 
 def measure(count: int) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def measure(count: int) -> dict[str, Any]:
                     timed(f"{name}, first", lambda query=query: server.ask(query, key=key))
                     answer = timed(name, lambda query=query: server.ask(query, key=key))
                     assert json.dumps(answer).count(f'"{SOURCE}-00000000-') == count
-            work = At(load_settings(), instance)
+            work = At(load_settings(), instance, build_defs(load_settings()))
             for name in (ALERT_SENSOR, LAUNCH_SENSOR):
                 evaluate_tick(work, name)  # loads what a code server has loaded
                 timed(f"tick of {name}", lambda name=name: evaluate_tick(work, name))

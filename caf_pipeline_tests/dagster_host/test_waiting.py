@@ -160,9 +160,8 @@ def test_ctrl_c_at_any_moment_is_one_sentence_and_status_130(caf, loaded):
 def test_ctrl_c_in_the_first_line_of_the_command_line_is_told_as_everywhere():
     script = (
         "import caf_pipeline.cli as cli\n"
-        "def interrupted():\n    raise KeyboardInterrupt\n"
-        "cli.main = interrupted\nfrom caf_pipeline.entry import main\n"
-        "atexit.register(print, 'closed what was opened')\nsys.exit(main())"
+        "def interrupted():\n    atexit.register(print, 'closed what was opened')\n    raise KeyboardInterrupt\n"
+        "cli.main = interrupted\nfrom caf_pipeline.entry import main\nsys.exit(main())"
     )
     done = subprocess.run([sys.executable, "-c", "import atexit, sys\n" + script], capture_output=True, text=True, check=False)
     assert done.stdout == "closed what was opened\n"

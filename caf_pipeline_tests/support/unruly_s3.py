@@ -29,6 +29,7 @@ Kind = Literal["object", "head", "listing", "other"]
 
 _HOP_BY_HOP: Final = frozenset({"connection", "transfer-encoding", "content-length", "keep-alive", "date", "server"})
 _ENTRY: Final = re.compile(rb"<(Contents|Version)>.*?</\1>", re.DOTALL)
+_KEY_COUNT: Final = re.compile(rb"<KeyCount>\d+<")
 _TIME: Final = re.compile(rb"<LastModified>([^<]+)</LastModified>")
 _NO_LINGER: Final = struct.pack("ii", 1, 0)  # close sends RST, not FIN
 
@@ -163,13 +164,13 @@ class UnrulyS3:
         self.order(lambda asked, answer: Answer(200, {"Content-Type": content_type}, body), **which)
 
     def list_otherwise(self, change: Callable[[list[bytes]], list[bytes]], **which: Any) -> None:
-        """Change a page's entries: their order, their number."""
+        """Change a page's entries, their order or their number, and say that these are all."""
 
         def changed(asked: Asked, answer: Answer) -> Answer:
-            entries = [match.group() for match in _ENTRY.finditer(answer.body)]
-            rest = _ENTRY.sub(b"", answer.body)
+            entries = change([match.group() for match in _ENTRY.finditer(answer.body)])
+            rest = _KEY_COUNT.sub(b"<KeyCount>%d<" % len(entries), _ENTRY.sub(b"", answer.body))
             end = rest.rindex(b"</")
-            return replace(answer, body=rest[:end] + b"".join(change(entries)) + rest[end:])
+            return replace(answer, body=rest[:end] + b"".join(entries) + rest[end:])
 
         self.order(changed, kind="listing", **which)
 
