@@ -128,9 +128,6 @@ def _perform(order: Order, moments: Moments) -> None:
 
 def _warm_up() -> None:
     """Import what every run needs, once: a fork has it at once."""
-    from caf_pipeline.system.left_out import leave_out_unused
-
-    leave_out_unused()
     from mnemonic import Mnemonic
 
     import caf_pipeline.source.s3.source
@@ -139,10 +136,11 @@ def _warm_up() -> None:
     import caf_pipeline.store.directory
     import caf_pipeline.store.jackal.store
     import caf_pipeline.wiring  # noqa: F401
-    import caf_pipeline_tests.support.workplaces  # noqa: F401
+    import caf_pipeline_tests.support.workplaces
     from caf_pipeline.store.jackal.wallet import Wallet
 
     Wallet(Mnemonic("english").generate())  # loads what derives keys
+    import caf_pipeline_tests.support.process_template  # noqa: F401
 
 
 def _begin(path: str) -> int:

@@ -30,13 +30,13 @@ from caf_pipeline.maintenance.doctor.examine import Settler, examine
 from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Kind
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.store.jackal.store import JackalStore, open_jackal_store
-from caf_pipeline_tests.support.dying_runs import a_steady_source
+from caf_pipeline_tests.support.dying_runs import PRELOADED, a_steady_source
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["caf_pipeline_tests.support.dying_runs", "caf_pipeline_tests.support.crashes"])  # loaded once
+_PROCESSES.set_forkserver_preload(PRELOADED)
 
 NOT_COMPARED = {"chain_heights", "providers"}
 """Tables in which looking at a chain leaves what it saw: how high it is, how fast its providers are."""

@@ -22,7 +22,8 @@ from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.workplaces import StoreMaker, a_workplace, archive_chunk
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["caf_pipeline_tests.support.dying_runs"])
+PRELOADED = [f"caf_pipeline_tests.support.{name}" for name in ("dying_runs", "crashes", "process_template")]
+_PROCESSES.set_forkserver_preload(PRELOADED)
 
 _LEDGER_MOVES = ("move", "seal", "record_posting", "record_copies", "load_locations", "reserve_staging", "release_staging")
 _SYSTEM_CALLS = (

@@ -296,6 +296,8 @@ def _do_apart(order: dict[str, Any]) -> Run:
 def main() -> None:
     """Do what one line of standard input orders, when that has ended; or, told "many", one line after the other."""
     if sys.argv[1:] == ["many"]:
+        import caf_pipeline_tests.support.process_template  # noqa: F401
+
         for line in sys.stdin:
             print(json.dumps(asdict(_do_apart(json.loads(line)))), flush=True)
         return

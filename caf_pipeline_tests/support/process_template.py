@@ -1,0 +1,12 @@
+"""Loaded last by a process of the tests' own that others are forked from: each does without what a process of the project does
+without, pandas before all, and looks for no garbage among the modules that it finds.
+
+Not for a process of pytest, whose tests try what is left out here.
+"""
+
+import gc
+
+from caf_pipeline.system.left_out import leave_out_unused
+
+leave_out_unused()
+gc.freeze()
