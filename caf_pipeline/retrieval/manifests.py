@@ -18,8 +18,9 @@ from caf_pipeline.errors import ArchiveError, CafError, IntegrityError, NoChainA
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, open_manifest, row_identity
 from caf_pipeline.ledger.records import Chunk, posting_of
 from caf_pipeline.packing.chunk_reader import ChunkFile, RemoteSource, StagedSource
+from caf_pipeline.packing.staging import proof_type_of
 from caf_pipeline.retrieval.holders import REPAIR, not_given
-from caf_pipeline.retrieval.remote_chunk import ROOT_SIZE_BYTES, AgreedSource, CopiesDiffer, fetch_manifest
+from caf_pipeline.retrieval.remote_chunk import AgreedSource, CopiesDiffer, fetch_manifest
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.store.protocol import ChunkStore
 from caf_pipeline.system.folder_lock import alone_in, writing_into
@@ -170,9 +171,7 @@ class Manifests:
 
     def _write(self, chunk: Chunk, path: Path) -> None:
         if staged := self._staged(chunk):
-            source = StagedSource(staged)
-            member = ChunkFile(source, chunk.name).manifest_member()
-            path.write_bytes(source.read(member.start_byte, member.end_byte))
+            _write_from(staged, chunk, path)
         elif chunk.tail_start is not None:
             self._write_tail(chunk, chunk.tail_start, path)
         else:
@@ -223,30 +222,40 @@ class Manifests:
     def _write_proven(self, chunk: Chunk, path: Path, waits: Waits) -> None:
         """Read copies whole until one has the chunk's Merkle root; keep its manifest."""
         posting, failed = posting_of(chunk), dict[str, CafError]()
-        proof_type = 3 if len(posting.merkle_root) == ROOT_SIZE_BYTES[3] else 0
         for provider in self._store.holders(posting):
             try:
-                member = ChunkFile(RemoteSource(self._store, posting, provider), chunk.name).manifest_member()
-                tree, position = MerkleTree(proof_type), 0
+                start_byte = ChunkFile(RemoteSource(self._store, posting, provider), chunk.name).manifest_member().start_byte
+                tree, position = MerkleTree(proof_type_of(chunk)), 0
                 what = f"all {show_size(chunk.stored_size_bytes)} of chunk {chunk.name} from {provider}"
                 why = "its last byte ends it: the copies do not agree on the manifest, and only its Merkle root proves it"
                 with waits.waiting(what, ends_by=why), path.open("wb") as file:
+                    file.seek(start_byte)  # what comes before takes no room
                     for piece in self._store.read(posting, 0, chunk.stored_size_bytes, provider=provider):
                         tree.update(piece)
-                        file.write(piece[max(member.start_byte - position, 0) : max(member.end_byte - position, 0)])
+                        file.write(piece[max(start_byte - position, 0) :])
                         position += len(piece)
+                if tree.root() != posting.merkle_root:
+                    raise IntegrityError("it gives other bytes than its Merkle root says")
+                # By the index that was read with all the rest: the one that was asked for alone is proven by nothing.
+                if _write_from(path, chunk, path) < start_byte:
+                    raise IntegrityError("its index alone is another one than that of its whole")
             except NoChainAnswer:
                 raise
             except (StoreError, IntegrityError) as error:
                 failed[provider] = error
-                continue
             except ArchiveError as error:
                 failed[provider] = IntegrityError(str(error))
-                continue
-            if tree.root() == posting.merkle_root:
+            else:
                 return
-            failed[provider] = IntegrityError("it gives other bytes than its Merkle root says")
         raise not_given(f"the manifest of chunk {chunk.name}", failed)
+
+
+def _write_from(file: Path, chunk: Chunk, path: Path) -> int:
+    """Write the manifest of a chunk's file; return at which byte of it that begins."""
+    source = StagedSource(file)
+    member = ChunkFile(source, chunk.name).manifest_member()
+    path.write_bytes(source.read(member.start_byte, member.end_byte))
+    return member.start_byte
 
 
 def _cut_to_manifest(path: Path) -> None:

@@ -115,6 +115,28 @@ def test_a_manifest_that_some_providers_give_wrong_is_taken_from_another(work, h
     assert type(headers(waits)) is StoreUnreachable
 
 
+@pytest.mark.parametrize("moved", [-1, 1])
+def test_a_manifest_is_where_the_index_says_that_the_root_proves_and_not_one_that_was_asked_for_alone(
+    work, headers, monkeypatch, moved
+):
+    right, read, lies = headers(), work.store.read, {}
+    for file in work.store.folders["anna"].folder.glob("chunks/*"):
+        body = file.read_bytes()
+        place = re.search(rb'caf/manifest\.parquet":\{"start_byte":(\d+)', body)
+        said = str(int(place[1]) + moved).encode()
+        assert len(said) == len(place[1])
+        lies[file.stem] = body[: place.start(1)] + said + body[place.end(1) :]
+
+    def lie(posting, start_byte, end_byte, *, provider=None):
+        if provider == "anna" and start_byte > 0:
+            yield lies[posting.merkle_root.hex()][start_byte:end_byte]
+        else:
+            yield from read(posting, start_byte, end_byte, provider=provider)
+
+    monkeypatch.setattr(work.store, "read", lie)
+    assert headers(Waits()) == right
+
+
 def test_a_manifest_of_which_copies_are_lost_for_good_is_taken_from_the_one_that_is_left(work, headers):
     for provider in ("anna", "bert"):
         for file in work.store.folders[provider].folder.glob("chunks/*"):
