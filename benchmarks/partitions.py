@@ -94,7 +94,8 @@ def measure(count: int) -> dict[str, Any]:
                     timed(f"{name}, first", lambda query=query: server.ask(query, key=key))
                     answer = timed(name, lambda query=query: server.ask(query, key=key))
                     assert json.dumps(answer).count(f'"{SOURCE}-00000000-') == count
-            work = At(load_settings(), instance, build_defs(load_settings()))
+            settings = load_settings()
+            work = At(settings, instance, build_defs(settings))
             for name in (ALERT_SENSOR, LAUNCH_SENSOR):
                 evaluate_tick(work, name)  # loads what a code server has loaded
                 timed(f"tick of {name}", lambda name=name: evaluate_tick(work, name))

@@ -47,11 +47,11 @@ def main() -> int:
     if arguments.bucket:
         bucket.use(arguments.bucket)
     hush()
-    home = load_settings().home
-    with processes.ending_all(home), nullcontext() if arguments.bucket else server.running(), network.running():
+    settings = load_settings()
+    with processes.ending_all(settings.home), nullcontext() if arguments.bucket else server.running(), network.running():
         if not arguments.bucket:
             server.client().create_bucket(Bucket=server.BUCKET)
-        prepare_dagster_home(load_settings())
+        prepare_dagster_home(settings)
         keys = child_environment(Need.S3) if arguments.bucket else server.KEYS
         print(f"http://127.0.0.1:{arguments.port}  (Ctrl-C ends it)", flush=True)
         try:
