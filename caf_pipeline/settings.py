@@ -211,7 +211,7 @@ class JackalSettings(_Section):
         timeout_blocks: after so many blocks a transaction that was not included never will be.
         upload_seconds: how long a provider reads one upload (600, docs/jackal.md); what is not through then is lost.
         proof_seconds: how long after an upload the chain may take to list the provider.
-        bandwidth: bytes a second of all uploads together; 0 for no limit. `caf jackal limit` changes it while runs go on.
+        bandwidth: bytes a second of all uploads together; 0 for no limit. `caf limit` changes it while runs go on.
         spend_cap: ujkl that all transactions of this ledger may come to; none where not given. Changed in the same way.
         warn_days: before the bought space ends, or will be full, the check `storage_plan_lasts` warns.
         keep_staged_windows: proof windows for which a located chunk stays in staging, where space allows.

@@ -101,7 +101,7 @@ class Throttle:
         check()
         if not (reason := self.paused()):
             return False
-        with self._waits.waiting(f"the end of a pause ({reason})", ends_by="'caf jackal resume' ends it"):
+        with self._waits.waiting(f"the end of a pause ({reason})", ends_by="'caf resume' ends it"):
             while self.paused():
                 self._sleep(TICK_SECONDS)
                 check()
@@ -118,7 +118,7 @@ class Throttle:
             mine = self._asked
         if limited := self._missing(mine) > 0:
             with self._waits.waiting(
-                "the bandwidth limit to allow more", ends_by="'caf jackal limit' raises it", grace=UNANSWERED_SECONDS
+                "the bandwidth limit to allow more", ends_by="'caf limit' raises it", grace=UNANSWERED_SECONDS
             ):
                 while (missing := self._missing(mine)) > 0:
                     self._sleep(min(missing, TICK_SECONDS))

@@ -85,11 +85,11 @@ def test_a_run_and_all_commands_leave_no_trace_of_the_wallet(caf, database):
         ("run",),
         ("status",),
         ("get", "src", "key-1"),
-        ("jackal", "account", "--json"),
+        ("jackal", "wallet", "--json"),
         ("jackal", "buy", "--bytes", "2GB", "--days", "30", "--yes"),
         ("jackal", "files", "--json"),
-        ("jackal", "prove", "src", "--json"),
-        ("jackal", "repair", "src"),
+        ("prove", "src", "--json"),
+        ("repair", "src"),
     ):
         done = caf(*arguments)
         assert done.status == 0, done.err
@@ -110,7 +110,7 @@ def test_a_wallet_that_cannot_pay_leaves_no_trace(caf, database, wallet):
     words = caf.environment[MNEMONIC_VARIABLE]
     broken = WALLETS[wallet](words)
     spoken = []
-    for arguments in (("run",), ("jackal", "account"), ("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes")):
+    for arguments in (("run",), ("jackal", "wallet"), ("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes")):
         spoken += said(with_wallet(caf, broken)(*arguments, CAF_TRACEBACK="1"))
     assert_clean([*spoken, *left_behind(caf.folder), *rows(database)], words, broken)
 
@@ -134,10 +134,10 @@ def test_a_mnemonic_file_is_read_and_copied_nowhere(caf, tmp_path_factory, datab
     caf = with_wallet(caf, "")
     done = caf("run", CAF_JACKAL__MNEMONIC_FILE=str(file))
     assert done.status == 0, done.err
-    shown = caf("jackal", "account", CAF_JACKAL__MNEMONIC_FILE=str(file))
+    shown = caf("jackal", "wallet", CAF_JACKAL__MNEMONIC_FILE=str(file))
     assert shown.status == 0, shown.err
     file.chmod(0o644)
-    refused = caf("jackal", "account", CAF_JACKAL__MNEMONIC_FILE=str(file))
+    refused = caf("jackal", "wallet", CAF_JACKAL__MNEMONIC_FILE=str(file))
     assert refused.status == 3
     assert "chmod 600" in refused.err
     assert_clean([*said(done), *said(shown), *said(refused), *left_behind(caf.folder), *rows(database)], words)

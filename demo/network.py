@@ -81,7 +81,7 @@ def buy_space() -> None:
     """Buy space where the wallet has none yet, as a user does."""
     if SETTINGS.store.kind != "jackal":
         return
-    shown = subprocess.run([CAF, "jackal", "account", "--json"], env=environment(), capture_output=True, text=True, check=False)
+    shown = subprocess.run([CAF, "jackal", "wallet", "--json"], env=environment(), capture_output=True, text=True, check=False)
     if shown.returncode == 0 and '"plan": null' not in shown.stdout:
         return
     size, days = str(SPACE_BYTES), str(DAYS)

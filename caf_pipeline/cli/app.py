@@ -81,6 +81,8 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "restore": "restore",
     "check": "check",
     "export-references": "export_references",
+    **dict.fromkeys(("prove", "repair"), "prove"),
+    **dict.fromkeys(("pause", "resume", "limit"), "controls"),
     "safe-to-delete": "safe_to_delete",
     "doctor": "doctor",
     "rebuild": "rebuild",
@@ -91,11 +93,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
 _GROUPS: Final[Mapping[str, tuple[Callable[[typer.Context], None], Mapping[str, str]]]] = {
     "jackal": (
         _jackal,
-        {
-            **dict.fromkeys(("account", "price", "buy", "files"), "jackal"),
-            **dict.fromkeys(("prove", "repair"), "prove"),
-            **dict.fromkeys(("pause", "resume", "limit"), "controls"),
-        },
+        dict.fromkeys(("wallet", "price", "buy", "files"), "jackal"),
     ),
     "cotar": (_cotar, dict.fromkeys(("index", "list", "cat", "verify"), "cotar")),
     "clps": (_clps, {"inspect": "clps"}),

@@ -49,7 +49,7 @@ def check(  # noqa: PLR0917 - the command line's options
     They are read from the store as by `caf get`, and nothing is kept. What `caf ls --recursive` lists is checked: by default
     one object of a hundred, chosen by chance each time, and at least one. Of those that were not chosen this says nothing. An
     object is right where any provider gives it right; what others gave wrong, or did not give, is counted for each. `caf jackal
-    prove` and `caf jackal repair` see to that.
+    prove` and `caf repair` see to that.
 
     A line is printed for each object that is not right, and at last the sums. With --json a line is {"key": …} or, the last one,
     {"objects_checked": …}.
@@ -92,7 +92,7 @@ def check(  # noqa: PLR0917 - the command line's options
             note(str(ended))
         raise IntegrityError(
             f"no provider gives {counted(sums.wrong, 'object')} of '{source}' as archived",
-            hint="'caf jackal repair' stores damaged chunks again",
+            hint="'caf repair' stores damaged chunks again",
         )
     if ended:
         raise ended

@@ -23,17 +23,17 @@ def pause(
 ) -> None:
     r"""Hold every run where it is, and launch no more.
 
-    `caf jackal resume` ends it. Nothing fails and nothing is lost: uploads stop between two pieces, and sensors say why they
+    `caf resume` ends it. Nothing fails and nothing is lost: uploads stop between two pieces, and sensors say why they
     launch nothing.
 
     \b
     Example:
-      caf jackal pause "network maintenance"
+      caf pause "network maintenance"
 
     Exit status: 0; 2 REASON is empty; 3 a setting is wrong; 6 the database failed.
     """
     if not reason.strip():
-        raise UsageError("a pause needs a reason.", hint='say why: caf jackal pause "network maintenance"')
+        raise UsageError("a pause needs a reason.", hint='say why: caf pause "network maintenance"')
     with opened_ledger(load_settings()) as ledger:
         ledger.controls().set("paused", reason.strip())
     typer.echo(f"paused: {printable(reason.strip())}")
@@ -67,9 +67,9 @@ def limit(
 
     \b
     Examples:
-      caf jackal limit
-      caf jackal limit --bandwidth 20MiB --spend-cap 5000000
-      caf jackal limit --bandwidth default
+      caf limit
+      caf limit --bandwidth 20MiB --spend-cap 5000000
+      caf limit --bandwidth default
 
     Exit status: 0; 2 not a limit; 3 a setting is wrong; 6 the database failed.
     """
@@ -92,7 +92,7 @@ def _bandwidth(text: str) -> str | None:
     if rate <= 0:
         raise UsageError(
             "a bandwidth limit of 0 would stop every upload.",
-            hint=f"`--bandwidth {NOTHING}` removes the limit; `caf jackal pause` stops uploads",
+            hint=f"`--bandwidth {NOTHING}` removes the limit; `caf pause` stops uploads",
         )
     return str(rate)
 

@@ -40,7 +40,7 @@ DaysOption = Annotated[int, typer.Option("--days", metavar="N", min=LEAST_DAYS, 
 # --- the wallet and its space ----------------------------------------------------------------------------------------
 
 
-def account(json: JsonOption = False) -> None:
+def wallet(json: JsonOption = False) -> None:
     r"""Show the wallet's coins, space and spending.
 
     What was spent is the sum of this ledger's transactions; other programs may use the wallet, too. A purchase counts as what
@@ -48,8 +48,8 @@ def account(json: JsonOption = False) -> None:
 
     \b
     Examples:
-      caf jackal account
-      caf jackal account --json | jq .plan.free_bytes
+      caf jackal wallet
+      caf jackal wallet --json | jq .plan.free_bytes
 
     Exit status: 0, also where nothing was bought yet; 3 a setting or the wallet is wrong; 6 the database or 7 the chain
     failed.
@@ -314,7 +314,7 @@ def files(
     if missing:
         raise StoredChunkMissing(
             f"{counted(missing, 'chunk')} of the ledger {'is' if missing == 1 else 'are'} not on the chain",
-            hint="caf jackal prove SOURCE marks them as damaged, caf jackal repair SOURCE stores them again",
+            hint="caf prove SOURCE marks them as damaged, caf repair SOURCE stores them again",
         )
 
 

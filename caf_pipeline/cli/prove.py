@@ -27,15 +27,15 @@ def prove(
 
     That is the store's proofs, and pieces read back from each copy. Those that were looked at longest ago come first,
     but for chunks of which the chain's lists say something amiss: where no run did so within the hour, the lists are read first,
-    by pages, for all sources. A chunk with too few copies or wrong bytes is marked as damaged; `caf jackal repair` mends it.
+    by pages, for all sources. A chunk with too few copies or wrong bytes is marked as damaged; `caf repair` mends it.
     A chunk is unverified where its copies are right, and the chain shows no verified proof of enough of them: what it shows
     may be of a provider's joining alone. Look again in the next proof window; a file of up to 20,480 bytes is always
     unverified. The job prove_SOURCE does the same every hour.
 
     \b
     Examples:
-      caf jackal prove demo
-      caf jackal prove demo --limit 5 --json | jq 'select(.verdict == "damaged")'
+      caf prove demo
+      caf prove demo --limit 5 --json | jq 'select(.verdict == "damaged")'
 
     Exit status: 0 all that were looked at are proven; 1 some are damaged or unverified; 3 a setting is wrong or there is
     no such source; 6 the database or 7 the store failed.
@@ -68,7 +68,7 @@ def _raise_unless_proven(source: str, looked_at: int, *, damaged: list[str], unv
         return
     sorts = (("damaged", damaged), ("unverified", unverified))
     said = "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in sorts if names)
-    hints = [f"caf jackal repair {source}"] if damaged else []
+    hints = [f"caf repair {source}"] if damaged else []
     hints += ["look at what is unverified again in the next proof window"] if unverified else []
     raise CafError(f"of {counted(looked_at, 'chunk')} of '{source}', {said}", hint="; ".join(hints))
 
@@ -113,8 +113,8 @@ def repair(
 
     \b
     Examples:
-      caf jackal repair demo
-      caf jackal repair demo-1a2b3c4d-00001
+      caf repair demo
+      caf repair demo-1a2b3c4d-00001
 
     Exit status: 0 repaired, or there was nothing to repair; 2 the chunk is in no state that can be repaired; 3 a setting is
     wrong or there is no such source; 5 the source, 6 the database or 7 the store failed; 9 what could be found has other

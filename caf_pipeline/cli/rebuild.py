@@ -33,7 +33,7 @@ def rebuild(
 
     Reads ranges of the stored files. Needs the settings of the sources and the wallet's address; no mnemonic where --owner
     gives the address, and nothing of S3. It reports each listed file: a chunk that is restored, one that the ledger
-    knows, or why it is none of ours. A chunk with fewer copies than required comes back as damaged; `caf jackal repair` mends
+    knows, or why it is none of ours. A chunk with fewer copies than required comes back as damaged; `caf repair` mends
     it. May be run on a ledger that is not empty, and again at any time: what the ledger knows stays as it is. A chunk whose
     copies differ in what is read of it is not restored, unless --whole reads them whole, which tells the wrong ones.
 

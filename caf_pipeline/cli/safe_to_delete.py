@@ -47,8 +47,8 @@ _CAUTION: Final = (
     " (docs/jackal.md): keep the proof watch and repairs running"
 )
 _WHAT_HELPS: Final = {
-    "damaged": "'caf jackal repair {source}' mends damaged chunks",
-    "too_few_copies": "'caf jackal repair {source}' mends damaged chunks",
+    "damaged": "'caf repair {source}' mends damaged chunks",
+    "too_few_copies": "'caf repair {source}' mends damaged chunks",
     "not_planned": "'caf run --source {source}' archives what is new or changed",
     "changed": "'caf run --source {source}' archives what is new or changed",
     "metadata_changed": "'caf run --source {source}' archives them again, with what they have now",

@@ -65,7 +65,7 @@ def status(
             settings.source(source)
         paused = ledger.controls().current().paused
         if paused and not json:
-            typer.echo(f"paused: {printable(paused)} ('caf jackal resume' ends it)")
+            typer.echo(f"paused: {printable(paused)} ('caf resume' ends it)")
         for name in [source] if source else known:
             registered = name in ledger.sources()
             account = ledger.account(name) if registered else None

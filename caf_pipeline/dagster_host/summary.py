@@ -172,7 +172,7 @@ def sentence(summary: Summary) -> str:
         f"{len(summary.not_tried)} not tried" if summary.not_tried else "",
         f"{summary.parked} parked ('caf status' says why)" if summary.parked else "",
         _where_all_is(summary),
-        f"but {summary.damaged} damaged ('caf jackal repair {summary.source}' mends that)" if summary.damaged else "",
+        f"but {summary.damaged} damaged ('caf repair {summary.source}' mends that)" if summary.damaged else "",
     ]
     return "; ".join([done, *(count for count in counts if count)])
 

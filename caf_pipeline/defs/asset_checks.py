@@ -103,11 +103,11 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
             ),
             _check(
                 source,
-                "jackal_chunk",
+                "stored_chunk",
                 CHUNK_IS_PROVEN,
                 _chunk_is_proven,
                 f"{listed}Looked at again and again by the job `{job_name(source, 'prove')}`; a chunk that fails is marked as "
-                f"`damaged`, and `{job_name(source, 'repair')}` or `caf jackal repair` mends it.{unverified}",
+                f"`damaged`, and `{job_name(source, 'repair')}` or `caf repair` mends it.{unverified}",
                 partitioned=True,
             ),
             _check(

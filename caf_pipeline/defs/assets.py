@@ -209,7 +209,7 @@ def _chunk_assets(source: str, settings: SourceSettings) -> list[AssetsDefinitio
         ),
         _chunk_asset(
             source,
-            "jackal_chunk",
+            "stored_chunk",
             owner=settings.owner,
             upstream="caf_chunk",
             steps=(ops.post_file, ops.upload_chunk, ops.verify_stored),
@@ -223,7 +223,7 @@ def _chunk_assets(source: str, settings: SourceSettings) -> list[AssetsDefinitio
             source,
             "file_locations",
             owner=settings.owner,
-            upstream="jackal_chunk",
+            upstream="stored_chunk",
             steps=(ops.load_locations, ops.release_staging),
             description=(
                 "One row in Postgres for each object of the chunk: which bytes of which chunk it is. From here on "

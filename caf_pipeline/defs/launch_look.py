@@ -55,7 +55,7 @@ T = TypeVar("T")
 def pause_reason(ledger: Ledger) -> str:
     """Return the reason for which a tick is skipped while an operator has paused everything; "" otherwise."""
     reason = ledger.controls().current().paused
-    return f"Paused: {reason}. `caf jackal resume` ends it." if reason else ""
+    return f"Paused: {reason}. `caf resume` ends it." if reason else ""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ LAUNCH_SENSOR: Final = "launch_chunks"
 S3_POOL: Final = "s3"
 UPLOAD_POOL: Final = "jackal_uploads"
 
-ASSETS: Final = ("s3_inventory", "chunk_plan", "caf_chunk", "jackal_chunk", "file_locations")
+ASSETS: Final = ("s3_inventory", "chunk_plan", "caf_chunk", "stored_chunk", "file_locations")
 """A source's assets in flow order; the last three have a partition for each chunk."""
 
 LEDGER: Final = "ledger"

@@ -228,7 +228,7 @@ def _evaluation(
     severity: AssetCheckSeverity = AssetCheckSeverity.ERROR,
 ) -> AssetCheckEvaluation:
     """Return the check's result for a chunk's partition, tied to the partition's latest materialization as Dagster would."""
-    key = AssetKey(asset_key(source, "jackal_chunk"))
+    key = AssetKey(asset_key(source, "stored_chunk"))
     latest = instance.fetch_materializations(AssetRecordsFilter(asset_key=key, asset_partitions=[chunk]), limit=1).records
     target = [
         AssetCheckEvaluationTargetMaterializationData(storage_id=each.storage_id, run_id=each.run_id, timestamp=each.timestamp)

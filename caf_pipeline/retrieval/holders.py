@@ -15,7 +15,7 @@ from caf_pipeline.system.ahead import use_behind
 ALONE_BYTES: Final = 4 << 20
 """Of a range that one thread reads, compares and writes: of less, starting others takes longer than what they save."""
 
-REPAIR: Final = "the chunk is damaged at the store: 'caf jackal repair' stores it again"
+REPAIR: Final = "the chunk is damaged at the store: 'caf repair' stores it again"
 """The hint where the providers that have something of a chunk give other bytes."""
 
 
@@ -131,14 +131,14 @@ def not_given(what: str, failed: Mapping[str, CafError]) -> CafError:
     """Return the error of what no provider gives right, by the error of each; its class says whether a retry can help."""
     errors = failed.values()
     if not errors:
-        return ObjectMissing(f"no provider has {what}", hint="'caf jackal repair' stores its chunk again")
+        return ObjectMissing(f"no provider has {what}", hint="'caf repair' stores its chunk again")
     said = "; ".join(f"{provider}: {error}" for provider, error in failed.items())
     message = f"no provider gives {what} as it was archived: {said}"
     if any(not error.permanent for error in errors):
         return StoreUnreachable(message, hint="try again later")
     if any(isinstance(error, IntegrityError) for error in errors):
         return IntegrityError(message, hint=REPAIR)
-    return ObjectMissing(message, hint="'caf jackal repair' stores its chunk again")
+    return ObjectMissing(message, hint="'caf repair' stores its chunk again")
 
 
 def holders_of(location: Location, store: ChunkStore) -> list[RangeHolders]:

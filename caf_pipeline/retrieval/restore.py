@@ -15,7 +15,7 @@ from caf_pipeline.system.files_below import NotRestored
 from caf_pipeline.system.quantities import counted
 
 _GOES_ON: Final = "the same restore goes on, and leaves what is there"
-_DAMAGED: Final = "what no provider gives right stays away until 'caf jackal repair' has stored its chunk again"
+_DAMAGED: Final = "what no provider gives right stays away until 'caf repair' has stored its chunk again"
 _STAYS: Final = "what was refused there is refused again until the reason given with it is gone"
 
 

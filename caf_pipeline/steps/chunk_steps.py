@@ -223,7 +223,7 @@ def _seal_report(work: Workplace, chunk: Chunk, manifest: ManifestReport) -> Sea
     )
 
 
-# --- jackal_chunk --------------------------------------------------------------------------------------------------
+# --- stored_chunk --------------------------------------------------------------------------------------------------
 
 
 def post_file(work: Workplace, name: str) -> Chunk:
@@ -580,9 +580,7 @@ def _workable(work: Workplace, name: str) -> Chunk:
     if chunk.state is ChunkState.PARKED:
         raise CafError(f"chunk {name} is parked: {chunk.reason}", hint=f"mend the cause, then 'caf unpark {name}'")
     if chunk.state is ChunkState.DAMAGED:
-        raise CafError(
-            f"chunk {name} is damaged", hint=f"'caf jackal repair {chunk.source}', or its job repair, mends what can be"
-        )
+        raise CafError(f"chunk {name} is damaged", hint=f"'caf repair {chunk.source}', or its job repair, mends what can be")
     if chunk.state is ChunkState.WITHDRAWN and chunk.part:
         return chunk
     if chunk.state in (ChunkState.WITHDRAWN, ChunkState.ABANDONED):

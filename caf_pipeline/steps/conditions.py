@@ -77,7 +77,7 @@ def find_conditions(
     """
     name, late = progress.source, timedelta(seconds=alerts.late_after)
     if damaged := progress.sums([ChunkState.DAMAGED]).chunks:
-        hint = f"`caf jackal repair {name}`, or its repair job, stores them again from what is left"
+        hint = f"`caf repair {name}`, or its repair job, stores them again from what is left"
         yield Condition(ConditionKind.DAMAGED, True, f"{counted(damaged, 'chunk')} of {name} damaged", hint)
     if parked := progress.sums([ChunkState.PARKED]).chunks:
         hint = f"`caf status {name}` says why; mend it, then `caf unpark` or `caf withdraw` each"

@@ -122,7 +122,7 @@ def test_every_command_knows_what_was_adopted(caf, posted, bodies, ledger):
     assert lines_of(caf("plans", "chunk", name, "--json"))[0]["adopted"]
     assert b"which no plan made" in caf("plans", "chunk", name).out
     assert len(lines_of(caf("plans", "src", "--json"))) == 1
-    for command in (("check", "src", "--full"), ("jackal", "files", "src"), ("jackal", "prove", "src"), ("status",), ("doctor",)):
+    for command in (("check", "src", "--full"), ("jackal", "files", "src"), ("prove", "src"), ("status",), ("doctor",)):
         shown = caf(*command)
         assert shown.status == 0, (command, shown.out, shown.err)
     assert b"0 missing" in caf("jackal", "files", "src").out

@@ -55,7 +55,7 @@ def test_a_sample_reads_at_least_one_object(caf):
 def test_wrong_bytes_are_exit_status_9_and_the_key_is_named(caf):
     spoil(caf, "b/2")
     done = caf("check", "src", "--full")
-    one_sentence(done, 9, "no provider gives 1 object of 'src' as archived", "caf jackal repair")
+    one_sentence(done, 9, "no provider gives 1 object of 'src' as archived", "caf repair")
     assert done.out.decode().startswith("wrong   b/2: ")
     assert "9 objects of 9 read, 1 wrong, 0 could not be read" in done.out.decode()
     wrong, sums = records(caf("check", "src", "--full", "--json"))
@@ -99,9 +99,9 @@ def test_a_chunk_that_is_gone_is_said_to_be_and_that_no_other_try_gives_it(caf, 
     done = caf("check", "src", "a/", "--full")
     one_sentence(done, 9, "no provider gives 4 objects")
     assert done.out.count(b"no provider has 'a/") == 4
-    one_sentence(caf("get", "src", "a/0"), 9, "no provider has 'a/0'", "'caf jackal repair' stores its chunk again")
+    one_sentence(caf("get", "src", "a/0"), 9, "no provider has 'a/0'", "'caf repair' stores its chunk again")
     done = caf("restore", "src", "a/", str(tmp_path / "out"))
-    one_sentence(done, 9, "4 objects of 4 could not be restored", "'caf jackal repair' has stored its chunk again")
+    one_sentence(done, 9, "4 objects of 4 could not be restored", "'caf repair' has stored its chunk again")
     assert "goes on" not in done.err
 
 

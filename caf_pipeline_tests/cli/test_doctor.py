@@ -87,7 +87,7 @@ def test_what_needs_an_operator_is_status_1_and_a_sentence(caf):
     next(caf.folder.rglob("chunks/*.caf")).unlink()
     done = caf("doctor")
     one_sentence(done, 1, "1 thing needs an operator")
-    assert "marked as damaged; 'caf jackal repair" in lines(done)[0]
+    assert "marked as damaged; 'caf repair" in lines(done)[0]
     one_sentence(caf("doctor"), 1, "1 thing needs an operator")
 
 

@@ -52,15 +52,15 @@ COMMANDS = {
     "chunkio cat": ("chunkio", "cat", "folder/log", "0"),
     "chunkio verify": ("chunkio", "verify", "folder/log"),
     "chunkio salvage": ("chunkio", "salvage", "folder/log", "-o", "saved.log"),
-    "jackal account": ("jackal", "account"),
+    "jackal wallet": ("jackal", "wallet"),
     "jackal price": ("jackal", "price", "1TB"),
     "jackal buy": ("jackal", "buy", "--bytes", "2GB", "--days", "30", "--yes"),
     "jackal files": ("jackal", "files"),
-    "jackal prove": ("jackal", "prove", "src"),
-    "jackal repair": ("jackal", "repair", "src"),
-    "jackal limit": ("jackal", "limit", "--bandwidth", "20MiB/s"),
-    "jackal pause": ("jackal", "pause"),
-    "jackal resume": ("jackal", "resume"),
+    "prove": ("prove", "src"),
+    "repair": ("repair", "src"),
+    "limit": ("limit", "--bandwidth", "20MiB/s"),
+    "pause": ("pause",),
+    "resume": ("resume",),
 }
 """In an order in which each finds what it needs."""
 

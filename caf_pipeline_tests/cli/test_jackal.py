@@ -63,52 +63,52 @@ def funded(network, coins: int = COINS):
 
 
 def test_the_account_shows_address_coins_and_space(caf):
-    shown = of(caf("jackal", "account", "--json"))
+    shown = of(caf("jackal", "wallet", "--json"))
     assert (shown["address"], shown["chain_id"], shown["spent_ujkl"]) == (ADDRESS, "loopback-1", 0)
     assert shown["balance_ujkl"] > 0
     assert shown["plan"]["free_bytes"] == shown["plan"]["space_bytes"] - shown["plan"]["used_bytes"]
-    assert ADDRESS in caf("jackal", "account").out.decode()
+    assert ADDRESS in caf("jackal", "wallet").out.decode()
 
 
 def test_an_empty_wallet_is_shown_as_such(caf):
     wallet = new_wallet()
-    shown = of(with_wallet(caf, wallet.words)("jackal", "account", "--json"))
+    shown = of(with_wallet(caf, wallet.words)("jackal", "wallet", "--json"))
     assert (shown["address"], shown["balance_ujkl"], shown["plan"]) == (wallet.address, 0, None)
-    assert "none bought" in with_wallet(caf, wallet.words)("jackal", "account").out.decode()
+    assert "none bought" in with_wallet(caf, wallet.words)("jackal", "wallet").out.decode()
 
 
 @pytest.mark.thorough
 def test_a_chain_that_is_away_is_one_sentence(caf):
-    one_sentence(caf("jackal", "account", CAF_JACKAL__LCD='["http://127.0.0.1:9"]'), 7, "127.0.0.1:9")
+    one_sentence(caf("jackal", "wallet", CAF_JACKAL__LCD='["http://127.0.0.1:9"]'), 7, "127.0.0.1:9")
 
 
 def test_a_wrong_mnemonic_is_refused_without_a_word_of_it(caf):
-    done = with_wallet(caf, WORDS.replace("about", "zebra"))("jackal", "account")
+    done = with_wallet(caf, WORDS.replace("about", "zebra"))("jackal", "wallet")
     one_sentence(done, 3, "the mnemonic is not valid")
     assert not {"abandon", "zebra"} & set(done.err.split())
 
 
 def test_without_a_wallet_it_is_said_where_one_is_taken_from(caf):
-    one_sentence(with_wallet(caf, "")("jackal", "account"), 3, "JACKAL_MNEMONIC")
+    one_sentence(with_wallet(caf, "")("jackal", "wallet"), 3, "JACKAL_MNEMONIC")
 
 
 def test_the_account_says_where_its_words_come_from_and_which_are_not_used(caf, tmp_path):
     file = tmp_path / "words"
     file.write_text(WORDS)
     file.chmod(0o600)
-    shown = of(caf("jackal", "account", "--json"))
+    shown = of(caf("jackal", "wallet", "--json"))
     assert (shown["words_from"], shown["words_not_used"]) == ("JACKAL_MNEMONIC", [])
     both = {"CAF_JACKAL__MNEMONIC_FILE": str(file), "CAF_JACKAL__MNEMONIC": WORDS}
-    shown = of(caf("jackal", "account", "--json", **both))
+    shown = of(caf("jackal", "wallet", "--json", **both))
     assert (shown["words_from"], shown["words_not_used"]) == ("CAF_JACKAL__MNEMONIC", ["JACKAL_MNEMONIC", str(file)])
-    told = caf("jackal", "account", CAF_JACKAL__MNEMONIC_FILE=str(file)).out.decode()
+    told = caf("jackal", "wallet", CAF_JACKAL__MNEMONIC_FILE=str(file)).out.decode()
     assert f"words      from JACKAL_MNEMONIC; not used: {file}\n" in told
-    told = caf("jackal", "account", JACKAL_MNEMONIC="", CAF_JACKAL__MNEMONIC_FILE=str(file)).out.decode()
+    told = caf("jackal", "wallet", JACKAL_MNEMONIC="", CAF_JACKAL__MNEMONIC_FILE=str(file)).out.decode()
     assert f"words      from {file}\n" in told
 
 
 def test_chunks_in_a_folder_have_no_account(caf):
-    one_sentence(caf("jackal", "account", CAF_STORE__KIND="directory"), 3, "store.kind", "directory")
+    one_sentence(caf("jackal", "wallet", CAF_STORE__KIND="directory"), 3, "store.kind", "directory")
 
 
 # --- prices and purchases --------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_space_is_bought_once_its_price_was_shown(caf, network):
     done = caf("jackal", "buy", "--bytes", "2GB", "--days", "30", "--yes")
     assert done.status == 0, done.err
     assert "ujkl" in done.err
-    shown = of(caf("jackal", "account", "--json"))
+    shown = of(caf("jackal", "wallet", "--json"))
     assert shown["plan"]["space_bytes"] == 2 * GB
     assert 0 < COINS - shown["balance_ujkl"] <= shown["spent_ujkl"]
 
@@ -163,7 +163,7 @@ def test_what_was_spent_is_what_the_wallet_has_less(caf, network):
         bought = caf("jackal", "buy", "--bytes", size, "--days", "30", "--yes")
         assert bought.out.decode().startswith("bought for "), bought.err
         assert "at most" not in bought.out.decode()
-    shown = of(caf("jackal", "account", "--json"))
+    shown = of(caf("jackal", "wallet", "--json"))
     assert (COINS - shown["balance_ujkl"], 0) == (shown["spent_ujkl"], shown["purchases_at_list_price"])
 
 
@@ -173,7 +173,7 @@ def test_a_purchase_that_no_node_tells_of_is_said_to_count_at_list_price(caf, ne
         network.misbehave(lcd=lcd, index_off=True)
     bought = caf("jackal", "buy", "--bytes", "2GB", "--days", "30", "--yes")
     assert bought.out.decode().startswith("bought for at most "), bought.err
-    told = caf("jackal", "account").out.decode()
+    told = caf("jackal", "wallet").out.decode()
     assert "at most: 1 purchase at list price, since it is not known what the chain took" in told
 
 
@@ -192,7 +192,7 @@ def test_an_empty_wallet_buys_nothing(caf):
 
 def test_the_spend_cap_holds_for_a_purchase(caf, network):
     caf = with_wallet(caf, funded(network).words)
-    assert caf("jackal", "limit", "--spend-cap", "10").status == 0
+    assert caf("limit", "--spend-cap", "10").status == 0
     one_sentence(caf("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes"), 7, "limit is 10 ujkl")
 
 
@@ -212,7 +212,7 @@ def test_a_purchase_that_was_killed_is_seen_through_and_not_made_twice(caf, netw
     done = caf("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes")
     assert done.status == 0, done.err
     assert "an earlier purchase is pending" in done.err
-    shown = of(caf("jackal", "account", "--json"))
+    shown = of(caf("jackal", "wallet", "--json"))
     assert COINS - shown["balance_ujkl"] <= shown["spent_ujkl"]
 
 
@@ -256,12 +256,12 @@ def test_a_chunk_that_the_chain_does_not_list_is_missing(archived, ledger, datab
 def test_after_the_proof_type_was_changed_what_was_posted_is_said_to_go_on_as_it_is(source, ledger):
     assert source("run", CAF_SOURCES__SRC__TARGET_SIZE="32MiB").status == 0
     (chunk,) = ledger.chunks()
-    assert "proofs     type 3\n" in source("jackal", "account").out.decode()
+    assert "proofs     type 3\n" in source("jackal", "wallet").out.decode()
     changed = {"CAF_JACKAL__PROOF_TYPE": "0", "CAF_SOURCES__SRC__TARGET_SIZE": "32MiB"}
-    shown = of(source("jackal", "account", "--json", **changed))
+    shown = of(source("jackal", "wallet", "--json", **changed))
     assert (shown["proof_type"], shown["posted_by_proof_type"]) == (0, {"3": 1})
     said = "1 chunk posted with another type goes on as it is"
-    assert said in source("jackal", "account", **changed).out.decode()
+    assert said in source("jackal", "wallet", **changed).out.decode()
     done = source("run", **changed)
     assert done.status == 0, done.err
     assert "new chunks have proof type 0; 1 chunk posted with another goes on as it is" in " ".join(done.err.split())
@@ -273,14 +273,14 @@ def test_after_the_proof_type_was_changed_what_was_posted_is_said_to_go_on_as_it
 
 
 def test_limits_are_ordered_lifted_and_taken_back(caf):
-    assert of(caf("jackal", "limit", "--bandwidth", "20MiB/s", "--spend-cap", "5000", "--json")) == {
+    assert of(caf("limit", "--bandwidth", "20MiB/s", "--spend-cap", "5000", "--json")) == {
         "paused": None,
         "bandwidth": 20 << 20,
         "spend_cap": 5000,
     }
-    lifted = of(caf("jackal", "limit", "--bandwidth", "none", "--spend-cap", "none", "--json", CAF_JACKAL__SPEND_CAP="7"))
+    lifted = of(caf("limit", "--bandwidth", "none", "--spend-cap", "none", "--json", CAF_JACKAL__SPEND_CAP="7"))
     assert (lifted["bandwidth"], lifted["spend_cap"]) == (None, None)
-    back = caf("jackal", "limit", "--spend-cap", "default", "--json", CAF_JACKAL__SPEND_CAP="7")
+    back = caf("limit", "--spend-cap", "default", "--json", CAF_JACKAL__SPEND_CAP="7")
     assert of(back)["spend_cap"] == 7
 
 
@@ -288,19 +288,19 @@ def test_limits_are_ordered_lifted_and_taken_back(caf):
     "arguments", [("--bandwidth", "fast"), ("--bandwidth", "0"), ("--spend-cap", "-1"), ("--spend-cap", "1.5")]
 )
 def test_what_is_no_limit_is_refused(caf, arguments):
-    one_sentence(caf("jackal", "limit", *arguments), 2)
+    one_sentence(caf("limit", *arguments), 2)
 
 
 @pytest.mark.thorough
 def test_a_run_waits_while_it_is_paused_and_goes_on(source, ledger):
-    assert source("jackal", "pause", "network maintenance").status == 0
-    assert of(source("jackal", "limit", "--json"))["paused"] == "network maintenance"
+    assert source("pause", "network maintenance").status == 0
+    assert of(source("limit", "--json"))["paused"] == "network maintenance"
     process = source.start("run")
     while not any("network maintenance" in each.wait.what for each in ledger.waits()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     assert not ledger.chunks(states=[ChunkState.LOCATED])
-    assert source("jackal", "resume").status == 0
+    assert source("resume").status == 0
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, err.decode()
     assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}
@@ -322,24 +322,24 @@ def test_what_is_unverified_is_said_and_nothing_of_it_is_called_proven(caf, s3_s
     new_bucket.put("tiny", b"tiny")
     caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
     assert caf("run").status == 0
-    done = caf("jackal", "prove", "src")
+    done = caf("prove", "src")
     one_sentence(done, 1, "1 unverified: src-", "next proof window")
     assert "proven" not in done.out.decode() + done.err
-    shown = json.loads(caf("jackal", "prove", "src", "--json").out)
+    shown = json.loads(caf("prove", "src", "--json").out)
     assert (shown["verdict"], shown["proven"], shown["state"]) == ("unverified", False, "located")
     assert {copy["verified"] for copy in shown["copies"]} == {False}
 
 
 def test_where_no_chunk_is_located_nothing_is_called_proven(source):
-    done = source("jackal", "prove", "src")
+    done = source("prove", "src")
     assert (done.status, "proven" in done.out.decode(), "no chunk of 'src' was checked" in done.out.decode()) == (0, False, True)
 
 
 def test_stored_chunks_are_proven(archived, ledger):
-    lines = [json.loads(line) for line in archived("jackal", "prove", "src", "--json").out.splitlines()]
+    lines = [json.loads(line) for line in archived("prove", "src", "--json").out.splitlines()]
     assert len(lines) == len(ledger.chunks())
     assert all(line["proven"] and len(line["copies"]) == 3 for line in lines)
-    assert len(archived("jackal", "prove", "src", "--limit", "1", "--json").out.splitlines()) == 1
+    assert len(archived("prove", "src", "--limit", "1", "--json").out.splitlines()) == 1
 
 
 @pytest.mark.thorough
@@ -347,26 +347,26 @@ def test_damage_is_found_told_and_repaired(archived, ledger, network):
     first = ledger.chunks()[0]
     holder = ledger.known_copies(first.name)[0].provider
     network.drop_proofs(first.merkle_root, network.provider_addresses.index(holder))
-    one_sentence(archived("jackal", "prove", "src"), 1, first.name)
+    one_sentence(archived("prove", "src"), 1, first.name)
     assert first.name in archived("status").out.decode()
     shown = [json.loads(line) for line in archived("status", "src", "--json").out.splitlines()]
     (damaged,) = [line for line in shown if line.get("state") == "damaged"]
     assert damaged["reason"]
-    done = archived("jackal", "repair", "src")
+    done = archived("repair", "src")
     assert done.status == 0, done.err
     assert ledger.chunk(first.name).state is ChunkState.LOCATED
-    assert archived("jackal", "prove", "src").status == 0
+    assert archived("prove", "src").status == 0
 
 
 @pytest.mark.thorough
 def test_there_is_nothing_to_repair_in_a_sound_source(archived):
-    done = archived("jackal", "repair", "src")
+    done = archived("repair", "src")
     assert done.status == 0
     assert "no chunk of 'src' is damaged" in done.err
 
 
 def test_an_unknown_chunk_cannot_be_repaired(caf):
-    one_sentence(caf("jackal", "repair", "src-00000000-00001"), 11, "src-00000000-00001")
+    one_sentence(caf("repair", "src-00000000-00001"), 11, "src-00000000-00001")
 
 
 # --- a run, and what ends it -----------------------------------------------------------------------------------------

@@ -344,8 +344,8 @@ ON_A_SOURCE = [
     ("doctor", "scr"),
     ("rebuild", "scr"),
     ("jackal", "files", "scr"),
-    ("jackal", "prove", "scr"),
-    ("jackal", "repair", "scr"),
+    ("prove", "scr"),
+    ("repair", "scr"),
     ("jackal", "price", "scr"),
 ]
 
@@ -361,8 +361,8 @@ def test_an_unknown_source_is_told_with_those_that_there_are(caf, arguments):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("jackal", "prove", "src", "--limit", "x"), "'--limit': it must be a whole number"),
-        (("jackal", "prove", "src", "--limit", "0"), "'--limit': it must be at least 1"),
+        (("prove", "src", "--limit", "x"), "'--limit': it must be a whole number"),
+        (("prove", "src", "--limit", "0"), "'--limit': it must be at least 1"),
         (("jackal", "price", "1TB", "--days", "40000"), "'--days': it must be at most 36500"),
         (("merkle", "file", "--proof-type", "7"), "'--proof-type': '7' is not one of '0', '3'"),
     ],
@@ -379,13 +379,13 @@ WITH_SETTINGS = [
     ("rebuild",),
     ("unpark", "c"),
     ("withdraw", "c"),
-    ("jackal", "account"),
+    ("jackal", "wallet"),
     ("jackal", "price", "1TB"),
     ("jackal", "buy", "--bytes", "1TB", "--days", "30", "--yes"),
     ("jackal", "files"),
-    ("jackal", "pause"),
-    ("jackal", "resume"),
-    ("jackal", "limit"),
+    ("pause",),
+    ("resume",),
+    ("limit",),
 ]
 
 
@@ -461,10 +461,10 @@ def test_an_unknown_chunk_is_said_to_be_unknown(caf):
 def test_a_pause_is_seen_in_the_status(filled):
     caf, _ = filled
     assert b"paused" not in caf("status").out
-    caf("jackal", "pause", "the disk is full")
-    assert caf("status").out.startswith(b"paused: the disk is full ('caf jackal resume' ends it)")
+    caf("pause", "the disk is full")
+    assert caf("status").out.startswith(b"paused: the disk is full ('caf resume' ends it)")
     assert [json.loads(line)["paused"] for line in caf("status", "--json").out.splitlines()] == ["the disk is full"]
-    caf("jackal", "resume")
+    caf("resume")
     assert b"paused" not in caf("status").out
 
 

@@ -171,7 +171,7 @@ def test_a_lost_ledger_comes_back_and_nothing_is_planned_or_paid_again(archived,
     assert rows_of(fresh)["file_locations"] == before["file_locations"]
     assert network.state()["charged"][ADDRESS] == charged
     assert len(fresh.chunks()) == len(chunks)
-    assert again("jackal", "prove", "src").status == 0
+    assert again("prove", "src").status == 0
     assert len(again("get", "src", "key-03").out) == 100_000
 
 

@@ -362,7 +362,7 @@ def test_a_damaged_chunk_is_exit_status_18_and_the_source_is_not_complete(pipeli
     (summary,) = run()
     assert (summary.exit_status, summary.complete, summary.damaged) == (18, False, 1)
     assert sentence(summary) == (
-        f"{SOURCE}: nothing new; everything is located; but 1 damaged ('caf jackal repair {SOURCE}' mends that)"
+        f"{SOURCE}: nothing new; everything is located; but 1 damaged ('caf repair {SOURCE}' mends that)"
     )
 
 

@@ -36,7 +36,7 @@ from caf_pipeline_tests.support.workplaces import a_workplace, archive_everythin
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
 
 SOURCE = "my-source"
-PAUSED = "for the end of a pause (network maintenance); 'caf jackal resume' ends it"
+PAUSED = "for the end of a pause (network maintenance); 'caf resume' ends it"
 
 
 def until(holds, what="it"):
@@ -113,7 +113,7 @@ def lines_until(process, words):
 
 @pytest.mark.thorough
 def test_the_status_of_a_paused_run_shows_the_wait_and_ctrl_c_twice_ends_it_in_one_sentence(caf):
-    assert caf("jackal", "pause", "network maintenance").status == 0
+    assert caf("pause", "network maintenance").status == 0
     process = caf.start("run")
     lines_until(process, PAUSED)
     for _ in range(200):  # the terminal is told before the ledger, which may be what is waited for
@@ -126,7 +126,7 @@ def test_the_status_of_a_paused_run_shows_the_wait_and_ctrl_c_twice_ends_it_in_o
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=PATIENCE_SECONDS)
     assert PAUSED in shown
-    assert [one["ends_by"] for one in machine["waiting"]] == ["'caf jackal resume' ends it"]
+    assert [one["ends_by"] for one in machine["waiting"]] == ["'caf resume' ends it"]
     assert process.returncode == 130, rest
     assert rest.decode().splitlines()[-1] == "caf: interrupted; the same command goes on where it stopped"
     assert b"Traceback" not in rest

@@ -94,7 +94,7 @@ def test_a_chunks_run_ends_with_its_objects_located_and_readable(pipeline):
     pipeline.put(5)
     (chunk,) = pipeline.plan()
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
-    assert materialized(pipeline, result) == ["caf_chunk", "jackal_chunk", "file_locations"]
+    assert materialized(pipeline, result) == ["caf_chunk", "stored_chunk", "file_locations"]
     assert checks(result) == {"chunk_accounts_for_plan": True, "chunk_reads_back": True}
     work = pipeline.workplace()
     assert b"".join(fetch(work.ledger, work.store, SOURCE, "key-003").pieces) == b"key-3".ljust(3_000, b".")
@@ -128,7 +128,7 @@ def test_a_chunk_that_comes_out_empty_materializes_all_three(pipeline):
     (chunk,) = pipeline.plan()
     pipeline.bucket.delete("key-000")
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
-    assert materialized(pipeline, result) == ["caf_chunk", "jackal_chunk", "file_locations"]
+    assert materialized(pipeline, result) == ["caf_chunk", "stored_chunk", "file_locations"]
     assert pipeline.ledger.chunk(chunk).state is ChunkState.EMPTY
 
 
@@ -315,7 +315,7 @@ def test_a_run_of_a_damaged_chunk_fails_and_says_what_mends_it(pipeline):
     [
         (chunk_steps.load_batch, "file_locations", "is packing, and not verified yet"),
         (chunk_steps.seal_chunk, "file_locations", "is sealed, and not verified yet"),
-        (chunk_steps.load_batch, "jackal_chunk", "is packing, and not sealed yet"),
+        (chunk_steps.load_batch, "stored_chunk", "is packing, and not sealed yet"),
     ],
 )
 def test_an_asset_of_a_chunk_that_is_not_so_far_is_not_materialized(pipeline, until, asset, said):
@@ -349,7 +349,7 @@ def test_a_step_that_reads_no_bucket_fails_for_good_where_the_chunk_is_to_be_pac
     (chunk,) = pipeline.plan()
     archive_chunk(pipeline.workplace(), chunk, until=chunk_steps.post_file)
     shutil.rmtree(pipeline.settings.staging_folder)
-    result = pipeline.execute(ARCHIVE, partition_key=chunk, asset_selection=[key("jackal_chunk")])
+    result = pipeline.execute(ARCHIVE, partition_key=chunk, asset_selection=[key("stored_chunk")])
     assert not result.success
     assert not [event for event in result.all_events if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY]
     (failed,) = [event for event in result.all_events if event.is_step_failure]

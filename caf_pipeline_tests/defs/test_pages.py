@@ -108,12 +108,12 @@ def test_a_person_sees_the_graph_a_chunk_a_failed_check_and_how_the_source_grows
 
         window.size(1500, 1170)
         sizes = str(first.stored_size_bytes), f"{first.member_count}"
-        page = f"{assets}/jackal_chunk?view=partitions&partition={first.name}"
+        page = f"{assets}/stored_chunk?view=partitions&partition={first.name}"
         window.open(page, *chunks, "Materialized", "verified", *sizes, first.merkle_root.hex(), first.owner)
         window.picture(pictures / "chunk-page.png")
 
         window.size(1500, 1000)
-        page = f"{assets}/jackal_chunk?view=checks&checkDetail=chunk_is_proven"
+        page = f"{assets}/stored_chunk?view=checks&checkDetail=chunk_is_proven"
         shown = window.open(page, "Failed", chunks[-1], "0 of 3 copies are right", "damaged")
         assert shown.count("does not have the file") == 6  # in the sentence, and of each provider in the table
         assert window.run(FITS)

@@ -26,7 +26,7 @@ from caf_pipeline_tests.support.workplaces import archive_chunk
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
 
 ARCHIVE, PROVE, REPAIR = "archive_my_source", "prove_my_source", "repair_my_source"
-CHUNK = AssetKey(["my-source", "jackal_chunk"])
+CHUNK = AssetKey(["my-source", "stored_chunk"])
 PROVEN = AssetCheckKey(CHUNK, "chunk_is_proven")
 PASSED, FAILED = AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED
 
@@ -251,7 +251,7 @@ def test_nothing_is_launched_while_everything_is_paused_and_the_tick_says_why(pi
     pipeline.ledger.controls().set("paused", "network maintenance")
     tick = evaluate_tick(pipeline, name)
     assert tick.run_requests == []
-    assert tick.skip_message == "Paused: network maintenance. `caf jackal resume` ends it."
+    assert tick.skip_message == "Paused: network maintenance. `caf resume` ends it."
 
 
 def schedules(kind: str) -> dict[str, DefaultScheduleStatus]:

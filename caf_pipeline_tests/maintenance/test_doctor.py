@@ -420,7 +420,7 @@ def test_a_located_chunk_that_the_store_no_longer_has_becomes_damaged(work, name
     for path in (work.store.folder / "chunks").iterdir():
         path.unlink()
     done = told_then_mended((Kind.COPIES, name))
-    assert f"caf jackal repair {name}" in done[Kind.COPIES, name]
+    assert f"caf repair {name}" in done[Kind.COPIES, name]
     assert work.ledger.chunk(name).state is S.DAMAGED
     (told,) = examined(work)
     assert (told.kind, told.actor) == (Kind.COPIES, Actor.OPERATOR)

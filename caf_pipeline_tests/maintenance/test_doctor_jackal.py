@@ -216,7 +216,7 @@ def test_a_located_chunk_that_the_chain_no_longer_lists_with_enough_copies_becom
     assert found(work) == [(Kind.COPIES, name)]
     assert everything(tmp_path, database_url) == before
     ((_, _, done),) = mended(work)
-    assert f"caf jackal repair {name}" in done
+    assert f"caf repair {name}" in done
     assert work.ledger.chunk(name).state is ChunkState.DAMAGED
 
 

@@ -31,7 +31,7 @@ def test_only_what_another_try_can_bring_back_goes_on(ended):
     sums.add(RestoredObject(LOCATION, RestoreOutcome.FAILED, error=ObjectMissing("no provider has 'key'")))
     failure = sums.failure(ended)
     assert (type(failure), failure.exit_code) == (ObjectMissing, 9)
-    assert ("goes on" in failure.hint, "jackal repair" in failure.hint) == (ended is not None, True)
+    assert ("goes on" in failure.hint, "caf repair" in failure.hint) == (ended is not None, True)
     sums.add(RestoredObject(LOCATION, RestoreOutcome.FAILED, error=StoreUnreachable("away")))
     assert "the same restore goes on" in sums.failure(ended).hint
 

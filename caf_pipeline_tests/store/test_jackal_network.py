@@ -187,7 +187,7 @@ def test_a_second_run_archives_nothing(archived, named, chain):
 
 
 def test_the_account_shows_the_wallet_and_its_plan(archived, named):
-    done = archived.caf("jackal", "account", "--json")
+    done = archived.caf("jackal", "wallet", "--json")
     assert done.status == 0, done.err
     assert Wallet(named.mnemonic).address in done.out.decode()
 
@@ -198,7 +198,7 @@ def test_the_chain_and_the_ledger_name_the_same_files(archived):
 
 
 def test_every_chunk_is_proven_again(archived):
-    done = archived.caf("jackal", "prove", "src")
+    done = archived.caf("prove", "src")
     assert done.status == 0, done.out.decode() + done.err
     assert {chunk["state"] for chunk in archived.chunks()} == {"located"}
 

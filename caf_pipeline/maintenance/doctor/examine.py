@@ -270,7 +270,7 @@ def _with_enough_copies(work: Workplace, located: Sequence[Chunk]) -> Set[_Place
 
 
 def _repair(chunk: Chunk) -> str:
-    return f"'caf jackal repair {chunk.name}' stores it again"
+    return f"'caf repair {chunk.name}' stores it again"
 
 
 def _prove(context: DoctorContext, chunk: Chunk, remedy: str) -> Mended:

@@ -93,7 +93,7 @@ def _known(context: DoctorContext, file: rebuild.FileFinding) -> Iterator[Findin
 
 def _remedy(context: DoctorContext, file: rebuild.FileFinding) -> str:
     fault = rebuild.fault_of(context.work, file.chunk) if file.chunk else ""
-    return f"restored as damaged ({fault}); 'caf jackal repair {file.name}' stores it again" if fault else "restored"
+    return f"restored as damaged ({fault}); 'caf repair {file.name}' stores it again" if fault else "restored"
 
 
 def _restore(context: DoctorContext, file: rebuild.FileFinding) -> Mended:

@@ -439,7 +439,7 @@ class Poster:
         if cap is not None and spent + cost > cap:
             raise SpendCapReached(
                 f"{cost} ujkl more would come to {spent + cost} ujkl; the limit is {cap} ujkl and {spent} ujkl are spent",
-                hint="raise it with `caf jackal limit` or jackal.spend_cap",
+                hint="raise it with `caf limit` or jackal.spend_cap",
             )
         balance = self._chain.balance(self._address)
         if balance < cost:

@@ -192,11 +192,11 @@ class Uploads:
         if limit * seconds < size_bytes:
             least = math.ceil(size_bytes / seconds)
             raise UploadsRefused(
-                too_slow, hint=f"'caf jackal limit --bandwidth {least}' sets the lowest that is enough; 'none' lifts it"
+                too_slow, hint=f"'caf limit --bandwidth {least}' sets the lowest that is enough; 'none' lifts it"
             )
         raise NoProvider(
             f"{too_slow}, and other runs upload at the same time",
-            hint="wait until they have finished, or raise the limit with 'caf jackal limit'",
+            hint="wait until they have finished, or raise the limit with 'caf limit'",
         )
 
 

@@ -93,7 +93,7 @@ def require_address(text: str) -> str:
     digest = bech32.convertbits(words, 5, 8, False) if words else None
     if prefix != ADDRESS_PREFIX or digest is None or len(digest) != ADDRESS_SIZE_BYTES or text != text.lower():
         raise UsageError(
-            f"{text!r} is not the address of a wallet.", hint=f"Give {ADDRESS_PREFIX}1…, as 'caf jackal account' shows it."
+            f"{text!r} is not the address of a wallet.", hint=f"Give {ADDRESS_PREFIX}1…, as 'caf jackal wallet' shows it."
         )
     return text
 
