@@ -380,6 +380,40 @@ def test_a_web_page_that_is_no_xml_is_told(scripted_s3):
         listed(scripted_s3.source())
 
 
+BOMB = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "lol"}">' for n in range(10))
+DOCTYPES = {
+    "an entity bomb": f"<!DOCTYPE x [{BOMB}]><x>&e9;</x>",
+    "an external entity": '<!DOCTYPE x [<!ENTITY e SYSTEM "file:///etc/passwd">]><x>&e;</x>',
+    "a parameter entity": '<!DOCTYPE x [<!ENTITY % e SYSTEM "http://127.0.0.1:1/"> %e;]><x/>',
+    "a harmless entity": '<!DOCTYPE x [<!ENTITY e "k">]>' + page("&e;").body.decode().replace("&amp;", "&"),
+}
+
+
+@pytest.mark.parametrize("first", ["versioning", "listing"])
+@pytest.mark.parametrize("body", DOCTYPES.values(), ids=DOCTYPES)
+@pytest.mark.parametrize("headers", [{"Content-Type": "application/xml"}, {}])
+def test_a_document_type_in_an_answer_is_refused(scripted_s3, first, body, headers):
+    answer = ScriptedAnswer(200, body.encode(), headers)
+    with pytest.raises(ListingRefused, match="document type declaration") as caught:
+        listed(script(scripted_s3, answer, versioning=answer if first == "versioning" else UNVERSIONED))
+    assert "500" not in str(caught.value)
+    assert len(scripted_s3.requests) == 1 + (first == "listing")  # asking again would change nothing
+
+
+@pytest.mark.parametrize("first", ["versioning", "listing"])
+def test_malformed_xml_is_reported_without_a_status(scripted_s3, first):
+    answer = ScriptedAnswer(200, b"<ListBucketResult><Contents>", {"Content-Type": "application/xml"})
+    with pytest.raises(SourceUnreachable, match="not valid S3 XML: no element found") as caught:
+        listed(script(scripted_s3, answer, versioning=answer if first == "versioning" else UNVERSIONED))
+    assert "500" not in str(caught.value)
+
+
+def test_an_html_page_with_a_document_type_is_reported_as_a_page(scripted_s3):
+    scripted_s3.answer = lambda request: ScriptedAnswer(200, b"<!DOCTYPE html><html/>", HTML)
+    with pytest.raises(SourceUnreachable, match="it answers with a web page"):
+        listed(scripted_s3.source())
+
+
 def test_a_listing_that_is_not_permitted_names_the_permission(scripted_s3):
     with pytest.raises(SourceDenied, match="may not be listed") as caught:
         listed(script(scripted_s3, s3_error(403, "AccessDenied")))

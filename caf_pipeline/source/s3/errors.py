@@ -69,6 +69,20 @@ class WrongBody(Exception):
     """A body of another length than was promised, or of another object. It is read again."""
 
 
+class InvalidXml(Exception):
+    """An answer with a status of success whose body is not valid S3 XML. The message says what is wrong with the body.
+
+    Attributes:
+        is_page: the server calls the body HTML.
+        has_doctype: the body has a document type declaration, which S3 never sends. Entity bombs and XXE need one.
+    """
+
+    def __init__(self, wrong: str, *, is_page: bool, has_doctype: bool = False) -> None:
+        super().__init__(wrong)
+        self.is_page = is_page
+        self.has_doctype = has_doctype
+
+
 @dataclass(frozen=True, slots=True)
 class BucketAddress:
     """What errors say of where they happened: the source's name in the settings, for hints; the bucket; the server's URL."""
@@ -200,6 +214,8 @@ def is_transient(error: BaseException) -> bool:
     """Tell whether the same request may succeed later without anybody changing anything."""
     if isinstance(error, ClientError):
         return code_of(error) in _TRANSIENT or status_of(error) in _TRANSIENT_STATUS
+    if isinstance(error, InvalidXml):
+        return not error.has_doctype  # else the body may have been cut off
     failed = isinstance(error, WrongBody | NoConnection | HTTPClientError | IncompleteReadError | AwsCrtError)
     return failed and not reason_of(error).lasts
 
@@ -258,7 +274,7 @@ def _said_while_waiting(at: BucketAddress, attempts: int) -> tuple[str, str]:
     return f"an answer of {at}, which is asked again and again", f"an answer ends it, or {times} without one"
 
 
-ASKING_FAILED: Final = (ClientError, BotoCoreError, ResponseParserError, AwsCrtError, WrongBody)
+ASKING_FAILED: Final = (ClientError, BotoCoreError, ResponseParserError, AwsCrtError, WrongBody, InvalidXml)
 """What the two functions below translate."""
 
 
@@ -273,9 +289,13 @@ def source_error(error: Exception, at: BucketAddress) -> CafError:  # noqa: PLR0
         return kind(f"the S3 endpoint {at.endpoint} {reason}", hint=hint_for(reason, at.setting("endpoint_url")) or _TRUST)
     if isinstance(error, ClientError) and not is_transient(error):
         return _listing_refused(error, at)
-    if isinstance(error, ClientError) and code_of(error).isdigit() and _is_page(error):
-        # Also a page with status 200, of which botocore makes 500.
+    if (isinstance(error, ClientError) and code_of(error).isdigit() and _is_page(error)) or (
+        isinstance(error, InvalidXml) and error.is_page
+    ):
         return SourceUnreachable(f"what listens at {at.endpoint} is not S3, or is out of order: {_PAGE}", hint=_api(at))
+    if isinstance(error, InvalidXml):
+        kind = ListingRefused if error.has_doctype else SourceUnreachable
+        return kind(f"{at} answers with a body that is not valid S3 XML: {error}", hint=_api(at))
     if isinstance(error, ClientError | WrongBody):
         what = f"answers with {code_of(error)}" if isinstance(error, ClientError) else str(error)
         return SourceUnreachable(f"{at} {what}", hint="wait, and try again")

@@ -8,10 +8,13 @@ of botocore 1.44.
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import lru_cache
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree
 
 from botocore.utils import parse_timestamp
+
+from caf_pipeline.source.s3.errors import InvalidXml
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -51,20 +54,21 @@ what is a list there may be several."""
 
 
 def read_entries(client: "S3Client") -> None:
-    """Let the client read pages by this; of an entry it gives the fields above and no others, each as boto3 does."""
+    """Let the client read pages by this; of an entry it gives the fields above and no others, each as boto3 does.
+
+    An answer to these operations, or to GetBucketVersioning, that is not valid S3 XML raises InvalidXml.
+    """
+    # `*` is before `s3`, where botocore's own handler parses what is then left of the page, to look for an error.
     for operation in _OPERATIONS:
-        # `*` is before `s3`, where botocore's own handler parses what is then left of the page, to look for an error.
         client.meta.events.register(f"before-parse.*.{operation}", _take_entries)
+    client.meta.events.register("before-parse.*.GetBucketVersioning", _require_xml)
 
 
 def _take_entries(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
     """Move the entries from the body to what boto3 adds to its answer; raises ValueError where a number or a time is none."""
-    parser = ElementTree.XMLParser(encoding="utf-8")  # whatever the page says of itself, as botocore
-    try:
-        parser.feed(response_dict["body"])
-        root = parser.close()
-    except ElementTree.ParseError:
-        return  # botocore meets it again, says so, and knows that another attempt may help
+    root = _require_xml(response_dict)
+    if root is None:
+        return
     lists: dict[str, list[dict[str, Any]]] = {}
     rest = []
     for element in root:
@@ -77,6 +81,42 @@ def _take_entries(response_dict: dict[str, Any], customized_response_dict: dict[
         root[:] = rest
         response_dict["body"] = ElementTree.tostring(root, encoding="utf-8")
         customized_response_dict.update(lists)
+
+
+class _Doctype(Exception):
+    """A document type declaration."""
+
+
+class _WithoutDoctype(ElementTree.TreeBuilder):
+    """Raises at a document type declaration, before any entity of it is used."""
+
+    def doctype(self, name: str, public_id: str | None, system_id: str | None) -> None:
+        raise _Doctype
+
+
+def _require_xml(response_dict: Mapping[str, Any], **_: object) -> ElementTree.Element | None:
+    """Return the root of an answer's body; None if the answer has another status than 200, or no body.
+
+    Botocore would report a body of status 200 that it cannot parse as an answer of status 500.
+
+    Raises:
+        InvalidXml: the body has a document type declaration, or is not well-formed.
+    """
+    body = response_dict["body"]
+    if response_dict["status_code"] != HTTPStatus.OK or not body:
+        return None
+    is_page = "html" in response_dict["headers"].get("content-type", "")
+    # A TreeBuilder of our own is slow, and no listing of S3 has these bytes.
+    target = _WithoutDoctype() if b"<!DOCTYPE" in body else None
+    parser = ElementTree.XMLParser(target=target, encoding="utf-8")  # whatever the page says of itself, as botocore
+    try:
+        parser.feed(body)
+        root: ElementTree.Element = parser.close()
+    except _Doctype as error:
+        raise InvalidXml("it has a document type declaration", is_page=is_page, has_doctype=True) from error
+    except ElementTree.ParseError as error:
+        raise InvalidXml(str(error), is_page=is_page) from error
+    return root
 
 
 def _entry(element: ElementTree.Element, fields: _Fields) -> dict[str, Any]:
