@@ -1,6 +1,7 @@
 """`demo/processes.py`, which `make ui` is built on: nothing that was started is left, however it is ended."""
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +87,42 @@ def test_what_was_started_ends_in_order_where_its_starter_is_killed(program):
 def test_a_port_of_the_ui_that_is_none_is_one_sentence(port):
     run = subprocess.run([sys.executable, DEMO / "ui.py", f"--port={port}"], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (1, f"PORT is {port!r}: it must be a number from 1 to 65535\n")
+
+
+@pytest.fixture
+def taken_port():
+    """A port on which another program listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("program", "taken"),
+    [
+        ("run.py", "bucket"),
+        ("run.py", "chain"),
+        ("ui.py", "bucket"),
+        ("ui.py", "chain"),
+        ("ui.py", "ui"),
+        ("network.py", "chain"),
+    ],
+)
+def test_a_taken_port_is_one_sentence_and_starts_nothing(tmp_path, taken_port, program, taken):
+    ports = {name: free_port() for name in ("bucket", "chain", "ui")} | {taken: taken_port}
+    text = (DEMO.parent / "caf.toml").read_text().replace(":5055", f":{ports['bucket']}").replace(":5056", f":{ports['chain']}")
+    (tmp_path / "caf.toml").write_text(text)
+    command = [sys.executable, DEMO / program, *([f"--port={ports['ui']}"] if program == "ui.py" else ())]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=PATIENCE_SECONDS)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert f"needs port {taken_port} of 127.0.0.1, which is not free" in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["caf.toml"]

@@ -6,7 +6,6 @@ to it is worth anything, and its wallet is good for nothing else.
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import httpx
+import ports
 from mnemonic import Mnemonic
 
 from caf_pipeline.settings import load_settings
@@ -27,6 +30,8 @@ BLOCK_SECONDS = 0.5  # the real network takes about six
 COINS = 10_000_000_000  # ujkl
 SPACE_BYTES = 100_000_000_000
 DAYS = 30
+ASK_SECONDS = 5
+NODE_INFO = "cosmos/base/tendermint/v1beta1/node_info"
 
 CAF = str(Path(sys.executable).with_name("caf"))
 
@@ -48,11 +53,23 @@ def wallet_file() -> Path:
     return path
 
 
-def _answers() -> bool:
+def runs() -> bool:
+    """Tell whether the demo's network runs already, in another terminal. Ends this process if its port is taken.
+
+    Without Jackal in the settings none is needed, and this is True.
+    """
+    if SETTINGS.store.kind != "jackal":
+        return True
     address = urlsplit(SETTINGS.jackal.lcd[0])
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((address.hostname, address.port)) == 0
+    try:
+        answer = httpx.get(f"{SETTINGS.jackal.lcd[0]}/{NODE_INFO}", timeout=ASK_SECONDS, trust_env=False)
+        if answer.json()["default_node_info"]["network"] == SETTINGS.jackal.chain_id:
+            return True
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        pass  # nothing listens there, or another program does
+    hint = "set another port in lcd of [jackal] in caf.toml"
+    ports.require_free(address.hostname or "127.0.0.1", address.port or 0, user="the demo's Jackal network", hint=hint)
+    return False
 
 
 @contextmanager
@@ -61,8 +78,9 @@ def running() -> Iterator[None]:
     if SETTINGS.store.kind != "jackal":
         yield
         return
+    is_up = runs()
     address = Wallet(wallet_file().read_text(encoding="utf-8")).address
-    if _answers():
+    if is_up:
         yield
         return
     port = urlsplit(SETTINGS.jackal.lcd[0]).port

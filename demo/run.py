@@ -46,6 +46,9 @@ def main() -> int:
         parser.error(f"{arguments.folder} is not a folder")
     if arguments.inventory and not arguments.bucket and arguments.inventory not in reports.FORMATS:
         parser.error(f"--inventory is one of {', '.join(reports.FORMATS)}")
+    if not arguments.bucket:
+        server.runs()
+    network.runs()  # ends the demo before anything was started if a port is taken
     files = [] if arguments.bucket else server.show(arguments.folder.resolve() if arguments.folder else None)
     console.print(f"Merkle roots are taken in {IMPLEMENTATION} code")
     with nullcontext() if arguments.bucket else server.running(), network.running():

@@ -7,7 +7,6 @@ LastModified, so that they are the objects that were archived. Objects that a us
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -21,8 +20,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 import boto3
+import ports
 from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 from rich.console import Console
 from rich.progress import track
 
@@ -49,9 +53,10 @@ KEYS = {
 PACKAGES = ("boto3", "dagster", "numpy", "pyarrow", "rich", "sqlalchemy")  # some thousand files, up to tens of MiB
 LARGEST_BYTES = 64 << 20
 START_SECONDS = 60
+ASK_SECONDS = 5
 
 
-def client() -> Any:  # noqa: ANN401 - boto3's clients have no type of their own
+def client(changes: Config | None = None) -> Any:  # noqa: ANN401 - boto3's clients have no type of their own
     """Return a client of the demo's server."""
     config = Config(s3={"addressing_style": "path"}, retries={"max_attempts": 2}, request_checksum_calculation="when_required")
     return boto3.client(
@@ -60,21 +65,36 @@ def client() -> Any:  # noqa: ANN401 - boto3's clients have no type of their own
         region_name=KEYS["AWS_DEFAULT_REGION"],
         aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
         aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
-        config=config,
+        config=config.merge(changes) if changes else config,
     )
 
 
 def _answers() -> bool:
+    return ports.answers(*_address())
+
+
+def _address() -> tuple[str, int]:
     address = urlsplit(ENDPOINT)
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((address.hostname, address.port)) == 0
+    return address.hostname or "127.0.0.1", address.port or 80
+
+
+def runs() -> bool:
+    """Tell whether the demo's server runs already, as `make ui` in another terminal. Ends this process if the port is taken."""
+    config = Config(connect_timeout=ASK_SECONDS, read_timeout=ASK_SECONDS, retries={"total_max_attempts": 1})
+    try:
+        if _answers() and BUCKET in [bucket["Name"] for bucket in client(config).list_buckets()["Buckets"]]:
+            return True
+    except (BotoCoreError, ClientError, ResponseParserError, LookupError, TypeError):
+        pass  # another program listens there
+    hint = "set another port in endpoint_url of [sources.demo] in caf.toml"
+    ports.require_free(*_address(), user="the demo's S3 server", hint=hint)
+    return False
 
 
 @contextmanager
 def running() -> Iterator[None]:
     """Keep the server up; one that runs already (`make ui` in another terminal) is used as it is."""
-    if _answers():
+    if runs():
         yield
         return
     command = [sys.executable, __file__]

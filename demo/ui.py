@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import bucket
 import network
+import ports
 import processes
 import server
 import yaml
@@ -48,6 +49,13 @@ def main() -> int:
         bucket.use(arguments.bucket)
     hush()
     settings = load_settings()
+    # Dagster's webserver would end, and leave the rest running.
+    ports.require_free(
+        "127.0.0.1", int(arguments.port), user="the UI", hint="choose another port by PORT=, as in make ui PORT=3001"
+    )
+    if not arguments.bucket:
+        server.runs()
+    network.runs()
     with processes.ending_all(settings.home), nullcontext() if arguments.bucket else server.running(), network.running():
         if not arguments.bucket:
             server.client().create_bucket(Bucket=server.BUCKET)

@@ -61,12 +61,12 @@ def read_entries(client: "S3Client") -> None:
     # `*` is before `s3`, where botocore's own handler parses what is then left of the page, to look for an error.
     for operation in _OPERATIONS:
         client.meta.events.register(f"before-parse.*.{operation}", _take_entries)
-    client.meta.events.register("before-parse.*.GetBucketVersioning", _require_xml)
+    client.meta.events.register("before-parse.*.GetBucketVersioning", _refuse_invalid)
 
 
 def _take_entries(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
     """Move the entries from the body to what boto3 adds to its answer; raises ValueError where a number or a time is none."""
-    root = _require_xml(response_dict)
+    root = _read_xml(response_dict)
     if root is None:
         return
     lists: dict[str, list[dict[str, Any]]] = {}
@@ -94,7 +94,11 @@ class _WithoutDoctype(ElementTree.TreeBuilder):
         raise _Doctype
 
 
-def _require_xml(response_dict: Mapping[str, Any], **_: object) -> ElementTree.Element | None:
+def _refuse_invalid(response_dict: dict[str, Any], **_: object) -> None:
+    _read_xml(response_dict)
+
+
+def _read_xml(response_dict: Mapping[str, Any]) -> ElementTree.Element | None:
     """Return the root of an answer's body; None if the answer has another status than 200, or no body.
 
     Botocore would report a body of status 200 that it cannot parse as an answer of status 500.
