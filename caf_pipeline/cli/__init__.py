@@ -68,7 +68,7 @@ def _stand_in_for_closed_streams() -> None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
-def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa: PLR0911 - one for each way to end
+def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa: PLR0911, PLR0912 - one for each way to end
     from typer import Abort  # noqa: PLC0415  loading typer takes longer than most of what uses this package
     from typer.exceptions import TyperException  # noqa: PLC0415
     from typer.main import get_command  # noqa: PLC0415
@@ -83,7 +83,10 @@ def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa:
             raise KeyboardInterrupt from error
         return _fail(str(error), error.hint, error.exit_code)
     except TyperException as error:
-        return _fail(_in_our_words(error.format_message()), "`caf --help` and `caf COMMAND --help` say how.", error.exit_code)
+        hint = "`caf --help` and `caf COMMAND --help` say how."
+        if type(error).__name__ == "NoSuchOption":
+            hint += " A name or key that begins with '-' follows '--', as in: caf get SOURCE -- -KEY"
+        return _fail(_in_our_words(error.format_message()), hint, error.exit_code)
     except Abort as error:
         if isinstance(error.__context__, KeyboardInterrupt):  # else a question that was answered by the end of the input
             raise KeyboardInterrupt from error

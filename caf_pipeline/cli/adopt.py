@@ -48,7 +48,7 @@ def adopt(  # noqa: PLR0917 - the command line's options
 
     \b
     Examples:
-      caf plan demo --dry-run
+      caf plan demo
       caf adopt demo batch_1760000000000.caf --strip 1 --dry-run
       caf adopt demo --from-chain --strip 1 --json
 

@@ -205,7 +205,7 @@ def _not_yet_archived(settings: "Settings", ledger: "Ledger", source: str) -> tu
     from caf_pipeline.steps.inventories import last_whole  # noqa: PLC0415  loaded where no plan says it
 
     with opened_workplace(settings, ledger, source) as work:
-        snapshot = last_whole(work, hint=f"caf run --source {source} takes one; or give a size")
+        snapshot = last_whole(work, hint=f"caf run {source} takes one; or give a size")
     left = max(0, snapshot.object_bytes - ledger.account(source).located_bytes)
     return left, -(-left // _usual_chunk_bytes(settings, source))
 

@@ -180,4 +180,4 @@ def require_archived(settings: "Settings", ledger: "Ledger", name: str) -> None:
     """Raise as `require_source`; NotLocated where the ledger has nothing of the source."""
     require_source(settings, ledger, name)
     if name not in ledger.sources():
-        raise NotLocated(f"nothing of source '{name}' is archived yet", hint=f"caf run --source {name} archives it")
+        raise NotLocated(f"nothing of source '{name}' is archived yet", hint=f"caf run {name} archives it")

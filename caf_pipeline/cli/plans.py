@@ -37,9 +37,9 @@ SHOWN: Final = 50
 _USAGE: Final = "caf plans SOURCE, caf plans show PLAN, or caf plans chunk CHUNK"
 
 
-def plan(  # noqa: PLR0917 - the command line's options
+def plan(
     source: SourceArgument,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a plan would do; `caf run` makes one.")] = False,
+    _dry_run: Annotated[bool, typer.Option("--dry-run", help="Changes nothing: the command never plans.")] = False,
     last_inventory: Annotated[
         bool, typer.Option("--last-inventory", help="Use the latest whole inventory instead of taking one.")
     ] = False,
@@ -57,11 +57,11 @@ def plan(  # noqa: PLR0917 - the command line's options
 
     \b
     Examples:
-      caf plan demo --dry-run
-      caf plan demo --dry-run --report 2026-11-21
-      caf plan demo --dry-run --json | jq '.chunks, .charged_bytes'
+      caf plan demo
+      caf plan demo --report 2026-11-21
+      caf plan demo --json | jq '.chunks, .charged_bytes'
 
-    Exit status: 0; 2 without --dry-run, or options exclude each other; 3 a setting is wrong or there is no such source; 5 the
+    Exit status: 0; 2 options exclude each other; 3 a setting is wrong or there is no such source; 5 the
     source, 6 the database failed; 8 the disk under home failed; 9 the inventory is damaged; 11 there is no inventory yet, or
     the last one has other versions than are to be archived now.
     """
@@ -74,8 +74,6 @@ def plan(  # noqa: PLR0917 - the command line's options
     first, *more = [option for option, value in chosen.items() if value] or [""]
     if more:
         raise UsageError(f"{first} and {more[0]} exclude each other.", hint="Give one of them.")
-    if not dry_run:
-        raise UsageError("caf plan only shows what a plan would do.", hint=f"Add --dry-run; caf run --source {source} plans.")
     with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source, register=False) as work:
         if last_inventory:
             snapshot = inventories.last_whole(work, hint="run it without --last-inventory: it takes an inventory then")

@@ -38,7 +38,7 @@ def rebuild(
     copies differ in what is read of it is not restored, unless --whole reads them whole, which tells the wrong ones.
 
     The end says what no chunk tells. Objects of a file that could not be restored would be archived and paid for again:
-    nothing of its source is planned until a rebuild leaves no file out, or `caf run --source NAME --second-copy` orders that.
+    nothing of its source is planned until a rebuild leaves no file out, or `caf run NAME --new-archive` orders that.
     Before the first run, wait as many blocks as jackal.timeout_blocks: a transaction that the lost ledger sent may still be
     included.
 
@@ -68,7 +68,7 @@ def rebuild(
         raise CafError(
             f"{counted(left_out, 'listed file')} could not be restored; the reasons are above",
             hint="run 'caf rebuild' again if a provider did not answer, 'caf rebuild --whole' if copies differ; until nothing is"
-            " left out, only 'caf run --source NAME --second-copy' plans such a source, and archives their objects again",
+            " left out, only 'caf run NAME --new-archive' plans such a source, and archives their objects again",
         )
 
 

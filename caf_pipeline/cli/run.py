@@ -10,11 +10,12 @@ from caf_pipeline.errors import UsageError
 
 
 def run(  # noqa: PLR0917 - the command line's options
-    sources: Annotated[
-        list[str] | None, typer.Option("--source", metavar="NAME", help="The source to archive; all of caf.toml by default.")
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[SOURCE]", help="The source to archive; all of caf.toml by default.")
     ] = None,
-    second_copy: Annotated[
-        bool, typer.Option("--second-copy", help="Archive and pay also where the store may have the source already.")
+    options: Annotated[list[str] | None, typer.Option("--source", metavar="NAME", help="Another way to name the source.")] = None,
+    new_archive: Annotated[
+        bool, typer.Option("--new-archive", help="Archive also if none of the wallet's archives is this source's.")
     ] = False,
     report: ReportOption = None,
     list_bucket: Annotated[bool, typer.Option("--list", help="List the bucket, although the source has reports.")] = False,
@@ -31,19 +32,19 @@ def run(  # noqa: PLR0917 - the command line's options
     is not tried. Ctrl-C ends it; the same command goes on where it stopped.
 
     Where the ledger has nothing of a source, e.g. in an empty home, the store is asked first. Where it lists files that may hold
-    the source's objects, nothing is planned: `caf rebuild` restores them into the ledger. --second-copy, with --source, archives
-    all of it once more.
+    the source's objects, nothing is planned: `caf rebuild` restores them into the ledger. --new-archive, with SOURCE, says that
+    they are of other archives, and archives all of the source.
 
     Of N chunks at a time, N - 1 are packed while another is sent, each by a process of its own; each takes its room in staging.
     Where there is no room for two, one follows the other. By default it is 2, and 1 where the chunks are small.
 
     A source with the setting `inventory` is not listed: its newest complete S3 Inventory report is taken. --report, with
-    --source, takes that of another day; --list lists the bucket.
+    SOURCE, takes that of another day; --list lists the bucket.
 
     \b
     Examples:
-      caf run --source demo
-      caf run --source demo --second-copy
+      caf run demo
+      caf run demo --new-archive
       caf run --json | jq '.sources[] | select(.exit_status != 0)'
 
     Exit status: 0 everything that the inventory found is located, or skipped as unsupported_key or too_large. Else the first
@@ -58,17 +59,18 @@ def run(  # noqa: PLR0917 - the command line's options
     from importlib.metadata import entry_points  # noqa: PLC0415  takes longer to load than most commands
 
     settings = load_settings()
+    sources = [*(names or ()), *(options or ())]
     source = sources[0] if sources else None
-    if sources and len(sources) > 1:
-        raise UsageError("--source names one source.", hint="Leave it out for all of caf.toml, or run the command for each.")
+    if len(sources) > 1:
+        raise UsageError("caf run takes one source.", hint="Leave it out for all of caf.toml, or run the command for each.")
     if source is not None:
         settings.source(source)
-    elif second_copy or report:
-        raise UsageError(f"{'--second-copy' if second_copy else '--report'} is for one source.", hint="Name it with --source.")
+    elif new_archive or report:
+        raise UsageError(f"{'--new-archive' if new_archive else '--report'} is for one source.", hint="Name it: caf run SOURCE.")
     if report and list_bucket:
         raise UsageError("--report and --list exclude each other.", hint="Give one of them.")
     (entry,) = entry_points(group="caf_pipeline.commands", name="run")
     inventory = {"report": report or "", "list_bucket": list_bucket}
-    options = {"second_copy": second_copy, "inventory": inventory, "workers": workers}
-    status: int = entry.load()(source, settings=settings, **options, json=json)
+    how = {"new_archive": new_archive, "inventory": inventory, "workers": workers}
+    status: int = entry.load()(source, settings=settings, **how, json=json)
     return status

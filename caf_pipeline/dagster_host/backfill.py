@@ -146,7 +146,7 @@ def choose(instance: DagsterInstance, ledger: Ledger, source: str, wanted: Selec
             round.
     """
     if source not in ledger.sources():
-        raise NotLocated(f"nothing of '{source}' is planned yet", hint=f"`caf run --source {source}` plans it")
+        raise NotLocated(f"nothing of '{source}' is planned yet", hint=f"`caf run {source}` plans it")
     if wanted.plan and not any(one.record.name == wanted.plan for one in ledger.plans(source)):
         raise NotLocated(f"source '{source}' has no plan '{wanted.plan}'", hint=f"`caf plans {source}` lists them")
     first, last = (_position(ledger, source, name, wanted.plan) for name in (wanted.first, wanted.last))

@@ -70,7 +70,7 @@ def run_command(
     source: str | None,
     *,
     settings: Settings,
-    second_copy: bool = False,
+    new_archive: bool = False,
     inventory: Mapping[str, object] | None = None,
     workers: int = 0,
     json: bool = False,
@@ -82,7 +82,7 @@ def run_command(
     done: list[Summary] = []
     ended: dict[str, object] = {}
     try:
-        run_source(source, settings=settings, second_copy=second_copy, inventory=inventory, workers=workers, done=done)
+        run_source(source, settings=settings, new_archive=new_archive, inventory=inventory, workers=workers, done=done)
     except CafError as error:
         ended = {"exit_status": error.exit_code, "error": str(error), "hint": error.hint or None}
         raise
@@ -101,7 +101,7 @@ def run_source(
     source: str | None,
     *,
     settings: Settings,
-    second_copy: bool = False,
+    new_archive: bool = False,
     inventory: Mapping[str, object] | None = None,
     workers: int = 0,
     console: Console | None = None,
@@ -112,7 +112,7 @@ def run_source(
     Args:
         source: its name; None for every source of the settings, in order of their names.
         settings: as loaded.
-        second_copy: plan also what the store may have, where the ledger knows nothing of the source.
+        new_archive: plan also what the store may have, where the ledger knows nothing of the source.
         inventory: which inventory is taken, as the config of `s3_inventory`; its defaults where it is not given.
         workers: chunks at a time; 0 for as many as their sizes are worth.
         console: where progress and notes go; a new one on stderr by default.
@@ -146,7 +146,7 @@ def run_source(
                         console=console,
                         source=name,
                         watch=watch,
-                        second_copy=second_copy,
+                        new_archive=new_archive,
                         inventory=inventory or {},
                         workers=workers,
                     )
@@ -204,12 +204,12 @@ class _Command:
         console: Console,
         source: str,
         watch: InterruptWatch,
-        second_copy: bool,
+        new_archive: bool,
         inventory: Mapping[str, object],
         workers: int,
     ) -> None:
         self._source = source
-        self._second_copy = second_copy
+        self._new_archive = new_archive
         self._inventory = inventory
         self._workers = workers
         self._instance = instance
@@ -246,7 +246,7 @@ class _Command:
 
     def _plan(self) -> str:
         """Take an inventory and plan what is new of it; return its name."""
-        terms = {"s3_inventory": self._inventory, "chunk_plan": {"second_copy": self._second_copy}}
+        terms = {"s3_inventory": self._inventory, "chunk_plan": {"new_archive": self._new_archive}}
         config = {"ops": {op_name(self._source, asset): {"config": values} for asset, values in terms.items()}}
         planned = self._runs.execute("plan", config=config)
         self._summary.planning = self._runs.holder(planned)

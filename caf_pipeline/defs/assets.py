@@ -94,7 +94,7 @@ class InventoryTerms(Config):
 class PlanConfig(Config):
     """What a plan may do."""
 
-    second_copy: bool = Field(
+    new_archive: bool = Field(
         default=False,
         description="Plan the source although the ledger has nothing of it and the store has files that may hold its objects.",
     )
@@ -161,7 +161,7 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
             f"`{source}-1a2b3c4d-00001`. To archive them, materialize the partitions of the next three assets, or let the "
             f"sensor `{LAUNCH_SENSOR}` do it.\n\n"
             "The first plan of a ledger asks the store whether it has the source already, and is refused where it may: "
-            "`caf rebuild` restores such a ledger. *Launchpad:* `second_copy` plans, and pays, all the same."
+            "`caf rebuild` restores such a ledger. *Launchpad:* `new_archive` plans, and pays, all the same."
         ),
         retry_policy=RETRY_TRANSIENT,
         output_required=False,
@@ -177,7 +177,7 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
             snapshot = inventories.snapshot_to_plan(work)
             # What a sensor's plan leaves out, its next look sees; a daily inventory that is not planned is lost with its day.
             patience = PATIENCE_SECONDS if snapshot.complete and COMMAND_TAG not in context.run.tags else 0.0
-            report = planning.cut_plan(work, snapshot, second_copy=config.second_copy, patience_seconds=patience)
+            report = planning.cut_plan(work, snapshot, new_archive=config.new_archive, patience_seconds=patience)
             if report.warning:
                 context.log.warning(report.warning)
             copies = work.settings.jackal.copies if work.settings.store.kind == "jackal" else 0

@@ -221,9 +221,12 @@ class Lookups(LedgerPart):
             return connection.execute("SELECT name FROM sources ORDER BY name").scalars()
 
     def address(self, source: str) -> str | None:
-        """Return the address of a source; None where it is not registered."""
+        """Return the address of a source; None while the source has no chunk, since another address may then replace it."""
         with self._database.transaction() as connection:
-            statement = "SELECT address FROM sources WHERE name = %(source)s"
+            statement = (
+                "SELECT address FROM sources WHERE name = %(source)s"
+                " AND EXISTS (SELECT FROM caf_files WHERE caf_files.source_id = sources.source_id)"
+            )
             found: str | None = connection.execute(statement, {"source": source}).scalar_one_or_none()
             return found
 

@@ -191,6 +191,15 @@ def lock_lease(connection: Connection, lease: Lease) -> None:
         raise LeaseLost(f"another run holds the lease on {lease.name} now; this run wrote nothing")
 
 
+def require_free(connection: Connection, name: str) -> None:
+    """Raise HeldByOther if a run holds the lease and is not known to be dead."""
+    row = connection.execute(f"SELECT {_COLUMNS} FROM leases WHERE name = %(name)s", {"name": name}).fetchone()
+    lease = _record(row) if row else None
+    if lease and lease.live and _is_alive(lease) is not False:
+        run = lease.holder.run
+        raise HeldByOther(f"{name} is held by run {run}", holder=run, hint="wait for that run, or end it first")
+
+
 def _record(row: Row) -> LeaseRecord:
     holder = Holder(run=row.run, boot_id=row.boot_id, pid=row.pid, process_started=row.process_started)
     return LeaseRecord(row.name, row.epoch, holder, row.expires_at, row.live)

@@ -31,12 +31,12 @@ from caf_pipeline.ledger.copy import (
     withdraw_claims,
 )
 from caf_pipeline.ledger.current_content import CurrentContent
-from caf_pipeline.ledger.database import Connection, Database
+from caf_pipeline.ledger.database import Connection, Database, source_id_of
 from caf_pipeline.ledger.export import Exports
 from caf_pipeline.ledger.import_chunk import ChunkImport
 from caf_pipeline.ledger.keys import ArchivedKeys
 from caf_pipeline.ledger.launchable import LaunchableChunks
-from caf_pipeline.ledger.leases import LEASE_SECONDS, HeldLease, Leases, lock_lease
+from caf_pipeline.ledger.leases import LEASE_SECONDS, HeldLease, Leases, lock_lease, require_free
 from caf_pipeline.ledger.locate import ObjectLookups
 from caf_pipeline.ledger.log_times import ArchivedLogs, record_log_times
 from caf_pipeline.ledger.maintenance import StrayRows
@@ -45,7 +45,7 @@ from caf_pipeline.ledger.notices import Notices
 from caf_pipeline.ledger.parts import follow_move, locate_part, register_parts
 from caf_pipeline.ledger.progress import Progress
 from caf_pipeline.ledger.provider_stats import ProviderRecords
-from caf_pipeline.ledger.records import Holder, PlanRecord, Seal, Skip
+from caf_pipeline.ledger.records import Holder, PlanRecord, Seal, Skip, plan_lease
 from caf_pipeline.ledger.replicas import Replicas, require_right_copy, samples_as_json, unlist
 from caf_pipeline.ledger.transactions import TransactionLog, before_move, end_waiting
 from caf_pipeline.ledger.waits import RunWaits
@@ -71,6 +71,17 @@ _OWN_METHOD: Final = {
 """Moves that write more than the state, by the method that makes them; `move` refuses them."""
 
 _KEEPS_REASON: Final = frozenset({_S.PARKED, _S.DAMAGED, _S.WITHDRAWN})
+
+_OF_AN_ADDRESS: Final = (
+    "skipped_objects",
+    "current_exceptions",
+    "inventories",
+    "noticed_keys",
+    "messages_set_apart",
+    "queue_reads",
+    "rebuilds",
+)
+"""Tables with what is recorded of a source's bucket before the source has a chunk."""
 
 _PLANNED_CHUNK: Final = {
     "name": "text",
@@ -142,22 +153,40 @@ class Ledger(
 
     # --- plans ---
 
-    def register_source(self, name: str, archive_id: str, address: str) -> None:
-        """Make the source known. `address` says which bucket and prefix it is; another one under the same name is refused.
+    def register_source(self, name: str, archive_id: str, address: str, *, lease: Lease | None = None) -> None:
+        """Make the source known. `address` says which bucket and prefix it is.
+
+        Another address replaces the recorded one until the source has its first chunk. What was recorded of the replaced
+        address is removed. `lease` is the caller's on the source's plan.
 
         Raises:
-            LedgerError: the ledger has another address under this name.
+            LedgerError: the ledger has another address under this name, and chunks of it.
+            HeldByOther: another address is recorded, and a run plans the source under it now.
         """
+        facts = {"name": name, "archive_id": archive_id, "address": address}
         with self._database.transaction() as connection:
             connection.execute(
                 (
                     "INSERT INTO sources (name, archive_id, address) VALUES (%(name)s, %(archive_id)s, %(address)s)"
                     " ON CONFLICT (name) DO NOTHING"
                 ),
-                {"name": name, "archive_id": archive_id, "address": address},
+                facts,
             )
-            known = connection.execute("SELECT address FROM sources WHERE name = %(name)s", {"name": name}).scalar_one()
-        if known != address:
+            known = connection.execute("SELECT address FROM sources WHERE name = %(name)s", facts).scalar_one()
+            if known == address:
+                return
+            source_id = source_id_of(connection, name, lock="FOR UPDATE")
+            has_chunks = "SELECT EXISTS (SELECT FROM caf_files WHERE source_id = %(id)s)"
+            if not connection.execute(has_chunks, {"id": source_id}).scalar_one():
+                if lease is None:
+                    require_free(connection, plan_lease(name))
+                else:
+                    lock_lease(connection, lease)
+                for table in _OF_AN_ADDRESS:
+                    connection.execute(f"DELETE FROM {table} WHERE source_id = %(id)s", {"id": source_id})
+                statement = "UPDATE sources SET address = %(address)s, archive_id = %(archive_id)s WHERE name = %(name)s"
+                connection.execute(statement, facts)
+                return
             raise LedgerError(
                 f"source '{name}' is {known} in the ledger, and {address} in the settings",
                 hint="give the new address a source of another name",

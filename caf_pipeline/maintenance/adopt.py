@@ -328,7 +328,7 @@ class _Adopter:
         if not posts:
             raise StoredChunkMissing(
                 f"{name} is not on the chain: no file of {' or '.join(sorted(self.owners))} has these bytes; nothing was changed",
-                hint=f"'caf run --source {self._work.source}' archives the objects themselves",
+                hint=f"'caf run {self._work.source}' archives the objects themselves",
             )
         found = []
         for posted in sorted(posts, key=lambda one: one.posting.start):

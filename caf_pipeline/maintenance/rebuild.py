@@ -322,6 +322,8 @@ def rebuild(work: Workplace, *, owner: str | None = None, whole: bool = False, d
         HeldByOther: a plan of the source is being cut, or another rebuild goes on. And as `find_chunks`.
     """
     with work.lease(plan_lease(work.source)) as lease:
+        if not dry_run:
+            work.ledger.register_source(work.source, work.archive_id, work.address, lease=lease)
         complete = True
         for finding in find_chunks(work, owner=owner, whole=whole):
             lease.check()

@@ -190,20 +190,18 @@ def _order(one: NotArchived) -> int:
 def _why(one: NotArchived, what: str, source: str) -> NotLocated:
     if one.chunk and one.state in CLAIMING:
         hint = (
-            f"'caf unpark {one.chunk}' lets runs go on with it"
-            if one.state == "parked"
-            else f"caf run --source {source} goes on with it"
+            f"'caf unpark {one.chunk}' lets runs go on with it" if one.state == "parked" else f"caf run {source} goes on with it"
         )
         return NotLocated(f"{what} is not archived yet: chunk {one.chunk} has it, which is '{one.state}'", hint=hint)
     if one.chunk:
         return NotLocated(
             f"{what} was archived in chunk {one.chunk}, which is '{one.state}': its bytes are not given out any more",
-            hint=f"where S3 still has it, caf run --source {source} archives it again",
+            hint=f"where S3 still has it, caf run {source} archives it again",
         )
     if one.is_over:
         again = (
             "no inventory lists it any more, a filter leaves it out, or a chunk that had it was given up:"
-            f" caf run --source {source} looks again"
+            f" caf run {source} looks again"
         )
     elif one.retry_at:
         again = f"it may be planned again from {one.retry_at.astimezone(UTC):{_TIME}} on"

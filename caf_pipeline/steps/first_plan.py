@@ -8,10 +8,11 @@ from collections.abc import Mapping
 
 from caf_pipeline.context import Workplace, address_of, archive_id_of
 from caf_pipeline.errors import StoredAlready
+from caf_pipeline.store.protocol import ArchiveFiles
 from caf_pipeline.system.quantities import counted
 
 
-def refuse_second_copy(work: Workplace) -> None:
+def refuse_new_archive(work: Workplace) -> None:
     """Raise where the source was restored in part, or has no chunk while the store has files that may hold its objects.
 
     Those are files of its owner: of the source's archive; of any other archive, unless the ledger or the settings have it as one
@@ -26,7 +27,7 @@ def refuse_second_copy(work: Workplace) -> None:
             f"the rebuild of '{work.source}' that began at {began_at:%Y-%m-%d %H:%M} UTC has not restored all that the store"
             " lists: nothing was planned, since the rest would be archived and paid for again",
             hint=f"'caf rebuild {work.source}' goes on with it and says what is missing; to archive the rest again,"
-            f" 'caf run --source {work.source} --second-copy'",
+            f" 'caf run {work.source} --new-archive'",
         )
     if not all(chunk.adopted for chunk in work.ledger.chunks(work.source)):
         return
@@ -42,12 +43,12 @@ def _known(work: Workplace) -> Mapping[str, str]:
     return {**work.ledger.addresses(), **{archive_id_of(name, address): address for name, address in set_up.items()}}
 
 
-def _refusal(work: Workplace, files: Mapping[str | None, int]) -> StoredAlready:
-    source, total = work.source, sum(files.values())
+def _refusal(work: Workplace, files: Mapping[str | None, ArchiveFiles]) -> StoredAlready:
+    source, total = work.source, sum(archive.count for archive in files.values())
     others = {*work.ledger.sources(), *work.settings.sources} - {source}
     same_place = sorted(name for name in others if archive_id_of(name, work.address) in files)
     if work.archive_id in files:
-        whose = f"{files[work.archive_id]:,} of them of this source"
+        whose = f"{files[work.archive_id].count:,} of them of this source"
         remedy = f"'caf rebuild {source}' restores them into the ledger"
     elif same_place:
         whose = f"those of source '{same_place[0]}', which has the same bucket and prefix"
@@ -55,9 +56,19 @@ def _refusal(work: Workplace, files: Mapping[str | None, int]) -> StoredAlready:
     else:
         whose = "none of them of a source that the ledger or caf.toml has, so that it may have had another name or address"
         remedy = "give the source the name, endpoint, bucket and prefix that it was archived with, and run 'caf rebuild'"
+    names = {archive_id_of(name, work.address): name for name in {*others, source}}
+    listed = "; ".join(_described(archive, of, names) for archive, of in sorted(files.items(), key=lambda one: one[1].first_at))
     has = "only adopted files" if work.ledger.chunks(source) else "no chunk"
     return StoredAlready(
         f"the ledger has {has} of '{source}', but the store lists {counted(total, 'file')} that may hold its objects, {whose}:"
-        " nothing was planned, since all of it would be archived and paid for again",
-        hint=f"{remedy}; where a second copy is meant, 'caf run --source {source} --second-copy'",
+        f" nothing was planned, since all of it may be archived and paid for again. The wallet's archives: {listed}",
+        hint=f"{remedy}; if '{source}' is none of these archives, 'caf run {source} --new-archive'",
     )
+
+
+def _described(archive: str | None, files: ArchiveFiles, names: Mapping[str, str]) -> str:
+    """Describe an archive: its id, its source's name if that is known, its chunks, its first and last date."""
+    name = "an archive whose note cannot be read" if archive is None else archive
+    source = f" (source '{names[archive]}')" if archive is not None and archive in names else ""
+    days = f"{files.first_at:%Y-%m-%d} to {files.last_at:%Y-%m-%d}"
+    return f"{name}{source} with {counted(files.count, 'chunk')}, {days}"

@@ -40,7 +40,7 @@ from caf_pipeline.ledger.records import (
 )
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps.compare_headers import Comparison, compare_headers
-from caf_pipeline.steps.first_plan import refuse_second_copy
+from caf_pipeline.steps.first_plan import refuse_new_archive
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
 from caf_pipeline.system.folder_lock import reading, writing_into
@@ -179,27 +179,29 @@ def export_standing(work: Workplace, folder: Path) -> None:
 # --- plans ---------------------------------------------------------------------------------------------------------
 
 
-def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False, patience_seconds: float = 0.0) -> PlanReport:
+def cut_plan(work: Workplace, snapshot: Snapshot, *, new_archive: bool = False, patience_seconds: float = 0.0) -> PlanReport:
     """Plan what the snapshot has and the ledger does not know, and claim it. Plans only add.
 
-    `second_copy`: also where the ledger has nothing of the source, and the store has files that may hold its objects, or was
+    `new_archive`: also where the ledger has nothing of the source, and the store has files that may hold its objects, or was
     rebuilt in part; neither is asked again.
 
     Chunks have the source's target size, also where the store was too slow for it when last measured: rates change. Once a
     chunk was withdrawn that was larger than what fits now, they are no larger than what fits, manifest included.
 
     Raises:
-        StoredAlready: see `refuse_second_copy`; and what the store raises when it is asked.
+        StoredAlready: see `refuse_new_archive`; and what the store raises when it is asked.
         HeldByOther: another run plans this source. ClaimConflict: see the ledger. IntegrityError: the snapshot is damaged.
     """
     plans: list[PlanRecord] = []
     waiting = None
+    # Before the lease the other address of another process may replace ours; while the lease is held none does.
     with reading(snapshot.path), _lease_on_plan(work, patience_seconds) as lease:
         work.wait_while_paused(lease.check)
-        if second_copy:
+        work.ledger.register_source(work.source, work.archive_id, work.address, lease=lease)
+        if new_archive:
             work.ledger.end_rebuild(work.source)
         elif snapshot.object_count:
-            refuse_second_copy(work)
+            refuse_new_archive(work)
         sizes, warning = chunk_sizes(work)
         _remove_unnamed(work)
         previous = last_plan(work)

@@ -24,7 +24,7 @@ from caf_pipeline.packing.journal.writer import part_of
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import planning
 from caf_pipeline.steps.chunk_steps import bytes_to_post
-from caf_pipeline.steps.first_plan import refuse_second_copy
+from caf_pipeline.steps.first_plan import refuse_new_archive
 from caf_pipeline.store.protocol import StorageCost
 from caf_pipeline.system.folder_lock import reading
 
@@ -252,7 +252,7 @@ def _refusal(work: Workplace) -> str:
     if known not in (None, work.address):
         return f"this plan would be refused: source '{work.source}' is {known} in the ledger, and {work.address} in the settings"
     try:
-        refuse_second_copy(work)
+        refuse_new_archive(work)
     except StoredAlready as error:
         return f"this plan would be refused: {with_hint(error)}"
     except (StoreError, MnemonicRefused):  # an estimate without it is better than none

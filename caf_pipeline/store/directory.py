@@ -11,14 +11,15 @@ import json
 import os
 import re
 import secrets
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import IntegrityError, RootRefused, StoredChunkMissing, StoreError, StoreUnreachable
-from caf_pipeline.store.protocol import ChunkStore, ChunkToStore, Copy, PostedFile, Posting
+from caf_pipeline.store.protocol import ArchiveFiles, ChunkStore, ChunkToStore, Copy, PostedFile, Posting
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.quantities import show_size
 
@@ -135,9 +136,15 @@ class DirectoryStore(ChunkStore):
         """Yield all posts of the one owner. Raises as `posted`."""
         return (listed for listed, _ in self._listed() if listed.posting.owner == owner)
 
-    def archives(self) -> Mapping[str | None, int]:
-        """Count the posts by their archive's id; None counts those written before a post had one. Raises as `posted`."""
-        return Counter(archive for _, archive in self._listed())
+    def archives(self) -> Mapping[str | None, ArchiveFiles]:
+        """Return the posts by their archive's id; None has those written before a post had one. Raises as `posted`."""
+        times = defaultdict[str | None, list[float]](list)
+        for listed, archive in self._listed():
+            times[archive].append(self._post_path(listed.posting.merkle_root).stat().st_mtime)
+        return {
+            archive: ArchiveFiles(len(of), datetime.fromtimestamp(min(of), UTC), datetime.fromtimestamp(max(of), UTC))
+            for archive, of in times.items()
+        }
 
     def _listed(self) -> Iterator[tuple[PostedFile, str | None]]:
         for path in sorted(self._posts.glob("*.json")):

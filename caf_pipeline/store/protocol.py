@@ -155,6 +155,15 @@ class StorageCost:
         return f"{self.least_bytes:,} bytes, the least that is sold" if 0 < self.charged_bytes < self.least_bytes else ""
 
 
+@dataclass(frozen=True, slots=True)
+class ArchiveFiles:
+    """The files of one archive in a store: how many there are, and about when the first and the last were posted."""
+
+    count: int
+    first_at: datetime
+    last_at: datetime
+
+
 class ChunkStore(Protocol):
     """Keeps chunks by their Merkle root. Every call may be repeated: the second does nothing that the first did.
 
@@ -244,8 +253,8 @@ class ChunkStore(Protocol):
         """Yield the files of an owner, whichever program posted them. Goes through all that the store lists, so ask seldom."""
         ...
 
-    def archives(self) -> Mapping[str | None, int]:
-        """Count the files that the store's owner posted, by the archive that their note names; None: a note that cannot be read.
+    def archives(self) -> "Mapping[str | None, ArchiveFiles]":
+        """Return the files that the store's owner posted, by the archive that their note names; None: a note that cannot be read.
 
         What other programs of the owner posted does not count. Goes through all that the store lists, so ask seldom.
 

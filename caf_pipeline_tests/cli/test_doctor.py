@@ -102,7 +102,7 @@ def test_what_waits_for_the_next_run_is_no_failure(caf, database_url):
         )
     done = caf("doctor")
     assert done.status == 0, done.err
-    assert any("a run left it as 'uploading'; 'caf run --source src' uploads what is missing" in line for line in lines(done))
+    assert any("a run left it as 'uploading'; 'caf run src' uploads what is missing" in line for line in lines(done))
     assert caf("run").status == 0
     assert lines(caf("doctor")) == ["nothing was found"]
 

@@ -129,7 +129,7 @@ def test_a_prefix_that_nothing_begins_with_is_said(caf, command):
 
 @pytest.mark.parametrize("command", ["ls", "find", "du"])
 def test_a_source_of_which_nothing_is_archived_is_said(caf, command):
-    one_sentence(caf(command, "empty"), 11, "nothing of source 'empty' is archived yet", "caf run --source empty")
+    one_sentence(caf(command, "empty"), 11, "nothing of source 'empty' is archived yet", "caf run empty")
 
 
 def test_what_is_no_size_and_no_time_is_said(caf):

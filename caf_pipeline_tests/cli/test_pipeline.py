@@ -406,7 +406,7 @@ def test_commands_on_local_files_need_no_settings(tmp_path):
 
 def test_a_source_of_which_nothing_is_archived_yet_is_told(caf):
     caf.settings('[sources.src]\nbucket = "b"\n')
-    one_sentence(caf("get", "src", "key"), 11, "nothing of source 'src' is archived yet", "caf run --source src")
+    one_sentence(caf("get", "src", "key"), 11, "nothing of source 'src' is archived yet", "caf run src")
 
 
 def test_another_version_than_was_asked_for_is_named_with_its_time(archived):

@@ -93,10 +93,24 @@ def test_a_dry_run_by_report_says_which_one_it_is_and_how_old(caf, s3_server, ne
     assert (both.status, "--report and --list exclude each other" in both.err) == (2, True)
 
 
-def test_a_plan_without_dry_run_is_refused_with_what_plans(caf):
+def test_dry_run_changes_nothing_of_a_preview(caf):
     done = caf("plan", "src")
-    assert done.status == 2
-    assert "Add --dry-run; caf run --source src plans." in done.err
+    assert (done.status, done.out) == (0, caf("plan", "src", "--dry-run", "--last-inventory").out)
+    assert b"Nothing was planned" in done.out
+
+
+def test_run_takes_one_source_by_name_or_option(caf):
+    for words in (("nosuch",), ("--source", "nosuch")):
+        done = caf("run", *words)
+        assert (done.status, "there is no source 'nosuch'" in done.err) == (3, True)
+    assert caf("run", "src", "--source", "src").status == 2
+    assert caf("run", "src", "other").status == 2
+
+
+def test_a_key_that_begins_with_a_dash_follows_two_dashes(caf):
+    done = caf("get", "src", "-key")
+    assert (done.status, "caf get SOURCE -- -KEY" in done.err) == (2, True)
+    assert caf("get", "src", "--", "-key").status == 11
 
 
 def test_the_last_inventory_has_to_be_there(caf):

@@ -115,7 +115,7 @@ def test_what_is_not_safe_is_told_by_reason_and_the_rest_is_listed(safe):
     safe.bucket.put("new\x1b[31m", b"new")
     safe.bucket.delete(KEYS[5])
     done = safe("src", "--report", "rest.csv")
-    one_sentence(done, 1, "2 of 12 objects of 'src' are not safe to delete", "caf run --source src")
+    one_sentence(done, 1, "2 of 12 objects of 'src' are not safe to delete", "caf run src")
     assert len(listed(safe.caf.folder / "src-safe-to-delete.csv")) == 10
     out = done.out.decode()
     assert "1 object (97.7 KiB) changed in S3 since they were archived:\n  some/key-03" in out
@@ -187,7 +187,7 @@ def test_a_source_of_which_nothing_was_archived_yet_says_so(caf, new_bucket):
     assert done.status == 0, done.err
     assert "there is nothing to delete" in done.out.decode()
     new_bucket.put("a", b"a")
-    one_sentence(caf("safe-to-delete", "src"), 1, "1 of 1 object", "caf run --source src")
+    one_sentence(caf("safe-to-delete", "src"), 1, "1 of 1 object", "caf run src")
 
 
 @pytest.mark.thorough

@@ -262,9 +262,28 @@ class LedgerContract:
 
     # --- sources and plans ---
 
+    def test_an_address_is_replaced_until_there_is_a_chunk(self, ledger):
+        ledger.register_source(SOURCE, "id", "s3://typo/")
+        ledger.record_skips(SOURCE, [Skip("key", "etag:1:1", SkipReason.TOO_LARGE, "", "1", 1)])
+        ledger.begin_rebuild(SOURCE)
+        assert ledger.address(SOURCE) is None
+        ledger.register_source(SOURCE, "other", "s3://a/")
+        assert ledger.addresses() == {"other": "s3://a/"}
+        assert ledger.account(SOURCE).skipped == {}
+        assert ledger.rebuild_began_at(SOURCE) is None
+
+    def test_an_address_under_which_a_run_plans_is_kept(self, ledger):
+        ledger.register_source(SOURCE, "id", "s3://a/")
+        with ledger.lease(plan_lease(SOURCE), holder()) as lease:
+            with pytest.raises(HeldByOther):
+                ledger.register_source(SOURCE, "other", "s3://b/")
+            ledger.register_source(SOURCE, "other", "s3://b/", lease=lease)
+        assert ledger.addresses() == {"other": "s3://b/"}
+
     def test_a_source_of_another_address_is_refused_under_the_same_name(self, ledger):
         ledger.register_source(SOURCE, "id", "s3://a/")
         ledger.register_source(SOURCE, "id", "s3://a/")
+        register_plan(ledger, plan_record(), [planned(1, ["a"])], claims((1, "a")))
         with pytest.raises(LedgerError, match="s3://b/"):
             ledger.register_source(SOURCE, "id", "s3://b/")
         assert ledger.sources() == [SOURCE]

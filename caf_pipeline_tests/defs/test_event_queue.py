@@ -202,7 +202,7 @@ def test_an_event_that_comes_during_a_listing_stays_unless_it_is_known_to_be_old
     snapshot = inventories.take_inventory(queue.work)
     queue.send("k", sequencer=sequencer or None)
     queue.drain()
-    planning.cut_plan(queue.work, snapshot, second_copy=True)
+    planning.cut_plan(queue.work, snapshot, new_archive=True)
     assert queue.noticed() == ([b"k"] if stays else [])
 
 
@@ -216,7 +216,7 @@ def test_a_key_that_is_written_all_the_time_waits_since_its_last_listing_and_not
     snapshot = inventories.take_inventory(queue.work)
     queue.send("k", sequencer="0B")
     queue.drain()
-    planning.cut_plan(queue.work, snapshot, second_copy=True)
+    planning.cut_plan(queue.work, snapshot, new_archive=True)
     (progress,) = queue.work.ledger.progress([SOURCE])
     assert progress.noticed_keys == 1
     assert snapshot.listed_at <= progress.noticed_at <= progress.at
@@ -494,10 +494,10 @@ def test_noticed_keys_are_looked_for_in_bounded_parts_from_where_the_last_look_e
     assert look(b"", 1) == (True, b"k0000")  # of k0999, which ends the page, the next page might have more
     assert look(b"k0000", 1) == (True, b"k1500")
     assert look(b"k1500", 20) == (True, b"k9")  # k9 is gone
-    planning.cut_plan(work, inventories.take_inventory(work, after=just_before(b"k0000"), until=b"k1500"), second_copy=True)
+    planning.cut_plan(work, inventories.take_inventory(work, after=just_before(b"k0000"), until=b"k1500"), new_archive=True)
     assert ledger.noticed_keys("src", b"", 9) == [b"k2499", b"k9"]
     assert look(b"k9", 20) == (True, b"k9")  # again from the first
-    planning.cut_plan(work, inventories.take_inventory(work, after=just_before(b"k2499")), second_copy=True)
+    planning.cut_plan(work, inventories.take_inventory(work, after=just_before(b"k2499")), new_archive=True)
     assert look(b"", 20) is None
 
 

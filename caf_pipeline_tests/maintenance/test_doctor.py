@@ -187,7 +187,7 @@ def test_a_killed_packing_is_left_to_the_next_run(work, name, tmp_path, database
     assert [each for each in names(work.staging()) if each in kept] == kept
     (told,) = [one for one in examined(work) if one.actor is Actor.RUN]
     assert (told.kind, told.name) == (Kind.CHUNK, name)
-    assert "caf run --source src" in told.remedy
+    assert "caf run src" in told.remedy
     archive_chunk(work, name)
     every_object_reads_back(work)
 

@@ -415,7 +415,7 @@ def test_a_skipped_object_that_a_whole_inventory_lists_no_longer_is_history_unti
     plan(work)
     assert skipped() == {"too_large": 1, "unsupported_key": 2}
     source.listed = (b"other\xff",)
-    planning.cut_plan(work, inventories.take_inventory(work, after=b"a"), second_copy=True)
+    planning.cut_plan(work, inventories.take_inventory(work, after=b"a"), new_archive=True)
     assert skipped() == {"too_large": 1, "unsupported_key": 2}  # of a part of the source nothing ends
     plan(work)
     assert skipped() == {"unsupported_key": 1}

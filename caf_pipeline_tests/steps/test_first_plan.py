@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+from datetime import UTC, datetime
 
 import httpx
 import pytest
@@ -76,9 +77,20 @@ def test_an_empty_ledger_plans_nothing_of_what_the_store_has_and_says_both_ways_
         first_plan(work)
     assert "1 file that may hold its objects" in str(refused.value)
     assert "'caf rebuild src'" in refused.value.hint
-    assert "'caf run --source src --second-copy'" in refused.value.hint
+    assert "'caf run src --new-archive'" in refused.value.hint
     assert work.ledger.chunks() == []
     assert work.ledger.account("src").claimed_objects == 0
+
+
+def test_a_refusal_names_the_archives_with_chunks_and_dates(emptied, archived):
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    with pytest.raises(StoredAlready) as refused:
+        first_plan(renamed(emptied, "photos", prefix="photos/"))
+    assert f"{archived.archive_id} with 1 chunk, {today} to {today}" in str(refused.value)
+    assert "'caf run photos --new-archive'" in refused.value.hint
+    with pytest.raises(StoredAlready) as refused:
+        first_plan(registered(emptied))
+    assert f"{archived.archive_id} (source 'src') with 1 chunk, " in str(refused.value)
 
 
 def test_once_it_is_rebuilt_it_is_planned_as_ever(emptied):
@@ -130,21 +142,21 @@ def test_a_rebuild_that_restores_nothing_beside_what_is_known_holds_plans_where_
     archived.objects.bodies["new"] = b"new"
     with pytest.raises(StoredAlready, match="has not restored all"):
         first_plan(archived)
-    assert len(first_plan(archived, second_copy=True).chunks) == 1
+    assert len(first_plan(archived, new_archive=True).chunks) == 1
     assert first_plan(archived).chunks == []
 
 
-def test_a_second_copy_of_a_source_that_was_rebuilt_in_part_is_planned_where_it_is_meant(emptied):
+def test_a_new_archive_of_a_source_that_was_rebuilt_in_part_is_planned_where_it_is_meant(emptied):
     work = registered(emptied)
     work.ledger.begin_rebuild("src")
-    assert len(first_plan(work, second_copy=True).chunks) == 1
+    assert len(first_plan(work, new_archive=True).chunks) == 1
     work.objects.bodies["new"] = b"new"
     assert len(first_plan(work).chunks) == 1
 
 
-def test_a_second_copy_that_is_meant_is_planned_and_never_asked_about_again(emptied, monkeypatch):
+def test_a_new_archive_that_is_meant_is_planned_and_never_asked_about_again(emptied, monkeypatch):
     work = registered(emptied)
-    assert len(first_plan(work, second_copy=True).chunks) == 1
+    assert len(first_plan(work, new_archive=True).chunks) == 1
     monkeypatch.setattr(type(work.store), "archives", None)  # not asked: the ledger has chunks
     assert first_plan(work).chunks == []
 
@@ -156,7 +168,7 @@ def test_a_source_of_another_name_at_the_same_address_counts_as_the_same(emptied
     with pytest.raises(StoredAlready, match="those of source 'src', which has the same bucket and prefix") as refused:
         first_plan(beside)
     assert "caf rebuild" in refused.value.hint
-    assert "--second-copy" in refused.value.hint
+    assert "--new-archive" in refused.value.hint
 
 
 def test_a_source_whose_address_changed_counts_as_the_same(emptied):
@@ -190,7 +202,7 @@ def test_a_source_with_nothing_in_it_asks_nothing(emptied, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_the_launchpad_plans_a_second_copy_only_where_it_is_ordered(pipeline, new_ledger):  # noqa: F811
+def test_the_launchpad_plans_a_new_archive_only_where_it_is_ordered(pipeline, new_ledger):  # noqa: F811
     pipeline.put(5)
     (chunk,) = pipeline.plan()
     assert pipeline.execute("archive_my_source", partition_key=chunk).success
@@ -200,7 +212,7 @@ def test_the_launchpad_plans_a_second_copy_only_where_it_is_ordered(pipeline, ne
     assert not refused.success
     assert "caf rebuild" in str(refused.events_for_node("my_source__chunk_plan"))
     assert pipeline.chunks() == []
-    config = {"ops": {"my_source__chunk_plan": {"config": {"second_copy": True}}}}
+    config = {"ops": {"my_source__chunk_plan": {"config": {"new_archive": True}}}}
     assert pipeline.execute("plan_my_source", run_config=config).success
     assert len(pipeline.chunks()) == 1
 
@@ -281,7 +293,7 @@ def test_the_settings_and_the_wallet_in_a_new_folder_pay_for_nothing(make_home, 
     first, second = make_home("first", new_ledger()), make_home("second", fresh := new_ledger())
     assert first("run").status == 0
     charged = network.state()["charged"][wallet.address]
-    one_sentence(second("run"), 7, "caf rebuild src", "caf run --source src --second-copy")
+    one_sentence(second("run"), 7, "caf rebuild src", "caf run src --new-archive")
     assert fresh.chunks() == []
     assert second("rebuild").status == 0
     assert second("run").status == 0
@@ -293,7 +305,7 @@ def test_the_settings_and_the_wallet_in_a_new_folder_pay_for_nothing(make_home, 
 def test_the_doctor_leaves_a_first_copy_as_it_is_beside_the_second(make_home, new_ledger):  # noqa: F811
     first, second = make_home("first", new_ledger()), make_home("second", new_ledger())
     assert first("run").status == 0
-    assert second("run", "--source", "src", "--second-copy").status == 0
+    assert second("run", "--source", "src", "--new-archive").status == 0
     looked = second("doctor", "--dry-run")
     assert looked.status == 0
     assert b"with other bytes" in looked.out
@@ -301,9 +313,9 @@ def test_the_doctor_leaves_a_first_copy_as_it_is_beside_the_second(make_home, ne
 
 
 @pytest.mark.thorough
-def test_a_second_copy_is_paid_for_where_it_is_ordered_for_one_source(make_home, new_ledger, network, wallet):  # noqa: F811
+def test_a_new_archive_is_paid_for_where_it_is_ordered_for_one_source(make_home, new_ledger, network, wallet):  # noqa: F811
     caf = make_home("home", ledger := new_ledger())
     post(network, wallet.words, archive_note("f" * 32))
-    one_sentence(caf("run", "--second-copy"), 2, "--source")
-    assert caf("run", "--source", "src", "--second-copy").status == 0
+    one_sentence(caf("run", "--new-archive"), 2, "--source")
+    assert caf("run", "--source", "src", "--new-archive").status == 0
     assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}

@@ -189,7 +189,7 @@ def test_a_plan_of_some_keys_leaves_what_waits_of_others(workplace, source):
     work = workplace(min_chunk_size="512KiB", max_wait=LONG)
     plan(work)
     source.bodies["zzz"] = b"new"
-    planning.cut_plan(work, inventories.take_inventory(work, after=b"x"), second_copy=True)
+    planning.cut_plan(work, inventories.take_inventory(work, after=b"x"), new_archive=True)
     assert len(waiting_keys(work)) == 5
 
 

@@ -32,7 +32,7 @@ def work(tmp_path, new_bucket, reports, ledger):
 
 
 def plan_report(work, name=""):
-    return planning.cut_plan(work, inventories.take_report(work, name)[0], second_copy=True)
+    return planning.cut_plan(work, inventories.take_report(work, name)[0], new_archive=True)
 
 
 def archive_report(work, name=""):
@@ -149,7 +149,7 @@ def test_what_was_archived_since_a_report_is_not_gone(work, new_bucket, reports)
     new_bucket.put("a", A)
     written(reports, datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1), a=LONG_AGO)
     new_bucket.put("k", B)  # seen by the sensor, which lists a part of the bucket
-    planned = planning.cut_plan(work, inventories.take_inventory(work, after=b"b"), second_copy=True)
+    planned = planning.cut_plan(work, inventories.take_inventory(work, after=b"b"), new_archive=True)
     archive_chunk(work, planned.chunks[0].name)
     report = archive_report(work)
     assert report.exceptions == 0
@@ -197,7 +197,7 @@ def test_an_older_content_that_a_report_has_does_not_supersede_a_newer_one(work,
     next_second()
     new_bucket.put("k", B)
     new_bucket.put("l", B)
-    planned = planning.cut_plan(work, inventories.take_inventory(work, until=b"k"), second_copy=True)
+    planned = planning.cut_plan(work, inventories.take_inventory(work, until=b"k"), new_archive=True)
     archive_chunk(work, planned.chunks[0].name)
     report = archive_report(work)
     assert (current(work)[0], current(work)[1].is_current) == (B, True)

@@ -75,7 +75,7 @@ def test_a_bucket_that_no_longer_says_whether_it_keeps_versions_is_not_archived_
 
 
 def archive_report(work):
-    report = planning.cut_plan(work, inventories.take_report(work)[0], second_copy=True)
+    report = planning.cut_plan(work, inventories.take_report(work)[0], new_archive=True)
     for chunk in report.chunks:
         archive_chunk(work, chunk.name)
     return report
@@ -187,7 +187,7 @@ def test_delete_markers_are_in_the_snapshot_and_never_archived(work, bucket):
     assert (snapshot.object_count, snapshot.object_bytes) == (3, 2 * len(A) + len(B))
     assert snapshot.beside == VersionCounts(older=2, markers=3, deleted_keys=2)
     assert read_snapshot(snapshot.path) == snapshot
-    report = planning.cut_plan(work, snapshot, second_copy=True)
+    report = planning.cut_plan(work, snapshot, new_archive=True)
     for chunk in report.chunks:
         archive_chunk(work, chunk.name)
     account = account_for_plan(work, report)
@@ -401,7 +401,7 @@ def test_a_snapshot_of_an_earlier_version_is_planned_as_it_was(workplace, bucket
     snapshot = read_snapshot(snapshot.path)
     assert (snapshot.all_versions, snapshot.beside, snapshot.object_count) == (False, None, 1)
     assert [obj.is_latest for obj in read_objects(snapshot.path)] == [True]
-    report = planning.cut_plan(work, snapshot, second_copy=True)
+    report = planning.cut_plan(work, snapshot, new_archive=True)
     account = account_for_plan(work, report)
     assert (account.claimed, account.holds) == (1, True)
     archive_chunk(work, report.chunks[0].name)

@@ -141,7 +141,7 @@ def used_before(archive, named, chain) -> int:
 @pytest.fixture(scope="module")
 def archived(archive, used_before) -> Archive:
     """The source after a run that was killed once it had begun to store chunks, and one that finished."""
-    first = archive.caf.start("run", "--source", "src", "--second-copy")  # the wallet may have archives of other tests
+    first = archive.caf.start("run", "--source", "src", "--new-archive")  # the wallet may have archives of other tests
     while first.poll() is None and not any(chunk["state"] in STORING for chunk in archive.chunks()):
         time.sleep(0.1)
     first.send_signal(signal.SIGKILL)

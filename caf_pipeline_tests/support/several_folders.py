@@ -6,11 +6,12 @@ a provider that is asked alone answers alone, and what is put is listed only whe
 
 import itertools
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 
 from caf_pipeline.errors import ChunkTooLarge, StoredChunkMissing, StoreError, StoreUnreachable
 from caf_pipeline.store.directory import DirectoryStore
-from caf_pipeline.store.protocol import Copy, ListedFile, ListedProof, PostedFile, Posting
+from caf_pipeline.store.protocol import ArchiveFiles, Copy, ListedFile, ListedProof, PostedFile, Posting
 
 WINDOW_BLOCKS = 100
 
@@ -101,7 +102,8 @@ class SeveralFolders:
         return (PostedFile(one, self.proof_type) for one in self.posts.values() if one.owner == owner)
 
     def archives(self):
-        return Counter(self.noted[one.merkle_root] for one in self.posts.values())
+        counts, moment = Counter(self.noted[one.merkle_root] for one in self.posts.values()), datetime.now(UTC)
+        return {archive: ArchiveFiles(count, moment, moment) for archive, count in counts.items()}
 
     def copies(self, posting):
         return [

@@ -65,7 +65,7 @@ def a_workplace(
 
 def plan(work: Workplace):
     """Take an inventory and plan what is new; a store that a module's tests share has files of other tests."""
-    return planning.cut_plan(work, inventories.take_inventory(work), second_copy=True)
+    return planning.cut_plan(work, inventories.take_inventory(work), new_archive=True)
 
 
 def account_for_plan(work: Workplace, report: planning.PlanReport) -> Accounting:

@@ -285,7 +285,7 @@ def _chunks(context: DoctorContext) -> Iterator[Finding]:
     """Tell of chunks under way that no run has, and of those that wait for an operator."""
     work = context.work
     chunks = work.ledger.chunks(work.source, CLAIMING)
-    next_run = f"'caf run --source {work.source}'"
+    next_run = f"'caf run {work.source}'"
     for chunk in chunks:
         if chunk.state is _S.PARKED:
             remedy = f"mend the cause, then 'caf unpark {chunk.name}': the next run goes on with what is packed"

@@ -86,7 +86,7 @@ def _known(context: DoctorContext, file: rebuild.FileFinding) -> Iterator[Findin
     if chunk.state in CLAIMING:
         if not recorded and chunk_lease(chunk.name) not in context.leases_of_live_runs():
             found = f"it is posted ({_place(file)}), and the ledger has it as '{chunk.state}'"
-            yield Finding(Kind.FILE, chunk.name, found, f"'caf run --source {chunk.source}' goes on with it", Actor.RUN)
+            yield Finding(Kind.FILE, chunk.name, found, f"'caf run {chunk.source}' goes on with it", Actor.RUN)
     elif chunk.state not in IN_GOOD_STANDING:
         yield Finding(Kind.FILE, chunk.name, f"posted ({_place(file)}) and {chunk.state}", f"left; {_space(file)}", Actor.NOBODY)
 

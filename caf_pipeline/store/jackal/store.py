@@ -4,9 +4,9 @@ Source: docs/jackal.md.
 """
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +26,16 @@ from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Po
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet, read_mnemonic
-from caf_pipeline.store.protocol import ChunkToStore, Copy, ListedFile, ListedProof, PostedFile, Posting, StorageCost
+from caf_pipeline.store.protocol import (
+    ArchiveFiles,
+    ChunkToStore,
+    Copy,
+    ListedFile,
+    ListedProof,
+    PostedFile,
+    Posting,
+    StorageCost,
+)
 from caf_pipeline.system.quantities import show_size
 from caf_pipeline.throttle import Throttle, open_throttle
 from caf_pipeline.waits import Waits
@@ -252,9 +261,23 @@ class JackalStore:
         """Yield what the chain lists of an owner, among all that it lists."""
         return map(_posted, self.chain.files_of_owner(owner))
 
-    def archives(self) -> Mapping[str | None, int]:
-        """Count the wallet's files by the archive that their note names: see `ChunkStore.archives`."""
-        return Counter(archive_of(file.note) for file in self.chain.files_of_owner(self.wallet.address) if is_ours(file.note))
+    def archives(self) -> Mapping[str | None, ArchiveFiles]:
+        """Return the wallet's files by the archive that their note names: see `ChunkStore.archives`.
+
+        Times are estimated from heights, since nodes forget the times of old blocks.
+        """
+        starts = defaultdict[str | None, list[int]](list)
+        for file in self.chain.files_of_owner(self.wallet.address):
+            if is_ours(file.note):
+                starts[archive_of(file.note)].append(file.start)
+        if not starts:
+            return {}
+        moment, height, seconds = datetime.now(UTC), self.chain.height(), self.chain.block_seconds()
+
+        def at(start: int) -> datetime:
+            return moment - timedelta(seconds=max(height - start, 0) * seconds)
+
+        return {archive: ArchiveFiles(len(of), at(min(of)), at(max(of))) for archive, of in starts.items()}
 
     def listed(self, archive_id: str, owners: Collection[str]) -> Iterator[ChainFile]:
         """Yield what the chain lists for an archive and these owners."""
