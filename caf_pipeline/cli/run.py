@@ -11,7 +11,7 @@ from caf_pipeline.errors import UsageError
 
 def run(  # noqa: PLR0917 - the command line's options
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[SOURCE]", help="The source to archive; all of caf.toml by default.")
+        list[str] | None, typer.Argument(metavar="SOURCE", help="The source to archive; all of caf.toml by default.")
     ] = None,
     options: Annotated[list[str] | None, typer.Option("--source", metavar="NAME", help="Another way to name the source.")] = None,
     new_archive: Annotated[
