@@ -92,7 +92,9 @@ def source_of(chunk: str) -> str:
     """Return the source of a chunk's id; raise UsageError where it is none."""
     chunk_id = ChunkId.parse(chunk)
     if chunk_id is None:
-        raise UsageError(f"partition '{chunk}' is not the id of a chunk", hint="`caf status` lists the chunks")
+        raise UsageError(
+            f"partition '{chunk}' is not the id of a chunk", hint="`caf doctor` removes a partition that no plan made"
+        )
     return chunk_id.source
 
 
