@@ -60,6 +60,7 @@ prefix = "{prefix}/"
 endpoint_url = "{endpoint}"
 target_size = {target}
 public = true
+automatic = true
 watch_interval_seconds = {look}
 """
 

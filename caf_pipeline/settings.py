@@ -83,8 +83,7 @@ class SourceSettings(_Section):
         max_wait: seconds since it was last modified for which an object waits at most.
         get_price: US dollars for 1,000 GETs, of estimates; AWS's list price where no endpoint is given.
         egress_price: US dollars for 1 GiB that leaves the bucket's network, likewise.
-        launch: whether the sensor launches chunks of the source. Where not set it does, unless an operator had switched off the
-            source's own sensor, which did it up to 0.3.0.
+        automatic: whether sensors and schedules plan and archive the source by themselves. By default they do not.
         watch_interval_seconds: between two plans of what the sensor for new objects sees; 0 switches it off.
         watch_pages: of 1,000 keys, listed at each look.
         listing_threads: parts of a bucket that are listed side by side.
@@ -117,7 +116,7 @@ class SourceSettings(_Section):
     get_price: Number | None = Field(default=None, ge=0, le=1_000_000)
     egress_price: Number | None = Field(default=None, ge=0, le=1_000_000)
     owner: OwnerName = "team:archive"
-    launch: bool | None = None
+    automatic: bool = False
     watch_interval_seconds: Whole = Field(default=300, ge=0, le=366 * DAY)
     watch_pages: Whole = Field(default=1, ge=1, le=1000)
     listing_threads: Whole = Field(default=8, ge=1, le=64)
@@ -257,12 +256,12 @@ class ChunkRunSettings(_Section):
         max_in_flight: chunk runs of one source that the sensor keeps going at once.
         attempts: runs of one chunk that may fail before it is parked. Those do not count that ended since S3, the chain with its
             providers, or the database gave no answer.
-        keep_events_days: after which what a run's steps said is removed from Dagster's storage; 0: never.
+        keep_events_days: after which events and output of the sources' runs are removed from Dagster's storage; 0: never.
     """
 
     max_in_flight: Whole = Field(default=4, ge=1, le=10_000)
     attempts: Whole = Field(default=5, ge=1, le=10_000)
-    keep_events_days: Whole = Field(default=30, ge=0, le=36_600)
+    keep_events_days: Whole = Field(default=0, ge=0, le=36_600)
 
 
 class AlertSettings(_Section):

@@ -1,6 +1,7 @@
 """Opens the Dagster UI, with the demo's S3 server and Jackal network beside it: what `make ui` runs.
 
-While it runs, an object that is put into the bucket is archived by itself:
+It archives nothing by itself. After `automatic = true` in [sources.demo] of caf.toml, or after the sensors are switched on in the
+UI under Automation, an object that is put into the bucket is archived:
 
     aws --endpoint-url http://127.0.0.1:5055 s3 cp README.md s3://demo/      (any key and secret will do)
 """

@@ -35,9 +35,9 @@ def doctor(
 
     Leases of dead runs, files and reservations in staging that no chunk needs, transactions that were signed and not settled,
     chunks on Jackal that the ledger does not know, rows without a chunk, located chunks that the chain no longer lists, what
-    killed inventories and plans left, chunks that no run goes on with. May be run at any moment, also beside runs: what a live
-    one holds is left alone. Nothing is paid again, nothing is deleted on Jackal, S3 is not asked. What other wallets post under
-    this archive's note is left out: `caf rebuild --dry-run` lists it.
+    killed inventories and plans left, chunks that no run goes on with, partitions in Dagster that no plan made. May be run at
+    any moment, also beside runs: what a live one holds is left alone. Nothing is paid again, nothing is deleted on
+    Jackal, S3 is not asked. What other wallets post under this archive's note is left out: `caf rebuild --dry-run` lists it.
 
     A line is a finding: what it is about, its name, what was found, what was done. Its "turn" in JSON is "mended"; "doctor"
     where it was not mended, or only looked at; "run" for the next `caf run`; "operator"; or "nobody".
@@ -64,6 +64,7 @@ def doctor(
         with opened_store(settings, ledger) as store:
             for name in [source] if source else known_sources(settings, ledger):
                 examination.examine_source(settings, ledger, store, name)
+                examination.examine_partitions(settings, ledger, name)
     examination.close()
 
 
@@ -89,6 +90,14 @@ class _Examination:
         ):
             if (finding.kind, finding.name) not in self._told:
                 self._told.add((finding.kind, finding.name))
+                self._handle(finding)
+
+    def examine_partitions(self, settings: "Settings", ledger: "Ledger", source: str) -> None:
+        """Look at a source's partitions in Dagster."""
+        from importlib.metadata import entry_points  # noqa: PLC0415  takes longer to load than most commands
+
+        for entry in entry_points(group="caf_pipeline.commands", name="stray_partitions"):
+            for finding in entry.load()(source, settings=settings, ledger=ledger):
                 self._handle(finding)
 
     def close(self) -> None:

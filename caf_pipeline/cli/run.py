@@ -51,7 +51,8 @@ def run(  # noqa: PLR0917 - the command line's options
     that applies, of all sources: 12 chunks failed; 13 other live runs hold what is missing; 14 objects are to be tried again:
     skipped for another reason, claimed by a chunk that is not archived yet, or not planned yet; 15 all others are located, and
     some wait until a chunk of min_chunk_size can be filled, or max_wait is over; 18 everything is located, and chunks are
-    damaged, which `caf repair` mends. Before any chunk is tried, or where nothing can go on: 1 an inventory or a plan
+    damaged, which `caf repair` mends; 19 the inventory lists no object, and none of the source was
+    ever located. Before any chunk is tried, or where nothing can go on: 1 an inventory or a plan
     failed by a fault of its own; 2 an option is for one source, or excludes another; 3 a setting is wrong; 5 the source, 6 the
     database or 7 the store failed, or the store may have the source already; 8 the disk under home failed; 9 a plan or an
     inventory is damaged. 130 interrupted.

@@ -191,7 +191,7 @@ def _sentence(name: str, account: "SourceAccount | None") -> str:
     located = f"{account.located_objects:,} located ({size}), of no inventory that was counted yet"
     if content:
         counts = f"{content.current_objects:,} current, {content.older_objects:,} older, {content.gone_objects:,} gone"
-        counts += f", {content.uncounted_objects:,} not counted" if content.uncounted_objects else ""
+        counts += f", {content.uncounted_objects:,} located since and not counted yet" if content.uncounted_objects else ""
         located = f"{counts}, by the inventory of {show_time(content.taken_at)} ({size} located)"
         left_out = ", ".join(f"{count:,} by {name}" for name, count in (content.left_out or {}).items())
         located += f"; left out of it: {left_out}" if left_out else ""

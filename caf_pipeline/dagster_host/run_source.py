@@ -241,7 +241,8 @@ class _Command:
         self._summary.parked = len(self._ledger.chunks(self._source, [ChunkState.PARKED]))
         self._summary.damaged = len(self._ledger.chunks(self._source, [ChunkState.DAMAGED]))
         self._summary.totals = self._totals(snapshot)
-        self._summary.waiting = self._ledger.account(self._source).waiting
+        account = self._ledger.account(self._source)
+        self._summary.waiting, self._summary.ever_located = account.waiting, account.located_objects > 0
         return self._summary
 
     def _plan(self) -> str:

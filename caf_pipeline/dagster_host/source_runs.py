@@ -118,8 +118,8 @@ class SourceRuns:
         self._ended: list[ChunkState] = []
         run = RunResource(
             settings=settings,
-            # The packer tells several objects at once where an earlier run packed them.
-            progress=lambda objects, size_bytes: told.packed(objects, size_bytes, resumed=objects > 1),
+            # The packer reports bytes that it reads with 0 objects. Bytes beside objects were staged by an earlier run.
+            progress=lambda objects, size_bytes: told.packed(objects, size_bytes, resumed=objects > 0),
             upload_progress=told.sent,
             ended=self._ended.append,
             on_error=self._note_error,

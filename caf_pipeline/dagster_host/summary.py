@@ -14,6 +14,7 @@ HELD_BY_OTHERS: Final = 13
 TO_BE_TRIED_AGAIN: Final = 14
 WAITING: Final = 15
 DAMAGED: Final = 18
+NOTHING_LISTED: Final = 19
 """Exit statuses of a command that came to its end, where not everything is located; the first that applies."""
 
 NOT_ARCHIVABLE: Final = frozenset({SkipReason.UNSUPPORTED_KEY, SkipReason.TOO_LARGE})
@@ -84,6 +85,7 @@ class Summary:
         size_bytes: of what the chunks that it archived have of objects, also of those that have parts elsewhere.
         totals: of this command's own whole inventory, asked for at the end.
         waiting: what of the source waits for the next plan; None where nothing does.
+        ever_located: whether any object of the source is located.
     """
 
     source: str
@@ -100,6 +102,12 @@ class Summary:
     size_bytes: int = 0
     totals: InventoryTotals | None = None
     waiting: WaitingObjects | None = None
+    ever_located: bool = True
+
+    @property
+    def nothing_listed(self) -> bool:
+        """Whether the inventory lists no object, and none was ever located: bucket or prefix may be wrong."""
+        return self.totals is not None and not self.totals.objects and not self.ever_located
 
     @property
     def complete(self) -> bool:
@@ -109,13 +117,15 @@ class Summary:
     @property
     def all_located(self) -> bool:
         """Whether everything that the inventory has is located, but for what can never be."""
-        return self.totals is not None and self.totals.complete
+        return self.totals is not None and self.totals.complete and not self.nothing_listed
 
     @property
     def exit_status(self) -> int:
         """0 only where everything is located that can be, nothing failed, and no chunk is damaged."""
         if self.failed:
             return CHUNKS_FAILED
+        if self.nothing_listed:
+            return NOTHING_LISTED
         if self.all_located:
             return DAMAGED if self.damaged else 0
         if self.held or self.planning:
@@ -181,6 +191,8 @@ def _where_all_is(summary: Summary) -> str:
     totals = summary.totals
     if totals is None:
         return "not everything is located yet"
+    if summary.nothing_listed:
+        return f"the inventory lists no object: check bucket and prefix in [sources.{summary.source}]"
     skips = sorted((reason, count) for reason, count in totals.skipped.items() if count and reason != SkipReason.WAITING)
     said = [f"{count:,} left out by {name}" for name, count in totals.left_out.items()]
     if totals.beside.older and not totals.all_versions:

@@ -29,7 +29,7 @@ from pydantic import Field
 from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata, ops
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
-from caf_pipeline.defs.naming import COMMAND_TAG, LAUNCH_SENSOR, asset_key, identifier, s3_key
+from caf_pipeline.defs.naming import COMMAND_TAG, LAUNCH_SENSOR, asset_key, identifier, new_objects_name, reconcile_name, s3_key
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import UsageError
@@ -46,8 +46,8 @@ PATIENCE_SECONDS: Final = 3600.0
 """For which the plan of a whole inventory waits for another plan of the source: one of 10⁸ objects takes some minutes."""
 
 FRESH: Final = FreshnessPolicy.time_window(warn_window=timedelta(hours=26), fail_window=timedelta(days=2))
-"""Of what the daily schedule makes: a warning after one day without, with two hours for a long listing. Chunks have none, since
-one is made only where there are new objects: docs/decisions/0024-freshness.md."""
+"""For what the daily schedule of an automatic source makes: a warning after one day without, with two hours for a long listing.
+Chunks have none, since one is made only where there are new objects: docs/decisions/0024-freshness.md."""
 
 _NO_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
@@ -111,7 +111,8 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
         description=(
             f"What is in `s3://{settings.bucket}/{settings.prefix}`: every key with its size, ETag and time, as one sorted "
             f"Parquet file on this machine. {_told_by(settings)} Take a new one whenever you like; it changes nothing by itself."
-            "\n\n*Launchpad:* `after` and `until` take only a part of the listing; the sensor uses them for what is new. "
+            f"\n\n{_automation(source, settings)}\n\n"
+            "*Launchpad:* `after` and `until` take only a part of the listing; the sensor uses them for what is new. "
             "`report` takes the inventory report of a day, `list_bucket` lists although there are reports."
         ),
         retry_policy=RETRY_TRANSIENT,
@@ -120,7 +121,7 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
         group_name=identifier(source),
         owners=[settings.owner],
         kinds={"s3", "parquet"},
-        freshness_policy=FRESH,
+        freshness_policy=FRESH if settings.automatic else None,
         metadata=metadata.file_definition(SNAPSHOT_SCHEMA),
     )
     def s3_inventory(context: AssetExecutionContext, config: InventoryTerms) -> Results:
@@ -151,6 +152,17 @@ def _told_by(settings: SourceSettings) -> str:
     return f"Taken from the newest report of S3 Inventory in `{settings.inventory}`."
 
 
+def _automation(source: str, settings: SourceSettings) -> str:
+    """Say whether the source is archived by itself, and how to switch that on."""
+    if settings.automatic:
+        return "**Automatic:** new objects are planned and archived by themselves, since the settings say `automatic = true`."
+    return (
+        "**Not automatic:** nothing is planned, archived or paid by itself. To switch that on, set `automatic = true` in "
+        f"`[sources.{source}]` and reload the code location; or switch on `{new_objects_name(source)}`, "
+        f"`{reconcile_name(source)}` and `{LAUNCH_SENSOR}` under *Automation*."
+    )
+
+
 def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
     @asset(
         key=asset_key(source, "chunk_plan"),
@@ -159,7 +171,7 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
             "Which objects go into which chunk. Takes what the inventory has and no chunk has yet, cuts it into files of about "
             f"{show_size(settings.target_size)}, and makes one **partition** for each, e.g. "
             f"`{source}-1a2b3c4d-00001`. To archive them, materialize the partitions of the next three assets, or let the "
-            f"sensor `{LAUNCH_SENSOR}` do it.\n\n"
+            f"sensor `{LAUNCH_SENSOR}` do it.\n\n{_automation(source, settings)}\n\n"
             "The first plan of a ledger asks the store whether it has the source already, and is refused where it may: "
             "`caf rebuild` restores such a ledger. *Launchpad:* `new_archive` plans, and pays, all the same."
         ),
@@ -169,7 +181,7 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
         group_name=identifier(source),
         owners=[settings.owner],
         kinds={"parquet", "postgres"},
-        freshness_policy=FRESH,
+        freshness_policy=FRESH if settings.automatic else None,
         metadata=metadata.file_definition(PLAN_SCHEMA),
     )
     def chunk_plan(context: AssetExecutionContext, config: PlanConfig) -> Results:

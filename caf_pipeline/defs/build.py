@@ -38,14 +38,17 @@ def build_defs(
             *(each for its in jobs.values() for each in its),
             *(each for source, _ in sources for each in watching_jobs(source)),
             restore_job(),
-            prune_job(settings.runs.keep_events_days),
+            prune_job(settings.runs.keep_events_days, list(settings.sources)),
         ],
         sensors=[
             *(new_objects_sensor(settings, source, tick_seconds) for source in settings.sources),
             *([launching_sensor(settings, (each for its in jobs.values() for each in its), tick_seconds)] if jobs else []),
             *([alert_sensor(settings, tick_seconds)] if jobs else []),
         ],
-        schedules=[prune_schedule(), *(each for source, _ in sources for each in source_schedules(source, on_jackal=on_jackal))],
+        schedules=[
+            prune_schedule(settings.runs.keep_events_days),
+            *(each for source, its in sources for each in source_schedules(source, automatic=its.automatic, on_jackal=on_jackal)),
+        ],
         resources=build_resources(settings) | dict(resource_overrides or {}),
         # Here and not on the jobs: asset backfills and runs of the UI ignore a job's executor, and the default one takes a
         # process for each op, which is fifty seconds a chunk.

@@ -13,9 +13,6 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetC
 # `execute_here`: what `JobDefinition.execute_in_process` does, on a run that says which code location it is of. Else: that.
 from dagster._core.definitions.job_base import InMemoryJob
 
-# The launch sensor: whether an operator had switched off the sensors of 0.3.0, one for each source. Else: drop `switched_off`.
-from dagster._core.definitions.run_request import InstigatorType
-
 # The type that the public `define_asset_job` returns. Else: Any.
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
@@ -39,9 +36,6 @@ from dagster._core.instance.ref import InstanceRef
 # The run launchers: what all of Dagster's are, and the words of their answer to run monitoring.
 from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, RunLauncher, WorkerStatus
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
-
-# With `InstigatorType`.
-from dagster._core.scheduler.instigation import InstigatorStatus
 
 # The launch sensor: whether `source_is_complete` passed when it was last evaluated. The alert sensor: whether a check ever was.
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus

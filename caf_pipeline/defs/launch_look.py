@@ -20,10 +20,9 @@ from caf_pipeline.defs.launching import (
     choose_chunks,
     end_unsubmitted_runs,
     give_up_lost_retries,
-    switched_off,
     unfinished_backfills,
 )
-from caf_pipeline.defs.naming import BEFORE_BACKFILLS, PARKED_TAG, job_name, old_launch_sensor, partitions_name
+from caf_pipeline.defs.naming import BEFORE_BACKFILLS, PARKED_TAG, job_name, partitions_name
 from caf_pipeline.defs.pod_size import pod_tags
 from caf_pipeline.defs.resources import ask_in_time, open_work
 from caf_pipeline.errors import ChunkTooLarge, HeldByOther, NoProvider, PlanTooSmall, StoreUnreachable, with_hint
@@ -109,7 +108,7 @@ class LaunchLook:
         backfills = unfinished_backfills(self.context.instance)
         give_up_lost_retries(self.context.instance, backfills)
         end_unsubmitted_runs(self.context.instance, self.settings.sources)
-        cursor, sources = _Cursor.read(self.context.cursor), self._launched_sources()
+        cursor, sources = _Cursor.read(self.context.cursor), self._launched_sources(ledger)
         after = {source: cursor.after.get(source, 0) for source in sources}
         pages: defaultdict[str, list[LaunchableChunk]] = defaultdict(list)
         for chunk in self._of_ledger(lambda: ledger.launchable_chunks(after, PAGE)):
@@ -133,17 +132,21 @@ class LaunchLook:
     def _of_ledger(self, question: Callable[[], T]) -> T:
         return ask_in_time(self.context, self.deadline, describe_database(self.settings), question)
 
-    def _launched_sources(self) -> list[str]:
-        """Return the sources whose chunks are launched, by name."""
-        unsaid = [source for source, its in self.settings.sources.items() if its.launch is None]
-        stopped = switched_off(self.context.instance, unsaid)
+    def _launched_sources(self, ledger: Ledger) -> list[str]:
+        """Return the names of the sources whose chunks are launched: the automatic sources.
+
+        If no source is automatic, this sensor is off by default: an operator switched it on, for all sources.
+        """
+        automatic = sorted(source for source, its in self.settings.sources.items() if its.automatic)
+        others = sorted(self.settings.sources.keys() - automatic)
+        if not automatic:
+            return others
+        waiting = self._of_ledger(lambda: ledger.launchable_chunks(dict.fromkeys(others, 0), 1)) if others else ()
         self.notes += [
-            f"Source '{source}' is left out: its sensor of version 0.3.0, {old_launch_sensor(source)}, was switched off;"
-            f" set launch to true or false in [sources.{source}]."
-            for source in sorted(stopped)
+            f"Source '{source}' has chunks to archive and is left out: set automatic = true in [sources.{source}]."
+            for source in sorted({chunk.source for chunk in waiting})
         ]
-        launched = {source for source, its in self.settings.sources.items() if its.launch is not False}
-        return sorted(launched - stopped)
+        return automatic
 
     def _choices(
         self, pages: Mapping[str, Sequence[LaunchableChunk]], backfills: Backfills, first: str

@@ -18,8 +18,6 @@ from caf_pipeline.defs.dagster_private import (
     WILL_RETRY_TAG,
     AssetCheckExecutionRecordStatus,
     BulkActionStatus,
-    InstigatorStatus,
-    InstigatorType,
     PartitionBackfill,
 )
 from caf_pipeline.defs.naming import (
@@ -34,7 +32,6 @@ from caf_pipeline.defs.naming import (
     SOURCE_TAG,
     asset_key,
     job_name,
-    old_launch_sensor,
 )
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk, LaunchableChunk
@@ -250,10 +247,3 @@ def audits_due(instance: DagsterInstance, sources: Sequence[str], located: Mappi
         if last and failed and source in located and located[source].timestamp() > last.create_timestamp:
             due.append(source)
     return due
-
-
-def switched_off(instance: DagsterInstance, sources: Sequence[str]) -> set[str]:
-    """Return the sources whose own launching sensor, of 0.3.0, an operator had switched off."""
-    stopped = instance.all_instigator_state(instigator_type=InstigatorType.SENSOR, instigator_statuses={InstigatorStatus.STOPPED})
-    names = {state.instigator_name for state in stopped}
-    return {source for source in sources if old_launch_sensor(source) in names}

@@ -92,7 +92,9 @@ def source_of(chunk: str) -> str:
     """Return the source of a chunk's id; raise UsageError where it is none."""
     chunk_id = ChunkId.parse(chunk)
     if chunk_id is None:
-        raise UsageError(f"partition '{chunk}' is not the id of a chunk", hint="`caf status` lists the chunks")
+        raise UsageError(
+            f"partition '{chunk}' is not the id of a chunk", hint="`caf doctor` removes a partition that no plan made"
+        )
     return chunk_id.source
 
 
@@ -101,9 +103,14 @@ def job_name(source: str, what: JobKind) -> str:
     return f"{what}_{identifier(source)}"
 
 
-def old_launch_sensor(source: str) -> str:
-    """Return the name of the sensor that launched this source's chunks up to 0.3.0."""
-    return f"{LAUNCH_SENSOR}_{identifier(source)}"
+def new_objects_name(source: str) -> str:
+    """Return the name of the sensor that looks for new objects of the source."""
+    return f"new_objects_{identifier(source)}"
+
+
+def reconcile_name(source: str) -> str:
+    """Return the name of the schedule that plans a whole inventory of the source."""
+    return f"reconcile_{identifier(source)}_daily"
 
 
 def op_name(source: str, what: str) -> str:

@@ -44,7 +44,8 @@ def _step(
         try:
             source = source_of(chunk)
             if source != own:
-                raise UsageError(f"partition '{chunk}' is a chunk of source '{source}', and not of '{own}'")
+                wrong = f"partition '{chunk}' is a chunk of source '{source}', and not of '{own}'"
+                raise UsageError(wrong, hint="`caf doctor` removes a partition that no plan made")
         except UsageError as error:  # a partition that somebody added
             raise as_failure(error) from error
         result = attempt_step(context, source, lambda work: call(work, chunk))

@@ -1,5 +1,6 @@
-"""The schedule that keeps Dagster's storage small: of old runs it removes what their steps and processes said, events and files.
+"""The schedule that keeps Dagster's storage small. It removes events and captured output of old runs of our sources.
 
+It is off unless `runs.keep_events_days` is set, and leaves runs of other projects in the same Dagster instance alone.
 A chunk's run leaves some forty events; of 100,000 chunks that is gigabytes, which the UI reads through. What a run is and how it
 ended, partitions, materializations, checks, and the failures of steps stay for ever: pages and sensors are made of them.
 Dagster purges ticks (`retention` in dagster.yaml), not events. Its UI deletes whole runs, with their materializations.
@@ -7,7 +8,7 @@ Source: `SqlEventLogStorageTable` and `SqliteEventLogStorage` of Dagster 1.13.27
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,12 +32,12 @@ from sqlalchemy import bindparam, text
 
 from caf_pipeline.defs.dagster_private import SqlEventLogStorage, SqliteEventLogStorage
 from caf_pipeline.defs.launching import ENDED
-from caf_pipeline.defs.naming import BEFORE_BACKFILLS
+from caf_pipeline.defs.naming import BEFORE_BACKFILLS, SOURCE_TAG
 
 PRUNE_JOB: Final = "prune_events"
 
-CURSOR: Final = "caf/events_pruned_until"
-"""Where Dagster's storage keeps the time up to which runs were pruned, in ISO 8601."""
+CURSOR: Final = "caf/events_pruned_until/{source}"
+"""Where Dagster's storage keeps the time up to which a source's runs were pruned, in ISO 8601."""
 
 PRUNED: Final = (
     DagsterEventType.STEP_OUTPUT,
@@ -68,7 +69,7 @@ _DELETE_IN_FILE: Final = (
 _BUSY_SECONDS: Final = 10
 
 
-def prune_job(days: int) -> JobDefinition:
+def prune_job(days: int, sources: Sequence[str]) -> JobDefinition:
     """Return the job, which keeps the events of so many days (0: all); there is one for all sources."""
 
     @op(name="remove_old_events", out=Out(Nothing))
@@ -76,53 +77,62 @@ def prune_job(days: int) -> JobDefinition:
         if not days:
             context.log.info("runs.keep_events_days is 0: all events are kept")
             return Output(None)
-        runs, events = prune(context.instance, datetime.now(UTC) - timedelta(days=days))
+        runs, events = prune(context.instance, datetime.now(UTC) - timedelta(days=days), sources)
         return Output(None, metadata={"runs": runs, "events": events})
 
     return GraphDefinition(name=PRUNE_JOB, node_defs=[remove_old_events]).to_job(
         tags=BEFORE_BACKFILLS,
-        description="Remove from Dagster's storage what the steps of old runs said. Runs, partitions, materializations, checks "
-        "and failures stay. How old: `runs.keep_events_days`.",
+        description="Remove events and output of old runs of the sources from Dagster's storage. Runs, partitions, "
+        "materializations, checks and failures stay. How old: `runs.keep_events_days`; nothing is removed if that is 0.",
     )
 
 
-def prune_schedule() -> ScheduleDefinition:
-    """Return the schedule: daily, at an hour of its own."""
+def prune_schedule(days: int) -> ScheduleDefinition:
+    """Return the schedule: daily, at an hour of its own; off if the events of all days are kept."""
     return ScheduleDefinition(
         name=f"{PRUNE_JOB}_daily",
         job_name=PRUNE_JOB,
         cron_schedule="30 1 * * *",
         execution_timezone="UTC",
-        default_status=DefaultScheduleStatus.RUNNING,
-        description="Keeps Dagster's event log small.",
+        default_status=DefaultScheduleStatus.RUNNING if days else DefaultScheduleStatus.STOPPED,
+        description="Keeps Dagster's event log small, if `runs.keep_events_days` is set.",
     )
 
 
-def prune(instance: DagsterInstance, until: datetime) -> tuple[int, int]:
-    """Remove events and captured output of runs that ended before `until`.
+def prune(instance: DagsterInstance, until: datetime, sources: Sequence[str]) -> tuple[int, int]:
+    """Remove events and captured output of runs of these sources that ended before `until`.
 
     Returns how many runs were looked at, and how many events removed.
     Runs that were pruned before are not looked at again. It may be ended at any moment, and begun again.
     """
-    said = instance.daemon_cursor_storage.get_cursor_values({CURSOR}).get(CURSOR)
+    pruned = [_prune_source(instance, until, source) for source in sources]
+    return sum(runs for runs, _ in pruned), sum(events for _, events in pruned)
+
+
+def _prune_source(instance: DagsterInstance, until: datetime, source: str) -> tuple[int, int]:
+    cursor = CURSOR.format(source=source)
+    said = instance.daemon_cursor_storage.get_cursor_values({cursor}).get(cursor)
     known = datetime.fromisoformat(said) if said else None
     if known and known > max(until, datetime.now(UTC)):  # written while the clock was wrong: all is looked at again
         known = None
     after = known - timedelta(seconds=1) if known else None  # a run of that very moment is looked at twice
     runs = events = 0
-    for ids in _ended(instance, after, until):
+    for ids in _ended(instance, source, after, until):
         runs += len(ids)
         events += _delete(instance, ids)
         for run in ids:  # what led to these files is among the events
             instance.compute_log_manager.delete_logs(prefix=[run, "compute_logs"])
     if known is None or known < until:
-        instance.daemon_cursor_storage.set_cursor_values({CURSOR: until.isoformat()})
+        instance.daemon_cursor_storage.set_cursor_values({cursor: until.isoformat()})
     return runs, events
 
 
-def _ended(instance: DagsterInstance, after: datetime | None, until: datetime) -> Iterator[list[str]]:
-    """Yield the ids of runs that ended, or were changed last, between two times."""
-    wanted = RunsFilter(statuses=ENDED, updated_after=after, updated_before=until)
+def _ended(instance: DagsterInstance, source: str, after: datetime | None, until: datetime) -> Iterator[list[str]]:
+    """Yield the ids of a source's runs that ended, or were changed last, between two times.
+
+    Every run of ours has the source as a tag, from its job or, if the UI began the run, since its first step opened the source.
+    """
+    wanted = RunsFilter(statuses=ENDED, tags={SOURCE_TAG: source}, updated_after=after, updated_before=until)
     cursor = None
     while ids := instance.get_run_ids(wanted, limit=_RUNS_AT_ONCE, cursor=cursor):
         yield list(ids)

@@ -1,8 +1,8 @@
 """Schedules: what happens by the clock.
 
-Of each source a daily reconciling of bucket and ledger, an hourly look at stored chunks and, on Jackal, a daily look at the
-bought space. The sensors see what is new soon after it is put; only a whole listing sees what they missed, e.g. while the
-daemon was down.
+Each source has a daily plan of a whole inventory, a daily check of completeness, an hourly look at stored chunks and, on Jackal,
+a daily look at the bought space. The plan runs by itself only if the source is automatic; it checks completeness, too. Sensors
+see new objects soon after they are put; only a whole listing sees what the sensors missed, e.g. while the daemon was down.
 """
 
 import zlib
@@ -19,7 +19,7 @@ from dagster import (
 )
 
 from caf_pipeline.defs.launching import UNFINISHED
-from caf_pipeline.defs.naming import JobKind, identifier, job_name
+from caf_pipeline.defs.naming import JobKind, identifier, job_name, reconcile_name
 
 _HOUR: Final = 3
 
@@ -31,7 +31,7 @@ def _unless_under_way(job: str, context: ScheduleEvaluationContext) -> RunReques
     return RunRequest()
 
 
-def source_schedules(source: str, *, on_jackal: bool) -> list[ScheduleDefinition]:
+def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[ScheduleDefinition]:
     """Return the schedules of one source, at a minute of its own so that sources spread."""
     minute = zlib.crc32(source.encode()) % 60
 
@@ -50,10 +50,20 @@ def source_schedules(source: str, *, on_jackal: bool) -> list[ScheduleDefinition
 
     schedules = [
         schedule(
-            f"reconcile_{identifier(source)}_daily",
+            reconcile_name(source),
             "plan",
             _HOUR,
-            "A whole inventory, a plan of what is not yet archived, and whether the source is complete.",
+            "A whole inventory, a plan of what is not yet archived, and whether the source is complete. "
+            f"On if [sources.{source}] says `automatic = true`, or if you switch it on here.",
+            running=automatic,
+        ),
+        schedule(
+            f"audit_{identifier(source)}_daily",
+            "audit",
+            _HOUR + 2,
+            "Whether the source is complete, by its latest whole inventory. Plans and archives nothing. "
+            "Off if the source is automatic: its daily plan asks the same.",
+            running=not automatic,
         ),
         schedule(
             f"prove_{identifier(source)}_hourly",

@@ -1,5 +1,6 @@
 """Sensors: what happens by itself. One looks for new objects and plans them, one launches chunks that have work to do.
 
+Both are off unless a source's settings say `automatic = true`, or an operator switches them on in the UI.
 Neither sets a `run_key`, which would deduplicate for ever: whether there is work is asked of the bucket and the ledger each
 time. Their cursors are small, and to lose one loses nothing: the look begins again from the start. Servers are asked within a
 deadline: Dagster's daemon ends a tick after 60 s, without a word of what it waited for.
@@ -12,7 +13,7 @@ from dagster import DefaultSensorStatus, SensorDefinition, SensorEvaluationConte
 
 from caf_pipeline.defs.dagster_private import UnresolvedAssetJobDefinition
 from caf_pipeline.defs.launch_look import LaunchLook, Tick
-from caf_pipeline.defs.naming import LAUNCH_SENSOR, identifier, job_name, s3_key
+from caf_pipeline.defs.naming import LAUNCH_SENSOR, job_name, new_objects_name, s3_key
 from caf_pipeline.defs.new_objects_look import PART_PAGES, NewObjectsLook, pages_of_events
 from caf_pipeline.defs.resources import EVERY_STEP
 from caf_pipeline.errors import CafError, HeldByOther, with_hint
@@ -54,11 +55,11 @@ def new_objects_sensor(settings: Settings, source: str, tick_seconds: float = TI
     watched = its.watch_interval_seconds > 0
 
     @sensor(
-        name=f"new_objects_{identifier(source)}",
+        name=new_objects_name(source),
         job_name=job_name(source, "plan"),
         minimum_interval_seconds=min(its.watch_interval_seconds, LOOK_SECONDS) or None,
         required_resource_keys=EVERY_STEP | {s3_key(source)},
-        default_status=DefaultSensorStatus.RUNNING if watched else DefaultSensorStatus.STOPPED,
+        default_status=DefaultSensorStatus.RUNNING if watched and its.automatic else DefaultSensorStatus.STOPPED,
         description=_described(its),
     )
     def new_objects(context: SensorEvaluationContext) -> Tick:
@@ -100,17 +101,19 @@ def launching_sensor(
 ) -> SensorDefinition:
     """Return the sensor that launches chunks of all sources, whose jobs are `jobs`."""
     wanted = {job_name(source, what) for source in settings.sources for what in ("archive", "audit")}
+    automatic = any(source.automatic for source in settings.sources.values())
 
     @sensor(
         name=LAUNCH_SENSOR,
         jobs=[job for job in jobs if job.name in wanted],
         minimum_interval_seconds=LAUNCH_SECONDS,
         required_resource_keys=EVERY_STEP,
-        default_status=DefaultSensorStatus.RUNNING,
+        default_status=DefaultSensorStatus.RUNNING if automatic else DefaultSensorStatus.STOPPED,
         description=(
             "Launches chunks that the ledger says have work to do, of every source, a few at a time, with growing pauses after "
             "failures. A chunk that failed too often is parked, which is an operator's turn. When no chunk of a source has work "
-            "left, it asks whether the source is complete. `launch = false` in a source's settings leaves it out."
+            "left, it asks whether the source is complete. It is on if the settings of any source say `automatic = true`, and "
+            "then launches chunks of those sources only. If no source is automatic, you may switch it on here, for all sources."
         ),
     )
     def launch_chunks(context: SensorEvaluationContext) -> Tick:

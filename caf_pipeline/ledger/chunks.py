@@ -117,7 +117,10 @@ class Lookups(LedgerPart):
             statement = f"{_CHUNK.format(samples='samples')} WHERE caf_files.name = %(name)s"
             row = connection.execute(statement, {"name": name}).fetchone()
         if row is None:
-            raise NotLocated(f"the ledger has no chunk {name}", hint="caf status lists the chunks")
+            raise NotLocated(
+                f"the ledger has no chunk {name}",
+                hint="`caf status` lists the chunks; `caf doctor` removes a partition that no plan made",
+            )
         return _chunk(row)
 
     def chunks(self, source: str | None = None, states: Iterable[ChunkState] | None = None) -> Sequence[Chunk]:

@@ -8,6 +8,9 @@ import psycopg
 import pytest
 
 from caf_pipeline.caf.merkle import IMPLEMENTATION
+from caf_pipeline.dagster_host.home import HOME_VARIABLE
+from caf_pipeline.dagster_host.source_runs import open_instance
+from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.crashes import everything, killed, started
@@ -51,6 +54,30 @@ def test_nothing_to_find_is_said_and_is_no_failure(caf):
     done = caf("doctor", "src")
     assert (done.status, lines(done)) == (0, ["nothing was found"]), done.err
     assert done.err == f"caf: Merkle roots are taken in {IMPLEMENTATION} code\n"
+
+
+def test_a_partition_that_no_plan_made_is_removed(caf, monkeypatch):
+    monkeypatch.setenv(HOME_VARIABLE, "to be put back")
+    archive_source(caf)
+    settings = load_settings(caf.folder / "caf.toml")
+    with open_instance(settings) as instance:
+        chunks = set(instance.get_dynamic_partitions("src_chunks"))
+        instance.add_dynamic_partitions("src_chunks", ["by-hand", "src-0a1b2c3d-00001"])
+        assert caf("doctor", "--dry-run").status == 1
+        assert set(instance.get_dynamic_partitions("src_chunks")) > chunks
+        done = caf("doctor", "--json")
+        found = {(one["kind"], one["name"], one["turn"]) for one in records(done)}
+        assert found == {("partition", name, "mended") for name in ("by-hand", "src-0a1b2c3d-00001")}
+        assert (done.status, set(instance.get_dynamic_partitions("src_chunks"))) == (0, chunks)
+    assert lines(caf("doctor")) == ["nothing was found"]
+
+
+def test_with_an_empty_ledger_partitions_named_like_chunks_stay(caf, monkeypatch):
+    monkeypatch.setenv(HOME_VARIABLE, "to be put back")
+    with open_instance(load_settings(caf.folder / "caf.toml")) as instance:
+        instance.add_dynamic_partitions("src_chunks", ["by-hand", "src-0a1b2c3d-00001"])
+        assert caf("doctor").status == 0
+        assert instance.get_dynamic_partitions("src_chunks") == ["src-0a1b2c3d-00001"]
 
 
 @pytest.mark.thorough

@@ -256,8 +256,8 @@ def test_an_interrupted_command_leaves_the_backfill_to_the_daemon_and_follows_it
     pipeline.put(7)
     assert len(pipeline.plan()) == 2
     environment = settings_of(pipeline, tmp_path)
-    with (tmp_path / "caf.toml").open("a") as file:
-        file.write("launch = false\n")  # else the daemon's sensor may have launched some before
+    described = (tmp_path / "caf.toml").read_text()  # else the daemon's sensor may have launched some before
+    (tmp_path / "caf.toml").write_text(described.replace("automatic = true", "automatic = false"))
     impatient_home(pipeline.settings)
     command = [Path(sys.executable).with_name("caf"), "backfill", SOURCE]
 

@@ -27,13 +27,19 @@ from caf_pipeline.dagster_host.run_source import open_instance
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
 from caf_pipeline.defs import pruning
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.pruning import PRUNED, prune
+from caf_pipeline.defs.naming import SOURCE_TAG
+from caf_pipeline.defs.pruning import PRUNED
 from caf_pipeline.settings import Settings, SourceSettings
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 LATER = timedelta(hours=1)
 REMOVED = {None, *PRUNED}
+OURS = {SOURCE_TAG: "a"}
+
+
+def prune(instance, until):
+    return pruning.prune(instance, until, ["a"])
 
 
 @asset(partitions_def=DynamicPartitionsDefinition(name="chunks"))
@@ -66,9 +72,9 @@ def instance(request, home_settings, empty_database_url, monkeypatch):
         yield instance
 
 
-def run(instance) -> str:
+def run(instance, tags=OURS) -> str:
     instance.add_dynamic_partitions("chunks", ["c-1"])
-    return materialize([stored, stored_is_right], instance=instance, partition_key="c-1").run_id
+    return materialize([stored, stored_is_right], instance=instance, partition_key="c-1", tags=tags).run_id
 
 
 def types(instance, run_id) -> list:
@@ -106,7 +112,7 @@ def test_steps_and_lines_of_old_runs_go_and_all_that_is_shown_stays(instance):
 
 def test_what_old_runs_printed_goes_and_what_others_printed_stays(home_settings):
     with DagsterInstance.from_config(str(prepare_dagster_home(home_settings))) as instance:
-        old, going_on = run(instance), instance.create_run_for_job(failing, status=DagsterRunStatus.STARTED).run_id
+        old, going_on = run(instance), instance.create_run_for_job(failing, status=DagsterRunStatus.STARTED, tags=OURS).run_id
         logs = instance.compute_log_manager
         keys = [[run_id, "compute_logs", "a_step"] for run_id in (old, going_on)]
         for key in keys:
@@ -118,8 +124,42 @@ def test_what_old_runs_printed_goes_and_what_others_printed_stays(home_settings)
         assert [file.exists() for file in files] == [False, True]
 
 
+@pytest.mark.parametrize("tags", [{}, {SOURCE_TAG: "of-another-project"}])
+def test_runs_of_other_projects_keep_their_events(instance, tags):
+    ours, others = run(instance), run(instance, tags)
+    before = types(instance, others)
+    assert prune(instance, datetime.now(UTC) + LATER)[0] == 1
+    assert types(instance, others) == before
+    assert not set(types(instance, ours)) & REMOVED
+
+
+def test_what_runs_of_other_projects_printed_stays(home_settings):
+    with DagsterInstance.from_config(str(prepare_dagster_home(home_settings))) as instance:
+        others = run(instance, {})
+        key = [others, "compute_logs", "a_step"]
+        with instance.compute_log_manager.capture_logs(key):
+            pass
+        prune(instance, datetime.now(UTC) + LATER)
+        assert Path(instance.compute_log_manager.get_captured_local_path(key, "out")).exists()
+
+
+def test_a_source_that_is_added_later_is_pruned_from_its_first_run(instance):
+    later = run(instance, {SOURCE_TAG: "b"})
+    until = datetime.now(UTC) + LATER
+    prune(instance, until)
+    assert pruning.prune(instance, until, ["a", "b"])[0] == 1
+    assert not set(types(instance, later)) & REMOVED
+
+
+@pytest.mark.parametrize(("days", "status"), [(0, "STOPPED"), (30, "RUNNING")])
+def test_pruning_is_off_unless_its_setting_is_set(days, status):
+    settings = Settings(sources={"a": SourceSettings(bucket="b")}, **({"runs": {"keep_events_days": days}} if days else {}))
+    schedules = {each.name: each.default_status.value for each in build_defs(settings).schedules}
+    assert schedules["prune_events_daily"] == status
+
+
 def test_the_reason_of_a_failure_stays(instance):
-    run_id = failing.execute_in_process(instance=instance, raise_on_error=False).run_id
+    run_id = failing.execute_in_process(instance=instance, raise_on_error=False, tags=OURS).run_id
     prune(instance, datetime.now(UTC) + LATER)
     assert instance.get_run_by_id(run_id).status is DagsterRunStatus.FAILURE
     (failed,) = [entry for entry in instance.all_logs(run_id) if entry.dagster_event and entry.dagster_event.is_step_failure]
@@ -128,7 +168,7 @@ def test_the_reason_of_a_failure_stays(instance):
 
 def test_runs_that_ended_since_or_go_on_are_left_alone(instance):
     recent = run(instance)
-    going_on = instance.create_run_for_job(failing, status=DagsterRunStatus.STARTED).run_id
+    going_on = instance.create_run_for_job(failing, status=DagsterRunStatus.STARTED, tags=OURS).run_id
     instance.report_engine_event("it goes on", run_id=going_on, job_name="failing")
     before = [types(instance, recent), types(instance, going_on)]
     prune(instance, datetime.now(UTC) - LATER)
@@ -140,7 +180,7 @@ def test_runs_that_ended_since_or_go_on_are_left_alone(instance):
 
 def test_runs_that_were_pruned_are_not_looked_at_again(instance, monkeypatch):
     monkeypatch.setattr(pruning, "_RUNS_AT_ONCE", 2)
-    ended = [failing.execute_in_process(instance=instance, raise_on_error=False).run_id for _ in range(3)]
+    ended = [failing.execute_in_process(instance=instance, raise_on_error=False, tags=OURS).run_id for _ in range(3)]
     until = datetime.now(UTC)
     assert prune(instance, until)[0] == 3
     assert not any(set(types(instance, run_id)) & REMOVED for run_id in ended)

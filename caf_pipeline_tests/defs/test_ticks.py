@@ -23,7 +23,7 @@ from caf_pipeline.steps import inventories
 from caf_pipeline_tests.defs.test_sensors import SOURCE, fail_run
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.jackal_network import jackal_settings
-from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server, switch_off_sensor
+from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -273,19 +273,23 @@ def test_a_source_with_another_address_is_left_out_and_the_others_are_launched(p
     )
 
 
-def test_a_source_may_be_left_out_by_its_settings(pipeline):
+def test_a_sensor_that_is_on_by_hand_launches_every_source(pipeline):
     plan_chunks(pipeline, SOURCE, 1)
-    assert evaluate_tick(with_source(pipeline, launch=False), "launch_chunks").run_requests == []
-    assert evaluate_tick(with_source(pipeline, launch=True), "launch_chunks").run_requests
+    assert evaluate_tick(with_source(pipeline, automatic=False), "launch_chunks").run_requests
 
 
-def test_a_source_whose_own_sensor_was_switched_off_before_the_upgrade_stays_off_until_its_settings_say(pipeline):
-    plan_chunks(pipeline, SOURCE, 1)
-    switch_off_sensor(pipeline.instance, "launch_chunks_my_source")
+def test_beside_an_automatic_source_the_others_are_left_out(pipeline):
+    its = pipeline.settings.sources[SOURCE]
+    others = {"by-hand": its, "idle": its, "automatic": its.model_copy(update={"automatic": True})}
+    pipeline = with_settings(pipeline, sources=others)
+    plan_chunks(pipeline, "by-hand", 1)
     tick = evaluate_tick(pipeline, "launch_chunks")
     assert tick.run_requests == []
-    assert "launch_chunks_my_source, was switched off; set launch to true or false in [sources.my-source]" in tick.skip_message
-    assert evaluate_tick(with_source(pipeline, launch=True), "launch_chunks").run_requests
+    assert "'by-hand'" in tick.skip_message
+    assert "'idle'" not in tick.skip_message
+    plan_chunks(pipeline, "automatic", 1)
+    (request,) = evaluate_tick(pipeline, "launch_chunks").run_requests
+    assert request.job_name == "archive_automatic"
 
 
 def requested(pipeline):

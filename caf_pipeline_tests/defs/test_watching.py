@@ -8,7 +8,6 @@ from dagster import (
     AssetCheckSeverity,
     AssetKey,
     DagsterRunStatus,
-    DefaultScheduleStatus,
     build_schedule_context,
 )
 from pydantic import SecretStr
@@ -254,19 +253,24 @@ def test_nothing_is_launched_while_everything_is_paused_and_the_tick_says_why(pi
     assert tick.skip_message == "Paused: network maintenance. `caf resume` ends it."
 
 
-def schedules(kind: str) -> dict[str, DefaultScheduleStatus]:
-    settings = Settings(store=StoreSettings(kind=kind), sources={"a": SourceSettings(bucket="b")})
-    return {each.name: each.default_status for each in build_defs(settings).schedules}
+def started(kind: str = "jackal", **its) -> dict[str, bool]:
+    """Which sensors and schedules are on by default."""
+    defs = build_defs(Settings(store=StoreSettings(kind=kind), sources={"a": SourceSettings(bucket="b", **its)}))
+    return {each.name: each.default_status.value == "RUNNING" for each in (*defs.sensors, *defs.schedules)}
 
 
-def test_on_jackal_the_watch_and_the_look_at_the_space_run_by_themselves():
-    running = DefaultScheduleStatus.RUNNING
-    assert schedules("jackal") == {
-        "reconcile_a_daily": running,
-        "prove_a_hourly": running,
-        "storage_plan_a_daily": running,
-        "prune_events_daily": running,
-    }
+READ_ONLY = {"watch_sources": True, "prove_a_hourly": True, "storage_plan_a_daily": True, "prune_events_daily": False}
+
+
+def test_nothing_archives_or_pays_by_itself_by_default():
+    off = dict.fromkeys(("new_objects_a", "launch_chunks", "reconcile_a_daily"), False)
+    assert started() == {**READ_ONLY, **off, "audit_a_daily": True}
+
+
+def test_an_automatic_source_is_planned_and_archived_by_itself():
+    on = dict.fromkeys(("new_objects_a", "launch_chunks", "reconcile_a_daily"), True)
+    assert started(automatic=True) == {**READ_ONLY, **on, "audit_a_daily": False}
+    assert not started(automatic=True, watch_interval_seconds=0)["new_objects_a"]
 
 
 def test_no_second_run_of_the_watch_begins_beside_one_that_takes_longer_than_an_hour(on_jackal):
@@ -294,11 +298,9 @@ def test_the_run_says_what_was_looked_at_in_bulk(on_jackal, network):
 
 
 def test_in_a_folder_there_is_no_space_to_look_at():
-    assert schedules("directory") == {
-        "reconcile_a_daily": DefaultScheduleStatus.RUNNING,
-        "prove_a_hourly": DefaultScheduleStatus.STOPPED,
-        "prune_events_daily": DefaultScheduleStatus.RUNNING,
-    }
+    found = started("directory")
+    assert "storage_plan_a_daily" not in found
+    assert not found["prove_a_hourly"]
 
 
 def test_no_chunk_is_launched_only_to_be_refused(on_jackal, network):

@@ -21,7 +21,7 @@ def settings_of_world(world: World, folder: Path) -> dict[str, str]:
         f"copies = {jackal['copies']}\nproof_seconds = 20\nallow_private_addresses = true\nkeep_staged_windows = 0\n"
         f"[sources.{SOURCE}]\n"
         f'bucket = "{source["bucket"]}"\nendpoint_url = "{source["endpoint_url"]}"\ntarget_size = {source["target_size"]}\n'
-        "public = true\nwatch_interval_seconds = 0\n"
+        "public = true\nautomatic = true\nwatch_interval_seconds = 0\n"
     )
     return {
         "CAF_CONFIG": str(folder / "caf.toml"),

@@ -34,7 +34,7 @@ def settings_of(pipeline, folder: Path) -> dict[str, str]:
     (folder / "caf.toml").write_text(
         f'home = "{settings.home}"\n[store]\nkind = "directory"\nfolder = "{settings.store.folder}"\n[sources.my-source]\n'
         f'bucket = "{its.bucket}"\nendpoint_url = "{its.endpoint_url}"\ntarget_size = {int(its.target_size)}\npublic = true\n'
-        "watch_interval_seconds = 0\n"
+        "automatic = true\nwatch_interval_seconds = 0\n"
     )
     return {
         **os.environ,

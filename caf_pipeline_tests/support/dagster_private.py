@@ -8,9 +8,7 @@ from dagster._core.errors import DagsterUserCodeProcessError
 from dagster._core.events import EngineEventData
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
-from dagster._core.remote_origin import RemoteInstigatorOrigin
 from dagster._core.remote_representation.external_data import RepositorySnap
-from dagster._core.scheduler.instigation import InstigatorState
 from dagster._core.storage.compute_log_manager import ComputeIOType
 from dagster._core.storage.tags import GRPC_INFO_TAG, TagType, get_tag_type
 from dagster._core.workspace.context import WorkspaceProcessContext

@@ -6,18 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from dagster import DagsterInstance, build_sensor_context
+from dagster import build_sensor_context
 
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.dagster_private import (
-    InstigatorStatus,
-    InstigatorType,
-    RegisteredCodeLocationOrigin,
-    RemoteRepositoryOrigin,
-)
-from caf_pipeline.defs.naming import LOCATION_NAME, REPOSITORY_NAME
 from caf_pipeline.defs.resources import build_resources
-from caf_pipeline_tests.support.dagster_private import InstigatorState, RemoteInstigatorOrigin, partition_loading_context
+from caf_pipeline_tests.support.dagster_private import partition_loading_context
 
 
 def evaluate_tick(pipeline, name: str, cursor: str | None = None, **options: Any):
@@ -34,13 +27,6 @@ def evaluate_tick(pipeline, name: str, cursor: str | None = None, **options: Any
         ) as context,
     ):
         return defs.resolve_sensor_def(name).evaluate_tick(context)
-
-
-def switch_off_sensor(instance: DagsterInstance, name: str) -> None:
-    """Leave what Dagster keeps of a sensor that an operator has switched off."""
-    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(LOCATION_NAME), REPOSITORY_NAME)
-    origin = RemoteInstigatorOrigin(repository, name)
-    instance.add_instigator_state(InstigatorState(origin, InstigatorType.SENSOR, InstigatorStatus.STOPPED))
 
 
 class SilentServer:

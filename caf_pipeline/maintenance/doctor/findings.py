@@ -29,6 +29,7 @@ class Kind(StrEnum):
     RESERVATION = "reservation"
     LEFTOVER = "leftover"
     CHUNK = "chunk"
+    PARTITION = "partition"
     UNSEEN = "not looked at"
 
 
