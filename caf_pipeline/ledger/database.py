@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -23,6 +23,7 @@ from psycopg.rows import namedtuple_row
 from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable, NotLocated, first_line, interrupt_behind
 from caf_pipeline.ledger.embedded import PORT, SUPERUSER, embedded_server
 from caf_pipeline.ledger.migrations import is_current, migrate
+from caf_pipeline.setting_values import ENCODE_IN_URL, is_database_url
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
@@ -378,15 +379,15 @@ def parse_url(text: str) -> str:
     """
     url = re.sub(r"\Apostgres(ql)?(\+\w+)?://", "postgresql://", text)
     try:
-        named = Counter(name for name, _ in parse_qsl(urlsplit(url).query))  # of two, libpq would take the last
-        if max(named.values(), default=1) == 1:
+        named = Counter(name for name, _ in parse_qsl(url.partition("?")[2]))  # of two, libpq would take the last
+        if is_database_url(url) and max(named.values(), default=1) == 1:
             conninfo_to_dict(url)
             return url
     except (psycopg.Error, ValueError):  # what they say may quote the password
         pass
     raise LedgerError(
         "CAF_DATABASE_URL is not an address of the form postgresql://user:password@host:port/database",
-        hint="percent-encode '@', '/', ':' and '%' in the password; after '?' libpq's own parameters may follow, each once",
+        hint=f"{ENCODE_IN_URL}; after '?' libpq's own parameters may follow, each once",
     )
 
 
