@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import namedtuple_row
 
 from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable, NotLocated, first_line, interrupt_behind
-from caf_pipeline.ledger.embedded import PORT, SUPERUSER, embedded_server
+from caf_pipeline.ledger.embedded import PORT, SUPERUSER, EmbeddedServer, embedded_server
 from caf_pipeline.ledger.migrations import is_current, migrate
 from caf_pipeline.setting_values import ENCODE_IN_URL, is_database_url
 from caf_pipeline.settings import Settings
@@ -162,8 +162,10 @@ class Database:
         description: where it is, without user and password.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, server: EmbeddedServer | None = None) -> None:
+        """Connect to nothing yet. `server`: the embedded one, if it is that; a connection starts it again if it is dead."""
         self.url = url
+        self._server = server
         address = conninfo_to_dict(url)
         self.name = str(address.get("dbname", ""))
         self.description = _describe(address)
@@ -234,6 +236,15 @@ class Database:
             except psycopg.Error:
                 connection.close()
                 self.close()
+        try:
+            return self._connect()
+        except psycopg.OperationalError:
+            if self._server is None:
+                raise
+            self._server.revive()
+            return self._connect()
+
+    def _connect(self) -> Connection:
         connection = Connection.connect(
             self.url, **self._options, autocommit=True, prepare_threshold=None, row_factory=namedtuple_row
         )
@@ -277,6 +288,12 @@ class Database:
             raise self._translate(error) from error
 
     def _translate(self, error: psycopg.Error) -> LedgerError:
+        translated = self._as_ours(error)
+        if self._server is not None and "CAF_DATABASE_URL" in translated.hint:
+            translated.hint = f"see {self._server.log}"
+        return translated
+
+    def _as_ours(self, error: psycopg.Error) -> LedgerError:
         """Return our error for what the driver or the server reported, by SQLSTATE; never with the password."""
         diagnosis = error.diag
         said = diagnosis.message_primary or first_line(error).removeprefix("connection failed: ")
@@ -345,7 +362,7 @@ def open_database(settings: Settings, waits: Waits | None = None) -> Database:
         with waits.waiting(
             describe_database(settings), ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
         ):
-            database = Database(_url(settings))
+            database = _database(settings)
             opened.callback(database.close)
             current = database.is_current()
         if not current:
@@ -359,10 +376,10 @@ def open_database(settings: Settings, waits: Waits | None = None) -> Database:
     return database
 
 
-def _url(settings: Settings) -> str:
+def _database(settings: Settings) -> Database:
     if settings.database_url is not None and settings.database_url.get_secret_value():
-        return parse_url(settings.database_url.get_secret_value())
-    return embedded_url(settings)
+        return Database(parse_url(settings.database_url.get_secret_value()))
+    return Database(embedded_url(settings), embedded_server(settings.home / "postgres"))
 
 
 def embedded_url(settings: Settings) -> str:
