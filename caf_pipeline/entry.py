@@ -1,5 +1,6 @@
 """The entry point of the process `caf`: what Ctrl-C means while the command line itself is still loaded."""
 
+import atexit
 import os
 import signal
 from types import FrameType
@@ -22,14 +23,19 @@ def main() -> int:
 
     leave_out_unused()
     from caf_pipeline.cli import main as command  # noqa: PLC0415
+    from caf_pipeline.system.ending import end_in_order, ignore_further, interrupted_status  # noqa: PLC0415
 
     look_rarely()
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        return ends_with(command())
+        end_in_order()
+        status = command()
+        atexit.register(ignore_further)
+        return ends_with(status)
     except KeyboardInterrupt:  # the command line says it itself but for its first lines and its last
         os.write(2, _SENTENCE)
-        return ends_with(_INTERRUPTED)  # what a command opened is closed before, an embedded Postgres, say
+        atexit.register(ignore_further)
+        return ends_with(interrupted_status())  # what a command opened is closed before, an embedded Postgres, say
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

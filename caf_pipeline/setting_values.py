@@ -30,7 +30,22 @@ _REGION: Final = re.compile(r"(?![0-9]+$)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 _HOST: Final = re.compile(r"(?:(?!-)[A-Za-z0-9_-]{1,63}(?<!-)\.)*(?!-)[A-Za-z0-9_-]{1,63}(?<!-)\.?")
 _IPV6: Final = re.compile(r"[0-9A-Fa-f:.]+")
 _CHAIN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")  # Tendermint allows 50 characters
-_POSTGRES: Final = re.compile(r"postgres(?:ql)?(?:\+[a-z0-9]+)?://.*", re.DOTALL)
+
+_ENCODED: Final = r"%(?!00)[0-9A-Fa-f]{2}"
+_PLAIN: Final = rf"(?:[^\s\x00-\x20\x7f\ud800-\udfff@/:?#&\[\]\\%]|{_ENCODED})"
+_DATABASE_HOST: Final = rf"(?:(?:[\w.-]|{_ENCODED})*|\[[0-9A-Fa-f:.]+(?:%25[\w.-]+)?\])(?::[0-9]+)?"
+_DATABASE_URL: Final = re.compile(
+    r"postgres(?:ql)?(?:\+[a-z0-9]+)?://"
+    rf"(?:{_PLAIN}*(?::(?:{_PLAIN}|[:&])*)?@)?"
+    rf"(?P<hosts>{_DATABASE_HOST}(?:,{_DATABASE_HOST})*)"
+    rf"(?:/(?:{_PLAIN}|:)*)?"
+    rf"(?:\?(?P<parameters>[a-z_]+=(?:(?!=)(?:{_PLAIN}|[/:,]))*(?:&[a-z_]+=(?:(?!=)(?:{_PLAIN}|[/:,]))*)*)?)?"
+)
+"""The address of a Postgres database, as libpq reads it, and stricter: user, password and host end at one possible place only."""
+
+ENCODE_IN_URL: Final = (
+    "percent-encode spaces and '@', '/', '?', '#', '%', '&', '[', ']' and '\\' in user and password, and ':' in the user"
+)
 
 _STORAGE_CLASS: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 _MAIL_ADDRESS: Final = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+")
@@ -159,19 +174,22 @@ def _key(secret: SecretStr | None) -> SecretStr | None:
     return secret if text else None
 
 
+def is_database_url(text: str) -> bool:
+    """Return whether the text is an address of a Postgres database whose user, password and host are certain.
+
+    A password with a raw '@', '/', '?' or '#' may be read as part of the host or the database, and be shown as such.
+    """
+    match = _DATABASE_URL.fullmatch(text)
+    if not match:
+        return False
+    ports = re.findall(r":([0-9]+)(?:,|$)", match["hosts"])
+    return all(len(port) <= 5 and 0 < int(port) < 1 << 16 for port in ports)
+
+
 def _database_url(secret: SecretStr | None) -> SecretStr | None:
     text = secret.get_secret_value() if secret else ""
-    try:  # libpq takes several hosts, each with its port, and ends the password at the first '@' or '/'
-        address = urlsplit(text)
-        before, _, hosts = address.netloc.rpartition("@")
-        whole = "@" not in before + address.path  # else a part of the password would be shown as the host or the database
-        sound = whole and all(urlsplit(f"//{host}").port != 0 for host in hosts.split(","))
-    except ValueError:
-        sound = False
-    if text and not (sound and _POSTGRES.fullmatch(text)):
-        raise ValueError(
-            "must be postgresql://user:password@host:port/database, with '@', '/', ':' and '%' in the password percent-encoded"
-        )
+    if text and not is_database_url(text):
+        raise ValueError(f"must be postgresql://user:password@host:port/database; {ENCODE_IN_URL}")
     return secret
 
 

@@ -2,13 +2,19 @@
 
 import os
 import re
+import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from bip32 import BIP32
+from hypothesis import given
+from hypothesis import strategies as st
 from mnemonic import Mnemonic
 
+from caf_pipeline.dagster_host.storage import URL_VARIABLE, require_database
+from caf_pipeline.errors import SettingsError
 from caf_pipeline.store.jackal.wallet import KEY_PATH, MNEMONIC_VARIABLE
 from caf_pipeline_tests.support.command_line import CommandLine, Done, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, new_wallet, with_wallet
@@ -149,3 +155,30 @@ def test_a_mnemonic_in_the_settings_file_is_refused_and_not_repeated(caf):
     done = caf("status")
     assert done.status == 3
     assert_clean(said(done), words)
+
+
+MARK = "Zq7x"  # in each password, and in no other text
+NASTY = st.text(st.sampled_from("@:/?#[]\\%&=+,;!'\"^{} \t\n1a.é"), max_size=6)
+PLACES = (
+    "postgresql://u:{}@127.0.0.1:1/d",
+    "postgresql://u:{}@[::1]:1/d",
+    "postgresql://:{}@127.0.0.1:1,127.0.0.1:2/d",
+    "postgres://u:{}@/d?host=/nowhere",
+    "postgresql://127.0.0.1:1/d?password={}",
+    "postgresql+psycopg://u:{}@127.0.0.1:1/d?sslmode=disable",
+    "host=127.0.0.1 port=1 password={}",
+)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@given(before=NASTY, after=NASTY)
+def test_a_raw_password_of_a_database_is_never_shown(tmp_path, place, before, after):
+    caf = CommandLine(tmp_path, {})
+    caf.settings('[sources.src]\nbucket = "b"\n')
+    url = place.format(before + MARK + after)
+    done = caf("status", CAF_DATABASE_URL=url, CAF_TRACEBACK="1")
+    assert done.status in (3, 6)
+    assert MARK not in done.out.decode() + done.err
+    with mock.patch.dict(os.environ, {URL_VARIABLE: url}), pytest.raises(SettingsError) as refused:
+        require_database()
+    assert MARK not in "".join(traceback.format_exception(refused.value)) + refused.value.hint

@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import SettingsError
+from caf_pipeline.ledger.database import parse_url
 from caf_pipeline.settings import Settings, SourceSettings, load_settings
 from caf_pipeline_tests.support.dagster_private import is_valid_owner
 
@@ -243,6 +244,17 @@ def test_variables_of_other_programs_are_left_alone(tmp_path, monkeypatch):
         (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:hush@w@h/d"}),
         (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:/hush@h/d"}),
         (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:12345/hush@h/d"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:a@b#hush@127.0.0.1/x"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:p@ss#wo/rd9hush@127.0.0.1/x"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:p@ss?hush@127.0.0.1/x"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:1?hush@127.0.0.1/x"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:a hush@127.0.0.1/x"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:hush@h h/d"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:a\nhush@127.0.0.1/x"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://u:%zhush@127.0.0.1/x"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "postgresql://h/x?password=a@hush"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "host=h password=hush"}),
+        (SOURCE_TEXT, {"CAF_DATABASE_URL": "sqlite:///hush"}),
         (SOURCE_TEXT, {"CAF_SOURCES__ONE__ACCESS_KEY_ID": "hush"}),
         (SOURCE_TEXT, {"CAF_SOURCES__ONE__ACCESS_KEY_ID": "a", "CAF_SOURCES__ONE__SECRET_ACCESS_KEY": "hush\n"}),
         (SOURCE_TEXT, {"CAF_SOURCES__ONE": "hush"}),
@@ -268,6 +280,24 @@ def test_no_error_shows_a_secret(tmp_path, monkeypatch, text, variables):
 def test_a_database_may_have_several_hosts(tmp_path, monkeypatch, hosts):
     monkeypatch.setenv("CAF_DATABASE_URL", url := f"postgresql://u:secret@{hosts}/d")
     assert load_settings(a_file(tmp_path, SOURCE_TEXT)).database_url.get_secret_value() == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql:///d",
+        "postgresql://user@/d",
+        "postgresql://%2Fvar%2Frun/d",
+        "postgresql://host/d",
+        "postgresql://:secret@host/d",
+        "postgresql://user:p:w%40%2F%23@h1:1,[::1]:2/d?sslmode=require&host=/run/postgres",
+        "postgresql://user@:5432",
+    ],
+)
+def test_user_password_and_host_may_each_be_missing(tmp_path, monkeypatch, url):
+    monkeypatch.setenv("CAF_DATABASE_URL", url)
+    assert load_settings(a_file(tmp_path, SOURCE_TEXT)).database_url.get_secret_value() == url
+    assert parse_url(url) == url
 
 
 def test_a_key_that_is_empty_is_none(tmp_path, monkeypatch):

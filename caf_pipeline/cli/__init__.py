@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from caf_pipeline.errors import INTERRUPTED, CafError, StagingError, interrupt_behind, one_line
+from caf_pipeline.system.ending import interrupted_status
 
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE
 TRACEBACK_VARIABLE: Final = "CAF_TRACEBACK"
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say_interrupted(words)
         if own:
             _leave()
-        return INTERRUPTED
+        return interrupted_status()
     except BrokenPipeError:  # the reader of our output left
         return BROKEN_PIPE
     finally:
@@ -129,7 +130,7 @@ def _leave() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         atexit._run_exitfuncs()
-        os._exit(INTERRUPTED)
+        os._exit(interrupted_status())
 
 
 def sentence(error: OSError) -> str:

@@ -29,10 +29,12 @@ class InterruptWatch:
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
         self._before = -1
+        self._terminate = signal.getsignal(signal.SIGTERM)
         self._hook = sys.unraisablehook
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
+            self._terminate = signal.getsignal(signal.SIGTERM)  # Dagster leaves SIGINT's handler in its place
             self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
         return self
@@ -40,6 +42,7 @@ class InterruptWatch:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._before)
+            signal.signal(signal.SIGTERM, self._terminate)
         sys.unraisablehook = self._hook
         os.close(self._read)
         os.close(self._write)

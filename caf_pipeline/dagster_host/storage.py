@@ -11,12 +11,16 @@ from typing import Any, Final
 
 import psycopg2
 from dagster import DagsterInstance
+from psycopg2.extensions import parse_dsn
+from sqlalchemy import make_url
+from sqlalchemy.exc import SQLAlchemyError
 
 from caf_pipeline.dagster_host import postgres_storage, sqlite_storage
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
 from caf_pipeline.dagster_host.quiet import hush
 from caf_pipeline.defs.dagster_private import ConfigurableClass, ConfigurableClassData, DagsterSqliteStorage, DagsterStorage
 from caf_pipeline.errors import SettingsError, first_line
+from caf_pipeline.setting_values import ENCODE_IN_URL, is_database_url
 from caf_pipeline.settings import load_settings
 
 URL_VARIABLE: Final = "CAF_DAGSTER_DATABASE_URL"
@@ -32,14 +36,19 @@ def with_driver(url: str) -> str:
     """Return the URL with the driver that dagster-postgres needs, whichever it names.
 
     Raises:
-        SettingsError: it is no URL of a Postgres database; the message does not repeat it, since it may hold a password.
+        SettingsError: it is not the URL of a Postgres database; the message repeats nothing of it, since it may hold a password.
     """
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme.partition("+")[0] not in ("postgresql", "postgres"):
-        raise SettingsError(
-            f"{URL_VARIABLE} is not the URL of a Postgres database", hint="write postgresql://user:password@host:5432/name"
-        )
-    return _DRIVER + rest
+    changed = _DRIVER + url.partition("://")[2]
+    try:
+        if is_database_url(url):
+            make_url(changed)  # takes no list of hosts and ports before the path
+            return changed
+    except (SQLAlchemyError, ValueError):  # their messages may quote the password
+        pass
+    raise SettingsError(
+        f"{URL_VARIABLE} is not the URL of a Postgres database",
+        hint=f"write postgresql://user:password@host:5432/name; {ENCODE_IN_URL}",
+    ) from None
 
 
 def require_database() -> None:
@@ -55,10 +64,18 @@ def require_database() -> None:
         return
     plain = with_driver(url).replace(_DRIVER, "postgresql://", 1)
     try:
+        password = parse_dsn(plain).get("password")
+    except psycopg2.Error:  # its message quotes the parameter
+        raise SettingsError(
+            f"{URL_VARIABLE} has a parameter after '?' that libpq does not know", hint="correct it, or remove it"
+        ) from None
+    try:
         psycopg2.connect(plain, connect_timeout=_CONNECT_SECONDS).close()
     except psycopg2.Error as error:
+        reason = first_line(error)
         raise SettingsError(
-            f"Dagster's database cannot be used: {first_line(error)}", hint=f"check that it runs, and what {URL_VARIABLE} names"
+            f"Dagster's database cannot be used: {reason.replace(password, '***') if password else reason}",
+            hint=f"check that it runs, and what {URL_VARIABLE} names",
         ) from error
 
 

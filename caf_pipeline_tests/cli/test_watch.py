@@ -86,3 +86,19 @@ def test_it_says_how_far_a_source_is_until_it_is_interrupted(caf, ledger):
     assert seen["chunks"] == {"located": 2, "planned": 2, "parked": 1}
     assert (seen["window_chunks"], seen["window_bytes"]) == (1, 700_000)
     assert caf("status", "other", "--watch").status == 3
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_embedded_server_behind(tmp_path, number):
+    caf = CommandLine(tmp_path, {})
+    caf.settings('[sources.src]\nbucket = "b"\n')
+    watching = caf.start("status", "--watch", "--interval", "0.1")
+    watching.stdout.readline()
+    pid_file = tmp_path / ".caf" / "postgres" / "data" / "postmaster.pid"
+    assert pid_file.exists()
+    watching.send_signal(number)
+    _, said = watching.communicate()
+    assert watching.returncode == 128 + number
+    assert b"Traceback" not in said
+    assert not pid_file.exists()

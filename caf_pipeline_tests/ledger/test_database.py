@@ -283,7 +283,6 @@ def speak_tls_once(server: socket.socket, tls: ssl.SSLContext) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        f"postgresql://u:{PASSWORD}@h h/d",
         f"postgresql://u:{PASSWORD}@127.0.0.1:1/d?nonsense=1",
         f"postgresql://u:{PASSWORD}@127.0.0.1:1/d?connect_timeout=soon",
         f"postgresql://127.0.0.1:1/d?password={PASSWORD}&nonsense=1",

@@ -15,7 +15,9 @@ import psycopg
 import pytest
 
 from caf_pipeline.errors import LedgerError
+from caf_pipeline.ledger.database import open_database
 from caf_pipeline.ledger.embedded import EmbeddedServer, embedded_server
+from caf_pipeline.settings import Settings
 
 USER = """
 import sys
@@ -112,6 +114,36 @@ def test_a_killed_server_comes_back_with_what_was_committed(folder):
     assert postmaster(folder) is None
 
 
+@pytest.mark.thorough
+def test_a_long_lived_process_starts_its_killed_server_again(folder):
+    database = open_database(Settings(home=folder.parent))
+    try:
+        with database.transaction() as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 7 AS seven")
+        killed = postmaster(folder)
+        killed.kill()
+        while postmaster(folder):
+            time.sleep(0.01)
+        with database.reading() as connection:
+            assert connection.execute("SELECT seven FROM kept").scalar_one() == 7
+        assert postmaster(folder) != killed
+    finally:
+        database.close()
+        embedded_server(folder).close()
+    assert postmaster(folder) is None
+
+
+@pytest.mark.thorough
+def test_a_revived_server_is_no_new_ledger(folder):
+    server = EmbeddedServer(folder)
+    os.kill(postmaster(folder).pid, signal.SIGKILL)
+    shutil.rmtree(folder / "data")
+    with pytest.raises(LedgerError, match="is gone"):
+        server.revive()
+    server.close()
+    assert not (folder / "data").exists()
+
+
 def test_a_stale_pid_file_that_names_another_living_process_is_no_server(folder):
     EmbeddedServer(folder).close()
     content = f"{os.getpid()}\n{folder}/data\n1700000000\n5432\n{folder}/data\n\n  1  1\nready   \n"
@@ -124,8 +156,8 @@ def test_a_stale_pid_file_that_names_another_living_process_is_no_server(folder)
 @pytest.mark.thorough
 def test_a_torn_pid_file_is_no_server(folder):
     EmbeddedServer(folder).close()
-    for content in ("", "x\n", "1\n"):
-        (folder / "data" / "postmaster.pid").write_text(content)
+    for content in (b"", b"x\n", b"1\n", bytes(range(256)), b"9" * 99 + b"\n", b"1\n2\n3\n4\n\0\n"):
+        (folder / "data" / "postmaster.pid").write_bytes(content)
         server = EmbeddedServer(folder)
         assert ask(server) == [(1,)]
         server.close()
@@ -217,11 +249,15 @@ def test_a_server_of_another_major_version_is_refused_with_a_hint(folder):
 @pytest.mark.thorough
 def test_a_server_that_cannot_start_says_why(folder):
     EmbeddedServer(folder).close()
+    with (folder / "data" / "server.log").open("a") as file:
+        file.write("FATAL:  an old line\n")
     with (folder / "data" / "postgresql.conf").open("a") as file:
         file.write("\nno_such_setting = 1\n")
     with pytest.raises(LedgerError, match=r"no_such_setting|configuration file") as refused:
         EmbeddedServer(folder)
     assert "server.log" in refused.value.hint
+    assert "an old line" not in str(refused.value)
+    assert "CAF_DATABASE_URL" not in refused.value.hint
 
 
 def test_a_home_that_is_a_file_is_refused(folder):

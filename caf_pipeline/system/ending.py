@@ -1,0 +1,43 @@
+"""SIGTERM and SIGHUP end a command in order, as Ctrl-C does: an embedded Postgres of which it is the last user is stopped."""
+
+import contextlib
+import os
+import signal
+from types import FrameType
+from typing import Final
+
+from caf_pipeline.errors import INTERRUPTED
+
+ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
+_received: list[int] = []
+
+
+def end_in_order() -> None:
+    """Let these signals interrupt this process; those that its starter ignores, as nohup does, stay ignored."""
+    for number in ENDING:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _interrupt)
+
+
+def interrupted_status() -> int:
+    """Return the exit status of an interrupted process: 128 and the signal's number, as shells count."""
+    return 128 + _received[0] if _received else INTERRUPTED
+
+
+def ignore_further() -> None:
+    """Let no signal interrupt what closes at the end of the process."""
+    for number in (signal.SIGINT, *ENDING):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _received.append(number)
+    for descriptor in (1, 2):
+        try:
+            os.write(descriptor, b"")
+        except OSError:  # of a closed terminal; what is still printed would fail
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    handler = signal.getsignal(signal.SIGINT)  # Dagster has its own while it executes a run
+    if callable(handler):
+        handler(number, frame)
