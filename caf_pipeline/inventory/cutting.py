@@ -54,6 +54,7 @@ from caf_pipeline.inventory.plan import (
     PlanTerms,
     WaitingTail,
     read_chunk_batches,
+    write_sums,
 )
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, s3_object
 from caf_pipeline.system.ahead import one_ahead
@@ -307,6 +308,7 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
     metadata = {PLAN_METADATA_KEY: json.dumps(described).encode()}
     chunks = pa.Table.from_pylist([asdict(chunk) for chunk in cutter.chunks], schema=CHUNKS_SCHEMA.with_metadata(metadata))
     pq.write_table(chunks, folder / CHUNKS_FILE, **_WRITTEN)
+    write_sums(folder)
     counts = cutter.too_large_count, cutter.leftover_count
     return Plan(folder, content_sha256, cutter.chunks, *counts, tail, cutter.split_count, cutter.part_count)
 

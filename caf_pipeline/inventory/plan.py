@@ -5,6 +5,7 @@
     chunks.parquet      one row a chunk: counts, expected size, names of our two members
     parts.parquet       only where objects are split: the parts, one a chunk, from chunk 1 on
     too_large.parquet   objects that cannot be split either
+    SHA256SUMS          the SHA-256 of each file, as sha256sum writes it; plans of earlier versions have none
 
 `cutting` writes them.
 Source: "A chunk" in docs/design.md.
@@ -16,6 +17,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +47,7 @@ OBJECTS_FILE: Final = "objects.parquet"
 CHUNKS_FILE: Final = "chunks.parquet"
 PARTS_FILE: Final = "parts.parquet"
 TOO_LARGE_FILE: Final = "too_large.parquet"
+SUMS_FILE: Final = "SHA256SUMS"
 
 PLAN_SCHEMA: Final = SNAPSHOT_SCHEMA.append(pa.field("chunk_number", pa.int32(), nullable=False)).append(
     pa.field("member", pa.string(), nullable=False)
@@ -204,7 +207,19 @@ def read_terms(folder: Path) -> dict[str, str]:
     """
     with _opened(folder / CHUNKS_FILE) as file:
         described: dict[str, str] = json.loads(file.schema_arrow.metadata[PLAN_METADATA_KEY])
+        _require_terms(described)
     return described
+
+
+def _require_terms(described: Mapping[str, str]) -> None:
+    """Raise KeyError, TypeError or ValueError for terms that no version writes. A plan without checksums may be damaged here."""
+    for name in ("source", "archive", "snapshot"):
+        if not described[name]:
+            raise ValueError(f"{name} is empty")
+    datetime.fromisoformat(described["inventory_time"])
+    for name in ("target_size", "limit_size"):
+        int(described.get(name, "0"))
+    bytes.fromhex(described.get("content_sha256", ""))
 
 
 def plan_hash(terms: Mapping[str, str], name: str) -> bytes | None:
@@ -333,8 +348,14 @@ def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
 
 
 def require_undamaged(folder: Path) -> None:
-    """Read every page of a plan's objects and its checksum, which DuckDB does not look at; raises as `read_chunk_objects`."""
-    with _opened(folder / OBJECTS_FILE) as file:
+    """Compare a plan's files with their checksums, which DuckDB does not do; raises as `read_chunk_objects`.
+
+    Plans of earlier versions have checksums of pages only.
+    """
+    if (folder / PARTS_FILE).exists():
+        with _opened(folder / PARTS_FILE):
+            pass
+    with _opened(folder / CHUNKS_FILE), _opened(folder / OBJECTS_FILE) as file:
         for _ in file.iter_batches(batch_size=ROWS_PER_BATCH):
             pass
 
@@ -349,10 +370,40 @@ def read_waiting(plan: Plan) -> Iterator[S3Object]:
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     """Open one of a plan's files; damage found while it is read raises the plan's error."""
     try:
+        _require_sum(path)
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise unreadable(f"the plan's file {path}", error) from error
+
+
+def write_sums(folder: Path) -> None:
+    """Write the SHA-256 of each of a plan's files, which are complete, beside them."""
+    sums = [f"{_sha256(path)}  {path.name}\n" for path in sorted(folder.glob("*.parquet"))]
+    (folder / SUMS_FILE).write_text("".join(sums))
+
+
+def _require_sum(path: Path) -> None:
+    """Raise ValueError or KeyError if one of a plan's files differs from what was written."""
+    sums = path.with_name(SUMS_FILE)
+    if not sums.exists():  # of an earlier version
+        return
+    lines = (line.partition("  ") for line in sums.read_text().splitlines())
+    written = {name: sha256 for sha256, _, name in lines}
+    found = path.stat()
+    if written[path.name] != _sha256_of(path, found.st_ino, found.st_mtime_ns, found.st_size):
+        raise ValueError(f"its SHA-256 is not the one in {SUMS_FILE}")
+
+
+@lru_cache(64)
+def _sha256_of(path: Path, inode: int, modified_ns: int, size_bytes: int) -> str:
+    """Return the SHA-256 of a file that has not changed since: packing a chunk opens each of a plan's files several times."""
+    return _sha256(path)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def unreadable(what: str, error: BaseException) -> CafError:

@@ -1,10 +1,22 @@
 """What a plan's files say of its chunks."""
 
+import json
+
+import pyarrow.parquet as pq
 import pytest
 
 from caf_pipeline.errors import CafError
 from caf_pipeline.inventory import cutting
-from caf_pipeline.inventory.plan import count_chunk_objects, read_chunk_objects, read_chunk_plan, read_terms
+from caf_pipeline.inventory.plan import (
+    CHUNKS_FILE,
+    PLAN_METADATA_KEY,
+    SUMS_FILE,
+    count_chunk_objects,
+    read_chunk_objects,
+    read_chunk_plan,
+    read_terms,
+    require_undamaged,
+)
 from caf_pipeline_tests.support.plans import an_object, chunks_of, plan_of
 
 TARGET = 1 << 20
@@ -32,3 +44,29 @@ def test_a_chunks_objects_are_counted_by_what_the_files_hold(tmp_path, monkeypat
 def test_a_plan_whose_files_are_gone_says_so(tmp_path):
     with pytest.raises(CafError, match=r"objects\.parquet cannot be read"):
         list(read_chunk_objects(tmp_path, 1))
+
+
+@pytest.mark.parametrize("name", ["objects.parquet", "chunks.parquet", "parts.parquet", SUMS_FILE])
+def test_a_flipped_byte_of_a_plan_is_damage(tmp_path, name):
+    plan_of(tmp_path, [an_object("a", 40 << 30), *(an_object(f"k{n}", n) for n in range(20))], target_size_bytes=TARGET)
+    whole = (tmp_path / name).read_bytes()
+    for offset in range(0, 80) if name == SUMS_FILE else range(0, len(whole), len(whole) // 10):
+        (tmp_path / name).write_bytes(whole[:offset] + bytes([whole[offset] ^ 0x10]) + whole[offset + 1 :])
+        with pytest.raises(CafError, match="cannot be read"):
+            require_undamaged(tmp_path)
+    (tmp_path / name).write_bytes(whole)
+    require_undamaged(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "flipped", [{"inventory_time": None}, {"inventory_time": "2026-11-2q"}, {"limit_size": "1q"}, {"content_sha256": "q"}]
+)
+def test_flipped_terms_of_an_older_plan_are_damage(tmp_path, flipped):
+    plan_of(tmp_path, [an_object("k", 1)], target_size_bytes=TARGET)
+    (tmp_path / SUMS_FILE).unlink()
+    assert read_terms(tmp_path)["snapshot"] == "snapshot"
+    terms = {name: value for name, value in (read_terms(tmp_path) | flipped).items() if value}
+    table = pq.read_table(tmp_path / CHUNKS_FILE).replace_schema_metadata({PLAN_METADATA_KEY: json.dumps(terms)})
+    pq.write_table(table, tmp_path / CHUNKS_FILE)
+    with pytest.raises(CafError, match="cannot be read"):
+        read_terms(tmp_path)
