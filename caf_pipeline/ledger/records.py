@@ -71,6 +71,14 @@ def recorded_key(obj: S3Object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadFailures:
+    """How many runs of a chunk failed on one object, and the last of these runs."""
+
+    times: int
+    last_run: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRecord:
     """A plan as the ledger keeps it. `sha256` is the full hash over what it plans; `folder` holds its Parquet files."""
 
