@@ -419,6 +419,7 @@ class Location:
     """The result of a look-up: the row and its chunk. `currency` is None where the look-up named a version.
 
     Of an object in parts, `parts` has them in order, and the chunk is that of the first; of any other it is empty.
+    `older_versions` counts the other located versions of its key, if the look-up was for a key.
     """
 
     row: LocationRow
@@ -426,6 +427,7 @@ class Location:
     posting: Posting
     currency: Currency | None = None
     parts: Sequence[LocatedRange] = ()
+    older_versions: int = 0
 
     @property
     def size_bytes(self) -> int:
