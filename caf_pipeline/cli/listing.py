@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from caf_pipeline.cli.opening import load_settings, opened_ledger, require_archived
-from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, parse_size, print_json, printable, show_size, show_time
+from caf_pipeline.cli.terminal import (
+    JsonOption,
+    SourceArgument,
+    counted,
+    note,
+    parse_size,
+    print_json,
+    printable,
+    show_size,
+    show_time,
+)
 from caf_pipeline.errors import NotLocated, UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +51,7 @@ def ls(  # noqa: PLR0917 - the command line's options
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Show every key, instead of one level.")] = False,
     current: CurrentOption = False,
     as_of: AsOfOption = None,
+    versions: Annotated[bool, typer.Option("--versions", help="Show every archived version of each key.")] = False,
     json: JsonOption = False,
 ) -> None:
     r"""List what is archived below a prefix.
@@ -57,6 +68,10 @@ def ls(  # noqa: PLR0917 - the command line's options
     where something later, up to TIME, was skipped or is still to be archived. What was in S3 and was never archived, and when
     between two inventories a key was deleted, is not known.
 
+    With --versions every archived version of a key is shown, newer before older, with its size, LastModified, status and version
+    id. A bucket without versions has no ids: a version is then `etag:<ETag>:<size>`. Without --versions, a line on standard error
+    counts the older versions of the listed keys.
+
     The ledger is read in pages: each is of one moment. Keys come in the order of their bytes; control characters in them are
     escaped, and so is '\', but not with --json.
 
@@ -65,22 +80,29 @@ def ls(  # noqa: PLR0917 - the command line's options
       caf ls demo
       caf ls demo packages/rich/ -l
       caf ls demo packages/ --recursive --as-of 2026-11-21T10:00
+      caf ls demo packages/ --recursive --versions
       caf ls demo --recursive --json | jq -r 'select(.status == "gone").key'
 
-    Exit status: 0; 2 TIME is not a time; 3 a setting is wrong or there is no such source; 6 the database failed; 11 no
-    archived key begins with PREFIX.
+    Exit status: 0; 2 TIME is not a time, or options exclude each other; 3 a setting is wrong or there is no such source; 6 the
+    database failed; 11 no archived key begins with PREFIX.
     """
-    from caf_pipeline.retrieval.listing import list_level, list_objects  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.retrieval.listing import list_level, list_objects, list_versions  # noqa: PLC0415  loaded when used
 
-    moment = _moment(as_of, current)
+    moment = read_moment(as_of, current)
+    if versions and (moment or current):
+        raise UsageError("--versions excludes --as-of and --current.", hint="Give one of them.")
     listed = list_objects if recursive else list_level
-    empty = True
+    empty, older = True, 0
     with _opened(source) as ledger:
-        for entry in listed(ledger, source, prefix, wanted=wanted_status(current), as_of=moment):
+        entries: Iterator[Location | str] = listed(ledger, source, prefix, wanted=wanted_status(current), as_of=moment)
+        for entry in list_versions(ledger, source, entries) if versions else entries:
             empty = False
-            _print_entry(entry, long, json)
+            older += 0 if isinstance(entry, str) else entry.older_versions
+            _print_entry(entry, long, json, versions=versions)
         if empty:
             raise nothing_listed(ledger, source, prefix, current, moment)
+    if older and not versions and not moment:
+        note(f"{source}: {counted(older, 'older version')} of these keys not shown: --versions shows them")
 
 
 def find(  # noqa: PLR0917 - the command line's options
@@ -123,7 +145,7 @@ def find(  # noqa: PLR0917 - the command line's options
     after, before = (None if one is None else parse_time(one) for one in (newer, older))
     # Of fnmatch, whose time does not explode with the stars of a pattern; here a '[' is a character like others.
     matches = re.compile(fnmatch.translate(pattern.replace("[", "[[]"))).match
-    moment, is_wanted = _moment(as_of, current), wanted_status(current)
+    moment, is_wanted = read_moment(as_of, current), wanted_status(current)
 
     def wanted(one: "Location") -> bool:
         return (
@@ -164,7 +186,7 @@ def du(  # noqa: PLR0917 - the command line's options
     """
     from caf_pipeline.retrieval.listing import common_prefix, list_objects  # noqa: PLC0415  loaded by the commands that use it
 
-    moment = _moment(as_of, current)
+    moment = read_moment(as_of, current)
     total_objects = total_bytes = 0
     with _opened(source) as ledger:
         found = list_objects(ledger, source, prefix, wanted=wanted_status(current), as_of=moment)
@@ -219,24 +241,26 @@ def parse_time(text: str) -> datetime:
         raise UsageError(f"{text!r} is not a time.", hint="Give a date, or a date and a time: 2026-11-21T10:00:00Z.") from error
 
 
-def _moment(as_of: str | None, current: bool) -> datetime | None:
+def read_moment(as_of: str | None, current: bool) -> datetime | None:
     """Return the time of --as-of; raises UsageError where --current is given, too."""
     if as_of is not None and current:
         raise UsageError("--as-of and --current exclude each other.", hint="Give one of them.")
     return None if as_of is None else parse_time(as_of)
 
 
-def _print_entry(entry: "Location | str", long: bool, json: bool) -> None:
+def _print_entry(entry: "Location | str", long: bool, json: bool, *, versions: bool = False) -> None:
     if json:
         print_json({"prefix": entry} if isinstance(entry, str) else _as_json(entry))
         return
     key = entry if isinstance(entry, str) else entry.row.key
-    if not long:
+    if not long and not versions:
         shown = ""
     elif isinstance(entry, str):
         shown = f"{'':>19}  {'':>19}  {'':8}  "
     else:
         shown = f"{entry.size_bytes:>19,}  {entry.row.last_modified.astimezone(UTC):{_TIME}}  {entry.status:8}  "
+    if versions and not isinstance(entry, str):
+        shown += f"{printable(entry.row.object_version)}  "
     sys.stdout.write(f"{shown}{printable(key)}\n")
 
 
@@ -249,6 +273,7 @@ def _as_json(one: "Location") -> dict[str, object]:
         "status": one.status,
         "etag": row.etag,
         "object_version": row.object_version,
+        "version_id": row.version_id,
         "sha256": row.sha256.hex() or None,
         "chunks": [each.chunk for each in one.ranges],
     }

@@ -1,11 +1,12 @@
 """The command that writes archived objects below a folder or into a bucket: restore."""
 
 import os
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caf_pipeline.cli.listing import CurrentOption, nothing_listed, wanted_status
+from caf_pipeline.cli.listing import AsOfOption, CurrentOption, nothing_listed, read_moment, wanted_status
 from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger
 from caf_pipeline.cli.terminal import (
     JsonOption,
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
     from caf_pipeline.retrieval.restore import RestoredObject, RestoreSums
 
 
+class RestoredVersions(StrEnum):
+    """Which versions of a key are restored."""
+
+    CURRENT = "current"
+    ALL = "all"
+
+
 def restore(  # noqa: PLR0917 - the command line's options
     source: SourceArgument,
     where: Annotated[
@@ -34,6 +42,10 @@ def restore(  # noqa: PLR0917 - the command line's options
     force: Annotated[bool, typer.Option("--force", help="Replace what is there and is not equal.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written; write nothing.")] = False,
     current: CurrentOption = False,
+    versions: Annotated[
+        RestoredVersions, typer.Option("--versions", help="Restore older versions of each key, too; to a folder only.")
+    ] = RestoredVersions.CURRENT,
+    as_of: AsOfOption = None,
     profile: Annotated[str, typer.Option("--profile", metavar="NAME", help="The AWS profile for the bucket.")] = "",
     endpoint_url: Annotated[str, typer.Option("--endpoint-url", metavar="URL", help="The bucket's server, where not AWS.")] = "",
     json: JsonOption = False,
@@ -50,6 +62,11 @@ def restore(  # noqa: PLR0917 - the command line's options
     read from it (docs/retrieval.md): parts that are empty, '.' or '..', that begin with .caf, that are too long, or where one
     key's name is another's folder. Content type and user metadata are not kept in files.
 
+    With --versions all, every archived version of a key is written to a folder: the one that `caf get` gives at the key, an older
+    one at KEY~caf-v-VERSION (or its ETag), with a further ~ if an archived key has that name. `caf ls --versions` lists them.
+    With --as-of, what `caf get --as-of` gives is restored. Without both, a line on standard error counts the
+    older versions left out.
+
     In a bucket, an object has PREFIX/ and the key as its key, and its content type, its other headers and its user metadata as
     archived; LastModified is the time of the restore. Equal is what has the same headers, too. Of an adopted file no headers are
     known: its objects come back without, and are counted. Credentials, region and server are looked for as the AWS tools do.
@@ -58,6 +75,8 @@ def restore(  # noqa: PLR0917 - the command line's options
     Examples:
       caf restore demo packages/ /srv/restored
       caf restore demo /srv/restored --dry-run
+      caf restore demo /srv/restored --versions all
+      caf restore demo /srv/restored --as-of 2026-11-21T10:00
       caf restore demo packages/ s3://other-bucket/restored --endpoint-url https://s3.example.com
 
     Exit status: 0 all that is listed is there; 1 some files or objects are different, or cannot be here; 2 wrong arguments; 3 a
@@ -65,7 +84,7 @@ def restore(  # noqa: PLR0917 - the command line's options
     some object could not be read; 8 the folder cannot be written; 9 no provider gives some object right, or none has it; 10
     another process restores into the folder, into one in it or into one that it is in; 11 no archived key begins with PREFIX.
     """
-    from caf_pipeline.retrieval.listing import count_not_archived, list_objects  # noqa: PLC0415  loaded by the commands that use it
+    from caf_pipeline.retrieval.listing import count_not_archived, list_named_versions, list_objects  # noqa: PLC0415
     from caf_pipeline.retrieval.restore import RestoreSums, restore_objects  # noqa: PLC0415
     from caf_pipeline.retrieval.side_by_side import take_all  # noqa: PLC0415
     from caf_pipeline.wiring import BUCKET_SCHEME, open_restore  # noqa: PLC0415
@@ -73,7 +92,13 @@ def restore(  # noqa: PLR0917 - the command line's options
     if len(where) > 2:
         raise UsageError("There are more arguments than SOURCE, PREFIX and DEST.", hint="Quote names that have spaces.")
     prefix, destination = (where[0] if len(where) == 2 else ""), where[-1]
-    if (profile or endpoint_url) and not destination.startswith(BUCKET_SCHEME):
+    moment, to_bucket = read_moment(as_of, current), destination.startswith(BUCKET_SCHEME)
+    all_versions = versions is RestoredVersions.ALL
+    if all_versions and (moment or current):
+        raise UsageError("--versions all excludes --as-of and --current.", hint="Give one of them.")
+    if all_versions and to_bucket:
+        raise UsageError("--versions all is for a folder.", hint="Restore to a folder, or leave it out.")
+    if (profile or endpoint_url) and not to_bucket:
         raise UsageError("--profile and --endpoint-url are for a bucket.", hint="Give s3://BUCKET/PREFIX as DEST.")
     settings, sums = load_settings(), RestoreSums()
     with (
@@ -98,10 +123,16 @@ def restore(  # noqa: PLR0917 - the command line's options
             _print(one, dry_run, json)
             advance(one.location.size_bytes)
 
-        listed = list_objects(ledger, source, prefix, wanted=wanted_status(current))
+        listed = (
+            list_named_versions(ledger, source, prefix)
+            if all_versions
+            else list_objects(ledger, source, prefix, wanted=wanted_status(current), as_of=moment)
+        )
         ended = take_all(restore_objects(listed, target), take)
         if not sums.listed:
-            raise nothing_listed(ledger, source, prefix, current)
+            raise nothing_listed(ledger, source, prefix, current, moment)
+        if all_versions or moment:
+            sums.older_versions = 0  # they are restored, or were not asked for
     _print_sums(sums, source, destination, dry_run=dry_run, json=json)
     failure = sums.failure(ended)
     if ended and failure is not ended:
@@ -142,7 +173,7 @@ def _print_sums(sums: "RestoreSums", source: str, destination: str, *, dry_run: 
     if json:
         counts = {name: getattr(sums, name) for name in ("listed", "equal", "different", "failed")}
         restored = {"would_restore" if dry_run else "restored": sums.restored, "bytes": sums.restored_bytes}
-        beside = {name: getattr(sums, name) for name in ("without_headers", "not_yet_archived", "skipped")}
+        beside = {name: getattr(sums, name) for name in ("without_headers", "not_yet_archived", "skipped", "older_versions")}
         print_json(counts | restored | beside)
         return
     done = "would be written" if dry_run else "written"
@@ -157,5 +188,7 @@ def _print_sums(sums: "RestoreSums", source: str, destination: str, *, dry_run: 
             f"{source}: {counted(sums.without_headers, 'object')} of these {has} no headers and no user metadata: an adopted file"
             " does not tell them"
         )
+    if sums.older_versions:
+        note(f"{source}: {counted(sums.older_versions, 'older version')} not restored: --versions all restores them to a folder")
     if sums.beside:
         note(f"{source}: {sums.beside}: `caf status {source}` has the reasons, `caf get {source} KEY` that of one")

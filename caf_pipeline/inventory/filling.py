@@ -39,7 +39,7 @@ MOST_HEADERS_BYTES: Final = 16 << 10
 """More than the headers of an object add to a manifest: S3 takes 8 KiB of them. An object, or a part, that did not fit in its
 chunk for headers that no listing shows would never be archived."""
 
-_MARK: Final = "~caf-v-"
+VERSION_MARK: Final = "~caf-v-"
 """Between key and version in the name of an older version: only names with it can be equal."""
 
 _TENS: Final = 10 ** np.arange(1, 19, dtype=np.int64)
@@ -94,7 +94,7 @@ class Rows:
             return self.keys
         version_ids = self._batch["version_id"]
         versions = pc.if_else(pc.equal(version_ids, "").fill_null(True), self._batch["etag"], version_ids)
-        return pc.if_else(self.older, pc.binary_join_element_wise(self.keys, versions, _MARK), self.keys)
+        return pc.if_else(self.older, pc.binary_join_element_wise(self.keys, versions, VERSION_MARK), self.keys)
 
     def _like_ours(self) -> list[tuple[int, str]]:
         """Return the names like our own that rows may have, with their rows: without its next version, a version has the key."""
@@ -135,7 +135,7 @@ class Rows:
     @cached_property
     def marked_keys(self) -> tuple[_Numbers, pa.Array]:
         """The rows whose keys could be the name of an older version of another key, and these keys."""
-        marked = pc.match_substring(self.keys, _MARK)
+        marked = pc.match_substring(self.keys, VERSION_MARK)
         return np.flatnonzero(marked.to_numpy(zero_copy_only=False)), self.keys.filter(marked)
 
 

@@ -119,8 +119,27 @@ class ObjectLookups(LedgerPart):
                 currency = _currency(given_out, in_force, told["pending"].get(key, ()), as_of)
                 if last_seen and in_force and currency.gone_at:
                     currency = replace(currency, last_seen=_last_seen(connection, source, given_out, in_force))
-                located[key] = _location(given_out, currency)
+                located[key] = replace(_location(given_out, currency), older_versions=len(versions) - 1)
         return located
+
+    def locate_versions(self, source: str, keys: Iterable[str]) -> Mapping[str, Sequence[Location]]:
+        """Return every located version of each key that has one: first the one that `locate_many` returns, then newer to older.
+
+        All keys and answers are in memory at once.
+        """
+        supported = list(filter(can_be_stored, keys))
+        current = self.locate_many(source, supported)
+        others = defaultdict(list)
+        with self._database.reading() as connection:
+            for known in _look_up(connection, source, supported):
+                if known.told == "location" and known.key in current:
+                    others[known.key].append(known)
+        versions = {}
+        for key, first in current.items():
+            older = [known for known in others[key] if known.object_version != first.row.object_version]
+            older.sort(key=lambda known: (known.moment, known.inventory, known.object_version), reverse=True)
+            versions[key] = [first, *(_location(known, Currency(is_current=False)) for known in older)]
+        return versions
 
 
 def _look_up(

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
-from caf_pipeline.errors import IllegalMove, LedgerError, NotLocated, StagingError
+from caf_pipeline.errors import IllegalMove, LedgerError, StagingError
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.ledger.bulk_looks import BulkLooks
 from caf_pipeline.ledger.chunks import Lookups
@@ -45,7 +45,7 @@ from caf_pipeline.ledger.notices import Notices
 from caf_pipeline.ledger.parts import follow_move, locate_part, register_parts
 from caf_pipeline.ledger.progress import Progress
 from caf_pipeline.ledger.provider_stats import ProviderRecords
-from caf_pipeline.ledger.records import Holder, PlanRecord, Seal, Skip, plan_lease
+from caf_pipeline.ledger.records import Holder, PlanRecord, ReadFailures, Seal, Skip, plan_lease
 from caf_pipeline.ledger.replicas import Replicas, require_right_copy, samples_as_json, unlist
 from caf_pipeline.ledger.transactions import TransactionLog, before_move, end_waiting
 from caf_pipeline.ledger.waits import RunWaits
@@ -441,22 +441,38 @@ class Ledger(
 
     # --- failures ---
 
-    def count_read_failure(self, chunk: str, key: str, object_version: str, run: str) -> int:
-        """Count a run of the chunk that failed on this object, once; return how many runs there were."""
+    def read_failures(self, chunk: str) -> Mapping[tuple[str, str], ReadFailures]:
+        """Return the objects of the chunk that runs failed on, by key and version."""
         with self._database.transaction() as connection:
-            times = connection.execute(
+            rows = connection.execute(
+                (
+                    "SELECT file_path, object_version, times, last_run FROM read_failures"
+                    " JOIN caf_files USING (caf_file_id) WHERE name = %(chunk)s"
+                ),
+                {"chunk": chunk},
+            ).fetchall()
+        return {(key, version): ReadFailures(times, last_run) for key, version, times, last_run in rows}
+
+    def count_read_failures(self, chunk: str, objects: Sequence[tuple[str, str]], run: str) -> None:
+        """Count a run of the chunk that failed on these objects, by key and version; a run counts once for each object."""
+        with self._database.transaction() as connection:
+            connection.execute(
                 (
                     "INSERT INTO read_failures AS old (caf_file_id, file_path, object_version, last_run)"
-                    " SELECT caf_file_id, %(key)s, %(version)s, %(run)s FROM caf_files WHERE name = %(chunk)s"
+                    " SELECT DISTINCT caf_file_id, key, version, %(run)s FROM caf_files,"
+                    " unnest(CAST(%(keys)s AS text[]), CAST(%(versions)s AS text[])) AS failed (key, version)"
+                    " WHERE name = %(chunk)s"
                     " ON CONFLICT (caf_file_id, file_path, object_version) DO UPDATE SET"
                     " times = old.times + CASE WHEN old.last_run = excluded.last_run THEN 0 ELSE 1 END,"
-                    " last_run = excluded.last_run RETURNING times"
+                    " last_run = excluded.last_run"
                 ),
-                {"chunk": chunk, "key": key, "version": object_version, "run": run},
-            ).scalar_one_or_none()
-        if times is None:
-            raise NotLocated(f"the ledger has no chunk {chunk}")
-        return int(times)
+                {
+                    "chunk": chunk,
+                    "keys": [key for key, _ in objects],
+                    "versions": [version for _, version in objects],
+                    "run": run,
+                },
+            )
 
     # --- staging ---
 

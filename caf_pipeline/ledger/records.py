@@ -71,6 +71,14 @@ def recorded_key(obj: S3Object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadFailures:
+    """How many runs of a chunk failed on one object, and the last of these runs."""
+
+    times: int
+    last_run: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRecord:
     """A plan as the ledger keeps it. `sha256` is the full hash over what it plans; `folder` holds its Parquet files."""
 
@@ -411,6 +419,7 @@ class Location:
     """The result of a look-up: the row and its chunk. `currency` is None where the look-up named a version.
 
     Of an object in parts, `parts` has them in order, and the chunk is that of the first; of any other it is empty.
+    `older_versions` counts the other located versions of its key, if the look-up was for a key.
     """
 
     row: LocationRow
@@ -418,6 +427,7 @@ class Location:
     posting: Posting
     currency: Currency | None = None
     parts: Sequence[LocatedRange] = ()
+    older_versions: int = 0
 
     @property
     def size_bytes(self) -> int:

@@ -13,12 +13,11 @@ from pathlib import Path
 from caf_pipeline.caf.archive import DEFAULT_LIMITS
 from caf_pipeline.caf.merkle import type_of_root
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import LedgerError
+from caf_pipeline.errors import LedgerError, ObjectReadFailed
 from caf_pipeline.inventory.manifest import CHUNK_FORMAT, IDENTITY_FORMAT, PARTS_FORMAT, ChunkIdentity
 from caf_pipeline.inventory.plan import (
     LOGS_TERM,
     ChunkPlan,
-    PlannedObject,
     has_rewritten,
     holds_part,
     plan_hash,
@@ -32,6 +31,7 @@ from caf_pipeline.packing.journal.takeover import find_left, take_over
 from caf_pipeline.packing.packer import Packed, Packer, remove_staged
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.packing.staging import leftovers, make_room, write_packed
+from caf_pipeline.packing.unreadable import give_up_on, named_together
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import sync_folder
 
@@ -44,7 +44,7 @@ def pack_again(work: Workplace, lease: Lease, chunk: Chunk) -> Packed:
 
     Raises:
         StagingError: no room. SourceError: the run cannot go on. What is safe by the journal stays, and the next run goes on
-            with it.
+            with it. ObjectReadFailed: at least one object cannot be read, and too few runs have failed on it to skip it.
     """
     staging, folder = work.staging(), Path(chunk.plan_folder)
     plan = read_chunk_plan(folder, chunk.number)
@@ -54,6 +54,8 @@ def pack_again(work: Workplace, lease: Lease, chunk: Chunk) -> Packed:
     try:
         try:
             packed = packer.pack(read_chunk_objects(folder, chunk.number), part, spool, journal)
+        except ObjectReadFailed as error:
+            raise named_together(work, chunk, error) from error
         finally:
             journal.close()
         lease.check()
@@ -75,7 +77,7 @@ def packer_of(work: Workplace, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> P
     least_limit = DEFAULT_LIMITS.max_bytes if plan.object_count == 1 else plan.expected_size_bytes
     # Plans of earlier versions say no limit: theirs was the target, and a chunk that was posted has to come out the same.
     limit_size = int(terms.get("limit_size") or terms.get("target_size") or work.source_settings.target_size)
-    return Packer(
+    packer = Packer(
         plan,
         _identity(chunk, terms),
         work.objects,
@@ -84,9 +86,10 @@ def packer_of(work: Workplace, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> P
         proof_type=work.store.proof_type if chunk.merkle_root is None else type_of_root(chunk.merkle_root),
         limit_bytes=max(limit_size, least_limit),
         tells_logs=LOGS_TERM in terms,
-        give_up_on=lambda planned: _give_up_on(work, chunk, planned),
+        give_up_on=lambda planned: give_up_on(work, chunk, packer, planned),
         progress=_held_progress(work, lease),
     )
+    return packer
 
 
 def _files_to_pack_into(
@@ -157,11 +160,3 @@ def _format_of(folder: Path, number: int) -> str:
     if holds_part(folder, number):
         return PARTS_FORMAT
     return IDENTITY_FORMAT if has_rewritten(folder, number) else CHUNK_FORMAT
-
-
-def _give_up_on(work: Workplace, chunk: Chunk, planned: PlannedObject) -> bool:
-    """Count a run that failed on this object; True once enough of them did. A source that is down counts for nothing."""
-    next(iter(work.objects.list_pages(versions=True)), None)
-    obj = planned.object
-    failures = work.ledger.count_read_failure(chunk.name, obj.key.decode(), obj.object_version, work.holder.run)
-    return failures >= work.settings.packing.unreadable_after

@@ -221,16 +221,41 @@ class Packer:
             checkpoints.close()
 
     def _fetching(self, queue: ObjectQueue, reached: Reached) -> OrderedFetch:
+        return self._fetch(queue, reached.end.offset - reached.open.mark.offset if reached.open else 0)
+
+    def _fetch(self, objects: Iterable[PlannedObject], begin_at: int = 0) -> OrderedFetch:
         settings = self._settings
         return OrderedFetch(
             self._source,
-            queue,
+            objects,
             window_bytes=window_of(settings),
             part_bytes=part_of(settings),
             threads=settings.fetch_threads,
             compare_checksums=settings.compare_checksums,
-            begin_at=reached.end.offset - reached.open.mark.offset if reached.open else 0,
+            begin_at=begin_at,
         )
+
+    def find_unreadable(self, objects: Iterable[PlannedObject]) -> Iterator[PlannedObject]:
+        """Read objects without packing them, and yield those that cannot be read. Memory is that of one more window.
+
+        Raises what else `ObjectSource.read` raises, and what `progress` raises.
+        """
+        with self._fetch(objects) as fetch:
+            while (planned := fetch.next_object()) is not None:
+                checks: _MemberChecks | None = None
+                try:
+                    with contextlib.closing(fetch.parts(planned)) as parts:
+                        for part, sha256 in parts:
+                            if sha256 is None:
+                                checks = checks or _MemberChecks(fetch.checksum_of(planned))
+                                checks.update(part.body)
+                            self._progress(0, 0)
+                    if checks:
+                        checks.compared_sha256(planned)
+                except ObjectUnavailable:
+                    continue
+                except ObjectReadFailed:
+                    yield planned
 
     # --- objects ---------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ writer itself: handing one to a thread and back costs more than all that is done
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -93,7 +93,7 @@ class OrderedFetch:
         self._fill()
         return self._under_way[0].planned if self._under_way else None
 
-    def parts(self, planned: PlannedObject) -> Iterator[Fetched]:
+    def parts(self, planned: PlannedObject) -> Generator[Fetched]:
         """Yield the object's parts in order, each with the SHA-256 of the whole object where the part is all of it.
 
         Raises what `ObjectSource.read` raises; after that, and after leaving early, the rest of the object is dropped.

@@ -4,12 +4,14 @@ Keys come in the order of their bytes. Each page is of one moment: what becomes 
 Memory is a page, however many keys there are.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote_from_bytes
 
+from caf_pipeline.inventory.filling import VERSION_MARK
 from caf_pipeline.inventory.objects import can_be_stored, is_supported
 from caf_pipeline.ledger.records import Location
 
@@ -71,6 +73,42 @@ def list_level(
                 yield group
                 if members[-1] == keys[-1]:
                     pages.skip(group)
+
+
+def list_versions(ledger: "Ledger", source: str, entries: Iterable[Location | str]) -> Iterator[Location | str]:
+    """Yield what `list_level` or `list_objects` yields, and behind each object the older versions of its key, newer first."""
+    listed = iter(entries)
+    while page := list(islice(listed, PAGE_KEYS)):
+        versions = ledger.locate_versions(source, [entry.row.key for entry in page if isinstance(entry, Location)])
+        for entry in page:
+            if isinstance(entry, Location):
+                yield from versions.get(entry.row.key, [entry])
+            else:
+                yield entry
+
+
+def list_named_versions(ledger: "Ledger", source: str, prefix: str = "") -> Iterator[Location]:
+    """Yield every version of each key below a prefix, each under a key of its own, as members of a chunk are named.
+
+    An older version of `key` is `key~caf-v-<version>`; `~` is appended while an archived key has that name.
+    """
+    listed = list_objects(ledger, source, prefix)
+    while page := list(islice(listed, PAGE_KEYS)):
+        versions = ledger.locate_versions(source, [location.row.key for location in page])
+        older = [location for locations in versions.values() for location in locations[1:]]
+        names = [f"{each.row.key}{VERSION_MARK}{each.row.version_id or each.row.etag}" for each in older]
+        taken = set(ledger.locate_many(source, names))
+        for number, name in enumerate(names):
+            free = name
+            while free in taken or (free != name and ledger.locate(source, free)):
+                free += "~"
+            taken.add(free)
+            names[number] = free
+        named = iter(names)
+        for first, *others in versions.values():
+            yield first
+            for location in others:
+                yield replace(location, row=replace(location.row, key=next(named)))
 
 
 def count_not_archived(ledger: "Ledger", source: str, prefix: str) -> tuple[int, int]:

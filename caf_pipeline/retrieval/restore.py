@@ -80,6 +80,7 @@ class RestoreSums:
     """What became of all objects so far; `restored_bytes` and `without_headers` of those restored, `errors` the kinds met.
 
     Beside them, `not_yet_archived` and `skipped` are the objects below the prefix that no listing of the archive has.
+    `older_versions` counts the other archived versions of the listed keys.
     """
 
     listed: int = 0
@@ -92,10 +93,12 @@ class RestoreSums:
     errors: set[type[CafError]] = field(default_factory=set)
     not_yet_archived: int = 0
     skipped: int = 0
+    older_versions: int = 0
 
     def add(self, one: RestoredObject) -> None:
         """Count an object."""
         self.listed += 1
+        self.older_versions += one.location.older_versions
         setattr(self, one.outcome.value, getattr(self, one.outcome.value) + 1)
         if one.outcome is RestoreOutcome.RESTORED:
             self.restored_bytes += one.location.size_bytes

@@ -339,3 +339,46 @@ def test_the_fields_of_json_are_those_of_the_page(archived, folder):
     assert printed("restore", "src", "a-b", str(folder), "--dry-run") == [written, sums - {"restored"}]
     assert printed("restore", "src", "a-b", str(folder)) == [written, sums - {"would_restore"}]
     assert printed("check", "src", "a-b", "--full") == [checked]
+
+
+@pytest.fixture(scope="module")
+def rewritten(tmp_path_factory, databases):
+    """A source whose key `a` was archived twice, and `a~caf-v-<ETag>` beside it; gives the older ETag, too."""
+    source = MemorySource({"a": b"first", "b": b"only"})
+    etag = source.object("a").etag
+    source.bodies[f"a~caf-v-{etag}"] = b"takes the name"
+    caf = with_archived(tmp_path_factory.mktemp("rewritten"), databases, source)
+    source.bodies["a"] = b"second"
+    with caf.surroundings():
+        settings = load_settings()
+        with opened_ledger(settings) as ledger:
+            archive_everything(open_workplace(settings, "src", run="run-2", ledger=ledger, objects=source))
+    return caf, etag
+
+
+def test_every_version_is_listed_with_its_identity(rewritten):
+    caf, etag = rewritten
+    listed = [json.loads(line) for line in caf("ls", "src", "--versions", "--json").out.splitlines()]
+    versions = [(one["etag"], one["status"], one["size_bytes"]) for one in listed if one["key"] == "a"]
+    assert versions[0][1:] == ("current", 6)
+    assert versions[1:] == [(etag, "older", 5)]
+
+
+def test_older_versions_are_restored_beside_the_current_one(rewritten, folder):
+    caf, etag = rewritten
+    wanted = {"a": b"second", "b": b"only", f"a~caf-v-{etag}": b"takes the name", f"a~caf-v-{etag}~": b"first"}
+    for restored in (4, 0):
+        done = sums(caf("restore", "src", str(folder), "--versions", "all", "--json"))
+        assert (done["restored"], done["equal"], done["failed"]) == (restored, 4 - restored, 0)
+    assert files(folder) == wanted
+
+
+def test_older_versions_that_are_left_out_are_counted(rewritten, folder):
+    caf, _ = rewritten
+    assert "1 older version" in caf("ls", "src").err
+    assert sums(caf("restore", "src", str(folder), "--json"))["older_versions"] == 1
+
+
+def test_a_restore_as_of_a_time_before_everything_has_nothing(rewritten, folder):
+    caf, _ = rewritten
+    one_sentence(caf("restore", "src", str(folder), "--as-of", "2001-01-01"), 11, "as of")

@@ -629,8 +629,11 @@ class LedgerContract:
 
     def test_a_run_that_fails_on_an_object_twice_counts_once(self, ledger):
         (chunk,) = register(ledger, ["a"])
-        counted = [ledger.count_read_failure(chunk, "a", VERSION, run) for run in ("r1", "r1", "r2")]
-        assert counted == [1, 1, 2]
+        for run in ("r1", "r1", "r2"):
+            ledger.count_read_failures(chunk, [("a", VERSION)], run)
+        ledger.count_read_failures(chunk, [("b", VERSION), ("a", VERSION)], "r3")
+        failures = {key: (failure.times, failure.last_run) for (key, _), failure in ledger.read_failures(chunk).items()}
+        assert failures == {"a": (3, "r3"), "b": (1, "r3")}
 
     def test_reservations_of_all_chunks_together_stay_under_the_limit(self, ledger):
         one, two = register(ledger, ["a"], ["b"])

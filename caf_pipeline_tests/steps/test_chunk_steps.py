@@ -20,6 +20,7 @@ from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
+from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import chunk_steps, inventories, planning
@@ -238,6 +239,60 @@ def test_an_object_is_skipped_as_unreadable_only_after_several_runs(tmp_path, so
     work = a_workplace(tmp_path, source, ledger, run="run-3")
     archive_chunk(work, name)
     assert work.ledger.account("src").skipped[SkipReason.UNREADABLE] == 1
+
+
+def test_unreadable_objects_of_a_chunk_are_skipped_together(tmp_path, source, ledger):
+    unreadable = ["key-001", "key-002", "key-005", "key-011", "key-017"]
+    source.failing = dict.fromkeys(unreadable, 0)
+    (name, *_) = [chunk.name for chunk in plan(a_workplace(tmp_path, source, ledger)).chunks]
+    for number in (1, 2):
+        work = a_workplace(tmp_path, source, ledger, run=f"run-{number}")
+        chunk_steps.load_batch(work, name)
+        with pytest.raises(ObjectReadFailed, match=r"^5 objects .*key-001"):
+            chunk_steps.pack_chunk(work, name)
+    work = a_workplace(tmp_path, source, ledger, run="run-3")
+    archive_chunk(work, name)
+    assert work.ledger.account("src").skipped[SkipReason.UNREADABLE] == len(unreadable)
+    assert account_for_chunk(work, name).agrees
+
+
+def test_a_later_run_reads_only_what_failed_before(tmp_path, source, ledger):
+    source.failing = {"key-001": 0, "key-005": 0}
+    (name, *_) = [chunk.name for chunk in plan(a_workplace(tmp_path, source, ledger)).chunks]
+    read_times = []
+    for number in (1, 2):
+        work = a_workplace(tmp_path, source, ledger, run=f"run-{number}")
+        chunk_steps.load_batch(work, name)
+        source.reads.clear()
+        with pytest.raises(ObjectReadFailed):
+            chunk_steps.pack_chunk(work, name)
+        read_times.append([key for key, _, _ in source.reads].count("key-011"))
+    assert read_times == [2, 1]  # the window of the packing reads it once each time
+
+
+def test_an_object_that_can_be_read_again_keeps_its_place(tmp_path, source, ledger):
+    (name, *_) = [chunk.name for chunk in plan(a_workplace(tmp_path, source, ledger)).chunks]
+    source.failing = {"key-001": 0, "key-005": 0}
+    work = a_workplace(tmp_path, source, ledger)
+    chunk_steps.load_batch(work, name)
+    with pytest.raises(ObjectReadFailed):
+        chunk_steps.pack_chunk(work, name)
+    source.failing = {}
+    resumed = chunk_steps.seal_chunk(work, chunk_steps.pack_chunk(work, name).name).chunk
+    assert not work.ledger.account("src").skipped
+    staged_path(work, name).unlink()
+    assert chunk_steps.pack_chunk(work, name).merkle_root == resumed.merkle_root
+
+
+def test_a_source_that_lists_but_gives_nothing_makes_no_object_unreadable(tmp_path, source, ledger):
+    source.failing = dict.fromkeys(source.bodies, -1)
+    (name, *_) = [chunk.name for chunk in plan(a_workplace(tmp_path, source, ledger)).chunks]
+    for number in range(4):
+        work = a_workplace(tmp_path, source, ledger, run=f"run-{number}")
+        chunk_steps.load_batch(work, name)
+        with pytest.raises(SourceUnreachable):
+            chunk_steps.pack_chunk(work, name)
+    assert not work.ledger.read_failures(name)
 
 
 def test_a_source_that_is_down_makes_no_object_unreadable(tmp_path, source, ledger):
