@@ -7,7 +7,7 @@ import typer
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.opening import known_sources, load_settings, opened_ledger, opened_workplace
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable
-from caf_pipeline.errors import CafError, NotProven, UsageError
+from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
 
 if TYPE_CHECKING:
@@ -142,15 +142,15 @@ def repair(
 
 
 def _repair_all(work: "Workplace", chunks: list[str], json: bool) -> None:
-    """Repair one after the other; raise the first error at the end, or at once a transient one that all would meet."""
-    from caf_pipeline.maintenance.repair import repair_chunk  # noqa: PLC0415  loaded by the commands that use it
+    """Repair one after the other; raise the first error at the end, or at once if every chunk would meet it."""
+    from caf_pipeline.maintenance.repair import concerns_one_chunk, repair_chunk  # noqa: PLC0415  loaded by the commands that use it
 
     failed: list[CafError] = []
     for name in chunks:
         try:
             _print_repair(repair_chunk(work, name), json)
         except CafError as error:
-            if not error.permanent and not isinstance(error, NotProven):
+            if not concerns_one_chunk(error):
                 raise
             failed.append(error)
             note(f"{name}: {error}")

@@ -47,7 +47,7 @@ from caf_pipeline.defs.naming import (
 )
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
-from caf_pipeline.errors import CafError, HeldByOther, NotProven, UsageError, with_hint
+from caf_pipeline.errors import CafError, HeldByOther, UsageError, with_hint
 from caf_pipeline.maintenance import bulk_look, repair, scrub
 from caf_pipeline.packing import staging
 
@@ -201,7 +201,7 @@ def _repair(work: Workplace, name: str) -> repair.RepairReport | CafError:
     except HITS_EVERY_CHUNK:
         raise
     except CafError as error:
-        if not error.permanent and not isinstance(error, NotProven):
+        if not repair.concerns_one_chunk(error):
             raise
         return error
 

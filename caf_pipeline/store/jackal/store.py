@@ -164,9 +164,9 @@ class JackalStore:
         """Return the chunk's post where there is one; what is pending is settled first, and nothing is signed."""
         return self.poster.found(chunk, log)
 
-    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
+    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None], *, wrong: Collection[str] = ()) -> None:
         """Bring the staged file to providers: see `ChunkStore.put`."""
-        self._uploads.put(posting, staged, progress)
+        self._uploads.put(posting, staged, progress, wrong=wrong)
 
     def copies(self, posting: Posting) -> Sequence[Copy]:
         """Return what the chain lists, with what it keeps of each copy's proofs."""
@@ -235,6 +235,10 @@ class JackalStore:
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """Yield a range of the stored bytes: see `ChunkStore.read`."""
         return self._downloads.read(posting, start_byte, end_byte, provider=provider)
+
+    def has_lost(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str) -> bool:
+        """Tell whether a provider that answers sends nothing of a range: see `ChunkStore.has_lost`."""
+        return self._downloads.has_lost(posting, start_byte, end_byte, provider=provider)
 
     def owner(self) -> str:
         """Return the wallet's address."""
