@@ -78,10 +78,11 @@ class ProofReport:
         return "unverified" if self.unverified else "proven"
 
 
-def prove_chunk(work: Workplace, name: str) -> ProofReport:
+def prove_chunk(work: Workplace, name: str, *, an_object: Sample | None = None) -> ProofReport:
     """Look at a located or damaged chunk and record what was found; a located one that is not proven becomes `damaged`.
 
-    A damaged chunk stays damaged, whatever is found: `repair` ends that.
+    A damaged chunk stays damaged, whatever is found: `repair` ends that. Each copy is asked for `an_object`, or for one that is
+    chosen at random.
 
     Raises:
         StoreUnreachable: the chain, or every provider, is out of reach. That says nothing of the chunk; it is recorded that no
@@ -90,7 +91,7 @@ def prove_chunk(work: Workplace, name: str) -> ProofReport:
     with lease_chunk(work, name) as lease:
         chunk = located_or_damaged(work, name)
         posting = posting_of(chunk)
-        an_object = work.ledger.any_object(name, OBJECT_BYTES)
+        an_object = an_object or work.ledger.any_object(name, OBJECT_BYTES)
         findings = look_at_copies(work, lease, chunk, posting, _pieces(chunk), an_object=an_object)
         right = [finding.copy.provider for finding in findings if finding.good]
         if findings and all(finding.unanswered for finding in findings):
@@ -128,8 +129,8 @@ def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
     """Look at this many located chunks of the source, those first that were looked at longest ago.
 
     First come chunks of which a copy did not answer the last time. Once a quarter of the looks, or one, found no answer again,
-    the others are looked at. Then come those that the store's lists made suspect (`look_in_bulk`). One look in four is kept for the
-    rest, so that neither keeps any waiting for ever. Of those, up to half are chunks that wait for a look in their next proof
+    the others are looked at. Then come those that the store's lists made suspect (`look_in_bulk`). One look in four is kept
+    for the rest, so that neither keeps any waiting for ever. Of those, up to half are chunks that wait for a look in their next proof
     window, so that two windows in a row can be seen though there are more chunks than a window has looks for.
 
     A chunk that another run holds is left for the next time. A chunk of which no provider answers is reported as unanswered, and
