@@ -130,8 +130,8 @@ def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
 
     First come chunks of which a copy did not answer the last time. Once a quarter of the looks, or one, found no answer again,
     the others are looked at. Then come those that the store's lists made suspect (`look_in_bulk`). One look in four is kept
-    for the rest, so that neither keeps any waiting for ever. Of those, up to half are chunks that wait for a look in their next proof
-    window, so that two windows in a row can be seen though there are more chunks than a window has looks for.
+    for the rest, so that neither keeps any waiting for ever. Of those, up to half are chunks that wait for a look in their next
+    proof window, so that two windows in a row can be seen even if there are more chunks than a window has looks for.
 
     A chunk that another run holds is left for the next time. A chunk of which no provider answers is reported as unanswered, and
     another one is looked at in its place, so that it keeps none of the others waiting.

@@ -25,7 +25,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from caf_pipeline_tests.loopback.blocks import Chain
-from caf_pipeline_tests.loopback.chain_state import Included, Plan, utc_now
+from caf_pipeline_tests.loopback.chain_state import Included, Plan
 from caf_pipeline_tests.loopback.http_server import Listener, Request
 from caf_pipeline_tests.loopback.provider import Provider
 from caf_pipeline_tests.loopback.transactions import PostFile, parse
@@ -105,14 +105,14 @@ class Control:
     def _grant(self, order: Mapping[str, Any]) -> None:
         address = str(order["address"])
         known = self._chain.world.plans.get(address)
-        now = utc_now()
+        now = self._chain.now()
         end = now + timedelta(days=float(order.get("days", 365)))
         plan = Plan(address, int(order["bytes"]), known.used_bytes if known else 0, now, end)
         self._chain.change("plan", address, plan)
 
     def _expire(self, order: Mapping[str, Any]) -> None:
         plan = self._chain.world.plans[str(order["address"])]
-        self._chain.change("plan", plan.address, replace(plan, end=utc_now() - timedelta(seconds=1)))
+        self._chain.change("plan", plan.address, replace(plan, end=self._chain.now() - timedelta(seconds=1)))
 
     def _spend_sequence(self, order: Mapping[str, Any]) -> None:
         self._chain.spend_sequence(str(order["address"]))

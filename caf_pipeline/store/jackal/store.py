@@ -6,7 +6,6 @@ Source: docs/jackal.md.
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -114,7 +113,7 @@ class JackalStore:
                 f"{address} has bought no space on Jackal; {show_size(needed_bytes)} are needed",
                 hint=_to_buy(needed_bytes),
             )
-        if plan.ends_at <= datetime.now(UTC):
+        if plan.ends_at <= self.chain.now():
             raise PlanExpired(
                 f"the space that {address} bought ended on {plan.ends_at:%Y-%m-%d}",
                 hint=_to_buy(plan.used_bytes + needed_bytes),
