@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
-from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger
+from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger, opened_workplace
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, object_progress, print_json, printable, show_size
-from caf_pipeline.errors import IntegrityError, StoreUnreachable, UsageError
+from caf_pipeline.errors import HeldByOther, IntegrityError, StoreUnreachable, UsageError
+from caf_pipeline.store.protocol import Sample
 
 if TYPE_CHECKING:
+    from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.ledger.records import Location
     from caf_pipeline.retrieval.check import CheckedObject
+    from caf_pipeline.settings import Settings
 
 DEFAULT_SHARE: Final = "1%"
 
@@ -31,6 +35,8 @@ class _Sums:
     wrong: int = 0
     unread: int = 0
     providers: dict[str, int] = field(default_factory=dict)
+    suspects: dict[str, Sample] = field(default_factory=dict)
+    """An object that was found wrong, by chunk: the proof watch asks every copy for it."""
 
 
 def check(  # noqa: PLR0917 - the command line's options
@@ -48,8 +54,8 @@ def check(  # noqa: PLR0917 - the command line's options
 
     They are read from the store as by `caf get`, and nothing is kept. What `caf ls --recursive` lists is checked: by default
     one object of a hundred, chosen by chance each time, and at least one. Of those that were not chosen this says nothing. An
-    object is right where any provider gives it right; what others gave wrong, or did not give, is counted for each. `caf jackal
-    prove` and `caf repair` see to that.
+    object is right where any provider gives it right; what others gave wrong, or did not give, is counted for each. `caf check`
+    then looks at the chunks of such objects as `caf prove` does, and marks chunks as damaged; `caf repair` stores them again.
 
     A line is printed for each object that is not right, and at last the sums. With --json a line is {"key": …} or, the last one,
     {"objects_checked": …}.
@@ -86,18 +92,40 @@ def check(  # noqa: PLR0917 - the command line's options
         ended = take_all(check_objects(sampled(listed, share), store), take)
         if not sums.listed:
             raise nothing_listed(ledger, source, prefix, current)
-    _print_sums(source, sums, json)
+        _print_sums(source, sums, json)
+        damaged = _recorded(settings, ledger, source, sums)
     if sums.wrong:
         if ended:
             note(str(ended))
         raise IntegrityError(
             f"no provider gives {counted(sums.wrong, 'object')} of '{source}' as archived",
-            hint="'caf repair' stores damaged chunks again",
+            hint=f"'caf repair {source}' stores damaged chunks again"
+            if damaged
+            else "no chunk was found damaged: 'caf prove' and 'caf doctor' look again",
         )
     if ended:
         raise ended
     if sums.unread:
         raise StoreUnreachable(f"{counted(sums.unread, 'object')} of '{source}' could not be read now", hint="try again later")
+
+
+def _recorded(settings: "Settings", ledger: "Ledger", source: str, sums: _Sums) -> bool:
+    """Look at the chunks of wrong objects as the proof watch does; tell whether the source has a damaged chunk."""
+    from caf_pipeline.maintenance.scrub import prove_chunk  # noqa: PLC0415  loaded by the commands that use it
+
+    if sums.suspects and source in settings.sources:
+        with opened_workplace(settings, ledger, source) as work:
+            for name, an_object in sums.suspects.items():
+                if ledger.chunk(name).state is not ChunkState.LOCATED:
+                    continue
+                try:
+                    report = prove_chunk(work, name, an_object=an_object)
+                except (HeldByOther, StoreUnreachable) as error:
+                    note(f"{name} could not be looked at: {error}")
+                    continue
+                if not report.proven:
+                    note(f"{name} is {report.verdict}: {report.explanation or report.unanswered or report.unverified}")
+    return bool(ledger.chunks(source, [ChunkState.DAMAGED]))
 
 
 def _parse_share(text: str) -> float:
@@ -119,6 +147,11 @@ def _take(sums: _Sums, one: "CheckedObject", json: bool) -> None:
     sums.objects += 1
     for provider in one.failed:
         sums.providers[provider] = sums.providers.get(provider, 0) + 1
+    if (one.error is not None and one.error.permanent) or any(error.permanent for error in one.failed.values()):
+        for part in one.location.ranges:
+            length = part.end_byte - part.start_byte
+            if length:
+                sums.suspects.setdefault(part.chunk, Sample(part.start_byte, length, part.sha256))
     if one.error is None:
         sums.size_bytes += one.location.size_bytes
         return

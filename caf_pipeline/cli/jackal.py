@@ -167,8 +167,8 @@ def price(
             chunks = -(-size_bytes // _usual_chunk_bytes(settings))
         cost = network.store.cost(size_bytes, chunks, days)
         plan = network.store.chain.plan(network.store.wallet.address)
+        free = plan.free_bytes if plan and plan.ends_at > network.store.chain.now() else 0
     charged = cost.charged_bytes
-    free = plan.free_bytes if plan and plan.ends_at > datetime.now(UTC) else 0
     if json:
         print_json(
             {
@@ -337,7 +337,7 @@ def _compared(settings: "Settings", ledger: "Ledger", source: str, *, with_urls:
             owner=store.wallet.address,
             required_copies=store.required_copies,
             expiring_at=store.chain.height() + int(blocks),
-            plan_ends=plan is None or plan.ends_at <= datetime.now(UTC) + ahead,
+            plan_ends=plan is None or plan.ends_at <= store.chain.now() + ahead,
         )
         return found, urls
 

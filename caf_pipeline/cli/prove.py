@@ -7,11 +7,12 @@ import typer
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.opening import known_sources, load_settings, opened_ledger, opened_workplace
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable
-from caf_pipeline.errors import CafError, NotProven, UsageError
+from caf_pipeline.errors import CafError, NoChainAnswer, StoreUnreachable, UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
 
 if TYPE_CHECKING:
     from caf_pipeline.context import Workplace
+    from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.maintenance.repair import RepairReport
     from caf_pipeline.maintenance.scrub import ProofReport
 
@@ -30,31 +31,38 @@ def prove(
     by pages, for all sources. A chunk with too few copies or wrong bytes is marked as damaged; `caf repair` mends it.
     A chunk is unverified where its copies are right, and the chain shows no verified proof of enough of them: what it shows
     may be of a provider's joining alone. Look again in the next proof window; a file of up to 20,480 bytes is always
-    unverified. The job prove_SOURCE does the same every hour.
+    unverified. A chunk is unanswered if its copies that answer are right, and some do not answer: it is looked at first the next
+    time. The job prove_SOURCE does the same every hour.
 
     \b
     Examples:
       caf prove demo
       caf prove demo --limit 5 --json | jq 'select(.verdict == "damaged")'
 
-    Exit status: 0 all that were looked at are proven; 1 some are damaged or unverified; 3 a setting is wrong or there is
-    no such source; 6 the database or 7 the store failed.
+    Exit status: 0 all that were looked at are proven, and no chunk is known to be damaged or unanswered; 1 some are damaged or
+    unverified; 3 a setting is wrong or there is no such source; 6 the database failed; 7 the store failed, or some are
+    unanswered and none is damaged or unverified.
     """
     from caf_pipeline.maintenance.bulk_look import look_in_bulk  # noqa: PLC0415  loaded by the commands that use it
     from caf_pipeline.maintenance.scrub import prove_oldest  # noqa: PLC0415  loaded by the commands that use it
 
     settings = load_settings()
     settings.source(source)
-    looked_at = 0
-    found: dict[str, list[str]] = {"damaged": [], "unverified": [], "proven": []}
+    found: dict[str, list[str]] = {"damaged": [], "unanswered": [], "unverified": [], "proven": []}
     with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source) as work:
         if (in_bulk := look_in_bulk(work)) is not None:
             note(in_bulk.described())
-        for report in prove_oldest(work, limit or settings.jackal.prove_per_run):
-            looked_at += 1
-            _print_proof(report, json)
-            found[report.verdict].append(report.chunk.name)
-    _raise_unless_proven(source, looked_at, damaged=found["damaged"], unverified=found["unverified"])
+        try:
+            for report in prove_oldest(work, limit or settings.jackal.prove_per_run):
+                _print_proof(report, json)
+                found[report.verdict].append(report.chunk.name)
+        except NoChainAnswer:
+            raise
+        except StoreUnreachable:
+            pass  # the reports name the chunks of which no provider answered
+        looked_at = sum(map(len, found.values()))
+        _add_known(ledger, source, found)
+    _raise_unless_proven(source, looked_at, found)
     if not json:
         said = f"{counted(looked_at, 'chunk')} of '{source}' looked at, all proven"
         typer.echo(
@@ -62,15 +70,28 @@ def prove(
         )
 
 
-def _raise_unless_proven(source: str, looked_at: int, *, damaged: list[str], unverified: list[str]) -> None:
-    """Raise the error that says which chunks are damaged, and which unverified."""
-    if not damaged and not unverified:
+def _add_known(ledger: "Ledger", source: str, found: dict[str, list[str]]) -> None:
+    """Add chunks that earlier looks found damaged or had no answer for."""
+    seen = {name for names in found.values() for name in names}
+    found["damaged"] += [chunk.name for chunk in ledger.chunks(source, [ChunkState.DAMAGED]) if chunk.name not in seen]
+    found["unanswered"] += [chunk.name for chunk in ledger.unanswered_chunks(source) if chunk.name not in seen]
+
+
+def _raise_unless_proven(source: str, looked_at: int, found: dict[str, list[str]]) -> None:
+    """Raise the error that names the chunks that are damaged, unanswered or unverified."""
+    kinds = [(kind, names) for kind, names in found.items() if kind != "proven" and names]
+    if not kinds:
         return
-    sorts = (("damaged", damaged), ("unverified", unverified))
-    said = "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in sorts if names)
-    hints = [f"caf repair {source}"] if damaged else []
-    hints += ["look at what is unverified again in the next proof window"] if unverified else []
-    raise CafError(f"of {counted(looked_at, 'chunk')} of '{source}', {said}", hint="; ".join(hints))
+    said = "; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds)
+    message = f"{counted(looked_at, 'chunk')} of '{source}' looked at; {said}"
+    if [kind for kind, _ in kinds] == ["unanswered"]:
+        raise StoreUnreachable(message, hint="look again when the providers answer")
+    hints = {
+        "damaged": f"caf repair {source}",
+        "unanswered": "look again when the providers answer",
+        "unverified": "look at what is unverified again in the next proof window",
+    }
+    raise CafError(message, hint="; ".join(hints[kind] for kind, _ in kinds))
 
 
 def _some(names: list[str]) -> str:
@@ -85,6 +106,7 @@ def _print_proof(report: "ProofReport", json: bool) -> None:
                 "verified": each.copy.verified,
                 "window": each.window,
                 "fault": each.fault or None,
+                "unanswered": each.unanswered or None,
             }
             for each in report.checks
         ]
@@ -93,13 +115,15 @@ def _print_proof(report: "ProofReport", json: bool) -> None:
                 "chunk": report.chunk.name,
                 "verdict": report.verdict,
                 "proven": report.proven,
-                "explanation": report.explanation or report.unverified or None,
+                "explanation": report.explanation or report.unanswered or report.unverified or None,
                 "state": str(report.chunk.state),
                 "copies": copies,
             }
         )
     elif not report.proven:
-        typer.echo(f"{report.chunk.name} {report.verdict}: {printable(report.explanation or report.unverified)}")
+        typer.echo(
+            f"{report.chunk.name} {report.verdict}: {printable(report.explanation or report.unanswered or report.unverified)}"
+        )
 
 
 def repair(
@@ -142,15 +166,15 @@ def repair(
 
 
 def _repair_all(work: "Workplace", chunks: list[str], json: bool) -> None:
-    """Repair one after the other; raise the first error at the end, or at once a transient one that all would meet."""
-    from caf_pipeline.maintenance.repair import repair_chunk  # noqa: PLC0415  loaded by the commands that use it
+    """Repair one after the other; raise the first error at the end, or at once if every chunk would meet it."""
+    from caf_pipeline.maintenance.repair import concerns_one_chunk, repair_chunk  # noqa: PLC0415  loaded by the commands that use it
 
     failed: list[CafError] = []
     for name in chunks:
         try:
             _print_repair(repair_chunk(work, name), json)
         except CafError as error:
-            if not error.permanent and not isinstance(error, NotProven):
+            if not concerns_one_chunk(error):
                 raise
             failed.append(error)
             note(f"{name}: {error}")

@@ -206,13 +206,14 @@ def _chunk_is_proven(work: Workplace, chunk: str) -> AssetCheckResult:
 
 
 def proof_severity(report: scrub.ProofReport) -> AssetCheckSeverity:
-    """Return how bad it is that a chunk is not proven: what is unverified is no damage."""
+    """Return how bad it is that a chunk is not proven: what is unverified or unanswered is no damage."""
     return AssetCheckSeverity.ERROR if report.explanation else AssetCheckSeverity.WARN
 
 
 def proof_description(report: scrub.ProofReport) -> str:
     """Say why a chunk is not proven; "" where it is."""
-    return metadata.shorten_hashes(report.explanation or (f"unverified: {report.unverified}" if report.unverified else ""))
+    reason = report.explanation or report.unanswered or report.unverified
+    return metadata.shorten_hashes(reason if not reason or report.explanation else f"{report.verdict}: {reason}")
 
 
 def _chunk_reads_back(work: Workplace, chunk: str) -> AssetCheckResult:

@@ -47,7 +47,7 @@ from caf_pipeline.defs.naming import (
 )
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
-from caf_pipeline.errors import CafError, HeldByOther, NotProven, UsageError, with_hint
+from caf_pipeline.errors import CafError, HeldByOther, UsageError, with_hint
 from caf_pipeline.maintenance import bulk_look, repair, scrub
 from caf_pipeline.packing import staging
 
@@ -119,11 +119,11 @@ def _prove_op(source: str) -> OpDefinition:
             return
         in_bulk = attempt_step(context, source, partial(_look_in_bulk, context))
         reports = iter(scrub.prove_oldest(work, work.settings.jackal.prove_per_run))
-        looked_at, damaged, unverified = 0, list[str](), list[str]()
+        looked_at = 0
+        found: dict[str, list[str]] = {"damaged": [], "unanswered": [], "unverified": [], "proven": []}
         while (report := attempt_step(context, source, lambda _: next(reports, None))) is not None:
             looked_at += 1
-            if not report.proven:
-                (damaged if report.explanation else unverified).append(report.chunk.name)
+            found[report.verdict].append(report.chunk.name)
             yield _evaluation(
                 context.instance,
                 report.chunk.name,
@@ -133,8 +133,12 @@ def _prove_op(source: str) -> OpDefinition:
                 shown=metadata.proof_metadata(report),
                 severity=proof_severity(report),
             )
-        numbers = {"looked_at": looked_at, "damaged": len(damaged), "unverified": len(unverified)}
-        names = {"chunks": _names(damaged), "unverified_chunks": _names(unverified)}
+        numbers = {"looked_at": looked_at} | {kind: len(names) for kind, names in found.items() if kind != "proven"}
+        names = {
+            "chunks": _names(found["damaged"]),
+            "unanswered_chunks": _names(found["unanswered"]),
+            "unverified_chunks": _names(found["unverified"]),
+        }
         yield Output(None, metadata={**numbers, **names, **(in_bulk or {})})
 
     return prove_chunks
@@ -201,7 +205,7 @@ def _repair(work: Workplace, name: str) -> repair.RepairReport | CafError:
     except HITS_EVERY_CHUNK:
         raise
     except CafError as error:
-        if not error.permanent and not isinstance(error, NotProven):
+        if not repair.concerns_one_chunk(error):
             raise
         return error
 

@@ -25,7 +25,7 @@ _CHUNK: Final = """
     SELECT caf_file_id, caf_files.name, sources.name AS source, archive_id, plans.name AS plan, folder AS plan_folder,
         number, state, epoch, attempts, caf_files.object_count, caf_files.object_bytes, expected_size_bytes,
         caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
-        proof_type, owner, start, {samples} AS samples, reason, updated_at, located_at, checked_at, read_back_at,
+        proof_type, owner, start, {samples} AS samples, reason, updated_at, located_at, checked_at, read_back_at, unanswered_at,
         tail_start, tail_sha256, coalesce(part, 0) AS part, coalesce(part_count, 0) AS part_count,
         coalesce(abandoned, false) AS part_abandoned, adopted_at IS NOT NULL AS adopted
     FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id) LEFT JOIN object_parts USING (caf_file_id)
@@ -136,10 +136,13 @@ class Lookups(LedgerPart):
     def chunks_to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
         """Return located chunks, those first that were looked at longest ago (or located, where never looked at).
 
+        Chunks of which a copy did not answer are left out: `unanswered_chunks` has them.
+
         Before them come up to `waiting` of those that wait for a look in their next proof window, which has begun.
         """
         statement = (
             f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND state = %(located)s"
+            " AND unanswered_at IS NULL"
             f" ORDER BY caf_file_id IN ({_WAITING}) DESC, coalesce(checked_at, located_at), caf_file_id LIMIT %(limit)s"
         )
         facts = {"source": source, "located": ChunkState.LOCATED, "limit": limit, "waiting": waiting}
@@ -155,6 +158,15 @@ class Lookups(LedgerPart):
         with self._database.transaction() as connection:
             rows = connection.execute(statement, {"source": source, "located": ChunkState.LOCATED, "limit": limit})
             return [_chunk(row) for row in rows]
+
+    def unanswered_chunks(self, source: str) -> Sequence[Chunk]:
+        """Return located chunks of which a copy did not answer when last asked, those asked longest ago first."""
+        statement = (
+            f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND state = %(located)s"
+            " AND unanswered_at IS NOT NULL ORDER BY unanswered_at, caf_file_id"
+        )
+        with self._database.transaction() as connection:
+            return [_chunk(row) for row in connection.execute(statement, {"source": source, "located": ChunkState.LOCATED})]
 
     def any_object(self, chunk: str, most_bytes: int) -> Sample | None:
         """Return where one of the chunk's objects is, chosen at random from those of 1 to this many bytes; None without any.

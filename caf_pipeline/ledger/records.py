@@ -137,6 +137,7 @@ class Chunk:
 
     `reason` says why it is parked, damaged or withdrawn; `checked_at` when the proof watch last looked at it; `read_back_at`
     when all of its stored bytes last came back from the store with its Merkle root, from a copy that was right ever since.
+    `unanswered_at` is the time of a look in which a copy did not answer, None once a later look had all answers.
     `tail_start` and `tail_sha256` are those of the seal, None where 0.3.0 or earlier sealed it, or it was rebuilt.
     A chunk of an object that is larger than a chunk has its `part` of `part_count`, from 1, and nothing else; 0 for all others.
     Where `part_abandoned`, another chunk gave up a part of the object, which these parts will never make up.
@@ -178,6 +179,7 @@ class Chunk:
     part_count: int = 0
     part_abandoned: bool = False
     adopted: bool = False
+    unanswered_at: datetime | None = None
 
 
 def posting_of(chunk: Chunk) -> Posting:
@@ -554,12 +556,14 @@ class CopyCheck:
         fault: what is wrong with it; "" where nothing is.
         apart: whether windows count that do not follow each other. Else one that does not follow the last begins the count
             again: whoever was dropped in between may have joined with a part of the bytes.
+        unanswered: why its provider did not answer; "" if it did.
     """
 
     copy: Copy
     window: int | None = None
     fault: str = ""
     apart: bool = False
+    unanswered: str = ""
 
 
 @dataclass(frozen=True, slots=True)

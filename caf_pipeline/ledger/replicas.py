@@ -39,7 +39,7 @@ _LOOKED_AT = """
     """
 # What came back from a copy counts as long as that copy does.
 _SEEN = """
-    UPDATE caf_files SET checked_at = now(), suspected_at = NULL,
+    UPDATE caf_files SET checked_at = now(), suspected_at = NULL, unanswered_at = CASE WHEN %(unanswered)s THEN now() END,
         look_again_at = CASE WHEN %(enough)s > (SELECT count(*) FROM copies WHERE caf_file_id = %(id)s AND listed AND fault = ''
             AND windows >= %(required)s) THEN now() + make_interval(secs => CAST(%(again_in)s AS double precision)) END,
         read_back_at = CASE WHEN read_back_from IS NULL OR EXISTS (SELECT FROM copies WHERE caf_file_id = %(id)s
@@ -85,8 +85,17 @@ class Replicas(LedgerPart):
             for check in checks:
                 facts = {**asdict(check.copy), "id": caf_file_id, "window": check.window, "fault": check.fault}
                 connection.execute(_LOOKED_AT, {**facts, "apart": check.apart})
+            unanswered = any(check.unanswered for check in checks)
             facts = {"id": caf_file_id, "again_in": again_in, "enough": enough, "required": WINDOWS_REQUIRED}
+            facts |= {"unanswered": unanswered}
             connection.execute(_SEEN, facts)
+
+    def record_unanswered(self, lease: Lease, chunk: str) -> None:
+        """Remember that no copy of a located or damaged chunk answered; nothing else of it is known to have changed."""
+        with self._database.transaction() as connection:
+            caf_file_id = require_state(connection, lease, chunk, GOOD, "looked at")
+            statement = "UPDATE caf_files SET unanswered_at = now() WHERE caf_file_id = %(id)s"
+            connection.execute(statement, {"id": caf_file_id})
 
     def record_read_back(self, lease: Lease, chunk: str, provider: str) -> None:
         """Remember that all stored bytes of a located or damaged chunk came back from a provider just now with its root.

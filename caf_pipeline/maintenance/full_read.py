@@ -10,9 +10,9 @@ from typing import Final
 
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import IntegrityError, StoreError
+from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreError, StoreUnreachable
 from caf_pipeline.ledger.records import Chunk
-from caf_pipeline.packing.samples import CopyFinding
+from caf_pipeline.packing.samples import CopyFinding, lost_range
 from caf_pipeline.packing.staging import proof_type_of
 from caf_pipeline.store.protocol import Copy, Lease, Posting
 
@@ -87,16 +87,21 @@ def read_back(
     """Read the whole chunk from one provider; return how many of the ranges, in CAF coordinates, differ.
 
     Raises:
-        IntegrityError: the bytes have another Merkle root, or are fewer. StoredChunkMissing, StoreUnreachable: see
-            `ChunkStore.read`. LeaseLost.
+        IntegrityError: the bytes have another Merkle root, or are fewer. StoredChunkMissing: the provider does not have the
+            chunk, or lost a range of it. StoreUnreachable: see `ChunkStore.read`. LeaseLost.
     """
     tree, check = MerkleTree(proof_type_of(chunk)), RangeCheck(ranges)
-    for piece in work.store.read(posting, 0, chunk.stored_size_bytes, provider=provider):
-        work.wait_while_paused(lease.check)
-        tree.update(piece)
-        check.update(piece)
-        if progress:
-            progress(len(piece))
+    try:
+        for piece in work.store.read(posting, 0, chunk.stored_size_bytes, provider=provider):
+            work.wait_while_paused(lease.check)
+            tree.update(piece)
+            check.update(piece)
+            if progress:
+                progress(len(piece))
+    except StoreUnreachable as error:
+        if lost := lost_range(work.store, posting, provider, tree.size_bytes, chunk.stored_size_bytes):
+            raise StoredChunkMissing(lost) from error
+        raise
     if tree.size_bytes != chunk.stored_size_bytes or tree.root() != chunk.merkle_root:
         raise IntegrityError("its bytes do not match the chunk's Merkle root")
     return check.finish()

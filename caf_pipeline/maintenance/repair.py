@@ -13,7 +13,15 @@ from typing import Literal
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.context import Workplace
-from caf_pipeline.errors import CafError, LedgerError, NotProven, StagingError, StoreError, StoreUnreachable
+from caf_pipeline.errors import (
+    CafError,
+    LedgerError,
+    NoChainAnswer,
+    NotProven,
+    StagingError,
+    StoreError,
+    StoreUnreachable,
+)
 from caf_pipeline.ledger.records import Chunk, CopyCheck, posting_of
 from caf_pipeline.maintenance.full_read import look_at_whole_copy
 from caf_pipeline.maintenance.scrub import WHOLE_COPY, checks_of, is_small, located_or_damaged, look_at_copies, unverified_copies
@@ -72,11 +80,16 @@ def repair_chunk(work: Workplace, name: str) -> RepairReport:
         try:
             origin = _find_bytes(work, lease, chunk, posting, findings)
             now = _posted(work, lease, chunk, posting) if not findings else posting
-            put_staged(work, lease, chunk, now)
+            put_staged(work, lease, chunk, now, wrong=[finding.copy.provider for finding in findings if finding.fault])
             findings = _look(work, lease, chunk, now)
             return _finish(work, lease, chunk, now, findings, origin=origin, posted_again=now != posting)
         finally:
             work.ledger.release_staging(name)
+
+
+def concerns_one_chunk(error: CafError) -> bool:
+    """Tell whether the error of a repair concerns that chunk, so that the next chunk may still be repaired."""
+    return error.permanent or (isinstance(error, NotProven | StoreUnreachable) and not isinstance(error, NoChainAnswer))
 
 
 def _look(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting) -> Sequence[CopyFinding]:
@@ -103,10 +116,10 @@ def _finish(
 ) -> RepairReport:
     """Record what the copies gave; the chunk is located again only where enough of them are right, and known to be proven."""
     copies = [finding.copy for finding in findings if finding.good]
-    if len(copies) < work.store.required_copies:
-        raise too_few_copies(chunk, findings, work.store.required_copies)
     checks = checks_of(work, chunk, posting, findings)
     work.ledger.record_checks(lease, chunk.name, checks)
+    if len(copies) < work.store.required_copies:
+        raise too_few_copies(chunk, findings, work.store.required_copies)
     if chunk.state is ChunkState.DAMAGED:
         _require_proven(work, chunk, posting, checks)
         work.ledger.move(lease, chunk.name, ChunkState.DAMAGED, ChunkState.LOCATED)
@@ -172,10 +185,12 @@ def _find_bytes(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, f
 
 
 def _providers(work: Workplace, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]) -> Iterator[str]:
-    """Yield whom to ask: holders not found wrong, the best first, then those that once had it and may have it still."""
+    """Yield the providers to ask: right copies, other holders that were not found wrong, and providers that once had it."""
     wrong = {finding.copy.provider for finding in findings if finding.fault}
+    right = {finding.copy.provider for finding in findings if finding.good}
+    holders = sorted(work.store.holders(posting), key=lambda provider: provider not in right)
     seen = set(wrong)
-    for provider in [*work.store.holders(posting), *(copy.provider for copy in work.ledger.known_copies(chunk.name))]:
+    for provider in [*holders, *(copy.provider for copy in work.ledger.known_copies(chunk.name))]:
         if provider not in seen:
             seen.add(provider)
             yield provider

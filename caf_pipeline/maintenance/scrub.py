@@ -53,6 +53,7 @@ class ProofReport:
         explanation: what is wrong, or was when the chunk was found damaged; "" where nothing is.
         unverified: why it is not known whether enough copies were proven; "" where it is, or where the store proves nothing
             over time.
+        unanswered: which copies did not answer, and why; "" if all did.
     """
 
     chunk: Chunk
@@ -60,6 +61,7 @@ class ProofReport:
     read_back: Sequence[str]
     explanation: str
     unverified: str = ""
+    unanswered: str = ""
 
     @property
     def proven(self) -> bool:
@@ -68,28 +70,32 @@ class ProofReport:
 
     @property
     def verdict(self) -> str:
-        """What the look comes to: "damaged", "unverified" or "proven"."""
+        """What the look comes to: "damaged", "unanswered", "unverified" or "proven"."""
         if self.explanation:
             return "damaged"
+        if self.unanswered:
+            return "unanswered"
         return "unverified" if self.unverified else "proven"
 
 
-def prove_chunk(work: Workplace, name: str) -> ProofReport:
+def prove_chunk(work: Workplace, name: str, *, an_object: Sample | None = None) -> ProofReport:
     """Look at a located or damaged chunk and record what was found; a located one that is not proven becomes `damaged`.
 
-    A damaged chunk stays damaged, whatever is found: `repair` ends that.
+    A damaged chunk stays damaged, whatever is found: `repair` ends that. Each copy is asked for `an_object`, or for one that is
+    chosen at random.
 
     Raises:
-        StoreUnreachable: the chain, or every provider, is out of reach; that says nothing of the chunk, and nothing is
-            recorded. CafError: the chunk is in no state in which it is to be proven.
+        StoreUnreachable: the chain, or every provider, is out of reach. That says nothing of the chunk; it is recorded that no
+            provider answered. CafError: the chunk is in no state in which it is to be proven.
     """
     with lease_chunk(work, name) as lease:
         chunk = located_or_damaged(work, name)
         posting = posting_of(chunk)
-        an_object = work.ledger.any_object(name, OBJECT_BYTES)
+        an_object = an_object or work.ledger.any_object(name, OBJECT_BYTES)
         findings = look_at_copies(work, lease, chunk, posting, _pieces(chunk), an_object=an_object)
         right = [finding.copy.provider for finding in findings if finding.good]
         if findings and all(finding.unanswered for finding in findings):
+            work.ledger.record_unanswered(lease, name)
             raise StoreUnreachable(f"no provider of chunk {name} answers: {described(findings)}", hint="try again later")
         checks = checks_of(work, chunk, posting, findings)
         explanation = _explanation(checks, work.store.required_copies)
@@ -102,7 +108,9 @@ def prove_chunk(work: Workplace, name: str) -> ProofReport:
             lease, name, checks, again_in=_again_in(work, posting, checks), enough=work.store.required_copies
         )
         unverified = "" if explanation else unverified_copies(work, chunk, posting, checks)
-        return ProofReport(work.ledger.chunk(name), checks, right, explanation, unverified)
+        silent = [] if explanation else [finding for finding in findings if finding.unanswered]
+        unanswered = described(silent) if silent else ""
+        return ProofReport(work.ledger.chunk(name), checks, right, explanation, unverified, unanswered)
 
 
 def mark_wrong(work: Workplace, lease: Lease, chunk: Chunk, findings: Sequence[CopyFinding]) -> str:
@@ -120,29 +128,32 @@ def mark_wrong(work: Workplace, lease: Lease, chunk: Chunk, findings: Sequence[C
 def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
     """Look at this many located chunks of the source, those first that were looked at longest ago.
 
-    Before them come those that the store's lists made suspect (`look_in_bulk`), but one look in four is kept for the others, so
-    that a list that says too little keeps none of them waiting for ever. Of those, up to half are chunks that wait for a look
-    in their next proof window, so that two windows in a row can be seen though there are more chunks than a window has looks
-    for.
+    First come chunks of which a copy did not answer the last time. Once a quarter of the looks, or one, found no answer again,
+    the others are looked at. Then come those that the store's lists made suspect (`look_in_bulk`). One look in four is kept
+    for the rest, so that neither keeps any waiting for ever. Of those, up to half are chunks that wait for a look in their next
+    proof window, so that two windows in a row can be seen even if there are more chunks than a window has looks for.
 
-    A chunk that another run holds is left for the next time; so is one of which no provider answers, and another one is looked at
-    in its place, so that it keeps none of the others waiting.
+    A chunk that another run holds is left for the next time. A chunk of which no provider answers is reported as unanswered, and
+    another one is looked at in its place, so that it keeps none of the others waiting.
 
     Raises:
-        StoreUnreachable: at the end, where some were not answered for; at once where the chain is out of reach.
+        StoreUnreachable: at the end, if no provider of some chunk answered; at once if the chain is out of reach.
     """
     unanswered: StoreUnreachable | None = None
     tried: set[str] = set()
     looked_at = 0
-    for suspected in (True, False):
-        end = limit - limit // 4 if suspected else limit
+    for group in ("unanswered", "suspected", "oldest"):
+        end = limit if group == "oldest" else limit - limit // 4
         most = limit + MOST_UNANSWERED
-        if suspected:
+        if group == "unanswered":
+            chunks = work.ledger.unanswered_chunks(work.source)
+        elif group == "suspected":
             chunks = work.ledger.suspected_chunks(work.source, most)
         else:
             chunks = work.ledger.chunks_to_prove(work.source, most, waiting=-(-(limit - looked_at) // 2))
+        again = 0
         for chunk in chunks:
-            if looked_at == end:
+            if looked_at == end or (group == "unanswered" and again == max(1, limit // 4)):
                 break
             if chunk.name in tried:
                 continue
@@ -155,8 +166,11 @@ def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
                 raise
             except StoreUnreachable as error:
                 unanswered = unanswered or error
+                again += 1
+                yield ProofReport(chunk, (), (), "", unanswered=str(error))
                 continue
             looked_at += 1
+            again += bool(report.unanswered)
             yield report
     if unanswered:
         raise unanswered
@@ -224,7 +238,8 @@ def checks_of(work: Workplace, chunk: Chunk, posting: Posting, findings: Sequenc
             window = now if finding.whole and finding.good else None
         else:
             window = proven if copy.verified and proven is not None and (now is None or proven <= now) else None
-        checks.append(CopyCheck(copy, window=None if fault else window, fault=fault, apart=is_small(chunk)))
+        window = None if fault else window
+        checks.append(CopyCheck(copy, window, fault, apart=is_small(chunk), unanswered=finding.unanswered))
     return checks
 
 
@@ -250,7 +265,7 @@ def _again_in(work: Workplace, posting: Posting, checks: Sequence[CopyCheck]) ->
 
 def _pieces(chunk: Chunk) -> Sequence[Sample]:
     """Choose samples to ask for. Their places follow from the root, and a provider has seen them all in the first look."""
-    if chunk.checked_at is None or chunk.state is ChunkState.DAMAGED:
+    if chunk.checked_at is None or chunk.unanswered_at is not None or chunk.state is ChunkState.DAMAGED:
         return chunk.samples
     return [random.SystemRandom().choice(chunk.samples)]
 

@@ -71,12 +71,21 @@ def look_at_copy(store: ChunkStore, posting: Posting, copy: Copy, samples: Seque
         try:
             read = _digest(store.read(posting, sample.offset, end, provider=copy.provider))
         except (StoreError, IntegrityError) as error:
-            if not error.permanent:
-                return CopyFinding(copy, unanswered=str(error), samples=number)
-            return CopyFinding(copy, fault=str(error), samples=number)
+            if error.permanent:
+                return CopyFinding(copy, fault=str(error), samples=number)
+            if lost := lost_range(store, posting, copy.provider, sample.offset, end):
+                return CopyFinding(copy, fault=lost, samples=number)
+            return CopyFinding(copy, unanswered=str(error), samples=number)
         if read != sample.sha256:
             return CopyFinding(copy, fault=f"differs at bytes {sample.offset} to {end}", samples=number + 1)
     return CopyFinding(copy, samples=len(samples))
+
+
+def lost_range(store: ChunkStore, posting: Posting, provider: str, start_byte: int, end_byte: int) -> str:
+    """Say that a provider lost a range, which it just failed to give; "" if that is not known."""
+    if not store.has_lost(posting, start_byte, end_byte, provider=provider):
+        return ""
+    return f"it answers other requests, but sends nothing of bytes {start_byte} to {end_byte}"
 
 
 def described(findings: Sequence[CopyFinding]) -> str:

@@ -312,8 +312,8 @@ def upload_chunk(work: Workplace, name: str) -> UploadReport:
         return UploadReport(chunk, seconds, chunk.stored_size_bytes / seconds if seconds else 0.0)
 
 
-def put_staged(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting) -> None:
-    """Bring the chunk's staged file to the store; a lost lease ends the upload.
+def put_staged(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, *, wrong: Collection[str] = ()) -> None:
+    """Bring the chunk's staged file to the store, to the providers in `wrong` in any case; a lost lease ends the upload.
 
     Where providers say that it is not what was posted, and it is not, it is packed once more and brought then.
     """
@@ -323,14 +323,14 @@ def put_staged(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting) ->
         work.upload_progress(size_bytes)
 
     try:
-        work.store.put(posting, staged_path(work, chunk.name), told)
+        work.store.put(posting, staged_path(work, chunk.name), told, wrong=wrong)
     except RootRefused as error:
         if staged_has_root(work, chunk):
             hint = "the staged file has the posted root, so that the providers are at fault; run the chunk again later"
             raise RootRefused(str(error), hint=hint) from error
         remove_staged(staged_path(work, chunk.name))
         _repeat_or_abandon(work, lease, chunk)
-        work.store.put(posting, staged_path(work, chunk.name), told)
+        work.store.put(posting, staged_path(work, chunk.name), told, wrong=wrong)
 
 
 def verify_stored(work: Workplace, name: str) -> VerifyReport:

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -98,8 +98,8 @@ class DirectoryStore(ChunkStore):
         """Return the chunk's post, where the folder has one."""
         return self._posting(chunk.merkle_root) if self._post_path(chunk.merkle_root).exists() else None
 
-    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
-        """Copy the staged file; an existing copy of the same bytes is left as it is.
+    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None], *, wrong: Collection[str] = ()) -> None:
+        """Copy the staged file; an existing copy of the same bytes is left as it is, so that `wrong` changes nothing.
 
         Raises:
             RootRefused: the bytes do not have the posted Merkle root; nothing was kept of them. StoreError.

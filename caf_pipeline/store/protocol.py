@@ -5,7 +5,7 @@ The ledger gives it what it must not forget: what it signed (`TransactionLog`), 
 contract suite `caf_pipeline_tests/contracts/chunk_store.py`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -223,10 +223,11 @@ class ChunkStore(Protocol):
         """
         ...
 
-    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
+    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None], *, wrong: Collection[str] = ()) -> None:
         """Bring the staged file to as many providers as copies are asked, until each is listed and gives pieces back right.
 
-        `progress` is told bytes sent, as differences, and may raise to end the upload.
+        `progress` is told bytes sent, as differences, and may raise to end the upload. The providers in `wrong` gave other
+        bytes, or lost some: they are sent the file even if the pieces that are read back are right.
 
         Raises:
             NoProvider, NotProven, RootRefused, ChunkTooLarge, StoreUnreachable, StoreError.
@@ -318,6 +319,13 @@ class ChunkStore(Protocol):
             StoredChunkMissing: no provider has it. StoreUnreachable. IntegrityError: fewer bytes than asked for.
         """
         ...
+
+    def has_lost(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str) -> bool:
+        """Tell whether a provider answers other requests, and gives nothing of a range that it just did not give.
+
+        False if the provider gives the range this time, answers with an error of its own, or does not answer at all.
+        """
+        return False
 
 
 class Lease(Protocol):

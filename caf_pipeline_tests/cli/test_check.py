@@ -105,6 +105,23 @@ def test_a_chunk_that_is_gone_is_said_to_be_and_that_no_other_try_gives_it(caf, 
     assert "goes on" not in done.err
 
 
+def test_a_lost_chunk_file_is_recorded_and_repaired(caf):
+    (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
+    file.unlink()
+    one_sentence(caf("check", "src", "a/", "--full"), 9, "'caf repair src'")
+    states = [json.loads(line).get("state") for line in caf("status", "src", "--json").out.splitlines()]
+    assert "damaged" in states
+    assert caf("prove", "src").status == 1
+    assert caf("repair", "src").status == 0
+    assert caf("check", "src", "--full").status == 0
+
+
+def test_wrong_bytes_of_an_object_mark_its_chunk_as_damaged(caf):
+    spoil(caf, "b/2")
+    assert caf("check", "src", "--full").status == 9
+    one_sentence(caf("prove", "src"), 1, "1 damaged")
+
+
 def test_without_a_terminal_a_line_says_how_far_it_is(monkeypatch):
     said = queue.SimpleQueue()
     monkeypatch.setattr(terminal, "note", said.put)

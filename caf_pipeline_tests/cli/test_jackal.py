@@ -342,6 +342,19 @@ def test_stored_chunks_are_proven(archived, ledger):
     assert len(archived("prove", "src", "--limit", "1", "--json").out.splitlines()) == 1
 
 
+def test_unanswered_and_damaged_chunks_are_never_called_proven(archived, ledger, network):
+    first, second, *_ = ledger.chunks()
+    silent = network.provider_addresses.index(ledger.known_copies(first.name)[0].provider)
+    network.misbehave(provider=silent, refuse=True)
+    one_sentence(archived("prove", "src"), 7, "unanswered", first.name)
+    network.well_behaved()
+    network.drop_proofs(second.merkle_root)
+    done = archived("prove", "src")
+    one_sentence(done, 1, "1 damaged", second.name)
+    assert "unanswered" not in done.err
+    one_sentence(archived("prove", "src"), 1, "1 damaged", second.name)
+
+
 @pytest.mark.thorough
 def test_damage_is_found_told_and_repaired(archived, ledger, network):
     first = ledger.chunks()[0]

@@ -47,7 +47,7 @@ LOCATIONS_OF_BEFORE = """
     DROP VIEW locations_now;
     DROP TABLE locations;
 """
-NEW_INDEXES = ("caf_files_under_way", "caf_files_by_located", "caf_files_suspected")
+NEW_INDEXES = ("caf_files_under_way", "caf_files_by_located", "caf_files_suspected", "caf_files_unanswered")
 NEW_TABLES = (
     "inventories",
     "current_exceptions",
@@ -71,6 +71,7 @@ NEW_COLUMNS = {
         "adopted_at",
         "has_log_times",
         "suspected_at",
+        "unanswered_at",
     ),
     "claims": ("last_modified",),
     "skipped_objects": ("last_modified",),

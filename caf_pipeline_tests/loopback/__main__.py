@@ -45,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--upload-seconds", type=float, help="for which an upload is read (600)")
     parser.add_argument("--reply-seconds", type=float, help="after which no reply is written (300)")
     parser.add_argument("--job-seconds", type=float, help="for which a finished upload is remembered (600)")
+    parser.add_argument("--clock-days", type=float, help="of the chain's clock ahead of this machine's (0)")
     parser.add_argument("--while-stdin-is-open", action="store_true", help="end when standard input does")
     return parser
 

@@ -11,6 +11,7 @@ from typing import Final
 
 PIECE: Final = 2 << 20
 _DAMAGED: Final = ".damaged"
+_LOST: Final = ".lost"
 
 
 class BlobStore:
@@ -54,12 +55,26 @@ class BlobStore:
             size_bytes = upload.stat().st_size
             os.replace(upload, self.path(root))
             self._damaged(root).unlink(missing_ok=True)
+            self._lost(root).unlink(missing_ok=True)
             self._used += size_bytes - before
 
     def lost_bytes(self, root: str) -> int:
         """Return how many bytes at the beginning cannot be read any more."""
         file = self._damaged(root)
         return int(file.read_text()) if file.exists() else 0
+
+    def lose_range(self, root: str, start_byte: int, end_byte: int) -> None:
+        """Lose `[start_byte, end_byte)` of a root's bytes until they are uploaded again."""
+        with self._lock:
+            self._lost(root).write_text(f"{start_byte} {end_byte}")
+
+    def lost_range(self, root: str) -> tuple[int, int] | None:
+        """Return the range that is lost, end exclusive; None if all bytes are here."""
+        try:
+            start_byte, end_byte = self._lost(root).read_text().split()
+        except FileNotFoundError:
+            return None
+        return int(start_byte), int(end_byte)
 
     def delete(self, root: str) -> None:
         """Take a root's bytes away, and with them the pieces that other files begin with, too."""
@@ -73,9 +88,13 @@ class BlobStore:
             self._used -= gone.stat().st_size
             gone.unlink()
             self._damaged(root).unlink(missing_ok=True)
+            self._lost(root).unlink(missing_ok=True)
 
     def _damaged(self, root: str) -> Path:
         return self._folder / f"{root}{_DAMAGED}"
+
+    def _lost(self, root: str) -> Path:
+        return self._folder / f"{root}{_LOST}"
 
 
 def _shared_bytes(left: Path, right: Path) -> int:

@@ -99,7 +99,7 @@ class Chain:
 
     def _begin(self) -> None:
         """Write the first block: the accounts and plans of the options."""
-        now = utc_now()
+        now = self.now()
         options = self.options
         changes: Changes = {}
         for number, address in enumerate(dict.fromkeys([*options.fund, *options.space])):
@@ -108,6 +108,10 @@ class Chain:
             end = now + timedelta(days=options.space_days)
             changes["plan", address] = Plan(address, size_bytes, 0, now, end)
         self.database.save(changes, block=(1, now))
+
+    def now(self) -> datetime:
+        """Return the time by the chain's clock."""
+        return utc_now() + timedelta(days=self.options.clock_days)
 
     def start(self) -> None:
         """Make blocks from now on."""
@@ -167,7 +171,7 @@ class Chain:
         """Return the gas that a transaction would use; raises Refused."""
         with self._lock:
             transaction = parse(raw)
-            run_messages(transaction, Draft(self.world), self.options, height=self.world.height + 1, time=utc_now())
+            run_messages(transaction, Draft(self.world), self.options, height=self.world.height + 1, time=self.now())
             return transaction.gas
 
     def _check(self, transaction: SignedTransaction, seen: World) -> None:
@@ -199,7 +203,7 @@ class Chain:
         """Make one block and return its state."""
         with self._lock:
             height = self.world.height + 1
-            time = max(utc_now(), self.world.time + timedelta(milliseconds=1))
+            time = max(self.now(), self.world.time + timedelta(milliseconds=1))
             draft = Draft(self.world)
             spent = self._spend_foreign(draft)
             done = self._include(draft, height, time, spent)
@@ -306,7 +310,7 @@ class Chain:
     def _change(self, changes: Changes) -> None:
         with self._lock:
             height = self.world.height + 1
-            time = max(utc_now(), self.world.time + timedelta(milliseconds=1))
+            time = max(self.now(), self.world.time + timedelta(milliseconds=1))
             self.database.save(changes, block=(height, time))
             known = {name: value for name, value in changes.items() if name[0] in WORLD_KINDS}
             self.world = self.world.after(known, height=height, time=time)

@@ -10,6 +10,7 @@
     POST /loopback/spend-sequence  {"address"}              another program uses one up, in the next block
     POST /loopback/drop-proofs     {"merkle", "provider"?}  takes proofs off the files of a root; hex
     POST /loopback/delete-blob     {"provider", "merkle"}   a provider loses the bytes of a root; it does not know it
+    POST /loopback/lose-range      {"provider", "merkle", "start", "end"}   it no longer answers for it
     POST /loopback/kill-provider   {"provider"}             it is gone in the middle of everything, its uploads with it
     POST /loopback/start-provider  {"provider"}             it is there again, with what it had on its disk
 
@@ -24,7 +25,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from caf_pipeline_tests.loopback.blocks import Chain
-from caf_pipeline_tests.loopback.chain_state import Included, Plan, utc_now
+from caf_pipeline_tests.loopback.chain_state import Included, Plan
 from caf_pipeline_tests.loopback.http_server import Listener, Request
 from caf_pipeline_tests.loopback.provider import Provider
 from caf_pipeline_tests.loopback.transactions import PostFile, parse
@@ -51,6 +52,7 @@ class Control:
             "spend-sequence": self._spend_sequence,
             "drop-proofs": self._drop_proofs,
             "delete-blob": self._delete_blob,
+            "lose-range": self._lose_range,
             "kill-provider": self._kill_provider,
             "start-provider": self._start_provider,
         }
@@ -103,14 +105,14 @@ class Control:
     def _grant(self, order: Mapping[str, Any]) -> None:
         address = str(order["address"])
         known = self._chain.world.plans.get(address)
-        now = utc_now()
+        now = self._chain.now()
         end = now + timedelta(days=float(order.get("days", 365)))
         plan = Plan(address, int(order["bytes"]), known.used_bytes if known else 0, now, end)
         self._chain.change("plan", address, plan)
 
     def _expire(self, order: Mapping[str, Any]) -> None:
         plan = self._chain.world.plans[str(order["address"])]
-        self._chain.change("plan", plan.address, replace(plan, end=utc_now() - timedelta(seconds=1)))
+        self._chain.change("plan", plan.address, replace(plan, end=self._chain.now() - timedelta(seconds=1)))
 
     def _spend_sequence(self, order: Mapping[str, Any]) -> None:
         self._chain.spend_sequence(str(order["address"]))
@@ -124,6 +126,10 @@ class Control:
 
     def _delete_blob(self, order: Mapping[str, Any]) -> None:
         self._providers[int(order["provider"])].blobs.delete(bytes.fromhex(order["merkle"]).hex())
+
+    def _lose_range(self, order: Mapping[str, Any]) -> None:
+        root = bytes.fromhex(order["merkle"]).hex()
+        self._providers[int(order["provider"])].blobs.lose_range(root, int(order["start"]), int(order["end"]))
 
     def _kill_provider(self, order: Mapping[str, Any]) -> None:
         index = int(order["provider"])

@@ -36,6 +36,7 @@ class ProviderConduct:
         lose_jobs: know no job, ever.
         error_status: fail every upload with this text.
         cut_download_after: cut each download's connection after so many bytes of body, without any error.
+        closes_lost: close the connection of a download that touches a lost range, instead of saying nothing.
         nonsense: answer everything with "html", "huge" (64 MiB of JSON) or "short" (less than was announced).
         times: after so many uploads that it spoiled, behave; 0 for ever.
     """
@@ -55,6 +56,7 @@ class ProviderConduct:
     lose_jobs: bool = False
     error_status: str = ""
     cut_download_after: int | None = None
+    closes_lost: bool = False
     nonsense: str = ""
     times: int = 0
 

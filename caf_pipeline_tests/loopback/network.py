@@ -166,6 +166,10 @@ class LoopbackNetwork:
         """Let a provider lose the bytes of a root."""
         return self._order("delete-blob", provider=provider, merkle=merkle_root.hex())
 
+    def lose_range(self, provider: int, merkle_root: bytes, start_byte: int, end_byte: int) -> int:
+        """Let a provider lose a range of a root's bytes, as a real one does: it stays listed and sends nothing of the range."""
+        return self._order("lose-range", provider=provider, merkle=merkle_root.hex(), start=start_byte, end=end_byte)
+
     def kill_provider(self, provider: int) -> int:
         """Let a provider be gone, its open connections, uploads and jobs with it; its disk stays."""
         return self._order("kill-provider", provider=provider)

@@ -32,6 +32,7 @@ class Options:
         provider_space: bytes that each provider has.
         upload_seconds: for which a provider reads one request; then it cuts it and has nothing.
         reply_seconds: after a request's beginning, when a provider's reply can no longer be written.
+        clock_days: how far the chain's clock is ahead of this machine's; negative if it is behind.
         job_seconds: for which a provider remembers an upload that went well.
     """
 
@@ -52,6 +53,7 @@ class Options:
     upload_seconds: float = 600
     reply_seconds: float = 300
     job_seconds: float = 600
+    clock_days: float = 0
 
     def verifies(self, proof_type: int) -> bool:
         """Tell whether the chain can verify proofs of a type."""

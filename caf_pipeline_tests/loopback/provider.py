@@ -173,6 +173,8 @@ class Provider:
             flip_byte=conduct.flip_byte,
             cut_after=conduct.cut_download_after,
             unreadable_bytes=self.blobs.lost_bytes(root),
+            lost=self.blobs.lost_range(root),
+            closes=conduct.closes_lost,
         )
         serve_file(request, self.blobs.path(root), delivery)
 

@@ -5,6 +5,7 @@ Source: RFC 9110, section 14; the behaviour of net/http/fs.go.
 """
 
 import secrets
+import select
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ class Delivery:
         flip_byte: the byte of the file that is inverted; -1 for all, None for none.
         cut_after: cut the connection after so many bytes of body.
         unreadable_bytes: at the beginning of the file, at which the connection is cut.
+        lost: a range of the file, end exclusive. A GET that touches it gets no byte: it hangs until the client leaves.
+        closes: whether such a GET is cut instead.
     """
 
     deadline: float
@@ -36,6 +39,8 @@ class Delivery:
     flip_byte: int | None = None
     cut_after: int | None = None
     unreadable_bytes: int = 0
+    lost: tuple[int, int] | None = None
+    closes: bool = False
 
     @property
     def plain(self) -> bool:
@@ -56,6 +61,10 @@ def serve_file(request: Request, path: Path, delivery: Delivery) -> None:
             headers = {"Content_Range": f"bytes */{size_bytes}"} if isinstance(error, NoOverlap) else {}
             request.answer(416, f"{error}\n".encode(), TEXT, X_Content_Type_Options="nosniff", **headers)
             return
+        if request.command != "HEAD" and _touches(ranges or [(0, size_bytes)], delivery.lost):
+            if not delivery.closes:
+                _hang(request, delivery.deadline)
+            raise Cut
         sender = _Sender(request, file, delivery)
         if len(ranges) > 1:
             _send_many(sender, ranges, size_bytes=size_bytes, content_type=content_type)
@@ -65,6 +74,18 @@ def serve_file(request: Request, path: Path, delivery: Delivery) -> None:
         _send_head(request, 206 if ranges else 200, content_type, end - start, headers)
         if request.command != "HEAD":
             sender.send(start, end)
+
+
+def _touches(ranges: Sequence[tuple[int, int]], lost: tuple[int, int] | None) -> bool:
+    return lost is not None and any(start < lost[1] and lost[0] < end for start, end in ranges)
+
+
+def _hang(request: Request, deadline: float) -> None:
+    """Send nothing until the client closes the connection, or the deadline of the answer has passed."""
+    while (left := deadline - time.monotonic()) > 0:
+        readable, _, _ = select.select([request.connection], [], [], min(left, 0.2))
+        if readable:  # the end of the connection: nothing else is sent before the answer
+            return
 
 
 class NoOverlap(ValueError):

@@ -214,7 +214,8 @@ def test_a_store_out_of_reach_is_an_error_and_no_damage(work, store, name):
 def test_one_provider_out_of_reach_is_no_damage_while_it_is_listed(work, store, name):
     store.away = {"bert"}
     report = prove_chunk(work, name)
-    assert (report.proven, list(report.read_back)) == (True, ["anna", "carl"])
+    assert (report.verdict, list(report.read_back)) == ("unanswered", ["anna", "carl"])
+    assert report.chunk.state is ChunkState.LOCATED
 
 
 def test_a_fault_is_not_forgotten_because_its_provider_does_not_answer(work, store, name):
@@ -290,7 +291,38 @@ def test_a_chunk_of_which_nobody_answers_keeps_no_other_waiting(work, store):
 
     store.read = read
     reports = prove_oldest(work, 1)
-    assert next(reports).chunk.name == others[0]
+    assert (silent := next(reports)).verdict == "unanswered"
+    assert (silent.chunk.name, next(reports).chunk.name) == (first, others[0])
     with pytest.raises(StoreUnreachable):
         next(reports)
     assert work.ledger.chunk(first).state is ChunkState.LOCATED
+
+
+def test_a_chunk_that_did_not_answer_is_looked_at_first(work, store):
+    *_, last = archive_everything(work)
+    list(prove_oldest(work, 10))
+    store.away = {"bert"}
+    prove_chunk(work, last)
+    store.away = set()
+    assert [report.chunk.name for report in prove_oldest(work, 1)] == [last]
+    assert work.ledger.chunk(last).unanswered_at is None
+
+
+def test_a_missing_answer_asks_for_every_sample_the_next_time(work, store, name, monkeypatch):
+    prove_chunk(work, name)
+    store.away = {*store.folders}
+    with pytest.raises(StoreUnreachable):
+        prove_chunk(work, name)
+    assert work.ledger.chunk(name).unanswered_at is not None
+    store.away = set()
+    sample = work.ledger.chunk(name).samples[7]
+    store.lost["anna"] = (sample.offset, sample.offset + 1)
+    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
+
+
+def test_silent_chunks_take_a_quarter_of_the_looks(work, store):
+    names = archive_everything(work)
+    store.away = {"bert"}
+    for name in names:
+        prove_chunk(work, name)
+    assert len(list(prove_oldest(work, 4))) == 1

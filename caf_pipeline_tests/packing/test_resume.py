@@ -635,7 +635,7 @@ class CheckingStore:
     def __getattr__(self, name):
         return getattr(self.store, name)
 
-    def put(self, posting, staged, progress):
+    def put(self, posting, staged, progress, *, wrong=()):
         if merkle_root(staged, 3) != posting.merkle_root:
             self.refused += 1
             raise RootRefused("these are other bytes")

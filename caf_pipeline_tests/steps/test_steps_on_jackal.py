@@ -6,14 +6,14 @@ import re
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import NotPublic, PlanTooSmall
+from caf_pipeline.errors import NotProven, NotPublic, PlanTooSmall
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.packing import staging
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories
 from caf_pipeline.steps.preview import preview_plan
-from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
+from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS, provider
 from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline.system.quantities import show_size
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
@@ -100,6 +100,67 @@ def test_a_lost_copy_is_found_by_the_look_and_brought_back_from_another_provider
     report = repair_chunk(work, name)
     assert (report.origin, len(report.copies)) == ("provider", 3)
     every_object_reads_back(work)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Wait a second for a provider that sends nothing."""
+    monkeypatch.setattr(provider, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(provider, "PROBE_SECONDS", 1.0)
+
+
+def holders(work, name, network):
+    copies = work.store.copies(chunk_steps.posting_of(work.ledger.chunk(name)))
+    return [network.provider_addresses.index(copy.provider) for copy in copies]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_copy_that_lost_a_range_is_repaired(work, name, network, closes):
+    chunk = work.ledger.chunk(name)
+    first = holders(work, name, network)[0]
+    network.misbehave(provider=first, closes_lost=closes)
+    network.lose_range(first, chunk.merkle_root, 0, chunk.stored_size_bytes // 2)
+    report = prove_chunk(work, name)
+    assert report.chunk.state is ChunkState.DAMAGED
+    assert [check.copy.provider for check in report.checks if check.fault] == [network.provider_addresses[first]]
+    assert repair_chunk(work, name).chunk.state is ChunkState.LOCATED
+    assert network.state()["posts_by_root"][chunk.merkle_root.hex()] == 1
+    assert prove_chunk(work, name).proven
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_range_that_every_copy_lost_is_repaired_from_the_source(work, name, network):
+    chunk = work.ledger.chunk(name)
+    chunk_steps.staged_path(work, name).unlink()
+    sample = chunk.samples[5]
+    for index in holders(work, name, network):
+        network.lose_range(index, chunk.merkle_root, sample.offset, sample.offset + 1)
+    report = repair_chunk(work, name)
+    assert (report.origin, report.posted_again, len(report.copies)) == ("source", False, 3)
+    every_object_reads_back(work)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("conduct", [{"hang_seconds": 3}, {"fail": 503}, {"refuse": True}])
+def test_a_provider_that_answers_nothing_has_lost_nothing(work, name, network, conduct):
+    network.misbehave(provider=holders(work, name, network)[0], **conduct)
+    report = prove_chunk(work, name)
+    assert report.chunk.state is ChunkState.LOCATED
+    assert not any(check.fault for check in report.checks)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_silent_copy_does_not_keep_another_from_repair(work, name, network):
+    chunk = work.ledger.chunk(name)
+    chunk_steps.staged_path(work, name).unlink()
+    silent, lost, _ = holders(work, name, network)
+    network.misbehave(provider=silent, hang_seconds=3)
+    network.lose_range(lost, chunk.merkle_root, 0, 1)
+    with pytest.raises(NotProven):
+        repair_chunk(work, name)
+    network.well_behaved()
+    assert repair_chunk(work, name).origin == "none needed"
 
 
 def test_a_run_that_does_not_fit_the_bought_space_fails_before_a_byte_is_fetched(work, network):

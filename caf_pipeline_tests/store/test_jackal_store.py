@@ -1,6 +1,7 @@
 """The store on Jackal, over real sockets: the contract, what it admits, and what it says of itself."""
 
 import os
+from contextlib import closing
 
 import pytest
 
@@ -21,6 +22,7 @@ from caf_pipeline.settings import Settings
 from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline.store.protocol import Copy, Posting
 from caf_pipeline_tests.contracts.chunk_store import ChunkStoreContract, MemoryLog, staged_file, to_store
+from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_store
@@ -84,6 +86,17 @@ def test_space_that_has_ended_admits_nothing(opened):
     opened.network.expire(ADDRESS)
     with pytest.raises(PlanExpired):
         admit(opened.store)
+
+
+def test_a_plan_ends_by_the_clock_of_the_chain(tmp_path, log):
+    options = {"providers": 3, "block_seconds": 0.1, "clock_days": 40, "fund": {ADDRESS: 10**12}, "space": {ADDRESS: 10**12}}
+    with LoopbackNetwork(tmp_path / "network", **options) as ahead, closing(open_store(ahead, log).store) as store:
+        posting = store.post(to_store(store, path := staged_file(tmp_path, os.urandom(300_000))), log)
+        store.put(posting, path, lambda _: None)
+        assert len(store.copies(posting)) == 3
+        ahead.expire(ADDRESS)
+        with pytest.raises(PlanExpired):
+            admit(store)
 
 
 def test_a_plan_has_to_hold_all_copies_of_all_that_waits(opened):

@@ -26,6 +26,7 @@ class SeveralFolders:
         self.posts: dict[bytes, Posting] = {}
         self.noted: dict[bytes, str] = {}
         self.away: set[str] = set()
+        self.lost: dict[str, tuple[int, int]] = {}  # a range, end exclusive, of which a provider sends nothing
         self.unlisted: set[str] = set()
         self.unverified: set[str] = set()
         self.largest: int | None = None
@@ -76,7 +77,7 @@ class SeveralFolders:
     def posted_already(self, chunk, log):
         return self.posts.get(chunk.merkle_root)
 
-    def put(self, posting, staged, progress):
+    def put(self, posting, staged, progress, *, wrong=()):
         if self.posts.get(posting.merkle_root) != posting:
             raise StoreError("it was not posted")
         right = staged.read_bytes()
@@ -85,6 +86,9 @@ class SeveralFolders:
             if provider in self.away:
                 continue
             file = self.file(provider, posting)
+            if provider in wrong or self._touches_lost(provider, 0, 1):  # as one reads back the first bytes, but not all
+                self.lost.pop(provider, None)
+                file.unlink(missing_ok=True)
             if file.exists() and file.read_bytes() != right:
                 file.unlink()
             folder.put(posting, staged, progress)
@@ -120,7 +124,16 @@ class SeveralFolders:
             raise StoredChunkMissing("nobody has it")
         if listed[0] in self.away:
             raise StoreUnreachable(f"{listed[0]} is away")
+        if self._touches_lost(listed[0], start_byte, end_byte):
+            raise StoreUnreachable(f"{listed[0]} does not answer in time")
         yield from self.folders[listed[0]].read(posting, start_byte, end_byte)
+
+    def has_lost(self, posting, start_byte, end_byte, *, provider):
+        return provider not in self.away and self._touches_lost(provider, start_byte, end_byte)
+
+    def _touches_lost(self, provider, start_byte, end_byte):
+        lost = self.lost.get(provider, (0, 0))
+        return start_byte < lost[1] and lost[0] < end_byte
 
     def proof_window(self, posting, copy):
         return self.window

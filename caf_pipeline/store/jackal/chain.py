@@ -8,6 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Final, Self, TypeVar
 from urllib.parse import quote
 
@@ -96,6 +97,10 @@ class Chain:
     def height(self) -> int:
         """Return the newest height of a node that is not behind."""
         return self._nodes.asked(lambda _, block: block.height)
+
+    def now(self) -> datetime:
+        """Return the time of the newest block, with which the chain compares the ends of plans."""
+        return self._nodes.asked(lambda _, block: block.time)
 
     def block_seconds(self) -> float:
         """Return the time between two blocks, over the last hundred of them; measured every ten minutes."""

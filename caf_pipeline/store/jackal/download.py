@@ -66,6 +66,21 @@ class Downloads:
         if position < end_byte:
             raise _worst(posting, errors)
 
+    def has_lost(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str) -> bool:
+        """See `ChunkStore.has_lost`."""
+        try:
+            client = self._selection.client(provider)
+        except StoreUnreachable:
+            return False
+        if client is None:
+            return False
+        with self._waits.waiting(
+            f"provider {client.url}, which gave nothing of a range and is asked again",
+            ends_by="the range, or its time limit ends it",
+            grace=UNANSWERED_SECONDS,
+        ):
+            return client.has_lost(posting, start_byte, end_byte)
+
     def _from_one(self, address: str, posting: Posting, start_byte: int, end_byte: int) -> Iterator[bytes]:
         client = self._selection.client(address)
         if client is None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from copy import copy
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from fractions import Fraction
 from math import ceil
 from typing import TYPE_CHECKING, Final
@@ -395,7 +395,7 @@ class Poster:
         plan = self._chain.plan(self._address)
         if plan is None:
             raise NoStoragePlan(f"{self._address} has bought no space", hint="buy some with `caf jackal buy`")
-        if plan.ends_at <= datetime.now(UTC):
+        if plan.ends_at <= self._chain.now():
             raise PlanExpired(
                 f"the space of {self._address} ended on {plan.ends_at:%Y-%m-%d %H:%M} UTC",
                 hint="buy again with `caf jackal buy`",
@@ -572,7 +572,7 @@ class Poster:
         if plan is None or plan.space_bytes != wanted.bytes:
             return False
         blocks = max(0, height - (transaction.timeout_height - self._settings.timeout_blocks))
-        signed_at = datetime.now(UTC) - timedelta(seconds=blocks * self._chain.block_seconds())
+        signed_at = self._chain.now() - timedelta(seconds=blocks * self._chain.block_seconds())
         return plan.ends_at >= signed_at + timedelta(days=wanted.duration_days) - _CLOCK_SLACK
 
     def _written(self, fate: _Fate, messages: Sequence[ChainMessage], lease: Lease, log: "TransactionLog") -> _Fate:

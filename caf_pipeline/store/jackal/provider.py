@@ -21,6 +21,7 @@ from caf_pipeline.store.jackal.answers import quoted
 from caf_pipeline.store.jackal.messages import job_id
 from caf_pipeline.store.jackal.provider_http import (
     ANSWER_SECONDS,
+    NoBytes,
     ProviderAnswer,
     ask,
     exchange,
@@ -402,6 +403,34 @@ class ProviderClient:
                 time.sleep(RESUME_SECONDS[in_vain])
                 check()
 
+    def has_lost(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None] = no_check) -> bool:
+        """Tell whether the provider answers other requests, and sends nothing of a range that it did not send before.
+
+        The range is asked for once more, between two questions for the version. A provider that sends `LEAST_RESUMED_BYTES` of
+        it has not lost its beginning. An answer with a status other than 500, such as 503, says nothing of the bytes. Takes
+        `ANSWER_SECONDS` for a provider that sends nothing, `STALL_SECONDS` for one that stops, and twice `PROBE_SECONDS`.
+        """
+        try:
+            self.version(check)
+            if self._sends(posting, start_byte, end_byte, check):
+                return False
+            self.version(check)
+        except (StoreError, IntegrityError):
+            return False
+        return True
+
+    def _sends(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None]) -> bool:
+        """Tell whether one request gives the range, or `LEAST_RESUMED_BYTES` of it."""
+        received = 0
+        try:
+            for piece in self._range(posting, start_byte, end_byte, check):
+                received += len(piece)
+                if received >= LEAST_RESUMED_BYTES:
+                    return True
+        except NoBytes:
+            return False
+        return True
+
     def _range(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None]) -> Iterator[bytes]:
         """Yield what one request gives of the range, and raise where that is not all of it."""
         limit = Limit(ANSWER_SECONDS, check=check)
@@ -417,7 +446,7 @@ class ProviderClient:
                 if not piece and was_late:
                     raise httpcore.ReadTimeout("it took too long")  # which ended the piece before
                 if not piece:
-                    raise StoreUnreachable(f"provider {self.address} broke off {left} bytes before the end of a download")
+                    raise NoBytes(f"provider {self.address} broke off {left} bytes before the end of a download")
                 was_late = limit.is_over
                 wanted = piece[skipped : skipped + left]
                 skipped = max(0, skipped - len(piece))
@@ -428,7 +457,7 @@ class ProviderClient:
             with contextlib.suppress(httpcore.ReadTimeout):
                 next(pieces, b"")
         if missing:
-            raise StoreUnreachable(f"provider {self.address} ended a download {missing} bytes before the end of the range")
+            raise NoBytes(f"provider {self.address} ended a download {missing} bytes before the end of the range")
 
     def _promised(self, response: httpcore.Response, posting: Posting, start_byte: int, end_byte: int) -> tuple[int, int]:
         """Return how many bytes of the range the answer promises, and how many others come before them."""
@@ -463,4 +492,5 @@ class ProviderClient:
             raise StoredChunkMissing(f"provider {self.address} does not have the file")
         if answer.status == 416:
             raise IntegrityError(f"the file at provider {self.address} ends before what the chain says")
-        raise StoreUnreachable(f"provider {self.address} answers a download with {answer.status} {text}".rstrip())
+        failed = NoBytes if answer.status == 500 else StoreUnreachable
+        raise failed(f"provider {self.address} answers a download with {answer.status} {text}".rstrip())

@@ -34,6 +34,10 @@ class PrivateAddress(StoreUnreachable):
     """A provider is at an address that is not public, and the settings keep us from connecting to it."""
 
 
+class NoBytes(StoreUnreachable):
+    """A provider gave no answer, broke off, or failed with 500; other statuses, such as 503, are another error."""
+
+
 # --- addresses -----------------------------------------------------------------------------------------------------------
 
 
@@ -169,11 +173,11 @@ def _unreachable(address: ProviderAddress) -> Iterator[None]:
     try:
         yield
     except httpcore.TimeoutException as error:
-        raise StoreUnreachable(f"provider {address} does not answer in time") from error
+        raise NoBytes(f"provider {address} does not answer in time") from error
     except httpcore.NetworkError as error:
         said = getattr(error.__cause__, "strerror", None) or error
-        raise StoreUnreachable(f"provider {address} is not reached: {said}") from error
+        raise NoBytes(f"provider {address} is not reached: {said}") from error
     except ValueError as error:  # a host name that cannot be looked up
         raise StoreUnreachable(f"provider {address} breaks the protocol: {str(error)[:100]}") from error
     except httpcore.ProtocolError as error:
-        raise StoreUnreachable(f"provider {address} broke off: {type(error).__name__} {str(error)[:100]!a}") from error
+        raise NoBytes(f"provider {address} broke off: {type(error).__name__} {str(error)[:100]!a}") from error

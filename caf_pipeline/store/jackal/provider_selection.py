@@ -168,7 +168,7 @@ class ProviderSelection:
 
 
 def _failed_lately(record: ProviderRecord | None, now: datetime) -> bool:
-    return bool(record and record.failures and record.failed_at and now - record.failed_at < REST_AFTER_FAILURE)
+    return bool(record and record.failures and record.failed_at and abs(now - record.failed_at) < REST_AFTER_FAILURE)
 
 
 def _spread(urls: Mapping[str, str], used: Iterable[str]) -> list[str]:

@@ -123,7 +123,7 @@ class JackalStore:
                 f"{address} has bought no space on Jackal; {show_size(needed_bytes)} are needed",
                 hint=_to_buy(needed_bytes),
             )
-        if plan.ends_at <= datetime.now(UTC):
+        if plan.ends_at <= self.chain.now():
             raise PlanExpired(
                 f"the space that {address} bought ended on {plan.ends_at:%Y-%m-%d}",
                 hint=_to_buy(plan.used_bytes + needed_bytes),
@@ -173,9 +173,9 @@ class JackalStore:
         """Return the chunk's post where there is one; what is pending is settled first, and nothing is signed."""
         return self.poster.found(chunk, log)
 
-    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
+    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None], *, wrong: Collection[str] = ()) -> None:
         """Bring the staged file to providers: see `ChunkStore.put`."""
-        self._uploads.put(posting, staged, progress)
+        self._uploads.put(posting, staged, progress, wrong=wrong)
 
     def copies(self, posting: Posting) -> Sequence[Copy]:
         """Return what the chain lists, with what it keeps of each copy's proofs."""
@@ -244,6 +244,10 @@ class JackalStore:
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """Yield a range of the stored bytes: see `ChunkStore.read`."""
         return self._downloads.read(posting, start_byte, end_byte, provider=provider)
+
+    def has_lost(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str) -> bool:
+        """Tell whether a provider that answers sends nothing of a range: see `ChunkStore.has_lost`."""
+        return self._downloads.has_lost(posting, start_byte, end_byte, provider=provider)
 
     def owner(self) -> str:
         """Return the wallet's address."""

@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from enum import Enum
@@ -157,7 +157,7 @@ class Uploads:
     throttle: Throttle
     waits: Waits = field(default_factory=Waits)
 
-    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None]) -> None:
+    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None], *, wrong: Collection[str] = ()) -> None:
         """See `ChunkStore.put`. `progress` is also told 0 while nothing is sent, so that it can end the wait."""
         try:
             size_bytes = staged.stat().st_size
@@ -168,7 +168,7 @@ class Uploads:
                 f"the staged file {staged} has {size_bytes} bytes, {posting.stored_size_bytes} were posted",
                 hint="run the partition again: it is packed again",
             )
-        upload = _Upload(self, posting, staged)
+        upload = _Upload(self, posting, staged, wrong)
         upload.run(progress)
 
     def side_by_side(self, size_bytes: int) -> int:
@@ -203,7 +203,7 @@ class Uploads:
 class _Upload:
     """One file on its way to all its providers."""
 
-    def __init__(self, uploads: Uploads, posting: Posting, staged: Path) -> None:
+    def __init__(self, uploads: Uploads, posting: Posting, staged: Path, wrong: Collection[str]) -> None:
         self.throttle = uploads.throttle
         self._waits = uploads.waits
         self._chain = uploads.chain
@@ -213,6 +213,7 @@ class _Upload:
         self._side_by_side = uploads.side_by_side
         self._posting = posting
         self._staged = staged
+        self._wrong = frozenset(wrong)
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._sent: dict[str, int] = {}
@@ -375,6 +376,12 @@ class _Upload:
                     refusal = self._unfit(address, file, room) or self._send(address, client, known_before=known)
                     if refusal:
                         return refusal
+            elif address in self._wrong:
+                with self._unanswered(client):
+                    client.version(self.check)  # before the whole file is sent to a provider that is away
+                    reached = True
+                if refusal := self._send(address, client, known_before=True):
+                    return refusal
             return self._confirm(address, client)
         except NoChainAnswer as error:
             return Result(address, CopyOutcome.CHAIN, str(error))
@@ -542,7 +549,13 @@ class _Upload:
                 for start_byte in sorted(places):
                     file.seek(start_byte)
                     end_byte = start_byte + length
-                    if b"".join(client.download(self._posting, start_byte, end_byte, self.check)) != file.read(length):
+                    try:
+                        piece = b"".join(client.download(self._posting, start_byte, end_byte, self.check))
+                    except StoreUnreachable:
+                        if client.has_lost(self._posting, start_byte, end_byte, self.check):
+                            return f"it sends nothing of bytes {start_byte} to {end_byte}"
+                        raise
+                    if piece != file.read(length):
                         return f"bytes {start_byte} to {end_byte} differ"
         except (IntegrityError, StoredChunkMissing) as error:
             return str(error)
