@@ -6,7 +6,7 @@ which chunks are restored does not matter, except that of two chunks with the sa
 """
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -133,6 +133,39 @@ class ChunkImport(LedgerPart):
         with self._database.transaction() as connection:
             found: datetime | None = connection.execute(statement, {"source": source}).scalar_one_or_none()
             return found
+
+    def leave_posts(self, source: str, roots: Sequence[bytes], *, superseded: bool) -> None:
+        """Write that posts of these Merkle roots are no chunks of this ledger, and need not be.
+
+        `superseded`: other chunks have all of their objects; else an operator ordered a second copy.
+        """
+        with self._of_source(source) as (connection, source_id):
+            connection.execute(
+                "INSERT INTO left_posts (source_id, merkle_root, superseded)"
+                " SELECT %(source_id)s, root, %(superseded)s FROM unnest(CAST(%(roots)s AS bytea[])) AS left_now (root)"
+                " ON CONFLICT (source_id, merkle_root) DO UPDATE SET superseded = excluded.superseded",
+                {"source_id": source_id, "roots": list(roots), "superseded": superseded},
+            )
+
+    def superseded_posts(self, source: str) -> Set[bytes]:
+        """Return the Merkle roots of posts whose objects other chunks have, as `leave_posts` wrote; none of an unknown source."""
+        statement = "SELECT merkle_root FROM left_posts JOIN sources USING (source_id) WHERE name = %(source)s AND superseded"
+        with self._database.transaction() as connection:
+            return {bytes(root) for root in connection.execute(statement, {"source": source}).scalars()}
+
+    def unknown_posts(self, source: str) -> int:
+        """Return how many posts the last look found that the ledger does not know: while there are some, nothing is posted."""
+        statement = "SELECT coalesce(max(unknown), 0) FROM store_looks JOIN sources USING (source_id) WHERE name = %(source)s"
+        with self._database.transaction() as connection:
+            return int(connection.execute(statement, {"source": source}).scalar_one())
+
+    def has_live_post(self, chunk: str) -> bool:
+        """Tell whether a transaction of this ledger posts the chunk, or may."""
+        statement = (
+            "SELECT EXISTS (SELECT FROM transaction_posts JOIN caf_files USING (caf_file_id) WHERE name = %(chunk)s AND live)"
+        )
+        with self._database.transaction() as connection:
+            return bool(connection.execute(statement, {"chunk": chunk}).scalar_one())
 
     def restore_chunk(
         self,

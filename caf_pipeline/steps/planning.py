@@ -40,7 +40,7 @@ from caf_pipeline.ledger.records import (
 )
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps.compare_headers import Comparison, compare_headers
-from caf_pipeline.steps.first_plan import refuse_second_copy
+from caf_pipeline.steps.first_plan import leave_unknown, refuse_second_copy, refuse_unknown
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
 from caf_pipeline.system.folder_lock import reading, writing_into
@@ -198,6 +198,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False, 
         work.wait_while_paused(lease.check)
         if second_copy:
             work.ledger.end_rebuild(work.source)
+            leave_unknown(work)
         elif snapshot.object_count:
             refuse_second_copy(work)
         sizes, warning = chunk_sizes(work)
@@ -212,6 +213,8 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, second_copy: bool = False, 
                     more = plan.leftover_count > 0
                     if plan.chunks:
                         work.wait_while_paused(lease.check)
+                        if not second_copy:
+                            refuse_unknown(work)
                         plans.append(_register(work, lease, snapshot, plan))
                         plan = replace(plan, folder=Path(plans[-1].folder))
                     if more:
