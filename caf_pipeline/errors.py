@@ -324,7 +324,7 @@ class SpendCapReached(StoreError):
 
 
 class StoredAlready(StoreError):
-    """The store has files of a source that the ledger does not know, and that may hold its objects: they would be paid for again."""
+    """The store has files that the ledger does not know, and that may hold objects of a source: they would be paid for again."""
 
 
 class UploadsRefused(StoreError):

@@ -358,6 +358,11 @@ def open_database(settings: Settings, waits: Waits | None = None) -> Database:
     return database
 
 
+def has_own_server(settings: Settings) -> bool:
+    """Tell whether the settings name a server, which is not the embedded one."""
+    return bool(settings.database_url and settings.database_url.get_secret_value())
+
+
 def _url(settings: Settings) -> str:
     if settings.database_url is not None and settings.database_url.get_secret_value():
         return parse_url(settings.database_url.get_secret_value())

@@ -34,7 +34,8 @@ _LOCK = f"SELECT {_COLUMNS} FROM leases WHERE name = %(name)s FOR UPDATE"
 _TAKEN = f"SELECT {_COLUMNS} FROM leases WHERE expires_at > to_timestamp(0) ORDER BY name"
 _TAKE = """
     INSERT INTO leases AS held (name, epoch, run, boot_id, pid, process_started, expires_at)
-    VALUES (%(name)s, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint), %(run)s, %(boot_id)s, %(pid)s, %(process_started)s,
+    VALUES (%(name)s, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint), %(run)s,
+        %(boot_id)s, %(pid)s, %(process_started)s,
         clock_timestamp() + make_interval(secs => %(seconds)s))
     ON CONFLICT (name) DO UPDATE SET
         epoch = greatest(held.epoch + 1, excluded.epoch), run = excluded.run, boot_id = excluded.boot_id, pid = excluded.pid,

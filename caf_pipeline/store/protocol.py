@@ -228,8 +228,9 @@ class ChunkStore(Protocol):
         ...
 
     def unknown_posts(self, archive_id: str, log: "TransactionLog") -> Sequence[bytes]:
-        """Return the Merkle roots of the owner's posts of an archive that the ledger does not know, e.g. since an older backup
-        of it was restored.
+        """Return the Merkle roots of the owner's posts of an archive that the ledger does not know.
+
+        There are some after an older backup of the ledger was restored.
 
         Raises:
             MnemonicRefused: there is no wallet, and so no owner. StoreUnreachable. StoreError.
