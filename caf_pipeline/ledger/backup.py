@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import Literal
@@ -113,7 +113,12 @@ class Programs:
 
     @contextlib.contextmanager
     def started(
-        self, program: str, *arguments: str, connects: bool = False, **streams: int | IO[bytes]
+        self,
+        program: str,
+        *arguments: str,
+        connects: bool = False,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | IO[bytes] | None = None,
     ) -> Iterator["subprocess.Popen[bytes]"]:
         """Start a program; it is gone at the context's end.
 
@@ -123,7 +128,11 @@ class Programs:
         where = [f"--dbname={self._address}"] if connects else []
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
-                [str(self._folder / program), *where, *arguments], env=self._environment, stderr=errors, **streams
+                [str(self._folder / program), *where, *arguments],
+                env=self._environment,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=errors,
             )
             try:
                 yield process
@@ -131,6 +140,10 @@ class Programs:
             finally:
                 process.kill()
                 process.wait()
+                for stream in (process.stdin, process.stdout):
+                    with contextlib.suppress(BrokenPipeError):
+                        if stream is not None:
+                            stream.close()
             if process.returncode:
                 errors.seek(0)
                 raise self._failure(program, errors.read().decode(errors="replace"), process.returncode)
@@ -167,7 +180,7 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
         try:
             with open(descriptor, "wb") as file:
                 options = ("--format=custom", "--no-password", *(f"--exclude-table={name}" for name in foreign))
-                with programs.started("pg_dump", *options, connects=True, stdin=subprocess.DEVNULL, stdout=file):
+                with programs.started("pg_dump", *options, connects=True, stdout=file):
                     pass
                 os.fsync(file.fileno())
                 size_bytes = file.seek(0, os.SEEK_END)
@@ -213,7 +226,7 @@ def read_backup(programs: Programs, path: Path) -> BackupContents:
 def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
     """Return the rows of a small table in a backup, as text."""
     with programs.started(
-        "pg_restore", "--data-only", f"--table={table}", "--file=-", str(path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        "pg_restore", "--data-only", f"--table={table}", "--file=-", str(path), stdout=subprocess.PIPE
     ) as process:
         assert process.stdout
         script = process.stdout.read().decode()
@@ -261,7 +274,7 @@ def restore(database: Database, programs: Programs, path: Path, *, reason: str) 
             _send(psql.stdin, "\n".join(before))
             with programs.started(
                 "pg_restore", "--no-owner", "--exit-on-error", f"--use-list={entries.name}", "--file=-", str(path),
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stdout=subprocess.PIPE,
             ) as script:  # fmt: skip
                 assert script.stdout
                 with contextlib.suppress(BrokenPipeError):  # psql says why it ended
@@ -284,7 +297,7 @@ def _send(stream: IO[bytes], text: str) -> None:
 
 def _entries(programs: Programs, path: Path, names: Sequence[str]) -> str:
     """Return the entries of a backup's table of contents that are of the ledger."""
-    with programs.started("pg_restore", "--list", str(path), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+    with programs.started("pg_restore", "--list", str(path), stdout=subprocess.PIPE) as process:
         assert process.stdout
         listed = process.stdout.read().decode().splitlines()
     kept = []

@@ -108,7 +108,7 @@ _SEE_HEIGHT = """
     ON CONFLICT (chain_id) DO UPDATE SET height = excluded.height WHERE old.height < excluded.height
     """
 
-# Sequences from the last look on have transactions of this ledger. A sequence below that of the last look is a lie of one of the two.
+# Sequences from the last look on have transactions of this ledger. Of two that go back, one is a lie.
 _EXPLAINS = """
     SELECT looked.unknown = 0 AND (SELECT count(DISTINCT sequence) FROM transactions WHERE account = %(account)s
             AND sequence >= looked.sequence AND sequence < %(sequence)s

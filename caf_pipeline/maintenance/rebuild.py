@@ -6,8 +6,8 @@ a chunk that the ledger has already, nothing is read.
 
     posted once, by us ─▶ head (all copies agree) ─▶ a name ─▶ index, manifest, samples ─▶ rows
 
-A file with the name of another file, or of a chunk of the ledger, is read whole: its Merkle root proves what it says. It takes the
-place of a chunk that was never posted. Else it gets a name made of its root: both files are kept.
+A file with the name of another file, or of a chunk of the ledger, is read whole: its Merkle root proves what it says. It takes
+the place of a chunk that was never posted. Else it gets a name made of its root, and both files are kept.
 
 With as many copies listed as are required a chunk comes back as `located`; with fewer as `damaged`, for `repair` to mend.
 

@@ -38,8 +38,9 @@ def refuse_second_copy(work: Workplace) -> None:
 
 
 def refuse_unknown(work: Workplace) -> None:
-    """Raise StoredAlready if the store has posts of the source that the ledger does not know, as after an older backup of the
-    ledger was restored.
+    """Raise StoredAlready if the store has posts of the source that the ledger does not know.
+
+    It has some after an older backup of the ledger was restored.
     """
     refuse_unknown_posts(work.store.unknown_posts(work.archive_id, work.ledger.transactions(work.holder)))
 
