@@ -25,7 +25,7 @@ from caf_pipeline.errors import HeldByOther, IntegrityError, LedgerError, Settin
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.embedded import wheel_programs
 from caf_pipeline.ledger.migrations import sql_folder
-from caf_pipeline.system.atomic_files import PRIVATE, sync_folder
+from caf_pipeline.system.atomic_files import PRIVATE, sync_file, sync_folder
 from caf_pipeline.system.child_environment import Need, child_environment
 
 _MAGIC: Final = b"PGDMP"  # of pg_dump's custom format
@@ -176,14 +176,14 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
         foreign = connection.execute(_FOREIGN, {"ours": list(names_of_ledger())}).scalars()
     temporary = path.with_name(f".caf-{secrets.token_hex(8)}.partial")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
         try:
-            with open(descriptor, "wb") as file:
-                options = ("--format=custom", "--no-password", *(f"--exclude-table={name}" for name in foreign))
-                with programs.started("pg_dump", *options, connects=True, stdout=file):
-                    pass
-                os.fsync(file.fileno())
-                size_bytes = file.seek(0, os.SEEK_END)
+            excluded = [f"--exclude-table={name}" for name in foreign]
+            # Not to standard output, to which pg_dump writes its table of contents twice.
+            with programs.started("pg_dump", "--format=custom", "--no-password", f"--file={temporary}", *excluded, connects=True):
+                pass
+            sync_file(temporary)
+            size_bytes = temporary.stat().st_size
             os.link(temporary, path)  # unlike a rename, it replaces nothing
         finally:
             temporary.unlink(missing_ok=True)
