@@ -160,9 +160,9 @@ class ChunkImport(LedgerPart):
                 {"source_id": source_id, "roots": list(roots), "superseded": superseded},
             )
 
-    def superseded_posts(self, source: str) -> Set[bytes]:
-        """Return the Merkle roots of posts whose objects other chunks have, as `leave_posts` wrote; none of an unknown source."""
-        statement = "SELECT merkle_root FROM left_posts JOIN sources USING (source_id) WHERE name = %(source)s AND superseded"
+    def left_posts(self, source: str) -> Set[bytes]:
+        """Return the Merkle roots that `leave_posts` wrote; none of an unknown source."""
+        statement = "SELECT merkle_root FROM left_posts JOIN sources USING (source_id) WHERE name = %(source)s"
         with self._database.transaction() as connection:
             return {bytes(root) for root in connection.execute(statement, {"source": source}).scalars()}
 

@@ -541,7 +541,7 @@ def test_second_file_of_known_objects_is_superseded_and_remembered(bare, tmp_pat
     again = put(bare.store, Forgery(bare.archive_id, {"a": b"one"}).write(tmp_path / "y"), bare.archive_id)
     outcomes = {outcome.finding.kind: outcome for outcome in rebuild.rebuild(bare)}
     assert outcomes.keys() == {FileKind.KNOWN, FileKind.SUPERSEDED}
-    assert bare.ledger.superseded_posts("src") == {again.merkle_root}
+    assert bare.ledger.left_posts("src") == {again.merkle_root}
     assert bare.store.unknown_posts(bare.archive_id, bare.ledger.transactions(bare.holder)) == []
 
 

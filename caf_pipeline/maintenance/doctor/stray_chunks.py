@@ -51,7 +51,7 @@ def listed_files(context: DoctorContext) -> Iterator[Finding]:
         return
     sound = {chunk.name for chunk in work.ledger.chunks(work.source, IN_GOOD_STANDING)}
     try:
-        for file in rebuild.find_chunks(work, left=work.ledger.superseded_posts(work.source)):
+        for file in rebuild.find_chunks(work, left=work.ledger.left_posts(work.source)):
             if file.kind is not FileKind.FOREIGN and (file.kind is not FileKind.KNOWN or file.name not in sound):
                 yield from _finding(context, file)
         if unknown := work.ledger.unknown_posts(work.source):
