@@ -41,7 +41,7 @@
     │   │   └── PlanExpired
     │   ├── PlanTooSmall               the bought space is too small for what is to be posted
     │   ├── SpendCapReached            the operator's limit on what may be spent
-    │   ├── StoredAlready              the store has files that may hold what a first plan would archive
+    │   ├── StoredAlready              the store has files, unknown to the ledger, that may hold the objects
     │   ├── UploadsRefused             settings or limits leave too few providers, whatever they answer
     │   └── NotPublic                  a source that may not go out in the clear
     ├── StagingError               8   disk full, folder missing or read-only
@@ -324,7 +324,7 @@ class SpendCapReached(StoreError):
 
 
 class StoredAlready(StoreError):
-    """The ledger has nothing of a source, and the store has files that may hold its objects: they would be paid for again."""
+    """The store has files that the ledger does not know, and that may hold objects of a source: they would be paid for again."""
 
 
 class UploadsRefused(StoreError):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from caf_pipeline.errors import LedgerError, SettingsError, UsageError
-from caf_pipeline.ledger.database import open_database
+from caf_pipeline.ledger.database import has_own_server, open_database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Holder
@@ -24,6 +24,7 @@ from caf_pipeline.waits import Listener, Wait, Waits
 if TYPE_CHECKING:
     from caf_pipeline.chunk_state import ChunkState
     from caf_pipeline.context import Workplace
+    from caf_pipeline.ledger.backup import BackupContents
     from caf_pipeline.retrieval.archive import Archive
     from caf_pipeline.retrieval.restore import RestoreTarget
     from caf_pipeline.source.protocol import EventQueue, ObjectSource
@@ -35,6 +36,28 @@ BUCKET_SCHEME: Final = "s3://"
 def open_ledger(settings: Settings, waits: Waits | None = None) -> Ledger:
     """Open the ledger, its schema brought up to date; `waits` says it while the database does not answer."""
     return Ledger(open_database(settings, waits))
+
+
+def back_up_ledger(settings: Settings, ledger: Ledger, path: Path) -> int:
+    """Write a backup of the ledger: see `ledger.backup.back_up`."""
+    from caf_pipeline.ledger.backup import back_up  # noqa: PLC0415 - seldom asked for
+
+    return back_up(ledger.database, path, embedded=not has_own_server(settings))
+
+
+def inspect_backup(settings: Settings, ledger: Ledger, path: Path) -> "BackupContents":
+    """Return what a backup says of itself: see `ledger.backup.read_backup`."""
+    from caf_pipeline.ledger.backup import Programs, read_backup  # noqa: PLC0415 - as above
+
+    return read_backup(Programs(ledger.database, embedded=not has_own_server(settings)), path)
+
+
+def restore_ledger(settings: Settings, ledger: Ledger, path: Path) -> None:
+    """Replace the ledger by a backup, with everything paused: see `ledger.backup.restore`."""
+    from caf_pipeline.ledger.backup import Programs, restore  # noqa: PLC0415 - as above
+
+    programs = Programs(ledger.database, embedded=not has_own_server(settings))
+    restore(ledger.database, programs, path, reason="a backup was restored: run `caf doctor`, then `caf resume`")
 
 
 def open_store(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> ChunkStore:

@@ -32,6 +32,7 @@ TYPES = {
 BESIDE_WIRING = {
     # who holds a lease, and the database's name in a message
     *("ledger.processes.is_alive", "ledger.processes.this_process", "ledger.database.describe_database"),
+    "ledger.backup.BackupContents",  # as a type
     "ledger.postgres.Ledger",  # as a type, which Dagster and dataclasses look up when they run
     # the commands and pages that are of Jackal alone: types, limits, and what is computed from what the store gave
     *("store.jackal.store.JackalStore", "store.jackal.answers.ChainFile", "store.jackal.answers.StoragePlan"),

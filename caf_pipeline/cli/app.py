@@ -85,6 +85,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("pause", "resume", "limit"), "controls"),
     "safe-to-delete": "safe_to_delete",
     "doctor": "doctor",
+    "backup": "backup",
     "rebuild": "rebuild",
     "adopt": "adopt",
 }

@@ -79,6 +79,7 @@ CHECKS: Final = {
     NO_CHUNK_IS_DAMAGED: (ConditionKind.DAMAGED,),
     NO_CHUNK_IS_PARKED: (ConditionKind.PARKED,),
     SOURCE_KEEPS_UP: (
+        ConditionKind.UNKNOWN_POSTS,
         ConditionKind.STALLED,
         ConditionKind.LATE,
         ConditionKind.NO_INVENTORY,

@@ -34,6 +34,7 @@ from caf_pipeline.errors import (
     SourceUnreachable,
     SpendCapReached,
     StagingError,
+    StoredAlready,
     StoreUnreachable,
     UploadsRefused,
 )
@@ -44,7 +45,15 @@ Context = AssetCheckExecutionContext | AssetExecutionContext | OpExecutionContex
 RETRY_TRANSIENT: Final = RetryPolicy(max_retries=3, delay=2, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
 """For every op: 2, 4 and 8 seconds. Requests have back-off of their own; this is for what outlasts it."""
 
-HITS_EVERY_CHUNK: Final = (SettingsError, NotPublic, NoStoragePlan, EmptyWallet, SpendCapReached, UploadsRefused)
+HITS_EVERY_CHUNK: Final = (
+    SettingsError,
+    NotPublic,
+    NoStoragePlan,
+    EmptyWallet,
+    SpendCapReached,
+    UploadsRefused,
+    StoredAlready,
+)
 """What the next chunk would meet just the same: nothing is gained by trying it before somebody has changed something."""
 
 

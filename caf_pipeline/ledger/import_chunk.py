@@ -6,7 +6,7 @@ which chunks are restored does not matter, except that of two chunks with the sa
 """
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.chunk_state import NOT_POSTED, ChunkState
 from caf_pipeline.errors import ClaimConflict, IntegrityError, LedgerError
-from caf_pipeline.ledger.copy import GOOD, copy_location_batches, load_skips, replace_stale
+from caf_pipeline.ledger.copy import GOOD, copy_location_batches, end_claims, load_skips, replace_stale
 from caf_pipeline.ledger.database import Connection, LedgerPart
 from caf_pipeline.ledger.log_times import record_log_times
-from caf_pipeline.ledger.parts import import_part
+from caf_pipeline.ledger.moves import require_state
+from caf_pipeline.ledger.parts import follow_move, has_part, import_part, locate_part
 from caf_pipeline.ledger.records import RemoteChunk, Skip
 from caf_pipeline.ledger.replicas import record_verified, samples_as_json
+from caf_pipeline.ledger.transactions import before_move
+from caf_pipeline.store.protocol import Lease
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,6 +62,15 @@ _NEW_CHUNK: Final = """
         CASE WHEN %(adopted)s THEN now() END)
     RETURNING caf_file_id
     """
+_REPLACE_CHUNK: Final = """
+    UPDATE caf_files SET state = %(state)s, reason = %(reason)s, attempts = 0, object_count = %(object_count)s,
+        object_bytes = %(object_bytes)s, caf_size_bytes = %(stored_size_bytes)s, stored_size_bytes = %(stored_size_bytes)s,
+        member_count = %(member_count)s, member_bytes = %(member_bytes)s, skipped_count = %(skipped_count)s,
+        released_count = %(released_count)s, merkle_root = %(merkle_root)s, proof_type = %(proof_type)s, owner = %(owner)s,
+        start = %(start)s, samples = CAST(%(samples)s AS jsonb), tail_start = NULL, tail_sha256 = NULL, updated_at = now(),
+        sealed_at = now(), posted_at = now(), verified_at = now(), located_at = now(), restored_at = now()
+    WHERE name = %(name)s RETURNING caf_file_id
+    """
 _HAS_CLAIMS: Final = "SELECT EXISTS (SELECT FROM claims WHERE source_id = %(source_id)s)"
 # LATERAL with LIMIT: one look-up an object, whatever the planner knows of the table just filled.
 _CLAIMED: Final = """
@@ -72,6 +84,7 @@ _CLAIMED: Final = """
 _CLAIMED_PART: Final = """
     SELECT file_path, name FROM claims JOIN caf_files USING (caf_file_id)
     WHERE claims.source_id = %(source_id)s AND file_path = %(key)s AND object_version = %(object_version)s
+        AND plan_id <> %(plan_id)s
     """
 _LOCATE: Final = replace_stale("restoring")
 _END_SKIPS: Final = (
@@ -134,6 +147,39 @@ class ChunkImport(LedgerPart):
             found: datetime | None = connection.execute(statement, {"source": source}).scalar_one_or_none()
             return found
 
+    def leave_posts(self, source: str, roots: Sequence[bytes], *, superseded: bool) -> None:
+        """Write that posts of these Merkle roots are no chunks of this ledger, and need not be.
+
+        `superseded`: other chunks have all of their objects; else an operator ordered a second copy.
+        """
+        with self._of_source(source) as (connection, source_id):
+            connection.execute(
+                "INSERT INTO left_posts (source_id, merkle_root, superseded)"
+                " SELECT %(source_id)s, root, %(superseded)s FROM unnest(CAST(%(roots)s AS bytea[])) AS left_now (root)"
+                " ON CONFLICT (source_id, merkle_root) DO UPDATE SET superseded = excluded.superseded",
+                {"source_id": source_id, "roots": list(roots), "superseded": superseded},
+            )
+
+    def left_posts(self, source: str) -> Set[bytes]:
+        """Return the Merkle roots that `leave_posts` wrote; none of an unknown source."""
+        statement = "SELECT merkle_root FROM left_posts JOIN sources USING (source_id) WHERE name = %(source)s"
+        with self._database.transaction() as connection:
+            return {bytes(root) for root in connection.execute(statement, {"source": source}).scalars()}
+
+    def unknown_posts(self, source: str) -> int:
+        """Return how many posts the last look found that the ledger does not know: while there are some, nothing is posted."""
+        statement = "SELECT coalesce(max(unknown), 0) FROM store_looks JOIN sources USING (source_id) WHERE name = %(source)s"
+        with self._database.transaction() as connection:
+            return int(connection.execute(statement, {"source": source}).scalar_one())
+
+    def has_live_post(self, chunk: str) -> bool:
+        """Tell whether a transaction of this ledger posts the chunk, or may."""
+        statement = (
+            "SELECT EXISTS (SELECT FROM transaction_posts JOIN caf_files USING (caf_file_id) WHERE name = %(chunk)s AND live)"
+        )
+        with self._database.transaction() as connection:
+            return bool(connection.execute(statement, {"chunk": chunk}).scalar_one())
+
     def restore_chunk(
         self,
         chunk: RemoteChunk,
@@ -143,6 +189,7 @@ class ChunkImport(LedgerPart):
         plan_folder: str,
         fault: str = "",
         logs: "Collection[LogTimes] | None" = None,
+        lease: Lease | None = None,
     ) -> int:
         """Write a chunk that the ledger does not know, with its plan where that is missing, rows and skips, at once.
 
@@ -156,8 +203,10 @@ class ChunkImport(LedgerPart):
             plan_folder: where a plan that is missing is said to be.
             fault: why the chunk is `damaged`; "" where it is `located`.
             logs: the times of its clp-s archives; None where its packing did not look for any.
+            lease: of the chunk of this name that the ledger has and never posted: this one takes its place.
 
         Raises:
+            LeaseLost: of `lease`.
             LedgerError: the ledger has a chunk of this name, or the rows and skips are not as many as the chunk says, or name an
                 object twice; nothing was written.
             ClaimConflict: a chunk under way claims one of its objects; nothing was written.
@@ -166,19 +215,25 @@ class ChunkImport(LedgerPart):
         # The lock as for a new plan: the two must not take the same object, each unseen by the other.
         with suppress(_Superseded), self._of_source(chunk.source, lock="FOR NO KEY UPDATE") as (connection, source_id):
             state = connection.execute(_KNOWN, {"name": chunk.name}).scalar_one_or_none()
-            if state is not None:
+            if state is not None and lease is not None:
+                _make_way(connection, lease, chunk.name)
+            elif state is not None:
                 raise LedgerError(
                     f"the ledger already has chunk {chunk.name}, which is '{state}'", hint="it is not to be restored"
                 )
             plan_id = _plan_id(connection, source_id, chunk, plan_folder)
-            caf_file_id = _insert_chunk(connection, source_id, plan_id, chunk, fault)
+            caf_file_id = _write_chunk(connection, source_id, plan_id, chunk, fault, replaces=lease is not None)
             connection.execute("CREATE TEMPORARY TABLE restoring (LIKE locations) ON COMMIT DROP")
             row_count = copy_location_batches(connection, "restoring", source_id, caf_file_id, rows)
             _require_count(chunk, "members", chunk.member_count, row_count + (chunk.part is not None))
-            _refuse_claimed(connection, source_id, chunk)
+            _refuse_claimed(connection, source_id, plan_id, chunk)
             written = _locate(connection, chunk)
             if chunk.part is not None:
-                import_part(connection, source_id, plan_id, caf_file_id, chunk.part)
+                if has_part(connection, caf_file_id):
+                    locate_part(connection, caf_file_id, chunk.part)
+                    follow_move(connection, caf_file_id, ChunkState.LOCATED)
+                else:
+                    import_part(connection, source_id, plan_id, caf_file_id, chunk.part)
                 written = 1
             connection.execute(_END_SKIPS)
             _skip(connection, source_id, caf_file_id, chunk, skips)
@@ -209,7 +264,19 @@ def _plan_id(connection: Connection, source_id: int, chunk: RemoteChunk, folder:
     return int(found.plan_id)
 
 
-def _insert_chunk(connection: Connection, source_id: int, plan_id: int, chunk: RemoteChunk, fault: str) -> int:
+def _make_way(connection: Connection, lease: Lease, chunk: str) -> None:
+    """End what a chunk that was never posted claims and asks for.
+
+    Raises:
+        LeaseLost. IllegalMove: it was posted meanwhile, or a transaction that posts it may be included.
+    """
+    caf_file_id = require_state(connection, lease, chunk, (*NOT_POSTED, ChunkState.PARKED), "replaced by a stored file")
+    before_move(connection, caf_file_id, chunk, ChunkState.PARKED, ChunkState.WITHDRAWN)
+    if not has_part(connection, caf_file_id):
+        end_claims(connection, caf_file_id)
+
+
+def _write_chunk(connection: Connection, source_id: int, plan_id: int, chunk: RemoteChunk, fault: str, *, replaces: bool) -> int:
     here = chunk.member_count + chunk.skipped_count
     object_count = here if chunk.object_count is None else chunk.object_count
     values: dict[str, Any] = {
@@ -226,14 +293,14 @@ def _insert_chunk(connection: Connection, source_id: int, plan_id: int, chunk: R
         "adopted": chunk.manifest is None,
         "samples": samples_as_json(chunk.samples),
     }
-    return int(connection.execute(_NEW_CHUNK, values).scalar_one())
+    return int(connection.execute(_REPLACE_CHUNK if replaces else _NEW_CHUNK, values).scalar_one())
 
 
-def _refuse_claimed(connection: Connection, source_id: int, chunk: RemoteChunk) -> None:
+def _refuse_claimed(connection: Connection, source_id: int, plan_id: int, chunk: RemoteChunk) -> None:
     if not connection.execute(_HAS_CLAIMS, {"source_id": source_id}).scalar_one():
         return
     if chunk.part is not None:
-        names = {"source_id": source_id, "key": chunk.part.key, "object_version": chunk.part.object_version}
+        names = {"source_id": source_id, "plan_id": plan_id, "key": chunk.part.key, "object_version": chunk.part.object_version}
         claimed = connection.execute(_CLAIMED_PART, names).fetchone()
     else:
         claimed = connection.execute(_CLAIMED).fetchone()

@@ -1,6 +1,7 @@
 """Leases: the right of one run to move one thing, as rows of the ledger with an epoch and an expiry.
 
-The epoch grows with each new holder, and every move names it; so a holder that was paused, was taken for dead and wakes
+The epoch grows with each new holder, and every move names it. It is at least the time in milliseconds, so that no process of
+before an older backup was restored has one that is given again. So a holder that was paused, was taken for dead and wakes
 again can move nothing. The expiry, by the database's clock, only says when others may take over.
 
 Source: "A chunk" in docs/design.md.
@@ -33,10 +34,11 @@ _LOCK = f"SELECT {_COLUMNS} FROM leases WHERE name = %(name)s FOR UPDATE"
 _TAKEN = f"SELECT {_COLUMNS} FROM leases WHERE expires_at > to_timestamp(0) ORDER BY name"
 _TAKE = """
     INSERT INTO leases AS held (name, epoch, run, boot_id, pid, process_started, expires_at)
-    VALUES (%(name)s, 1, %(run)s, %(boot_id)s, %(pid)s, %(process_started)s,
+    VALUES (%(name)s, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint), %(run)s,
+        %(boot_id)s, %(pid)s, %(process_started)s,
         clock_timestamp() + make_interval(secs => %(seconds)s))
     ON CONFLICT (name) DO UPDATE SET
-        epoch = held.epoch + 1, run = excluded.run, boot_id = excluded.boot_id, pid = excluded.pid,
+        epoch = greatest(held.epoch + 1, excluded.epoch), run = excluded.run, boot_id = excluded.boot_id, pid = excluded.pid,
         process_started = excluded.process_started, expires_at = excluded.expires_at
     WHERE held.epoch = %(seen)s
     RETURNING epoch

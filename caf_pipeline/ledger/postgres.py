@@ -129,6 +129,11 @@ class Ledger(
         self._database = database
         self._lease_seconds = lease_seconds
 
+    @property
+    def database(self) -> Database:
+        """Where it is."""
+        return self._database
+
     def close(self) -> None:
         """Close the idle connections; a later call opens new ones."""
         self._database.close()

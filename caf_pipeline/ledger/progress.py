@@ -64,7 +64,8 @@ _FACTS: Final = f"""
         (SELECT count(*) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS noticed_keys,
         (SELECT count(*) FROM messages_set_apart AS apart WHERE apart.source_id = sources.source_id) AS messages_set_apart,
         (SELECT count(*) FROM caf_files WHERE caf_files.source_id = sources.source_id AND state = 'located'
-            AND suspected_at IS NOT NULL) AS suspected_chunks
+            AND suspected_at IS NOT NULL) AS suspected_chunks,
+        (SELECT coalesce(max(unknown), 0) FROM store_looks WHERE store_looks.source_id = sources.source_id) AS unknown_posts
     FROM sources WHERE sources.name = ANY(%(sources)s)
     """
 _COPIES: Final = """
@@ -83,6 +84,7 @@ _UNKNOWN: Final[dict[str, Any]] = {
     "noticed_keys": 0,
     "messages_set_apart": 0,
     "suspected_chunks": 0,
+    "unknown_posts": 0,
 }
 
 

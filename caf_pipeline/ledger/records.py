@@ -621,6 +621,7 @@ class SourceProgress:
         inventory_at: when the latest whole inventory that is planned was taken.
         queue_read_at: when its queue was last read, or was first to be read; None where it was never to be.
         noticed_at: since when the first of `noticed_keys` waits to be listed.
+        unknown_posts: posts of the store that the last look found, and the ledger does not know.
         looked_at: when the proof watch last looked at a chunk that is located now; None where it never did.
         located_at: when the first of the chunks was located that are located now; None where none is.
         suspected_chunks: located chunks of which the store's lists say something amiss, and that were not looked at since.
@@ -644,6 +645,7 @@ class SourceProgress:
     suspected_chunks: int
     looked_at: datetime | None
     located_at: datetime | None
+    unknown_posts: int = 0
 
     def sums(self, states: Iterable[ChunkState]) -> ChunkSums:
         """Return the sums over some states."""

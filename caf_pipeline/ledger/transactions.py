@@ -108,6 +108,30 @@ _SEE_HEIGHT = """
     ON CONFLICT (chain_id) DO UPDATE SET height = excluded.height WHERE old.height < excluded.height
     """
 
+# Sequences from the last look on have transactions of this ledger. Of two that go back, one is a lie.
+_EXPLAINS = """
+    SELECT looked.unknown = 0 AND (SELECT count(DISTINCT sequence) FROM transactions WHERE account = %(account)s
+            AND sequence >= looked.sequence AND sequence < %(sequence)s
+            AND (outcome IS NULL OR outcome IN ('included', 'failed'))) = %(sequence)s - looked.sequence
+    FROM (SELECT coalesce(max(sequence), 0) AS sequence, coalesce(max(unknown), 0) AS unknown
+        FROM store_looks JOIN sources USING (source_id)
+        WHERE archive_id = %(archive)s AND account = %(account)s) AS looked
+    """
+_LOOKED = """
+    INSERT INTO store_looks (source_id, account, sequence, unknown)
+    SELECT source_id, %(account)s, %(sequence)s, %(unknown)s FROM sources WHERE archive_id = %(archive)s
+    ON CONFLICT (source_id, account) DO UPDATE SET sequence = excluded.sequence, unknown = excluded.unknown, looked_at = now()
+    """
+# A chunk that is sealed, or was to be posted when the backup was made, may be packed again with another root.
+_UNKNOWN_ROOTS = """
+    SELECT DISTINCT root FROM unnest(CAST(%(roots)s AS bytea[])) AS listed (root)
+    WHERE NOT EXISTS (SELECT FROM caf_files WHERE merkle_root = root AND (start IS NOT NULL
+            OR state = 'posting' AND NOT %(signed)s
+            OR EXISTS (SELECT FROM transaction_posts WHERE transaction_posts.caf_file_id = caf_files.caf_file_id AND live)))
+        AND NOT EXISTS (SELECT FROM left_posts WHERE left_posts.merkle_root = root)
+    ORDER BY root
+    """
+
 
 class TransactionLog:
     """The transactions of accounts, for one holder. Safe in threads.
@@ -246,6 +270,30 @@ class TransactionLog:
         """Return how many purchases that are or may be included are counted at their list price."""
         with self._database.transaction() as connection:
             return int(connection.execute(_AT_LIST_PRICE, {"account": account}).scalar_one())
+
+    def explains(self, account: str, archive_id: str, sequence: int) -> bool:
+        """Tell whether this ledger has a transaction for each sequence that the account used since the last look at an archive.
+
+        False also while the last look found posts that the ledger does not know.
+        """
+        with self._database.transaction() as connection:
+            facts = {"account": account, "archive": archive_id, "sequence": sequence}
+            return bool(connection.execute(_EXPLAINS, facts).scalar_one())
+
+    def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]:
+        """Return those of a store's Merkle roots that the ledger did not post, and that were not left as they are.
+
+        `signed`: whether the store's posts are transactions of this log.
+        """
+        with self._database.transaction() as connection:
+            rows = connection.execute(_UNKNOWN_ROOTS, {"roots": list(roots), "signed": signed})
+            return [bytes(root) for root in rows.scalars()]
+
+    def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
+        """Remember a look at an archive's posts: the account's sequence before it, and how many unknown posts it found."""
+        with self._database.transaction() as connection:
+            facts = {"account": account, "archive": archive_id, "sequence": sequence, "unknown": unknown}
+            connection.execute(_LOOKED, facts)
 
     def seen_height(self, chain_id: str) -> int:
         """Return the greatest block height ever seen of a chain; 0 where none was."""

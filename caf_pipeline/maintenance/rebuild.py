@@ -4,7 +4,10 @@ Needs the source's settings (its address makes the archive's id) and the owner's
 file that is listed under the archive's id is reported: as a chunk, or with the reason why it is none and gives no rows. Of
 a chunk that the ledger has already, nothing is read.
 
-    posted once, by us ─▶ head (all copies agree) ─▶ a name that no other file claims ─▶ index, manifest, samples ─▶ rows
+    posted once, by us ─▶ head (all copies agree) ─▶ a name ─▶ index, manifest, samples ─▶ rows
+
+A file with the name of another file, or of a chunk of the ledger, is read whole: its Merkle root proves what it says. It takes
+the place of a chunk that was never posted. Else it gets a name made of its root, and both files are kept.
 
 With as many copies listed as are required a chunk comes back as `located`; with fewer as `damaged`, for `repair` to mend.
 
@@ -12,32 +15,35 @@ Source: promise 1 in docs/design.md, docs/format.md.
 """
 
 import tempfile
-from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING
+from caf_pipeline.chunk_state import CLAIMING, NOT_POSTED, ChunkState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
     ArchiveError,
     CafError,
     ClaimConflict,
+    IllegalMove,
     IntegrityError,
     NoChainAnswer,
     StagingError,
     StoredChunkMissing,
     StoreUnreachable,
 )
+from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.manifest import open_manifest
-from caf_pipeline.ledger.records import Chunk, RemoteChunk, plan_lease
+from caf_pipeline.ledger.records import Chunk, RemoteChunk, chunk_lease, plan_lease
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, skips_of
+from caf_pipeline.packing.staging import remove_all
 from caf_pipeline.retrieval.remote_chunk import AgreedSource, Head, fetch_manifest, read_chunk, read_head
-from caf_pipeline.store.protocol import Copy, PostedFile
+from caf_pipeline.store.protocol import Copy, Lease, PostedFile
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.quantities import counted
 
@@ -62,6 +68,8 @@ class FileKind(StrEnum):
     SUPERSEDED = "superseded"
 
 
+_UNPOSTED: Final = frozenset({*NOT_POSTED, ChunkState.PARKED})
+
 NOTHING_MISSING: Final = frozenset({FileKind.CHUNK, FileKind.KNOWN, FileKind.FOREIGN, FileKind.DOUBLE, FileKind.SUPERSEDED})
 """Kinds of files that leave no object out of the ledger."""
 
@@ -77,6 +85,7 @@ class FileFinding:
         name: the chunk that it is, or says to be; "" where it says nothing.
         chunk: what it says of itself, of a chunk.
         spool: the chunk's manifest, until the next finding is asked for.
+        replaces: the chunk of this name in the ledger, which was never posted, and whose place this file takes.
     """
 
     file: PostedFile
@@ -85,6 +94,7 @@ class FileFinding:
     name: str = ""
     chunk: RemoteChunk | None = None
     spool: Path | None = None
+    replaces: Chunk | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +120,16 @@ class RebuildOutcome:
 # --- what the store lists ------------------------------------------------------------------------------------------
 
 
-def find_chunks(work: Workplace, *, owner: str | None = None, whole: bool = False) -> Iterator[FileFinding]:
+def find_chunks(
+    work: Workplace, *, owner: str | None = None, whole: bool = False, left: Set[bytes] = frozenset()
+) -> Iterator[FileFinding]:
     """Yield one finding for each file that is listed under the source's archive; chunks with enough copies before the others.
 
     Args:
         work: the source. Its objects are not asked for.
         owner: who posted the chunks; the store's own owner where None.
         whole: whether copies that differ are read whole, and those believed that have the Merkle root which the store lists.
+        left: Merkle roots of files that are known to be superseded, and are not read again.
 
     Raises:
         StoreUnreachable: the chain does not answer. StagingError: no room for a manifest. A file that cannot be read raises
@@ -133,17 +146,24 @@ def find_chunks(work: Workplace, *, owner: str | None = None, whole: bool = Fals
     unknown = []
     for file in ours:
         chunk = known.get((file.posting.merkle_root, file.posting.start))
-        if chunk is None:
+        if chunk is None and file.posting.merkle_root in left:
+            yield FileFinding(file, FileKind.SUPERSEDED, ELSEWHERE)
+        elif chunk is None:
             unknown.append(file)
         else:
             yield FileFinding(file, FileKind.KNOWN, name=chunk.name)
     copies = {file: _copies(work, file) for file in unknown}
-    posted_once = yield from _without_doubles(unknown, copies, {root: chunk for (root, _), chunk in known.items() if root})
+    # A chunk that is not under way and was never posted says nothing of a post of its bytes.
+    roots = {root: chunk for (root, _), chunk in known.items() if root and (chunk.start is not None or chunk.state in CLAIMING)}
+    posted_once = yield from _without_doubles(work, unknown, copies, roots)
     named = yield from _with_heads(work, posted_once, copies, whole=whole)
-    wanted = yield from _with_names(work, named)
-    required = work.store.required_copies
-    for file, source, head in sorted(wanted, key=lambda one: (len(copies[one[0]]) < required, one[0].posting.start)):
-        yield from _read(work, file, copies[file], source, head)
+    chunks = {chunk.name: chunk for chunk in work.ledger.chunks()}
+    claimants = Counter(head.chunk for _, _, head in named)
+    required, taken = work.store.required_copies, set[str]()
+    for file, source, head in sorted(named, key=lambda one: (len(copies[one[0]]) < required, one[0].posting.start)):
+        other = chunks.get(head.chunk)
+        finding = _Named(file, copies[file], source, head, other=other, proven=other is not None or claimants[head.chunk] > 1)
+        yield from _read(work, finding, taken)
 
 
 def _copies(work: Workplace, file: PostedFile) -> Sequence[Copy]:
@@ -152,14 +172,17 @@ def _copies(work: Workplace, file: PostedFile) -> Sequence[Copy]:
 
 
 def _without_doubles(
-    files: Sequence[PostedFile], copies: Mapping[PostedFile, Sequence[Copy]], known: Mapping[bytes, Chunk]
+    work: Workplace, files: Sequence[PostedFile], copies: Mapping[PostedFile, Sequence[Copy]], known: Mapping[bytes, Chunk]
 ) -> Generator[FileFinding, None, Sequence[PostedFile]]:
     """Leave one post of each root: that with the most copies, of these the first. Yield the others; return what is left."""
     best: dict[bytes, PostedFile] = {}
     for file in sorted(files, key=lambda one: (-len(copies[one]), one.posting.start)):
         root = file.posting.merkle_root
-        if root in known and known[root].state in CLAIMING:
-            yield _of_known_name(file, known[root])
+        if root in known and copies[file] and is_unposted(work, known[root]) and root not in best:
+            best[root] = file
+        elif root in known and known[root].state in CLAIMING:
+            why = f"the ledger has this chunk as '{known[root].state}': its own run goes on with it"
+            yield FileFinding(file, FileKind.KNOWN, why, known[root].name)
         elif root in known:
             name = known[root].name
             yield FileFinding(file, FileKind.DOUBLE, f"its bytes are those of chunk {name}, posted once more", name)
@@ -196,48 +219,46 @@ def _with_heads(
     return opened
 
 
-def _with_names(work: Workplace, opened: Sequence[_Opened]) -> Generator[FileFinding, None, Sequence[_Opened]]:
-    """Yield a finding for each file that has the name of another file, or of a known chunk; return the other files."""
-    claimed = defaultdict(list)
-    for one in opened:
-        claimed[one[2].chunk].append(one)
-    chunks = {chunk.name: chunk for chunk in work.ledger.chunks()}
-    wanted = []
-    for name, claimants in claimed.items():
-        if name in chunks:
-            for file, _, _ in claimants:
-                yield _of_known_name(file, chunks[name])
-        elif len(claimants) == 1:
-            wanted += claimants
-        else:
-            roots = ", ".join(file.posting.merkle_root.hex()[:16] + "…" for file, _, _ in claimants)
-            for file, _, _ in claimants:
-                why = f"{len(claimants)} files with other bytes say to be chunk {name} (roots {roots}), and one of them lies"
-                yield FileFinding(file, FileKind.CONFLICTING, why, name)
-    return wanted
+def is_unposted(work: Workplace, chunk: Chunk) -> bool:
+    """Tell whether the ledger knows of no post of a chunk under way, and none that may still be included."""
+    if chunk.start is not None or chunk.state not in _UNPOSTED:
+        return False
+    # In a store that signs nothing, a killed run may have posted it: the next one goes on.
+    return not work.ledger.has_live_post(chunk.name) and (
+        chunk.state is not ChunkState.POSTING or work.settings.store.kind == "jackal"
+    )
 
 
-def _of_known_name(file: PostedFile, chunk: Chunk) -> FileFinding:
-    """Return what a file is that says to be a chunk of which the ledger has other bytes, or none yet."""
-    if chunk.state in CLAIMING:
-        why = f"the ledger has this chunk as '{chunk.state}': its own run goes on with it"
-        return FileFinding(file, FileKind.KNOWN, why, chunk.name)
-    root = chunk.merkle_root.hex()[:16] if chunk.merkle_root else "none"
-    why = f"it says to be chunk {chunk.name}, which the ledger has as '{chunk.state}' with other bytes (root {root}…)"
-    # Beside a second copy that was ordered, say: with the ledger's chunk in good standing no object is missing.
-    kind = FileKind.SUPERSEDED if chunk.state in IN_GOOD_STANDING else FileKind.CONFLICTING
-    return FileFinding(file, kind, why, chunk.name)
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A file with the head of a chunk. `other`: what the ledger has under this name. `proven`: its root has to be proven."""
+
+    file: PostedFile
+    copies: Sequence[Copy]
+    source: AgreedSource
+    head: Head
+    other: Chunk | None
+    proven: bool
 
 
-def _read(work: Workplace, file: PostedFile, copies: Sequence[Copy], source: AgreedSource, head: Head) -> Iterator[FileFinding]:
+def _read(work: Workplace, named: _Named, taken: set[str]) -> Iterator[FileFinding]:
     """Yield what a file with the head of a chunk is; its manifest is there until the next one is asked for."""
+    file, name = named.file, named.head.chunk
     with _spool(work) as spool:
         try:
-            chunk = read_chunk(file, copies, source, head, of=work.source, spool=spool)
+            chunk = read_chunk(file, named.copies, named.source, named.head, of=work.source, spool=spool)
+            if named.proven:
+                named.source.prove(file.proof_type)
         except (ArchiveError, IntegrityError, StoredChunkMissing, StoreUnreachable) as error:
-            yield _refused(file, error, head.chunk)
-        else:
-            yield FileFinding(file, FileKind.CHUNK, name=chunk.name, chunk=chunk, spool=spool)
+            yield _refused(file, error, name)
+            return
+        replaces = named.other if named.other and name not in taken and is_unposted(work, named.other) else None
+        if name in taken or (named.other and not replaces):
+            # Of the same form as other names, and the same in each rebuild.
+            other_id = ChunkId(work.source, file.posting.merkle_root.hex()[:12], 1)
+            chunk = replace(chunk, name=str(other_id), plan=other_id.plan, number=other_id.number, plan_sha256=None)
+        taken.add(name)
+        yield FileFinding(file, FileKind.CHUNK, name=chunk.name, chunk=chunk, spool=spool, replaces=replaces)
 
 
 def _refused(file: PostedFile, error: CafError, name: str = "") -> FileFinding:
@@ -277,19 +298,30 @@ def import_found_chunk(work: Workplace, finding: FileFinding) -> int:
             ledger. LedgerError: the ledger has a chunk of its name by now. And, where its
             manifest is no longer here, what reading it again raises.
     """
-    chunk = finding.chunk
+    chunk, replaces = finding.chunk, finding.replaces
     if chunk is None:
         raise CafError(f"file {finding.file.posting.merkle_root.hex()} is no chunk to be restored: {finding.why}")
+    with ExitStack() as stack:
+        lease = stack.enter_context(work.lease(chunk_lease(replaces.name))) if replaces else None
+        rows = _import(work, finding, chunk, lease)
+        if replaces and rows:
+            remove_all(work, replaces.name)  # what was packed here and never posted
+        if not rows:
+            work.ledger.leave_posts(work.source, [finding.file.posting.merkle_root], superseded=True)
+        return rows
+
+
+def _import(work: Workplace, finding: FileFinding, chunk: RemoteChunk, lease: Lease | None) -> int:
     if finding.spool is not None and finding.spool.exists():
-        return _import_from(work, chunk, finding.spool)
+        return _import_from(work, chunk, finding.spool, lease)
     with _spool(work) as spool:
         source = AgreedSource(work.store, chunk.file.posting, chunk.read_from)
         if chunk.manifest is None or fetch_manifest(source, chunk.manifest, spool) != chunk.manifest_sha256:
             raise IntegrityError(f"the manifest of chunk {chunk.name} is not the one that was read before")
-        return _import_from(work, chunk, spool)
+        return _import_from(work, chunk, spool, lease)
 
 
-def _import_from(work: Workplace, chunk: RemoteChunk, spool: Path) -> int:
+def _import_from(work: Workplace, chunk: RemoteChunk, spool: Path, lease: Lease | None) -> int:
     manifest = open_manifest(spool)
     skips = chain.from_iterable(map(skips_of, manifest.batches(SKIP_COLUMNS))) if chunk.skipped_count else ()
     plan_folder = str(work.plans() / chunk.plan)
@@ -297,7 +329,7 @@ def _import_from(work: Workplace, chunk: RemoteChunk, spool: Path) -> int:
     if manifest.part() != chunk.part:
         raise IntegrityError(f"the manifest of chunk {chunk.name} is not the one that was read before")
     return work.ledger.restore_chunk(
-        chunk, manifest.locations(), skips, plan_folder=plan_folder, fault=fault, logs=manifest.logs()
+        chunk, manifest.locations(), skips, plan_folder=plan_folder, fault=fault, logs=manifest.logs(), lease=lease
     )
 
 
@@ -344,7 +376,7 @@ def _restored(work: Workplace, finding: FileFinding, *, dry_run: bool) -> Rebuil
         return RebuildOutcome(finding, None, fault)
     try:
         rows = import_found_chunk(work, finding)
-    except (ClaimConflict, IntegrityError) as error:
+    except (ClaimConflict, IllegalMove, IntegrityError) as error:
         return RebuildOutcome(FileFinding(finding.file, FileKind.CONFLICTING, str(error), finding.name))
     if not rows:
         return RebuildOutcome(FileFinding(finding.file, FileKind.SUPERSEDED, ELSEWHERE, finding.name))

@@ -92,6 +92,7 @@ class AgreedSource:
         self._posting = posting
         self._proof_type = proof_type if proof_type in ROOT_SIZE_BYTES else None
         self._suffix: tuple[int, bytes] = (0, b"")
+        self._read: list[tuple[int, int, bytes]] = []  # what was returned: start, end and SHA-256
 
     @property
     def may_say_more(self) -> bool:
@@ -137,7 +138,41 @@ class AgreedSource:
             if self._proof_type is not None and self._judge_whole(self._proof_type):
                 return self._read_piece(start_byte, end_byte)
             raise CopiesDiffer(start_byte, end_byte, list(said.values()))
+        self._read.append((start_byte, end_byte, next(iter(said))))
         return first
+
+    def prove(self, proof_type: int) -> None:
+        """Read a copy whole, whose Merkle root proves everything that was read before.
+
+        Raises:
+            IntegrityError: no copy has the root, or what was read before is not of it. StoreUnreachable, StoredChunkMissing: no
+                copy can be read whole.
+        """
+        for provider in list(self.providers):
+            tree, position = MerkleTree(proof_type), 0
+            digests = [hashlib.sha256() for _ in self._read]
+            with self._passed_over(provider):
+                for piece in self._store.read(self._posting, 0, self._posting.stored_size_bytes, provider=provider):
+                    tree.update(piece)
+                    for (start_byte, end_byte, _), digest in zip(self._read, digests, strict=True):
+                        digest.update(piece[max(start_byte - position, 0) : max(end_byte - position, 0)])
+                    position += len(piece)
+            if provider in self.silent:
+                continue
+            if tree.root() != self._posting.merkle_root:
+                self.wrong[provider] = "gives other bytes than its Merkle root says"
+                self.providers.remove(provider)
+            elif [digest.digest() for digest in digests] != [sha256 for _, _, sha256 in self._read]:
+                raise IntegrityError(
+                    f"{provider} gives other bytes alone than those of the whole file, which has its Merkle root"
+                )
+            else:
+                return
+        if self.wrong:
+            raise IntegrityError(f"no copy has its Merkle root: {', '.join(self.wrong)}")
+        said = "; ".join(f"{provider}: {reason}" for provider, reason in self.silent.items()) or "no copy is listed"
+        kind = StoredChunkMissing if self._permanent else StoreUnreachable
+        raise kind(f"no copy can be read whole, and only its Merkle root proves which chunk it is ({said})")
 
     @contextmanager
     def _passed_over(self, provider: str) -> Iterator[None]:

@@ -51,6 +51,7 @@ from caf_pipeline.packing.staging import (
     was_packed_by,
 )
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, REPORT_COLUMNS, ChunkAuditor, ManifestReport
+from caf_pipeline.steps.first_plan import refuse_unknown
 from caf_pipeline.store.protocol import ChunkToStore, Copy, Lease, Posting
 from caf_pipeline.system.quantities import counted
 
@@ -103,11 +104,13 @@ def load_batch(work: Workplace, name: str) -> Chunk:
 
     Raises:
         What `ChunkStore.admit` raises: the store would not take a chunk of the expected size, so that it is not packed.
+        StoredAlready: the store has posts of the source that the ledger does not know.
     """
     with lease_chunk(work, name) as lease:
         chunk = _wanted(work, lease, _workable(work, name))
         if chunk.state not in (ChunkState.PLANNED, ChunkState.PACKING):
             return chunk
+        refuse_unknown(work)
         planned = count_chunk_objects(Path(chunk.plan_folder), chunk.number)
         if planned != chunk.object_count:
             raise CafError(
@@ -237,6 +240,8 @@ def post_file(work: Workplace, name: str) -> Chunk:
         chunk = _reached(
             _restored(work, lease, _wanted(work, lease, _workable(work, name)), to_be_posted=True), ChunkState.SEALED
         )
+        if chunk.state in (ChunkState.SEALED, ChunkState.POSTING):
+            refuse_unknown(work)
         if chunk.state is ChunkState.SEALED:
             chunk = _with_root_of_type(work, lease, chunk, work.store.proof_type)
             try:
@@ -382,6 +387,8 @@ def _restored(work: Workplace, lease: Lease, chunk: Chunk, *, to_be_posted: bool
     needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
     if chunk.state not in needed or (staged_is_whole(work, chunk) and (not to_be_posted or _is_what_was_packed(work, chunk))):
         return chunk
+    if chunk.state in (ChunkState.SEALED, ChunkState.POSTING):
+        refuse_unknown(work)  # packed again it may have another root
     remove_staged(staged_path(work, chunk.name))
     if chunk.state is ChunkState.SEALED:
         work.ledger.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)

@@ -21,6 +21,7 @@ class ConditionKind(StrEnum):
 
     DAMAGED = "damaged"
     PARKED = "parked"
+    UNKNOWN_POSTS = "unknown_posts"
     STALLED = "stalled"
     LATE = "late"
     NO_INVENTORY = "no_inventory"
@@ -82,6 +83,9 @@ def find_conditions(
     if parked := progress.sums([ChunkState.PARKED]).chunks:
         hint = f"`caf status {name}` says why; mend it, then `caf unpark` or `caf withdraw` each"
         yield Condition(ConditionKind.PARKED, True, f"{counted(parked, 'chunk')} of {name} parked", hint)
+    if progress.unknown_posts:
+        sentence = f"{counted(progress.unknown_posts, 'post')} of {name} unknown to the ledger: nothing is packed or posted"
+        yield Condition(ConditionKind.UNKNOWN_POSTS, True, sentence, "`caf doctor` takes what the store has into the ledger")
     if not paused:
         yield from _delays(progress, settings, alerts)
     if progress.noticed_at and progress.at - progress.noticed_at > late and not paused:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from caf_pipeline.context import Workplace, address_of, archive_id_of
 from caf_pipeline.errors import StoredAlready
-from caf_pipeline.store.protocol import ArchiveFiles
+from caf_pipeline.store.protocol import ArchiveFiles, refuse_unknown_posts
 from caf_pipeline.system.quantities import counted
 
 
@@ -35,6 +35,21 @@ def refuse_new_archive(work: Workplace) -> None:
     files = {archive: count for archive, count in work.store.archives().items() if archive not in elsewhere}
     if files:
         raise _refusal(work, files)
+
+
+def refuse_unknown(work: Workplace) -> None:
+    """Raise StoredAlready if the store has posts of the source that the ledger does not know.
+
+    It has some after an older backup of the ledger was restored.
+    """
+    refuse_unknown_posts(work.store.unknown_posts(work.archive_id, work.ledger.transactions(work.holder)))
+
+
+def leave_unknown(work: Workplace) -> None:
+    """Let the ledger remember that posts which it does not know may be archived again: an operator ordered a second copy."""
+    log = work.ledger.transactions(work.holder)
+    work.ledger.leave_posts(work.source, work.store.unknown_posts(work.archive_id, log), superseded=False)
+    work.store.unknown_posts(work.archive_id, log)  # so that the look counts
 
 
 def _known(work: Workplace) -> Mapping[str, str]:

@@ -40,7 +40,7 @@ from caf_pipeline.ledger.records import (
 )
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps.compare_headers import Comparison, compare_headers
-from caf_pipeline.steps.first_plan import refuse_new_archive
+from caf_pipeline.steps.first_plan import leave_unknown, refuse_new_archive, refuse_unknown
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
 from caf_pipeline.system.folder_lock import reading, writing_into
@@ -200,6 +200,7 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, new_archive: bool = False, 
         work.ledger.register_source(work.source, work.archive_id, work.address, lease=lease)
         if new_archive:
             work.ledger.end_rebuild(work.source)
+            leave_unknown(work)
         elif snapshot.object_count:
             refuse_new_archive(work)
         sizes, warning = chunk_sizes(work)
@@ -214,6 +215,8 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, new_archive: bool = False, 
                     more = plan.leftover_count > 0
                     if plan.chunks:
                         work.wait_while_paused(lease.check)
+                        if not new_archive:
+                            refuse_unknown(work)
                         plans.append(_register(work, lease, snapshot, plan))
                         plan = replace(plan, folder=Path(plans[-1].folder))
                     if more:

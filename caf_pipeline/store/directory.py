@@ -98,6 +98,19 @@ class DirectoryStore(ChunkStore):
         """Return the chunk's post, where the folder has one."""
         return self._posting(chunk.merkle_root) if self._post_path(chunk.merkle_root).exists() else None
 
+    def unknown_posts(self, archive_id: str, log: "TransactionLog") -> Sequence[bytes]:
+        """Return the roots of the archive's posts that the ledger does not know; only such posts are read.
+
+        Raises:
+            StoreError: one of them is no post.
+        """
+        listed = {path.stem: path for path in self._posts.glob("*.json") if _ROOT.fullmatch(path.stem)}
+        unknown = log.unknown_roots([bytes.fromhex(stem) for stem in listed], signed=False)
+        posts = (self._read_post(listed[root.hex()]) for root in unknown)
+        found = [post.posting.merkle_root for post, archive in posts if archive == archive_id]
+        log.record_look(OWNER, archive_id, 0, len(found))
+        return found
+
     def put(self, posting: Posting, staged: Path, progress: Callable[[int], None], *, wrong: Collection[str] = ()) -> None:
         """Copy the staged file; an existing copy of the same bytes is left as it is, so that `wrong` changes nothing.
 
@@ -147,18 +160,20 @@ class DirectoryStore(ChunkStore):
         }
 
     def _listed(self) -> Iterator[tuple[PostedFile, str | None]]:
-        for path in sorted(self._posts.glob("*.json")):
-            try:
-                described = json.loads(path.read_bytes())
-                root = bytes.fromhex(path.stem)
-                posting = Posting(root, described["owner"], int(described["start"]), int(described["stored_size_bytes"]))
-                listed = PostedFile(posting, int(described.get("proof_type", self.proof_type)))
-                archive = described.get("archive")
-            except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-                raise StoreError(
-                    f"{path} is not a post of this store: {error}", hint="move this file and its chunk out of the store's folder"
-                ) from error
-            yield listed, None if archive is None else str(archive)
+        return map(self._read_post, sorted(self._posts.glob("*.json")))
+
+    def _read_post(self, path: Path) -> tuple[PostedFile, str | None]:
+        try:
+            described = json.loads(path.read_bytes())
+            root = bytes.fromhex(path.stem)
+            posting = Posting(root, described["owner"], int(described["start"]), int(described["stored_size_bytes"]))
+            listed = PostedFile(posting, int(described.get("proof_type", self.proof_type)))
+            archive = described.get("archive")
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise StoreError(
+                f"{path} is not a post of this store: {error}", hint="move this file and its chunk out of the store's folder"
+            ) from error
+        return listed, None if archive is None else str(archive)
 
     def copies(self, posting: Posting) -> Sequence[Copy]:
         """Return the one copy, where its file has the posted length.

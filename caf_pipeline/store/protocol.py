@@ -11,6 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from caf_pipeline.errors import StoredAlready
+from caf_pipeline.system.quantities import counted
+
 if TYPE_CHECKING:
     from caf_pipeline.ledger.transactions import TransactionLog
 
@@ -164,6 +167,16 @@ class ArchiveFiles:
     last_at: datetime
 
 
+def refuse_unknown_posts(roots: Sequence[bytes]) -> None:
+    """Raise StoredAlready if there are posts that the ledger does not know: what they have would be stored and paid again."""
+    if roots:
+        raise StoredAlready(
+            f"the store has {counted(len(roots), 'post')} of this source that the ledger does not know, as after an older backup"
+            " of the ledger was restored: nothing is planned, packed or posted, since it might be paid for again",
+            hint="'caf doctor' takes them into the ledger; 'caf run NAME --new-archive' archives their objects again",
+        )
+
+
 class ChunkStore(Protocol):
     """Keeps chunks by their Merkle root. Every call may be repeated: the second does nothing that the first did.
 
@@ -222,6 +235,16 @@ class ChunkStore(Protocol):
             StoreUnreachable, StoreError.
         """
         ...
+
+    def unknown_posts(self, archive_id: str, log: "TransactionLog") -> Sequence[bytes]:
+        """Return the Merkle roots of the owner's posts of an archive that the ledger does not know.
+
+        There are some after an older backup of the ledger was restored.
+
+        Raises:
+            MnemonicRefused: there is no wallet, and so no owner. StoreUnreachable. StoreError.
+        """
+        return []
 
     def put(self, posting: Posting, staged: Path, progress: Callable[[int], None], *, wrong: Collection[str] = ()) -> None:
         """Bring the staged file to as many providers as copies are asked, until each is listed and gives pieces back right.

@@ -44,6 +44,7 @@ COMMANDS = {
     "withdraw": ("withdraw", "src-00000000-00001"),
     "safe-to-delete": ("safe-to-delete", "src"),
     "doctor": ("doctor",),
+    "backup": ("backup", "ledger.dump"),
     "rebuild": ("rebuild", "--dry-run"),
     "adopt": ("adopt", "src", "--from-chain", "--dry-run"),
     "clps inspect": ("clps", "inspect", "folder/archive.clp"),

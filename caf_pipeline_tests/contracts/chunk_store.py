@@ -94,6 +94,15 @@ class MemoryLog:
     def spent(self, account):
         return sum(one.cost for one in self._of(account) if self.outcomes[one.hash] in (None, "included", "failed"))
 
+    def explains(self, account, archive_id, sequence):
+        return True
+
+    def unknown_roots(self, roots, *, signed):
+        return []
+
+    def record_look(self, account, archive_id, sequence, unknown):
+        pass
+
     def seen_height(self, chain_id):
         return self.heights.get(chain_id, 0)
 

@@ -1103,7 +1103,8 @@ class LedgerContract:
             with ledger.lease(f"chunk/{chunk}", holder(run)) as lease:
                 lease.check()
                 epochs.append((lease.epoch, ledger.chunk(chunk).epoch))
-        assert epochs == [(1, 1), (2, 2), (3, 3)]
+        assert all(of_lease == of_chunk for of_lease, of_chunk in epochs)
+        assert epochs[0] < epochs[1] < epochs[2]
 
     def test_a_lease_is_given_back_when_its_holder_fails(self, ledger):
         with pytest.raises(ConnectionError), ledger.lease("plan/src", holder("r1")):
@@ -1138,7 +1139,7 @@ class LedgerContract:
             assert not ledger.end_lease("plan/src", lease.epoch)
             assert ledger.leases() == []
         with ledger.lease("plan/src", holder("next")) as next_:
-            assert next_.epoch == lease.epoch + 1
+            assert next_.epoch > lease.epoch
 
     def test_reservations_are_listed_with_their_chunks_state(self, ledger):
         (chunk,) = register(ledger, ["a"])

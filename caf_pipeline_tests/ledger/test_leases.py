@@ -84,7 +84,7 @@ def test_a_killed_run_on_this_machine_is_replaced_at_once(database, database_url
         process.kill()
         process.wait()
         with Ledger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
-            assert lease.epoch == 2
+            assert lease.epoch > 1
 
 
 @pytest.mark.thorough
@@ -95,7 +95,7 @@ def test_a_killed_run_that_nobody_waited_for_is_dead(database, database_url, chu
             time.sleep(0.01)
         assert process.returncode is None
         with Ledger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
-            assert lease.epoch == 2
+            assert lease.epoch > 1
 
 
 def _started_of(database_url, process):
@@ -110,7 +110,7 @@ def test_a_killed_run_on_another_machine_is_replaced_when_its_lease_has_run_out(
         process.kill()
         process.wait()
         with Ledger(database, lease_seconds=SHORT).lease(f"chunk/{chunk}", holder()) as lease:
-            assert lease.epoch == 2
+            assert lease.epoch > 1
 
 
 @pytest.mark.thorough
@@ -124,10 +124,10 @@ def test_a_live_run_on_another_machine_is_seen_renewing(database, database_url, 
 
 def test_a_pid_that_another_process_has_now_is_a_dead_holder(database):
     gone = replace(this_process("run-1"), process_started=1.0)
-    with HeldLease(database, "plan/src", gone, seconds=NEVER):
+    with HeldLease(database, "plan/src", gone, seconds=NEVER) as lease:
         taken = HeldLease(database, "plan/src", holder("run-2"), seconds=NEVER)
         with taken:
-            assert taken.epoch == 2
+            assert taken.epoch > lease.epoch
 
 
 @pytest.mark.thorough
@@ -177,7 +177,7 @@ def test_a_lease_that_was_taken_over_is_known_to_be_lost(database, database_url)
             _check_until_it_fails(lease)
     # And what the other run has is left alone.
     with psycopg.connect(database_url) as connection:
-        assert connection.execute("SELECT run, epoch FROM leases").fetchone() == ("run-2", 2)
+        assert connection.execute("SELECT run, epoch FROM leases").fetchone() == ("run-2", lease.epoch + 1)
 
 
 def test_a_lease_whose_database_is_away_is_lost_after_its_time(postgres_url, database_url):

@@ -110,7 +110,7 @@ def test_the_lease_of_a_killed_process_is_given_back_and_keeps_its_epoch(name, t
     assert told_then_mended((Kind.LEASE, what)) == {(Kind.LEASE, what): "given back"}
     assert ledger.leases() == []
     with ledger.lease(what, this_process("next")) as lease:
-        assert lease.epoch == dead.epoch + 1
+        assert lease.epoch > dead.epoch
 
 
 def test_a_lease_of_another_machine_is_given_back_once_it_has_run_out(work, told_then_mended, database_url, ledger):

@@ -509,31 +509,50 @@ def test_the_same_chunk_posted_twice_is_restored_once(bare, tmp_path):
     assert all(outcome.complete for outcome in outcomes)
 
 
-def test_two_chunks_of_one_name_are_both_refused_and_beside_the_one_that_is_known_nothing_is_missing(bare, tmp_path):
-    one = put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
-    two = put(bare.store, Forgery(bare.archive_id, {"a": b"other"}).write(tmp_path / "y"), bare.archive_id)
+def test_two_proven_files_of_one_name_are_both_kept(bare, tmp_path):
+    one, two = Forgery(bare.archive_id), Forgery(bare.archive_id, {"a": b"other", "c": b"3"})
+    postings = [put(bare.store, forged.write(tmp_path / "x"), bare.archive_id) for forged in (one, two)]
     outcomes = list(rebuild.rebuild(bare))
-    assert kinds(outcomes) == [FileKind.CONFLICTING] * 2
-    assert all(posting.merkle_root.hex()[:16] in outcomes[0].finding.why for posting in (one, two))
-    assert bare.ledger.chunks() == []
-    bare.store.forget(two)
-    assert kinds(rebuild.rebuild(bare)) == [FileKind.CHUNK]
-    bare.store.posts[two.merkle_root] = two
+    assert kinds(outcomes) == [FileKind.CHUNK] * 2
+    names = [one.name, f"src-{postings[1].merkle_root.hex()[:12]}-00001"]
+    assert sorted(outcome.finding.name for outcome in outcomes) == sorted(names)
+    located = rows_of(bare.ledger)["file_locations"]
+    assert {(row["file_path"], row["chunk"]) for row in located} == {
+        *(("a", names[0]), ("b", names[0]), ("a", names[1]), ("c", names[1]))
+    }
+    assert set(kinds(rebuild.rebuild(bare))) == {FileKind.KNOWN}
+    assert b"".join(fetch(bare.ledger, bare.store, "src", "c").pieces) == b"3"
+
+
+def test_file_whose_name_is_taken_and_root_is_wrong_is_refused(bare, tmp_path):
+    put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
+    other = put(bare.store, Forgery(bare.archive_id, {"c": b"3" * 1000}).write(tmp_path / "y"), bare.archive_id)
+    for provider in bare.store.folders:  # where the object is, which all copies may agree on
+        corrupt(bare.store.file(provider, other), 700)
+    outcomes = {outcome.finding.kind: outcome for outcome in rebuild.rebuild(bare)}
+    assert outcomes.keys() == {FileKind.CHUNK, FileKind.DIFFERING}
+    assert "Merkle root" in outcomes[FileKind.DIFFERING].finding.why
+    assert len(bare.ledger.chunks()) == 1
+
+
+def test_second_file_of_known_objects_is_superseded_and_remembered(bare, tmp_path):
+    put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
+    list(rebuild.rebuild(bare))
+    again = put(bare.store, Forgery(bare.archive_id, {"a": b"one"}).write(tmp_path / "y"), bare.archive_id)
     outcomes = {outcome.finding.kind: outcome for outcome in rebuild.rebuild(bare)}
     assert outcomes.keys() == {FileKind.KNOWN, FileKind.SUPERSEDED}
-    assert "with other bytes" in outcomes[FileKind.SUPERSEDED].finding.why
-    assert len(rows_of(bare.ledger)["file_locations"]) == 2
+    assert bare.ledger.left_posts("src") == {again.merkle_root}
+    assert bare.store.unknown_posts(bare.archive_id, bare.ledger.transactions(bare.holder)) == []
 
 
-def test_a_chunk_under_way_is_left_to_its_run(bare):
+def test_a_stored_file_takes_the_place_of_a_planned_chunk(bare):
     name = plan(bare).chunks[0].name
     forged = Forgery(bare.archive_id, plan=name.split("-")[1])
     put(bare.store, forged.write(bare.staging() / "x"), bare.archive_id)
-    before = rows_of(bare.ledger)
-    outcome, _ = found(bare)
-    assert (outcome.finding.kind, outcome.complete) == (FileKind.KNOWN, True)
-    assert "its own run" in outcome.finding.why
-    assert rows_of(bare.ledger) == before
+    outcome, rows = found(bare)
+    assert (outcome.finding.kind, outcome.complete, rows) == (FileKind.CHUNK, True, 2)
+    assert bare.ledger.chunk(name).state is ChunkState.LOCATED
+    assert not any(row["file_path"] == "empty" for row in rows_of(bare.ledger)["claims"])  # the next plan has it
 
 
 def test_a_chunk_whose_object_is_claimed_is_told_of_and_not_restored(bare):

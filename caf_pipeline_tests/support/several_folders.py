@@ -77,6 +77,12 @@ class SeveralFolders:
     def posted_already(self, chunk, log):
         return self.posts.get(chunk.merkle_root)
 
+    def unknown_posts(self, archive_id, log):
+        posted = [one.posting.merkle_root for one in self.posted(archive_id)]
+        unknown = log.unknown_roots(posted, signed=False)
+        log.record_look("owner", archive_id, 0, len(unknown))
+        return unknown
+
     def put(self, posting, staged, progress, *, wrong=()):
         if self.posts.get(posting.merkle_root) != posting:
             raise StoreError("it was not posted")

@@ -8,7 +8,16 @@ from functools import partial
 from typing import Final
 
 from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING
-from caf_pipeline.errors import ArchiveError, ClaimConflict, IntegrityError, NotLocated, SettingsError, StoreError, with_hint
+from caf_pipeline.errors import (
+    ArchiveError,
+    ClaimConflict,
+    IllegalMove,
+    IntegrityError,
+    NotLocated,
+    SettingsError,
+    StoreError,
+    with_hint,
+)
 from caf_pipeline.ledger.records import chunk_lease, plan_lease
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.doctor.findings import (
@@ -42,9 +51,12 @@ def listed_files(context: DoctorContext) -> Iterator[Finding]:
         return
     sound = {chunk.name for chunk in work.ledger.chunks(work.source, IN_GOOD_STANDING)}
     try:
-        for file in rebuild.find_chunks(work):
+        for file in rebuild.find_chunks(work, left=work.ledger.left_posts(work.source)):
             if file.kind is not FileKind.FOREIGN and (file.kind is not FileKind.KNOWN or file.name not in sound):
                 yield from _finding(context, file)
+        if unknown := work.ledger.unknown_posts(work.source):
+            found = f"{counted(unknown, 'post')} unknown to the ledger when a run last looked: nothing is packed or posted"
+            yield mendable(Kind.FILE, work.source, found, "looked at again", partial(_look_again, context))
     except (StoreError, SettingsError) as error:
         yield not_checked(f"what the store lists of {work.source}", error)
 
@@ -52,7 +64,8 @@ def listed_files(context: DoctorContext) -> Iterator[Finding]:
 def _finding(context: DoctorContext, file: rebuild.FileFinding) -> Iterator[Finding]:
     if file.kind is FileKind.CHUNK:
         members = file.chunk.member_count if file.chunk else 0
-        found = f"the store has this chunk of {counted(members, 'member')} ({_place(file)}), and the ledger does not"
+        has = f"has it as '{file.replaces.state}'" if file.replaces else "does not"
+        found = f"the store has this chunk of {counted(members, 'member')} ({_place(file)}), and the ledger {has}"
         yield mendable(Kind.FILE, file.name, found, _remedy(context, file), partial(_restore, context, file))
         return
     if file.kind is FileKind.KNOWN:
@@ -99,17 +112,35 @@ def _remedy(context: DoctorContext, file: rebuild.FileFinding) -> str:
 def _restore(context: DoctorContext, file: rebuild.FileFinding) -> Mended:
     work = context.work
     with context.lease(plan_lease(work.source)):
+        if file.replaces is None and _is_known(context, file.name):
+            return NO_LONGER_THERE
+        if file.replaces is not None:
+            context.require_free(chunk_lease(file.name))
+        # The ledger may have been rebuilt for other sources only, and not know this one.
+        work.ledger.register_source(work.source, work.archive_id, work.address)
         try:
-            work.ledger.chunk(file.name)
-        except NotLocated:
-            # The ledger may have been rebuilt for other sources only, and not know this one.
-            work.ledger.register_source(work.source, work.archive_id, work.address)
-            try:
-                rows = rebuild.import_found_chunk(work, file)
-            except (ArchiveError, ClaimConflict, IntegrityError) as error:
-                return Mended(f"not restored: {with_hint(error)}", Actor.OPERATOR)
-            if not rows:
-                return Mended(f"left: {rebuild.ELSEWHERE}; {_space(file)}", Actor.NOBODY)
-            remedy = _remedy(context, file)
-            return Mended(f"{remedy}, with {counted(rows, 'location')}", Actor.MENDED if remedy == "restored" else Actor.OPERATOR)
-        return NO_LONGER_THERE
+            rows = rebuild.import_found_chunk(work, file)
+        except (ArchiveError, ClaimConflict, IllegalMove, IntegrityError) as error:
+            return Mended(f"not restored: {with_hint(error)}", Actor.OPERATOR)
+        if not rows:
+            return Mended(f"left: {rebuild.ELSEWHERE}; {_space(file)}", Actor.NOBODY)
+        remedy = _remedy(context, file)
+        return Mended(f"{remedy}, with {counted(rows, 'location')}", Actor.MENDED if remedy == "restored" else Actor.OPERATOR)
+
+
+def _is_known(context: DoctorContext, name: str) -> bool:
+    try:
+        context.work.ledger.chunk(name)
+    except NotLocated:
+        return False
+    return True
+
+
+def _look_again(context: DoctorContext) -> Mended:
+    """Ask the store again, so that the source's chunks are launched, or say what is still unknown."""
+    work = context.work
+    roots = work.store.unknown_posts(work.archive_id, work.ledger.transactions(work.holder))
+    if not roots:
+        return Mended("all of them are known now: the source is packed and posted again")
+    again = f"'caf run {work.source} --new-archive' archives their objects again"
+    return Mended(f"{counted(len(roots), 'post')} still unknown; look again later, or {again}", Actor.OPERATOR)

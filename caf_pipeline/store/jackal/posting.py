@@ -35,6 +35,7 @@ from caf_pipeline.errors import (
     PlanExpired,
     PlanTooSmall,
     SpendCapReached,
+    StoredAlready,
     StoreError,
     TransactionRefused,
 )
@@ -47,6 +48,7 @@ from caf_pipeline.store.jackal.messages import (
     ChainMessage,
     TransactionTerms,
     archive_note,
+    archive_of,
     buy_storage,
     decode,
     post_file,
@@ -57,7 +59,14 @@ from caf_pipeline.store.jackal.messages import (
     transaction_messages,
 )
 from caf_pipeline.store.jackal.wallet import Wallet
-from caf_pipeline.store.protocol import ChunkToStore, Lease, Posting, SignedTransaction, WaitingPost
+from caf_pipeline.store.protocol import (
+    ChunkToStore,
+    Lease,
+    Posting,
+    SignedTransaction,
+    WaitingPost,
+    refuse_unknown_posts,
+)
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import BRIEF_SECONDS, Waits
 
@@ -191,7 +200,7 @@ class Poster:
 
         Raises:
             NoStoragePlan, PlanTooSmall, EmptyWallet, SpendCapReached: nothing was signed. SettingsError: nor here; the chain may
-                not verify proofs of the chunk's type.
+                not verify proofs of the chunk's type. StoredAlready: nor here; the ledger does not know a post of the archive.
             TransactionRefused: by a code that no other error stands for.
             StoreError: the root is posted by us in a way that does not serve. StoreUnreachable. LeaseLost.
         """
@@ -238,6 +247,29 @@ class Poster:
             What `post` raises of a chain and of posts that do not serve.
         """
         return self._found_of_others(chunk, log) or self._found(chunk, log)
+
+    def unknown_posts(self, archive_id: str, log: "TransactionLog", *, sequence: int | None = None) -> Sequence[bytes]:
+        """Return the Merkle roots of the wallet's posts of an archive that the ledger does not know.
+
+        The chain's list is read only if the account's sequence is another than the ledger's transactions explain.
+
+        Args:
+            archive_id: of the archive.
+            log: of the ledger.
+            sequence: the account's, if it is known already.
+        """
+        if sequence is None:
+            try:
+                sequence = self._chain.account(self._address).sequence
+            except EmptyWallet:  # an account that never received anything has posted nothing
+                return []
+        if log.explains(self.account, archive_id, sequence):
+            return []
+        # The list comes second: it has every post of a sequence that was used before.
+        listed = [file.merkle_root for file in self._chain.files_of_archive(self._address, archive_id)]
+        unknown = log.unknown_roots(listed, signed=True)
+        log.record_look(self.account, archive_id, sequence, len(unknown))
+        return unknown
 
     def _found(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting | None:
         while self._is_pending(chunk.merkle_root, log):
@@ -352,7 +384,13 @@ class Poster:
         gas = ceil((GAS_BASE + GAS_POST * len(posts)) * GAS_MARGIN) * attempts.gas_factor
         messages = [ChainMessage(POST_FILE, post.message) for post in posts]
         self._wait_while_paused(lease.check)
-        transaction = self._signed(messages, log, attempts, gas=gas, purpose="post")
+        try:
+            transaction = self._signed(messages, log, attempts, gas=gas, purpose="post")
+        except StoredAlready:
+            if len(posts) == 1:
+                raise
+            attempts.alone = True  # it may be the archive of another chunk
+            return
         try:
             log.commit(lease, transaction, [post.chunk for post in posts])
         except (LeaseLost, LedgerUnreachable):
@@ -414,8 +452,12 @@ class Poster:
     ) -> SignedTransaction:
         """Sign with the sequence that the chain names, once nothing of the account is pending.
 
+        The transaction can only be included if that is the account's sequence, so that no post of the account comes between the
+        look at the archives' posts and this one.
+
         Raises:
-            SpendCapReached, EmptyWallet: it would cost too much. StoreError: this call signed too often.
+            SpendCapReached, EmptyWallet: it would cost too much. StoreError: this call signed too often. StoredAlready: the
+            wallet has posts of one of the archives that the ledger does not know.
         """
         if attempts.signings == SIGNINGS:
             raise StoreError(
@@ -425,6 +467,9 @@ class Poster:
         fee = ceil(gas * Fraction(str(self._settings.gas_price)))
         self._check_money(fee + price, log)
         account = self._chain.account(self._address)
+        notes = {decode("PostFile", one.value).note for one in messages if one.type_url == POST_FILE}
+        for archive_id in sorted(filter(None, map(archive_of, notes))):
+            refuse_unknown_posts(self.unknown_posts(archive_id, log, sequence=account.sequence))
         timeout_height = self._chain.height() + self._settings.timeout_blocks
         terms = TransactionTerms(self._chain.chain_id, account.number, account.sequence, timeout_height, gas, fee)
         body = sign_transaction(self._wallet, messages, terms)

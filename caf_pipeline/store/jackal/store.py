@@ -173,6 +173,10 @@ class JackalStore:
         """Return the chunk's post where there is one; what is pending is settled first, and nothing is signed."""
         return self.poster.found(chunk, log)
 
+    def unknown_posts(self, archive_id: str, log: "TransactionLog") -> Sequence[bytes]:
+        """Return the roots of the wallet's posts of an archive that the ledger does not know: see `Poster.unknown_posts`."""
+        return self.poster.unknown_posts(archive_id, log)
+
     def put(self, posting: Posting, staged: Path, progress: Callable[[int], None], *, wrong: Collection[str] = ()) -> None:
         """Bring the staged file to providers: see `ChunkStore.put`."""
         self._uploads.put(posting, staged, progress, wrong=wrong)

@@ -1,0 +1,107 @@
+"""The command backup: the ledger to a file, and back."""
+
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from caf_pipeline.cli.opening import load_settings, opened_ledger
+from caf_pipeline.cli.terminal import counted, note, printable, show_size
+from caf_pipeline.context import address_of
+from caf_pipeline.errors import HeldByOther, UsageError
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.backup import BackupContents
+    from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.settings import Settings
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")],
+    restore: Annotated[bool, typer.Option("--restore", help="Replace the ledger by the backup.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Restore without asking.")] = False,
+) -> None:
+    r"""Back up the ledger, or restore it.
+
+    A backup is of one moment, also while runs go on. It is a file of pg_dump's custom format that only you can read. It contains
+    no secret, but the names of all objects. Staged files, plans and the wallet's words are not in it: see
+    docs/operations/backup.md.
+
+    --restore replaces the ledger in one transaction: if it is interrupted, the ledger is as it was. It needs that no run is under
+    way. Afterwards everything is paused: `caf doctor` finds what was archived since the backup, then `caf resume` ends the pause.
+    Restore only files of your own, since a backup is a program for the database.
+
+    \b
+    Examples:
+      caf backup ledger.dump
+      caf backup --restore ledger.dump
+
+    Exit status: 0; 1 you did not confirm; 2 FILE exists already, or is not a backup of a ledger that this version can read; 3 a
+    setting is wrong; 6 the database failed, or there is no pg_dump of its version; 8 FILE cannot be written;
+    10 a run is under way.
+    """
+    from caf_pipeline.wiring import back_up_ledger  # noqa: PLC0415  loaded by the command that uses it
+
+    settings = load_settings()
+    with opened_ledger(settings) as ledger:
+        if restore:
+            _restore(settings, ledger, file, yes=yes)
+        else:
+            size_bytes = back_up_ledger(settings, ledger, file)
+            typer.echo(f"{printable(str(file))}: {show_size(size_bytes)}")
+
+
+def _restore(settings: "Settings", ledger: "Ledger", file: Path, *, yes: bool) -> None:
+    from caf_pipeline.wiring import inspect_backup, restore_ledger  # noqa: PLC0415  as above
+
+    contents = inspect_backup(settings, ledger, file)
+    _require_same_sources(settings, contents)
+    _require_no_run(ledger)
+    typer.echo(f"the backup has  {_named(contents.sources)}", err=True)
+    typer.echo(f"the ledger has  {_named(ledger.sources())}, {counted(len(ledger.chunks()), 'chunk')}", err=True)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError("a restore needs a confirmation, and standard input is not a terminal.", hint="Give --yes.")
+        if not typer.confirm("Replace the ledger by the backup?", err=True):
+            note("nothing was restored")
+            raise typer.Exit(1)
+    # What is kept there of the ledger that is replaced would be taken for that of the new one.
+    shutil.rmtree(settings.home / "located", ignore_errors=True)
+    restore_ledger(settings, ledger, file)
+    with opened_ledger(settings) as restored:  # migrated
+        chunks = counted(len(restored.chunks()), "chunk")
+    typer.echo(f"restored, with {chunks}; everything is paused: run 'caf doctor', then 'caf resume'")
+
+
+def _named(sources: Iterable[str]) -> str:
+    names = sorted(sources)
+    return printable(f"{counted(len(names), 'source')} ({', '.join(names)})" if names else "no source")
+
+
+def _require_same_sources(settings: "Settings", contents: "BackupContents") -> None:
+    for name, source in settings.sources.items():
+        known = contents.sources.get(name)
+        if known is not None and known != address_of(source):
+            raise UsageError(
+                f"source '{name}' is {printable(known)} in the backup, and {address_of(source)} in the settings.",
+                hint="It is a backup of another archive; check FILE and caf.toml.",
+            )
+
+
+def _require_no_run(ledger: "Ledger") -> None:
+    """Raise HeldByOther if a run may hold a lease; give back the leases of dead processes."""
+    from caf_pipeline.ledger.processes import is_alive  # noqa: PLC0415  as above
+
+    for lease in ledger.leases():
+        holder = lease.holder
+        alive = is_alive(holder.boot_id, holder.pid, holder.process_started)
+        if lease.live if alive is None else alive:
+            raise HeldByOther(
+                f"{lease.name} is held by run {holder.run} (process {holder.pid}); nothing was restored",
+                holder=holder.run,
+                hint="end it first",
+            )
+        ledger.end_lease(lease.name, lease.epoch)

@@ -1,0 +1,317 @@
+"""Backs the ledger up to a file of pg_dump's custom format, and restores it in one transaction.
+
+Tables that other programs keep in the same database are neither dumped nor touched. The connection's password is passed to
+Postgres' programs by the environment, never on a command line.
+
+Source: "pg_dump", "pg_restore" and "psql" in the PostgreSQL 18 manual.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.sql import Literal
+
+from caf_pipeline.errors import HeldByOther, IntegrityError, LedgerError, SettingsError, StagingError, UsageError
+from caf_pipeline.ledger.database import Database
+from caf_pipeline.ledger.embedded import wheel_programs
+from caf_pipeline.ledger.migrations import sql_folder
+from caf_pipeline.system.atomic_files import PRIVATE, sync_file, sync_folder
+from caf_pipeline.system.child_environment import Need, child_environment
+
+_MAGIC: Final = b"PGDMP"  # of pg_dump's custom format
+_APPLIED: Final = "_yoyo_migration"
+_NEEDED: Final = "0002.jackal"  # made the tables of orders, without which nothing can be paused
+_LOCK_SECONDS: Final = 20
+"""For which a restore waits for statements of other processes; idle connections lock nothing."""
+
+_HELD: Final = "a run holds a lease"
+_CREATED: Final = re.compile(r"(?im)^\s*CREATE (?:OR REPLACE )?(?:UNIQUE )?(TABLE|VIEW|FUNCTION|INDEX) (?:IF NOT EXISTS )?(\w+)")
+_ENTRY: Final = re.compile(r"\d+; \d+ \d+ (?P<what>[A-Z][A-Z ]*[A-Z]) (?P<schema>\S+) (?P<tag>.*) \S+")
+_IGNORED: Final = frozenset({"SCHEMA", "EXTENSION", "COMMENT", "DATABASE PROPERTIES", "DATABASE"})
+
+_FOREIGN: Final = """
+    SELECT format('%%I.%%I', nspname, relname) FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND nspname NOT IN ('pg_catalog', 'information_schema')
+        AND nspname NOT LIKE 'pg\\_toast%%' AND NOT (nspname = current_schema() AND relname = ANY(%(ours)s))
+    """
+_OURS: Final = """
+    SELECT (SELECT string_agg(oid::regclass::text, ', ') FROM pg_class
+            WHERE relnamespace = current_schema()::regnamespace AND relkind = 'v' AND relname = ANY(%(names)s)) AS views,
+        (SELECT string_agg(oid::regclass::text, ', ') FROM pg_class
+            WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AND relname = ANY(%(names)s)) AS tables,
+        (SELECT string_agg(oid::regprocedure::text, ', ') FROM pg_proc
+            WHERE pronamespace = current_schema()::regnamespace AND proname = ANY(%(names)s)) AS functions
+    """
+# Of times and epochs only the server's clock decides: it gave the epochs of before.
+_AFTERWARDS: Final = """
+SET search_path = {schema};
+UPDATE leases SET epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)) + 1,
+    expires_at = to_timestamp(0);
+UPDATE caf_files SET epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)) + 1;
+INSERT INTO orders (name, value) VALUES ('paused', {reason})
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value, ordered_at = now();
+COMMIT;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupContents:
+    """What a backup says of itself: its migrations, and the address of each source by name."""
+
+    migrations: Sequence[str]
+    sources: Mapping[str, str]
+
+
+class Programs:
+    """pg_dump, pg_restore and psql of one folder, as they connect to a database.
+
+    Raises:
+        LedgerError: there are none of the server's version.
+    """
+
+    def __init__(self, database: Database, *, embedded: bool) -> None:
+        address = conninfo_to_dict(database.url)
+        if "sslpassword" in address:
+            raise SettingsError(
+                "CAF_DATABASE_URL has an sslpassword, which pg_dump takes only on its command line, where others can read it",
+                hint="use a key without a password, or back the database up with the server's own tools",
+            )
+        self._environment = child_environment(Need.NOTHING if embedded else Need.POSTGRES)
+        password = address.pop("password", None)
+        if password is not None:
+            self._environment["PGPASSWORD"] = str(password)
+        self._secret = str(password or "")
+        self._address = make_conninfo("", **{name: str(value) for name, value in address.items()})
+        with database.reading() as connection:
+            major = int(connection.execute("SHOW server_version_num").scalar_one()) // 10_000
+        self._folder = self._of_version(major, embedded=embedded)
+
+    def _of_version(self, major: int, *, embedded: bool) -> Path:
+        on_path = shutil.which("pg_dump")
+        folders = [] if embedded or on_path is None else [Path(on_path).parent]
+        with contextlib.suppress(LedgerError):  # there is no wheel for this platform
+            folders.append(wheel_programs())
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                shown = subprocess.run([folder / "pg_dump", "--version"], capture_output=True, text=True, check=False).stdout
+                if re.search(rf"\) {major}[. \n]", shown):
+                    return folder
+        raise LedgerError(
+            f"the server runs Postgres {major}, and there is no pg_dump of that version on PATH",
+            hint=f"install the client programs of Postgres {major} (postgresql-client-{major})",
+        )
+
+    @contextlib.contextmanager
+    def started(
+        self,
+        program: str,
+        *arguments: str,
+        connects: bool = False,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | IO[bytes] | None = None,
+    ) -> Iterator["subprocess.Popen[bytes]"]:
+        """Start a program; it is gone at the context's end.
+
+        Raises:
+            LedgerError: it ended with an error and no other exception is on its way.
+        """
+        where = [f"--dbname={self._address}"] if connects else []
+        with tempfile.TemporaryFile() as errors:
+            process = subprocess.Popen(
+                [str(self._folder / program), *where, *arguments],
+                env=self._environment,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=errors,
+            )
+            try:
+                yield process
+                process.wait()
+            finally:
+                process.kill()
+                process.wait()
+                for stream in (process.stdin, process.stdout):
+                    with contextlib.suppress(BrokenPipeError):
+                        if stream is not None:
+                            stream.close()
+            if process.returncode:
+                errors.seek(0)
+                raise self._failure(program, errors.read().decode(errors="replace"), process.returncode)
+
+    def _failure(self, program: str, text: str, status: int) -> LedgerError:
+        text = text.replace(self._secret, "***") if self._secret else text
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        said = next(
+            (line for line in lines if "error" in line.lower() or "fatal" in line.lower()), lines[-1] if lines else str(status)
+        )
+        return LedgerError(f"{program} failed: {said[:300]}", hint="the ledger is as it was")
+
+
+def names_of_ledger() -> Sequence[str]:
+    """Return the names of all that migrations make: tables, views, functions and indexes."""
+    created = {name for path in sql_folder().glob("*.sql") for _, name in _CREATED.findall(path.read_text(encoding="utf-8"))}
+    return sorted({*created, _APPLIED, "file_locations"})
+
+
+def back_up(database: Database, path: Path, *, embedded: bool) -> int:
+    """Write a backup of the ledger, of one moment; return its size in bytes. The file can be read by its owner alone.
+
+    Raises:
+        UsageError: there is something at `path`. StagingError: it cannot be written. LedgerError.
+    """
+    if os.path.lexists(path):
+        raise UsageError(f"{str(path)!r} exists, and is not replaced.", hint="Name a new file.")
+    programs = Programs(database, embedded=embedded)
+    with database.reading() as connection:
+        foreign = connection.execute(_FOREIGN, {"ours": list(names_of_ledger())}).scalars()
+    temporary = path.with_name(f".caf-{secrets.token_hex(8)}.partial")
+    try:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
+        try:
+            excluded = [f"--exclude-table={name}" for name in foreign]
+            # Not to standard output, to which pg_dump writes its table of contents twice.
+            with programs.started("pg_dump", "--format=custom", "--no-password", f"--file={temporary}", *excluded, connects=True):
+                pass
+            sync_file(temporary)
+            size_bytes = temporary.stat().st_size
+            os.link(temporary, path)  # unlike a rename, it replaces nothing
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(path.absolute().parent)
+    except FileExistsError as error:
+        raise UsageError(f"{str(path)!r} exists, and is not replaced.", hint="Name a new file.") from error
+    except OSError as error:
+        raise StagingError(
+            f"{str(path)!r} cannot be written: {error.strerror}", hint="name a file in a folder with room"
+        ) from error
+    return size_bytes
+
+
+def read_backup(programs: Programs, path: Path) -> BackupContents:
+    """Return what a backup says of itself.
+
+    Raises:
+        UsageError: the file is not a backup of a ledger, or is one of a newer version.
+    """
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(_MAGIC))
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}") from error
+    no_backup = f"{str(path)!r} is not a backup of a ledger."
+    if begins != _MAGIC:
+        raise UsageError(no_backup, hint="Give a file that 'caf backup' or 'pg_dump --format=custom' wrote.")
+    migrations = [row["migration_id"] for row in _rows(programs, path, _APPLIED)]
+    if _NEEDED not in migrations:
+        raise UsageError(no_backup, hint="It has no ledger of version 0.2.0 or later.")
+    known = {file.stem for file in sql_folder().glob("*.sql")}
+    if unknown := sorted(set(migrations) - known):
+        raise UsageError(
+            f"{str(path)!r} is a backup of a newer ledger: it has the migration {unknown[-1]}.",
+            hint="Update caf-pipeline to the version that made it.",
+        )
+    return BackupContents(migrations, {row["name"]: row["address"] for row in _rows(programs, path, "sources")})
+
+
+def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
+    """Return the rows of a small table in a backup, as text."""
+    with programs.started(
+        "pg_restore", "--data-only", f"--table={table}", "--file=-", str(path), stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        script = process.stdout.read().decode()
+    found = re.search(r"(?ms)^COPY \S+ \((?P<columns>[^)]*)\) FROM stdin;\n(?P<rows>.*?)^\\\.$", script)
+    if found is None:
+        return []
+    columns = found["columns"].replace('"', "").split(", ")
+    return [dict(zip(columns, line.split("\t"), strict=False)) for line in found["rows"].splitlines()]
+
+
+def restore(database: Database, programs: Programs, path: Path, *, reason: str) -> None:
+    """Replace the ledger by a backup, in one transaction; everything is paused then, and no lease of before is good.
+
+    The schema may be an older one afterwards: opening the ledger migrates it.
+
+    Raises:
+        HeldByOther: a run holds a lease. LedgerError: a statement failed, or other processes use the tables for too long; the
+            ledger is as it was.
+    """
+    names = names_of_ledger()
+    with database.reading() as connection:
+        schema = connection.execute("SELECT quote_ident(current_schema())").scalar_one()
+        ours = connection.execute(_OURS, {"names": list(names)}).one()
+        tables = [table for table in (ours.tables or "").split(", ") if table]
+        reason_text = Literal(reason).as_string(connection)
+    before = [
+        "\\set ON_ERROR_STOP on",
+        "BEGIN;",
+        f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s';",
+        *(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE;" for table in tables),
+        f"DO $$ BEGIN IF EXISTS (SELECT FROM {schema}.leases WHERE expires_at > clock_timestamp()) THEN"
+        f" RAISE EXCEPTION '{_HELD}'; END IF; END $$;",
+        *(f"DROP {kind} {found};" for kind, found in (("VIEW", ours.views), ("TABLE", ours.tables)) if found),
+        *([f"DROP FUNCTION {ours.functions};"] if ours.functions else []),
+        "",
+    ]
+    try:
+        with contextlib.ExitStack() as stack:
+            entries = stack.enter_context(tempfile.NamedTemporaryFile("w", encoding="utf-8"))
+            entries.write(_entries(programs, path, names))
+            entries.flush()
+            options = ("--no-psqlrc", "--quiet", "--no-password", "--output=/dev/null")
+            psql = stack.enter_context(programs.started("psql", *options, connects=True, stdin=subprocess.PIPE))
+            assert psql.stdin
+            _send(psql.stdin, "\n".join(before))
+            with programs.started(
+                "pg_restore", "--no-owner", "--exit-on-error", f"--use-list={entries.name}", "--file=-", str(path),
+                stdout=subprocess.PIPE,
+            ) as script:  # fmt: skip
+                assert script.stdout
+                with contextlib.suppress(BrokenPipeError):  # psql says why it ended
+                    shutil.copyfileobj(script.stdout, psql.stdin, 1 << 20)
+            # Only now: where the script ends early, or this process does, psql ends without a commit.
+            _send(psql.stdin, _AFTERWARDS.format(schema=schema, reason=reason_text))
+            with contextlib.suppress(BrokenPipeError):
+                psql.stdin.close()
+    except LedgerError as error:
+        if _HELD in str(error):
+            raise HeldByOther("a run works on this ledger now; nothing was restored", holder="", hint="end it first") from error
+        raise
+
+
+def _send(stream: IO[bytes], text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        stream.write(text.encode())
+        stream.flush()
+
+
+def _entries(programs: Programs, path: Path, names: Sequence[str]) -> str:
+    """Return the entries of a backup's table of contents that are of the ledger."""
+    with programs.started("pg_restore", "--list", str(path), stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        listed = process.stdout.read().decode().splitlines()
+    kept = []
+    for line in listed:
+        entry = _ENTRY.match(line)
+        if entry is None or entry["what"] in _IGNORED:
+            continue
+        words = re.split(r"[ (]", entry["tag"])
+        if "SEQUENCE" in entry["what"]:  # named after table and column
+            is_ours = any(words[0].startswith(f"{name}_") for name in names)
+        else:
+            is_ours = any(word in names for word in words)
+        if is_ours:
+            kept.append(line)
+    if not kept:
+        raise IntegrityError(f"{path} has no entries of a ledger")
+    return "\n".join(kept) + "\n"

@@ -1,0 +1,161 @@
+"""Backups of a ledger: whole or not there, refused where they do not fit, and restored whole or not at all."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psycopg
+import pytest
+
+from caf_pipeline.errors import HeldByOther, LedgerError, SettingsError, UsageError
+from caf_pipeline.ledger import backup, migrations
+from caf_pipeline.ledger.database import Database
+from caf_pipeline_tests.contracts.ledger import holder, register
+from caf_pipeline_tests.support.new_ledgers import rows_of
+
+
+@pytest.fixture
+def programs(database):
+    return backup.Programs(database, embedded=True)
+
+
+@pytest.fixture
+def dump(tmp_path, ledger):
+    register(ledger, ["a"])
+    path = tmp_path / "ledger.dump"
+    backup.back_up(ledger.database, path, embedded=True)
+    return path
+
+
+def test_a_backup_brings_every_row_back(ledger, programs, dump):
+    before = rows_of(ledger)
+    register(ledger, ["b"])
+    backup.restore(ledger.database, programs, dump, reason="a test")
+    assert rows_of(ledger) == before
+    assert ledger.database.is_current()
+    register(ledger, ["b"])
+
+
+def test_a_backup_is_private_and_replaces_nothing(ledger, dump):
+    assert dump.stat().st_mode & 0o777 == 0o600
+    before = dump.read_bytes()
+    with pytest.raises(UsageError, match="exists"):
+        backup.back_up(ledger.database, dump, embedded=True)
+    assert dump.read_bytes() == before
+    assert list(dump.parent.glob(".caf-*")) == []
+
+
+def test_tables_of_other_programs_are_left_alone(ledger, programs, tmp_path, database_url):
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE event_logs (id int); INSERT INTO event_logs VALUES (1)")
+        path = tmp_path / "beside.dump"
+        backup.back_up(ledger.database, path, embedded=True)
+        connection.execute("INSERT INTO event_logs VALUES (2)")
+        backup.restore(ledger.database, programs, path, reason="a test")
+        assert connection.execute("SELECT count(*) FROM event_logs").fetchone() == (2,)
+
+
+def test_a_restore_is_refused_while_a_lease_is_held(ledger, programs, dump):
+    register(ledger, ["b"])
+    before = rows_of(ledger)
+    with ledger.lease("plan/src", holder("run-1")), pytest.raises(HeldByOther):
+        backup.restore(ledger.database, programs, dump, reason="a test")
+    assert rows_of(ledger) == before
+
+
+def test_a_damaged_backup_changes_nothing(ledger, programs, dump):
+    register(ledger, ["b"])
+    before = rows_of(ledger)
+    whole = dump.read_bytes()
+    for size in (len(whole) // 2, len(whole) - 100):
+        dump.write_bytes(whole[:size])
+        with pytest.raises(LedgerError):
+            backup.restore(ledger.database, programs, dump, reason="a test")
+    assert rows_of(ledger) == before
+    assert ledger.controls().current().paused == ""
+
+
+def test_a_backup_of_a_newer_ledger_is_refused(ledger, programs, tmp_path, database_url):
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("INSERT INTO _yoyo_migration VALUES ('x', '9999.later', now())")
+        path = tmp_path / "newer.dump"
+        backup.back_up(ledger.database, path, embedded=True)
+        connection.execute("DELETE FROM _yoyo_migration WHERE migration_id = '9999.later'")
+    with pytest.raises(UsageError, match=r"9999\.later"):
+        backup.read_backup(programs, path)
+
+
+def test_a_file_that_is_no_backup_is_refused(programs, tmp_path):
+    path = tmp_path / "no.dump"
+    path.write_bytes(b"hello")
+    with pytest.raises(UsageError, match="not a backup"):
+        backup.read_backup(programs, path)
+
+
+def test_a_backup_of_an_older_schema_is_migrated(ledger, programs, tmp_path, empty_database_url):
+    older = tmp_path / "sql"
+    older.mkdir()
+    for file in sorted(migrations.sql_folder().glob("*.sql"))[:15]:
+        (older / file.name).write_bytes(file.read_bytes())
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        migrations.migrate(connection, older)
+        connection.execute("INSERT INTO sources (name, archive_id, address) VALUES ('old', 'a', 'aws/b/')")
+    path = tmp_path / "older.dump"
+    old = Database(empty_database_url)
+    backup.back_up(old, path, embedded=True)
+    old.close()
+    backup.restore(ledger.database, programs, path, reason="a test")
+    assert not ledger.database.is_current()
+    ledger.database.migrate()
+    assert ledger.sources() == ["old"]
+    assert ledger.controls().current().paused == "a test"
+
+
+def test_the_password_is_in_no_command_line(monkeypatch, database):
+    name, password = database.url, "sesame-" + os.urandom(4).hex()
+    monkeypatch.setattr(database, "url", f"{name}&password={password}")
+    programs = backup.Programs(database, embedded=True)
+    assert password not in programs._address
+    assert programs._environment["PGPASSWORD"] == password
+    monkeypatch.setattr(database, "url", f"{name}&sslpassword={password}")
+    with pytest.raises(SettingsError) as refused:
+        backup.Programs(database, embedded=True)
+    assert password not in str(refused.value)
+
+
+_RESTORE = """
+import sys
+from caf_pipeline.ledger import backup
+from caf_pipeline.ledger.database import Database
+from pathlib import Path
+database = Database(sys.argv[1])
+programs = backup.Programs(database, embedded=True)
+print("begins", flush=True)
+backup.restore(database, programs, Path(sys.argv[2]), reason="a test")
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seconds", [0.02, 0.05, 0.1, 0.15, 0.2, 0.3])
+def test_a_killed_restore_leaves_the_old_ledger_or_the_new(ledger, dump, database_url, seconds):
+    old = rows_of(ledger)
+    register(ledger, ["b"])
+    newer = rows_of(ledger)
+    process = subprocess.Popen([sys.executable, "-c", _RESTORE, database_url, str(dump)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "begins\n"
+    time.sleep(seconds)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:  # psql sees the end of its input
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'psql'"
+            if connection.execute(others).fetchone() == (0,):
+                break
+        time.sleep(0.05)
+    assert rows_of(ledger) in (old, newer)
+    assert bool(ledger.controls().current().paused) == (rows_of(ledger) == old)
