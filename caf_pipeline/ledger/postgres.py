@@ -33,6 +33,7 @@ from caf_pipeline.ledger.copy import (
 from caf_pipeline.ledger.current_content import CurrentContent
 from caf_pipeline.ledger.database import Connection, Database
 from caf_pipeline.ledger.export import Exports
+from caf_pipeline.ledger.folder_store import FolderStores
 from caf_pipeline.ledger.import_chunk import ChunkImport
 from caf_pipeline.ledger.keys import ArchivedKeys
 from caf_pipeline.ledger.launchable import LaunchableChunks
@@ -107,6 +108,7 @@ class Ledger(
     Replicas,
     BulkLooks,
     ChunkImport,
+    FolderStores,
 ):
     """What is known, in one database. Each method is one transaction; what it wrote is durable when it returns. Safe in threads.
 

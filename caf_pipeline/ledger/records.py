@@ -654,6 +654,14 @@ class SourceProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class FolderStore:
+    """The folder that has the ledger's chunks. `marked`: whether a folder with this id was ever seen."""
+
+    id: str
+    marked: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MessageSetApart:
     """A message of a source's queue that is no event of its bucket, or has one beside others, and why."""
 
