@@ -15,7 +15,5 @@ CREATE TABLE storage_plans (
     ends_at      timestamptz,
     -- The latest end that was seen since the last purchase of this ledger, and the space then.
     latest_end        timestamptz,
-    latest_end_at     timestamptz,              -- chain's time when it was first seen
-    latest_end_space  bigint,
-    shortened_by      text                      -- hash of this ledger's purchase that moved the end to an earlier time, if any
+    latest_end_space  bigint
 );

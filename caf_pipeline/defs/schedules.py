@@ -1,6 +1,6 @@
 """Schedules: what happens by the clock.
 
-Of each source a daily reconciling of bucket and ledger, an hourly look at stored chunks and, on Jackal, a daily look at the
+Of each source a daily reconciling of bucket and ledger, an hourly look at stored chunks and, on Jackal, an hourly look at the
 bought space. The sensors see what is new soon after it is put; only a whole listing sees what they missed, e.g. while the
 daemon was down.
 """
@@ -67,5 +67,5 @@ def source_schedules(source: str, *, on_jackal: bool) -> list[ScheduleDefinition
     ]
     if on_jackal:
         said = "Whether the bought space ends, or will be full, within `jackal.warn_days`."
-        schedules.append(schedule(f"storage_plan_{identifier(source)}_daily", "storage_plan", _HOUR + 1, said))
+        schedules.append(schedule(f"storage_plan_{identifier(source)}_hourly", "storage_plan", "*", said, one_at_a_time=True))
     return schedules

@@ -48,6 +48,7 @@ from caf_pipeline.ledger.progress import Progress
 from caf_pipeline.ledger.provider_stats import ProviderRecords
 from caf_pipeline.ledger.records import Holder, PlanRecord, Seal, Skip
 from caf_pipeline.ledger.replicas import Replicas, require_right_copy, samples_as_json, unlist
+from caf_pipeline.ledger.storage_plans import StoragePlans
 from caf_pipeline.ledger.transactions import TransactionLog, before_move, end_waiting
 from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.store.protocol import Lease, Posting, Sample
@@ -109,6 +110,7 @@ class Ledger(
     BulkLooks,
     ChunkImport,
     FolderStores,
+    StoragePlans,
 ):
     """What is known, in one database. Each method is one transaction; what it wrote is durable when it returns. Safe in threads.
 

@@ -6,9 +6,9 @@
 
 A copy "proves" itself by its length; its bytes are compared by the read-back as everywhere.
 
-The first post writes the id, into the folder and then into the ledger. From then on the store is away while the folder has no such
-id, e.g. because the disk is not mounted: nothing is judged, and nothing is written. An earlier version wrote no id. Its folder gets
-one if it has a chunk that the ledger knows.
+The first post writes the id, into the folder and then into the ledger. From then on the store is away while the folder lacks the
+id, e.g. because the disk is not mounted: nothing is judged, and nothing is written. An earlier version wrote no id. Its folder
+gets one if it has a chunk that the ledger knows.
 """
 
 import contextlib
