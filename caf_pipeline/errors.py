@@ -25,7 +25,8 @@
     │   └── LeaseLost                  another run works on the chunk now
     ├── StoreError                 7   where chunks are kept
     │   ├── StoreUnreachable      (t)
-    │   │   ├── NoChainAnswer     (t)  no node gives an answer that counts
+    │   │   ├── NoChainAnswer     (t)  the store as a whole gives no answer that counts
+    │   │   │   ├── StoreAway         (t)  a folder is not the one that holds the chunks, e.g. its disk is not mounted
     │   │   │   ├── ChainUnreachable  (t)  no LCD answers
     │   │   │   ├── ChainBehind  (t)  nodes answer, but below a height seen before
     │   │   │   └── ChainHalted  (t)  the newest block is old
@@ -241,7 +242,11 @@ class StoreUnreachable(StoreError):
 
 
 class NoChainAnswer(StoreUnreachable):
-    """No node of the chain gives an answer that counts; what is asked again later may have one."""
+    """The store as a whole gives no answer that counts: no node of the chain, or no folder. Nothing is known of any chunk."""
+
+
+class StoreAway(NoChainAnswer):
+    """The folder is not the one that holds the chunks: it has no marker file, or that of another store."""
 
 
 class ChainUnreachable(NoChainAnswer):

@@ -212,7 +212,7 @@ class JackalSettings(_Section):
         proof_seconds: how long after an upload the chain may take to list the provider.
         bandwidth: bytes a second of all uploads together; 0 for no limit. `caf limit` changes it while runs go on.
         spend_cap: ujkl that all transactions of this ledger may come to; none where not given. Changed in the same way.
-        warn_days: before the bought space ends, or will be full, the check `storage_plan_lasts` warns.
+        warn_days: before the bought space ends, or will be full, the check `storage_plan_lasts` fails.
         keep_staged_windows: proof windows for which a located chunk stays in staging, where space allows.
         prove_per_run: located chunks that one run of the proof watch looks at.
         allow_private_addresses: whether providers at loopback, link-local, private or other addresses that are not public are
@@ -232,7 +232,7 @@ class JackalSettings(_Section):
     proof_seconds: Number = Field(default=900, gt=0, le=30 * DAY)
     bandwidth: Size = Field(default=ByteSize(0), ge=0, le=TIB)
     spend_cap: Whole | None = Field(default=None, ge=0, le=10**18)
-    warn_days: Whole = Field(default=7, ge=0, le=3660)
+    warn_days: Whole = Field(default=30, ge=0, le=3660)
     keep_staged_windows: Whole = Field(default=2, ge=0, le=1_000_000)
     prove_per_run: Whole = Field(default=100, ge=1, le=1_000_000)
     allow_private_addresses: bool = False

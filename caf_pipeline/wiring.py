@@ -64,9 +64,9 @@ def open_store(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits 
     """Open the store that the settings name; `close_store` gives back what it holds."""
     if settings.store.kind == "jackal":
         return open_jackal(settings, ledger, holder, waits)
-    from caf_pipeline.store.directory import OWNER, DirectoryStore  # noqa: PLC0415 - only one of the two is ever needed
+    from caf_pipeline.store.directory import DirectoryStore  # noqa: PLC0415 - only one of the two is ever needed
 
-    return DirectoryStore(settings.store.folder, is_used=lambda: ledger.has_posted(OWNER))
+    return DirectoryStore(settings.store.folder, ledger)
 
 
 def open_jackal(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> "JackalStore":

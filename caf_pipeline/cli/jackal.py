@@ -263,7 +263,10 @@ def buy(
         which = "an earlier purchase was pending and is included, nothing more was bought:" if purchase.earlier else "bought"
         cost = f"{'' if purchase.cost_told else 'at most '}{show_coins(purchase.cost)}"
         typer.echo(f"{which} for {cost} at height {purchase.height}, transaction {purchase.hash}")
-        typer.echo(f"the wallet has {_plan_line(chain.plan(address))}")
+        plan, now = chain.confirmed_plan(address)
+        found = None if plan is None else (plan.space_bytes, plan.used_bytes, plan.ends_at)
+        network.ledger.record_storage_plan(network.account, read_at=now, balance=chain.balance(address), plan=found, bought=True)
+        typer.echo(f"the wallet has {_plan_line(plan)}")
 
 
 def _confirm(yes: bool) -> None:

@@ -120,6 +120,19 @@ def families(ledger: "Ledger") -> "Iterator[Metric]":
     for store, at in sorted(ledger.whole_bulk_looks().items()):
         looks.add_metric([store], at.timestamp())
     yield looks
+    readings: list[tuple[str, str, Callable[[Any], int | datetime | None]]] = [
+        ("plan_end_timestamp_seconds", "When the bought space ends; absent without a plan.", lambda row: row.ends_at),
+        ("space_bytes", "Space that was bought.", lambda row: row.space_bytes),
+        ("used_bytes", "Space that is used, every copy counted.", lambda row: row.used_bytes),
+        ("balance_ujkl", "Coins of the wallet.", lambda row: row.balance),
+        ("plan_read_timestamp_seconds", "When the plan and the balance were last read, by the chain.", lambda row: row.read_at),
+    ]
+    for name, text, read in readings:
+        of_account = GaugeMetricFamily(f"caf_jackal_{name}", text, labels=["account"])
+        for row in ledger.storage_plans():
+            if (number := read(row)) is not None:
+                of_account.add_metric([row.account], number.timestamp() if isinstance(number, datetime) else number)
+        yield of_account
     paused = bool(ledger.controls().current().paused)
     yield GaugeMetricFamily("caf_paused", "Whether an operator has everything paused.", value=int(paused))
 

@@ -66,6 +66,13 @@ def status(
         paused = ledger.controls().current().paused
         if paused and not json:
             typer.echo(f"paused: {printable(paused)} ('caf resume' ends it)")
+        for row in () if json else ledger.storage_plans():
+            plan = "no space bought"
+            if row.ends_at is not None:
+                plan = (
+                    f"{show_size(row.used_bytes or 0)} of {show_size(row.space_bytes or 0)} used, ends {show_time(row.ends_at)}"
+                )
+            typer.echo(f"{row.account}: {plan}, balance {row.balance:,} ujkl, read {show_time(row.read_at)}")
         for name in [source] if source else known:
             registered = name in ledger.sources()
             account = ledger.account(name) if registered else None

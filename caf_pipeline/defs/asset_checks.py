@@ -5,7 +5,7 @@ A blocking check that fails ends the run before the next asset.
 
 import warnings
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC
 from functools import partial
 from typing import Final
 
@@ -44,7 +44,7 @@ from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import HeldByOther
 from caf_pipeline.maintenance import scrub
 from caf_pipeline.steps import audit, chunk_steps, inventories, planning
-from caf_pipeline.store.jackal.storage_forecast import charged_per_day, look_ahead
+from caf_pipeline.store.jackal.storage_forecast import charged_per_day, look_ahead, to_buy
 from caf_pipeline.system.quantities import counted
 
 Look = Callable[[Workplace, str], AssetCheckResult]
@@ -257,18 +257,39 @@ def _conditions(check: str, work: Workplace, _: str) -> AssetCheckResult:
 
 
 def _storage_plan_lasts(work: Workplace, _: str) -> AssetCheckResult:
-    store, warn = wiring.jackal_of(work), AssetCheckSeverity.WARN
-    plan, now = store.chain.plan(store.wallet.address), datetime.now(UTC)
-    if plan is None:
-        return AssetCheckResult(passed=False, severity=warn, description="No space was bought yet: caf jackal buy.")
-    copies = work.settings.jackal.copies
-    rate = charged_per_day(work.ledger.chunks(states=IN_GOOD_STANDING), copies, now)
+    store = wiring.jackal_of(work)
+    address = store.wallet.address
+    plan, now = store.chain.confirmed_plan(address)
+    account = f"{work.settings.jackal.chain_id}/{address}"
+    work.ledger.record_storage_plan(
+        account,
+        read_at=now,
+        balance=store.chain.balance(address),
+        plan=None if plan is None else (plan.space_bytes, plan.used_bytes, plan.ends_at),
+    )
+    seen = next(row for row in work.ledger.storage_plans() if row.account == account)
+    copies, warn_days = work.settings.jackal.copies, work.settings.jackal.warn_days
     waiting = copies * chunk_steps.bytes_to_post(work.ledger, NOT_POSTED)
-    forecast = look_ahead(plan, rate, now)
-    warning = forecast.warning(plan, work.settings.jackal.warn_days, waiting)
+    chunks = work.ledger.chunks(states=IN_GOOD_STANDING)
+    used = plan.used_bytes if plan else sum(chunk.stored_size_bytes for chunk in chunks if chunk.owner == address) * copies
+    buy = to_buy(used + waiting, seen.latest_end_space or 0, seen.latest_end, now, warn_days)
+    if plan is None:
+        stored = sum(chunk.owner == address for chunk in chunks)
+        said = f"No space is bought, and {counted(stored, 'chunk')} stored" if stored else "No space was bought yet"
+        severity = AssetCheckSeverity.ERROR if stored else AssetCheckSeverity.WARN
+        return AssetCheckResult(passed=False, severity=severity, description=f"{said}: {buy}.")
+    forecast = look_ahead(plan, charged_per_day(chunks, copies, now), now)
+    warning = forecast.warning(plan, warn_days, waiting)
+    ends = forecast.ends_in_days < warn_days
+    if seen.latest_end is not None and plan.ends_at < seen.latest_end:
+        ends = True
+        warning = (
+            f"The bought space ends on {plan.ends_at:%Y-%m-%d}. Its end was {seen.latest_end:%Y-%m-%d}, and no purchase of this"
+            " ledger moved it."
+        )
     return AssetCheckResult(
         passed=not warning,
-        severity=warn,
-        description=warning or None,
+        severity=AssetCheckSeverity.ERROR if ends else AssetCheckSeverity.WARN,
+        description=f"{warning.rstrip('.')}: {buy}." if warning else None,
         metadata={"looked_at": MetadataValue.timestamp(now), **metadata.forecast_metadata(plan, forecast, waiting)},
     )

@@ -50,7 +50,7 @@ def source_jobs(source: str, *, on_jackal: bool) -> list[UnresolvedAssetJobDefin
     ]
     if on_jackal:
         lasts = _check(source, "chunk_plan", STORAGE_PLAN_LASTS)
-        jobs.append(job("storage_plan", lasts, "Ask the chain how long the bought space lasts. Daily."))
+        jobs.append(job("storage_plan", lasts, "Ask the chain how long the bought space lasts. Hourly."))
     return jobs
 
 

@@ -1,7 +1,7 @@
 """Schedules: what happens by the clock.
 
 Each source has a daily plan of a whole inventory, a daily check of completeness, an hourly look at stored chunks and, on Jackal,
-a daily look at the bought space. The plan runs by itself only if the source is automatic; it checks completeness, too. Sensors
+an hourly look at the bought space. The plan runs by itself only if the source is automatic; it checks completeness, too. Sensors
 see new objects soon after they are put; only a whole listing sees what the sensors missed, e.g. while the daemon was down.
 """
 
@@ -77,5 +77,5 @@ def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[S
     ]
     if on_jackal:
         said = "Whether the bought space ends, or will be full, within `jackal.warn_days`."
-        schedules.append(schedule(f"storage_plan_{identifier(source)}_daily", "storage_plan", _HOUR + 1, said))
+        schedules.append(schedule(f"storage_plan_{identifier(source)}_hourly", "storage_plan", "*", said, one_at_a_time=True))
     return schedules

@@ -245,12 +245,6 @@ class Lookups(LedgerPart):
             found: str | None = connection.execute(statement, {"source": source}).scalar_one_or_none()
             return found
 
-    def has_posted(self, owner: str) -> bool:
-        """Tell whether any chunk was posted by this owner."""
-        with self._database.transaction() as connection:
-            statement = "SELECT EXISTS (SELECT FROM caf_files WHERE owner = %(owner)s)"
-            return bool(connection.execute(statement, {"owner": owner}).scalar_one())
-
     def addresses(self) -> Mapping[str, str]:
         """Return the address of each source ever registered, by its archive's id."""
         with self._database.transaction() as connection:

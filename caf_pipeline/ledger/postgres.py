@@ -33,6 +33,7 @@ from caf_pipeline.ledger.copy import (
 from caf_pipeline.ledger.current_content import CurrentContent
 from caf_pipeline.ledger.database import Connection, Database, source_id_of
 from caf_pipeline.ledger.export import Exports
+from caf_pipeline.ledger.folder_store import FolderStores
 from caf_pipeline.ledger.import_chunk import ChunkImport
 from caf_pipeline.ledger.keys import ArchivedKeys
 from caf_pipeline.ledger.launchable import LaunchableChunks
@@ -47,6 +48,7 @@ from caf_pipeline.ledger.progress import Progress
 from caf_pipeline.ledger.provider_stats import ProviderRecords
 from caf_pipeline.ledger.records import Holder, PlanRecord, ReadFailures, Seal, Skip, plan_lease
 from caf_pipeline.ledger.replicas import Replicas, require_right_copy, samples_as_json, unlist
+from caf_pipeline.ledger.storage_plans import StoragePlans
 from caf_pipeline.ledger.transactions import TransactionLog, before_move, end_waiting
 from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.store.protocol import Lease, Posting, Sample
@@ -118,6 +120,8 @@ class Ledger(
     Replicas,
     BulkLooks,
     ChunkImport,
+    FolderStores,
+    StoragePlans,
 ):
     """What is known, in one database. Each method is one transaction; what it wrote is durable when it returns. Safe in threads.
 

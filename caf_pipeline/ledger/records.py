@@ -670,6 +670,31 @@ class SourceProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class FolderStore:
+    """The folder that has the ledger's chunks. `marked`: whether a folder with this id was ever seen."""
+
+    id: str
+    marked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoragePlanRow:
+    """The last reading of an account's space and coins (ujkl), at the chain's time `read_at`. None: there is no plan.
+
+    `latest_end` is the latest end seen since the last purchase of ours, `latest_end_space` the space that the plan then had.
+    """
+
+    account: str
+    read_at: datetime
+    balance: int
+    space_bytes: int | None
+    used_bytes: int | None
+    ends_at: datetime | None
+    latest_end: datetime | None
+    latest_end_space: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class MessageSetApart:
     """A message of a source's queue that is no event of its bucket, or has one beside others, and why."""
 

@@ -374,6 +374,7 @@ def _restored(work: Workplace, finding: FileFinding, *, dry_run: bool) -> Rebuil
     fault = fault_of(work, finding.chunk)
     if dry_run:
         return RebuildOutcome(finding, None, fault)
+    work.store.bind()
     try:
         rows = import_found_chunk(work, finding)
     except (ClaimConflict, IllegalMove, IntegrityError) as error:

@@ -1,26 +1,35 @@
 """A ChunkStore in a folder: for trying the pipeline out, for tests, and for archives that stay at home.
 
+    store-id                     a random id, which the ledger knows
     chunks/<merkle root>.caf     the stored bytes
     posts/<merkle root>.json     owner, start, size, archive, proof type: what the chain would list
 
 A copy "proves" itself by its length; its bytes are compared by the read-back as everywhere.
+
+The first post writes the id, into the folder and then into the ledger. From then on the store is away while the folder lacks the
+id, e.g. because the disk is not mounted: nothing is judged, and nothing is written. An earlier version wrote no id. Its folder
+gets one if it has a chunk that the ledger knows.
 """
 
+import contextlib
+import errno
 import filecmp
 import json
 import os
 import re
 import secrets
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from caf_pipeline.caf.merkle import MerkleTree
-from caf_pipeline.errors import IntegrityError, RootRefused, StoredChunkMissing, StoreError, StoreUnreachable
+from caf_pipeline.errors import IntegrityError, RootRefused, StoreAway, StoredChunkMissing, StoreError, StoreUnreachable
+from caf_pipeline.ledger.records import FolderStore
 from caf_pipeline.store.protocol import ArchiveFiles, ChunkStore, ChunkToStore, Copy, PostedFile, Posting
-from caf_pipeline.system.atomic_files import WholeFile
+from caf_pipeline.system.atomic_files import WholeFile, sync_folder
 from caf_pipeline.system.quantities import show_size
 
 if TYPE_CHECKING:
@@ -29,9 +38,50 @@ if TYPE_CHECKING:
 PIECE_BYTES: Final = 1 << 20
 OWNER: Final = "directory"
 
+MARKER: Final = "store-id"
+"""The file that has the store's id. To copy it to another folder says that this folder is the store."""
+
 _PART: Final = ".part-"
 _ROOT_BYTES: Final = 32  # of a root of proof type 3; one of type 0 has 64
 _ROOT: Final = re.compile(r"(?:[0-9a-f]{2})+")
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+_MARKER_BYTES: Final = 1000  # an id and white space; a longer file is no marker
+
+
+class FolderLedger(Protocol):
+    """What the ledger knows of the folder: see `ledger.folder_store`."""
+
+    def folder_store(self, owner: str) -> FolderStore | None:
+        """Return the folder store; None while no chunk was posted."""
+        ...
+
+    def mark_folder_store(self, folder_id: str) -> str:
+        """Record that the folder with this id has the chunks; return the id that counts."""
+        ...
+
+    def posted_sizes(self, owner: str) -> Mapping[bytes, int]:
+        """Return the stored size of each posted chunk, by Merkle root."""
+        ...
+
+
+class NoLedger:
+    """The memory of a store without a ledger."""
+
+    def __init__(self) -> None:
+        self._store: FolderStore | None = None
+
+    def folder_store(self, owner: str) -> FolderStore | None:
+        """Return the id that was marked."""
+        return self._store
+
+    def mark_folder_store(self, folder_id: str) -> str:
+        """Keep the id while the process runs."""
+        self._store = FolderStore(folder_id, marked=True)
+        return folder_id
+
+    def posted_sizes(self, owner: str) -> Mapping[bytes, int]:
+        """Return nothing."""
+        return {}
 
 
 class DirectoryStore(ChunkStore):
@@ -41,35 +91,145 @@ class DirectoryStore(ChunkStore):
     required_copies = 1
     proof_type = 3  # the shorter root, and the faster one
 
-    def __init__(self, folder: Path, *, is_used: Callable[[], bool] = lambda: False) -> None:
-        """Open the store; its folders are made where it is new.
+    def __init__(self, folder: Path, ledger: FolderLedger | None = None) -> None:
+        """Open the store. Nothing is written before the first post.
 
         Args:
             folder: where it is.
-            is_used: asked where the folder has no posts: whether chunks were stored in such a folder before.
-
-        Raises:
-            StoreError: the folder cannot be made, or has nothing of what was stored, as where its disk is not mounted.
+            ledger: knows which folder has the chunks.
         """
         self.folder = folder
+        self._ledger = ledger or NoLedger()
+        self._id = ""  # once the folder was seen with the id that the ledger knows
         self._chunks = folder / "chunks"
         self._posts = folder / "posts"
+
+    def require_here(self) -> None:
+        """Raise StoreAway if the folder is not the one that has the ledger's chunks. A first folder has none, and passes.
+
+        A folder of an earlier version gets its marker here.
+        """
+        marker = self._read_marker()
+        if self._id and marker == self._id:
+            return
+        known = self._ledger.folder_store(OWNER)
+        if known is None:
+            return
+        if marker == known.id:
+            if not known.marked:
+                self._mark(marker)
+            self._id = known.id
+            return
+        if known.marked or not self._has_known_chunk():
+            raise self._away(marker, known)
         try:
-            if not self._posts.is_dir() and is_used():
-                raise StoreError(
-                    f"the store's folder {folder} has nothing of the chunks that were stored",
-                    hint="see that its disk is mounted, and that store.folder names it; a new store needs a home of its own",
-                )
-            self._chunks.mkdir(parents=True, exist_ok=True)
-            self._posts.mkdir(parents=True, exist_ok=True)
+            self._mark(marker or self._write_marker(known.id))
+        except OSError:
+            return  # a disk that can only be read has the chunks all the same
+
+    def bind(self) -> None:
+        """Write the folder's id where it has none, and let the ledger know it.
+
+        Raises:
+            StoreAway: the ledger knows another folder. StoreError: the folder cannot be written.
+        """
+        self.require_here()
+        if self._id:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._mark(self._read_marker() or self._write_marker(secrets.token_hex(16)))
         except OSError as error:
-            raise StoreError(
-                f"the store's folder {folder} cannot be made: {error.strerror}", hint="set store.folder to a folder you own"
+            raise self._not_made(error) from error
+
+    def _mark(self, marker: str) -> None:
+        counts = self._ledger.mark_folder_store(marker)
+        if counts != marker:  # another process was first, with another folder
+            raise self._away(marker, FolderStore(counts, marked=True))
+        self._id = marker
+
+    def _read_marker(self) -> str:
+        """Return the id in the folder; "" if there is none.
+
+        Raises:
+            StoreUnreachable: the marker cannot be read. StoreAway: it has no id.
+        """
+        path = self.folder / MARKER
+        try:
+            with path.open("rb") as file:
+                text = file.read(_MARKER_BYTES).decode("ascii", "replace").strip()
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+        except OSError as error:
+            raise StoreUnreachable(
+                f"{path} cannot be read: {error.strerror}",
+                hint="see that the store's folder is there and that this user may read it, and try again",
             ) from error
+        if not _ID.fullmatch(text):
+            raise StoreAway(
+                f"{path} has no id of a store",
+                hint=f"copy the file from a backup; remove it if no chunk was ever stored in {self.folder}",
+            )
+        return text
+
+    def _write_marker(self, folder_id: str) -> str:
+        """Write the marker, durable and whole. Return the id that the folder then has: another process may have been first."""
+        path = self.folder / MARKER
+        temporary = path.with_name(f".{MARKER}-{secrets.token_hex(8)}")
+        try:
+            _write_new(temporary, folder_id)
+            try:
+                os.link(temporary, path)  # unlike a rename, it replaces nothing
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without hard links
+                with contextlib.suppress(FileExistsError):
+                    _write_new(path, folder_id)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(self.folder)
+        sync_folder(self.folder.parent)
+        return self._read_marker()
+
+    def _has_known_chunk(self) -> bool:
+        """Tell whether the folder has a chunk that the ledger knows, of the right size, or its post."""
+        there = {path.stem for folder in (self._chunks, self._posts) for path in folder.glob("*")}
+        if not there:
+            return False
+        for merkle_root, size_bytes in self._ledger.posted_sizes(OWNER).items():
+            if merkle_root.hex() in there:
+                posting = Posting(merkle_root, OWNER, 1, size_bytes)
+                with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+                    if self._chunk_path(posting).exists():
+                        if self._chunk_path(posting).stat().st_size == size_bytes:
+                            return True
+                    elif self._posting(merkle_root) == posting:
+                        return True
+        return False
+
+    def _away(self, marker: str, known: FolderStore) -> StoreAway:
+        why = f"its file {MARKER} has the id {marker}, not {known.id}" if marker else f"it has no file {MARKER}"
+        if not known.marked and not marker:
+            why = "it has no chunk that the ledger knows"
+        folder = shlex.quote(str(self.folder))
+        return StoreAway(
+            f"the store's folder {self.folder} is not the one that has the chunks: {why}",
+            hint="mount its disk, or correct store.folder; only if the disk is lost for good, let an empty folder take its place:"
+            f" mkdir -p {folder} && echo {known.id} > {shlex.quote(str(self.folder / MARKER))}",
+        )
+
+    def _not_made(self, error: OSError) -> StoreError:
+        return StoreError(
+            f"the store's folder {self.folder} cannot be made: {error.strerror}", hint="set store.folder to a folder you own"
+        )
 
     def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
         """Refuse what the disk has no room for. `public` is not asked: nothing leaves the folder."""
-        disk = os.statvfs(self.folder)
+        self.require_here()
+        try:
+            disk = os.statvfs(self._existing_folder())
+        except OSError as error:
+            raise self._not_made(error) from error
         free_bytes = disk.f_bavail * disk.f_frsize
         if stored_size_bytes + waiting_bytes > free_bytes:
             beside = f" beside {show_size(waiting_bytes)} of chunks that wait" if waiting_bytes else ""
@@ -79,8 +239,18 @@ class DirectoryStore(ChunkStore):
                 hint="make room there, or set store.folder to a folder on a larger disk",
             )
 
+    def _existing_folder(self) -> Path:
+        """Return the folder, or the nearest one above it in which it can be made."""
+        folder = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return folder
+
     def post(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting:
         """Write down that the chunk is to come. There is nothing to sign, so `log` stays empty."""
+        self.bind()
         path = self._post_path(chunk.merkle_root)
         if not path.exists():
             described = {
@@ -96,14 +266,16 @@ class DirectoryStore(ChunkStore):
 
     def posted_already(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting | None:
         """Return the chunk's post, where the folder has one."""
+        self.require_here()
         return self._posting(chunk.merkle_root) if self._post_path(chunk.merkle_root).exists() else None
 
     def unknown_posts(self, archive_id: str, log: "TransactionLog") -> Sequence[bytes]:
         """Return the roots of the archive's posts that the ledger does not know; only such posts are read.
 
         Raises:
-            StoreError: one of them is no post.
+            StoreAway: the folder is not the store's. StoreError: one of them is no post.
         """
+        self.require_here()
         listed = {path.stem: path for path in self._posts.glob("*.json") if _ROOT.fullmatch(path.stem)}
         unknown = log.unknown_roots([bytes.fromhex(stem) for stem in listed], signed=False)
         posts = (self._read_post(listed[root.hex()]) for root in unknown)
@@ -118,14 +290,23 @@ class DirectoryStore(ChunkStore):
             RootRefused: the bytes do not have the posted Merkle root; nothing was kept of them. StoreError.
         """
         try:
-            if self.copies(posting) and filecmp.cmp(staged, self._chunk_path(posting), shallow=False):
-                progress(posting.stored_size_bytes)
-                return
-            with staged.open("rb") as file:
-                pieces = _told(iter(lambda: file.read(PIECE_BYTES), b""), progress)
-                self._write(self._chunk_path(posting), _of_root(pieces, posting.merkle_root))
+            file = staged.open("rb")
         except FileNotFoundError as error:
             raise StoreError(f"the staged file {staged} is gone", hint="run the partition again: it is packed again") from error
+        with file:
+            self.bind()
+            if self._has_equal(posting, staged):
+                progress(posting.stored_size_bytes)
+                return
+            pieces = _told(iter(lambda: file.read(PIECE_BYTES), b""), progress)
+            self._write(self._chunk_path(posting), _of_root(pieces, posting.merkle_root))
+        self.require_here()  # its disk may have gone while the chunk was written
+
+    def _has_equal(self, posting: Posting, staged: Path) -> bool:
+        try:
+            return bool(self.copies(posting)) and filecmp.cmp(staged, self._chunk_path(posting), shallow=False)
+        except OSError as error:
+            raise _unreadable(posting, error) from error
 
     def owner(self) -> str:
         """Return the one owner that there is."""
@@ -160,6 +341,7 @@ class DirectoryStore(ChunkStore):
         }
 
     def _listed(self) -> Iterator[tuple[PostedFile, str | None]]:
+        self.require_here()
         return map(self._read_post, sorted(self._posts.glob("*.json")))
 
     def _read_post(self, path: Path) -> tuple[PostedFile, str | None]:
@@ -181,9 +363,11 @@ class DirectoryStore(ChunkStore):
         Raises:
             StoreUnreachable: it cannot be looked at.
         """
+        self.require_here()
         try:
             size_bytes = self._chunk_path(posting).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
+            self.require_here()  # its disk may have gone since
             return []
         except OSError as error:
             raise _unreadable(posting, error) from error
@@ -193,6 +377,7 @@ class DirectoryStore(ChunkStore):
 
     def half_copies(self) -> Sequence[tuple[bytes, Path]]:
         """Return unfinished files, of copies under way or killed, each with the Merkle root of its chunk."""
+        self.require_here()
         found = [*self._chunks.glob(f"{_PART}*"), *self._posts.glob(f"{_PART}*")]
         named = [(path, path.name.removeprefix(_PART).partition(".")[0]) for path in sorted(found)]
         return [(bytes.fromhex(root), path) for path, root in named if _ROOT.fullmatch(root)]
@@ -207,6 +392,7 @@ class DirectoryStore(ChunkStore):
 
     def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
         """Yield the range from the file."""
+        self.require_here()
         try:
             with self._chunk_path(posting).open("rb") as file:
                 file.seek(start_byte)
@@ -215,6 +401,7 @@ class DirectoryStore(ChunkStore):
                     left -= len(piece)
                     yield piece
         except FileNotFoundError as error:
+            self.require_here()  # its disk may have gone since
             raise StoredChunkMissing(f"the store has no chunk {posting.merkle_root.hex()}") from error
         except OSError as error:
             raise _unreadable(posting, error) from error
@@ -234,19 +421,27 @@ class DirectoryStore(ChunkStore):
     def _write(self, path: Path, pieces: Iterator[bytes]) -> None:
         # What a killed upload of the same file left. Whoever holds the chunk's lease is the only one who writes it.
         prefix = f"{_PART}{path.name}-"
-        for left in path.parent.glob(f"{prefix}*"):
-            left.unlink(missing_ok=True)
         try:
+            path.parent.mkdir(exist_ok=True)
+            for left in path.parent.glob(f"{prefix}*"):
+                left.unlink(missing_ok=True)
             with WholeFile(path, path.with_name(f"{prefix}{secrets.token_hex(8)}")) as whole:
                 os.fchmod(whole.file.fileno(), 0o600)  # for nobody else on this machine
                 for piece in pieces:
                     whole.file.write(piece)
-        except FileNotFoundError:
-            raise
         except OSError as error:
+            self.require_here()  # its disk may have gone since
             raise StoreError(
                 f"the store's folder {self.folder} cannot take the chunk: {error.strerror}", hint="make room there"
             ) from error
+
+
+def _write_new(path: Path, folder_id: str) -> None:
+    """Write a marker, durable, where no file is. Raises FileExistsError."""
+    with path.open("xb") as file:
+        file.write(f"{folder_id}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _unreadable(posting: Posting, error: OSError) -> StoreUnreachable:

@@ -220,6 +220,14 @@ class ChunkStore(Protocol):
         """Return for how long a located chunk should stay in staging where space allows; 0 for not at all."""
         return 0.0
 
+    def bind(self) -> None:
+        """Let the ledger know this store for good, before it has a chunk in it. A store on a chain is known by its owner.
+
+        Raises:
+            StoreAway: the ledger's chunks are in another store.
+        """
+        return
+
     def post(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting:
         """Announce the chunk; a root that the store already has from us is reused and costs nothing.
 

@@ -213,17 +213,31 @@ def test_space_that_lasts_passes_and_its_numbers_are_shown(on_jackal):
     assert check.metadata["looked_at"].value > 0  # shown again of later plans, it says of when it is
 
 
-def test_space_that_ends_soon_is_a_warning(on_jackal, network):
+def test_space_that_ends_soon_is_an_error(on_jackal, network):
     wallet = new_wallet()
     network.grant(wallet.address, 10**9, days=5)
     check = lasting(with_jackal(on_jackal, mnemonic=SecretStr(wallet.words)))
-    assert (check.passed, check.severity.value) == (False, "WARN")
-    assert "in 5.0 days" in check.description
+    assert (check.passed, check.severity.value) == (False, "ERROR")
+    assert "in 5.0 days: caf jackal buy --bytes 1000000000 --days 60" in check.description
+
+
+def test_an_end_that_moved_earlier_is_an_error_until_it_is_bought_back(on_jackal, network):
+    wallet = new_wallet()
+    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+    network.grant(wallet.address, 2 * 10**9, days=365)
+    assert lasting(mine).passed
+    network.grant(wallet.address, 10**9, days=100)
+    for _ in range(2):
+        check = lasting(mine)
+        assert (check.passed, check.severity.value) == (False, "ERROR")
+        assert "caf jackal buy --bytes 2000000000 --days 365" in check.description
+    network.grant(wallet.address, 2 * 10**9, days=366)
+    assert lasting(mine).passed
 
 
 def test_a_wallet_without_space_is_a_warning(on_jackal):
     check = lasting(with_jackal(on_jackal, mnemonic=SecretStr(new_wallet().words)))
-    assert (check.passed, check.description) == (False, "No space was bought yet: caf jackal buy.")
+    assert (check.passed, check.description) == (False, "No space was bought yet: caf jackal buy --bytes 1000000000 --days 60.")
 
 
 @pytest.mark.thorough
@@ -259,7 +273,7 @@ def started(kind: str = "jackal", **its) -> dict[str, bool]:
     return {each.name: each.default_status.value == "RUNNING" for each in (*defs.sensors, *defs.schedules)}
 
 
-READ_ONLY = {"watch_sources": True, "prove_a_hourly": True, "storage_plan_a_daily": True, "prune_events_daily": False}
+READ_ONLY = {"watch_sources": True, "prove_a_hourly": True, "storage_plan_a_hourly": True, "prune_events_daily": False}
 
 
 def test_nothing_archives_or_pays_by_itself_by_default():

@@ -59,6 +59,8 @@ NEW_TABLES = (
     "bulk_looks",
     "queue_reads",
     "rebuilds",
+    "folder_store",
+    "storage_plans",
 )
 NEW_COLUMNS = {
     "caf_files": (

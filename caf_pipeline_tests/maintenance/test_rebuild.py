@@ -23,6 +23,7 @@ from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
+from caf_pipeline.store.directory import MARKER
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.contracts.ledger import ODD_KEYS, holder
 from caf_pipeline_tests.support.forged_chunks import Forgery, a_row, a_skip, put
@@ -597,3 +598,13 @@ def test_what_was_skipped_and_archived_later_is_skipped_no_more_in_any_order(bar
     (row,) = rows_of(bare.ledger)["skipped_objects"]
     assert (row["file_path"], row["detail"], row["chunk"][-1]) == ("zz", "by 3", "3")
     assert bare.ledger.locate("src", "z") is not None
+
+
+def test_an_empty_ledger_takes_over_the_id_of_the_folder(tmp_path, databases):
+    with ExitStack() as stack:
+        first, second = make_ledger(stack, databases), make_ledger(stack, databases)
+        archive_everything(a_workplace(tmp_path, MemorySource({"key": b"x"}), first))
+        lost = a_workplace(tmp_path, MemorySource({}), second)
+        assert [one.rows for one in rebuild.rebuild(lost)] == [1]
+        assert second.folder_store("directory") == first.folder_store("directory")
+        assert (tmp_path / "store" / MARKER).read_text().strip() == second.folder_store("directory").id

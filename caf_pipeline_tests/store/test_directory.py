@@ -2,12 +2,16 @@
 
 import contextlib
 import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from caf_pipeline.errors import StoreError, StoreUnreachable
-from caf_pipeline.store.directory import DirectoryStore
+from caf_pipeline.errors import StoreAway, StoreError, StoreUnreachable
+from caf_pipeline.ledger.records import FolderStore
+from caf_pipeline.store.directory import MARKER, DirectoryStore
 from caf_pipeline_tests.contracts.chunk_store import ChunkStoreContract, MemoryLog, staged_file, stored, to_store
 from caf_pipeline_tests.system.test_files_below import ordinary_user
 
@@ -64,24 +68,205 @@ def test_a_staged_file_that_is_gone_is_said_to_be_gone(store, tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
     Path(tmp_path / "file").write_text("in the way")
+    store = DirectoryStore(tmp_path / "file" / "store")
     with pytest.raises(StoreError, match="cannot be made"):
-        DirectoryStore(tmp_path / "file" / "store")
+        store.admit(public=False, stored_size_bytes=1, waiting_bytes=0)
+    with pytest.raises(StoreError, match="cannot be made"):
+        store.post(to_store(store, staged_file(tmp_path, b"x")), MemoryLog())
 
 
-@pytest.mark.parametrize("mounted", [False, True])
-def test_a_folder_that_has_nothing_of_what_was_stored_is_not_made_anew(tmp_path, mounted):
-    folder = tmp_path / "store"
-    if mounted:
-        folder.mkdir()
-    with pytest.raises(StoreError, match="has nothing of the chunks that were stored") as refused:
-        DirectoryStore(folder, is_used=lambda: True)
-    assert "is mounted" in refused.value.hint
-    assert list(tmp_path.rglob("*")) == [folder][: int(mounted)]
+# --- which folder it is ----------------------------------------------------------------------------------------------
 
 
-def test_a_folder_with_posts_is_used_without_asking(tmp_path):
-    DirectoryStore(tmp_path / "store")
-    DirectoryStore(tmp_path / "store", is_used=lambda: pytest.fail("it was asked"))
+class FolderMemory:
+    """What a ledger knows of the folder; `posted` has the sizes of its chunks by root."""
+
+    def __init__(self, store: FolderStore | None = None, posted: dict[bytes, int] | None = None) -> None:
+        self.store, self.posted = store, posted or {}
+
+    def folder_store(self, owner):
+        return self.store
+
+    def mark_folder_store(self, folder_id):
+        if self.store is None or not self.store.marked:
+            self.store = FolderStore(folder_id, marked=True)
+        return self.store.id
+
+    def posted_sizes(self, owner):
+        return self.posted
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A store with a chunk, what its ledger knows, and the chunk's posting."""
+    ledger = FolderMemory()
+    store = DirectoryStore(tmp_path / "store", ledger)
+    posting = stored(store, staged_file(tmp_path, b"x" * 1000))
+    ledger.posted = {posting.merkle_root: 1000}
+    return store, ledger, posting
+
+
+def questions(store, posting, staged):
+    return (
+        lambda: store.copies(posting),
+        lambda: store.holders(posting),
+        lambda: list(store.read(posting, 0, 1)),
+        lambda: list(store.posted("0" * 32)),
+        store.archives,
+        store.half_copies,
+        lambda: store.admit(public=False, stored_size_bytes=1, waiting_bytes=0),
+        lambda: store.post(to_store(store, staged), MemoryLog()),
+        lambda: store.posted_already(to_store(store, staged), MemoryLog()),
+        lambda: store.put(posting, staged, lambda _: None),
+        store.bind,
+    )
+
+
+def test_first_post_writes_the_id_into_folder_and_ledger(tmp_path):
+    ledger = FolderMemory()
+    store = DirectoryStore(tmp_path / "store", ledger)
+    store.admit(public=False, stored_size_bytes=1, waiting_bytes=0)
+    assert list(store.archives()) == []
+    assert not store.folder.exists()
+    assert ledger.store is None
+    store.post(to_store(store, staged_file(tmp_path, b"x")), MemoryLog())
+    assert (store.folder / MARKER).read_text() == f"{ledger.store.id}\n"
+
+
+@pytest.mark.parametrize("place", ["missing", "empty", "another store"])
+@pytest.mark.parametrize("opened", ["before", "after"])
+def test_without_its_marker_the_store_is_away(kept, tmp_path, place, opened):
+    store, ledger, posting = kept
+    store.folder.rename(tmp_path / "disk")
+    if place != "missing":
+        store.folder.mkdir()
+    if place == "another store":
+        (store.folder / MARKER).write_text("0" * 32)
+    if opened == "after":
+        store = DirectoryStore(store.folder, ledger)
+    before = sorted(tmp_path.rglob("*"))
+    for ask in questions(store, posting, tmp_path / "staged.caf"):
+        with pytest.raises(StoreAway) as away:
+            ask()
+        assert (away.value.exit_code, away.value.permanent) == (7, False)
+        assert ledger.store.id in away.value.hint
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_disk_that_comes_back_is_the_store_again(kept, tmp_path):
+    store, _, posting = kept
+    store.folder.rename(tmp_path / "disk")
+    with pytest.raises(StoreAway):
+        store.copies(posting)
+    (tmp_path / "disk").rename(store.folder)
+    assert len(store.copies(posting)) == 1
+
+
+def test_a_disk_that_goes_during_an_upload_gets_nothing(kept, tmp_path):
+    store, _, _ = kept
+    path = staged_file(tmp_path, os.urandom(3 << 20))
+    posting = store.post(to_store(store, path), MemoryLog())
+
+    def unmount(sent):
+        if not (tmp_path / "disk").exists():
+            store.folder.rename(tmp_path / "disk")
+            store.folder.mkdir()
+
+    with pytest.raises(StoreAway):
+        store.put(posting, path, unmount)
+    assert list(store.folder.iterdir()) == []
+
+
+def test_the_hint_makes_an_empty_folder_the_store(kept, tmp_path):
+    store, ledger, posting = kept
+    store.folder.rename(tmp_path / "lost")
+    with pytest.raises(StoreAway) as away:
+        store.copies(posting)
+    subprocess.run(away.value.hint.partition(": ")[2], shell=True, check=True)
+    again = DirectoryStore(store.folder, ledger)
+    assert list(again.copies(posting)) == []
+    assert stored(again, tmp_path / "staged.caf") == posting
+
+
+@pytest.mark.parametrize("left", ["chunk", "post"])
+def test_a_folder_of_an_earlier_version_gets_a_marker(kept, left):
+    store, ledger, posting = kept
+    (store.folder / MARKER).unlink()
+    if left == "post":
+        next((store.folder / "chunks").iterdir()).unlink()
+    ledger.store = FolderStore("a" * 32, marked=False)
+    again = DirectoryStore(store.folder, ledger)
+    assert len(again.copies(posting)) == (left == "chunk")
+    assert (store.folder / MARKER).read_text() == f"{'a' * 32}\n"
+    assert ledger.store.marked
+
+
+@pytest.mark.parametrize("there", ["nothing", "another size", "other chunks", "another marker"])
+def test_a_folder_without_a_known_chunk_is_not_adopted(kept, there):
+    store, ledger, posting = kept
+    (store.folder / MARKER).unlink()
+    if there == "another size":
+        ledger.posted = {posting.merkle_root: 1001}
+    elif there == "other chunks":
+        ledger.posted = {bytes(32): 1000}
+    else:
+        shutil.rmtree(store.folder)
+        store.folder.mkdir()
+        if there == "another marker":
+            (store.folder / MARKER).write_text("b" * 32)
+    ledger.store = FolderStore("a" * 32, marked=False)
+    before = sorted(store.folder.rglob("*"))
+    with pytest.raises(StoreAway):
+        DirectoryStore(store.folder, ledger).copies(posting)
+    assert sorted(store.folder.rglob("*")) == before
+    assert not ledger.store.marked
+
+
+def test_two_homes_share_the_id_of_one_folder(kept, tmp_path):
+    store, ledger, posting = kept
+    other = FolderMemory()
+    second = DirectoryStore(store.folder, other)
+    assert len(second.copies(posting)) == 1
+    assert other.store is None  # a look decides nothing
+    second.post(to_store(second, staged_file(tmp_path, b"y")), MemoryLog())
+    assert other.store.id == ledger.store.id
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_first_posts_side_by_side_write_one_id(tmp_path, monkeypatch, links):
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError("no hard links")))
+    ledgers = [FolderMemory() for _ in range(8)]
+    stores = [DirectoryStore(tmp_path / "store", ledger) for ledger in ledgers]
+
+    def bind(store):
+        while True:
+            with contextlib.suppress(StoreAway):  # while another one writes the marker without links
+                store.bind()
+                return
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(bind, stores))
+    assert {ledger.store.id for ledger in ledgers} == {(tmp_path / "store" / MARKER).read_text().strip()}
+    assert [path.name for path in (tmp_path / "store").iterdir()] == [MARKER]
+
+
+def test_a_marker_without_an_id_is_away(kept):
+    store, _, posting = kept
+    (store.folder / MARKER).write_bytes(b"\xff" * 5000)
+    with pytest.raises(StoreAway, match=MARKER):
+        store.copies(posting)
+
+
+def test_a_marker_that_cannot_be_read_says_nothing(kept, tmp_path):
+    store, _, posting = kept
+    tmp_path.chmod(0o755)
+    store.folder.chmod(0)
+    try:
+        with contextlib.chdir(tmp_path), ordinary_user(), pytest.raises(StoreUnreachable, match="cannot be read"):
+            DirectoryStore(Path("store")).copies(posting)
+    finally:
+        store.folder.chmod(0o755)
 
 
 def test_a_chunk_that_the_disk_has_no_room_for_is_refused_with_the_numbers(small_disk):

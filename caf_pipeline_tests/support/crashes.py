@@ -38,7 +38,7 @@ from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(PRELOADED)
 
-NOT_COMPARED = {"chain_heights", "providers"}
+NOT_COMPARED = {"chain_heights", "folder_store", "providers"}
 """Tables in which looking at a chain leaves what it saw: how high it is, how fast its providers are."""
 
 

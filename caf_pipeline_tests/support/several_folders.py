@@ -66,6 +66,9 @@ class SeveralFolders:
     def staging_hold_seconds(self):
         return self.hold
 
+    def bind(self):
+        """Do nothing: each folder knows itself."""
+
     def post(self, chunk, log):
         self.admit(public=chunk.public, stored_size_bytes=chunk.stored_size_bytes, waiting_bytes=0)
         if chunk.merkle_root not in self.posts:

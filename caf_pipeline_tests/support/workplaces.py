@@ -55,7 +55,7 @@ def a_workplace(
     described = Settings.model_validate(values | settings)
     holder = this_process(run)
     if store is None:
-        store = DirectoryStore(described.store.folder)
+        store = DirectoryStore(described.store.folder, ledger)
     elif callable(store):
         store = store(described, ledger, holder)
     work = Workplace("src", described, source, store, ledger, holder, throttle=throttle)

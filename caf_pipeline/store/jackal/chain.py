@@ -153,6 +153,25 @@ class Chain:
         """Return the space that an account bought; None where it never bought any. It may have ended."""
         return self._one_or_none(f"{_STORAGE}/payment_info/{_part(address)}", parse_plan)
 
+    def confirmed_plan(self, address: str) -> tuple[StoragePlan | None, datetime]:
+        """Ask every node. Return the plan that ends latest, and the earliest time of their newest blocks.
+
+        A single node that lags or lies can so not make an end look earlier than it is.
+        """
+
+        def ask(node: Node, block: Block) -> tuple[StoragePlan | None, datetime]:
+            path = f"{_STORAGE}/payment_info/{_part(address)}"
+            try:
+                return self._nodes.read(node, block, path, parse_plan, None), block.time
+            except Refused as refused:
+                if refused.not_found:
+                    return None, block.time
+                raise
+
+        answers = self._nodes.each(ask)
+        plans = [plan for plan, _ in answers if plan is not None]
+        return max(plans, key=lambda plan: plan.ends_at, default=None), min(time for _, time in answers)
+
     def price(self, days: int, size_bytes: int) -> int:
         """Return what space costs now, in ujkl.
 

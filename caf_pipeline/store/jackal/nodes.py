@@ -190,6 +190,14 @@ class Nodes:
         """
         return self._retrying(lambda: self._asked_once(ask))
 
+    def each(self, ask: Callable[[Node, Block], T]) -> list[T]:
+        """Return what each good node answers; at least one, or raises as `asked`."""
+        answers = []
+        for node in self._nodes:
+            with suppress(StoreUnreachable):
+                answers.append(ask(node, self._newest_block(node)))
+        return answers or [self.asked(ask)]
+
     def versions(self) -> list[tuple[str, str]]:
         """Return the address and the version of each node that answers.
 

@@ -1,11 +1,13 @@
 """When the bought space will end or be full: what comes first, and in how many days. Pure: no clock, no chain, no ledger."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.answers import StoragePlan
 
 LATELY: Final = timedelta(days=7)
@@ -49,6 +51,13 @@ class StorageForecast:
         if self.first == "fills":
             return f"The bought space is full in {self.days_left:.1f} days at the rate of the last week."
         return f"The bought space ends on {plan.ends_at:%Y-%m-%d}, in {self.days_left:.1f} days."
+
+
+def to_buy(needed_bytes: int, space_bytes: int, latest_end: datetime | None, now: datetime, warn_days: int) -> str:
+    """Return the command that buys the space again: until the latest end that was seen, or twice `warn_days` at least."""
+    left = math.ceil((latest_end - now) / DAY) if latest_end is not None else 0
+    days = max(LEAST_DAYS, 2 * warn_days, left)
+    return f"caf jackal buy --bytes {max(needed_bytes, space_bytes, LEAST_BYTES)} --days {days}"
 
 
 def charged_per_day(chunks: Iterable[Chunk], copies: int, now: datetime) -> float:

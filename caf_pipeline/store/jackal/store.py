@@ -164,6 +164,9 @@ class JackalStore:
 
     # --- a chunk ---------------------------------------------------------------------------------------------------------
 
+    def bind(self) -> None:
+        """Do nothing: the wallet's address says whose files these are."""
+
     def post(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting:
         """Announce the chunk on the chain, once enough providers would take it: see `Poster.post`."""
         _require_public(chunk.public)
