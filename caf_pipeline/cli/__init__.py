@@ -19,7 +19,7 @@ from caf_pipeline.errors import INTERRUPTED, CafError, StagingError, interrupt_b
 
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE
 TRACEBACK_VARIABLE: Final = "CAF_TRACEBACK"
-_GO_ON: Final = (("run",), ("backfill",), ("rebuild",), ("adopt",), ("restore",), ("prove",), ("repair",))
+_GO_ON: Final = (("run",), ("backfill",), ("rebuild",), ("adopt",), ("restore",), ("prove",), ("repair",), ("remove",))
 """Commands that keep what they have done, and go on with the rest."""
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
