@@ -54,8 +54,13 @@ _MAIL_ADDRESS: Final = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+")
 _OWNER: Final = re.compile(r"team:.+|\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}\b", re.DOTALL)
 
 
+def is_source_name(name: str) -> bool:
+    """Tell whether a source may have this name."""
+    return len(name) <= MAX_SOURCE_NAME and _SOURCE_NAME.fullmatch(name) is not None
+
+
 def _source_name(name: str) -> str:
-    if len(name) > MAX_SOURCE_NAME or not _SOURCE_NAME.fullmatch(name):
+    if not is_source_name(name):
         raise ValueError(f"a source's name has at most {MAX_SOURCE_NAME} of a-z, 0-9 and '-', no '-' at either end")
     return name
 

@@ -20,7 +20,7 @@ from caf_pipeline.system.ending import interrupted_status
 
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE
 TRACEBACK_VARIABLE: Final = "CAF_TRACEBACK"
-_GO_ON: Final = (("run",), ("backfill",), ("rebuild",), ("adopt",), ("restore",), ("prove",), ("repair",))
+_GO_ON: Final = (("run",), ("backfill",), ("rebuild",), ("adopt",), ("restore",), ("prove",), ("repair",), ("remove",))
 """Commands that keep what they have done, and go on with the rest."""
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)

@@ -77,6 +77,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "queue": "queue",
     "metrics": "metrics",
     **dict.fromkeys(("unpark", "withdraw"), "chunks"),
+    "remove": "remove",
     **dict.fromkeys(("ls", "find", "du"), "listing"),
     "restore": "restore",
     "check": "check",

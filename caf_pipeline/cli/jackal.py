@@ -1,6 +1,5 @@
 r"""The commands of `caf jackal`: the wallet and its space, prices, purchases, and what the chain lists."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -13,6 +12,7 @@ from caf_pipeline.cli.opening import known_sources, load_settings, opened_ledger
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourcesArgument,
+    confirm,
     counted,
     note,
     parse_size,
@@ -258,7 +258,7 @@ def buy(
         typer.echo(f"balance  {show_coins(chain.balance(address))}", err=True)
         if any(each.purpose == "buy" for each in network.log.pending(network.account)):
             note("an earlier purchase is pending; where it turns out to be included, nothing more is bought")
-        _confirm(yes)
+        confirm("Buy it?", yes=yes, otherwise="nothing was bought")
         purchase = network.store.poster.buy(size_bytes, days, network.log)
         which = "an earlier purchase was pending and is included, nothing more was bought:" if purchase.earlier else "bought"
         cost = f"{'' if purchase.cost_told else 'at most '}{show_coins(purchase.cost)}"
@@ -267,16 +267,6 @@ def buy(
         found = None if plan is None else (plan.space_bytes, plan.used_bytes, plan.ends_at)
         network.ledger.record_storage_plan(network.account, read_at=now, balance=chain.balance(address), plan=found, bought=True)
         typer.echo(f"the wallet has {_plan_line(plan)}")
-
-
-def _confirm(yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError("the purchase needs a confirmation, and standard input is not a terminal.", hint="Give --yes.")
-    if not typer.confirm("Buy it?", err=True):
-        note("nothing was bought")
-        raise typer.Exit(1)
 
 
 # --- what the chain lists --------------------------------------------------------------------------------------------

@@ -105,6 +105,21 @@ def note(text: str) -> None:
     print(f"caf: {one_line(text)}", file=sys.stderr)
 
 
+def confirm(question: str, *, yes: bool, otherwise: str) -> None:
+    """Ask a question on the terminal, unless `yes`. If the answer is no, print `otherwise` and end with status 1.
+
+    Raises:
+        UsageError: there is no terminal to ask on.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("the command needs a confirmation, and standard input is not a terminal.", hint="Give --yes.")
+    if not typer.confirm(question, err=True):
+        note(otherwise)
+        raise typer.Exit(1)
+
+
 @contextmanager
 def object_progress(title: str) -> Iterator[Callable[[int], None]]:
     """Show how far work on objects is, whose number is not known: a bar on a terminal, else a line a minute on stderr.

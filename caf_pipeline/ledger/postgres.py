@@ -47,6 +47,7 @@ from caf_pipeline.ledger.parts import follow_move, locate_part, register_parts
 from caf_pipeline.ledger.progress import Progress
 from caf_pipeline.ledger.provider_stats import ProviderRecords
 from caf_pipeline.ledger.records import Holder, PlanRecord, ReadFailures, Seal, Skip, plan_lease
+from caf_pipeline.ledger.removal import OF_AN_ADDRESS, SourceRemoval
 from caf_pipeline.ledger.replicas import Replicas, require_right_copy, samples_as_json, unlist
 from caf_pipeline.ledger.storage_plans import StoragePlans
 from caf_pipeline.ledger.transactions import TransactionLog, before_move, end_waiting
@@ -73,17 +74,6 @@ _OWN_METHOD: Final = {
 """Moves that write more than the state, by the method that makes them; `move` refuses them."""
 
 _KEEPS_REASON: Final = frozenset({_S.PARKED, _S.DAMAGED, _S.WITHDRAWN})
-
-_OF_AN_ADDRESS: Final = (
-    "skipped_objects",
-    "current_exceptions",
-    "inventories",
-    "noticed_keys",
-    "messages_set_apart",
-    "queue_reads",
-    "rebuilds",
-)
-"""Tables with what is recorded of a source's bucket before the source has a chunk."""
 
 _PLANNED_CHUNK: Final = {
     "name": "text",
@@ -122,6 +112,7 @@ class Ledger(
     ChunkImport,
     FolderStores,
     StoragePlans,
+    SourceRemoval,
 ):
     """What is known, in one database. Each method is one transaction; what it wrote is durable when it returns. Safe in threads.
 
@@ -191,14 +182,17 @@ class Ledger(
                     require_free(connection, plan_lease(name))
                 else:
                     lock_lease(connection, lease)
-                for table in _OF_AN_ADDRESS:
+                for table in OF_AN_ADDRESS:
                     connection.execute(f"DELETE FROM {table} WHERE source_id = %(id)s", {"id": source_id})
                 statement = "UPDATE sources SET address = %(address)s, archive_id = %(archive_id)s WHERE name = %(name)s"
                 connection.execute(statement, facts)
                 return
             raise LedgerError(
                 f"source '{name}' is {known} in the ledger, and {address} in the settings",
-                hint="give the new address a source of another name",
+                hint=(
+                    "give the new address a source of another name;"
+                    f" 'caf remove {name}' removes the old source if nothing of it was stored"
+                ),
             )
 
     def find_plan(self, sha256: bytes) -> PlanRecord | None:

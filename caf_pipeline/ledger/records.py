@@ -248,6 +248,15 @@ class RemoteChunk:
     part: "PartLocation | None" = None
 
 
+@dataclass(frozen=True, slots=True)
+class RemovableSource:
+    """A source that may be removed. `plans` and `chunks` are numbers."""
+
+    address: str
+    plans: int
+    chunks: int
+
+
 def chunk_lease(chunk: str) -> str:
     """Return the name of the lease under which a chunk is worked on."""
     return f"chunk/{chunk}"

@@ -60,12 +60,17 @@ class StagedFile:
 
 
 def leftovers(work: Workplace, chunk: str | None = None) -> Sequence[StagedFile]:
-    """Return every file of the staging folder, or those of one chunk, by name; what has no name of ours is "foreign".
+    """Return every file of the workplace's staging folder, or those of one chunk: see `files_in`."""
+    return files_in(work.staging(), chunk)
+
+
+def files_in(folder: Path, chunk: str | None = None) -> Sequence[StagedFile]:
+    """Return every file of a staging folder, or those of one chunk, by name; what has no name of ours is "foreign".
 
     A file that is removed meanwhile is left out. Folders are foreign, and of size 0.
     """
     found = []
-    for path in sorted(work.staging().iterdir()):
+    for path in sorted(folder.iterdir()):
         is_folder = path.is_dir() and not path.is_symlink()
         named = None if is_folder else _NAMES.fullmatch(path.name)
         if chunk is not None and (named is None or named["chunk"] != chunk):

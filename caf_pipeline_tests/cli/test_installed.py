@@ -42,6 +42,7 @@ COMMANDS = {
     "metrics": ("metrics",),
     "unpark": ("unpark", "src-00000000-00001"),
     "withdraw": ("withdraw", "src-00000000-00001"),
+    "remove": ("remove", "src", "--yes"),
     "safe-to-delete": ("safe-to-delete", "src"),
     "doctor": ("doctor",),
     "backup": ("backup", "ledger.dump"),
@@ -65,8 +66,8 @@ COMMANDS = {
 }
 """In an order in which each finds what it needs."""
 
-STATUS = {"unpark": 11, "withdraw": 11, "safe-to-delete": 1}
-"""Of those that say something else than 0: there is no such chunk; nothing was proven in two windows yet."""
+STATUS = {"unpark": 11, "withdraw": 11, "remove": 6, "safe-to-delete": 1}
+"""Commands that end with another status than 0: no such chunk; the source is archived; nothing was proven in two windows yet."""
 
 SAID = {
     "cat": b"bytes",

@@ -120,6 +120,12 @@ def register(ledger: Any, *batches: Sequence[str], source: str = SOURCE, skips: 
     return names
 
 
+def remove(ledger: Any, source: str = SOURCE) -> None:
+    """Remove a source."""
+    with ledger.lease(plan_lease(source), holder("remover")) as lease:
+        ledger.remove_source(lease, source)
+
+
 def settled(ledger: Any, asked: Sequence[tuple[str, str]], *, modified: datetime = EARLY) -> set[tuple[str, str]]:
     """Of these (key, object version), as listed with this LastModified, return those of which a plan has nothing to do."""
     listed = [S3Object(key.encode(), None if version == VERSION else version, "abc", 10, modified) for key, version in asked]
@@ -288,6 +294,81 @@ class LedgerContract:
             ledger.register_source(SOURCE, "id", "s3://b/")
         assert ledger.sources() == [SOURCE]
         assert ledger.addresses() == {"id": "s3://a/"}
+
+    def test_a_source_of_which_nothing_was_stored_is_removed(self, ledger):
+        names = register(ledger, ["a"], ["b"], ["c"], ["d"], skips=[skip("s")])
+        kept = archive(ledger, ["a"], source="another")
+        bring_to(ledger, names[1], ChunkState.PACKING)
+        bring_to(ledger, names[2], ChunkState.SEALED)
+        end(ledger, names[3], ChunkState.PARKED, ChunkState.WITHDRAWN)
+        ledger.count_read_failure(names[1], "b", VERSION, "run-1")
+        found = ledger.removable(SOURCE)
+        assert (found.address, found.plans, found.chunks) == (f"s3://{SOURCE}", 1, 4)
+        remove(ledger)
+        assert ledger.sources() == ["another"]
+        assert [chunk.name for chunk in ledger.chunks()] == [kept]
+        with pytest.raises(NotLocated):
+            ledger.removable(SOURCE)
+
+    def test_a_removed_source_may_be_planned_again(self, ledger):
+        plan = plan_record()
+        epochs = []
+        for address in ("s3://typo/", "s3://right/"):
+            ledger.register_source(SOURCE, address, address)
+            register_plan(ledger, plan, [planned(1, ["a"])], claims((1, "a")))
+            (chunk,) = ledger.chunks(SOURCE)
+            bring_to(ledger, chunk.name, ChunkState.SEALED)
+            epochs.append(ledger.chunk(chunk.name).epoch)
+            if address == "s3://typo/":
+                remove(ledger)
+        assert epochs[1] > epochs[0]
+        end(ledger, chunk.name, ChunkState.POSTING)
+        with pytest.raises(IllegalMove):
+            remove(ledger)
+
+    @pytest.mark.parametrize("state", ["posting", "posted", "uploading", "verified", "located"])
+    def test_a_source_with_a_stored_chunk_stays(self, ledger, state):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState(state), ["a"])
+        with pytest.raises(IllegalMove, match=chunk):
+            ledger.removable(SOURCE)
+        with pytest.raises(IllegalMove, match=chunk):
+            remove(ledger)
+        assert ledger.chunk(chunk).state == state
+
+    def test_a_source_whose_parked_chunk_was_posted_stays(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.POSTED)
+        end(ledger, chunk, ChunkState.PARKED)
+        with pytest.raises(IllegalMove, match=chunk):
+            remove(ledger)
+
+    def test_a_source_that_a_run_works_on_stays(self, ledger):
+        first, second = register(ledger, ["a"], ["b"])
+        with ledger.lease(f"chunk/{second}", holder()), pytest.raises(HeldByOther):
+            remove(ledger)
+        with ledger.lease(plan_lease(SOURCE), holder()), pytest.raises(HeldByOther):
+            ledger.removable(SOURCE)
+        remove(ledger)
+        with pytest.raises(NotLocated), ledger.lease(f"chunk/{first}", holder()):
+            pass
+
+    def test_a_source_whose_rebuild_goes_on_stays(self, ledger):
+        ledger.register_source(SOURCE, "id", "s3://a/")
+        ledger.begin_rebuild(SOURCE)
+        with pytest.raises(LedgerError, match="rebuild"):
+            remove(ledger)
+        ledger.end_rebuild(SOURCE)
+        remove(ledger)
+        assert ledger.sources() == []
+
+    def test_a_removal_without_its_lease_removes_nothing(self, ledger):
+        register(ledger, ["a"])
+        with ledger.lease(plan_lease(SOURCE), holder()) as lease:
+            pass
+        with pytest.raises(LeaseLost):
+            ledger.remove_source(lease, SOURCE)
+        assert ledger.sources() == [SOURCE]
 
     def test_a_registered_plan_is_found_by_its_hash_and_its_short_name(self, ledger):
         ledger.register_source(SOURCE, "id", "s3://a/")

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import ClaimConflict, LedgerError, LedgerUnreachable, StagingError
+from caf_pipeline.errors import ClaimConflict, HeldByOther, IllegalMove, LedgerError, LedgerUnreachable, StagingError
 from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, SkipReason
 from caf_pipeline.ledger.database import Database, embedded_url, open_database
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import CopyCheck, plan_lease
+from caf_pipeline.ledger.removal import OF_A_CHUNK, OF_AN_ADDRESS
 from caf_pipeline.settings import Settings
 from caf_pipeline.store.protocol import Copy
 from caf_pipeline_tests.contracts.ledger import (
@@ -38,6 +39,7 @@ from caf_pipeline_tests.contracts.ledger import (
     plan_record,
     planned,
     register,
+    remove,
     seal_facts,
     settled,
     skip,
@@ -57,6 +59,46 @@ def ledger(database):
 
 class TestLedger(LedgerContract):
     """Passes the contract."""
+
+
+def test_a_removal_knows_every_table_with_rows_of_a_source(database, ledger):
+    statement = (
+        "SELECT DISTINCT columns.table_name FROM information_schema.columns JOIN information_schema.tables"
+        " USING (table_schema, table_name) WHERE table_schema = current_schema() AND table_type = 'BASE TABLE'"
+        " AND column_name IN ('source_id', 'caf_file_id', 'plan_id')"
+    )
+    with database.transaction() as connection:
+        tables = set(connection.execute(statement).scalars())
+    forbidding = {"posts", "locations"}
+    assert tables == {*OF_A_CHUNK, *OF_AN_ADDRESS, "claims", "caf_files", "plans", "sources"} | forbidding
+
+
+def test_a_source_with_a_post_that_may_be_included_stays(ledger):
+    (chunk,) = register(ledger, ["a"])
+    bring_to(ledger, chunk, ChunkState.POSTING, ["a"])
+    log = ledger.transactions(holder())
+    ask(log, chunk)
+    end(ledger, chunk, ChunkState.PARKED)
+    with pytest.raises(IllegalMove, match=chunk):
+        remove(ledger)
+    end(ledger, chunk, ChunkState.POSTING)
+    one = commit(log, signed(1), chunk)
+    end(ledger, chunk, ChunkState.PARKED)
+    with pytest.raises(IllegalMove, match=chunk):
+        remove(ledger)
+    settle(log, one, "expired")
+    end(ledger, chunk, ChunkState.WITHDRAWN)
+    remove(ledger)
+    assert ledger.sources() == []
+
+
+def test_a_move_under_way_keeps_its_source(database, ledger):
+    (chunk,) = register(ledger, ["a"])
+    with database.transaction() as connection:
+        connection.execute("UPDATE caf_files SET epoch = 1 WHERE name = %(name)s", {"name": chunk})
+        with pytest.raises(HeldByOther):
+            remove(ledger)
+    assert ledger.sources() == [SOURCE]
 
 
 @pytest.mark.thorough

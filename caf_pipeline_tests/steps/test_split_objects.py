@@ -515,7 +515,7 @@ def test_what_was_fetched_of_a_part_is_not_fetched_again(work, source, monkeypat
     with pytest.raises(CafError):
         chunk_steps.pack_chunk(work, name)
     source.failing.clear()
-    first, source.reads = {(begin, end) for _, begin, end in source.reads}, []
+    first, source.reads = {(begin, end) for key, begin, end in source.reads if key == "huge"}, []
     archive_chunk(work, name)
     again = {(begin, end) for _, begin, end in source.reads}
     assert min(begin for begin, _ in first) == 200_000

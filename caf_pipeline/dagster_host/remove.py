@@ -1,0 +1,121 @@
+"""`caf remove`: removes a source without stored chunks from the ledger, the folders of this machine, and Dagster.
+
+The ledger comes first: it decides. Each later step may be repeated after a kill.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+
+from dagster import DagsterInstance
+
+from caf_pipeline.dagster_host.home import dagster_home
+from caf_pipeline.dagster_host.source_runs import open_instance
+from caf_pipeline.defs.launching import PAGE, failed_runs, runs_of
+from caf_pipeline.defs.naming import PARKED_TAG, partitions_name
+from caf_pipeline.errors import NotLocated
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.ledger.records import RemovableSource, plan_lease
+from caf_pipeline.maintenance.remove_source import Leftovers, find_leftovers, no_writers, remove_leftovers
+from caf_pipeline.setting_values import is_source_name
+from caf_pipeline.settings import Settings
+from caf_pipeline.system.quantities import counted, show_size
+from caf_pipeline.wiring import open_ledger
+
+
+def remove_command(source: str, *, settings: Settings, run: str, confirm: Callable[[Sequence[str]], None]) -> int:
+    """Remove a source; return the exit status.
+
+    Args:
+        source: its name.
+        settings: of the ledger and the folders; the source need not be among them.
+        run: the name under which the lease on the source's plan is held.
+        confirm: takes lines that say what is removed; raises if the user does not agree.
+
+    Raises:
+        SettingsError: there is no such source.
+        NotLocated: the ledger never had anything of the source.
+        IllegalMove: something of the source is or may be stored.
+        HeldByOther: a run works on the source.
+        StagingError: a folder or file cannot be removed.
+    """
+    with closing(open_ledger(settings)) as ledger:
+        if not is_source_name(source):
+            raise settings.unknown_source(source, ledger.sources())
+        removable = ledger.removable(source) if source in ledger.sources() else None
+        leftovers = find_leftovers(settings, ledger, source)
+        with _opened(settings) as instance:
+            partitions = _partitions(instance, source)
+            if removable is None:
+                _require_once_known(settings, ledger, source, leftovers, partitions)
+            confirm([*_lines(source, removable, leftovers, len(partitions))])
+            with ledger.lease(plan_lease(source), this_process(run)) as lease:
+                leftovers = find_leftovers(settings, ledger, source)  # while the question was open, a run may have written
+                with no_writers(leftovers):
+                    if source in ledger.sources():
+                        ledger.remove_source(lease, source)
+                    remove_leftovers(leftovers)
+                if instance is not None:
+                    _remove_partitions(instance, source)
+    kept = [file.path.name for file in leftovers.kept]
+    if kept:
+        sys.stdout.write(f"kept {counted(len(kept), 'staged file')} of chunks that this ledger never had: {', '.join(kept)}\n")
+    sys.stdout.write(f"source '{source}' is removed\n")
+    if source in settings.sources:
+        sys.stdout.write(f"the settings still have it: 'caf run {source}' archives it as a new source\n")
+    sys.stdout.flush()
+    return 0
+
+
+@contextmanager
+def _opened(settings: Settings) -> Iterator[DagsterInstance | None]:
+    """Open Dagster's instance; None if Dagster never ran here."""
+    if not dagster_home(settings).is_dir():
+        yield None
+        return
+    with open_instance(settings) as instance:
+        yield instance
+
+
+def _partitions(instance: DagsterInstance | None, source: str) -> Sequence[str]:
+    return instance.get_dynamic_partitions(partitions_name(source)) if instance else []
+
+
+def _require_once_known(settings: Settings, ledger: Ledger, source: str, leftovers: Leftovers, partitions: Sequence[str]) -> None:
+    """Raise unless this ledger once had the source, and something of the source is left."""
+    if not leftovers.folders and not leftovers.staged and not leftovers.kept and not partitions:
+        if source not in settings.sources:
+            raise settings.unknown_source(source, ledger.sources())
+        raise NotLocated(f"the ledger has nothing of source '{source}'", hint="there is nothing to remove")
+    if not ledger.leases_ever_held([plan_lease(source)]):
+        raise NotLocated(
+            f"the ledger never had source '{source}': its files may be those of a lost ledger",
+            hint="'caf rebuild' restores a lost ledger; if nothing was lost, remove the files yourself",
+        )
+
+
+def _lines(source: str, removable: RemovableSource | None, leftovers: Leftovers, partitions: int) -> Iterator[str]:
+    if removable is None:
+        yield f"source      {source}; the ledger no longer has it, and this is left"
+    else:
+        yield f"source      {source}, {removable.address}"
+        yield f"ledger      {counted(removable.plans, 'plan')}, {counted(removable.chunks, 'chunk')}"
+    yield f"snapshots   {leftovers.snapshots}"
+    yield f"staged      {show_size(leftovers.staged_bytes)} in {counted(len(leftovers.staged), 'file')}"
+    yield f"partitions  {partitions}"
+    for folder in leftovers.folders:
+        yield f"folder      {folder}"
+
+
+def _remove_partitions(instance: DagsterInstance, source: str) -> None:
+    """Remove the partitions of the source's chunks. Failed runs of a chunk do not count if it is planned again."""
+    names = _partitions(instance, source)
+    for start in range(0, len(names), PAGE):
+        page = names[start : start + PAGE]
+        runs = runs_of(instance, page)
+        for name in page:
+            if failed := failed_runs(runs.get(name, ())):
+                run_id = failed[0].dagster_run.run_id
+                instance.add_run_tags(run_id, {PARKED_TAG: run_id})
+            instance.delete_dynamic_partition(partitions_name(source), name)

@@ -1,0 +1,116 @@
+"""Finds and removes the files of a source on this machine: plans, snapshots, kept locations, staged files.
+
+A chunk that the ledger does not know may be one of a lost ledger: posted, and not yet uploaded. So a staged file is removed only
+if a run of this ledger once held its chunk.
+"""
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from caf_pipeline.errors import HeldByOther, StagingError
+from caf_pipeline.inventory.chunk_id import ChunkId
+from caf_pipeline.ledger.records import chunk_lease
+from caf_pipeline.packing.staging import StagedFile, files_in
+from caf_pipeline.settings import Settings
+from caf_pipeline.system.folder_lock import alone_in
+
+if TYPE_CHECKING:
+    from caf_pipeline.ledger.postgres import Ledger
+
+INVENTORIES: Final = "inventories"
+_OF_A_SOURCE: Final = ("plans", INVENTORIES, "located")
+"""Folders under `home` with a folder for each source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """The files of a source on this machine.
+
+    Attributes:
+        folders: of the source, under `home`.
+        staged: files of its chunks in the staging folder.
+        kept: staged files of chunks that this ledger never had; they stay.
+    """
+
+    folders: Sequence[Path]
+    staged: Sequence[StagedFile]
+    kept: Sequence[StagedFile]
+
+    @property
+    def snapshots(self) -> int:
+        """How many inventories there are."""
+        return sum(len([*folder.glob("*.parquet")]) for folder in self.folders if folder.parent.name == INVENTORIES)
+
+    @property
+    def staged_bytes(self) -> int:
+        """The size of the staged files."""
+        return sum(file.size_bytes for file in self.staged)
+
+
+def find_leftovers(settings: Settings, ledger: "Ledger", source: str) -> Leftovers:
+    """Return the folders and files of the source. `source` has to be a valid name."""
+    candidates = [settings.home / folder / source for folder in _OF_A_SOURCE]
+    try:
+        folders = [path for path in candidates if path.is_symlink() or path.exists()]
+        files = files_in(settings.staging_folder) if settings.staging_folder.is_dir() else []
+    except OSError as error:
+        raise StagingError(f"{error.filename} cannot be read: {error.strerror}", hint="correct its permissions") from error
+    for path in folders:
+        if path.parent.resolve() != settings.home.resolve() / path.parent.name:
+            raise StagingError(f"{path.parent} is a link to another folder", hint=f"remove {path} yourself")
+    staged = [file for file in files if (chunk := ChunkId.parse(file.chunk)) and chunk.source == source]
+    held = ledger.leases_ever_held({chunk_lease(file.chunk) for file in staged})
+    return Leftovers(
+        folders=folders,
+        staged=[file for file in staged if chunk_lease(file.chunk) in held],
+        kept=[file for file in staged if chunk_lease(file.chunk) not in held],
+    )
+
+
+@contextlib.contextmanager
+def no_writers(leftovers: Leftovers) -> Iterator[None]:
+    """Keep other processes from writing into the source's folders while the context lasts.
+
+    Raises:
+        HeldByOther: a process writes into one of them.
+    """
+    with contextlib.ExitStack() as stack:
+        for folder in leftovers.folders:
+            if not _is_folder(folder):
+                continue
+            with _as_staging_error(folder):
+                alone = stack.enter_context(alone_in(folder))
+            if not alone:
+                raise HeldByOther(f"a run writes into {folder} now", holder="", hint="wait for that run, or end it first")
+        yield
+
+
+def remove_leftovers(leftovers: Leftovers) -> None:
+    """Remove the folders and staged files. A link is removed, and not what it leads to. May be repeated.
+
+    Raises:
+        StagingError: one of them cannot be removed.
+    """
+    for path in [*leftovers.folders, *(file.path for file in leftovers.staged)]:
+        with _as_staging_error(path), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path) if _is_folder(path) else path.unlink()
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+@contextlib.contextmanager
+def _as_staging_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StagingError(
+            f"{path} cannot be removed: {error.strerror}", hint="correct its permissions, then repeat the command"
+        ) from error

@@ -1,0 +1,225 @@
+"""`caf remove`: what it removes in the ledger, in folders and in Dagster, what it keeps, and that the name is free afterwards."""
+
+import os
+import shutil
+from functools import partial
+
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.dagster_host import remove
+from caf_pipeline.dagster_host.remove import remove_command
+from caf_pipeline.defs.launching import failed_runs, runs_of
+from caf_pipeline.defs.naming import partitions_name
+from caf_pipeline.errors import HeldByOther, IllegalMove, NotLocated, SettingsError, StagingError
+from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline.system.folder_lock import writing_into
+from caf_pipeline.wiring import close_store, open_workplace
+from caf_pipeline_tests.defs.test_sensors import SOURCE, fail_run
+from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.workplaces import archive_chunk, plan
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+
+@pytest.fixture
+def removing(pipeline):
+    """Remove the source; the lines that the user confirms are kept in `removing.lines`."""
+
+    def command(source: str = SOURCE) -> int:
+        return remove_command(source, settings=pipeline.settings, run="remover", confirm=partial(setattr, command, "lines"))
+
+    return command
+
+
+@pytest.fixture
+def packed(pipeline):
+    """A source with five planned chunks: two are packed, and runs of a third have failed."""
+    pipeline.put(25)
+    names = pipeline.plan()
+    work = pipeline.workplace()
+    archive_chunk(work, names[0], until=chunk_steps.seal_chunk)
+    archive_chunk(work, names[1], until=chunk_steps.pack_chunk)
+    for _ in range(5):
+        fail_run(pipeline, names[2])
+    return pipeline
+
+
+def left_of(pipeline) -> list[str]:
+    """Return what the source has in folders and partitions."""
+    home = pipeline.settings.home
+    folders = [home / name / SOURCE for name in ("plans", "inventories", "located")]
+    staged = (home / "staging").glob(f"{SOURCE}-*")
+    partitions = pipeline.instance.get_dynamic_partitions(partitions_name(SOURCE))
+    return [*(str(path) for path in folders if os.path.lexists(path)), *(path.name for path in staged), *partitions]
+
+
+def test_a_removed_source_is_archived_anew_under_its_name(packed, removing, capsys):
+    names = packed.chunks()
+    assert removing() == 0
+    assert f"source '{SOURCE}' is removed" in capsys.readouterr().out
+    assert any("1 plan, 5 chunks" in line for line in removing.lines)
+    assert (packed.ledger.sources(), left_of(packed)) == ([], [])
+
+    again = packed.plan()
+    for name in again:
+        assert packed.execute("archive_my_source", partition_key=name).success
+    assert packed.chunks(ChunkState.LOCATED) == again
+    assert len(names) == len(again)
+    with pytest.raises(IllegalMove):
+        removing()
+    assert packed.chunks(ChunkState.LOCATED) == again
+
+
+def test_old_failed_runs_give_up_no_chunk_that_is_planned_again(packed, removing):
+    failed = packed.chunks()[2]
+    assert len(failed_runs(runs_of(packed.instance, [failed])[failed])) == 5
+    removing()
+    assert failed_runs(runs_of(packed.instance, [failed])[failed]) == []
+
+
+@pytest.mark.parametrize("killed_in", ["remove_leftovers", "_remove_partitions"])
+def test_a_removal_that_was_killed_is_completed_by_the_next(packed, removing, monkeypatch, killed_in):
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(remove, killed_in, kill)
+        with pytest.raises(KeyboardInterrupt):
+            removing()
+    assert packed.ledger.sources() == []
+    assert left_of(packed)
+    assert removing() == 0
+    assert "no longer has it" in removing.lines[0]
+    assert left_of(packed) == []
+    with pytest.raises(NotLocated):
+        removing()
+
+
+def test_files_of_a_lost_ledger_stay(packed, removing, database):
+    with database.transaction() as connection:  # as in a new database
+        connection.execute("TRUNCATE sources, leases CASCADE")
+    left = left_of(packed)
+    with pytest.raises(NotLocated, match="lost ledger"):
+        removing()
+    packed.workplace()  # makes the source known again, as any run does
+    assert removing() == 0
+    staged = [name for name in left if name.endswith((".caf", ".packed", ".json"))]
+    assert staged
+    assert set(staged) <= set(left_of(packed))
+
+
+def test_another_sources_files_stay(packed, removing):
+    other = packed.settings.home / "plans" / f"{SOURCE}-2"
+    other.mkdir()
+    staged = packed.settings.home / "staging" / f"{SOURCE}-2-0a0b0c0d-00001.caf"
+    staged.write_bytes(b"")
+    removing()
+    assert other.is_dir()
+    assert staged.exists()
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(packed, removing, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_bytes(b"kept")
+    link = packed.settings.home / "located" / SOURCE
+    shutil.rmtree(link, ignore_errors=True)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(elsewhere)
+    removing()
+    assert (elsewhere / "file").read_bytes() == b"kept"
+    assert left_of(packed) == []
+
+
+def test_a_link_out_of_home_is_not_followed(packed, removing, tmp_path):
+    plans, elsewhere = packed.settings.home / "plans", tmp_path / "elsewhere"
+    plans.rename(elsewhere)
+    plans.symlink_to(elsewhere)
+    with pytest.raises(StagingError):
+        removing()
+    assert (elsewhere / SOURCE).is_dir()
+    assert packed.ledger.sources() == [SOURCE]
+
+
+def test_a_source_that_is_being_listed_stays(packed, removing):
+    with writing_into(packed.settings.home / "inventories" / SOURCE), pytest.raises(HeldByOther):
+        removing()
+    assert packed.ledger.sources() == [SOURCE]
+
+
+@pytest.mark.parametrize("name", ["other", "../plans", ".", "a/b", ""])
+def test_an_unknown_source_is_refused(packed, removing, name):
+    with pytest.raises(SettingsError):
+        removing(name)
+    assert packed.ledger.sources() == [SOURCE]
+
+
+def test_a_source_that_the_settings_lack_is_removed(packed, removing):
+    settings = Settings(**{**dict(packed.settings), "sources": {}})
+    assert remove_command(SOURCE, settings=settings, run="remover", confirm=lambda _: None) == 0
+    assert left_of(packed) == []
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def caf(tmp_path, database_url, s3_server, new_bucket):
+    new_bucket.put("key", b"body" * 10_000)
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    command_line = CommandLine(tmp_path, keys | {"CAF_DATABASE_URL": database_url})
+    command_line.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    return command_line
+
+
+def planned_by_mistake(caf: CommandLine, s3_server: str, bucket: str) -> None:
+    """Plan the bucket's root, and correct the settings to a prefix afterwards."""
+    with caf.surroundings():
+        settings = load_settings()
+        with opened_ledger(settings) as ledger:
+            work = open_workplace(settings, "src", run="run-1", ledger=ledger)
+            plan(work)
+            close_store(work.store)
+    caf.settings(source_text(s3_server, bucket, prefix="right/") + "public = true\n")
+
+
+def test_a_planned_typo_is_corrected_and_then_archived(caf, s3_server, new_bucket):
+    planned_by_mistake(caf, s3_server, new_bucket.name)
+    new_bucket.put("right/key", b"right" * 10_000)
+    refused = caf("run", "src")
+    assert (refused.status, "caf remove src" in refused.err) == (6, True)
+    assert caf("remove", "src").status == 2
+    done = caf("remove", "src", "--yes")
+    assert (done.status, b"is removed" in done.out) == (0, True)
+    assert caf("run", "src").status == 0
+    assert caf("get", "src", "right/key").out == b"right" * 10_000
+    assert caf("remove", "src", "--yes").status == 6
+
+
+def test_a_failed_first_run_with_a_typo_is_corrected(caf, s3_server, new_bucket):
+    caf.settings(source_text(s3_server, "no-such-bucket") + "public = true\n")
+    assert caf("run", "src").status == 5
+    caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
+    assert caf("run", "src").status == 0
+    assert caf("get", "src", "key").out == b"body" * 10_000
+
+
+def test_a_source_that_was_never_used_has_nothing_to_remove(caf):
+    assert caf("remove", "src", "--yes").status == 11
+    assert caf("remove", "other", "--yes").status == 3
+
+
+def test_the_ledger_keeps_a_source_whose_removal_is_not_confirmed(packed):
+    class Refused(Exception):
+        pass
+
+    def refuse(_: object) -> None:
+        raise Refused
+
+    with pytest.raises(Refused):
+        remove_command(SOURCE, settings=packed.settings, run="remover", confirm=refuse)
+    assert packed.ledger.sources() == [SOURCE]
+    assert left_of(packed)
