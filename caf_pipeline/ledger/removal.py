@@ -28,6 +28,8 @@ OF_AN_ADDRESS: Final = (
     "messages_set_apart",
     "queue_reads",
     "rebuilds",
+    "store_looks",
+    "left_posts",
 )
 """Tables with what is recorded of a source's bucket before the source has a chunk."""
 
