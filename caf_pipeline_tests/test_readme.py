@@ -161,7 +161,7 @@ def stranger(tmp_path_factory, s3_server):
 
 @pytest.fixture(scope="module")
 def archived(stranger):
-    """What the README's first commands print, pasted in order."""
+    """The output of the README's first commands, pasted in order."""
     return sh(script_with("caf run"), *stranger)
 
 
@@ -209,8 +209,8 @@ def dagster_ui(command, folder, environment):
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does; the code server then stops its embedded Postgres
             process.wait(60)
-        for left in in_session(process.pid):
-            left.kill()
+        for remaining in in_session(process.pid):
+            remaining.kill()
         process.wait(PATIENCE_SECONDS)
 
 
