@@ -5,20 +5,23 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.main import get_command
 
 from caf_pipeline.cli.app import build
 from caf_pipeline.cli.reference import reference
 from caf_pipeline_tests.support.free_ports import free_port
-from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
-from caf_pipeline_tests.support.s3_server import client_for, make_bucket
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
+from caf_pipeline_tests.support.s3_server import client_for
 from caf_pipeline_tests.support.sessions import in_session
 
 ROOT = Path(__file__).parents[1]
@@ -139,26 +142,129 @@ def test_a_chunk_of_the_demo_is_an_ordinary_caf(kept_network, checkout, environm
     assert "jkl1" in said
 
 
-@pytest.mark.thorough
-def test_a_bucket_of_ones_own_is_archived(kept_network, checkout, environment, s3_server):
-    bucket = make_bucket(s3_server)
-    bucket.put("2024/a.jpg", b"1")
-    bucket.put("2023/other", b"2")
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory, s3_server):
+    """An empty folder with the README's caf.toml, whose bucket is on a server of the tests; and its environment."""
+    client = client_for(s3_server)
+    client.create_bucket(Bucket="my-bucket")
+    for key, body in (("2024/a.jpg", b"1"), ("2023/other", b"2")):
+        client.put_object(Bucket="my-bucket", Key=key, Body=body)
+    folder = tmp_path_factory.mktemp("stranger")
     (toml,) = blocks("toml")
-    with (checkout / "caf.toml").open("a") as file:
-        file.write(toml)
-    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-    place = {"CAF_SOURCES__PHOTOS__ENDPOINT_URL": s3_server, "CAF_SOURCES__PHOTOS__BUCKET": bucket.name}
-    said = sh(script_with("caf run"), checkout, environment, **keys, **place)
-    assert "photos: 1 current, 0 older, 0 gone" in said
-    said = sh(script_with("caf restore"), checkout, environment, **keys, **place)
-    assert "1 object of 1 read, 0 wrong" in said
-    assert [(checkout / name).read_bytes() for name in ("a.jpg", "out/2024/a.jpg")] == [b"1", b"1"]
+    text, count = re.subn(r"^# (endpoint_url = ).*$", rf'\1"{s3_server}"', toml, flags=re.MULTILINE)
+    assert count == 1
+    (folder / "caf.toml").write_text(text)
+    names = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CAF_", "DAGSTER_", "JACKAL_"))}
+    programs = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return folder, names | programs | {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+
+
+@pytest.fixture(scope="module")
+def archived(stranger):
+    """The output of the README's first commands, pasted in order."""
+    return sh(script_with("caf run"), *stranger)
+
+
+@pytest.mark.thorough
+def test_a_bucket_of_ones_own_is_archived(archived, stranger):
+    for words in ("set pool s3", "planned   1 object", "the source is complete", "photos: 1 current, 0 older, 0 gone"):
+        assert words in archived
+    assert "1 object of 1 read, 0 wrong" in sh(script_with("caf restore"), *stranger)
+    folder, _ = stranger
+    assert [(folder / name).read_bytes() for name in ("a.jpg", "out/2024/a.jpg")] == [b"1", b"1"]
+    assert list(json.loads((folder / "photos.json").read_text())["refs"]) == ["2024/a.jpg"]
     doctor, rebuild, delete = script_with("caf doctor").splitlines()
-    # 1 says that there is something to mend, or that not everything is safe yet: of a chunk that was proven once, nothing is.
-    assert "found" in sh(f"{{ {doctor}\n}} || test $? = 1", checkout, environment, **keys, **place)
-    assert "photos" in sh(rebuild, checkout, environment, **keys, **place)
-    assert "proven in" in sh(f"{{ {delete}\n}} || test $? = 1", checkout, environment, **keys, **place)
+    assert "nothing was found" in sh(doctor, *stranger)
+    assert "photos: 1 known" in sh(rebuild, *stranger)
+    assert "store.kind is 'directory'" in sh(f"{{ {delete}\n}} || test $? = 3", *stranger)
+
+
+@contextmanager
+def dagster_ui(command, folder, environment):
+    """Run a command of the README that opens the UI; yields the address of the UI's GraphQL and the command's log."""
+    port = free_port()
+    log = folder / "ui.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            ["sh", "-c", f"{command.split('#')[0].strip()} --port {port}"],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+
+    def answers():
+        assert process.poll() is None, log.read_text()
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/server_info", trust_env=False).is_success
+        except httpx.TransportError:
+            return False
+
+    try:
+        wait_for(answers)
+        yield f"http://127.0.0.1:{port}/graphql", log
+    finally:
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does; the code server then stops its embedded Postgres
+            process.wait(60)
+        for remaining in in_session(process.pid):
+            remaining.kill()
+        process.wait(PATIENCE_SECONDS)
+
+
+SHOWN = """{
+  repositoriesOrError { ... on RepositoryConnection { nodes { location { name } assetNodes { assetKey { path } } } } }
+  runsOrError { ... on Runs { results { jobName status repositoryOrigin { repositoryLocationName } } } }
+}"""
+
+TICKS = """{ sensorsOrError(repositorySelector: {repositoryLocationName: "caf-pipeline", repositoryName: "__repository__"}) {
+  ... on Sensors { results { name sensorState { status ticks { status } } } } } }"""
+
+
+def asked(url, query):
+    answer = httpx.post(url, json={"query": query}, trust_env=False, timeout=PATIENCE_SECONDS).json()
+    assert "errors" not in answer, answer
+    return answer["data"]
+
+
+def shows(url, source):
+    """Assert that the UI has the assets of a source, and finished runs that its own code location began."""
+    shown = asked(url, SHOWN)
+    (repository,) = shown["repositoriesOrError"]["nodes"]
+    assert [source, "file_locations"] in [asset["assetKey"]["path"] for asset in repository["assetNodes"]]
+    runs = shown["runsOrError"]["results"]
+    assert {(run["jobName"], run["status"]) for run in runs} >= {(f"{job}_{source}", "SUCCESS") for job in ("plan", "archive")}
+    origins = {run["repositoryOrigin"]["repositoryLocationName"] for run in runs if run["repositoryOrigin"]}
+    assert origins <= {repository["location"]["name"]}
+
+
+@pytest.mark.thorough
+def test_the_ui_of_ones_own_folder_shows_its_runs(archived, stranger):
+    command = script_with("dg dev -w")
+    with dagster_ui(command, *stranger) as (url, _):
+        shows(url, "photos")
+    folder, _ = stranger
+    printed = f"DAGSTER_HOME={folder}/.caf/dagster dg dev -w {folder}/.caf/dagster/workspace.yaml"
+    assert printed == command.split("#")[0].strip().replace("$PWD", str(folder)).replace("-w ", f"-w {folder}/")
+    assert printed in archived
+
+
+@pytest.mark.thorough
+def test_dg_dev_shows_the_demos_runs_and_no_sensor_fails(demonstrated, checkout, environment):
+    *_, setup, command = script_with("dg check defs").splitlines()
+    sh(setup, checkout, environment)
+    with dagster_ui(command, checkout, environment) as (url, log):
+        shows(url, "demo")
+
+        def states():
+            return {sensor["name"]: sensor["sensorState"] for sensor in asked(url, TICKS)["sensorsOrError"]["results"]}
+
+        wait_for(lambda: any(tick["status"] != "STARTED" for state in states().values() for tick in state["ticks"]))
+        assert {name for name, state in states().items() if state["status"] == "RUNNING"} == {"watch_sources"}
+        assert not [tick for state in states().values() for tick in state["ticks"] if tick["status"] == "FAILURE"]
+    assert not re.search("traceback|deprecat", log.read_text(), re.IGNORECASE)
 
 
 @pytest.mark.thorough
@@ -197,7 +303,7 @@ def test_make_ui_shows_the_demos_bucket_and_ended_by_sigterm_it_ends_all_that_it
 
 @pytest.mark.thorough
 def test_dagsters_own_commands_load_the_definitions_with_nothing_set_and_warn_of_nothing(checkout, tmp_path):
-    check, listing, _ = script_with("dg check defs").splitlines()
+    check, listing, *_ = script_with("dg check defs").splitlines()
     bare = {"PATH": os.defpath, "HOME": str(tmp_path)}
     checked, listed = sh(check, checkout, bare), sh(listing, checkout, bare)
     assert "All definitions loaded successfully." in checked

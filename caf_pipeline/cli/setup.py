@@ -17,10 +17,13 @@ def setup(
 ) -> int:
     r"""Prepare DAGSTER_HOME and the limits of Dagster's pools.
 
-    Makes DAGSTER_HOME with a link to our dagster.yaml, and sets how many steps at a time pack (pool s3) and send (pool
-    jackal_uploads), computed from cores, memory, staging and bandwidth; it says what sets each limit. A limit that was set before
-    stays, and so does a dagster.yaml of your own: done again, it changes nothing. Nothing needs it: without it four steps share
-    each pool. Tables make themselves. Runs under way and waiting take a new limit at once.
+    Makes DAGSTER_HOME with links to our dagster.yaml and workspace.yaml. Sets how many steps at a time pack (pool s3) and send
+    (pool jackal_uploads). It computes these limits from cores, memory, staging and bandwidth, and prints their reasons. A limit
+    that was set before stays, and so does a dagster.yaml of your own: done again, it changes nothing. The last line is the
+    command that opens the Dagster UI for this caf.toml.
+
+    Nothing needs this command: without it four steps share each pool. Tables make themselves. Runs under way and waiting take a
+    new limit at once.
 
     \b
     Examples:

@@ -1,4 +1,6 @@
-"""DAGSTER_HOME: one ignored folder that holds everything Dagster keeps on this machine, with our dagster.yaml linked in.
+"""DAGSTER_HOME: one ignored folder that holds everything Dagster keeps on this machine.
+
+Our dagster.yaml is linked into it, and our workspace.yaml, which `dg dev -w` loads from any folder that has a caf.toml.
 
 `python -m caf_pipeline.dagster_host.home` prepares it and prints its path. Imports nothing of Dagster, which would take
 seconds.
@@ -13,11 +15,12 @@ from caf_pipeline.errors import CafError, SettingsError, with_hint
 from caf_pipeline.settings import Settings, load_settings
 
 INSTANCE_FILE: Final = "dagster.yaml"
+WORKSPACE_FILE: Final = "workspace.yaml"
 HOME_VARIABLE: Final = "DAGSTER_HOME"
 
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
-_PLACES: Final = (_PACKAGE.parent / INSTANCE_FILE, _PACKAGE / INSTANCE_FILE)
-"""Where dagster.yaml is: beside the package in a working copy, inside it when installed from a wheel."""
+_FOLDERS: Final = (_PACKAGE.parent, _PACKAGE)
+"""The folders of both files: beside the package in a working copy, inside it when installed from a wheel."""
 
 
 def dagster_home(settings: Settings) -> Path:
@@ -26,9 +29,9 @@ def dagster_home(settings: Settings) -> Path:
 
 
 def prepare_dagster_home(settings: Settings) -> Path:
-    """Make the folder, link dagster.yaml into it, and set DAGSTER_HOME for this process and its children.
+    """Make the folder, link both files into it, and set DAGSTER_HOME for this process and its children.
 
-    A dagster.yaml that is a file there, or a link to one that is not of this software, is the operator's own and stays.
+    A file of that name, or a link to a file that is not part of this software, is the operator's own and stays.
 
     Raises:
         SettingsError: the folder cannot be made or written.
@@ -36,7 +39,8 @@ def prepare_dagster_home(settings: Settings) -> Path:
     folder = dagster_home(settings)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _link(folder / INSTANCE_FILE)
+        for name in (INSTANCE_FILE, WORKSPACE_FILE):
+            _link(folder / name)
     except OSError as error:
         raise SettingsError(
             f"Dagster's folder {folder} cannot be made: {error.strerror}", hint="set 'home' to a folder that can be written"
@@ -46,9 +50,9 @@ def prepare_dagster_home(settings: Settings) -> Path:
 
 
 def is_own(file: Path) -> bool:
-    """Tell whether a dagster.yaml is there that is the operator's: a file, or a link to one that no copy of this software has.
+    """Return whether the file is the operator's: a regular file, or a link to a file outside every copy of this software.
 
-    A link to nothing is taken for one to a copy that is gone.
+    A dangling link counts as a link to a removed copy of this software.
     """
     beside = file.resolve().parent
     of_a_copy = beside.name == _PACKAGE.name or (beside / _PACKAGE.name).is_dir()
@@ -56,17 +60,17 @@ def is_own(file: Path) -> bool:
 
 
 def _link(link: Path) -> None:
-    wanted = next((place for place in _PLACES if place.is_file()), None)
-    if wanted is None:
-        raise SettingsError(f"{INSTANCE_FILE} is neither at {_PLACES[0]} nor at {_PLACES[1]}", hint="install the package again")
+    ours = next((folder / link.name for folder in _FOLDERS if (folder / link.name).is_file()), None)
+    if ours is None:
+        raise SettingsError(f"{link.name} is neither in {_FOLDERS[0]} nor in {_FOLDERS[1]}", hint="install the package again")
     if is_own(link):
         return
     if link.is_symlink():
-        if link.readlink() == wanted:
+        if link.readlink() == ours:
             return
         link.unlink()
     try:
-        link.symlink_to(wanted)
+        link.symlink_to(ours)
     except FileExistsError:  # another process of ours was faster
         return
 

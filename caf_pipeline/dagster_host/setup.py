@@ -5,6 +5,7 @@ Source: "Concurrency pools" in Dagster's documentation; the rule is in docs/oper
 """
 
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from typing import Final
 import psutil
 from dagster import DagsterInstance
 
-from caf_pipeline.dagster_host.home import INSTANCE_FILE, dagster_home, is_own
+from caf_pipeline.dagster_host.home import HOME_VARIABLE, INSTANCE_FILE, WORKSPACE_FILE, dagster_home, is_own
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL
 from caf_pipeline.errors import SettingsError
@@ -182,3 +183,5 @@ def _said(home: Path, made: str, pools: Sequence[PoolLimit], *, dry_run: bool) -
             yield f"left pool {one.pool} at {one.limit} ({one.reason})"
         else:
             yield f"{would}set pool {one.pool} to {one.limit} ({one.reason})"
+    command = f"{HOME_VARIABLE}={shlex.quote(str(home))} dg dev -w {shlex.quote(str(home / WORKSPACE_FILE))}"
+    yield f"the UI opens by: {command}"

@@ -136,12 +136,13 @@ def test_a_database_that_is_away_is_one_sentence(home_settings, monkeypatch):
     assert "\n" not in str(refused.value)
 
 
-def test_the_home_has_our_dagster_yaml_and_is_told_to_children(home_settings):
+def test_the_home_has_our_files_and_is_told_to_children(home_settings):
     import os
 
     folder = prepare_dagster_home(home_settings)
     assert os.environ[HOME_VARIABLE] == str(folder) == str(home_settings.home / "dagster")
-    assert (folder / "dagster.yaml").resolve() == Path(__file__).parents[2] / "dagster.yaml"
+    for name in ("dagster.yaml", "workspace.yaml"):
+        assert (folder / name).resolve() == Path(__file__).parents[2] / name
     assert prepare_dagster_home(home_settings) == folder
 
 

@@ -155,6 +155,13 @@ def test_what_is_no_address_is_a_settings_error(open_chain, urls):
         open_chain(*urls)
 
 
+def test_no_address_names_the_page_and_the_folder_store(open_chain):
+    with pytest.raises(SettingsError) as refused:
+        open_chain()
+    assert "docs/jackal.md" in refused.value.hint
+    assert 'kind = "directory"' in refused.value.hint
+
+
 @pytest.mark.parametrize("where", ["node_info", "blocks/latest"])
 def test_a_node_of_another_chain_is_refused_at_once(open_chain, nodes, where):
     first, second = nodes

@@ -154,7 +154,11 @@ class Nodes:
             SettingsError: no URL, or one that is none.
         """
         if not urls:
-            raise SettingsError("jackal.lcd names no REST server", hint='set it to a list of addresses, e.g. ["https://…:1317"]')
+            raise SettingsError(
+                "jackal.lcd names no REST server",
+                hint='name one, e.g. jackal.lcd = ["https://…:1317"] (docs/jackal.md), or keep chunks in a folder: '
+                'kind = "directory" in [store]',
+            )
         for url in urls:
             if not url.startswith(("http://", "https://")) or not _host_of(url):
                 raise SettingsError(
