@@ -301,7 +301,7 @@ class LedgerContract:
         bring_to(ledger, names[1], ChunkState.PACKING)
         bring_to(ledger, names[2], ChunkState.SEALED)
         end(ledger, names[3], ChunkState.PARKED, ChunkState.WITHDRAWN)
-        ledger.count_read_failure(names[1], "b", VERSION, "run-1")
+        ledger.count_read_failures(names[1], [("b", VERSION)], "run-1")
         found = ledger.removable(SOURCE)
         assert (found.address, found.plans, found.chunks) == (f"s3://{SOURCE}", 1, 4)
         remove(ledger)
