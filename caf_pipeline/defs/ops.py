@@ -6,7 +6,7 @@ output where another live run holds the chunk: all that comes after it is then s
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from dagster import In, Nothing, OpDefinition, OpExecutionContext, Out, Output, op
 
@@ -17,6 +17,9 @@ from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL, op_name, s3_key, sour
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import UsageError
 from caf_pipeline.steps import chunk_steps
+
+PACK: Final = "pack_chunk"
+"""How a run names the step that reads S3, of any source."""
 
 
 def _step(
@@ -74,7 +77,7 @@ def pack_chunk(source: str) -> Any:  # noqa: ANN401 - what `alias` returns has n
         chunk_steps.pack_chunk,
         pool=S3_POOL,
         resources=EVERY_STEP | {s3_key(source)},
-    ).alias("pack_chunk")
+    ).alias(PACK)
 
 
 seal_chunk = _step("seal_chunk", "Record what was packed and skipped, and the Merkle root of the chunk.", _seal, dict)
