@@ -111,9 +111,9 @@ def check(  # noqa: PLR0917 - the command line's options
 
 def _recorded(settings: "Settings", ledger: "Ledger", source: str, sums: _Sums) -> bool:
     """Look at the chunks of wrong objects as the proof watch does; tell whether the source has a damaged chunk."""
-    from caf_pipeline.maintenance.scrub import prove_chunk  # noqa: PLC0415  loaded by the commands that use it
-
     if sums.suspects and source in settings.sources:
+        from caf_pipeline.maintenance.scrub import prove_chunk  # noqa: PLC0415  loaded only if an object is wrong
+
         with opened_workplace(settings, ledger, source) as work:
             for name, an_object in sums.suspects.items():
                 if ledger.chunk(name).state is not ChunkState.LOCATED:

@@ -1,7 +1,10 @@
 """How far `caf run` is with one source: a bar on a terminal, else a line every minute, for cron and CI.
 
-What is counted is what was done: a chunk that failed counts nothing. A rate is that of the whole transfer, of packing while a
-chunk is packed and of sending while it is sent.
+Objects and bytes count once they are packed or skipped. Those of a chunk that failed stay counted: they are in staging, and the
+next run goes on from there. How much is archived, the line gives as numbers of chunks: archived, of all, and failed. While the
+command runs, the counts never decrease, also if a step packs a chunk again from an earlier point; the last line has exact counts.
+A rate is that of the whole transfer: of packing while a chunk is packed, and of sending while it is sent. What an earlier run
+had packed counts as done and not for the rate.
 """
 
 import threading
@@ -75,9 +78,10 @@ class ChunkProgress:
         self._task = self._bar.add_task(f"{source}: planning", total=None, text="")
         self._planned: dict[str, Chunk] = {}
         self._all = (0, 0)  # objects and bytes of those
-        self._done = (0, 0, 0)  # objects, bytes and chunks that are archived
+        self._done = (0, 0, 0)  # objects, bytes and chunks whose run ended well
         self._parts = defaultdict[tuple[str, int], set[str]](set)  # chunks that are archived of each object in parts
-        self._now: dict[str, tuple[int, int]] = {}  # objects and bytes of each chunk under way
+        self._now: dict[str, tuple[int, int]] = {}  # objects and bytes of each chunk under way, or that failed
+        self._most = (0, 0)  # objects and bytes that were shown
         self._packing: set[str] = set()  # those of them that are packed now
         self._failed = self._held = self._skipped = 0
         self._reading, self._sending = Rate(), Rate()
@@ -97,7 +101,9 @@ class ChunkProgress:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._over.set()
+        self._most = 0, 0
         if self._console.is_terminal:
+            self._show()
             if not self._planned:
                 self._bar.update(self._task, visible=False)
             self._bar.stop()
@@ -116,13 +122,14 @@ class ChunkProgress:
         self._count_planned()
 
     def forget(self, name: str) -> None:
-        """Show a chunk no longer: its objects are planned again."""
+        """Show a chunk no longer: its objects are planned again. The sums of all chunks change with the next plan."""
         if self._planned.pop(name, None):
             self._failed -= 1
-        self._count_planned()
+        self._now.pop(name, None)
+        self._show()
 
     def begin(self, name: str) -> None:
-        """Begin a chunk."""
+        """Begin to pack a chunk, for the first time or again."""
         self._now[name] = 0, 0
         self._packing.add(name)
         self._reading.begin()
@@ -148,19 +155,22 @@ class ChunkProgress:
         self._show(seldom=True)
 
     def end(self, name: str, done: Chunk | None, *, held: bool = False) -> None:
-        """End a chunk: archived, with exactly what is in it, however often that was packed; failed; or held by another run.
+        """End a chunk: its run ended well, with exactly what is in it; it failed; or another run holds it.
 
-        What was counted of one that is not archived is taken back, and what another run does of it is not counted.
+        What was packed of a chunk that failed or is held stays counted.
         """
         if done is None:
             self._held += held
             self._failed += not held
-        elif name in self._planned:
+        else:
+            self._now.pop(name, None)
+        if done is not None and name in self._planned:
             objects, size_bytes, chunks = self._done
-            archived = self._is_last_part(done) if done.part else done.member_count
-            self._done = objects + archived, size_bytes + done.member_bytes, chunks + 1
+            whole = self._is_last_part(done) if done.part else done.member_count + done.skipped_count
+            # The ledger has no size of what was skipped alone. If objects were given back, the rest is not only skipped.
+            all_bytes = done.object_bytes if done.skipped_count and not done.released_count else done.member_bytes
+            self._done = objects + whole, size_bytes + all_bytes, chunks + 1
             self._skipped += done.skipped_count
-        self._now.pop(name, None)
         self._packing.discard(name)
         self._show()
 
@@ -192,11 +202,14 @@ class ChunkProgress:
         return len(parts) == done.part_count
 
     def _counts(self) -> tuple[int, int]:
-        """Return the objects and bytes that are done."""
-        now = list(self._now.values())
-        objects = self._done[0] + sum(objects for objects, _ in now)
-        size_bytes = self._done[1] + sum(size_bytes for _, size_bytes in now)
-        return min(objects, self._all[0]), min(size_bytes, self._all[1])
+        """Return the objects and bytes that are done, and never fewer than were shown before."""
+        objects, size_bytes, _ = self._done
+        for name, (packed, packed_bytes) in list(self._now.items()):
+            chunk = self._planned.get(name)
+            objects += min(packed, chunk.object_count) if chunk else packed
+            size_bytes += min(packed_bytes, chunk.object_bytes) if chunk else packed_bytes
+        self._most = max(objects, self._most[0]), max(size_bytes, self._most[1])
+        return min(self._most[0], self._all[0]), min(self._most[1], self._all[1])
 
     def _text(self, separator: str) -> str:
         (objects, size_bytes), (all_objects, all_bytes) = self._counts(), self._all

@@ -242,7 +242,7 @@ class _Command:
         self._summary.damaged = len(self._ledger.chunks(self._source, [ChunkState.DAMAGED]))
         self._summary.totals = self._totals(snapshot)
         account = self._ledger.account(self._source)
-        self._summary.waiting, self._summary.ever_located = account.waiting, account.located_objects > 0
+        self._summary.waiting, self._summary.ever_planned = account.waiting, bool(account.chunks)
         return self._summary
 
     def _plan(self) -> str:

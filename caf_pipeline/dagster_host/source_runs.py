@@ -9,6 +9,7 @@ from dagster import (
     AssetCheckSeverity,
     DagsterError,
     DagsterEvent,
+    DagsterEventType,
     DagsterInstance,
     DagsterRunStatus,
     Definitions,
@@ -25,7 +26,7 @@ from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.dagster_private import RUN_FAILURE_REASON_TAG, InstanceRef, NoOpComputeLogManager, RunFailureReason
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
 from caf_pipeline.defs.naming import HELD_TAG, LEDGER, RUN, JobKind, job_name
-from caf_pipeline.defs.ops import seal_chunk
+from caf_pipeline.defs.ops import PACK, seal_chunk
 from caf_pipeline.defs.resources import RunResource, SharedLedger
 from caf_pipeline.errors import CafError, IntegrityError, SettingsError, first_line
 from caf_pipeline.ledger.postgres import Ledger
@@ -67,7 +68,7 @@ class RunListener(Protocol):
     """What shows how far a source's runs are, while they go on."""
 
     def begin(self, chunk: str) -> None:
-        """Take the chunk that all that follows is about."""
+        """Take the chunk that all that follows is about; also if its packing begins again after an error."""
 
     def packed(self, objects: int, size_bytes: int, *, resumed: bool) -> None:
         """Take objects and bytes that were packed, as differences; `resumed`: by an earlier run."""
@@ -119,7 +120,7 @@ class SourceRuns:
         run = RunResource(
             settings=settings,
             # The packer reports bytes that it reads with 0 objects. Bytes beside objects were staged by an earlier run.
-            progress=lambda objects, size_bytes: told.packed(objects, size_bytes, resumed=objects > 0),
+            progress=lambda objects, size_bytes: told.packed(objects, size_bytes, resumed=bool(objects and size_bytes)),
             upload_progress=told.sent,
             ended=self._ended.append,
             on_error=self._note_error,
@@ -139,6 +140,8 @@ class SourceRuns:
         def look(event: DagsterEvent) -> None:
             if event.is_step_success and str(event.step_key).endswith(seal_chunk.name):
                 self._told.sealed()
+            elif event.event_type is DagsterEventType.STEP_RESTARTED and str(event.step_key).endswith(PACK):
+                self._told.begin(chunk)
 
         self._told.begin(chunk)
         self._ended.clear()

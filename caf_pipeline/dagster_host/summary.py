@@ -85,7 +85,7 @@ class Summary:
         size_bytes: of what the chunks that it archived have of objects, also of those that have parts elsewhere.
         totals: of this command's own whole inventory, asked for at the end.
         waiting: what of the source waits for the next plan; None where nothing does.
-        ever_located: whether any object of the source is located.
+        ever_planned: whether any chunk of the source was ever planned.
     """
 
     source: str
@@ -102,12 +102,12 @@ class Summary:
     size_bytes: int = 0
     totals: InventoryTotals | None = None
     waiting: WaitingObjects | None = None
-    ever_located: bool = True
+    ever_planned: bool = True
 
     @property
     def nothing_listed(self) -> bool:
-        """Whether the inventory lists no object, and none was ever located: bucket or prefix may be wrong."""
-        return self.totals is not None and not self.totals.objects and not self.ever_located
+        """Whether the inventory lists no object, and none was ever planned: bucket or prefix may be wrong."""
+        return self.totals is not None and not self.totals.objects and not self.ever_planned
 
     @property
     def complete(self) -> bool:

@@ -106,7 +106,7 @@ class LaunchLook:
         if paused := self._of_ledger(partial(pause_reason, ledger)):
             return SkipReason(paused)
         backfills = unfinished_backfills(self.context.instance)
-        give_up_lost_retries(self.context.instance, backfills)
+        give_up_lost_retries(self.context.instance, backfills, self.settings.sources)
         end_unsubmitted_runs(self.context.instance, self.settings.sources)
         cursor, sources = _Cursor.read(self.context.cursor), self._launched_sources(ledger)
         after = {source: cursor.after.get(source, 0) for source in sources}

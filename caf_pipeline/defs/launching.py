@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from dagster import AssetCheckKey, AssetKey, DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
+from dagster import AssetCheckKey, AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.defs.dagster_private import (
@@ -208,9 +208,10 @@ class Backfills:
         return "" if its and all(run.status in ENDED for run in its) else backfill_id
 
 
-def give_up_lost_retries(instance: DagsterInstance, backfills: Sequence[PartitionBackfill]) -> None:
+def give_up_lost_retries(instance: DagsterInstance, backfills: Sequence[PartitionBackfill], sources: Collection[str]) -> None:
     """Let backfills end which wait for retries of runs that Dagster will not launch any more.
 
+    It changes only runs of chunks of these sources: other projects may share the Dagster instance.
     Whether a failed run is retried is asked once, when its failure is consumed. Where Dagster's daemon is killed just then, the
     run is marked and never retried, and its backfill is under way for ever. The chunk itself is launched from the ledger.
     """
@@ -221,8 +222,14 @@ def give_up_lost_retries(instance: DagsterInstance, backfills: Sequence[Partitio
         long_ago = datetime.now(UTC) - timedelta(seconds=RETRY_LOST_SECONDS)
         failed = {**of_it, WILL_RETRY_TAG: "true"}
         for run in instance.get_runs(RunsFilter(tags=failed, statuses=[DagsterRunStatus.FAILURE], updated_before=long_ago)):
-            if run.is_complete_and_waiting_to_retry:
+            if run.is_complete_and_waiting_to_retry and _archives(run, sources):
                 instance.add_run_tags(run.run_id, {WILL_RETRY_TAG: "false"})
+
+
+def _archives(run: DagsterRun, sources: Collection[str]) -> bool:
+    """Tell whether a run is of a chunk of these sources: of their job, or of an asset of a chunk."""
+    assets = {AssetKey(asset_key(source, name)) for source in sources for name in ASSETS[2:]}
+    return run.job_name in {job_name(source, "archive") for source in sources} or not assets.isdisjoint(run.asset_selection or ())
 
 
 def end_unsubmitted_runs(instance: DagsterInstance, sources: Collection[str]) -> None:

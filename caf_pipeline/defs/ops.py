@@ -6,7 +6,8 @@ output where another live run holds the chunk: all that comes after it is then s
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
 from dagster import In, Nothing, OpDefinition, OpExecutionContext, Out, Output, op
 
@@ -15,8 +16,11 @@ from caf_pipeline.defs import metadata
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL, op_name, s3_key, source_of
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
-from caf_pipeline.errors import UsageError
-from caf_pipeline.steps import chunk_steps
+from caf_pipeline.errors import CafError, UsageError
+from caf_pipeline.steps import chunk_steps, planning
+
+PACK: Final = "pack_chunk"
+"""How a run names the step that reads S3, of any source."""
 
 
 def _step(
@@ -60,7 +64,10 @@ def _seal(work: Workplace, chunk: str) -> metadata.Metadata:
 
 
 def _release(work: Workplace, chunk: str) -> metadata.Metadata:
-    return metadata.locations_metadata(chunk_steps.release_staging(work, chunk), work.ledger.account(work.source))
+    released = chunk_steps.release_staging(work, chunk)
+    with suppress(CafError):  # the chunk is archived; the daily check counts again, and reports a damaged inventory
+        planning.count_again(work)
+    return metadata.locations_metadata(released, work.ledger.account(work.source))
 
 
 load_batch = _step("load_batch", "Read the chunk's part of the plan and see that it can be worked on.", chunk_steps.load_batch)
@@ -74,7 +81,7 @@ def pack_chunk(source: str) -> Any:  # noqa: ANN401 - what `alias` returns has n
         chunk_steps.pack_chunk,
         pool=S3_POOL,
         resources=EVERY_STEP | {s3_key(source)},
-    ).alias("pack_chunk")
+    ).alias(PACK)
 
 
 seal_chunk = _step("seal_chunk", "Record what was packed and skipped, and the Merkle root of the chunk.", _seal, dict)
@@ -99,4 +106,9 @@ load_locations = _step(
     "Write one location row for each object, in the transaction that makes the chunk `located`.",
     chunk_steps.load_locations,
 )
-release_staging = _step("release_staging", "Remove the staged file and give its reservation back.", _release, dict)
+release_staging = _step(
+    "release_staging",
+    "Remove the staged file and give its reservation back. After the last chunk, count the inventory again if need be.",
+    _release,
+    dict,
+)

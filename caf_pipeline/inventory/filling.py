@@ -30,6 +30,7 @@ from caf_pipeline.inventory.manifest import (
     MANIFEST_MEMBER,
     manifest_row_bound,
 )
+from caf_pipeline.inventory.objects import VERSION_MARK
 from caf_pipeline.inventory.snapshot import object_versions
 
 _Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -39,8 +40,6 @@ MOST_HEADERS_BYTES: Final = 16 << 10
 """More than the headers of an object add to a manifest: S3 takes 8 KiB of them. An object, or a part, that did not fit in its
 chunk for headers that no listing shows would never be archived."""
 
-VERSION_MARK: Final = "~caf-v-"
-"""Between key and version in the name of an older version: only names with it can be equal."""
 
 _TENS: Final = 10 ** np.arange(1, 19, dtype=np.int64)
 _LONGER: Final = bytes(len(escape_key(bytes([code]))) - 1 if code < 0x80 else 0 for code in range(0x100))

@@ -21,6 +21,9 @@ MAX_IDENTITY_BYTES: Final = 1024
 CONTROLS: Final = r"[\x00-\x1f\x7f]"
 """What an ETag or a version id never has, as an expression: no request could have it, and no database a NUL."""
 
+VERSION_MARK: Final = "~caf-v-"
+"""Between key and version in the name of an older version: only names with it can be equal."""
+
 
 class SkipReason(StrEnum):
     """Why an object that the plan or the inventory named was not archived. The values are what the ledger stores."""

@@ -55,6 +55,16 @@ _CONTENT = """
     WHERE source_id = %(source_id)s AND counted_at IS NOT NULL AND after_key = '' AND until_key IS NULL
     ORDER BY taken_at DESC, name DESC LIMIT 1
     """
+# Of chunks of the counted inventory's own plan, `_CONTENT` knows more, unless that lists older versions, too.
+_LOCATED_SINCE_COUNT = """
+    WITH counted AS (SELECT name, taken_at, counted_at, all_versions FROM inventories
+        WHERE source_id = %(source_id)s AND counted_at IS NOT NULL AND after_key = '' AND until_key IS NULL
+        ORDER BY taken_at DESC, name DESC LIMIT 1)
+    SELECT EXISTS (SELECT FROM counted CROSS JOIN caf_files JOIN plans USING (plan_id)
+        JOIN inventories ON inventories.source_id = caf_files.source_id AND inventories.name = plans.snapshot
+        WHERE caf_files.source_id = %(source_id)s AND located_at > counted.counted_at
+        AND inventories.taken_at <= counted.taken_at AND (inventories.name <> counted.name OR counted.all_versions))
+    """
 _VERSIONS = """
     WITH in_parts AS MATERIALIZED (SELECT * FROM objects_in_parts
         WHERE source_id = %(source_id)s AND file_path = ANY(CAST(%(keys)s AS text[])))
@@ -158,6 +168,11 @@ class CurrentContent(LedgerPart):
         with self._of_source(inventory.source) as (connection, source_id):
             counts = {"current": current, "older": older, "gone": gone, "left_out": json.dumps(dict(left_out))}
             connection.execute(_COUNT, {"source_id": source_id, "name": inventory.name, **counts})
+
+    def located_since_count(self, source: str) -> bool:
+        """Tell whether chunks of the counted inventory, or of an earlier one, were located after it was counted."""
+        with self._of_source(source) as (connection, source_id):
+            return bool(connection.execute(_LOCATED_SINCE_COUNT, {"source_id": source_id}).scalar_one())
 
     def located_versions(self, source: str, keys: Sequence[str]) -> Sequence[LocatedVersion]:
         """Return every identity without a version id that is located of these keys, in chunks in good standing."""

@@ -11,8 +11,7 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote_from_bytes
 
-from caf_pipeline.inventory.filling import VERSION_MARK
-from caf_pipeline.inventory.objects import can_be_stored, is_supported
+from caf_pipeline.inventory.objects import VERSION_MARK, can_be_stored, is_supported
 from caf_pipeline.ledger.records import Location
 
 if TYPE_CHECKING:

@@ -115,7 +115,9 @@ def find_conditions(
 
 def _delays(progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings) -> Iterator[Condition]:
     name, under_way = progress.source, counted(progress.sums(UNDER_WAY).chunks, "chunk")
-    moved, oldest, inventory = progress.moved_at, progress.oldest_planned_at, progress.inventory_at or progress.registered_at
+    moved, oldest, inventory = progress.moved_at, progress.oldest_planned_at, progress.inventory_at
+    if inventory is None and settings.automatic:  # else nothing plans it by itself, and nobody did
+        inventory = progress.registered_at
     late = timedelta(seconds=alerts.late_after)
     still = max(oldest, moved or oldest) if oldest else progress.at
     if progress.at - still > timedelta(seconds=alerts.stalled_after):
@@ -132,7 +134,11 @@ def _delays(progress: SourceProgress, settings: SourceSettings, alerts: AlertSet
             if progress.inventory_at
             else f"no whole inventory of {name}, which is known since {_ago(inventory, progress)}, was ever planned"
         )
-        hint = f"see its daily schedule, and `caf runs {name}` for the runs of its plan"
+        hint = (
+            f"see its daily schedule, and `caf runs {name}` for the runs of its plan"
+            if settings.automatic
+            else f"`caf run {name}` archives what is new, or set automatic = true in [sources.{name}]"
+        )
         yield Condition(ConditionKind.NO_INVENTORY, False, said, hint)
     if inventory and inventory - progress.at > late:
         to_come = f"{inventory.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

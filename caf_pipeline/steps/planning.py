@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from caf_pipeline.chunk_state import ChunkState, has_reached
+from caf_pipeline.chunk_state import UNDER_WAY, ChunkState, has_reached
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import HeldByOther, StagingError
 from caf_pipeline.inventory.accounting import Accounting, account_for_files
@@ -39,6 +39,7 @@ from caf_pipeline.ledger.records import (
     plan_lease,
 )
 from caf_pipeline.settings import SourceSettings
+from caf_pipeline.steps import inventories
 from caf_pipeline.steps.compare_headers import Comparison, compare_headers
 from caf_pipeline.steps.first_plan import leave_unknown, refuse_new_archive, refuse_unknown
 from caf_pipeline.store.protocol import Lease
@@ -352,6 +353,21 @@ def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
             left_out=accounting.left_out,
         )
     return accounting
+
+
+def count_again(work: Workplace) -> Accounting | None:
+    """Count the latest whole inventory again if no chunk is under way, and chunks that it may list were located since.
+
+    Returns None if there is nothing to count, or if the inventory is not on this machine. A chunk of an older plan may be located
+    long after a newer inventory was counted, and no plan follows.
+    """
+    if work.ledger.chunks(work.source, UNDER_WAY) or not work.ledger.located_since_count(work.source):
+        return None
+    snapshot = inventories.latest_snapshot(work, complete=True, skip_damaged=True)
+    planned = work.ledger.last_inventory(work.source)
+    if snapshot is None or planned is None or snapshot.taken_at < planned:
+        return None
+    return account_for(work, snapshot)
 
 
 def plan_terms(work: Workplace, snapshot: Snapshot, sizes: ChunkSizes) -> PlanTerms:

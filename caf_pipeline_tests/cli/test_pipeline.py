@@ -173,7 +173,7 @@ def test_a_bucket_without_versions_has_not_all_of_them(filled, s3_server, new_bu
 
 def test_a_report_is_chosen_for_one_source_and_not_beside_a_listing(filled):
     caf, _ = filled
-    one_sentence(caf("run", "--report", "2026-11-21"), 2, "--report is for one source", "--source")
+    one_sentence(caf("run", "--report", "2026-11-21"), 2, "--report is for one source", "caf run SOURCE")
     one_sentence(caf("run", "--source", "src", "--report", "2026-11-21", "--list"), 2, "exclude each other")
     for command in (("run", "--source", "src"), ("plan", "src", "--dry-run")):
         one_sentence(caf(*command, "--report", ""), 2, "--report is empty", "Leave it out for the newest report")
@@ -471,4 +471,4 @@ def test_a_pause_is_seen_in_the_status(filled):
 
 def test_of_several_sources_named_none_is_left_out_in_silence(filled):
     caf, _ = filled
-    one_sentence(caf("run", "--source", "src", "--source", "src"), 2, "--source names one source")
+    one_sentence(caf("run", "src", "src"), 2, "caf run takes one source")

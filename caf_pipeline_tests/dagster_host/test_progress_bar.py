@@ -32,17 +32,60 @@ def located(name, members=10):
     return of(name, state=ChunkState.LOCATED, member_count=members, member_bytes=100 * members, skipped_count=10 - members)
 
 
-def test_a_chunk_that_failed_counts_nothing(progress):
+def test_what_was_packed_of_a_failed_chunk_stays_counted(progress):
     progress.plan([of("src-1-1"), of("src-1-2")])
     progress.begin("src-1-1")
-    progress.packed("src-1-1", 1, 1000)
+    progress.packed("src-1-1", 10, 1000)
     progress.end("src-1-1", located("src-1-1"))
     progress.begin("src-1-2")
-    progress.packed("src-1-2", 1, 900)
+    progress.packed("src-1-2", 4, 400)
     progress.end("src-1-2", None)
-    assert "10/20 objects" in progress.line()
-    assert "1000 B of 2.0 KiB" in progress.line()
+    assert "14/20 objects" in progress.line()
+    assert "1.4 KiB of 2.0 KiB" in progress.line()
     assert "1/2 chunks, 1 failed" in progress.line()
+
+
+def shown_bytes(progress) -> int:
+    return int(progress.line().removeprefix("src: ").split(" B of")[0])
+
+
+def test_progress_never_goes_backwards_and_is_true_at_the_end(out):
+    seen = []
+    with ChunkProgress(Console(file=out, width=200), "src") as progress:
+        progress.plan([of("src-1-1", object_bytes=500), of("src-1-2", object_bytes=500)])
+        progress.begin("src-1-1")
+        for objects, size_bytes in ((3, 300), (0, 100), (1, -100), (0, 50)):  # an object that is read in part and skipped
+            progress.packed("src-1-1", objects, size_bytes)
+            seen.append(shown_bytes(progress))
+        progress.begin("src-1-1")  # its packing begins again
+        seen.append(shown_bytes(progress))
+        progress.packed("src-1-1", 3, 300, resumed=True)
+        seen.append(shown_bytes(progress))
+        progress.end("src-1-1", None)
+        seen.append(shown_bytes(progress))
+    assert seen == [300, 400, 400, 400, 400, 400, 400]
+    assert "src: 300 B of 1000 B, 3/20 objects, 0/2 chunks, 1 failed" in out.getvalue()
+
+
+def test_a_chunk_that_failed_and_is_tried_again_counts_once(progress):
+    progress.plan([of("src-1-1"), of("src-1-2")])
+    for done in (None, located("src-1-1")):
+        progress.begin("src-1-1")
+        progress.packed("src-1-1", 10, 1000)
+        progress.end("src-1-1", done)
+    assert "1000 B of 2.0 KiB" in progress.line()
+    assert "10/20 objects" in progress.line()
+
+
+def test_the_rate_has_no_bytes_that_an_earlier_run_packed(progress, monkeypatch):
+    times = iter([0.0, 1.0, 2.0, 3.0])
+    monkeypatch.setattr(progress, "_reading", Rate(lambda: next(times)))
+    progress.plan([of("src-1-1", object_bytes=2_000_000)])
+    progress.begin("src-1-1")
+    progress.packed("src-1-1", 8, 1_000_000, resumed=True)
+    progress.packed("src-1-1", 0, 300)
+    progress.packed("src-1-1", 1, 500_000, resumed=True)  # an object that was staged in part
+    assert "100 B/s" in progress.line()
 
 
 def test_a_chunk_that_another_run_holds_is_not_counted_as_failed(progress):
@@ -54,13 +97,13 @@ def test_a_chunk_that_another_run_holds_is_not_counted_as_failed(progress):
     assert "failed" not in progress.line()
 
 
-def test_objects_that_were_skipped_are_not_counted_as_archived(progress):
+def test_objects_that_were_skipped_are_done_and_named(progress):
     progress.plan([of("src-1-1")])
     progress.begin("src-1-1")
     progress.packed("src-1-1", 10, 700)
     progress.end("src-1-1", located("src-1-1", members=7))
-    assert "700 B of 1000 B" in progress.line()
-    assert "7/10 objects, 3 skipped" in progress.line()
+    assert "1000 B of 1000 B" in progress.line()
+    assert "10/10 objects, 3 skipped" in progress.line()
 
 
 def part_of(number, **more):
@@ -124,9 +167,9 @@ def test_of_chunks_that_go_on_side_by_side_each_counts(progress):
         progress.packed(name, 4, 400)
     assert "8/20 objects" in progress.line()
     progress.end("src-1-2", None)
-    assert "4/20 objects" in progress.line()
+    assert "8/20 objects" in progress.line()
     progress.end("src-1-1", located("src-1-1"))
-    assert "10/20 objects, 1/2 chunks" in progress.line()
+    assert "14/20 objects, 1/2 chunks" in progress.line()
 
 
 def test_a_chunk_that_only_has_to_be_cleared_away_is_not_shown(progress):

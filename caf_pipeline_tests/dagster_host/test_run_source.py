@@ -212,7 +212,7 @@ def test_a_failed_chunk_lets_the_others_go_on_and_is_exit_status_12(pipeline, ru
 
 
 @pytest.mark.thorough
-def test_after_a_failure_the_progress_stays_at_what_was_archived(pipeline, run, database):
+def test_after_a_failure_the_last_line_counts_chunks(pipeline, run, database):
     pipeline.put(12)
     first, *_ = pipeline.plan()
     spoil(database, first)

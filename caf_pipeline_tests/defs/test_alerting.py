@@ -420,10 +420,36 @@ def test_what_goes_on_is_told_again_after_a_day_and_never_where_that_is_off():
     assert due_alerts({}, then, later, AlertSettings()) == ([], {})  # a source that is gone from the settings
 
 
-def test_a_source_of_which_no_whole_inventory_was_ever_planned_is_told_of(pipeline):
+def no_inventory(pipeline) -> Condition:
+    (progress,) = pipeline.ledger.progress([SOURCE])
+    its = pipeline.settings.sources[SOURCE]
+    (condition,) = find_conditions(progress, its, AlertSettings(), paused=False, on_jackal=False)
+    assert condition.kind == ConditionKind.NO_INVENTORY
+    return condition
+
+
+def automatic(pipeline):
+    """Return the pipeline with a source that archives by itself."""
+    sources = {SOURCE: pipeline.settings.sources[SOURCE].model_copy(update={"automatic": True})}
+    return replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": sources}))
+
+
+def test_only_an_automatic_source_must_have_been_planned(pipeline):
     pipeline.workplace()
     age(pipeline, sources="created_at = now() - interval '3 days'")
-    assert kinds(pipeline) == {"no_inventory"}
+    assert kinds(pipeline) == set()
+    assert "its daily schedule" in no_inventory(automatic(pipeline)).hint
+
+
+def test_an_old_inventory_of_a_source_that_nobody_runs_names_the_command(pipeline):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    archive_chunk(pipeline.workplace(), chunk)
+    age(pipeline, inventories="taken_at = now() - interval '3 days'")
+    hint = no_inventory(pipeline).hint
+    assert f"`caf run {SOURCE}`" in hint
+    assert f"automatic = true in [sources.{SOURCE}]" in hint
+    assert "its daily schedule" in no_inventory(automatic(pipeline)).hint
 
 
 def test_an_inventory_by_a_clock_that_is_ahead_does_not_pass_for_a_fresh_one(pipeline):

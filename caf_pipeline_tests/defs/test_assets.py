@@ -285,6 +285,32 @@ def test_the_source_is_complete_only_when_everything_is_located(pipeline):
     assert [check.passed for check in pipeline.execute("audit_my_source").get_asset_check_evaluations()] == [True]
 
 
+def counts(pipeline) -> tuple[int, int]:
+    content = pipeline.ledger.account("my-source").content
+    return content.current_objects, content.uncounted_objects
+
+
+def test_the_last_chunk_of_an_older_plan_counts_again(pipeline):
+    pipeline.put(12)
+    first, last = pipeline.plan()
+    assert pipeline.execute("plan_my_source").success  # a newer inventory is counted, and has nothing to plan
+    assert counts(pipeline) == (0, 0)
+    pipeline.execute(ARCHIVE, partition_key=first)
+    assert counts(pipeline) == (0, pipeline.ledger.chunk(first).member_count)
+    pipeline.execute(ARCHIVE, partition_key=last)
+    assert counts(pipeline) == (12, 0)
+
+
+def test_a_chunk_is_archived_though_its_inventory_is_gone(pipeline):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    assert pipeline.execute("plan_my_source").success
+    for file in pipeline.workplace().inventories().iterdir():
+        file.unlink()
+    assert pipeline.execute(ARCHIVE, partition_key=chunk).success
+    assert counts(pipeline) == (0, 1)
+
+
 def test_a_source_is_not_complete_while_a_chunk_of_it_is_damaged(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()

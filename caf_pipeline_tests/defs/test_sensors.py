@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from dagster import DagsterEvent, DagsterEventType, DagsterRunStatus, RetryPolicy
+from dagster import AssetKey, DagsterEvent, DagsterEventType, DagsterRun, DagsterRunStatus, RetryPolicy
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import launching, new_objects_look
@@ -385,6 +385,25 @@ def test_a_backfill_is_not_kept_open_by_a_retry_that_dagster_lost(pipeline, tick
     tick("launch_chunks")
     assert waiting() == ["false", "true"]
     assert not any(pipeline.instance.get_run_by_id(run).is_complete_and_waiting_to_retry for run in runs)
+
+
+def test_lost_retries_of_another_project_are_left_alone(pipeline, tick, monkeypatch):
+    monkeypatch.setattr(launching, "RETRY_LOST_SECONDS", -60)
+    backfill_of_the_job(pipeline, ["a-partition-of-theirs"])
+    lost = {"dagster/backfill": "a", "dagster/will_retry": "true"}
+    assets = {"theirs": AssetKey(["theirs", "caf_chunk"]), "ours": AssetKey(["my-source", "caf_chunk"])}
+    runs = {
+        name: pipeline.instance.add_run(
+            DagsterRun(job_name="__ASSET_JOB", status=DagsterRunStatus.FAILURE, tags=lost, asset_selection=frozenset({key}))
+        ).run_id
+        for name, key in assets.items()
+    }
+    runs["their job"] = pipeline.instance.add_run(
+        DagsterRun(job_name="archive_theirs", status=DagsterRunStatus.FAILURE, tags=lost)
+    ).run_id
+    tick("launch_chunks")
+    retries = {name: pipeline.instance.get_run_by_id(run).tags["dagster/will_retry"] for name, run in runs.items()}
+    assert retries == {"theirs": "true", "ours": "false", "their job": "true"}
 
 
 def test_a_chunk_whose_run_failed_waits_before_it_is_launched_again(pipeline, tick, monkeypatch):
