@@ -523,7 +523,7 @@ def test_a_repair_that_leaves_the_wrong_byte_where_it_is_does_not_succeed(large,
     work, name = large
     flip_between_samples(work, name, "anna")
     Answer(work, tmp_path)
-    monkeypatch.setattr(store, "put", lambda *_: None)
+    monkeypatch.setattr(store, "put", lambda *_, **__: None)
     with pytest.raises(IntegrityError, match="2 of 3 copies"):
         repair_chunk(work, name)
     assert work.ledger.chunk(name).state is ChunkState.DAMAGED
