@@ -40,6 +40,7 @@ BESIDE_WIRING = {
     *("store.jackal.wallet.require_address", "store.jackal.chain_diff.ChainDiff", "store.jackal.chain_diff.compare"),
     *("store.jackal.storage_forecast.StorageForecast", "store.jackal.storage_forecast.charged_per_day"),
     *("store.jackal.storage_forecast.look_ahead", "store.jackal.storage_forecast.to_buy"),
+    "store.jackal.storage_forecast.end_warning",
     # Dagster's S3 resource makes the client itself, and `wiring` is given it
     "source.s3.clients.build_client",
     # a CAF file at s3:// needs neither settings nor a database, which `wiring` loads

@@ -2,7 +2,7 @@ r"""The commands of `caf jackal`: the wallet and its space, prices, purchases, a
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -25,8 +25,10 @@ from caf_pipeline.errors import StoredChunkMissing, UsageError
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.ledger.records import Chunk
+    from caf_pipeline.ledger.records import Chunk, StoragePlanRow
     from caf_pipeline.settings import Settings
     from caf_pipeline.store.jackal.answers import ChainFile, StoragePlan
     from caf_pipeline.store.jackal.chain_diff import ChainDiff
@@ -60,12 +62,16 @@ def wallet(json: JsonOption = False) -> None:
     settings = load_settings()
     with opened_network(settings) as network:
         chain, address = network.store.chain, network.store.wallet.address
-        balance, plan, spent = chain.balance(address), chain.plan(address), network.log.spent(network.account)
+        balance, spent = chain.balance(address), network.log.spent(network.account)
+        plan, now = chain.confirmed_plan(address)
+        seen = next((row for row in network.ledger.storage_plans() if row.account == network.account), None)
+        pending = any(transaction.purpose == "buy" for transaction in network.log.pending(network.account))
         at_list_price = network.log.at_list_price(network.account)
         throttle = open_throttle(settings.jackal, network.ledger.controls())
         cap, rate, paused = throttle.spend_cap(), throttle.limit() or None, throttle.paused()
         chunks = network.ledger.chunks()
     types = Counter(chunk.proof_type for chunk in chunks if has_reached(chunk.state, ChunkState.POSTED))
+    warning = "" if plan is None else _space_warning(plan, None if pending else seen, now, settings.jackal.warn_days)
     words = settings.jackal.mnemonic
     words_from, *not_used = words_named(words.get_secret_value() if words else None, settings.jackal.mnemonic_file)
     if json:
@@ -79,6 +85,8 @@ def wallet(json: JsonOption = False) -> None:
                 "posted_by_proof_type": {str(proof_type): count for proof_type, count in sorted(types.items())},
                 "balance_ujkl": balance,
                 "plan": _plan_json(plan),
+                "latest_end": seen.latest_end.isoformat() if seen and seen.latest_end else None,
+                "warning": warning or None,
                 "spent_ujkl": spent,
                 "purchases_at_list_price": at_list_price,
                 "spend_cap_ujkl": cap,
@@ -91,7 +99,11 @@ def wallet(json: JsonOption = False) -> None:
     unused = f"; not used: {printable(', '.join(not_used))}" if not_used else ""
     typer.echo(f"words      from {printable(words_from)}{unused}")
     typer.echo(f"balance    {show_coins(balance)}")
-    typer.echo(f"space      {_plan_line(plan)}")
+    typer.echo(f"space      {_plan_line(plan, now)}")
+    if seen and seen.latest_end:
+        typer.echo(f"latest end {seen.latest_end:%Y-%m-%d %H:%M} UTC, of all ends that were read since the last purchase")
+    if warning:
+        typer.echo(f"warning    {warning}")
     typer.echo(f"spent      {show_coins(spent)} by this ledger's transactions; cap: {'none' if cap is None else show_coins(cap)}")
     if at_list_price:
         typer.echo(
@@ -122,10 +134,20 @@ def _plan_json(plan: "StoragePlan | None") -> dict[str, object] | None:
     }
 
 
-def _plan_line(plan: "StoragePlan | None") -> str:
+def _space_warning(plan: "StoragePlan", seen: "StoragePlanRow | None", now: "datetime", warn_days: int) -> str:
+    """Return what is wrong with the end of the space, and the purchase that mends it; "" if the end is far."""
+    from caf_pipeline.store.jackal.storage_forecast import end_warning, to_buy  # noqa: PLC0415
+
+    latest_end, space_bytes = (seen.latest_end, seen.latest_end_space or 0) if seen else (None, 0)
+    text = end_warning(plan, latest_end, now, warn_days)
+    needed_bytes = max(plan.used_bytes, plan.space_bytes)
+    return f"{text} {to_buy(needed_bytes, space_bytes, latest_end, now, warn_days)}" if text else ""
+
+
+def _plan_line(plan: "StoragePlan | None", now: "datetime") -> str:
     if plan is None:
         return "none bought: caf jackal price SOURCE, then caf jackal buy"
-    over = "it ended" if plan.ends_at <= datetime.now(UTC) else "until"
+    over = "it ended" if plan.ends_at <= now else "until"
     return (
         f"{show_size(plan.space_bytes)} bought, {show_size(plan.used_bytes)} used, {show_size(plan.free_bytes)} free, "
         f"{over} {plan.ends_at:%Y-%m-%d %H:%M} UTC"
@@ -188,6 +210,7 @@ def price(
     typer.echo(f"space    {show_size(charged)}, {cost.copies} times the size: every copy counts")
     priced = f"{cost.priced_as}," if cost.priced_as else "that space"
     typer.echo(f"price    {show_coins(cost.price_ujkl)} for {priced} for {days} days")
+    typer.echo(f"again    every {days} days, as long as the objects are to be kept")
     typer.echo(f"fees     {show_coins(cost.fees_ujkl)} for the posts, at most")
     typer.echo(f"free     {show_size(free)} of the space that was bought")
     if charged > free:
@@ -244,14 +267,17 @@ def buy(
     with opened_network(load_settings()) as network:
         chain, address = network.store.chain, network.store.wallet.address
         chain.require_verified(network.store.proof_type)
-        plan = chain.plan(address)
+        plan, now = chain.confirmed_plan(address)
         if plan is not None and size_bytes < plan.used_bytes:
             raise UsageError(
                 f"{size_bytes:,} bytes are fewer than the {plan.used_bytes:,} that are used.",
                 hint="SIZE is the whole space afterwards, not what is added to it.",
             )
-        typer.echo(f"now      {_plan_line(plan)}", err=True)
-        typer.echo(f"then     {show_size(size_bytes)}, until {datetime.now(UTC) + timedelta(days=days):%Y-%m-%d}", err=True)
+        typer.echo(f"now      {_plan_line(plan, now)}", err=True)
+        ends_at = now + timedelta(days=days)
+        typer.echo(f"then     {show_size(size_bytes)}, until {ends_at:%Y-%m-%d %H:%M} UTC", err=True)
+        if plan is not None and ends_at < plan.ends_at:
+            note(f"the space would end earlier than it does now: on {ends_at:%Y-%m-%d}, not on {plan.ends_at:%Y-%m-%d}")
         typer.echo(
             f"price    {show_coins(chain.price(days, size_bytes))}{', less what is left of the plan' if plan else ''}", err=True
         )
@@ -266,7 +292,7 @@ def buy(
         plan, now = chain.confirmed_plan(address)
         found = None if plan is None else (plan.space_bytes, plan.used_bytes, plan.ends_at)
         network.ledger.record_storage_plan(network.account, read_at=now, balance=chain.balance(address), plan=found, bought=True)
-        typer.echo(f"the wallet has {_plan_line(plan)}")
+        typer.echo(f"the wallet has {_plan_line(plan, now)}")
 
 
 # --- what the chain lists --------------------------------------------------------------------------------------------

@@ -193,7 +193,8 @@ def _estimated(estimate: "PlanEstimate") -> dict[str, str]:
         if estimate.storage_unknown
         else "the store charges nothing",
         "price": f"{show_coins(storage.price_ujkl)} for {storage.days} days{priced},"
-        f" and at most {show_coins(storage.fees_ujkl)} of fees"
+        f" and at most {show_coins(storage.fees_ujkl)} of fees once;"
+        f" the space is paid again every {storage.days} days, as long as the objects are to be kept"
         if storage
         else "",
         "time": f"about {_duration(estimate.seconds)}, at {show_size(round(estimate.rate.bytes_per_second))}/s, the median of the"

@@ -19,7 +19,7 @@ from caf_pipeline.inventory.objects import versions_as_json
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from caf_pipeline.ledger.records import Chunk, RunWait, SourceAccount
+    from caf_pipeline.ledger.records import Chunk, RunWait, SourceAccount, StoragePlanRow
 
 CHUNKS_SHOWN: Final = 50  # of a source, on a terminal; more is what --all is for
 
@@ -66,7 +66,8 @@ def status(
         paused = ledger.controls().current().paused
         if paused and not json:
             typer.echo(f"paused: {printable(paused)} ('caf resume' ends it)")
-        for row in () if json else ledger.storage_plans():
+        plans = ledger.storage_plans()
+        for row in () if json else plans:
             plan = "no space bought"
             if row.ends_at is not None:
                 plan = (
@@ -80,7 +81,8 @@ def status(
             waits = [wait for wait in ledger.waits() if wait.source == name]
             noticed, apart = ledger.count_noticed([name]).get(name, (0, 0))
             if json:
-                beside = {"paused": paused or None, "noticed_keys": noticed, "messages_set_apart": apart}
+                beside: dict[str, object] = {"paused": paused or None, "noticed_keys": noticed, "messages_set_apart": apart}
+                beside["space"] = [_space_json(row) for row in plans]
                 _print_status_json(name, account, list(chunks), waits, beside)
                 continue
             _print_status(name, account, list(chunks), waits, everything)
@@ -89,12 +91,24 @@ def status(
                 typer.echo(f"{said}; {counted(apart, 'message')} of its queue set apart" if apart else said)
 
 
+def _space_json(row: "StoragePlanRow") -> dict[str, object]:
+    return {
+        "account": row.account,
+        "space_bytes": row.space_bytes,
+        "used_bytes": row.used_bytes,
+        "ends_at": row.ends_at.isoformat() if row.ends_at else None,
+        "latest_end": row.latest_end.isoformat() if row.latest_end else None,
+        "balance_ujkl": row.balance,
+        "read_at": row.read_at.isoformat(),
+    }
+
+
 def _print_status_json(
     name: str,
     account: "SourceAccount | None",
     chunks: "list[Chunk]",
     waits: "Sequence[RunWait]",
-    beside: "Mapping[str, int | str | None]",
+    beside: "Mapping[str, object]",
 ) -> None:
     content = account.content if account else None
     print_json(

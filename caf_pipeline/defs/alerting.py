@@ -128,7 +128,9 @@ class Alert:
 
 
 Told = dict[str, dict[str, str]]
-"""When something was last told: by source and kind of condition."""
+"""When something was last told: by source and kind of condition. A space and "warning" follow if it was no error."""
+
+_WARNING: Final = "warning"
 
 
 def is_paused(ledger: Ledger) -> bool:
@@ -211,7 +213,7 @@ def _read_cursor(written: str | None) -> dict[str, Told]:
     try:
         said: dict[str, Told] = json.loads(written or "{}").get(_TOLD, {})
         times = [at for each in said.values() for kinds in each.values() for at in kinds.values()]
-        return said if all(datetime.fromisoformat(at).tzinfo for at in times) else {}
+        return said if all(datetime.fromisoformat(at.partition(" ")[0]).tzinfo for at in times) else {}
     except (ValueError, TypeError, AttributeError):
         return {}
 
@@ -233,13 +235,17 @@ def due_alerts(
     for source, conditions in found.items():
         before = told.get(source, {})
         for one in conditions:
-            last = before.get(one.kind)
+            last, _, severity = before.get(one.kind, "").partition(" ")
             age = now - datetime.fromisoformat(last) if last else timedelta()
+            escalated = one.severe and severity == _WARNING
             # A time to come is that of a clock that was wrong.
             again = settings.repeat_after and not timedelta() <= age < timedelta(seconds=settings.repeat_after)
-            if not last or again:
+            if not last or again or escalated:
+                last_sent = now.isoformat()
                 alerts.append(Alert(source, one.kind, "goes on" if last else "begun", one))
-            then.setdefault(source, {})[one.kind] = now.isoformat() if not last or again else last
+            else:
+                last_sent = last
+            then.setdefault(source, {})[one.kind] = last_sent if one.severe else f"{last_sent} {_WARNING}"
         missing = before.keys() - {one.kind for one in conditions}
         if kept := {kind: before[kind] for kind in missing & {*explained}}:
             then.setdefault(source, {}).update(kept)

@@ -5,7 +5,7 @@ A blocking check that fails ends the run before the next asset.
 
 import warnings
 from collections.abc import Callable
-from datetime import UTC
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
@@ -41,10 +41,11 @@ from caf_pipeline.defs.naming import (
 )
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
-from caf_pipeline.errors import HeldByOther
+from caf_pipeline.errors import HeldByOther, StoreUnreachable
 from caf_pipeline.maintenance import scrub
 from caf_pipeline.steps import audit, chunk_steps, inventories, planning
-from caf_pipeline.store.jackal.storage_forecast import charged_per_day, look_ahead, to_buy
+from caf_pipeline.store.jackal.answers import StoragePlan
+from caf_pipeline.store.jackal.storage_forecast import charged_per_day, end_warning, look_ahead, to_buy
 from caf_pipeline.system.quantities import counted
 
 Look = Callable[[Workplace, str], AssetCheckResult]
@@ -256,11 +257,31 @@ def _conditions(check: str, work: Workplace, _: str) -> AssetCheckResult:
     return check_result(found[work.source], check)
 
 
+def _last_known_end(work: Workplace, account: str, error: StoreUnreachable) -> AssetCheckResult | None:
+    """Return an error if the space ends soon by the ledger's last reading, for when the chain cannot be read; else None."""
+    seen = next((row for row in work.ledger.storage_plans() if row.account == account), None)
+    if seen is None or seen.ends_at is None:
+        return None
+    plan = StoragePlan(seen.space_bytes or 0, seen.used_bytes or 0, seen.ends_at)
+    now, warn_days = max(seen.read_at, datetime.now(UTC)), work.settings.jackal.warn_days
+    warning = end_warning(plan, seen.latest_end, now, warn_days)
+    if not warning:
+        return None
+    buy = to_buy(plan.used_bytes, max(plan.space_bytes, seen.latest_end_space or 0), seen.latest_end, now, warn_days)
+    read = f"It was read at {seen.read_at:%Y-%m-%d %H:%M} UTC, and the chain cannot be read now ({error})"
+    return AssetCheckResult(passed=False, severity=AssetCheckSeverity.ERROR, description=f"{warning} {read}: {buy}.")
+
+
 def _storage_plan_lasts(work: Workplace, _: str) -> AssetCheckResult:
     store = wiring.jackal_of(work)
     address = store.wallet.address
-    plan, now = store.chain.confirmed_plan(address)
     account = f"{work.settings.jackal.chain_id}/{address}"
+    try:
+        plan, now = store.chain.confirmed_plan(address)
+    except StoreUnreachable as error:
+        if result := _last_known_end(work, account, error):
+            return result
+        raise
     work.ledger.record_storage_plan(
         account,
         read_at=now,
@@ -280,13 +301,10 @@ def _storage_plan_lasts(work: Workplace, _: str) -> AssetCheckResult:
         return AssetCheckResult(passed=False, severity=severity, description=f"{said}: {buy}.")
     forecast = look_ahead(plan, charged_per_day(chunks, copies, now), now)
     warning = forecast.warning(plan, warn_days, waiting)
-    ends = forecast.ends_in_days < warn_days
-    if seen.latest_end is not None and plan.ends_at < seen.latest_end:
-        ends = True
-        warning = (
-            f"The bought space ends on {plan.ends_at:%Y-%m-%d}. Its end was {seen.latest_end:%Y-%m-%d}, and no purchase of this"
-            " ledger moved it."
-        )
+    log = work.ledger.transactions(work.holder)
+    pending = any(transaction.purpose == "buy" for transaction in log.pending(account))  # it may have set an earlier end
+    ends = end_warning(plan, None if pending else seen.latest_end, now, warn_days)
+    warning = ends or warning
     return AssetCheckResult(
         passed=not warning,
         severity=AssetCheckSeverity.ERROR if ends else AssetCheckSeverity.WARN,

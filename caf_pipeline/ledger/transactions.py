@@ -82,6 +82,11 @@ _SETTLE = (
     "UPDATE transactions SET outcome = %(outcome)s, settled_at = now(), cost = coalesce(CAST(%(cost)s AS bigint), cost),"
     " cost_told = CAST(%(cost)s AS bigint) IS NOT NULL WHERE hash = %(hash)s"
 )
+# A purchase of ours may set an earlier end: the next reading says which.
+_FORGET_LATEST_END: Final = """
+    UPDATE storage_plans SET latest_end = NULL, latest_end_space = NULL
+    WHERE account IN (SELECT account FROM transactions WHERE hash = %(hash)s AND purpose = 'buy')
+    """
 _POSITIONS = "SELECT position FROM transaction_posts WHERE hash = %(hash)s ORDER BY position"
 _START = "UPDATE transaction_posts SET start = %(start)s WHERE hash = %(hash)s AND position = %(position)s"
 _END_INCLUDED = (
@@ -252,6 +257,7 @@ class TransactionLog:
             connection.execute(_SETTLE, {"hash": hash, "outcome": outcome, "cost": cost})
             if outcome == "included":
                 _record_starts(connection, hash, starts)
+                connection.execute(_FORGET_LATEST_END, {"hash": hash})
             else:
                 connection.execute(_END_POSTS, {"hash": hash})
 

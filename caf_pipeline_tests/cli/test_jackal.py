@@ -401,3 +401,24 @@ def test_a_wallet_without_space_ends_the_run_at_its_first_chunk(source, network,
     assert done.status == 12
     assert "caf jackal buy" in done.err
     assert sum(chunk.attempts for chunk in ledger.chunks()) <= 1
+
+
+def test_the_price_of_space_recurs(caf):
+    assert "every 60 days" in caf("jackal", "price", "2GB", "--days", "60").out.decode()
+
+
+def test_a_purchase_with_an_earlier_end_says_so_first(caf, network):
+    caf = with_wallet(caf, funded(network).words)
+    assert caf("jackal", "buy", "--bytes", "2GB", "--days", "90", "--yes").status == 0
+    assert "end earlier" in caf("jackal", "buy", "--bytes", "4GB", "--days", "60", "--yes").err
+    shown = of(caf("jackal", "wallet", "--json"))
+    assert (shown["latest_end"], shown["warning"]) == (shown["plan"]["ends_at"], None)
+
+
+def test_the_wallet_names_the_purchase_before_its_space_ends(source, network):
+    caf = with_wallet(source, funded(network).words)
+    assert caf("jackal", "buy", "--bytes", "2GB", "--days", "30", "--yes").status == 0
+    shown = caf("jackal", "wallet", CAF_JACKAL__WARN_DAYS="40").out.decode()
+    assert "caf jackal buy --bytes 2000000000 --days 80" in shown
+    account = of(caf("status", "--json"))["space"]
+    assert any(row["space_bytes"] == 2 * GB and row["balance_ujkl"] < COINS for row in account)

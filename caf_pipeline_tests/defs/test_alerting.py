@@ -554,3 +554,15 @@ def test_what_waits_longest_and_how_fast_it_goes_are_observed(pipeline):
     chunk_steps.park(pipeline.workplace(), third, "why")
     (progress,) = pipeline.ledger.progress([SOURCE])
     assert progress_metadata(progress, {})["pending_objects"] == 18
+
+
+def test_a_warning_that_becomes_an_error_is_sent_at_once():
+    def found(severe: bool) -> dict[str, list[Condition]]:
+        return {"a": [Condition(ConditionKind.SPACE_ENDS, severe, "sentence", "hint")]}
+
+    now = datetime.now(UTC)
+    _, warned = due_alerts(found(severe=False), {}, now, AlertSettings())
+    assert due_alerts(found(severe=False), warned, now + timedelta(hours=1), AlertSettings()) == ([], warned)
+    alerts, told = due_alerts(found(severe=True), warned, now + timedelta(hours=1), AlertSettings())
+    assert [(alert.status, alert.as_json()["severity"]) for alert in alerts] == [("goes on", "error")]
+    assert due_alerts(found(severe=True), told, now + timedelta(hours=2), AlertSettings()) == ([], told)

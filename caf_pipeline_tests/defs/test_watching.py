@@ -15,8 +15,10 @@ from pydantic import SecretStr
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.dagster_private import AssetCheckExecutionRecordStatus
+from caf_pipeline.errors import ChainUnreachable
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.settings import Settings, SourceSettings, StoreSettings
+from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.ticks import evaluate_tick
@@ -219,6 +221,21 @@ def test_space_that_ends_soon_is_an_error(on_jackal, network):
     check = lasting(with_jackal(on_jackal, mnemonic=SecretStr(wallet.words)))
     assert (check.passed, check.severity.value) == (False, "ERROR")
     assert "in 5.0 days: caf jackal buy --bytes 1000000000 --days 60" in check.description
+
+
+def test_a_near_end_is_an_error_while_the_chain_is_away(on_jackal, network, monkeypatch):
+    wallet = new_wallet()
+    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+    network.grant(wallet.address, 10**9, days=5)
+    lasting(mine)
+
+    def away(*_):
+        raise ChainUnreachable("no node answers")
+
+    monkeypatch.setattr(Chain, "confirmed_plan", away)
+    check = lasting(mine)
+    assert (check.passed, check.severity.value) == (False, "ERROR")
+    assert "no node answers" in check.description
 
 
 def test_an_end_that_moved_earlier_is_an_error_until_it_is_bought_back(on_jackal, network):

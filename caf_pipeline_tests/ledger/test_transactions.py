@@ -5,6 +5,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -405,3 +406,20 @@ def test_a_chunk_whose_root_the_chain_had_already_is_not_posted(ledger, log, chu
 
 def test_a_chunk_archived_without_transactions_has_no_start_in_the_log(ledger, log):
     assert log.start_of(ACCOUNT, archive(ledger, ["x"])) is None
+
+
+@pytest.mark.parametrize(
+    ("purpose", "outcome", "kept"), [("buy", "included", 30), ("buy", "failed", 90), ("post", "included", 90)]
+)
+def test_a_purchase_that_is_settled_later_may_end_earlier(ledger, log, purpose, outcome, kept):
+    now = datetime.now(UTC)
+
+    def read(days: int) -> datetime | None:
+        ledger.record_storage_plan(ACCOUNT, read_at=now, balance=1, plan=(1000, 10, now + timedelta(days=days)))
+        return ledger.storage_plans()[0].latest_end
+
+    read(90)
+    one = commit(log, signed(1, purpose=purpose))
+    assert read(30) == now + timedelta(days=90)
+    settle(log, one, outcome)
+    assert read(30) == now + timedelta(days=kept)

@@ -570,3 +570,34 @@ def test_an_error_names_the_query_and_holds_no_more_than_a_line_of_the_answer(ch
         chain.proof_window()
     assert f"{node.url}/jackal/canine-chain/storage/params" in str(unreachable.value)
     assert len(str(unreachable.value)) < 300
+
+
+def of_plan(end: str) -> Told:
+    return Told({"storage_payment_info": {"spaceAvailable": "1000", "spaceUsed": "0", "end": end}})
+
+
+@pytest.mark.parametrize("liar", [0, 1, 2])
+@pytest.mark.parametrize("lie", ["2026-02-01T00:00:00Z", "2029-02-01T00:00:00Z"])
+def test_one_lying_node_changes_no_confirmed_end(open_chain, nodes, liar, lie):
+    with ScriptedLcd() as third:
+        every = [*nodes, third]
+        for number, node in enumerate(every):
+            node.answers[f"payment_info/{OWNER}"] = of_plan(lie if number == liar else "2027-01-02T00:00:00Z")
+        plan, _ = open_chain(*(node.url for node in every)).confirmed_plan(OWNER)
+    assert plan.ends_at.year == 2027
+
+
+def test_of_two_ends_the_earlier_one_counts(open_chain, nodes):
+    for node, year in zip(nodes, (2029, 2027), strict=True):
+        node.answers[f"payment_info/{OWNER}"] = of_plan(f"{year}-01-02T00:00:00Z")
+    plan, _ = open_chain(*(node.url for node in nodes)).confirmed_plan(OWNER)
+    assert plan.ends_at.year == 2027
+
+
+def test_a_node_that_is_behind_confirms_no_end(open_chain, nodes, heights):
+    first, second = nodes
+    heights.height, first.height = 100, 90
+    first.answers[f"payment_info/{OWNER}"] = of_plan("2026-02-01T00:00:00Z")
+    second.answers[f"payment_info/{OWNER}"] = of_plan("2027-01-02T00:00:00Z")
+    plan, _ = open_chain(first.url, second.url).confirmed_plan(OWNER)
+    assert plan.ends_at.year == 2027

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from caf_pipeline.store.jackal.answers import StoragePlan
-from caf_pipeline.store.jackal.storage_forecast import charged_per_day, look_ahead
+from caf_pipeline.store.jackal.storage_forecast import charged_per_day, end_warning, look_ahead
 from caf_pipeline_tests.support.chunk_rows import a_chunk
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -60,3 +60,14 @@ def test_the_warning_says_what_is_wrong_and_nothing_where_the_plan_lasts(days, r
     warning = look_ahead(looked_at, rate, NOW).warning(looked_at, 30, waiting)
     assert said in warning
     assert bool(warning) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("days", "latest_days", "fact"),
+    [(60, None, ""), (60, 60, ""), (60, 90, "no purchase of this ledger"), (10, None, "in 10.0 days"), (-1, None, "ended on")],
+)
+def test_an_end_that_is_near_or_earlier_is_reported(days, latest_days, fact):
+    latest_end = None if latest_days is None else NOW + timedelta(days=latest_days)
+    warning = end_warning(plan(0, days), latest_end, NOW, 30)
+    assert fact in warning
+    assert bool(warning) == bool(fact)

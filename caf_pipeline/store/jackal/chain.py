@@ -6,7 +6,9 @@ Source: "Queries" and "Transactions" in the notes on Jackal's protocol; REST of 
 import base64
 import hashlib
 import json
+import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final, Self, TypeVar
@@ -154,9 +156,10 @@ class Chain:
         return self._one_or_none(f"{_STORAGE}/payment_info/{_part(address)}", parse_plan)
 
     def confirmed_plan(self, address: str) -> tuple[StoragePlan | None, datetime]:
-        """Ask every node. Return the plan that ends latest, and the earliest time of their newest blocks.
+        """Ask every node that is not behind. Return the plan with the end that most of them report, and the chain's time.
 
-        A single node that lags or lies can so not make an end look earlier than it is.
+        If two ends have as many nodes, the earlier end counts: a false alarm harms less than a hidden end. The time is the
+        earliest of the nodes' newest blocks.
         """
 
         def ask(node: Node, block: Block) -> tuple[StoragePlan | None, datetime]:
@@ -169,8 +172,12 @@ class Chain:
                 raise
 
         answers = self._nodes.each(ask)
-        plans = [plan for plan, _ in answers if plan is not None]
-        return max(plans, key=lambda plan: plan.ends_at, default=None), min(time for _, time in answers)
+        ends = Counter(plan.ends_at if plan else None for plan, _ in answers)
+
+        def rank(plan: StoragePlan | None) -> tuple[int, float]:
+            return (-ends[plan.ends_at], plan.ends_at.timestamp()) if plan else (-ends[None], -math.inf)
+
+        return min((plan for plan, _ in answers), key=rank), min(time for _, time in answers)
 
     def price(self, days: int, size_bytes: int) -> int:
         """Return what space costs now, in ujkl.

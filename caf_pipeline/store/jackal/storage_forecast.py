@@ -53,6 +53,26 @@ class StorageForecast:
         return f"The bought space ends on {plan.ends_at:%Y-%m-%d}, in {self.days_left:.1f} days."
 
 
+def end_warning(plan: StoragePlan, latest_end: datetime | None, now: datetime, warn_days: int) -> str:
+    """Return in one sentence that the space ends soon, or earlier than it did; "" if neither is so.
+
+    Args:
+        plan: as the chain has it.
+        latest_end: the latest end that was read since the last purchase; None if it is not known.
+        now: by the chain.
+        warn_days: fewer days than these are soon.
+    """
+    if plan.ends_at <= now:
+        return f"The bought space ended on {plan.ends_at:%Y-%m-%d}."
+    if latest_end is not None and plan.ends_at < latest_end:
+        return (
+            f"The bought space ends on {plan.ends_at:%Y-%m-%d}. Its end was {latest_end:%Y-%m-%d}, and no purchase of this"
+            " ledger moved it."
+        )
+    days = (plan.ends_at - now) / DAY
+    return f"The bought space ends on {plan.ends_at:%Y-%m-%d}, in {days:.1f} days." if days < warn_days else ""
+
+
 def to_buy(needed_bytes: int, space_bytes: int, latest_end: datetime | None, now: datetime, warn_days: int) -> str:
     """Return the command that buys the space again: until the latest end that was seen, or twice `warn_days` at least."""
     left = math.ceil((latest_end - now) / DAY) if latest_end is not None else 0
