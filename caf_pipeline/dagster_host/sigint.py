@@ -1,4 +1,4 @@
-"""Whether the user pressed Ctrl-C, or SIGTERM or SIGHUP came, whichever handler received the signal.
+"""Notice Ctrl-C, SIGTERM and SIGHUP, whichever handler received the signal.
 
 Dagster holds interrupts back while it works between steps, and drops one that is still held when a run ends. The number of
 every signal is also written, by the interpreter itself, to the descriptor set here. An interrupt that is raised where nothing

@@ -164,7 +164,7 @@ class EmbeddedServer:
                 hint=f"give it to the server's user: chown -R {_USERS[0]} {self._data}",
             )
         self._account = None if os.geteuid() else (owner.st_uid, owner.st_gid)
-        if link.is_symlink():
+        if link.is_symlink() and (self._data.parent / "home").exists():  # a link that you made has no such file
             self._require_our_record()
 
     def _ensure_running(self) -> Path:
@@ -216,10 +216,10 @@ class EmbeddedServer:
             fresh.unlink()
         shutil.rmtree(fresh, ignore_errors=True)
         if self._account and _first_closed(self.folder, self._account):
-            own = _place() / f"ledger-{secrets.token_hex(8)}"
-            fresh.symlink_to(own / "data")
-            _make_open(own)
-            self._record(own)
+            kept = _place() / f"ledger-{secrets.token_hex(8)}"
+            fresh.symlink_to(kept / "data")
+            _make_open(kept)
+            self._record(kept)
         made = fresh.resolve()
         made.mkdir(mode=0o700)
         if self._account:
@@ -230,22 +230,22 @@ class EmbeddedServer:
 
     # --- root's ledgers under _PLACE ---
 
-    def _record(self, own: Path) -> None:
-        """Write down whose ledger `own` is: a copied `home` must not use the ledger of the first one."""
-        (own / "home").write_text(f"{self.folder.stat().st_ino}\n{self.folder}\n", encoding="utf-8", errors="surrogateescape")
+    def _record(self, kept: Path) -> None:
+        """Write down whose ledger `kept` is: a copied `home` must not use the ledger of the first one."""
+        (kept / "home").write_text(f"{self.folder.stat().st_ino}\n{self.folder}\n", encoding="utf-8", errors="surrogateescape")
 
     def _require_our_record(self) -> None:
-        own = self._data.parent
-        inode, _, path = (own / "home").read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n").partition("\n")
-        ours = str(self.folder.stat().st_ino), str(self.folder)
-        if (inode, path) == ours:
+        kept = self._data.parent
+        inode, _, path = (kept / "home").read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n").partition("\n")
+        identity = str(self.folder.stat().st_ino), str(self.folder)
+        if (inode, path) == identity:
             return
-        if inode != ours[0] and path != ours[1]:
+        if inode != identity[0] and path != identity[1]:
             raise LedgerError(
                 f"{self.folder / 'data'} leads to {self._data}, which is the ledger of {path}",
                 hint="a copied `home` needs a ledger of its own: remove the link, then `caf backup --restore`",
             )
-        self._record(own)  # `home` was moved, or restored from a backup
+        self._record(kept)  # `home` was moved, or restored from a backup
 
     def _require_passage(self, folder: Path) -> None:
         """Raise LedgerError if the server's user cannot enter `folder`."""
@@ -503,8 +503,8 @@ def _place() -> Path:
     place = Path(os.environ.get(PLACE_VARIABLE, _PLACE))
     with contextlib.suppress(FileExistsError):
         _make_open(place)
-    found = place.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    status = place.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise LedgerError(
             f"{place} is not a folder that only root can change", hint="remove it, or give it to root with mode 755"
         )
