@@ -1,12 +1,16 @@
 """What every test gets: the servers' fixtures, and an environment in which no developer's own AWS settings count."""
 
 import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from caf_pipeline.caf.merkle import IMPLEMENTATION
+from caf_pipeline.ledger.embedded import PLACE_VARIABLE
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; the tests of Ctrl-C need it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,6 +37,24 @@ pytest_plugins = [
     "caf_pipeline_tests.faults.recording",
     "caf_pipeline_tests.faults.fixtures",
 ]
+
+
+_place = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep root's ledgers of homes in pytest's folders, which are private, in a folder of this session."""
+    if os.geteuid() == 0 and PLACE_VARIABLE not in os.environ:  # a process of pytest-xdist inherits the variable
+        config.stash[_place] = Path(tempfile.mkdtemp(prefix="caf-place-"))
+        config.stash[_place].chmod(0o755)
+        os.environ[PLACE_VARIABLE] = str(config.stash[_place])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove them."""
+    if _place in config.stash:
+        shutil.rmtree(config.stash[_place], ignore_errors=True)
+        del os.environ[PLACE_VARIABLE]
 
 
 def pytest_report_header() -> str:

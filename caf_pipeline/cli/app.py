@@ -28,7 +28,7 @@ def _options(
 
     A failure is one sentence on stderr. Every command's help ends with its exit statuses; those of any command are 0 done, 1 this
     machine refuses something, or a bug, 2 wrong arguments, 8 the output cannot be written, as on a full disk, 130 interrupted by
-    Ctrl-C, and 141 the reader of the output left.
+    Ctrl-C, 143 by SIGTERM, 129 by SIGHUP or a closed terminal, and 141 the reader of the output left.
     """
     _show_help(context)
 

@@ -41,8 +41,8 @@ def metrics(
       caf metrics > /var/lib/node_exporter/caf.prom
       caf metrics --serve 127.0.0.1:9180
 
-    Exit status: 0; 2 HOST:PORT cannot be listened on; 3 a setting is wrong; 6 the database failed; 130 interrupted, which ends
-    --serve.
+    Exit status: 0; 2 HOST:PORT cannot be listened on; 3 a setting is wrong; 6 the database failed; 130 interrupted by Ctrl-C,
+    143 by SIGTERM, 129 by SIGHUP or a closed terminal, which end --serve.
     """
     with opened_ledger(load_settings()) as ledger:
         if serve is not None:

@@ -55,7 +55,7 @@ def run(  # noqa: PLR0917 - the command line's options
     ever located. Before any chunk is tried, or where nothing can go on: 1 an inventory or a plan
     failed by a fault of its own; 2 an option is for one source, or excludes another; 3 a setting is wrong; 5 the source, 6 the
     database or 7 the store failed, or the store may have the source already; 8 the disk under home failed; 9 a plan or an
-    inventory is damaged. 130 interrupted.
+    inventory is damaged. 130 interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP or a closed terminal.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415  takes longer to load than most commands
 

@@ -52,7 +52,8 @@ def status(
       caf status demo --json | jq 'select(.state == "parked")'
       caf status demo --watch --interval 60 >> progress.log
 
-    Exit status: 0; 3 a setting is wrong or there is no such source; 6 the database failed; 130 interrupted, which ends --watch.
+    Exit status: 0; 3 a setting is wrong or there is no such source; 6 the database failed; 130 interrupted
+    by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP or a closed terminal, which end --watch.
     """
     settings = load_settings()
     if watch:

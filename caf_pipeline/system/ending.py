@@ -19,6 +19,11 @@ def end_in_order() -> None:
             signal.signal(number, _interrupt)
 
 
+def received(number: int) -> None:
+    """Remember a signal that ends this process."""
+    _received.append(number)
+
+
 def interrupted_status() -> int:
     """Return the exit status of an interrupted process: 128 and the signal's number, as shells count."""
     return 128 + _received[0] if _received else INTERRUPTED
@@ -31,7 +36,7 @@ def ignore_further() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    _received.append(number)
+    received(number)
     for descriptor in (1, 2):
         try:
             os.write(descriptor, b"")

@@ -266,15 +266,16 @@ def test_a_run_that_is_killed_is_finished_by_the_next(filled, ledger):
 
 
 @pytest.mark.thorough
-def test_ctrl_c_ends_a_run_and_the_next_goes_on(filled, ledger):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_and_the_next_goes_on(filled, ledger, number):
     caf, bodies = filled
     process = caf.start("run", "--source", "src")
     while not ledger.chunks():
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 130, err
+    assert process.returncode == 128 + number, err
     assert b"Traceback" not in err
     assert caf("run", "--source", "src").status == 0
     assert ledger.account("src").located_objects == len(bodies)

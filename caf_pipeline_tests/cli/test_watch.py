@@ -1,7 +1,11 @@
 """`caf status --watch`: a rate is of what was located, over the time that is named; Ctrl-C ends it without a traceback."""
 
 import json
+import os
+import pty
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -101,4 +105,22 @@ def test_a_signal_leaves_no_embedded_server_behind(tmp_path, number):
     _, said = watching.communicate()
     assert watching.returncode == 128 + number
     assert b"Traceback" not in said
+    assert not pid_file.exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("arguments", [("status", "--watch", "--interval", "0.1"), ("metrics", "--serve", "127.0.0.1:0")])
+def test_a_closed_terminal_leaves_no_embedded_server_behind(tmp_path, arguments):
+    (tmp_path / "caf.toml").write_text('[sources.src]\nbucket = "b"\n')
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execv(Path(sys.executable).with_name("caf"), ["caf", *arguments])
+    shown = b""
+    while b"nothing is planned" not in shown and b"http://" not in shown:
+        shown += os.read(terminal, 4096)
+    pid_file = tmp_path / ".caf" / "postgres" / "data" / "postmaster.pid"
+    assert pid_file.exists()
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGHUP
     assert not pid_file.exists()

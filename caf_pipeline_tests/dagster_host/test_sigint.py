@@ -9,7 +9,22 @@ import pytest
 from dagster import DagsterExecutionInterruptedError
 
 from caf_pipeline.dagster_host.sigint import InterruptWatch
+from caf_pipeline.system import ending
 from caf_pipeline_tests.support.dagster_private import capture_interrupts
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_the_process_is_seen(monkeypatch, number):
+    monkeypatch.setattr(ending, "_received", [])
+    before = signal.signal(number, lambda *_: None)
+    try:
+        with InterruptWatch() as watch:
+            os.kill(os.getpid(), number)
+            with pytest.raises(KeyboardInterrupt):
+                watch.raise_seen()
+    finally:
+        signal.signal(number, before)
+    assert ending.interrupted_status() == 128 + number
 
 
 def test_an_interrupt_that_dagster_held_back_and_dropped_is_seen():

@@ -133,6 +133,19 @@ def test_the_status_of_a_paused_run_shows_the_wait_and_ctrl_c_twice_ends_it_in_o
     assert json.loads(caf("status", "--json").out.splitlines()[0])["waiting"] == []
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_a_run_is_its_exit_status(caf, number):
+    assert caf("pause", "network maintenance").status == 0
+    process = caf.start("run", "--json")
+    lines_until(process, PAUSED)
+    process.send_signal(number)
+    out, rest = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 128 + number, rest
+    assert b"Traceback" not in rest
+    assert json.loads(out.splitlines()[-1])["exit_status"] == 128 + number
+
+
 LOADED = [
     "caf_pipeline.errors",
     "typer",

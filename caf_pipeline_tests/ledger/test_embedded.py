@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from caf_pipeline.errors import LedgerError
+from caf_pipeline.ledger import embedded
 from caf_pipeline.ledger.database import open_database
 from caf_pipeline.ledger.embedded import EmbeddedServer, embedded_server
 from caf_pipeline.settings import Settings
@@ -27,11 +28,14 @@ print(embedded_server(Path(sys.argv[1])).socket_folder, flush=True)
 sys.stdin.readline()
 """
 
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's server has a user of its own")
+
 
 @pytest.fixture
 def folder():
     """A short path: that of pytest's own folders would be too long for a socket."""
     name = Path(tempfile.mkdtemp(prefix="caf-pg-"))
+    name.chmod(0o755)  # root's server has a user of its own
     yield name / "postgres"
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] == "postgres" and str(name) in " ".join(process.info["cmdline"] or ()):
@@ -161,6 +165,134 @@ def test_a_torn_pid_file_is_no_server(folder):
         server = EmbeddedServer(folder)
         assert ask(server) == [(1,)]
         server.close()
+
+
+@pytest.mark.thorough
+def test_garbage_in_the_pid_file_starts_no_second_server(folder):
+    server = EmbeddedServer(folder)
+    running = postmaster(folder)
+    (folder / "data" / "postmaster.pid").write_text("garbage\n")
+    again = EmbeddedServer(folder)
+    assert again.socket_folder == server.socket_folder
+    assert running.is_running()
+    assert ask(again) == [(1,)]
+
+
+@as_root
+def test_a_data_folder_of_root_is_refused(folder):
+    EmbeddedServer(folder).close()
+    os.chown(folder / "data", 0, 0)
+    with pytest.raises(LedgerError, match="data belongs to root"):
+        EmbeddedServer(folder)
+
+
+@as_root
+@pytest.mark.parametrize("name", ["data", "data/postmaster.pid"])
+def test_a_file_of_another_user_is_refused(folder, monkeypatch, name):
+    monkeypatch.setattr(embedded, "_USERS", ("nobody",))
+    EmbeddedServer(folder).close()
+    (folder / "data" / "postmaster.pid").write_text("1\n")
+    for path in (folder, *folder.iterdir()):
+        shutil.chown(path, "nobody")
+    os.chown(folder / name, 0, 0)
+    script = f"import os; os.setuid(65534); from pathlib import Path; EmbeddedServer(Path({str(folder)!r}))"
+    program = f"from caf_pipeline.ledger.embedded import EmbeddedServer; {script}"
+    refused = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    error = refused.stderr.splitlines()[-1]
+    assert "LedgerError: " in error
+    assert f"{folder / name} belongs to the user root" in error
+
+
+@as_root
+def test_private_parents_keep_their_modes(folder):
+    folder.parent.chmod(0o700)
+    server = EmbeddedServer(folder)
+    ask(server, "CREATE TABLE kept AS SELECT 7 AS seven")
+    server.close()
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+    assert (folder / "data").resolve().is_relative_to(os.environ["CAF_ROOT_POSTGRES"])
+    server = EmbeddedServer(folder)
+    assert ask(server, "SELECT seven FROM kept") == [(7,)]
+    server.close()
+
+
+@as_root
+def test_no_user_is_made(folder, monkeypatch):
+    users = Path("/etc/passwd").read_bytes()
+    monkeypatch.setattr(embedded, "_USERS", ("no-such-user", "nobody"))
+    server = EmbeddedServer(folder)
+    assert postmaster(folder).username() == "nobody"
+    server.close()
+    monkeypatch.setattr(embedded, "_USERS", ("no-such-user",))
+    EmbeddedServer(folder).close()  # the data folder's owner
+    with pytest.raises(LedgerError, match="no-such-user"):
+        EmbeddedServer(folder.with_name("other"))
+    assert Path("/etc/passwd").read_bytes() == users
+
+
+@as_root
+def test_a_ledger_whose_parents_were_closed_stays_in_its_place(folder):
+    EmbeddedServer(folder).close()
+    folder.parent.chmod(0o700)
+    with pytest.raises(LedgerError, match="cannot enter") as refused:
+        EmbeddedServer(folder)
+    assert str(folder.parent) in refused.value.hint
+    assert not (folder / "data").is_symlink()
+
+
+@as_root
+def test_a_link_to_a_lost_ledger_starts_no_empty_one(folder):
+    folder.parent.chmod(0o700)
+    EmbeddedServer(folder).close()
+    shutil.rmtree((folder / "data").resolve())
+    with pytest.raises(LedgerError, match="is gone"):
+        EmbeddedServer(folder)
+
+
+@as_root
+@pytest.mark.thorough
+def test_a_copied_home_does_not_use_the_ledger_of_the_first(folder):
+    folder.parent.chmod(0o700)
+    EmbeddedServer(folder).close()
+    copied = folder.with_name("copied")
+    shutil.copytree(folder, copied, symlinks=True)
+    with pytest.raises(LedgerError, match="is the ledger of"):
+        EmbeddedServer(copied)
+    folder.rename(folder.with_name("moved"))
+    EmbeddedServer(folder.with_name("moved")).close()
+
+
+@as_root
+@pytest.mark.thorough
+def test_a_linked_server_of_a_deleted_folder_is_ended(folder):
+    folder.parent.chmod(0o700)
+    EmbeddedServer(folder)
+    old = postmaster(folder)
+    shutil.rmtree(folder)
+    server = EmbeddedServer(folder)
+    assert not old.is_running() or old.status() == psutil.STATUS_ZOMBIE
+    assert ask(server) == [(1,)]
+    server.close()
+
+
+@as_root
+@pytest.mark.thorough
+def test_private_programs_are_copied(folder, monkeypatch):
+    place = folder.parent / "place"
+    monkeypatch.setenv("CAF_ROOT_POSTGRES", str(place))
+    programs = embedded.wheel_programs()
+    package = programs.parents[1]
+    private = folder.parent / "private"
+    private.mkdir(mode=0o700)
+    for name in (f"{package.name}/{programs.parent.name}", f"{package.name}.libs"):
+        shutil.copytree(package.parent / name, private / name, symlinks=True)
+    (private / package.name / programs.parent.name / "bin" / "initdb").chmod(0o700)
+    monkeypatch.setattr(embedded, "wheel_programs", lambda: private / programs.relative_to(package.parent))
+    server = EmbeddedServer(folder)
+    assert Path(postmaster(folder).exe()).is_relative_to(place)
+    server.close()
+    assert private.stat().st_mode & 0o777 == 0o700
+    assert [path.name[:9] for path in place.iterdir()] == ["programs-"]
 
 
 @pytest.mark.thorough

@@ -28,6 +28,7 @@ from caf_pipeline.cli import main
 from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.defs import source_resource
 from caf_pipeline.ledger import embedded
+from caf_pipeline.ledger.embedded import PLACE_VARIABLE
 from caf_pipeline.settings import load_settings
 from caf_pipeline.wiring import close_store, open_workplace
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
@@ -118,7 +119,7 @@ class CommandLine:
                 embedded._opened[folder].close()
 
     def variables(self, more: dict[str, str] | None = None) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+        kept = {name: value for name, value in os.environ.items() if name == PLACE_VARIABLE or not name.startswith(FOREIGN)}
         return kept | FOLDER_STORE | self.environment | (more or {})
 
 

@@ -20,7 +20,6 @@ from caf_pipeline.ledger.database import Database
 from caf_pipeline_tests.support.free_ports import free_port
 
 _LOOKS = 400
-_USER = "pgserver"  # the embedded server's own: like Postgres it does not run as root, and its socket is only for that user
 
 
 class Pooler:
@@ -45,13 +44,16 @@ class Pooler:
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
             f"auth_file = {folder}/users.txt\npool_mode = transaction\ndefault_pool_size = 2\n"
         )
+        # Like Postgres it does not run as root, and the embedded server's socket is only for that server's user.
+        self._account = Path(server["host"]).stat()
         if os.geteuid() == 0:
             for path in (folder, *folder.iterdir()):
-                shutil.chown(path, _USER)
+                os.chown(path, self._account.st_uid, self._account.st_gid)
 
     def start(self) -> None:
         """Start it; returns when it answers."""
-        account = {"user": _USER, "group": _USER, "extra_groups": []} if os.geteuid() == 0 else {}
+        owner = {"user": self._account.st_uid, "group": self._account.st_gid, "extra_groups": []}
+        account = owner if os.geteuid() == 0 else {}
         log = self._folder / "log"
         with log.open("a") as said:
             command = [self._program, "-q", str(self._folder / "pgbouncer.ini")]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, SecretStr
 
+from caf_pipeline.ledger.embedded import PLACE_VARIABLE
 from caf_pipeline.settings import Settings
 from caf_pipeline.store.jackal.wallet import MNEMONIC_VARIABLE
 from caf_pipeline.system.child_environment import Need, child_environment
@@ -135,7 +136,7 @@ def environment(tmp_path):
         '[store]\nkind = "directory"\n[jackal]\nchain_id = "loopback-1"\nmnemonic_file = ".caf/demo-wallet"\n'
         'allow_private_addresses = true\n[sources.demo]\nbucket = "demo"\npublic = true\nwatch_interval_seconds = 0\n'
     )
-    return {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)} | {
+    return {name: value for name, value in os.environ.items() if name == PLACE_VARIABLE or not name.startswith(FOREIGN)} | {
         "CAF_STORE__KIND": "jackal",
         "CAF_JACKAL__LCD": json.dumps([f"http://127.0.0.1:{free_port()}"]),
         "CAF_SOURCES__DEMO__ENDPOINT_URL": f"http://127.0.0.1:{free_port()}",
