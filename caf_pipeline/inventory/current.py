@@ -138,8 +138,8 @@ def identify(
 ) -> Identified:
     """Find the identity of each object of a snapshot. Nothing is looked for of keys that it does not cover.
 
-    An object that was written again without a version id, with the same ETag and size, keeps its identity if an exception says
-    that its SHA-256 and headers are the archived ones; else its LastModified is part of the identity.
+    An object without a version id may have been written again with the same ETag and size. It keeps its identity if an
+    exception says that SHA-256 and headers are the archived ones. Else its LastModified is part of the identity.
 
     Where every key is settled, each file is read once. Else all of the snapshot is read before, and its checksums compared.
 

@@ -215,7 +215,7 @@ class ObjectSource(Protocol):
         ...
 
     def read_headers(self, obj: S3Object) -> ObjectHead:
-        """Return headers and checksums of exactly this identity as it was written at `obj.last_modified`, by one HEAD.
+        """Return headers and checksums of exactly this identity, written at `obj.last_modified`, by one HEAD.
 
         Raises:
             As `read`; ObjectUnavailable with `changed` where it was written again since.

@@ -192,8 +192,8 @@ def _archived_headers(
             continue
         missing = IntegrityError(f"the manifest of chunk {chunk} does not have the object")
         for version in members:
-            known = headers if isinstance(headers, Exception) else headers.get((version.key, version.object_version))
-            archived[version] = known or missing
+            recorded = headers if isinstance(headers, Exception) else headers.get((version.key, version.object_version))
+            archived[version] = recorded or missing
     return archived
 
 
@@ -203,10 +203,10 @@ def _same(
     """Return the first identity that has these headers. If none has, return why one of them could not be read, if so."""
     unread: Exception | None = None
     for version in versions:
-        known = archived.get(version)
-        if isinstance(known, Exception):
-            unread = known
-        elif known == headers:
+        recorded = archived.get(version)
+        if isinstance(recorded, Exception):
+            unread = recorded
+        elif recorded == headers:
             return version.object_version, None
     return None, unread
 

@@ -74,7 +74,7 @@ def work(tmp_path, bucket, ledger):
 
 def test_content_that_comes_back_is_given_out_again_and_not_packed_again(work, bucket):
     for body in (A, B, A):
-        bucket.put("k", body)
+        bucket.put("k", body, **SHA256)
         archive_everything(work)
         next_second()
         assert current(work)[0] == body
@@ -83,13 +83,13 @@ def test_content_that_comes_back_is_given_out_again_and_not_packed_again(work, b
 
 
 def test_content_that_comes_back_after_a_deletion_is_given_out_again(work, bucket):
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     archive_everything(work)
     bucket.delete("k")
     archive_everything(work)
     gone = current(work)[1]
     assert (gone.is_current, gone.gone_at is not None) == (False, True)
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     archive_everything(work)
     assert (current(work)[0], current(work)[1].is_current, packed(work)) == (A, True, 1)
 
@@ -100,7 +100,7 @@ def test_what_was_archived_since_a_listing_is_neither_gone_nor_older(work, bucke
     whole = inventories.latest_snapshot(work, complete=True)
     next_second()
     bucket.put("a", B)
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     planned = planning.cut_plan(work, inventories.take_inventory(work, until=b"z"))  # as the sensor lists a part of the bucket
     archive_chunk(work, planned.chunks[0].name)
     found = planning.account_for(work, whole)
@@ -110,7 +110,7 @@ def test_what_was_archived_since_a_listing_is_neither_gone_nor_older(work, bucke
 
 @pytest.mark.thorough
 def test_a_key_that_is_gone_says_when_it_was_last_listed(work, bucket):
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     bucket.put("other", B)
     archive_everything(work)
     next_second()  # S3's clock tells whole seconds: an object is not listed before it was written
@@ -124,16 +124,16 @@ def test_a_key_that_is_gone_says_when_it_was_last_listed(work, bucket):
 
 @pytest.mark.thorough
 def test_inventories_that_are_planned_in_another_order_say_the_same(work, bucket):
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     archive_everything(work)
     next_second()
-    bucket.put("k", B)
+    bucket.put("k", B, **SHA256)
     archive_everything(work)
     next_second()
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     early = inventories.take_inventory(work)
     next_second()
-    bucket.put("k", B)
+    bucket.put("k", B, **SHA256)
     late = inventories.take_inventory(work)
     for snapshot in (late, early):
         planning.cut_plan(work, snapshot)
@@ -142,15 +142,15 @@ def test_inventories_that_are_planned_in_another_order_say_the_same(work, bucket
 
 @pytest.mark.thorough
 def test_a_chunk_that_is_loaded_late_does_not_make_its_older_content_current(work, bucket):
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     archive_everything(work)
     next_second()
-    bucket.put("k", B)
+    bucket.put("k", B, **SHA256)
     (late,) = [chunk.name for chunk in plan(work).chunks]
     for step in ("load_batch", "pack_chunk", "seal_chunk"):
         getattr(chunk_steps, step)(work, late)
     next_second()
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     plan(work)
     archive_chunk(work, late)
     assert current(work)[0] == A
@@ -159,7 +159,7 @@ def test_a_chunk_that_is_loaded_late_does_not_make_its_older_content_current(wor
 @pytest.mark.thorough
 def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(work, bucket, ledger, tmp_path):
     for body in (A, B, A):
-        bucket.put("k", body)
+        bucket.put("k", body, **SHA256)
         archive_everything(work)
         next_second()
     with ledger._database.transaction() as connection:
@@ -172,7 +172,7 @@ def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(work, bucket, 
 @pytest.mark.thorough
 def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(work, bucket, ledger, database):
     for value in ("1", "2"):
-        bucket.put("k", A, Metadata={"a": value})
+        bucket.put("k", A, **SHA256, Metadata={"a": value})
         archive_everything(work)
         next_second()
     rows = rows_of(ledger)["file_locations"]
@@ -185,15 +185,15 @@ def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(work, buck
 
 
 def test_current_content_that_is_under_way_or_skipped_is_told_of(work, bucket):
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     archive_everything(work)
     next_second()
-    bucket.put("k", B)
+    bucket.put("k", B, **SHA256)
     (name,) = [chunk.name for chunk in plan(work).chunks]
     body, said = current(work)
     assert (body, said.is_current, said.chunk, said.state) == (A, False, name, "planned")
     next_second()
-    bucket.put("k", b"third")
+    bucket.put("k", b"third", **SHA256)
     archive_chunk(work, name)
     body, said = current(work)
     assert (body, said.is_current, said.chunk, said.state) == (A, False, None, SkipReason.CHANGED)

@@ -130,8 +130,8 @@ class S3ObjectReader:
         # To the second: HTTP tells no less of a time, and a listing may.
         if answer["LastModified"].replace(microsecond=0) != obj.last_modified.replace(microsecond=0):
             raise unavailable(SkipReason.CHANGED, self.at, obj.key)
-        given = (_checksum(algorithm, answer["ResponseMetadata"]["HTTPHeaders"]) for algorithm in _ALGORITHMS)
-        return ObjectHead(headers_of(answer), {checksum.algorithm: checksum.digest for checksum in given if checksum})
+        checksums = (_checksum(algorithm, answer["ResponseMetadata"]["HTTPHeaders"]) for algorithm in _ALGORITHMS)
+        return ObjectHead(headers_of(answer), {checksum.algorithm: checksum.digest for checksum in checksums if checksum})
 
     def checksum(self, obj: S3Object) -> Checksum | None:
         """See `ObjectSource.full_object_checksum`; the key is text."""
