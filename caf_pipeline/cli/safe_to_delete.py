@@ -32,6 +32,7 @@ _SENTENCES: Final = {
     "skipped": "not archived: skipped",
     "changed": "changed in S3 since they were archived",
     "metadata_changed": "archived, but written again in S3 with other headers or user metadata",
+    "rewritten": "archived, but written again in S3, and their bytes are not proven to be the archived ones",
     "damaged": "archived, but their chunk is damaged",
     "too_few_copies": "archived, but too few copies of their chunk are listed and right",
     "one_window": "archived, but not yet proven in two proof windows in a row",
@@ -52,6 +53,7 @@ _WHAT_HELPS: Final = {
     "not_planned": "'caf run {source}' archives what is new or changed",
     "changed": "'caf run {source}' archives what is new or changed",
     "metadata_changed": "'caf run {source}' archives them again, with what they have now",
+    "rewritten": "'caf run {source}' archives them again",
     "claimed": "'caf run {source}' goes on with chunks under way",
     "disagrees": "keep these objects: the ledger says of them what their chunk does not",
     "not_read_back": "run the command again, without --no-read-back",
@@ -82,9 +84,10 @@ def safe_to_delete(
     the ledger does; and a fresh inventory still has it with the same version id, or the same ETag, size and LastModified. The
     first run reads every chunk once: that is as much as was archived. It may be stopped at any time; the next goes on.
 
-    Where only LastModified is newer, one HEAD compares the object's headers (Content-Type, -Encoding, -Language, -Disposition,
-    Cache-Control, Expires) and user metadata with those that are archived: where they differ, it is not safe. Tags, ACLs and
-    object lock are not archived; nor was Expires by 0.3.0 and before.
+    If only LastModified is newer, one HEAD asks for S3's SHA-256 of the full object, its headers and user metadata. If S3 has no
+    such SHA-256, or anything differs from the archive, the object is not safe. The headers are Content-Type, -Encoding,
+    -Language, -Disposition, Cache-Control and Expires. Tags, ACLs and object lock are not archived; nor was Expires by 0.3.0 and
+    before.
 
     A window counts where the chain shows that the provider's last proof was verified. The proof watch sees both windows where
     it looks at each chunk in each window; else run this in two windows in a row: it says when the next one begins. Of a file of

@@ -193,9 +193,11 @@ def plan_metadata(report: PlanReport, registered: int, *, copies: int, estimate:
         comparison = report.comparison
         shown |= {
             "written_again": comparison.requests,
-            "same_headers": comparison.equal,
-            "other_headers": comparison.different,
-            "headers_not_compared": comparison.not_compared,
+            "written_again_equal": comparison.equal,
+            "written_again_other_headers": comparison.other_headers,
+            "written_again_other_bytes": comparison.other_bytes,
+            "written_again_without_checksum": comparison.without_checksum,
+            "written_again_not_compared": comparison.not_compared,
         }
     if report.waiting:
         shown |= {"waiting_objects": report.waiting.objects, **sizes(waiting_bytes=report.waiting.size_bytes)}

@@ -138,8 +138,8 @@ def identify(
 ) -> Identified:
     """Find the identity of each object of a snapshot. Nothing is looked for of keys that it does not cover.
 
-    Bytes that are located, and were written again without a version id, keep their identity where their headers are known to
-    be those that are archived (an exception says so); else their LastModified is part of it.
+    An object without a version id may have been written again with the same ETag and size. It keeps its identity if an
+    exception says that SHA-256 and headers are the archived ones. Else its LastModified is part of the identity.
 
     Where every key is settled, each file is read once. Else all of the snapshot is read before, and its checksums compared.
 

@@ -50,7 +50,7 @@ RETRY_AFTER: Final[dict[SkipReason, timedelta | None]] = {
     SkipReason.ACCESS_DENIED: timedelta(days=1),
     SkipReason.NEEDS_KEY: timedelta(days=1),
     SkipReason.UNREADABLE: timedelta(days=1),
-    # The same bytes were written again, and no provider gave the archived headers to compare with: an outage, most likely.
+    # The same bytes were written again, and no provider returned the archived headers: an outage, most likely.
     SkipReason.NOT_COMPARED: timedelta(minutes=10),
     # Nothing that time could mend.
     SkipReason.UNSUPPORTED_KEY: None,
@@ -84,7 +84,7 @@ class S3Object:
         last_modified: aware, in UTC.
         checksum: "<algorithm>/<type>" as listed, e.g. "CRC64NVME/FULL_OBJECT", or "<algorithm>" where the listing names no
             type; "" where it names no checksum.
-        rewritten: the same bytes are located, written at another time with other headers: the time is part of the identity.
+        rewritten: the same ETag and size are located, written at another time: the time is part of the identity.
         is_latest: whether it is what the key has now; an older version otherwise.
         is_delete_marker: it is not an object, and says that the key was deleted then: no ETag, no bytes.
     """
@@ -179,7 +179,7 @@ def object_version(version_id: str | None, etag: str, size_bytes: int) -> str:
 
 
 def rewritten_version(version: str, last_modified: datetime) -> str:
-    """Return the identity of bytes that were written again with other headers: `etag:<ETag>:<size>:<LastModified>`.
+    """Return the identity of an object that was written again with the same ETag and size: `etag:<ETag>:<size>:<LastModified>`.
 
     LastModified is in UTC, as `2026-11-21T23:10:05.000000Z`.
     """
@@ -211,7 +211,7 @@ def can_be_stored(text: str) -> bool:
 class CurrentException:
     """At `stated_at` the bucket had this identity of the key as its current one; None: the key was gone.
 
-    `last_modified`, where it is given: the headers of the object written at this time are those that are archived.
+    `last_modified`: the object written at this time has the archived SHA-256 and headers. None if they were not compared.
     """
 
     key: str

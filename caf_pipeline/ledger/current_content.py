@@ -68,11 +68,11 @@ _LOCATED_SINCE_COUNT = """
 _VERSIONS = """
     WITH in_parts AS MATERIALIZED (SELECT * FROM objects_in_parts
         WHERE source_id = %(source_id)s AND file_path = ANY(CAST(%(keys)s AS text[])))
-    SELECT file_path, object_version, etag, end_byte - start_byte AS size_bytes, caf_files.name AS chunk
+    SELECT file_path, object_version, etag, end_byte - start_byte AS size_bytes, sha256, caf_files.name AS chunk
     FROM unnest(CAST(%(keys)s AS text[])) AS asked (key) CROSS JOIN LATERAL (
-        SELECT file_path, object_version, etag, start_byte, end_byte, caf_file_id, version_id FROM file_locations
+        SELECT file_path, object_version, etag, start_byte, end_byte, sha256, caf_file_id, version_id FROM file_locations
         WHERE source_id = %(source_id)s AND file_path = asked.key AND part = 0
-        UNION ALL SELECT file_path, object_version, etag, 0, size_bytes, caf_file_id, version_id FROM in_parts
+        UNION ALL SELECT file_path, object_version, etag, 0, size_bytes, NULL, caf_file_id, version_id FROM in_parts
         WHERE file_path = asked.key) AS found
     JOIN caf_files USING (caf_file_id) WHERE state = ANY(%(good)s) AND version_id IS NULL
     """
@@ -178,7 +178,10 @@ class CurrentContent(LedgerPart):
         """Return every identity without a version id that is located of these keys, in chunks in good standing."""
         with self._of_source(source) as (connection, source_id):
             rows = connection.execute(_VERSIONS, {"source_id": source_id, "keys": list(keys), "good": GOOD}).fetchall()
-        return [LocatedVersion(row.file_path, row.object_version, row.etag, int(row.size_bytes), row.chunk) for row in rows]
+        return [
+            LocatedVersion(row.file_path, row.object_version, row.etag, int(row.size_bytes), row.sha256, row.chunk)
+            for row in rows
+        ]
 
     def settled_objects(self, source: str, listed: Sequence[S3Object]) -> set[tuple[str, str]]:
         """Of these, return (key as recorded, object version) of those of which a plan has nothing to do.

@@ -475,12 +475,13 @@ class InventoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class LocatedVersion:
-    """A located identity of a key, and the chunk that it is in."""
+    """A located identity of a key, and the chunk that it is in. `sha256` is None if the object is split over chunks."""
 
     key: str
     object_version: str
     etag: str
     size_bytes: int
+    sha256: bytes | None
     chunk: str
 
 

@@ -39,6 +39,14 @@ class Checksum:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectHead:
+    """The answer to a HEAD. `checksums` has the digest of each checksum over the full object, by its algorithm."""
+
+    headers: ObjectHeaders
+    checksums: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectPart:
     """Some bytes of one object, `len(body)` of them, and the headers that came along.
 
@@ -206,8 +214,8 @@ class ObjectSource(Protocol):
         """
         ...
 
-    def read_headers(self, obj: S3Object) -> ObjectHeaders:
-        """Return the headers of exactly this identity as it was written at `obj.last_modified`, by one HEAD; none of its bytes.
+    def read_headers(self, obj: S3Object) -> ObjectHead:
+        """Return headers and checksums of exactly this identity, written at `obj.last_modified`, by one HEAD.
 
         Raises:
             As `read`; ObjectUnavailable with `changed` where it was written again since.

@@ -1,20 +1,22 @@
-"""Compares headers: objects whose bytes are located and were written again, with what the archive has of them.
+"""Compares objects whose bytes are located, and that were written again, with what the archive has of them.
 
-A HEAD for each such object, and the manifest of each chunk that has its bytes. Where they are equal, an exception says that the
-located object stands for what S3 has now; where they differ, the object is archived again; where they cannot be compared, it is
-skipped for the time being.
+Each object costs a HEAD. ETag and size prove nothing: S3's SHA-256 of the full object must equal the archived one. Then its
+headers are compared with those of the manifest. If they are equal, too, an exception says that the located object is current. If
+the manifest cannot be read, the object is skipped for the time being. In all other cases it is archived again.
 
 Source: "Which objects are to be archived" in docs/design.md; docs/decisions/0014-what-is-current.md.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final
+
+import pyarrow as pa
 
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import IntegrityError, ObjectReadFailed, ObjectUnavailable
@@ -23,24 +25,53 @@ from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline.ledger.records import Chunk, InventoryRecord, LocatedVersion, Skip
 from caf_pipeline.packing.staging import manifest_is_right, staged_path
 from caf_pipeline.retrieval.manifests import Manifests
-from caf_pipeline.source.protocol import ObjectHeaders
+from caf_pipeline.source.protocol import ObjectHead, ObjectHeaders
 from caf_pipeline.store.protocol import Lease
+from caf_pipeline.system.parquet import write_whole
 
 OBJECTS_AT_ONCE: Final = 10_000
 """Objects that stand in memory, with the headers that the archive has of each: some 20 MB."""
 
 
+_SHA256: Final = "sha256"
+
+WITHOUT_CHECKSUM: Final = "S3 and the archive have no SHA-256 of the full object that could be compared"
+OTHER_BYTES: Final = "S3's SHA-256 of the object differs from the archived one"
+
+REWRITTEN_SCHEMA: Final = pa.schema(
+    [
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("detail", pa.string(), nullable=False),  # WITHOUT_CHECKSUM or OTHER_BYTES
+    ]
+)
+"""Objects that were written again, and whose bytes are not proven to be the archived ones; in the order of keys."""
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of objects that were written again. `requests` are HEADs."""
+    """How many objects were written again, and how they compare with the archive.
+
+    Attributes:
+        requests: HEADs, one for each object.
+        equal: objects of the archived bytes and headers.
+        other_headers: objects of the archived bytes with other headers.
+        other_bytes: objects whose SHA-256 differs from the archived one.
+        without_checksum: objects without a SHA-256 that could be compared.
+        not_compared: objects that are skipped for now.
+    """
 
     requests: int = 0
     equal: int = 0
-    different: int = 0
+    other_headers: int = 0
+    other_bytes: int = 0
+    without_checksum: int = 0
     not_compared: int = 0
 
 
-def compare_headers(work: Workplace, lease: Lease, inventory: InventoryRecord, to_compare: Path, folder: Path) -> Comparison:
+def compare_headers(
+    work: Workplace, lease: Lease, inventory: InventoryRecord, to_compare: Path, folder: Path, *, rewritten: Path
+) -> Comparison:
     """Compare the objects of a file, and record the equal ones as exceptions, and those that could not be compared as skipped.
 
     Args:
@@ -49,37 +80,66 @@ def compare_headers(work: Workplace, lease: Lease, inventory: InventoryRecord, t
         inventory: that lists the objects.
         to_compare: of `inventory.SNAPSHOT_SCHEMA`, in the order of keys.
         folder: takes some manifests.
+        rewritten: gets the objects whose bytes are not proven to be the archived ones (REWRITTEN_SCHEMA).
 
     Raises:
         SourceError: S3 is out of reach. StoreUnreachable: the chain is. LeaseLost. StagingError: no room.
     """
     manifests = Manifests(work.ledger, work.store, folder, staged=partial(_staged, work))
-    counts = dict.fromkeys(("requests", "equal", "different", "not_compared"), 0)
-    objects = read_objects(to_compare)
-    with ThreadPoolExecutor(work.settings.packing.fetch_threads, "compare") as pool:
-        while some := list(islice(objects, OBJECTS_AT_ONCE)):
-            work.wait_while_paused(lease.check)
-            archived = _archived(work, manifests, some)
-            equal, skips = list[CurrentException](), list[Skip]()
-            for obj, said in zip(some, pool.map(partial(_read_headers, work), some), strict=True):
-                if isinstance(said, ObjectHeaders):
-                    same, unread = _same(archived[obj.key], said)
-                else:
-                    same, unread = None, said
-                if same is not None:
-                    equal.append(_stands_for(inventory, obj, same))
-                elif unread is not None:
-                    skips.append(_skip(obj, unread))
-            work.ledger.record_exceptions(inventory, equal)
-            work.ledger.record_skips(work.source, skips)
-            counts["requests"] += len(some)
-            counts["equal"] += len(equal)
-            counts["not_compared"] += len(skips)
-            counts["different"] += len(some) - len(equal) - len(skips)
+    counts = Counter[str]()
+
+    def compared() -> Iterator[pa.RecordBatch]:
+        objects = read_objects(to_compare)
+        with ThreadPoolExecutor(work.settings.packing.fetch_threads, "compare") as pool:
+            while some := list(islice(objects, OBJECTS_AT_ONCE)):
+                work.wait_while_paused(lease.check)
+                heads = list(pool.map(partial(_read_headers, work), some))
+                yield from _compare(work, manifests, inventory, list(zip(some, heads, strict=True)), counts)
+
+    write_whole(compared(), rewritten, REWRITTEN_SCHEMA)
     return Comparison(**counts)
 
 
-def _read_headers(work: Workplace, obj: S3Object) -> ObjectHeaders | ObjectUnavailable | ObjectReadFailed:
+_Head = ObjectHead | ObjectUnavailable | ObjectReadFailed
+
+
+def _compare(
+    work: Workplace,
+    manifests: Manifests,
+    inventory: InventoryRecord,
+    heads: Sequence[tuple[S3Object, _Head]],
+    counts: Counter[str],
+) -> Iterator[pa.RecordBatch]:
+    """Record the results for some objects, count them, and yield those of other or unproven bytes."""
+    versions = _located_versions(work, [obj for obj, _ in heads])
+    proven = {obj: _of_same_bytes(versions[obj], head) for obj, head in heads if isinstance(head, ObjectHead)}
+    archived = _archived_headers(manifests, [version for some in proven.values() for version in some])
+    equal, skips, rewritten = list[CurrentException](), list[Skip](), list[dict[str, object]]()
+    for obj, head in heads:
+        counts["requests"] += 1
+        if not isinstance(head, ObjectHead):
+            skips.append(_skip(obj, head))
+        elif proven[obj]:
+            identity, unread = _same(proven[obj], archived, head.headers)
+            if identity is not None:
+                equal.append(_stands_for(inventory, obj, identity))
+            elif unread is not None:
+                skips.append(_skip(obj, unread))
+            else:
+                counts["other_headers"] += 1
+        else:
+            comparable = _SHA256 in head.checksums and any(version.sha256 for version in versions[obj])
+            counts["other_bytes" if comparable else "without_checksum"] += 1
+            detail = OTHER_BYTES if comparable else WITHOUT_CHECKSUM
+            rewritten.append({"key": obj.key, "last_modified": obj.last_modified, "detail": detail})
+    work.ledger.record_exceptions(inventory, equal)
+    work.ledger.record_skips(work.source, skips)
+    counts["equal"] += len(equal)
+    counts["not_compared"] += len(skips)
+    yield from pa.Table.from_pylist(rewritten, REWRITTEN_SCHEMA).to_batches()
+
+
+def _read_headers(work: Workplace, obj: S3Object) -> _Head:
     try:
         return work.objects.read_headers(obj)
     except (ObjectUnavailable, ObjectReadFailed) as error:
@@ -96,39 +156,59 @@ def _skip(obj: S3Object, why: Exception) -> Skip:
     return Skip.of(obj, reason, str(why))
 
 
-def _same(archived: Sequence[tuple[str, ObjectHeaders | Exception]], said: ObjectHeaders) -> tuple[str | None, Exception | None]:
-    """Return the identity whose headers are these; else None, and why one of them could not be compared, if so."""
-    unread: Exception | None = None
-    for identity, headers in archived:
-        if isinstance(headers, Exception):
-            unread = headers
-        elif headers == said:
-            return identity, None
-    return None, unread
-
-
 # --- what the archive has ------------------------------------------------------------------------------------------
 
 
-def _archived(
-    work: Workplace, manifests: Manifests, objects: Sequence[S3Object]
-) -> Mapping[bytes, Sequence[tuple[str, ObjectHeaders | Exception]]]:
-    """Return by key each located identity of the same bytes, the newest first, with its headers or why they are not known."""
-    wanted = {obj.key.decode(): (obj.etag, obj.size_bytes) for obj in objects}
-    by_chunk: dict[str, list[LocatedVersion]] = defaultdict(list)
-    for version in work.ledger.located_versions(work.source, list(wanted)):
-        if wanted[version.key] == (version.etag, version.size_bytes):
-            by_chunk[version.chunk].append(version)
-    found: dict[bytes, list[tuple[str, ObjectHeaders | Exception]]] = defaultdict(list)
-    for chunk, versions in sorted(by_chunk.items()):
-        headers = manifests.headers(chunk, {(version.key, version.object_version) for version in versions})
-        if headers is None:  # adopted, so that its headers are not known: what was written again is archived with its own
+def _located_versions(work: Workplace, objects: Sequence[S3Object]) -> Mapping[S3Object, Sequence[LocatedVersion]]:
+    """Return the located identities of each object's key with the same ETag and size, the newest first."""
+    by_key = defaultdict[str, list[LocatedVersion]](list)
+    for version in work.ledger.located_versions(work.source, [obj.key.decode() for obj in objects]):
+        by_key[version.key].append(version)
+    for versions in by_key.values():
+        versions.sort(key=lambda version: version.object_version, reverse=True)
+    return {
+        obj: [version for version in by_key[obj.key.decode()] if (version.etag, version.size_bytes) == (obj.etag, obj.size_bytes)]
+        for obj in objects
+    }
+
+
+def _of_same_bytes(versions: Sequence[LocatedVersion], head: ObjectHead) -> Sequence[LocatedVersion]:
+    """Return the located identities whose SHA-256 is that of the HEAD."""
+    sha256 = head.checksums.get(_SHA256)
+    return [version for version in versions if version.sha256 == sha256] if sha256 else []
+
+
+def _archived_headers(
+    manifests: Manifests, versions: Sequence[LocatedVersion]
+) -> Mapping[LocatedVersion, ObjectHeaders | Exception]:
+    """Return the archived headers of each identity, or why they cannot be read; nothing of adopted files, which have none."""
+    by_chunk = defaultdict[str, list[LocatedVersion]](list)
+    for version in versions:
+        by_chunk[version.chunk].append(version)
+    archived = dict[LocatedVersion, ObjectHeaders | Exception]()
+    for chunk, members in sorted(by_chunk.items()):
+        headers = manifests.headers(chunk, {(version.key, version.object_version) for version in members})
+        if headers is None:
             continue
-        for version in versions:
-            known = headers if isinstance(headers, Exception) else headers.get((version.key, version.object_version))
-            missing = IntegrityError(f"the manifest of chunk {chunk} does not have the object")
-            found[version.key.encode()].append((version.object_version, missing if known is None else known))
-    return defaultdict(list, {key: sorted(known, key=lambda one: one[0], reverse=True) for key, known in found.items()})
+        missing = IntegrityError(f"the manifest of chunk {chunk} does not have the object")
+        for version in members:
+            recorded = headers if isinstance(headers, Exception) else headers.get((version.key, version.object_version))
+            archived[version] = recorded or missing
+    return archived
+
+
+def _same(
+    versions: Sequence[LocatedVersion], archived: Mapping[LocatedVersion, ObjectHeaders | Exception], headers: ObjectHeaders
+) -> tuple[str | None, Exception | None]:
+    """Return the first identity that has these headers. If none has, return why one of them could not be read, if so."""
+    unread: Exception | None = None
+    for version in versions:
+        recorded = archived.get(version)
+        if isinstance(recorded, Exception):
+            unread = recorded
+        elif recorded == headers:
+            return version.object_version, None
+    return None, unread
 
 
 def _staged(work: Workplace, chunk: Chunk) -> Path | None:

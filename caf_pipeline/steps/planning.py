@@ -40,7 +40,7 @@ from caf_pipeline.ledger.records import (
 )
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import inventories
-from caf_pipeline.steps.compare_headers import Comparison, compare_headers
+from caf_pipeline.steps.compare_headers import REWRITTEN_SCHEMA, Comparison, compare_headers
 from caf_pipeline.steps.first_plan import leave_unknown, refuse_new_archive, refuse_unknown
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import rename_durably, sync_file
@@ -102,7 +102,8 @@ class Current:
         identified: a file of `inventory.SNAPSHOT_SCHEMA`.
         unsettled: another, see `inventory.current.Identified`.
         standing: a file or folder of `inventory.STANDING_SCHEMA`, as it was when the identities were found.
-        comparison: of the headers of objects that were written again.
+        comparison: of objects that were written again.
+        rewritten: those whose bytes are not proven to be the archived ones (`compare_headers.REWRITTEN_SCHEMA`).
         exceptions: keys of which the ledger learnt that LastModified does not tell what is current.
     """
 
@@ -110,6 +111,7 @@ class Current:
     unsettled: Path
     standing: Path
     comparison: Comparison
+    rewritten: Path
     exceptions: int
 
 
@@ -127,18 +129,20 @@ def state_current(work: Workplace, lease: Lease, snapshot: Snapshot, folder: Pat
         What `compare_headers.compare_headers` raises.
     """
     inventory = _record_of(snapshot)
-    comparison = Comparison()
+    comparison, rewritten = Comparison(), folder / "not_proven.parquet"
     filters = filters_of(work, snapshot)
     compared = NO_FILTER if compares_left_out else filters
     files, identified = identify_objects(work, snapshot, folder, filters=compared)
     if identified.to_compare_count:
-        comparison = compare_headers(work, lease, inventory, identified.to_compare, folder)
+        comparison = compare_headers(work, lease, inventory, identified.to_compare, folder, rewritten=rewritten)
         files, identified = identify_objects(work, snapshot, folder, filters=compared)
+    else:
+        write_whole((), rewritten, REWRITTEN_SCHEMA)
     found = folder / "found.parquet"
     superseded = work.ledger.later_inventories(inventory)
     count = find_exceptions(snapshot, identified, *files, found, superseded=superseded, filters=filters)
     work.ledger.record_planned(inventory, read_exceptions(found))
-    return Current(identified.path, identified.unsettled, files[0], comparison, count)
+    return Current(identified.path, identified.unsettled, files[0], comparison, rewritten, count)
 
 
 def _record_of(snapshot: Snapshot) -> InventoryRecord:

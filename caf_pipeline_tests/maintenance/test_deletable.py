@@ -3,7 +3,9 @@
 import csv
 import hashlib
 import io
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
@@ -20,6 +22,7 @@ from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.maintenance.deletion.deletable import ChunkAssessment, Decisions, LocatedRows, Unsafe, tallied
 from caf_pipeline.maintenance.deletion.files import REPORT_COLUMNS, BatchManifest, Report, require_manifest, require_report
 from caf_pipeline.maintenance.full_read import RangeCheck
+from caf_pipeline.steps.compare_headers import REWRITTEN_SCHEMA
 from caf_pipeline_tests.support.snapshots import MOMENT, Known, thing, use_small_windows, write_snapshot, write_standing
 
 GOOD, BAD = 1, 2
@@ -81,11 +84,17 @@ class Decided:
         return [each["detail"] for each in self.rows]
 
 
-def decide(folder: Path, objects: list[S3Object], rows=(), known=(), assessments=ASSESSMENTS) -> Decided:
+def write_rewritten(path: Path, rows: Iterable[tuple[S3Object, str]]) -> Path:
+    rows = [{"key": obj.key, "last_modified": obj.last_modified, "detail": detail} for obj, detail in rows]
+    pq.write_table(pa.Table.from_pylist(rows, REWRITTEN_SCHEMA), path)
+    return path
+
+
+def decide(folder: Path, objects: list[S3Object], rows=(), known=(), assessments=ASSESSMENTS, *, rewritten=()) -> Decided:
     folder.mkdir(exist_ok=True)
     snapshot = write_snapshot(folder / "s.parquet", *[[each] for each in objects])
     located, standing = write_located(folder / "l.parquet", list(rows)), write_standing(folder / "k.parquet", list(known))
-    decisions = Decisions(snapshot.path, located, standing, assessments)
+    decisions = Decisions(snapshot.path, located, standing, write_rewritten(folder / "r.parquet", rewritten), assessments)
     decided = [each for batch in decisions.batches() for each in batch.to_pylist()]
     assert len(decided) == snapshot.object_count
     return Decided(decided, decisions.gone_count, decisions.gone_examples)
@@ -233,6 +242,15 @@ def test_located_keys_that_are_not_listed_are_gone(tmp_path):
     assert (decided.reasons(), decided.gone, decided.gone_examples) == ([None], 2, [b"x", b"y"])
 
 
+def test_a_rewritten_object_is_decided_once_with_its_detail(tmp_path):
+    archived = thing(b"a")
+    again = replace(archived, last_modified=MOMENT + timedelta(days=1), rewritten=True)
+    decided = decide(tmp_path, [again], [row(archived)], rewritten=[(again, "no SHA-256"), (again, "no SHA-256")])
+    assert (decided.reasons(), decided.details()) == (["rewritten"], ["no SHA-256"])
+    decided = decide(tmp_path, [again], [row(archived), row(again)], rewritten=[(again, "no SHA-256")])
+    assert (decided.reasons(), decided.details()) == ([None], [""])
+
+
 def test_an_empty_source_has_nothing_to_decide(tmp_path):
     decided = decide(tmp_path, [], [row(thing(b"a"))])
     assert (decided.rows, decided.gone) == ([], 1)
@@ -242,8 +260,9 @@ def test_a_file_that_cannot_be_read_is_an_integrity_error(tmp_path):
     write_located(tmp_path / "l.parquet", [])
     (tmp_path / "l.parquet").write_bytes(b"nonsense")
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(b"a")])
+    standing, rewritten = write_standing(tmp_path / "k.parquet", []), write_rewritten(tmp_path / "r.parquet", [])
     with pytest.raises(IntegrityError):
-        list(Decisions(snapshot.path, tmp_path / "l.parquet", write_standing(tmp_path / "k.parquet", []), []).batches())
+        list(Decisions(snapshot.path, tmp_path / "l.parquet", standing, rewritten, []).batches())
 
 
 def test_sums_are_kept_by_reason_and_by_skip(tmp_path):

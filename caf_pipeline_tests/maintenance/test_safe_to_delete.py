@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import hashlib
 import io
 import os
 from dataclasses import replace
@@ -33,12 +34,15 @@ from caf_pipeline.maintenance.deletion import safe_to_delete as deletion
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
-from caf_pipeline.source.protocol import ObjectHeaders
+from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.source.protocol import Checksum, ObjectHeaders
 from caf_pipeline.steps import chunk_steps, inventories
+from caf_pipeline.steps.compare_headers import OTHER_BYTES, WITHOUT_CHECKSUM
 from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
+from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.several_folders import SeveralFolders
@@ -337,10 +341,33 @@ def test_what_was_written_again_is_compared_also_where_a_filter_leaves_it_out(wo
         def object(self, key):
             return replace(super().object(key), last_modified=MOMENT + timedelta(days=key in ("key-000", "key-001")))
 
-    objects = WrittenAgain(work.objects.bodies, headers={"key-001": ObjectHeaders("text/html")})
+    checksums = {key: Checksum("sha256", hashlib.sha256(BODIES[key]).digest()) for key in ("key-000", "key-001")}
+    objects = WrittenAgain(work.objects.bodies, headers={"key-001": ObjectHeaders("text/html")}, checksums=checksums)
     sources = {"src": {"bucket": "b", "public": True, "exclude": ["key-00*"]}}
     answer = Answer(a_workplace(tmp_path, objects, ledger, store=store, sources=sources), tmp_path)
     assert (answer.found.safe_objects, answer.reasons) == (29, {"key-001": "metadata_changed"})
+
+
+@pytest.mark.parametrize("has_checksum", [False, True])
+def test_other_bytes_with_the_same_etag_are_safe_once_archived(ledger, store, new_bucket, tmp_path, has_checksum):
+    checksum, detail = ({"ChecksumAlgorithm": "SHA256"}, OTHER_BYTES) if has_checksum else ({}, WITHOUT_CHECKSUM)
+    work = a_workplace(tmp_path, new_bucket.source(), ledger, store=store)
+    new_bucket.put("k", FIRST, **checksum)
+    archive_everything(work)
+    pass_window(work, store)
+    assert Answer(work, tmp_path).keys == ["k"]
+    next_second()
+    new_bucket.put("k", SECOND, **checksum)
+    for _ in range(2):
+        answer = Answer(work, tmp_path)
+        assert (answer.keys, answer.reasons, answer.details) == ([], {"k": "rewritten"}, {detail})
+        pass_window(work, store)
+    archive_everything(work)
+    assert b"".join(fetch(ledger, work.store, "src", "k").pieces) == SECOND
+    assert Answer(work, tmp_path).reasons == {"k": "one_window"}
+    pass_window(work, store)
+    assert Answer(work, tmp_path).keys == ["k"]
+    assert plan(work).chunks == []
 
 
 @pytest.mark.thorough
@@ -795,6 +822,7 @@ def test_a_new_version_leaves_the_old_one_out_of_the_list(on_jackal, network, ne
 
 @pytest.mark.thorough
 def test_headers_that_changed_make_an_object_unsafe_until_it_is_archived_again(on_jackal, network, new_bucket, tmp_path):
+    sha256 = {"ChecksumAlgorithm": "SHA256"}
     for key in ("same", "rewritten", "changed"):
         new_bucket.put(key, key.encode() * 10_000, Metadata={"a": "1"})
     work = on_jackal()
@@ -802,8 +830,8 @@ def test_headers_that_changed_make_an_object_unsafe_until_it_is_archived_again(o
     prove_chunk(work, work.ledger.chunks("src")[0].name)
     next_window(work, network)
     next_second()
-    new_bucket.put("rewritten", b"rewritten" * 10_000, Metadata={"a": "1"})
-    new_bucket.put("changed", b"changed" * 10_000, Metadata={"a": "2"})
+    new_bucket.put("rewritten", b"rewritten" * 10_000, Metadata={"a": "1"}, **sha256)
+    new_bucket.put("changed", b"changed" * 10_000, Metadata={"a": "2"}, **sha256)
     answer = Answer(work, tmp_path)
     assert (answer.keys, answer.reasons) == (["rewritten", "same"], {"changed": "metadata_changed"})
     archive_everything(work)

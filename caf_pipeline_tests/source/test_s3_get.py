@@ -201,7 +201,28 @@ def test_header_bytes_that_are_no_ascii_are_kept_as_boto3_reads_them(scripted_s3
     part = source.read(thing(), *bounds)
     assert (part.headers.user_metadata, part.headers.content_type) == ({"name": said}, "text/plain")
     assert bytes(part.body) == answer.body
-    assert part.headers == source.read_headers(thing())
+    assert part.headers == source.read_headers(thing()).headers
+
+
+@pytest.mark.parametrize(
+    ("headers", "algorithms"),
+    [
+        ({}, set()),
+        ({"x-amz-checksum-sha256": "q83v"}, {"sha256"}),
+        ({"x-amz-checksum-sha256": "q83v", "x-amz-checksum-type": "FULL_OBJECT"}, {"sha256"}),
+        ({"x-amz-checksum-sha256": "q83v", "x-amz-checksum-type": "COMPOSITE"}, set()),
+        ({"x-amz-checksum-sha256": "q83v-2"}, set()),
+        ({"x-amz-checksum-sha256": "not base64"}, set()),
+        ({"x-amz-checksum-sha256": "q83v", "x-amz-checksum-crc64nvme": "q83v"}, {"sha256", "crc64nvme"}),
+    ],
+)
+def test_a_head_has_the_checksums_of_the_full_object_alone(scripted_s3, headers, algorithms):
+    answer = ok()
+    answer.headers |= {"Last-Modified": format_datetime(MOMENT, usegmt=True), **headers}
+    head = answers(scripted_s3, answer).read_headers(thing())
+    assert head.checksums == dict.fromkeys(algorithms, b"\xab\xcd\xef")
+    (request,) = scripted_s3.requests
+    assert (request.method, request.headers["x-amz-checksum-mode"]) == ("HEAD", "ENABLED")
 
 
 # --- what is begun -------------------------------------------------------------------------------------------------

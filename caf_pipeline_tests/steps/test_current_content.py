@@ -1,5 +1,6 @@
 """What is current in the bucket is what the archive gives out, over puts, overwrites, deletions and restored versions."""
 
+import hashlib
 import random
 import time
 from datetime import timedelta
@@ -11,19 +12,23 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, row_identity
-from caf_pipeline.inventory.objects import SkipReason, VersionCounts
-from caf_pipeline.inventory.snapshot import read_snapshot
+from caf_pipeline.inventory.objects import CurrentException, SkipReason, VersionCounts
+from caf_pipeline.inventory.snapshot import read_objects, read_snapshot
+from caf_pipeline.ledger.migrations import sql_folder
+from caf_pipeline.ledger.records import InventoryRecord
 from caf_pipeline.maintenance.rebuild import rebuild
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.chunk_steps import open_chunk
 from caf_pipeline.steps.preview import preview_plan
+from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.new_ledgers import rows_of
 from caf_pipeline_tests.support.s3_server import make_bucket
 from caf_pipeline_tests.support.tiers import sampled
 from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_chunk, archive_everything, plan
 
 A, B = b"first content", b"second content, longer"
+SHA256 = {"ChecksumAlgorithm": "SHA256"}
 
 
 def next_second() -> None:
@@ -69,7 +74,7 @@ def work(tmp_path, bucket, ledger):
 
 def test_content_that_comes_back_is_given_out_again_and_not_packed_again(work, bucket):
     for body in (A, B, A):
-        bucket.put("k", body)
+        bucket.put("k", body, **SHA256)
         archive_everything(work)
         next_second()
         assert current(work)[0] == body
@@ -78,13 +83,13 @@ def test_content_that_comes_back_is_given_out_again_and_not_packed_again(work, b
 
 
 def test_content_that_comes_back_after_a_deletion_is_given_out_again(work, bucket):
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     archive_everything(work)
     bucket.delete("k")
     archive_everything(work)
     gone = current(work)[1]
     assert (gone.is_current, gone.gone_at is not None) == (False, True)
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     archive_everything(work)
     assert (current(work)[0], current(work)[1].is_current, packed(work)) == (A, True, 1)
 
@@ -95,7 +100,7 @@ def test_what_was_archived_since_a_listing_is_neither_gone_nor_older(work, bucke
     whole = inventories.latest_snapshot(work, complete=True)
     next_second()
     bucket.put("a", B)
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     planned = planning.cut_plan(work, inventories.take_inventory(work, until=b"z"))  # as the sensor lists a part of the bucket
     archive_chunk(work, planned.chunks[0].name)
     found = planning.account_for(work, whole)
@@ -105,7 +110,7 @@ def test_what_was_archived_since_a_listing_is_neither_gone_nor_older(work, bucke
 
 @pytest.mark.thorough
 def test_a_key_that_is_gone_says_when_it_was_last_listed(work, bucket):
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     bucket.put("other", B)
     archive_everything(work)
     next_second()  # S3's clock tells whole seconds: an object is not listed before it was written
@@ -119,16 +124,16 @@ def test_a_key_that_is_gone_says_when_it_was_last_listed(work, bucket):
 
 @pytest.mark.thorough
 def test_inventories_that_are_planned_in_another_order_say_the_same(work, bucket):
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     archive_everything(work)
     next_second()
-    bucket.put("k", B)
+    bucket.put("k", B, **SHA256)
     archive_everything(work)
     next_second()
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     early = inventories.take_inventory(work)
     next_second()
-    bucket.put("k", B)
+    bucket.put("k", B, **SHA256)
     late = inventories.take_inventory(work)
     for snapshot in (late, early):
         planning.cut_plan(work, snapshot)
@@ -137,15 +142,15 @@ def test_inventories_that_are_planned_in_another_order_say_the_same(work, bucket
 
 @pytest.mark.thorough
 def test_a_chunk_that_is_loaded_late_does_not_make_its_older_content_current(work, bucket):
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     archive_everything(work)
     next_second()
-    bucket.put("k", B)
+    bucket.put("k", B, **SHA256)
     (late,) = [chunk.name for chunk in plan(work).chunks]
     for step in ("load_batch", "pack_chunk", "seal_chunk"):
         getattr(chunk_steps, step)(work, late)
     next_second()
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     plan(work)
     archive_chunk(work, late)
     assert current(work)[0] == A
@@ -154,7 +159,7 @@ def test_a_chunk_that_is_loaded_late_does_not_make_its_older_content_current(wor
 @pytest.mark.thorough
 def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(work, bucket, ledger, tmp_path):
     for body in (A, B, A):
-        bucket.put("k", body)
+        bucket.put("k", body, **SHA256)
         archive_everything(work)
         next_second()
     with ledger._database.transaction() as connection:
@@ -167,7 +172,7 @@ def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(work, bucket, 
 @pytest.mark.thorough
 def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(work, bucket, ledger, database):
     for value in ("1", "2"):
-        bucket.put("k", A, Metadata={"a": value})
+        bucket.put("k", A, **SHA256, Metadata={"a": value})
         archive_everything(work)
         next_second()
     rows = rows_of(ledger)["file_locations"]
@@ -180,15 +185,15 @@ def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(work, buck
 
 
 def test_current_content_that_is_under_way_or_skipped_is_told_of(work, bucket):
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     archive_everything(work)
     next_second()
-    bucket.put("k", B)
+    bucket.put("k", B, **SHA256)
     (name,) = [chunk.name for chunk in plan(work).chunks]
     body, said = current(work)
     assert (body, said.is_current, said.chunk, said.state) == (A, False, name, "planned")
     next_second()
-    bucket.put("k", b"third")
+    bucket.put("k", b"third", **SHA256)
     archive_chunk(work, name)
     body, said = current(work)
     assert (body, said.is_current, said.chunk, said.state) == (A, False, None, SkipReason.CHANGED)
@@ -215,17 +220,17 @@ def test_an_account_tells_current_older_and_gone_apart(work, bucket):
 
 def test_the_same_bytes_with_the_same_headers_are_not_packed_again(work, bucket):
     for _ in range(3):
-        bucket.put("k", A, ContentType="text/plain", Metadata={"a": "1"})
+        bucket.put("k", A, **SHA256, ContentType="text/plain", Metadata={"a": "1"})
         archive_everything(work)
         next_second()
     assert (packed(work), plan(work).comparison.requests) == (1, 0)
 
 
 def test_a_look_settles_what_a_plan_has_compared(work, bucket):
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     archive_everything(work)
     next_second()
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 1
     plan(work)
     assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 0
@@ -237,7 +242,7 @@ def test_a_look_finds_content_that_came_back(work, bucket):
         bucket.put("k", body)
         archive_everything(work)
         next_second()
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 1
     plan(work)
     assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 0
@@ -251,10 +256,10 @@ def test_a_look_finds_content_that_came_back(work, bucket):
 )  # fmt: skip
 def test_the_same_bytes_with_other_headers_are_archived_again_whole(work, bucket, changed):
     first = {"ContentType": "text/plain", "Metadata": {"a": "1"}}
-    bucket.put("k", A, **first)
+    bucket.put("k", A, **SHA256, **first)
     archive_everything(work)
     next_second()
-    bucket.put("k", A, **first | changed)
+    bucket.put("k", A, **SHA256, **first | changed)
     archive_everything(work)
     expected = first | changed
     assert (packed(work), headers_of(work)) == (2, (expected["ContentType"], expected["Metadata"]))
@@ -264,7 +269,7 @@ def test_the_same_bytes_with_other_headers_are_archived_again_whole(work, bucket
 @pytest.mark.thorough
 def test_headers_that_come_back_are_given_out_again_and_not_packed_again(work, bucket):
     for value in ("1", "2", "1", "2"):
-        bucket.put("k", A, Metadata={"a": value})
+        bucket.put("k", A, **SHA256, Metadata={"a": value})
         archive_everything(work)
         next_second()
         assert headers_of(work)[1] == {"a": value}
@@ -273,10 +278,10 @@ def test_headers_that_come_back_are_given_out_again_and_not_packed_again(work, b
 
 @pytest.mark.parametrize("content_type", ["text/plain", "text/html"])
 def test_what_was_written_again_is_not_compared_while_it_is_left_out(tmp_path, work, bucket, ledger, content_type):
-    bucket.put("k", A, ContentType="text/plain")
+    bucket.put("k", A, **SHA256, ContentType="text/plain")
     archive_everything(work)
     next_second()
-    bucket.put("k", A, ContentType=content_type)
+    bucket.put("k", A, **SHA256, ContentType=content_type)
     sources = {"src": {"bucket": "b", "public": True, "exclude": ["k"]}}
     filtered = a_workplace(tmp_path, bucket.source(), ledger, sources=sources)
     preview = preview_plan(filtered, inventories.take_inventory(filtered))
@@ -295,10 +300,10 @@ def test_what_was_written_again_is_not_compared_while_it_is_left_out(tmp_path, w
 
 
 def test_headers_that_cannot_be_compared_leave_the_object_skipped_until_they_can(work, bucket, monkeypatch):
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     (name,) = archive_everything(work)
     next_second()
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     stored = work.ledger.chunk(name)
     holders = type(work.store).holders
     monkeypatch.setattr(type(work.store), "holders", lambda *_: [])
@@ -312,29 +317,99 @@ def test_headers_that_cannot_be_compared_leave_the_object_skipped_until_they_can
 
 
 def test_a_manifest_that_is_not_the_sealed_one_is_not_believed(work, bucket):
-    bucket.put("k", A, Metadata={"a": "1"})
+    bucket.put("k", A, **SHA256, Metadata={"a": "1"})
     (name,) = archive_everything(work)
     chunk = work.ledger.chunk(name)
     with work.ledger._database.transaction() as connection:
         connection.execute("UPDATE caf_files SET tail_sha256 = sha256('another')")
     next_second()
-    bucket.put("k", A, Metadata={"a": "1"})
+    bucket.put("k", A, **SHA256, Metadata={"a": "1"})
     assert plan(work).comparison.not_compared == 1
     assert chunk.tail_start
 
 
 @pytest.mark.thorough
 def test_an_object_written_again_while_headers_are_compared_is_left_for_the_next_inventory(work, bucket):
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     archive_everything(work)
     next_second()
-    bucket.put("k", A)
+    bucket.put("k", A, **SHA256)
     listed = inventories.take_inventory(work)
     next_second()
-    bucket.put("k", A, Metadata={"a": "2"})
+    bucket.put("k", A, **SHA256, Metadata={"a": "2"})
     assert account_for_plan(work, planning.cut_plan(work, listed)).skipped == {"changed": 1}
     archive_everything(work)
     assert headers_of(work)[1] == {"a": "2"}
+
+
+# --- bytes ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_collision_pair_has_one_md5_and_two_sha256():
+    md5s, sha256s = ({algorithm(body).digest() for body in (FIRST, SECOND)} for algorithm in (hashlib.md5, hashlib.sha256))
+    assert (len(FIRST), len(md5s), len(sha256s)) == (len(SECOND), 1, 2)
+
+
+@pytest.mark.parametrize("checksum", [{}, SHA256], ids=["without", "sha256"])
+def test_other_bytes_with_the_same_etag_are_archived(work, bucket, checksum):
+    bucket.put("k", FIRST, **checksum)
+    archive_everything(work)
+    next_second()
+    bucket.put("k", SECOND, **checksum)
+    preview = preview_plan(work, inventories.take_inventory(work))
+    assert (preview.to_compare, preview.estimate.requests) == (1, 2)
+    report = plan(work)
+    assert (report.comparison.other_bytes, report.comparison.without_checksum) == ((1, 0) if checksum else (0, 1))
+    for chunk in report.chunks:
+        archive_chunk(work, chunk.name)
+    assert (current(work)[0], current(work)[1].is_current, packed(work)) == (SECOND, True, 2)
+    settled = plan(work)
+    assert (settled.chunks, settled.comparison.requests) == ([], 0)
+
+
+def test_other_bytes_that_come_back_are_not_packed_again(work, bucket):
+    for body in (FIRST, SECOND, FIRST, SECOND):
+        bucket.put("k", body, **SHA256)
+        archive_everything(work)
+        assert current(work)[0] == body
+        next_second()
+    assert packed(work) == 2
+
+
+@pytest.mark.parametrize("checksum", [{}, {"ChecksumAlgorithm": "CRC32"}], ids=["none", "crc32"])
+def test_the_same_bytes_without_a_sha256_are_archived_once_more(work, bucket, checksum):
+    for expected in (1, 2):
+        bucket.put("k", A, **checksum)
+        archive_everything(work)
+        next_second()
+        assert (packed(work), plan(work).comparison.requests) == (expected, 0)
+
+
+def test_a_manifest_is_fetched_only_if_the_bytes_are_equal(work, bucket, monkeypatch):
+    bucket.put("k", A)
+    archive_everything(work)
+    next_second()
+    bucket.put("k", A)
+    monkeypatch.setattr(type(work.store), "holders", lambda *_: [])
+    report = plan(work)
+    assert (report.comparison.not_compared, len(report.chunks)) == (0, 1)
+
+
+def test_an_exception_of_an_earlier_version_is_compared_again(work, bucket):
+    bucket.put("k", FIRST)
+    archive_everything(work)
+    next_second()
+    bucket.put("k", SECOND)
+    listed = inventories.take_inventory(work)
+    (obj,) = read_objects(listed.path)
+    (row,) = work.ledger.located_versions("src", ["k"])
+    record = InventoryRecord("src", "earlier", listed.taken_at)
+    work.ledger.record_exceptions(record, [CurrentException("k", listed.taken_at, row.object_version, obj.last_modified)])
+    assert plan(work).chunks == []
+    with work.ledger._database.transaction() as connection:
+        connection.execute((sql_folder() / "0019.rewritten.sql").read_text())
+    archive_everything(work)
+    assert (current(work)[0], current(work)[1].is_current) == (SECOND, True)
 
 
 # --- versions ------------------------------------------------------------------------------------------------------------
@@ -407,12 +482,12 @@ class BucketMachine(RuleBasedStateMachine):
     @initialize()
     def suspend(self):
         if self.kind == "suspended":
-            self.bucket.put("a", b"of before", Metadata={"a": "1"})
+            self.bucket.put("a", b"of before", Metadata={"a": "1"}, **SHA256)
             self.bucket.keep_versions("Suspended")
 
     @rule(key=st.sampled_from(KEYS), body=st.sampled_from(BODIES), metadata=st.sampled_from(METADATA))
     def put(self, key, body, metadata):
-        self.bucket.put(key, body, Metadata=metadata)
+        self.bucket.put(key, body, Metadata=metadata, **SHA256)
         self.written.add((key, body, str(metadata)))
 
     @rule(key=st.sampled_from(KEYS))

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from caf_pipeline.errors import ObjectReadFailed, ObjectUnavailable, SettingsError
 from caf_pipeline.inventory.objects import S3Object, SkipReason
-from caf_pipeline.source.protocol import Checksum, InventoryReport, LastPage, ObjectHeaders, ObjectPart
+from caf_pipeline.source.protocol import Checksum, InventoryReport, LastPage, ObjectHead, ObjectHeaders, ObjectPart
 from caf_pipeline_tests.support.plans import MOMENT
 
 PAGE = 1000
@@ -72,9 +72,11 @@ class MemorySource:
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:
         return self.checksums.get(obj.key.decode())
 
-    def read_headers(self, obj: S3Object) -> ObjectHeaders:
+    def read_headers(self, obj: S3Object) -> ObjectHead:
         self.read(obj, 0, 0)
-        return self.headers.get(obj.key.decode(), ObjectHeaders())
+        key = obj.key.decode()
+        checksum = self.checksums.get(key)
+        return ObjectHead(self.headers.get(key, ObjectHeaders()), {checksum.algorithm: checksum.digest} if checksum else {})
 
     def clock(self) -> datetime:
         if self.down:

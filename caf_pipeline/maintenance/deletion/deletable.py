@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from caf_pipeline.inventory.key_windows import key_windows
 from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, inventory_query
+from caf_pipeline.steps.compare_headers import REWRITTEN_SCHEMA
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, translate_errors, write_whole
 
 
@@ -29,6 +30,7 @@ class Unsafe(StrEnum):
     SKIPPED = "skipped"
     CHANGED = "changed"
     METADATA_CHANGED = "metadata_changed"
+    REWRITTEN = "rewritten"
     DAMAGED = "damaged"
     TOO_FEW_COPIES = "too_few_copies"
     ONE_WINDOW = "one_window"
@@ -96,6 +98,7 @@ _DECIDED: Final = """WITH listed AS (
             AND min(part) = 1 AND max(part) = max(part_count) AND min(etag) = max(etag)
             AND min(coalesce(version_id, '')) = max(coalesce(version_id, ''))
     ),
+    not_proven AS (SELECT key, last_modified, min(detail) AS detail FROM rewritten GROUP BY key, last_modified),
     same_bytes AS (SELECT DISTINCT key, etag, size_bytes FROM whole WHERE version_id IS NULL),
     decided AS (
         SELECT listed.*, assessment.chunk, CASE
@@ -110,13 +113,14 @@ _DECIDED: Final = """WITH listed AS (
                 WHEN NOT regexp_full_match(coalesce(listed.version_id, ''), '[A-Za-z0-9._~-]*') THEN 'not_expressible' END
             WHEN known.claimed THEN 'claimed'
             WHEN known.skipped IS NOT NULL THEN 'skipped'
+            WHEN not_proven.key IS NOT NULL THEN 'rewritten'
             WHEN same_bytes.key IS NOT NULL AND listed.version_id IS NULL THEN 'metadata_changed'
             WHEN elsewhere.key IS NOT NULL AND listed.is_latest THEN 'changed'
             ELSE 'not_planned' END AS reason,
             CASE WHEN NOT is_supported(listed.key) THEN 'unsupported_key'
                 WHEN twice THEN 'it was listed twice, with different ETags'
                 WHEN whole.key IS NOT NULL THEN assessment.detail
-                WHEN NOT coalesce(known.claimed, false) THEN known.skipped END AS said
+                WHEN known.claimed THEN NULL ELSE coalesce(known.skipped, not_proven.detail) END AS said
         FROM listed
         LEFT JOIN whole ON whole.key = listed.key AND whole.object_version = listed.object_version
         LEFT JOIN assessment ON assessment.caf_file_id = whole.caf_file_id
@@ -124,6 +128,8 @@ _DECIDED: Final = """WITH listed AS (
         LEFT JOIN elsewhere ON elsewhere.key = listed.key
         LEFT JOIN same_bytes ON same_bytes.key = listed.key AND same_bytes.etag = listed.etag
             AND same_bytes.size_bytes = listed.size_bytes
+        LEFT JOIN not_proven ON not_proven.key = listed.key AND not_proven.last_modified = listed.last_modified
+            AND listed.version_id IS NULL
     )
     SELECT key, version_id, etag, size_bytes, last_modified,
         CASE WHEN is_supported(key) THEN replace(url_encode(decode(key)), '%2F', '/') ELSE percent_encode(key) END AS encoded_key,
@@ -141,8 +147,12 @@ class Decisions:
         gone_examples: some of them, as bytes.
     """
 
-    def __init__(self, snapshot: Path, located: Path, standing: Path, assessments: Iterable[ChunkAssessment]) -> None:
-        """Take the files, of SNAPSHOT_SCHEMA, LOCATED_SCHEMA and STANDING_SCHEMA; sorted copies are written beside `located`.
+    def __init__(
+        self, snapshot: Path, located: Path, standing: Path, rewritten: Path, assessments: Iterable[ChunkAssessment]
+    ) -> None:
+        """Take the files, of SNAPSHOT_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA and `compare_headers.REWRITTEN_SCHEMA`.
+
+        Sorted copies are written beside `located`.
 
         The snapshot has each object under its identity (`current.identify`): bytes that are located, and were written again
         with other headers, have one that is not located.
@@ -150,6 +160,7 @@ class Decisions:
         self._snapshot = snapshot
         self._located = located
         self._standing = standing
+        self._rewritten = rewritten
         self._assessments = pa.Table.from_pylist(
             [{"caf_file_id": v.caf_file_id, "chunk": v.chunk, "reason": v.reason, "detail": v.detail} for v in assessments],
             schema=_ASSESSMENT_SCHEMA,
@@ -169,12 +180,14 @@ class Decisions:
                 _Ascending(self._snapshot, SNAPSHOT_SCHEMA) as listed_rows,
                 _Ascending(located, LOCATED_SCHEMA) as located_rows,
                 _Ascending(standing, STANDING_SCHEMA) as standing_rows,
+                _Ascending(self._rewritten, REWRITTEN_SCHEMA) as rewritten_rows,
             ):
                 query.connection.register("assessment", self._assessments)
                 for _, until in key_windows(self._snapshot):
                     query.connection.register("snapshot", _without_markers(listed_rows.until(until)))
                     query.connection.register("located", located_rows.until(until))
                     query.connection.register("standing", standing_rows.until(until))
+                    query.connection.register("rewritten", rewritten_rows.until(until))
                     for batch in query.batches(_DECIDED):
                         yield batch.select(DECISION_SCHEMA.names).cast(DECISION_SCHEMA)
                     self._count_gone(query, examples)

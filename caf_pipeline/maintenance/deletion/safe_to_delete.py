@@ -122,7 +122,7 @@ def find_deletable(
             with work.lease(plan_lease(work.source)) as planning:
                 current = state_current(work, planning, snapshot, _made(folder / "current"), compares_left_out=True)
             said = list(recheck(work, assessments))
-            decisions = Decisions(current.identified, chunks.located, current.standing, said)
+            decisions = Decisions(current.identified, chunks.located, current.standing, current.rewritten, said)
             with _Lists(manifest, report, work.source, bucket=bucket, with_versions=_has_versions(snapshot)) as lists:
                 for batch in decisions.batches(examples=EXAMPLES):
                     lists.take(batch)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from botocore.exceptions import ClientError
 
 from caf_pipeline.inventory.objects import CHECKSUMS, S3Object, SkipReason
-from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
+from caf_pipeline.source.protocol import Checksum, ObjectHead, ObjectHeaders, ObjectPart
 from caf_pipeline.source.s3.errors import (
     ASKING_FAILED,
     Asking,
@@ -122,15 +122,16 @@ class S3ObjectReader:
             return (CHECKSUMS[obj.checksum],)
         return _ALGORITHMS if self.has_reports and not obj.checksum else ()
 
-    def read_headers(self, obj: S3Object) -> ObjectHeaders:
+    def read_headers(self, obj: S3Object) -> ObjectHead:
         """See `ObjectSource.read_headers`; the key is text."""
-        answer = self._head(obj)
+        answer = self._head(obj, ChecksumMode="ENABLED")
         if isinstance(answer, ClientError):
             raise object_error(answer, self.at, obj.key) from answer
         # To the second: HTTP tells no less of a time, and a listing may.
         if answer["LastModified"].replace(microsecond=0) != obj.last_modified.replace(microsecond=0):
             raise unavailable(SkipReason.CHANGED, self.at, obj.key)
-        return headers_of(answer)
+        checksums = (_checksum(algorithm, answer["ResponseMetadata"]["HTTPHeaders"]) for algorithm in _ALGORITHMS)
+        return ObjectHead(headers_of(answer), {checksum.algorithm: checksum.digest for checksum in checksums if checksum})
 
     def checksum(self, obj: S3Object) -> Checksum | None:
         """See `ObjectSource.full_object_checksum`; the key is text."""

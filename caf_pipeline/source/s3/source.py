@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.source.protocol import BegunRead, Checksum, InventoryReport, ObjectHeaders, ObjectPart
+from caf_pipeline.source.protocol import BegunRead, Checksum, InventoryReport, ObjectHead, ObjectPart
 from caf_pipeline.source.s3.clients import bucket_region, build_client, is_aws
 from caf_pipeline.source.s3.errors import Asking, BucketAddress
 from caf_pipeline.source.s3.get import S3ObjectReader
@@ -98,7 +98,7 @@ class S3Source:
         self._require_text(obj)
         return self._reading.checksum(obj)
 
-    def read_headers(self, obj: S3Object) -> ObjectHeaders:
+    def read_headers(self, obj: S3Object) -> ObjectHead:
         """See `ObjectSource.read_headers`."""
         self._require_text(obj)
         return self._reading.read_headers(obj)
