@@ -12,7 +12,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IntegrityError
 from caf_pipeline.inventory.manifest import OpenedManifest
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.inventory.plan import OBJECTS_FILE
+from caf_pipeline.inventory.plan import OBJECTS_FILE, write_sums
 from caf_pipeline.steps import account, chunk_steps
 from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -68,6 +68,7 @@ def with_plan(work, name, change):
     rows = table.to_pylist()
     change(rows)
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+    write_sums(path.parent)
 
 
 CHANGES = [renamed, other_version, one_less, last_missing, one_more, in_another_order]
