@@ -61,6 +61,8 @@ NEW_TABLES = (
     "rebuilds",
     "folder_store",
     "storage_plans",
+    "store_looks",
+    "left_posts",
 )
 NEW_COLUMNS = {
     "caf_files": (
