@@ -316,6 +316,6 @@ def test_the_doctor_leaves_a_first_copy_as_it_is_beside_the_second(make_home, ne
 def test_a_new_archive_is_paid_for_where_it_is_ordered_for_one_source(make_home, new_ledger, network, wallet):  # noqa: F811
     caf = make_home("home", ledger := new_ledger())
     post(network, wallet.words, archive_note("f" * 32))
-    one_sentence(caf("run", "--new-archive"), 2, "--source")
+    one_sentence(caf("run", "--new-archive"), 2, "SOURCE")
     assert caf("run", "--source", "src", "--new-archive").status == 0
     assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}
