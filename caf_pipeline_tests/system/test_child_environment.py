@@ -183,7 +183,12 @@ def test_what_the_demo_starts_has_no_secret_of_the_user(tmp_path, environment):
 @pytest.mark.thorough
 def test_of_dagsters_processes_those_that_run_our_code_alone_have_keys(tmp_path, environment, filled):
     source = f"CAF_SOURCES__{filled.name.upper()}__"
-    place = {"AWS_ENDPOINT_URL": filled.endpoint, f"{source}BUCKET": filled.name, f"{source}WATCH_INTERVAL_SECONDS": "1"}
+    place = {
+        "AWS_ENDPOINT_URL": filled.endpoint,
+        f"{source}BUCKET": filled.name,
+        f"{source}WATCH_INTERVAL_SECONDS": "1",
+        f"{source}AUTOMATIC": "true",
+    }
     place |= {f"{source}ACCESS_KEY_ID": MARKS["access_key"], f"{source}SECRET_ACCESS_KEY": MARKS["source_key"]}
     command = [sys.executable, str(DEMO / "ui.py"), "--bucket", filled.name, "--port", str(free_port())]
     roles = ("dagster_webserver", "dagster._daemon", "demo/dg.py dev", "caf_pipeline_tests.loopback", "bin/postgres ")
