@@ -287,7 +287,7 @@ class TransactionLog:
             return bool(connection.execute(_EXPLAINS, facts).scalar_one())
 
     def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]:
-        """Return those of a store's Merkle roots that the ledger did not post, and that were not left as they are.
+        """Return the Merkle roots of a store that the ledger neither posted nor left aside.
 
         `signed`: whether the store's posts are transactions of this log.
         """

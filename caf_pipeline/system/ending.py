@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end a command in order, as Ctrl-C does: an embedded Postgres of which it is the last user is stopped."""
+"""SIGTERM and SIGHUP end a command in order, as Ctrl-C does: the embedded Postgres is stopped if no other process uses it."""
 
 import contextlib
 import os
