@@ -140,7 +140,7 @@ def _print_preview(preview: "PlanPreview") -> None:
         "archived": f"{preview.located:,} located, {preview.claimed:,} in chunks under way",
         "planned": f"{counted(seen.objects, 'object')}, {show_size(seen.size_bytes)}",
         "split": _split(seen),
-        "compared": f"{preview.to_compare:,} of them were written again; those with the archived SHA-256 and headers are left out"
+        "compared": f"{preview.to_compare:,} of them were written again; those with equal checksum and headers are left out"
         if preview.to_compare
         else "",
         "left out": ", ".join(f"{count:,} by {name}" for name, count in preview.left_out.items()),

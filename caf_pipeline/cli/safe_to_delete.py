@@ -84,10 +84,10 @@ def safe_to_delete(
     the ledger does; and a fresh inventory still has it with the same version id, or the same ETag, size and LastModified. The
     first run reads every chunk once: that is as much as was archived. It may be stopped at any time; the next goes on.
 
-    If only LastModified is newer, one HEAD asks for S3's SHA-256 of the full object, its headers and user metadata. If S3 has no
-    such SHA-256, or anything differs from the archive, the object is not safe. The headers are Content-Type, -Encoding,
-    -Language, -Disposition, Cache-Control and Expires. Tags, ACLs and object lock are not archived; nor was Expires by 0.3.0 and
-    before.
+    If only LastModified is newer, one HEAD asks for S3's checksum of the full object, its headers and user metadata. If S3 has
+    no checksum that can be compared, or anything differs from the archive, the object is not safe. The headers are
+    Content-Type, -Encoding, -Language, -Disposition, Cache-Control and Expires. Tags, ACLs and object lock are not archived;
+    nor was Expires by 0.3.0 and before.
 
     A window counts where the chain shows that the provider's last proof was verified. The proof watch sees both windows where
     it looks at each chunk in each window; else run this in two windows in a row: it says when the next one begins. Of a file of

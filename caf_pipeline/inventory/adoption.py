@@ -84,7 +84,7 @@ _DECIDED: Final = """WITH told AS (SELECT here.member, here.key, here.start_byte
         FROM here LEFT JOIN candidates USING (member)
         LEFT JOIN known ON known.key = here.key AND known.object_version = candidates.object_version)
     SELECT * REPLACE (decode(key) AS key, CASE WHEN left_out IS NULL AND row_number() OVER again > 1 THEN 'repeated'
-        ELSE left_out END AS left_out)
+        ELSE left_out END AS left_out), NULL::BLOB AS crc64nvme, NULL::VARCHAR AS s3_checksum
     FROM told WINDOW again AS (PARTITION BY key, object_version, left_out ORDER BY start_byte, member)"""
 
 

@@ -38,6 +38,7 @@ from caf_pipeline.inventory.manifest import (
 )
 from caf_pipeline.inventory.objects import PartRange, S3Object, cut_into_parts
 from caf_pipeline.inventory.plan import (
+    CHECKSUMS_TERM,
     CHUNKS_FILE,
     CHUNKS_SCHEMA,
     LOGS_TERM,
@@ -352,6 +353,7 @@ def _described(terms: PlanTerms) -> dict[str, str]:
         "target_size": str(terms.target_size_bytes),
         "limit_size": str(terms.limit_bytes),
         LOGS_TERM: "clps",
+        CHECKSUMS_TERM: "crc64nvme s3",
     }
 
 

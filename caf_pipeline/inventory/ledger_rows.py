@@ -29,6 +29,8 @@ LOCATED_SCHEMA: Final = pa.schema(
         pa.field("etag", pa.string(), nullable=False),
         pa.field("sha256", pa.binary(), nullable=False),
         pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("crc64nvme", pa.binary()),
+        pa.field("s3_checksum", pa.string()),
     ]
 )
 """The locations of a source's objects, as the ledger has them. A whole object has `part` and `part_count` 0; parts count

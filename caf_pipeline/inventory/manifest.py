@@ -40,7 +40,11 @@ were, byte for byte: one that an earlier version posted may have to be packed on
 PARTS_FORMAT: Final = "caf-pipeline/3"
 """The same with columns that tell which part of an object a member is. A chunk of this format has a part and nothing else."""
 
-FORMATS: Final = (CHUNK_FORMAT, IDENTITY_FORMAT, PARTS_FORMAT)
+CHECKSUMS_FORMAT: Final = "caf-pipeline/4"
+"""As IDENTITY_FORMAT, with two more checksums of each member. Chunks of new plans have this format or the next."""
+
+PART_CHECKSUMS_FORMAT: Final = "caf-pipeline/5"
+"""As PARTS_FORMAT, with the same checksums."""
 
 MANIFEST_GROUP_ROWS: Final = 4_000
 """Rows of the manifest that are in memory at once: some 10 MB as Python has them."""
@@ -52,10 +56,13 @@ MANIFEST_GROUP_BYTES: Final = 8 * 1024
 """Upper bound of what a row group adds to the footer and as page headers: 20 columns, 4,100 bytes measured."""
 
 MANIFEST_ROW_BYTES: Final = 150
-"""Upper bound of a row without its texts: 32 + 6 × 8 of fixed width, 14 lengths and levels of 5."""
+"""Upper bound of a row without texts and checksums: 32 + 6 × 8 of fixed width, 14 lengths and levels of 5."""
 
-HEADERS_ALLOWANCE_BYTES: Final = 64
-"""Room that a plan leaves in each row for content type, other headers and user metadata, which no listing shows.
+CHECKSUMS_ROW_BYTES: Final = 20
+"""Upper bound of what the columns of CHECKSUMS_FORMAT add to it: 8 of fixed width, two lengths and levels of 5."""
+
+HEADERS_ALLOWANCE_BYTES: Final = 96
+"""Room that a plan leaves in each row for content type, other headers, user metadata and S3's checksum, which no listing shows.
 Where they take more, the chunk is larger than planned; only at its limit it closes earlier, see `packing.packer`."""
 
 MANIFEST_SCHEMA: Final = pa.schema(
@@ -100,7 +107,25 @@ PARTS_SCHEMA: Final = pa.schema(
 PART_COLUMNS: Final = tuple(PARTS_SCHEMA.names[len(IDENTITY_SCHEMA.names) :])
 """The fields of a PartRange, in their order."""
 
-_SCHEMAS: Final = {CHUNK_FORMAT: MANIFEST_SCHEMA, IDENTITY_FORMAT: IDENTITY_SCHEMA, PARTS_FORMAT: PARTS_SCHEMA}
+_CHECKSUMS: Final = (
+    pa.field("crc64nvme", pa.binary(8)),  # of the member's bytes, big-endian; null: skipped
+    pa.field("s3_checksum", pa.string()),  # of the whole object, as `Checksum.text`; null: S3 gave none
+)
+
+CHECKSUM_COLUMNS: Final = tuple(field.name for field in _CHECKSUMS)
+
+CHECKSUMS_SCHEMA: Final = pa.schema([*IDENTITY_SCHEMA, *_CHECKSUMS])
+PART_CHECKSUMS_SCHEMA: Final = pa.schema([*PARTS_SCHEMA, *_CHECKSUMS])
+
+_SCHEMAS: Final = {
+    CHUNK_FORMAT: MANIFEST_SCHEMA,
+    IDENTITY_FORMAT: IDENTITY_SCHEMA,
+    PARTS_FORMAT: PARTS_SCHEMA,
+    CHECKSUMS_FORMAT: CHECKSUMS_SCHEMA,
+    PART_CHECKSUMS_FORMAT: PART_CHECKSUMS_SCHEMA,
+}
+
+FORMATS: Final = tuple(_SCHEMAS)
 
 LOCATION_SCHEMA: Final = pa.schema(
     [
@@ -112,6 +137,7 @@ LOCATION_SCHEMA: Final = pa.schema(
         pa.field("etag", pa.string(), nullable=False),
         pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("sha256", pa.binary(32), nullable=False),
+        *_CHECKSUMS,
     ]
 )
 """What a manifest tells of where a chunk's objects are: a row for each member that is a whole object."""
@@ -178,7 +204,8 @@ def head_bytes(identity: ChunkIdentity) -> bytes:
 
 def manifest_row_bound(key: bytes, version_id: str | None, etag: str) -> int:
     """Return the bytes that a plan reserves for one row; the member's name counted as long as the key."""
-    return 2 * len(key) + len(version_id or "") + len(etag) + MANIFEST_ROW_BYTES + HEADERS_ALLOWANCE_BYTES
+    fixed = MANIFEST_ROW_BYTES + CHECKSUMS_ROW_BYTES + HEADERS_ALLOWANCE_BYTES
+    return 2 * len(key) + len(version_id or "") + len(etag) + fixed
 
 
 IDENTITY_COLUMNS: Final = ("version_id", "etag", "size_bytes", "object_version")
@@ -200,9 +227,9 @@ def identities(batch: pa.RecordBatch) -> pa.Array:
 class ManifestWriter:
     """Writes rows to a Parquet file as they come, holding at most one row group in memory.
 
-    Rows are dicts by column name; columns that are left out are null. `bound_bytes` is an upper bound of the finished
-    file's size, so that a chunk can be closed before the manifest no longer fits. With `tells_logs` it tells the times of
-    clp-s archives, of which `add_log` is told.
+    Rows are dicts by column name; columns that are left out are null, and those that the format lacks are dropped.
+    `bound_bytes` is an upper bound of the finished file's size, so that a chunk can be closed before the manifest no longer
+    fits. With `tells_logs` it tells the times of clp-s archives, of which `add_log` is told.
     """
 
     def __init__(self, path: Path, identity: ChunkIdentity, *, tells_logs: bool = False) -> None:
@@ -226,16 +253,18 @@ class ManifestWriter:
                 "planned_bytes": identity.planned_bytes,
             }
         self._schema = _SCHEMAS[identity.format]
+        self._columns = frozenset(self._schema.names)
+        self._row_bytes = MANIFEST_ROW_BYTES + (CHECKSUMS_ROW_BYTES if "crc64nvme" in self._columns else 0)
         self._writer = pq.ParquetWriter(
             path, self._schema.with_metadata({METADATA_KEY: json.dumps(described).encode()}), compression="zstd"
         )
 
     def row_bound(self, row: Mapping[str, Any]) -> int:
         """Return the most bytes that this row can add to the file."""
-        texts = sum(len(value.encode()) for value in row.values() if isinstance(value, str))
+        texts = sum(len(value.encode()) for name, value in row.items() if isinstance(value, str) and name in self._columns)
         pairs = sum(len(k.encode()) + len(v.encode()) + 16 for k, v in (row.get("user_metadata") or {}).items())
         group = MANIFEST_GROUP_BYTES if self.row_count % MANIFEST_GROUP_ROWS == 0 else 0
-        return texts + pairs + MANIFEST_ROW_BYTES + group
+        return texts + pairs + self._row_bytes + group
 
     def add(self, row: dict[str, Any]) -> None:
         """Add one row."""
@@ -291,6 +320,8 @@ class PartLocation:
     etag: str
     last_modified: datetime
     sha256: bytes
+    crc64nvme: bytes | None
+    s3_checksum: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,13 +409,14 @@ class OpenedManifest:
     @property
     def has_part(self) -> bool:
         """Whether the chunk is one of a part of an object."""
-        return bool(self.described["format"] == PARTS_FORMAT)
+        return self.described["format"] in (PARTS_FORMAT, PART_CHECKSUMS_FORMAT)
 
     def members(self) -> Iterator[pa.RecordBatch]:
         """Yield all members, a part among them, in batches of LOCATION_SCHEMA: which bytes have which SHA-256; as `batches`."""
         for batch in self.batches({*LOCATION_SCHEMA.names, *IDENTITY_COLUMNS, "skip_reason"}):
             members = batch.filter(pc.is_null(batch["skip_reason"]))
-            columns = {name: members[name] for name in members.schema.names} | {"object_version": identities(members)}
+            columns = {name: pa.nulls(len(members), LOCATION_SCHEMA.field(name).type) for name in CHECKSUM_COLUMNS}
+            columns |= {name: members[name] for name in members.schema.names} | {"object_version": identities(members)}
             yield pa.record_batch([columns[name] for name in LOCATION_SCHEMA.names], schema=LOCATION_SCHEMA)
 
 

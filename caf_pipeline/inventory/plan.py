@@ -81,6 +81,10 @@ LOGS_TERM: Final = "logs"
 """Of which logs the manifests of a plan's chunks tell the times. Plans of earlier versions do not say it, and their chunks tell
 none: one that was posted may have to be packed once more, byte for byte."""
 
+CHECKSUMS_TERM: Final = "checksums"
+"""Which checksums, beside SHA-256, the manifests of a plan's chunks record. Plans of earlier versions lack it, and their chunks
+keep their earlier format: a chunk that was posted may have to be packed once more, byte for byte."""
+
 PLAN_METADATA_KEY: Final = b"caf-pipeline"
 
 
@@ -198,9 +202,9 @@ class PlannedObject:
 def read_terms(folder: Path) -> dict[str, str]:
     """Return what a plan's files say of it.
 
-    That is source, archive, snapshot, inventory_time (ISO 8601), target_size and limit_size (bytes), logs (`LOGS_TERM`) and
-    content_sha256 (hex). Plans that were written before these were kept have no target_size, no content_sha256, no limit_size
-    or no logs.
+    That is source, archive, snapshot, inventory_time (ISO 8601), target_size and limit_size (bytes), logs (`LOGS_TERM`),
+    checksums (`CHECKSUMS_TERM`) and content_sha256 (hex). Plans of earlier versions lack target_size, content_sha256,
+    limit_size, logs or checksums.
 
     Raises:
         CafError: there is no readable plan in `folder`.

@@ -182,7 +182,8 @@ def replace_stale(table: str) -> str:
         INSERT INTO locations AS old SELECT * FROM {table}
         ON CONFLICT (source_id, file_path, identity) DO UPDATE SET
             caf_file_id = excluded.caf_file_id, start_byte = excluded.start_byte, last_modified = excluded.last_modified,
-            content = excluded.content, sha256 = excluded.sha256
+            content = excluded.content, sha256 = excluded.sha256, crc64nvme = excluded.crc64nvme,
+            s3_checksum = excluded.s3_checksum
         WHERE NOT EXISTS (SELECT FROM caf_files WHERE caf_files.caf_file_id = old.caf_file_id AND state = ANY(%(good)s))
         """
 

@@ -4,14 +4,17 @@ Source: "Which objects are to be archived" in docs/design.md.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Final
 
+from awscrt.checksums import combine_crc64nvme
+
 from caf_pipeline.inventory.objects import CurrentException, S3Object, VersionCounts, rewritten_version
 from caf_pipeline.ledger.copy import GOOD, copy_rows
-from caf_pipeline.ledger.database import Connection, LedgerPart
+from caf_pipeline.ledger.database import Connection, LedgerPart, Row
 from caf_pipeline.ledger.records import Content, InventoryRecord, LocatedVersion, recorded_key
 
 KEYS_PER_QUESTION: Final = 10_000  # a few MB of parameters
@@ -68,12 +71,14 @@ _LOCATED_SINCE_COUNT = """
 _VERSIONS = """
     WITH in_parts AS MATERIALIZED (SELECT * FROM objects_in_parts
         WHERE source_id = %(source_id)s AND file_path = ANY(CAST(%(keys)s AS text[])))
-    SELECT file_path, object_version, etag, end_byte - start_byte AS size_bytes, sha256, caf_files.name AS chunk
+    SELECT file_path, object_version, etag, end_byte - start_byte AS size_bytes, sha256, crc64nvme, s3_checksum, parts,
+        caf_files.name AS chunk
     FROM unnest(CAST(%(keys)s AS text[])) AS asked (key) CROSS JOIN LATERAL (
-        SELECT file_path, object_version, etag, start_byte, end_byte, sha256, caf_file_id, version_id FROM file_locations
+        SELECT file_path, object_version, etag, start_byte, end_byte, sha256, crc64nvme, s3_checksum, NULL::jsonb AS parts,
+            caf_file_id, version_id FROM file_locations
         WHERE source_id = %(source_id)s AND file_path = asked.key AND part = 0
-        UNION ALL SELECT file_path, object_version, etag, 0, size_bytes, NULL, caf_file_id, version_id FROM in_parts
-        WHERE file_path = asked.key) AS found
+        UNION ALL SELECT file_path, object_version, etag, 0, size_bytes, NULL, NULL, NULL, parts, caf_file_id, version_id
+        FROM in_parts WHERE file_path = asked.key) AS found
     JOIN caf_files USING (caf_file_id) WHERE state = ANY(%(good)s) AND version_id IS NULL
     """
 # LATERAL with LIMIT keeps the planner to one look-up a key: left to itself it may read all of a table of 10^8 rows.
@@ -179,7 +184,7 @@ class CurrentContent(LedgerPart):
         with self._of_source(source) as (connection, source_id):
             rows = connection.execute(_VERSIONS, {"source_id": source_id, "keys": list(keys), "good": GOOD}).fetchall()
         return [
-            LocatedVersion(row.file_path, row.object_version, row.etag, int(row.size_bytes), row.sha256, row.chunk)
+            LocatedVersion(row.file_path, row.object_version, row.etag, int(row.size_bytes), row.chunk, _checksums(row))
             for row in rows
         ]
 
@@ -205,6 +210,32 @@ class CurrentContent(LedgerPart):
                 }
                 found |= {(key, version) for key, version in connection.execute(_SETTLED, values)}
         return found
+
+
+def _checksums(row: Row) -> Mapping[str, bytes]:
+    """Return the digests that are known of a whole object by algorithm; those that packing computed count before S3's."""
+    if row.parts is None:
+        computed = {"sha256": row.sha256, "crc64nvme": row.crc64nvme}
+        return _from_s3(row.s3_checksum) | {name: bytes(digest) for name, digest in computed.items() if digest is not None}
+    of_parts = {part["s3_checksum"] for part in row.parts}
+    digests = _from_s3(of_parts.pop()) if len(of_parts) == 1 else {}
+    if all(part["crc64nvme"] for part in row.parts):
+        digests["crc64nvme"] = _combined([(part["crc64nvme"], part["end_byte"] - part["start_byte"]) for part in row.parts])
+    return digests
+
+
+def _from_s3(checksum: str | None) -> dict[str, bytes]:
+    """Return S3's own checksum (`Checksum.text`) as a digest by its algorithm; nothing if there is none that can be read."""
+    fields = re.fullmatch(r"([a-z0-9]+):((?:[0-9a-f]{2})+)", checksum or "")
+    return {fields[1]: bytes.fromhex(fields[2])} if fields else {}
+
+
+def _combined(parts: Iterable[tuple[str, int]]) -> bytes:
+    """Return the CRC-64/NVME of an object from those of its parts, as hexadecimal digits, and their lengths."""
+    crc = 0
+    for digits, size_bytes in parts:
+        crc = combine_crc64nvme(crc, int(digits, 16), size_bytes)
+    return crc.to_bytes(8, "big")
 
 
 def _record_exceptions(

@@ -54,19 +54,20 @@ _NOT_KEPT: Final[_Queries] = (
 _STANDING: Final[_Queries] = ((_LOCATED, _LOCATED_ROW), *_NOT_KEPT)
 _LOCATIONS: Final = """
     SELECT file_path, object_version, part, caf_file_id, start_byte, end_byte, version_id, etag, sha256,
-        last_modified
+        last_modified, crc64nvme, s3_checksum
     FROM file_locations JOIN caf_files USING (caf_file_id)
     WHERE file_locations.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
 """
 _PARTS: Final = """
     SELECT located.file_path, located.object_version, own.part, own.part_count, located.caf_file_id, located.start_byte,
-        located.end_byte, located.version_id, located.etag, located.sha256, located.last_modified
+        located.end_byte, located.version_id, located.etag, located.sha256, located.last_modified,
+        located.crc64nvme, located.s3_checksum
     FROM objects_in_parts AS whole JOIN object_parts AS own ON own.plan_id = whole.plan_id
         AND own.file_path = whole.file_path AND own.object_version = whole.object_version
     CROSS JOIN LATERAL (
         SELECT file_path, location_version(identity) AS object_version, caf_file_id, start_byte,
             start_byte + location_size(identity, content) AS end_byte, location_version_id(identity, content) AS version_id,
-            location_etag(identity, content) AS etag, sha256, last_modified
+            location_etag(identity, content) AS etag, sha256, last_modified, crc64nvme, s3_checksum
         FROM locations WHERE locations.source_id = own.source_id AND locations.file_path = own.file_path
             AND identity = location_identity(own.object_version, own.location_part) LIMIT 1) AS located
     WHERE whole.source_id = %(source_id)s

@@ -68,10 +68,11 @@ _WITHDRAW_PLANNED: Final = """
         WHERE caf_file_id = ANY(%(all)s) AND state = 'planned' FOR NO KEY UPDATE SKIP LOCKED)
     """
 _LOCATE: Final = """
-    INSERT INTO locations (source_id, file_path, identity, caf_file_id, start_byte, last_modified, sha256, content)
+    INSERT INTO locations (source_id, file_path, identity, caf_file_id, start_byte, last_modified, sha256, crc64nvme, s3_checksum,
+        content)
     SELECT source_id, file_path, location_identity(object_version, location_part), caf_file_id, %(start_byte)s, %(last_modified)s,
-        %(sha256)s, location_content(object_version, location_part, CAST(%(version_id)s AS text), %(etag)s,
-            %(end_byte)s - %(start_byte)s)
+        %(sha256)s, %(crc64nvme)s, %(s3_checksum)s,
+        location_content(object_version, location_part, CAST(%(version_id)s AS text), %(etag)s, %(end_byte)s - %(start_byte)s)
     FROM object_parts WHERE caf_file_id = %(id)s AND file_path = %(key)s AND object_version = %(object_version)s
         AND (part, part_count, start_byte, end_byte, object_bytes)
             = (%(number)s, %(count)s, %(first_byte)s, %(last_byte)s, %(object_bytes)s)
@@ -143,7 +144,7 @@ def locate_part(connection: Connection, caf_file_id: int, part: "PartLocation") 
             name: getattr(part, name)
             for name in (
                 *("object_bytes", "key", "object_version", "version_id", "start_byte", "end_byte"),
-                *("etag", "last_modified", "sha256"),
+                *("etag", "last_modified", "sha256", "crc64nvme", "s3_checksum"),
             )
         },
     }

@@ -1,7 +1,7 @@
 """What the ledger takes and gives. Ends are exclusive, times are aware and in UTC."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote_from_bytes
@@ -475,14 +475,17 @@ class InventoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class LocatedVersion:
-    """A located identity of a key, and the chunk that it is in. `sha256` is None if the object is split over chunks."""
+    """A located identity of a key, and the chunk that it is in, the first one if the object is split over chunks.
+
+    `checksums` are of the whole object: the digest by the algorithm ("sha256", "crc64nvme", and that of S3's own).
+    """
 
     key: str
     object_version: str
     etag: str
     size_bytes: int
-    sha256: bytes | None
     chunk: str
+    checksums: Mapping[str, bytes] = field(hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,16 @@ from caf_pipeline.caf.archive import DEFAULT_LIMITS
 from caf_pipeline.caf.merkle import type_of_root
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import LedgerError, ObjectReadFailed
-from caf_pipeline.inventory.manifest import CHUNK_FORMAT, IDENTITY_FORMAT, PARTS_FORMAT, ChunkIdentity
+from caf_pipeline.inventory.manifest import (
+    CHECKSUMS_FORMAT,
+    CHUNK_FORMAT,
+    IDENTITY_FORMAT,
+    PART_CHECKSUMS_FORMAT,
+    PARTS_FORMAT,
+    ChunkIdentity,
+)
 from caf_pipeline.inventory.plan import (
+    CHECKSUMS_TERM,
     LOGS_TERM,
     ChunkPlan,
     has_rewritten,
@@ -152,11 +160,13 @@ def _identity(chunk: Chunk, terms: Mapping[str, str]) -> ChunkIdentity:
         plan_sha256=plan_hash(terms, chunk.plan),
         planned_objects=chunk.object_count,
         planned_bytes=chunk.object_bytes,
-        format=_format_of(Path(chunk.plan_folder), chunk.number),
+        format=_format_of(Path(chunk.plan_folder), chunk.number, terms),
     )
 
 
-def _format_of(folder: Path, number: int) -> str:
+def _format_of(folder: Path, number: int, terms: Mapping[str, str]) -> str:
+    if CHECKSUMS_TERM in terms:
+        return PART_CHECKSUMS_FORMAT if holds_part(folder, number) else CHECKSUMS_FORMAT
     if holds_part(folder, number):
         return PARTS_FORMAT
     return IDENTITY_FORMAT if has_rewritten(folder, number) else CHUNK_FORMAT

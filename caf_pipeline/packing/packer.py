@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from awscrt.checksums import crc64nvme
 from typing_extensions import Buffer
 
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
@@ -36,7 +37,7 @@ from caf_pipeline.packing.journal.format import (
 )
 from caf_pipeline.packing.journal.replay import ObjectQueue, Outcomes, Reached, replay
 from caf_pipeline.packing.journal.writer import CheckpointPace, Checkpoints, OpenObject, pace_of, part_of, window_of
-from caf_pipeline.packing.prefetch import OrderedFetch, checksum_differs
+from caf_pipeline.packing.prefetch import BodySums, OrderedFetch, checksum_differs
 from caf_pipeline.packing.sink import Mark, PartFile, StagingSink, staging_error
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectSource
@@ -196,7 +197,8 @@ class Packer:
                 self._count_skip(planned, outcome.reason, outcome.detail, manifest)
             else:
                 row = _member_row(planned, outcome.headers or ObjectHeaders(), outcome.start_byte, outcome.end_byte)
-                self._count_member(planned, row | {"sha256": outcome.sha256}, manifest)
+                sums = {"sha256": outcome.sha256, "crc64nvme": outcome.crc64nvme, "s3_checksum": outcome.s3_checksum}
+                self._count_member(planned, row | sums, manifest)
                 if self._is_staged_log(planned, sink, outcome.start_byte, outcome.end_byte):
                     manifest.add_log(_log_times(sink, outcome.start_byte, outcome.end_byte))
                 size_bytes += planned.size_bytes
@@ -245,13 +247,13 @@ class Packer:
                 checks: _MemberChecks | None = None
                 try:
                     with contextlib.closing(fetch.parts(planned)) as parts:
-                        for part, sha256 in parts:
-                            if sha256 is None:
-                                checks = checks or _MemberChecks(fetch.checksum_of(planned))
+                        for part, sums in parts:
+                            if sums is None:
+                                checks = checks or _checks_of(planned, fetch)
                                 checks.update(part.body)
                             self._progress(0, 0)
                     if checks:
-                        checks.compared_sha256(planned)
+                        checks.compared(planned)
                 except ObjectUnavailable:
                     continue
                 except ObjectReadFailed:
@@ -269,7 +271,7 @@ class Packer:
         """Add one object, or its skip; return False, with nothing added, where it no longer fits."""
         opened, self._open = self._open, None
         self._told_bytes = 0
-        # A part's SHA-256 is taken of what is written: no GET tells it, as it does of a whole object.
+        # A part's checksums are taken of what is written: no GET tells them, as it does of a whole object.
         in_pieces = planned.part is not None or planned.size_bytes > part_of(self._settings)
         mark = opened.mark if opened else sink.mark() if in_pieces else None
         try:
@@ -310,20 +312,22 @@ class Packer:
         is_log = False
         if opened:
             headers = opened.headers
-            row = _member_row(planned, headers or ObjectHeaders(), start_byte, end_byte)
             checks = self._go_on(planned, fetch, sink, opened)
+            row = _member_row(planned, headers or ObjectHeaders(), start_byte, end_byte) | _s3_column(checks.s3)
             is_log = self._is_staged_log(planned, sink, start_byte, sink.size_bytes)
-        for part, sha256 in fetch.parts(planned):
+        for part, sums in fetch.parts(planned):
             if not row:
+                checks = _checks_of(planned, fetch) if mark else None
                 row = _member_row(planned, part.headers, start_byte, end_byte)
+                row |= _s3_column(checks.s3 if checks else part.checksum)
                 is_log = self._is_log(planned, part.body)
                 manifest_bytes = manifest.bound_bytes + manifest.row_bound(row) + is_log * LOG_BYTES
                 if not self._fits(planned.member, start_byte, end_byte, manifest_bytes):
                     return False
                 headers = part.headers if part.headers != ObjectHeaders() else None
-                row["sha256"] = sha256
-                if mark:
-                    checks = _MemberChecks(fetch.checksum_of(planned))
+                if sums:
+                    row |= sums._asdict()
+                if mark and checks:
                     self._checkpoints.begin_member(OpenObject(mark, checks.sha256, headers))
             if checks:
                 checks.update(part.body)
@@ -334,7 +338,7 @@ class Packer:
             self._told_bytes += size_bytes
             self._progress(0, size_bytes)  # a large object must not go on while everything is paused
         if checks:
-            row["sha256"] = self._sha256_of(planned, checks, mark, sink)
+            row |= self._compared(planned, checks, mark, sink)._asdict()
         if sink.size_bytes != end_byte:
             raise ObjectReadFailed(
                 f"{planned.object.key!r} gave {sink.size_bytes - start_byte} bytes instead of {end_byte - start_byte}"
@@ -342,25 +346,24 @@ class Packer:
         self._count_member(planned, row, manifest)
         if is_log:
             manifest.add_log(_log_times(sink, start_byte, end_byte))
-        self._checkpoints.done(planned, PackedMember(start_byte, end_byte, row["sha256"], headers))
+        member = PackedMember(start_byte, end_byte, row["sha256"], row["crc64nvme"], row["s3_checksum"], headers)
+        self._checkpoints.done(planned, member)
         self._progress(1, planned.size_bytes - self._told_bytes)
         return True
 
     def _go_on(self, planned: PlannedObject, fetch: OrderedFetch, sink: StagingSink, opened: OpenObject) -> "_MemberChecks":
         """Return the checks of an object that is partly staged, with all that is staged of it in them."""
-        checks = _MemberChecks(fetch.checksum_of(planned), opened.sha256)
+        checks = _checks_of(planned, fetch, opened.sha256)
         for start_byte in range(opened.mark.offset, sink.size_bytes, _COPY_BYTES):
-            if not checks.has_digest:
-                break
             size_bytes = min(_COPY_BYTES, sink.size_bytes - start_byte)
-            checks.update_digest(os.pread(sink.part.descriptor, size_bytes, start_byte))
+            checks.update_crcs(os.pread(sink.part.descriptor, size_bytes, start_byte))
         self._checkpoints.begin_member(opened)
         return checks
 
-    def _sha256_of(self, planned: PlannedObject, checks: "_MemberChecks", mark: Mark | None, sink: StagingSink) -> bytes:
-        """Return an object's SHA-256; where S3's own checksum differs, nothing of it may be resumed."""
+    def _compared(self, planned: PlannedObject, checks: "_MemberChecks", mark: Mark | None, sink: StagingSink) -> BodySums:
+        """Return an object's checksums; if S3's own differs, nothing of it may be resumed."""
         try:
-            return checks.compared_sha256(planned)
+            return checks.compared(planned)
         except ObjectReadFailed:
             if mark:
                 sink.roll_back(mark)
@@ -420,33 +423,38 @@ class Packer:
 
 
 class _MemberChecks:
-    """The running SHA-256 and S3's own checksum of an object that comes in parts."""
+    """The running checksums of a member that comes in several parts, and S3's own of the object."""
 
-    def __init__(self, expected: Checksum | None, sha256: "_Hash | None" = None) -> None:
+    def __init__(self, s3: Checksum | None, *, compare: bool, sha256: "_Hash | None" = None) -> None:
+        self.s3 = s3
         self.sha256 = sha256 or hashlib.sha256()
-        self._expected = expected
-        self._digest: Digest | None = new_digest(expected.algorithm) if expected else None
-
-    @property
-    def has_digest(self) -> bool:
-        """Whether S3 has a checksum to compare with."""
-        return self._digest is not None
+        self._crc64nvme = 0
+        self._digest: Digest | None = new_digest(s3.algorithm) if s3 and compare else None
 
     def update(self, body: Buffer) -> None:
         """Take the next part's body."""
         self.sha256.update(body)
-        self.update_digest(body)
+        self.update_crcs(body)
 
-    def update_digest(self, body: Buffer) -> None:
-        """Take bytes for S3's checksum alone."""
+    def update_crcs(self, body: Buffer) -> None:
+        """Take bytes for all but the SHA-256, which has them already."""
+        self._crc64nvme = crc64nvme(body, self._crc64nvme)
         if self._digest:
             self._digest.update(body)
 
-    def compared_sha256(self, planned: PlannedObject) -> bytes:
-        """Return the SHA-256, or raise ObjectReadFailed where S3's own checksum differs."""
-        if self._expected and self._digest and self._digest.digest() != self._expected.digest:
-            raise checksum_differs(planned.object, self._expected.algorithm)
-        return self.sha256.digest()
+    def compared(self, planned: PlannedObject) -> BodySums:
+        """Return the checksums, or raise ObjectReadFailed if S3's own differs."""
+        if self.s3 and self._digest and self._digest.digest() != self.s3.digest:
+            raise checksum_differs(planned.object, self.s3.algorithm)
+        return BodySums(self.sha256.digest(), self._crc64nvme.to_bytes(8, "big"))
+
+
+def _checks_of(planned: PlannedObject, fetch: OrderedFetch, sha256: "_Hash | None" = None) -> _MemberChecks:
+    return _MemberChecks(fetch.s3_checksum(planned), compare=fetch.is_comparable(planned), sha256=sha256)
+
+
+def _s3_column(checksum: Checksum | None) -> dict[str, str | None]:
+    return {"s3_checksum": checksum.text if checksum else None}
 
 
 def _log_times(sink: StagingSink, start_byte: int, end_byte: int) -> LogTimes:

@@ -11,7 +11,10 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
+
+from awscrt.checksums import crc64nvme
+from typing_extensions import Buffer
 
 from caf_pipeline.errors import ObjectReadFailed
 from caf_pipeline.inventory.checksums import new_digest
@@ -33,8 +36,16 @@ threads, beside the writer."""
 BEGUN_AHEAD: Final = 4
 """Objects begun for each of the GETs side by side, so that these go on while the writer is busy."""
 
-Fetched = tuple[ObjectPart, bytes | None]
-"""A part, and the SHA-256 of the object where the part is all of it."""
+
+class BodySums(NamedTuple):
+    """What packing computes of a member's bytes; the CRC is big-endian."""
+
+    sha256: bytes
+    crc64nvme: bytes
+
+
+Fetched = tuple[ObjectPart, BodySums | None]
+"""A part, and the checksums of the object if the part is all of it."""
 
 
 @dataclass(slots=True)
@@ -94,7 +105,7 @@ class OrderedFetch:
         return self._under_way[0].planned if self._under_way else None
 
     def parts(self, planned: PlannedObject) -> Generator[Fetched]:
-        """Yield the object's parts in order, each with the SHA-256 of the whole object where the part is all of it.
+        """Yield the object's parts in order, each with the checksums of the whole object if the part is all of it.
 
         Raises what `ObjectSource.read` raises; after that, and after leaving early, the rest of the object is dropped.
         """
@@ -146,7 +157,7 @@ class OrderedFetch:
     def _result(self, unit: _Unit) -> Fetched:
         part = unit.begun.part() if unit.begun else None
         if part and not (self._compare_checksums and _differing(part)):
-            return part, hashlib.sha256(part.body).digest()
+            return part, _sums_of(part.body)
         return (unit.future or self._read_again(unit)).result()
 
     def _read_again(self, unit: _Unit) -> "Future[Fetched]":
@@ -161,12 +172,13 @@ class OrderedFetch:
     def _in_thread(self, obj: S3Object) -> "Future[Fetched]":
         return self._pool.submit(self._read, obj, 0, obj.size_bytes)
 
-    def checksum_of(self, planned: PlannedObject) -> Checksum | None:
-        """Return S3's own checksum of the bytes that are packed, where there is one and it is to be compared.
+    def s3_checksum(self, planned: PlannedObject) -> Checksum | None:
+        """Return S3's own checksum of the full object, if it has one."""
+        return self._source.full_object_checksum(planned.object)
 
-        S3 has none of a part: its checksum covers the full object.
-        """
-        return self._source.full_object_checksum(planned.object) if self._compare_checksums and not planned.part else None
+    def is_comparable(self, planned: PlannedObject) -> bool:
+        """Tell whether S3's checksum is of the bytes that are packed, which a part's are not, and is to be compared."""
+        return self._compare_checksums and not planned.part
 
     def _read(self, obj: S3Object, start_byte: int, end_byte: int) -> Fetched:
         if end_byte - start_byte < obj.size_bytes:
@@ -176,8 +188,12 @@ class OrderedFetch:
             part = self._source.read(obj, 0, obj.size_bytes)
             algorithm = _differing(part) if self._compare_checksums else ""
             if not algorithm:
-                return part, hashlib.sha256(part.body).digest()
+                return part, _sums_of(part.body)
         raise checksum_differs(obj, algorithm)
+
+
+def _sums_of(body: Buffer) -> BodySums:
+    return BodySums(hashlib.sha256(body).digest(), crc64nvme(body).to_bytes(8, "big"))
 
 
 def _differing(part: ObjectPart) -> str:

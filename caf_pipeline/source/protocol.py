@@ -37,6 +37,11 @@ class Checksum:
     algorithm: str
     digest: bytes
 
+    @property
+    def text(self) -> str:
+        """The checksum as manifest and ledger record it: the algorithm, a colon, and the digest in hexadecimal digits."""
+        return f"{self.algorithm}:{self.digest.hex()}"
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:

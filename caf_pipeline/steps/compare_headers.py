@@ -1,8 +1,9 @@
 """Compares objects whose bytes are located, and that were written again, with what the archive has of them.
 
-Each object costs a HEAD. ETag and size prove nothing: S3's SHA-256 of the full object must equal the archived one. Then its
-headers are compared with those of the manifest. If they are equal, too, an exception says that the located object is current. If
-the manifest cannot be read, the object is skipped for the time being. In all other cases it is archived again.
+Each object costs a HEAD. ETag and size prove nothing: S3's checksum of the full object must equal the archived one of the same
+algorithm: SHA-256, CRC-64/NVME, or the algorithm of the checksum that S3 gave when the object was packed. Then its headers are
+compared with those of the manifest. If they are equal, too, an exception says that the located object is current. If the manifest
+cannot be read, the object is skipped for the time being. In all other cases it is archived again.
 
 Source: "Which objects are to be archived" in docs/design.md; docs/decisions/0014-what-is-current.md.
 """
@@ -33,10 +34,8 @@ OBJECTS_AT_ONCE: Final = 10_000
 """Objects that stand in memory, with the headers that the archive has of each: some 20 MB."""
 
 
-_SHA256: Final = "sha256"
-
-WITHOUT_CHECKSUM: Final = "S3 and the archive have no SHA-256 of the full object that could be compared"
-OTHER_BYTES: Final = "S3's SHA-256 of the object differs from the archived one"
+WITHOUT_CHECKSUM: Final = "S3 has no full-object checksum of an algorithm that the archive recorded"
+OTHER_BYTES: Final = "S3's checksum of the full object differs from the archived one"
 
 REWRITTEN_SCHEMA: Final = pa.schema(
     [
@@ -56,8 +55,8 @@ class Comparison:
         requests: HEADs, one for each object.
         equal: objects of the archived bytes and headers.
         other_headers: objects of the archived bytes with other headers.
-        other_bytes: objects whose SHA-256 differs from the archived one.
-        without_checksum: objects without a SHA-256 that could be compared.
+        other_bytes: objects with a full-object checksum that differs from the archived one.
+        without_checksum: objects without a full-object checksum that could be compared.
         not_compared: objects that are skipped for now.
     """
 
@@ -128,7 +127,7 @@ def _compare(
             else:
                 counts["other_headers"] += 1
         else:
-            comparable = _SHA256 in head.checksums and any(version.sha256 for version in versions[obj])
+            comparable = any(head.checksums.keys() & version.checksums.keys() for version in versions[obj])
             counts["other_bytes" if comparable else "without_checksum"] += 1
             detail = OTHER_BYTES if comparable else WITHOUT_CHECKSUM
             rewritten.append({"key": obj.key, "last_modified": obj.last_modified, "detail": detail})
@@ -173,9 +172,13 @@ def _located_versions(work: Workplace, objects: Sequence[S3Object]) -> Mapping[S
 
 
 def _of_same_bytes(versions: Sequence[LocatedVersion], head: ObjectHead) -> Sequence[LocatedVersion]:
-    """Return the located identities whose SHA-256 is that of the HEAD."""
-    sha256 = head.checksums.get(_SHA256)
-    return [version for version in versions if version.sha256 == sha256] if sha256 else []
+    """Return the located identities that share at least one algorithm with the HEAD, and have the digest of each shared one."""
+
+    def agrees(version: LocatedVersion) -> bool:
+        shared = head.checksums.keys() & version.checksums.keys()
+        return bool(shared) and all(head.checksums[name] == version.checksums[name] for name in shared)
+
+    return [version for version in versions if agrees(version)]
 
 
 def _archived_headers(

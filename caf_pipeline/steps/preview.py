@@ -134,7 +134,7 @@ class PlanPreview:
         skipped: objects that the plan would skip, by reason.
         waiting: the tail that would wait for the next plan.
         to_compare: objects that were written again with the same ETag and size. They count as planned here. The plan leaves out
-            those with the archived SHA-256 and headers.
+            those with the archived checksum and headers.
         plans: how many plans it would be; at least so many where several objects are split, each of which has its parts in one.
         warning: as of `PlanReport`; that the plan would be refused, since the store may have the source already; and what
             would keep the store from taking all of its chunks.

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
 from typing import Any
@@ -31,7 +31,7 @@ from caf_pipeline.errors import (
     UsageError,
 )
 from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA, STANDING_SCHEMA
-from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
+from caf_pipeline.inventory.manifest import CHECKSUM_COLUMNS, LOCATION_SCHEMA
 from caf_pipeline.inventory.objects import CurrentException, S3Object, SkipReason
 from caf_pipeline.inventory.plan import PLAN_SCHEMA, ChunkPlan
 from caf_pipeline.ledger.processes import this_process
@@ -146,8 +146,11 @@ def location(key: str, *, modified: datetime = EARLY, version: str = VERSION, st
 
 
 def batches(rows: Iterable[LocationRow]) -> Iterator[pa.RecordBatch]:
-    """Yield rows as batches."""
-    return _batches(({name: getattr(row, name) for name in LOCATION_SCHEMA.names} for row in rows), LOCATION_SCHEMA)
+    """Yield rows as batches, with the checksums that `CHECKSUMS` has of their keys."""
+    return _batches((asdict(row) | dict(CHECKSUMS.get(row.key, {})) for row in rows), LOCATION_SCHEMA)
+
+
+CHECKSUMS = {"with-checksums": {"crc64nvme": b"\0" * 7 + b"\1", "s3_checksum": "crc32:00000002"}}
 
 
 POSTING = Posting(ROOT, "jkl1owner", 42, 1000)
@@ -265,6 +268,16 @@ def located(ledger: Any, path: Any) -> list[dict[str, Any]]:
 
 class LedgerContract:
     """The contract: see `Ledger`."""
+
+    # --- checksums ---
+
+    def test_the_recorded_checksums_of_an_object_are_told(self, ledger, tmp_path):
+        archive(ledger, ["with-checksums"])
+        (version,) = ledger.located_versions(SOURCE, ["with-checksums"])
+        sha256 = hashlib.sha256(b"with-checksums").digest()
+        assert version.checksums == {"sha256": sha256, "crc64nvme": b"\0" * 7 + b"\1", "crc32": b"\0\0\0\2"}
+        (row,) = located(ledger, tmp_path / "located.parquet")
+        assert {name: row[name] for name in CHECKSUM_COLUMNS} == CHECKSUMS["with-checksums"]
 
     # --- sources and plans ---
 

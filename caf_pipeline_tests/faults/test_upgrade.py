@@ -42,7 +42,8 @@ LOCATIONS_OF_BEFORE = """
         object_version text COLLATE "C" NOT NULL, part integer NOT NULL DEFAULT 0, caf_file_id bigint NOT NULL,
         start_byte bigint NOT NULL, end_byte bigint NOT NULL, version_id text, etag text NOT NULL,
         last_modified timestamptz NOT NULL, sha256 bytea NOT NULL, PRIMARY KEY (source_id, file_path, object_version, part));
-    INSERT INTO file_locations SELECT * FROM locations_now;
+    INSERT INTO file_locations SELECT source_id, file_path, object_version, part, caf_file_id, start_byte, end_byte, version_id,
+        etag, last_modified, sha256 FROM locations_now;
     CREATE INDEX file_locations_by_chunk ON file_locations USING brin (caf_file_id);
     DROP VIEW locations_now;
     DROP TABLE locations;

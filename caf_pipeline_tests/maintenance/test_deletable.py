@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from caf_pipeline.errors import IntegrityError, StagingError, UsageError
 from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA
-from caf_pipeline.inventory.manifest import MANIFEST_SCHEMA
+from caf_pipeline.inventory.manifest import CHECKSUMS_SCHEMA, MANIFEST_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.maintenance.deletion.deletable import ChunkAssessment, Decisions, LocatedRows, Unsafe, tallied
 from caf_pipeline.maintenance.deletion.files import REPORT_COLUMNS, BatchManifest, Report, require_manifest, require_report
@@ -503,8 +503,8 @@ def manifest_row(obj: S3Object, **changes) -> dict:
     return values | changes
 
 
-def differing(folder: Path, rows: list[dict], manifest: list[dict], chunk: int = GOOD) -> int:
-    pq.write_table(pa.Table.from_pylist(manifest, schema=MANIFEST_SCHEMA), folder / "manifest.parquet")
+def differing(folder: Path, rows: list[dict], manifest: list[dict], chunk: int = GOOD, *, schema=MANIFEST_SCHEMA) -> int:
+    pq.write_table(pa.Table.from_pylist(manifest, schema=schema), folder / "manifest.parquet")
     return LocatedRows(write_located(folder / "l.parquet", rows)).differing(chunk, folder / "manifest.parquet")
 
 
@@ -525,11 +525,21 @@ def test_rows_that_are_in_the_manifest_agree_with_it(tmp_path):
         {"key": b"b"},
         {"part": 1},
         {"sha256": b"short"},
+        {"crc64nvme": b"\0" * 8},
+        {"s3_checksum": "crc32:00000000"},
     ],
 )
 def test_a_row_that_is_not_in_the_manifest_as_it_is_differs(tmp_path, changes):
     obj = thing(b"a")
     assert differing(tmp_path, [row(obj, **changes)], [manifest_row(obj)]) == 1
+
+
+@pytest.mark.parametrize("changes", [{"crc64nvme": b"\1" * 8}, {"s3_checksum": "crc32:00000001"}])
+def test_a_row_with_other_checksums_than_the_manifest_differs(tmp_path, changes):
+    obj, recorded = thing(b"a"), {"crc64nvme": b"\0" * 8, "s3_checksum": "crc32:00000000"}
+    manifest = [manifest_row(obj, **recorded)]
+    assert differing(tmp_path, [row(obj, **recorded)], manifest, schema=CHECKSUMS_SCHEMA) == 0
+    assert differing(tmp_path, [row(obj, **recorded | changes)], manifest, schema=CHECKSUMS_SCHEMA) == 1
 
 
 def test_a_row_of_an_object_that_the_manifest_has_as_skipped_differs(tmp_path):

@@ -376,13 +376,44 @@ def test_other_bytes_that_come_back_are_not_packed_again(work, bucket):
     assert packed(work) == 2
 
 
-@pytest.mark.parametrize("checksum", [{}, {"ChecksumAlgorithm": "CRC32"}], ids=["none", "crc32"])
-def test_the_same_bytes_without_a_sha256_are_archived_once_more(work, bucket, checksum):
+def test_the_same_bytes_without_a_checksum_are_archived_once_more(work, bucket):
     for expected in (1, 2):
-        bucket.put("k", A, **checksum)
+        bucket.put("k", A)
         archive_everything(work)
         next_second()
         assert (packed(work), plan(work).comparison.requests) == (expected, 0)
+
+
+@pytest.mark.parametrize("algorithm", ["CRC32", "CRC64NVME", "SHA1", "SHA256"])
+@pytest.mark.parametrize("rest", [b"", bytes(100 << 10)], ids=["whole", "in_ranges"])
+def test_bytes_with_an_equal_checksum_are_not_archived_again(work, bucket, algorithm, rest):
+    for _ in range(2):
+        bucket.put("k", FIRST + rest, ChecksumAlgorithm=algorithm)
+        archive_everything(work)
+        next_second()
+    assert packed(work) == 1
+    bucket.put("k", SECOND + rest, ChecksumAlgorithm=algorithm)
+    report = plan(work)
+    assert (report.comparison.other_bytes, len(report.chunks)) == (1, 1)
+
+
+def test_a_crc64_that_packing_computed_is_compared(work, bucket):
+    bucket.put("k", FIRST)
+    archive_everything(work)
+    next_second()
+    bucket.put("k", FIRST, ChecksumAlgorithm="CRC64NVME")
+    assert plan(work).comparison.equal == 1
+    next_second()
+    bucket.put("k", SECOND, ChecksumAlgorithm="CRC64NVME")
+    assert plan(work).comparison.other_bytes == 1
+
+
+def test_a_checksum_of_another_algorithm_is_not_comparable(work, bucket):
+    bucket.put("k", A, ChecksumAlgorithm="CRC32")
+    archive_everything(work)
+    next_second()
+    bucket.put("k", A, ChecksumAlgorithm="SHA1")
+    assert plan(work).comparison.without_checksum == 1
 
 
 def test_a_manifest_is_fetched_only_if_the_bytes_are_equal(work, bucket, monkeypatch):

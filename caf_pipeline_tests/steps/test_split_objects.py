@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import pyarrow.parquet as pq
 import pytest
+from awscrt.checksums import crc64nvme
 
 from caf_pipeline.caf.archive import Limits
 from caf_pipeline.chunk_state import ChunkState
@@ -31,7 +32,9 @@ from caf_pipeline.steps import chunk_steps, inventories, planning, preview
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.cli.test_log_search import packed
+from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support import dying_runs
+from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
 from caf_pipeline_tests.support.several_folders import SeveralFolders
@@ -64,6 +67,27 @@ def source():
 @pytest.fixture
 def work(tmp_path, source, ledger):
     return a_workplace(tmp_path, source, ledger, target="128KiB")
+
+
+@pytest.mark.parametrize("checksum", ["CRC32", "CRC64NVME"])
+def test_a_split_object_with_an_equal_checksum_is_not_archived_again(tmp_path, new_bucket, ledger, checksum):
+    work = a_workplace(tmp_path, new_bucket.source(), ledger, target="128KiB")
+    new_bucket.put("huge", FIRST + HUGE, ChecksumAlgorithm=checksum)
+    archive_everything(work)
+    next_second()
+    new_bucket.put("huge", FIRST + HUGE, ChecksumAlgorithm=checksum)
+    report = plan(work)
+    assert (report.comparison.equal, report.chunks) == (1, [])
+    next_second()
+    new_bucket.put("huge", SECOND + HUGE, ChecksumAlgorithm=checksum)
+    report = plan(work)
+    assert (report.comparison.other_bytes, len(report.chunks)) == (1, 4)
+
+
+def test_the_crc64_of_a_split_object_follows_from_its_parts(work):
+    archive_everything(work)
+    (huge,) = work.ledger.located_versions("src", ["huge"])
+    assert huge.checksums["crc64nvme"] == crc64nvme(HUGE).to_bytes(8, "big")
 
 
 @pytest.mark.skipif(find_spec("yscope_clp_core") is None, reason="there is no clp-s: its wheel is for Linux on x86-64")

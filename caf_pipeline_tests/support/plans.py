@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, Limits
 from caf_pipeline.inventory.cutting import write_plan
 from caf_pipeline.inventory.objects import S3Object
-from caf_pipeline.inventory.plan import CHUNKS_FILE, SUMS_FILE, Plan, PlannedObject, PlanTerms, read_chunk_objects
+from caf_pipeline.inventory.plan import CHECKSUMS_TERM, CHUNKS_FILE, SUMS_FILE, Plan, PlannedObject, PlanTerms, read_chunk_objects
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, snapshot_batch
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -42,12 +42,16 @@ def plan_of(
 
 
 def as_by_an_earlier_version(folder: Path) -> None:
-    """Let a plan say no limit, as those of 0.3.0: the target was the limit of a chunk, manifest included. It has no checksums."""
+    """Let a plan say no limit, as those of 0.3.0: the target was the limit of a chunk, manifest included.
+
+    The plan's files have no SHA256SUMS, and its chunks no checksums beside SHA-256.
+    """
     (folder / SUMS_FILE).unlink(missing_ok=True)
     table = pq.read_table(folder / CHUNKS_FILE)
     (key,) = table.schema.metadata
     terms = json.loads(table.schema.metadata[key])
-    terms.pop("limit_size", None)
+    for name in ("limit_size", CHECKSUMS_TERM):
+        terms.pop(name, None)
     pq.write_table(table.replace_schema_metadata({key: json.dumps(terms)}), folder / CHUNKS_FILE, write_page_checksum=True)
 
 

@@ -34,7 +34,7 @@ from caf_pipeline.source.protocol import ObjectHeaders
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-JOURNAL_FORMAT: Final = 2
+JOURNAL_FORMAT: Final = 3
 """Of the entries. It grows with every change of them, and of how a member's bytes come to be."""
 
 MAX_ENTRY_BYTES: Final = 64 << 20
@@ -50,6 +50,7 @@ _USER_DATA: Final = struct.Struct("<Q8s")
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=DEFAULT_LIMITS.max_bytes)]
 _Sha256 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+_Crc64 = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
 _TreeState = Annotated[bytes, msgspec.Meta(max_length=8192)]  # 64 levels of 64 bytes and its head are less
 _Name = Annotated[str, msgspec.Meta(max_length=4096)]
 
@@ -67,11 +68,16 @@ class Opening(msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=True
 
 
 class PackedMember(msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=True, frozen=True, gc=False):
-    """An object that is in the chunk, at `[start_byte, end_byte)`. No headers: it has none."""
+    """An object that is in the chunk, at `[start_byte, end_byte)`, with the checksums that the manifest records.
+
+    No headers: it has none.
+    """
 
     start_byte: _Size
     end_byte: _Size
     sha256: _Sha256
+    crc64nvme: _Crc64
+    s3_checksum: Annotated[str, msgspec.Meta(max_length=256)] | None = None
     headers: ObjectHeaders | None = None
 
 
