@@ -170,7 +170,7 @@ def test_a_record_of_a_packing_that_is_flipped(fault, small_world, soak):
         case.tried = len(offsets)
         for offset in offsets:
             path.write_bytes(kept)
-            flip(path, offset)
+            flip(path, offset % len(kept))  # a record that is written again may be shorter: it has the seconds
             try:
                 chunk_steps.pack_chunk(work, name)  # packs again what it does not believe
             except CafError as error:
