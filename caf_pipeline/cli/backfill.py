@@ -37,7 +37,8 @@ def backfill(  # noqa: PLR0917 - the command line's options
     Exit status: 0 all that was submitted or followed is archived, or there was nothing to do; 2 the chunks named do not fit; 3 a
     setting is wrong or there is no such source; 6 the database failed; 11 there is no such plan or chunk, or nothing is planned;
     12 chunks are not archived: they are named, and `caf status` says why; 13 nothing was submitted, since runs work on what is
-    left; 16 no Dagster daemon runs, and nothing was submitted; 130 interrupted, and the backfill goes on.
+    left; 16 no Dagster daemon runs, and nothing was submitted; 130 interrupted by Ctrl-C, 143 by SIGTERM, 129 by
+    SIGHUP or a closed terminal, and the backfill goes on.
     """
     settings = load_settings()
     (entry,) = entry_points(group="caf_pipeline.commands", name="backfill")

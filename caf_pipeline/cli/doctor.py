@@ -51,7 +51,7 @@ def doctor(
     Exit status: 0 nothing was found, or all of it is mended or left to the next run, also with --dry-run; 1 something needs an
     operator, could not be mended or, with --dry-run, would be mended; 3 a setting or the wallet is wrong, or there is no such
     source; 6 the database or 7 the store failed: what needs it was not looked at; 8 a folder cannot be read or changed; 130
-    interrupted.
+    interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP or a closed terminal.
     """
     from caf_pipeline.caf.merkle import IMPLEMENTATION  # noqa: PLC0415  loaded by the command that uses it
 

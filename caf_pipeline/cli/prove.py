@@ -177,7 +177,8 @@ def _repair_all(work: "Workplace", chunks: list[str], json: bool) -> None:
             if not concerns_one_chunk(error):
                 raise
             failed.append(error)
-            note(f"{name}: {error}")
+            if len(chunks) > 1:
+                note(f"{name}: {error}")
     if failed:
         raise failed[0]
 

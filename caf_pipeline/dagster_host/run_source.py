@@ -7,8 +7,8 @@ executed in this process, and where several chunks are archived at a time in pro
 import re
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from json import dumps as dump_json
 from typing import Final
@@ -17,6 +17,7 @@ from dagster import DagsterExecutionInterruptedError, DagsterInstance, ExecuteIn
 from rich.console import Console
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
+from caf_pipeline.context import Workplace
 from caf_pipeline.dagster_host.progress_bar import ChunkProgress, object_of
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.source_runs import Archived, SourceRuns, open_instance
@@ -228,6 +229,8 @@ class _Command:
 
     def run(self) -> Summary:
         """Plan, archive every chunk under way, and count the objects of the inventory by what became of them."""
+        with self._workplace() as work:
+            work.store.require_here()
         with self._progress:
             snapshot = self._plan()
             self._archive_under_way()
@@ -365,18 +368,15 @@ class _Command:
         latest = next((_totals_of(shown) for shown in seen if SNAPSHOT in shown), None)
         if latest is not None and latest.snapshot == snapshot:
             return latest
-        objects = UnaskedObjects("objects are counted without their source")
-        work = open_workplace(self._settings, self._source, run="caf run", ledger=self._ledger, objects=objects)
         try:
-            taken = inventories.open_snapshot(work, snapshot)
-            found = planning.account_for(work, taken)
+            with self._workplace() as work:
+                taken = inventories.open_snapshot(work, snapshot)
+                found = planning.account_for(work, taken)
         except NotLocated:
             # Others took so many inventories meanwhile that this one was removed: theirs are later, and say as much.
             if latest is None or latest.snapshot < snapshot:
                 raise
             return latest
-        finally:
-            close_store(work.store)
         return InventoryTotals(
             snapshot,
             found.objects,
@@ -388,6 +388,16 @@ class _Command:
             taken.all_versions,
             taken.beside or VersionCounts(),
         )
+
+    @contextmanager
+    def _workplace(self) -> Iterator[Workplace]:
+        """Open the source's store and ledger. The source itself is not asked."""
+        objects = UnaskedObjects("this command asks the source only in runs of Dagster")
+        work = open_workplace(self._settings, self._source, run="caf run", ledger=self._ledger, objects=objects)
+        try:
+            yield work
+        finally:
+            close_store(work.store)
 
     def _say(self, line: str, style: str | None = None) -> None:
         _say(self._console, f"{self._source}: {line}", style=style)

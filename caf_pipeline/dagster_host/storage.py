@@ -4,8 +4,10 @@ dagster.yaml cannot choose between the two by the environment: `{env: X}` fails 
 which becomes the one or the other.
 """
 
+import contextlib
+import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +24,7 @@ from caf_pipeline.defs.dagster_private import ConfigurableClass, ConfigurableCla
 from caf_pipeline.errors import SettingsError, first_line
 from caf_pipeline.setting_values import ENCODE_IN_URL, is_database_url
 from caf_pipeline.settings import load_settings
+from caf_pipeline.system.atomic_files import opened_folder
 
 URL_VARIABLE: Final = "CAF_DAGSTER_DATABASE_URL"
 
@@ -85,6 +88,16 @@ def storage_folder() -> Path:
     return Path(home) if home else dagster_home(load_settings())
 
 
+@contextlib.contextmanager
+def _creating(folder: Path) -> Iterator[Path]:
+    """Keep other processes from opening the storage: Dagster fails if two create its tables at the same time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with opened_folder(folder) as descriptor:
+        with contextlib.suppress(OSError):  # a file system without such locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield folder
+
+
 hush()
 sqlite_storage.make_once()
 
@@ -104,7 +117,8 @@ class ChosenStorage(DagsterStorage[DagsterInstance], ConfigurableClass):
         """Return the storage that the environment asks for."""
         url = os.environ.get(URL_VARIABLE)
         if not url:
-            return DagsterSqliteStorage.from_local(str(storage_folder()), inst_data=inst_data)
+            with _creating(storage_folder()) as folder:
+                return DagsterSqliteStorage.from_local(str(folder), inst_data=inst_data)
         from dagster_postgres.storage import DagsterPostgresStorage  # noqa: PLC0415 - not needed, and slow, with SQLite
 
         storage = DagsterPostgresStorage(with_driver(url), inst_data=inst_data)

@@ -41,7 +41,7 @@ from caf_pipeline.defs.naming import (
 )
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
-from caf_pipeline.errors import HeldByOther, StoreUnreachable
+from caf_pipeline.errors import HeldByOther, StoreAway, StoreUnreachable
 from caf_pipeline.maintenance import scrub
 from caf_pipeline.steps import audit, chunk_steps, inventories, planning
 from caf_pipeline.store.jackal.answers import StoragePlan
@@ -126,8 +126,8 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 _source_is_complete,
                 "Every object of the latest whole inventory is located, but for those that the source's filters leave out, whose "
                 'number is shown, as is that of older versions, which are objects only with `versions = "all"`. A warning until '
-                "it is: chunks are under way or damaged, or objects were skipped, by the reasons shown. "
-                "Only what is located may be deleted from S3.",
+                "it is: chunks are under way or damaged, or objects were skipped, by the reasons shown, or the store's folder is "
+                "away. Only what is located may be deleted from S3.",
                 after="chunk_plan",
             ),
             *(_check(source, CHECKED_ASSET, name, partial(_conditions, name), SAID_OF_CONDITIONS[name]) for name in CHECKS),
@@ -234,14 +234,20 @@ def _source_is_complete(work: Workplace, _: str) -> AssetCheckResult:
     older = 0 if snapshot.all_versions or snapshot.beside is None else snapshot.beside.older
     only_current = work.all_versions and not snapshot.all_versions
     damaged = len(work.ledger.chunks(work.source, [ChunkState.DAMAGED]))
+    away = ""
+    try:
+        work.store.require_here()
+    except StoreAway as error:
+        away = f"{error}."
     said = [
+        away,
         f"{counted(damaged, 'chunk')} damaged: whether the objects come back is not certain before a repair." if damaged else "",
         f"The source's filters leave out {counted(left_out, 'object')}." if left_out else "",
         f"The source's setting 'versions' leaves out {counted(older, 'older version')}." if older and not only_current else "",
         "The latest whole inventory has current versions only, and the setting 'versions' is 'all'." if only_current else "",
     ]
     return AssetCheckResult(
-        passed=result.located + left_out == result.objects and not only_current and not damaged,
+        passed=result.located + left_out == result.objects and not only_current and not damaged and not away,
         severity=AssetCheckSeverity.WARN,
         description=" ".join(filter(None, said)) or None,
         metadata={

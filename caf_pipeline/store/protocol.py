@@ -202,6 +202,10 @@ class ChunkStore(Protocol):
         """
         ...
 
+    def require_here(self) -> None:
+        """Raise StoreAway if the folder that has the ledger's chunks is away. A store on a network is not asked."""
+        return
+
     def largest_chunk_bytes(self) -> int | None:
         """Return the largest stored size that enough providers take in the time they give; None where nothing is measured."""
         return None

@@ -15,14 +15,23 @@ from caf_pipeline.caf.archive import Limits
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import run_source as run_source_module
 from caf_pipeline.dagster_host.run_source import run_command, run_source
-from caf_pipeline.dagster_host.summary import NOT_ARCHIVABLE, InventoryTotals, Summary, exit_status, sentence
-from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, UsageError
+from caf_pipeline.dagster_host.summary import (
+    CHUNKS_FAILED,
+    NOT_ARCHIVABLE,
+    TO_BE_TRIED_AGAIN,
+    InventoryTotals,
+    Summary,
+    exit_status,
+    sentence,
+)
+from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, StoreAway, UsageError
 from caf_pipeline.inventory.objects import SkipReason, object_version
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.settings import Settings, StoreSettings
 from caf_pipeline.steps import chunk_steps, planning
+from caf_pipeline.store.directory import MARKER
 from caf_pipeline_tests.support.dagster_private import TagType, get_tag_type
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.jackal_network import jackal_settings
@@ -343,6 +352,22 @@ def test_objects_that_wait_for_more_are_exit_status_15_and_neither_complete_nor_
 
 
 @pytest.mark.thorough
+def test_unreadable_objects_are_skipped_together_in_the_third_run(pipeline, unruly_s3):
+    pipeline.put(106, size_bytes=100)
+    unreadable = [f"key-{number:03}" for number in (3, 10, 41, 55, 90, 105)]
+    for key in unreadable:
+        unruly_s3.cut_body(1, honest=False, key=key)
+    source = unruly_s3.in_front_of(pipeline.bucket).settings(public=True)
+    settings = pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
+    statuses = []
+    for _ in range(3):
+        (summary,) = run_source(SOURCE, settings=settings, console=Console(file=io.StringIO()))
+        statuses.append(summary.exit_status)
+    assert statuses == [CHUNKS_FAILED, CHUNKS_FAILED, TO_BE_TRIED_AGAIN]
+    assert (summary.objects, summary.totals.skipped) == (100, {"unreadable": len(unreadable)})
+
+
+@pytest.mark.thorough
 def test_a_parked_chunk_is_exit_status_14(pipeline, run):
     pipeline.put(3)
     (chunk,) = pipeline.plan()
@@ -364,6 +389,15 @@ def test_a_damaged_chunk_is_exit_status_18_and_the_source_is_not_complete(pipeli
     assert sentence(summary) == (
         f"{SOURCE}: nothing new; everything is located; but 1 damaged ('caf repair {SOURCE}' mends that)"
     )
+
+
+def test_a_source_is_not_complete_while_its_store_is_away(pipeline, run):
+    pipeline.put(2)
+    run()
+    (pipeline.settings.store.folder / MARKER).unlink()
+    with pytest.raises(StoreAway):
+        run()
+    assert "complete" not in run.printed.getvalue()
 
 
 def test_what_can_never_be_archived_does_not_keep_the_source_from_being_complete():

@@ -53,6 +53,32 @@ def test_for_each_file_of_sqlite_one_engine_is_made_and_one_connection_kept(inst
     assert made.hits > 10 * made.misses
 
 
+OPENING = """
+import sys
+from pathlib import Path
+from caf_pipeline.dagster_host.source_runs import open_instance
+from caf_pipeline.settings import Settings
+print(flush=True)
+sys.stdin.readline()
+with open_instance(Settings(home=Path(sys.argv[1]))):
+    pass
+"""
+
+
+@pytest.mark.thorough
+def test_processes_that_open_a_new_storage_together_all_can(home_settings):
+    command = [sys.executable, "-c", OPENING, str(home_settings.home)]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(4)]
+    for process in processes:
+        process.stdout.readline()
+    for process in processes:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate()
+    assert [process.returncode for process in processes] == [0] * 4
+
+
 @contextmanager
 def listening(target, name, heard):
     event.listen(target, name, heard)

@@ -19,6 +19,7 @@ from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.chunk_steps import park
+from caf_pipeline.store.directory import MARKER
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.dagster_private import CachingStaleStatusResolver, LoadingContextForTest, StaleStatus
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
@@ -283,6 +284,10 @@ def test_the_source_is_complete_only_when_everything_is_located(pipeline):
     assert [check.passed for check in before.get_asset_check_evaluations()] == [False]
     pipeline.execute(ARCHIVE, partition_key=chunk)
     assert [check.passed for check in pipeline.execute("audit_my_source").get_asset_check_evaluations()] == [True]
+    (pipeline.settings.store.folder / MARKER).unlink()  # as when its disk is not mounted
+    (away,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
+    assert not away.passed
+    assert MARKER in away.description
 
 
 def counts(pipeline) -> tuple[int, int]:

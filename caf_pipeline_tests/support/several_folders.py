@@ -60,6 +60,9 @@ class SeveralFolders:
         if stored_size_bytes + waiting_bytes > self.free_bytes:
             raise StoreError(f"{self.free_bytes} bytes are free, {stored_size_bytes} are needed beside {waiting_bytes}")
 
+    def require_here(self):
+        """Do nothing: it is always here."""
+
     def largest_chunk_bytes(self):
         return self.largest
 

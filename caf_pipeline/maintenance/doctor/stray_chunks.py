@@ -77,7 +77,7 @@ def _finding(context: DoctorContext, file: rebuild.FileFinding) -> Iterator[Find
     elif file.kind in _DOUBTFUL:
         yield Finding(Kind.FILE, name, where, "not restored; look again later", Actor.OPERATOR)
     else:
-        yield Finding(Kind.FILE, name, where, f"left; {_space(file)}", Actor.NOBODY)
+        yield Finding(Kind.FILE, name, where, f"left; {_space(context, file)}", Actor.NOBODY)
 
 
 def _place(file: rebuild.FileFinding) -> str:
@@ -85,8 +85,11 @@ def _place(file: rebuild.FileFinding) -> str:
     return f"root {posting.merkle_root.hex()[:16]}…, block {posting.start}"
 
 
-def _space(file: rebuild.FileFinding) -> str:
-    return f"each of its copies takes {file.file.posting.stored_size_bytes} bytes until the bought space ends"
+def _space(context: DoctorContext, file: rebuild.FileFinding) -> str:
+    size_bytes = file.file.posting.stored_size_bytes
+    if context.work.settings.store.kind == "jackal":
+        return f"each of its copies takes {size_bytes} bytes until the bought space ends"
+    return f"it takes {size_bytes} bytes of the store"
 
 
 def _known(context: DoctorContext, file: rebuild.FileFinding) -> Iterator[Finding]:
@@ -101,7 +104,9 @@ def _known(context: DoctorContext, file: rebuild.FileFinding) -> Iterator[Findin
             found = f"it is posted ({_place(file)}), and the ledger has it as '{chunk.state}'"
             yield Finding(Kind.FILE, chunk.name, found, f"'caf run {chunk.source}' goes on with it", Actor.RUN)
     elif chunk.state not in IN_GOOD_STANDING:
-        yield Finding(Kind.FILE, chunk.name, f"posted ({_place(file)}) and {chunk.state}", f"left; {_space(file)}", Actor.NOBODY)
+        yield Finding(
+            Kind.FILE, chunk.name, f"posted ({_place(file)}) and {chunk.state}", f"left; {_space(context, file)}", Actor.NOBODY
+        )
 
 
 def _remedy(context: DoctorContext, file: rebuild.FileFinding) -> str:
@@ -123,7 +128,7 @@ def _restore(context: DoctorContext, file: rebuild.FileFinding) -> Mended:
         except (ArchiveError, ClaimConflict, IllegalMove, IntegrityError) as error:
             return Mended(f"not restored: {with_hint(error)}", Actor.OPERATOR)
         if not rows:
-            return Mended(f"left: {rebuild.ELSEWHERE}; {_space(file)}", Actor.NOBODY)
+            return Mended(f"left: {rebuild.ELSEWHERE}; {_space(context, file)}", Actor.NOBODY)
         remedy = _remedy(context, file)
         return Mended(f"{remedy}, with {counted(rows, 'location')}", Actor.MENDED if remedy == "restored" else Actor.OPERATOR)
 

@@ -145,6 +145,9 @@ class JackalStore:
                 hint="send some JKL to this address",
             )
 
+    def require_here(self) -> None:
+        """Do nothing: only a request can show that the network is away."""
+
     def largest_chunk_bytes(self) -> int | None:
         """Return what the slowest of the required copies is through with in time; None where fewer providers are measured."""
         return self._selection.fitting_bytes(self.settings.copies_required, self.settings.upload_seconds)
