@@ -1,7 +1,9 @@
 """`caf jackal`, as an operator meets it: the wallet, prices and purchases, what the chain lists, orders, proofs and repairs."""
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import time
 from datetime import UTC, datetime
@@ -10,7 +12,9 @@ import httpx
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import ChainUnreachable, LedgerUnreachable, NotProven, StoreError, StoreUnreachable
 from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.maintenance.repair import concerns_one_chunk
 from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.contracts.transaction_log import commit, signed
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
@@ -371,6 +375,37 @@ def test_damage_is_found_told_and_repaired(archived, ledger, network):
     assert done.status == 0, done.err
     assert ledger.chunk(first.name).state is ChunkState.LOCATED
     assert archived("prove", "src").status == 0
+
+
+@pytest.mark.thorough
+def test_a_chunk_beyond_repair_keeps_no_other_from_repair(archived, ledger, network, new_bucket, tmp_path):
+    lost, short, *_ = sorted(ledger.chunks(), key=lambda chunk: chunk.name)
+    for number in range(20):
+        new_bucket.put(f"key-{number:02d}", b"overwritten")
+    shutil.rmtree(tmp_path / ".caf" / "staging")
+    for number in range(len(network.providers)):
+        with contextlib.suppress(ValueError):  # the provider never had it
+            network.delete_blob(number, lost.merkle_root)
+    network.drop_proofs(short.merkle_root, network.provider_addresses.index(ledger.known_copies(short.name)[0].provider))
+    assert archived("prove", "src").status == 1
+    done = archived("repair", "src")
+    assert done.status != 0
+    assert lost.name in done.err
+    assert {chunk.name for chunk in ledger.chunks(states=[ChunkState.DAMAGED])} == {lost.name}
+
+
+@pytest.mark.parametrize(
+    ("error", "concerns"),
+    [
+        (StoreUnreachable("a provider is silent"), True),
+        (NotProven("one copy of three"), True),
+        (StoreError("no copy is left"), True),
+        (ChainUnreachable("no node answers"), False),
+        (LedgerUnreachable("the database is away"), False),
+    ],
+)
+def test_the_next_chunk_is_repaired_unless_it_would_fail_alike(error, concerns):
+    assert concerns_one_chunk(error) is concerns
 
 
 @pytest.mark.thorough
