@@ -97,7 +97,10 @@ def restore(  # noqa: PLR0917 - the command line's options
     if all_versions and (moment or current):
         raise UsageError("--versions all excludes --as-of and --current.", hint="Give one of them.")
     if all_versions and to_bucket:
-        raise UsageError("--versions all is for a folder.", hint="Restore to a folder, or leave it out.")
+        raise UsageError(
+            "--versions all restores to a folder, not to a bucket.",
+            hint="Restore to a folder and upload its files, or give --as-of TIME to restore what was current then.",
+        )
     if (profile or endpoint_url) and not to_bucket:
         raise UsageError("--profile and --endpoint-url are for a bucket.", hint="Give s3://BUCKET/PREFIX as DEST.")
     settings, sums = load_settings(), RestoreSums()

@@ -52,6 +52,9 @@ _PREFIX: Final = ".restoring-"
 ELSEWHERE: Final = "every object of it is located in other chunks, e.g. since it was withdrawn and they were archived again"
 """Why a chunk that was found is not restored though nothing is wrong with it."""
 
+_LEFT: Final = "other chunks have all of its objects, or 'caf run --new-archive' archived them again"
+"""Why a file is not read that an earlier rebuild or a first plan left."""
+
 
 class FileKind(StrEnum):
     """What a file turned out to be."""
@@ -129,7 +132,7 @@ def find_chunks(
         work: the source. Its objects are not asked for.
         owner: who posted the chunks; the store's own owner where None.
         whole: whether copies that differ are read whole, and those believed that have the Merkle root which the store lists.
-        left: Merkle roots of files that are known to be superseded, and are not read again.
+        left: Merkle roots of files that are not read again: they were found to be superseded, or `--new-archive` left them.
 
     Raises:
         StoreUnreachable: the chain does not answer. StagingError: no room for a manifest. A file that cannot be read raises
@@ -147,7 +150,7 @@ def find_chunks(
     for file in ours:
         chunk = known.get((file.posting.merkle_root, file.posting.start))
         if chunk is None and file.posting.merkle_root in left:
-            yield FileFinding(file, FileKind.SUPERSEDED, ELSEWHERE)
+            yield FileFinding(file, FileKind.SUPERSEDED, _LEFT)
         elif chunk is None:
             unknown.append(file)
         else:

@@ -1,16 +1,22 @@
 """`caf jackal`, as an operator meets it: the wallet, prices and purchases, what the chain lists, orders, proofs and repairs."""
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import time
+from datetime import UTC, datetime
 
 import httpx
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import ChainUnreachable, LedgerUnreachable, NotProven, StoreError, StoreUnreachable
 from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.maintenance.repair import concerns_one_chunk
 from caf_pipeline_tests.cli.test_pipeline import one_sentence
+from caf_pipeline_tests.contracts.transaction_log import commit, signed
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, new_wallet, wallet_with_space, with_wallet
 from caf_pipeline_tests.support.jackal_network import ADDRESS, WORDS
@@ -372,6 +378,37 @@ def test_damage_is_found_told_and_repaired(archived, ledger, network):
 
 
 @pytest.mark.thorough
+def test_a_chunk_beyond_repair_keeps_no_other_from_repair(archived, ledger, network, new_bucket, tmp_path):
+    lost, short, *_ = sorted(ledger.chunks(), key=lambda chunk: chunk.name)
+    for number in range(20):
+        new_bucket.put(f"key-{number:02d}", b"overwritten")
+    shutil.rmtree(tmp_path / ".caf" / "staging")
+    for number in range(len(network.providers)):
+        with contextlib.suppress(ValueError):  # the provider never had it
+            network.delete_blob(number, lost.merkle_root)
+    network.drop_proofs(short.merkle_root, network.provider_addresses.index(ledger.known_copies(short.name)[0].provider))
+    assert archived("prove", "src").status == 1
+    done = archived("repair", "src")
+    assert done.status != 0
+    assert lost.name in done.err
+    assert {chunk.name for chunk in ledger.chunks(states=[ChunkState.DAMAGED])} == {lost.name}
+
+
+@pytest.mark.parametrize(
+    ("error", "concerns"),
+    [
+        (StoreUnreachable("a provider is silent"), True),
+        (NotProven("one copy of three"), True),
+        (StoreError("no copy is left"), True),
+        (ChainUnreachable("no node answers"), False),
+        (LedgerUnreachable("the database is away"), False),
+    ],
+)
+def test_the_next_chunk_is_repaired_unless_it_would_fail_alike(error, concerns):
+    assert concerns_one_chunk(error) is concerns
+
+
+@pytest.mark.thorough
 def test_there_is_nothing_to_repair_in_a_sound_source(archived):
     done = archived("repair", "src")
     assert done.status == 0
@@ -422,3 +459,32 @@ def test_the_wallet_names_the_purchase_before_its_space_ends(source, network):
     assert "caf jackal buy --bytes 2000000000 --days 80" in shown
     account = of(caf("status", "--json"))["space"]
     assert any(row["space_bytes"] == 2 * GB and row["balance_ujkl"] < COINS for row in account)
+
+
+def test_the_preview_says_that_the_cost_recurs(source):
+    assert "every 30 days" in source("plan", "src").out.decode()
+
+
+def test_status_shows_when_the_space_ends_and_the_balance(source, network):
+    wallet = funded(network)
+    caf = with_wallet(source, wallet.words)
+    assert caf("jackal", "buy", "--bytes", "2GB", "--days", "45", "--yes").status == 0
+    wallet_shown = of(caf("jackal", "wallet", "--json"))
+    line = next(line for line in caf("status").out.decode().splitlines() if wallet.address in line)
+    assert f"ends {wallet_shown['plan']['ends_at'][:10]}" in line
+    assert f"balance {wallet_shown['balance_ujkl']:,} ujkl" in line
+
+
+def test_status_shows_a_wallet_without_space(caf, network, ledger):
+    ledger.record_storage_plan(f"{network.chain_id}/poor", read_at=datetime.now(UTC), balance=5, plan=None)
+    assert f"{network.chain_id}/poor: no space bought, balance 5 ujkl" in caf("status").out.decode()
+
+
+def test_a_pending_purchase_explains_an_earlier_end(caf, network, ledger):
+    wallet = funded(network)
+    account, caf = f"{network.chain_id}/{wallet.address}", with_wallet(caf, wallet.words)
+    assert caf("jackal", "buy", "--bytes", "2GB", "--days", "365", "--yes").status == 0
+    network.grant(wallet.address, 2 * GB, days=100)
+    assert "no purchase of this ledger" in of(caf("jackal", "wallet", "--json"))["warning"]
+    commit(ledger.transactions(this_process("a test")), signed(50, account=account, purpose="buy"))
+    assert of(caf("jackal", "wallet", "--json"))["warning"] is None

@@ -5,6 +5,7 @@ import re
 import signal
 import urllib.error
 import urllib.request
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,23 @@ def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
     assert found["caf_last_look_timestamp_seconds", "src"] == 2000
     assert {name: value for name, value in found.items() if "bulk_look" in name[0]} == {
         ("caf_last_whole_bulk_look_timestamp_seconds", "jackal"): 1000
+    }
+
+
+def test_the_bought_space_and_the_balance_are_exported(caf, ledger):
+    read_at = datetime.fromtimestamp(1_800_000_000, UTC)
+    plan = (2_000, 500, read_at + timedelta(days=40))
+    ledger.record_storage_plan("jackal-1/rich", read_at=read_at, balance=7, plan=plan)
+    ledger.record_storage_plan("jackal-1/poor", read_at=read_at, balance=0, plan=None)
+    exported = samples(caf("metrics").out.decode())
+    assert {name: value for name, value in exported.items() if name[0].startswith("caf_jackal_")} == {
+        ("caf_jackal_plan_end_timestamp_seconds", "jackal-1/rich"): 1_800_000_000 + 40 * 86_400,
+        ("caf_jackal_space_bytes", "jackal-1/rich"): 2_000,
+        ("caf_jackal_used_bytes", "jackal-1/rich"): 500,
+        ("caf_jackal_balance_ujkl", "jackal-1/rich"): 7,
+        ("caf_jackal_balance_ujkl", "jackal-1/poor"): 0,
+        ("caf_jackal_plan_read_timestamp_seconds", "jackal-1/rich"): 1_800_000_000,
+        ("caf_jackal_plan_read_timestamp_seconds", "jackal-1/poor"): 1_800_000_000,
     }
 
 

@@ -5,10 +5,13 @@ import json
 import os
 import re
 import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from caf_pipeline.caf.archive import Limits
 from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.retrieval.file_names import key_of
@@ -17,7 +20,7 @@ from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.system.files_below import FilesBelow
 from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
-from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.workplaces import archive_everything
@@ -382,3 +385,40 @@ def test_older_versions_that_are_left_out_are_counted(rewritten, folder):
 def test_a_restore_as_of_a_time_before_everything_has_nothing(rewritten, folder):
     caf, _ = rewritten
     one_sentence(caf("restore", "src", str(folder), "--as-of", "2001-01-01"), 11, "as of")
+
+
+@pytest.fixture
+def versioned(tmp_path, database_url, s3_server, new_bucket, monkeypatch):
+    """A bucket with three versions of `huge`, each in parts, all archived; gives the bodies, oldest first."""
+    terms = planning.plan_terms
+    monkeypatch.setattr(planning, "plan_terms", lambda *args: replace(terms(*args), limits=Limits(max_bytes=160_000)))
+    new_bucket.keep_versions()
+    bodies = [os.urandom(400_000) for _ in range(3)]
+    for body in bodies:
+        new_bucket.put("huge", body)
+        time.sleep(1)  # LastModified has whole seconds
+    caf = CommandLine(tmp_path, KEYS | {"CAF_DATABASE_URL": database_url})
+    caf.settings(source_text(s3_server, new_bucket.name, target_size="128KiB", versions="all"))
+    archive_source(caf)
+    return caf, bodies
+
+
+def test_every_version_in_parts_is_restored(versioned, folder):
+    caf, bodies = versioned
+    done = sums(caf("restore", "src", str(folder), "--versions", "all", "--json"))
+    assert (done["restored"], done["failed"]) == (3, 0)
+    assert files(folder)["huge"] == bodies[-1]
+    assert set(files(folder).values()) == set(bodies)
+
+
+def test_the_version_of_a_time_is_restored_from_its_parts(versioned, folder):
+    caf, bodies = versioned
+    listed = [json.loads(line) for line in caf("ls", "src", "--versions", "--json").out.splitlines()]
+    for version, body in zip(reversed(listed), bodies, strict=True):
+        caf("restore", "src", str(folder), "--as-of", version["last_modified"], "--force")
+        assert files(folder) == {"huge": body}
+
+
+def test_all_versions_are_not_restored_to_a_bucket(rewritten):
+    caf, _ = rewritten
+    one_sentence(caf("restore", "src", "s3://bucket/then", "--versions", "all"), 2, "folder", "--as-of")

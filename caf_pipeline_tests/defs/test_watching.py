@@ -16,9 +16,12 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.dagster_private import AssetCheckExecutionRecordStatus
 from caf_pipeline.errors import ChainUnreachable
+from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.settings import Settings, SourceSettings, StoreSettings
 from caf_pipeline.store.jackal.chain import Chain
+from caf_pipeline.wiring import close_store
+from caf_pipeline_tests.contracts.transaction_log import commit, signed
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.ticks import evaluate_tick
@@ -255,6 +258,32 @@ def test_an_end_that_moved_earlier_is_an_error_until_it_is_bought_back(on_jackal
 def test_a_wallet_without_space_is_a_warning(on_jackal):
     check = lasting(with_jackal(on_jackal, mnemonic=SecretStr(new_wallet().words)))
     assert (check.passed, check.description) == (False, "No space was bought yet: caf jackal buy --bytes 1000000000 --days 60.")
+
+
+def test_chunks_stored_without_a_plan_are_an_error(on_jackal, network, monkeypatch):
+    wallet = new_wallet()
+    network.fund(wallet.address, 10**9)
+    network.grant(wallet.address, 10**9)
+    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+    mine.put(1)
+    (chunk,) = mine.plan()
+    archive_chunk(work := mine.workplace(), chunk)
+    close_store(work.store)
+    monkeypatch.setattr(Chain, "confirmed_plan", lambda chain, _: (None, chain.now()))
+    check = lasting(mine)
+    assert (check.passed, check.severity.value) == (False, "ERROR")
+    assert "1 chunk stored: caf jackal buy --bytes 1000000000" in check.description
+
+
+def test_a_pending_purchase_explains_an_earlier_end(on_jackal, network):
+    wallet = new_wallet()
+    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+    network.grant(wallet.address, 2 * 10**9, days=365)
+    assert lasting(mine).passed
+    network.grant(wallet.address, 2 * 10**9, days=100)
+    purchase = signed(50, account=f"{network.chain_id}/{wallet.address}", purpose="buy")
+    commit(mine.ledger.transactions(this_process("a test")), purchase)
+    assert lasting(mine).passed
 
 
 @pytest.mark.thorough

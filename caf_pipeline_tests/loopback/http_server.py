@@ -30,6 +30,8 @@ class Request(BaseHTTPRequestHandler):
     timeout = IDLE_SECONDS
     disable_nagle_algorithm = True
     server: "Server"
+    clock_days: float = 0
+    """By how many days the clock of the server is ahead of that of this machine."""
 
     def parse_request(self) -> bool:
         """Note when a request began: a server's limits count from there."""
@@ -53,7 +55,7 @@ class Request(BaseHTTPRequestHandler):
     def send_response(self, code: int, message: str | None = None) -> None:
         """Begin an answer; neither of the real servers names itself in it."""
         self.send_response_only(code, message)
-        self.send_header("Date", self.date_time_string())
+        self.send_header("Date", self.date_time_string(time.time() + self.clock_days * 86_400))
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""

@@ -72,6 +72,7 @@ class Node:
     def serve(self, request: Request) -> None:
         """Answer one request; raises Cut."""
         conduct = self._chain.orders.node(self.index)
+        request.clock_days = self._chain.options.clock_days
         if conduct.refuse:
             raise Cut
         if conduct.hang_seconds:

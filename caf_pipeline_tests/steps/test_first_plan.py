@@ -309,6 +309,7 @@ def test_the_doctor_leaves_a_first_copy_as_it_is_beside_the_second(make_home, ne
     looked = second("doctor", "--dry-run")
     assert looked.status == 0
     assert b"left as they are" in looked.out
+    assert b"caf run --new-archive" in looked.out
     assert b"until the bought space ends" in looked.out
 
 

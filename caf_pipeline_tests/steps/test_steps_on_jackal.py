@@ -7,6 +7,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import NotProven, NotPublic, PlanTooSmall
+from caf_pipeline.maintenance import scrub
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.packing import staging
@@ -161,6 +162,19 @@ def test_a_silent_copy_does_not_keep_another_from_repair(work, name, network):
         repair_chunk(work, name)
     network.well_behaved()
     assert repair_chunk(work, name).origin == "none needed"
+
+
+def test_a_look_that_outlasts_proof_windows_damages_nothing(work, name, network, monkeypatch):
+    look, window = scrub.look_at_copy, work.store.chain.proof_window()
+
+    def slow(*arguments, **options):
+        network.advance(2 * window)
+        return look(*arguments, **options)
+
+    monkeypatch.setattr(scrub, "look_at_copy", slow)
+    report = prove_chunk(work, name)
+    assert report.chunk.state is ChunkState.LOCATED
+    assert not any(check.fault for check in report.checks)
 
 
 def test_a_run_that_does_not_fit_the_bought_space_fails_before_a_byte_is_fetched(work, network):

@@ -227,6 +227,12 @@ def test_a_newest_block_of_hours_ago_is_a_chain_that_stands_still(open_chain, no
     assert open_chain(first.url, second.url).height() == 100
 
 
+def test_an_answer_from_a_cache_counts_with_its_age(chain, node):
+    node.answers["blocks/latest"] = Told(node.block(100).body, headers={"Age": "7200"})
+    with pytest.raises(ChainHalted):
+        chain.height()
+
+
 def test_slow_blocks_are_no_halt(chain, node):
     node.age, node.block_seconds = 400, 60
     assert chain.height() == 100

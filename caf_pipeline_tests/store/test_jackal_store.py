@@ -99,6 +99,16 @@ def test_a_plan_ends_by_the_clock_of_the_chain(tmp_path, log):
             admit(store)
 
 
+@pytest.mark.parametrize("clock_days", [40, -40])
+def test_a_wrong_local_clock_keeps_no_proof_waiting(tmp_path, log, clock_days):
+    options = {"block_seconds": 0.1, "clock_days": clock_days, "fund": {ADDRESS: 10**12}, "space": {ADDRESS: 10**12}}
+    with LoopbackNetwork(tmp_path / "network", **options) as elsewhere, closing(open_store(elsewhere, log).store) as store:
+        posting = store.post(to_store(store, path := staged_file(tmp_path, os.urandom(300_000))), log)
+        store.put(posting, path, lambda _: None)
+        elsewhere.wait_for(lambda _: all(copy.verified for copy in store.copies(posting)))
+        assert len(store.copies(posting)) == 3
+
+
 def test_a_plan_has_to_hold_all_copies_of_all_that_waits(opened):
     used = opened.store.chain.plan(ADDRESS).used_bytes
     opened.network.grant(ADDRESS, used + 3 * 10_000)

@@ -71,7 +71,7 @@ def _finding(context: DoctorContext, file: rebuild.FileFinding) -> Iterator[Find
     if file.kind is FileKind.KNOWN:
         yield from _known(context, file)
         return
-    where, name = f"{_place(file)}: {file.why}", file.name or _place(file)
+    where, name = (f"{_place(file)}: {file.why}", file.name) if file.name else (file.why, _place(file))
     if file.kind is FileKind.DIFFERING:
         yield Finding(Kind.FILE, name, where, "not restored; 'caf rebuild --whole' finds which copies are right", Actor.OPERATOR)
     elif file.kind in _DOUBTFUL:

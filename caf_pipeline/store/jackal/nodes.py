@@ -11,7 +11,8 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Final, TypeVar
 
 import httpx
@@ -277,16 +278,17 @@ class Nodes:
         """Return the node's newest block; raise where the node lags, halts or is of another chain."""
         if not node.known:
             self._info(node)
-        block = parse_block(self.answer("GET", node, f"{_TENDERMINT}/blocks/latest")[0])
+        answer, _, answered_at = self.answer("GET", node, f"{_TENDERMINT}/blocks/latest")
+        block = parse_block(answer)
         self._check_chain(node, block.chain_id)
         seen = self._seen_height()
         if block.height < seen:
             raise _behind(node, block.height, seen)
-        age = (datetime.now(UTC) - block.time).total_seconds()
+        age = (answered_at - block.time).total_seconds()
         if age > self._halted_seconds and age > HALTED_BLOCKS * self._measured_block_seconds(node, block):
             raise ChainHalted(
                 f"{node.url}: the newest block, {block.height}, is {age:.0f} s old",
-                hint="no block is made, the node is far behind, or this machine's clock is wrong: wait, or name another",
+                hint="no block is made, the node is far behind, or its clock is wrong: wait, or name another node in jackal.lcd",
             )
         self.saw(block.height, seen)
         return block
@@ -314,7 +316,7 @@ class Nodes:
 
     def read(self, node: Node, block: Block, path: str, parse: Callable[[ChainAnswer], T], params: Mapping[str, str] | None) -> T:
         """Return a node's answer, from a state not below the block."""
-        answer, height = self.answer("GET", node, path, params=params)
+        answer, height, _ = self.answer("GET", node, path, params=params)
         if height is not None and height < block.height:
             raise _behind(node, height, block.height)
         return parse(answer)
@@ -328,8 +330,8 @@ class Nodes:
         params: Mapping[str, str] | None = None,
         content: bytes | None = None,
         named: str = "",
-    ) -> tuple[ChainAnswer, int | None]:
-        """Return an answer, which errors call `named`, and the height of its state where the node tells it."""
+    ) -> tuple[ChainAnswer, int | None, datetime]:
+        """Return an answer, which errors call `named`, the height of its state if the node reports it, and the node's time."""
         query = f"{node.url}{path}"
         headers = {"Content-Type": "application/json"} if content is not None else {}
         limit = Limit(self._answer_seconds, silence=self._silence_seconds)
@@ -356,7 +358,8 @@ class Nodes:
         if response.status_code != httpx.codes.OK:
             raise Refused(query, response.status_code, parse_refusal(value) or Refusal(-1, f"{body[:100]!r}"))
         told_height = response.headers.get(_HEIGHT_HEADER, "")
-        return ChainAnswer(value, named or query), int(told_height) if _HEIGHT.fullmatch(told_height) else None
+        height = int(told_height) if _HEIGHT.fullmatch(told_height) else None
+        return ChainAnswer(value, named or query), height, _answered_at(response.headers)
 
 
 def _unreachable(node: Node, reason: Reason) -> ChainUnreachable:
@@ -364,6 +367,16 @@ def _unreachable(node: Node, reason: Reason) -> ChainUnreachable:
     return kind(
         f"{node.url} {reason}", hint=hint_for(reason, "jackal.lcd") or "name a node with a certificate that is valid here"
     )
+
+
+def _answered_at(headers: httpx.Headers) -> datetime:
+    """Return the time of an answer by the node's clock, since this machine's clock may be wrong; this machine's without a Date.
+
+    A cache sends the Date of the original answer, and its age in seconds as Age (RFC 9111, 5.1).
+    """
+    with suppress(KeyError, ValueError, OverflowError):
+        return parsedate_to_datetime(headers["Date"]).astimezone(UTC) + timedelta(seconds=int(headers.get("Age", "0")))
+    return datetime.now(UTC)
 
 
 def _body(response: httpx.Response, query: str) -> bytes:

@@ -6,7 +6,7 @@ Source: docs/jackal.md.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -286,7 +286,7 @@ class JackalStore:
                 starts[archive_of(file.note)].append(file.start)
         if not starts:
             return {}
-        moment, height, seconds = datetime.now(UTC), self.chain.height(), self.chain.block_seconds()
+        moment, height, seconds = self.chain.now(), self.chain.height(), self.chain.block_seconds()
 
         def at(start: int) -> datetime:
             return moment - timedelta(seconds=max(height - start, 0) * seconds)
