@@ -1,4 +1,4 @@
-"""Whether a port that the demo needs is free. It is looked at before anything is started."""
+"""Checks that a port which the demo needs is free, before anything is started."""
 
 import socket
 import sys

@@ -1,4 +1,4 @@
-"""What the chain last said of the space that each account bought, and of its coins."""
+"""The last reading of the space that each account bought, and of its coins."""
 
 from collections.abc import Sequence
 from datetime import datetime
