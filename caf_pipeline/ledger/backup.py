@@ -103,7 +103,9 @@ class Programs:
             folders.append(wheel_programs())
         for folder in folders:
             with contextlib.suppress(OSError):
-                shown = subprocess.run([folder / "pg_dump", "--version"], capture_output=True, text=True, check=False).stdout
+                shown = subprocess.run(
+                    [folder / "pg_dump", "--version"], env=child_environment(), capture_output=True, text=True, check=False
+                ).stdout
                 if re.search(rf"\) {major}[. \n]", shown):
                     return folder
         raise LedgerError(
