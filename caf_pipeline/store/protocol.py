@@ -172,7 +172,7 @@ def refuse_unknown_posts(roots: Sequence[bytes]) -> None:
     if roots:
         raise StoredAlready(
             f"the store has {counted(len(roots), 'post')} of this source that the ledger does not know, as after an older backup"
-            " of the ledger was restored: nothing is planned, packed or posted, since its objects might be paid for again",
+            " of the ledger was restored: nothing is planned, packed or posted, since it might be stored and paid for again",
             hint="'caf doctor' takes them into the ledger; 'caf run NAME --new-archive' archives their objects again",
         )
 

@@ -141,6 +141,6 @@ def _look_again(context: DoctorContext) -> Mended:
     work = context.work
     roots = work.store.unknown_posts(work.archive_id, work.ledger.transactions(work.holder))
     if not roots:
-        return Mended("the ledger knows all posts now: the source is packed and posted again")
+        return Mended("the ledger knows all posts now: the next run goes on")
     again = f"'caf run {work.source} --new-archive' archives their objects again"
     return Mended(f"{counted(len(roots), 'post')} still unknown; look again later, or {again}", Actor.OPERATOR)
