@@ -139,9 +139,9 @@ def _space_warning(plan: "StoragePlan", last_reading: "StoragePlanRow | None", n
     from caf_pipeline.store.jackal.storage_forecast import end_warning, to_buy  # noqa: PLC0415
 
     latest_end, space_bytes = (last_reading.latest_end, last_reading.latest_end_space or 0) if last_reading else (None, 0)
-    text = end_warning(plan, latest_end, now, warn_days)
+    text = end_warning(plan, latest_end, now, warn_days).rstrip(".")
     needed_bytes = max(plan.used_bytes, plan.space_bytes)
-    return f"{text} {to_buy(needed_bytes, space_bytes, latest_end, now, warn_days)}" if text else ""
+    return f"{text}: {to_buy(needed_bytes, space_bytes, latest_end, now, warn_days)}" if text else ""
 
 
 def _plan_line(plan: "StoragePlan | None", now: "datetime") -> str:
