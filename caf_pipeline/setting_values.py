@@ -55,7 +55,7 @@ _OWNER: Final = re.compile(r"team:.+|\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-
 
 
 def is_source_name(name: str) -> bool:
-    """Tell whether a source may have this name."""
+    """Return whether a source may have this name."""
     return len(name) <= MAX_SOURCE_NAME and _SOURCE_NAME.fullmatch(name) is not None
 
 

@@ -54,7 +54,7 @@ def wallet_file() -> Path:
 
 
 def runs() -> bool:
-    """Tell whether the demo's network runs already, in another terminal. Ends this process if its port is taken.
+    """Return whether the demo's network runs already, in another terminal. End this process if its port is taken.
 
     True, too, if the settings do not name Jackal: then no network is needed.
     """

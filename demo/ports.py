@@ -5,7 +5,7 @@ import sys
 
 
 def answers(host: str, port: int) -> bool:
-    """Tell whether a program accepts connections there."""
+    """Return whether a program accepts connections there."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((host, port)) == 0

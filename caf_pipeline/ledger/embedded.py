@@ -520,7 +520,7 @@ def _make_open(folder: Path) -> None:
 
 
 def _serves(process: "psutil.Process", folders: list[str]) -> bool:
-    """Tell whether this process is a Postgres server of any of these data folders."""
+    """Return whether this process is a Postgres server of one of these data folders."""
     import psutil  # noqa: PLC0415  takes longer to load than a running server takes to find
 
     try:

@@ -85,7 +85,7 @@ class FileFinding:
         name: the chunk that it is, or says to be; "" where it says nothing.
         chunk: what it says of itself, of a chunk.
         spool: the chunk's manifest, until the next finding is asked for.
-        replaces: the chunk of this name in the ledger, which was never posted, and whose place this file takes.
+        replaces: the ledger's chunk of this name, which was never posted. The file takes its place.
     """
 
     file: PostedFile
@@ -129,7 +129,7 @@ def find_chunks(
         work: the source. Its objects are not asked for.
         owner: who posted the chunks; the store's own owner where None.
         whole: whether copies that differ are read whole, and those believed that have the Merkle root which the store lists.
-        left: Merkle roots of files that are known to be superseded, and are not read again.
+        left: Merkle roots of files that are superseded, and are not read again.
 
     Raises:
         StoreUnreachable: the chain does not answer. StagingError: no room for a manifest. A file that cannot be read raises

@@ -192,7 +192,7 @@ class DirectoryStore(ChunkStore):
         return self._read_marker()
 
     def _has_known_chunk(self) -> bool:
-        """Tell whether the folder has a chunk that the ledger knows, of the right size, or its post."""
+        """Return whether the folder has a chunk of the ledger in its right size, or the post of such a chunk."""
         there = {path.stem for folder in (self._chunks, self._posts) for path in folder.glob("*")}
         if not there:
             return False

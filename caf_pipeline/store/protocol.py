@@ -352,7 +352,7 @@ class ChunkStore(Protocol):
         ...
 
     def has_lost(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str) -> bool:
-        """Tell whether a provider answers other requests, and gives nothing of a range that it just did not give.
+        """Return whether a provider answers other requests, but again gives nothing of a range that it just did not give.
 
         False if the provider gives the range this time, answers with an error of its own, or does not answer at all.
         """
