@@ -194,7 +194,7 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
         raise UsageError(f"{str(path)!r} exists, and is not replaced.", hint="Name a new file.") from error
     except OSError as error:
         raise StagingError(
-            f"{str(path)!r} cannot be written: {error.strerror}", hint="name a file in a folder with room"
+            f"{str(path)!r} cannot be written: {error.strerror}", hint="name a file in a folder that exists and has room"
         ) from error
     return size_bytes
 

@@ -214,7 +214,9 @@ class EmbeddedServer:
         self._end_servers_of_a_deleted_folder()
         fresh = self.folder / "data.new"
         if fresh.is_symlink():
-            shutil.rmtree(fresh.resolve().parent, ignore_errors=True)
+            kept = fresh.resolve().parent
+            if self._was_made_by_us(kept):
+                shutil.rmtree(kept, ignore_errors=True)
             fresh.unlink()
         shutil.rmtree(fresh, ignore_errors=True)
         if self._account and _first_closed(self.folder, self._account):
@@ -235,6 +237,13 @@ class EmbeddedServer:
     def _record(self, kept: Path) -> None:
         """Write down whose ledger `kept` is: a copied `home` must not use the ledger of the first one."""
         (kept / "home").write_text(f"{self.folder.stat().st_ino}\n{self.folder}\n", encoding="utf-8", errors="surrogateescape")
+
+    def _was_made_by_us(self, kept: Path) -> bool:
+        """Return whether `kept` is a folder under `_PLACE` that was made for this ledger. Another user may have made the link."""
+        if os.geteuid() != 0 or kept.parent != _place().resolve() or not (kept / "home").is_file():
+            return False
+        record = (kept / "home").read_text(encoding="utf-8", errors="surrogateescape")
+        return record.partition("\n")[2] == f"{self.folder}\n"
 
     def _require_our_record(self) -> None:
         kept = self._data.parent
