@@ -35,6 +35,7 @@ _LOCK_SECONDS: Final = 20
 """Seconds that a restore waits for statements of other processes. Idle connections lock nothing."""
 
 _HELD: Final = "a run holds a lease"
+_DISK_FULL: Final = "could not write to output file"  # of pg_dump
 _CREATED: Final = re.compile(r"(?im)^\s*CREATE (?:OR REPLACE )?(?:UNIQUE )?(TABLE|VIEW|FUNCTION|INDEX) (?:IF NOT EXISTS )?(\w+)")
 _ENTRY: Final = re.compile(r"\d+; \d+ \d+ (?P<what>[A-Z][A-Z ]*[A-Z]) (?P<schema>\S+) (?P<tag>.*) \S+")
 _IGNORED: Final = frozenset({"SCHEMA", "EXTENSION", "COMMENT", "DATABASE PROPERTIES", "DATABASE"})
@@ -186,7 +187,7 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
                 pass
             sync_file(temporary)
             size_bytes = temporary.stat().st_size
-            os.link(temporary, path)  # unlike a rename, it replaces nothing
+            _rename_to_new(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(path.absolute().parent)
@@ -196,7 +197,23 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
         raise StagingError(
             f"{str(path)!r} cannot be written: {error.strerror}", hint="name a file in a folder that exists and has room"
         ) from error
+    except LedgerError as error:
+        if _DISK_FULL not in str(error):
+            raise
+        raise StagingError(f"{str(path)!r} cannot be written: {error}", hint="name a file in a folder with room") from error
     return size_bytes
+
+
+def _rename_to_new(temporary: Path, path: Path) -> None:
+    """Rename a file; raises FileExistsError if there is something at `path`."""
+    try:
+        os.link(temporary, path)  # unlike a rename, it replaces nothing
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links, as on many USB disks
+        if os.path.lexists(path):
+            raise FileExistsError(str(path)) from None
+        temporary.rename(path)
 
 
 def read_backup(programs: Programs, path: Path) -> BackupContents:

@@ -1,5 +1,6 @@
 """Backups of a ledger: written whole, refused if they do not fit, and restored whole or not at all."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import time
 import psycopg
 import pytest
 
-from caf_pipeline.errors import HeldByOther, LedgerError, SettingsError, UsageError
+from caf_pipeline.errors import HeldByOther, LedgerError, SettingsError, StagingError, UsageError
 from caf_pipeline.ledger import backup, migrations
 from caf_pipeline.ledger.database import Database
 from caf_pipeline_tests.contracts.ledger import holder, register
@@ -52,6 +53,27 @@ def test_a_backup_is_private_and_replaces_nothing(ledger, dump):
         backup.back_up(ledger.database, dump, embedded=True)
     assert dump.read_bytes() == before
     assert list(dump.parent.glob(".caf-*")) == []
+
+
+def test_a_full_disk_takes_no_backup(ledger, new_disk):
+    disk = new_disk(40 << 10)
+    with pytest.raises(StagingError, match="No space left"):
+        backup.back_up(ledger.database, disk.folder / "ledger.dump", embedded=True)
+    assert list(disk.folder.iterdir()) == []
+
+
+def test_a_backup_needs_no_hard_links(ledger, tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "ledger.dump"
+    size_bytes = backup.back_up(ledger.database, path, embedded=True)
+    assert [file.stat().st_size for file in tmp_path.glob("*.dump")] == [size_bytes]
+    path.write_bytes(b"there")
+    with pytest.raises(UsageError, match="exists"):
+        backup.back_up(ledger.database, path, embedded=True)
+    assert path.read_bytes() == b"there"
 
 
 def test_tables_of_other_programs_are_left_alone(ledger, programs, tmp_path, execute):
