@@ -38,8 +38,9 @@ def backup(
       caf backup ledger.dump
       caf backup --restore ledger.dump
 
-    Exit status: 0; 1 you did not confirm; 2 FILE exists already, or is not a backup of a ledger that this version can read; 3 a
-    setting is wrong; 6 the database failed, or no pg_dump has its version; 8 FILE cannot be written; 10 a run is under way.
+    Exit status: 0; 1 you did not confirm; 2 FILE exists already, is of another archive, or is not a backup of a ledger that this
+    version can read; 3 a setting is wrong; 6 the database failed, or no pg_dump has its version; 8 FILE cannot be written; 10 a
+    run is under way.
     """
     from caf_pipeline.wiring import back_up_ledger  # noqa: PLC0415  loaded by the command that uses it
 
