@@ -6,8 +6,8 @@ a chunk that the ledger has already, nothing is read.
 
     posted once, by us ─▶ head (all copies agree) ─▶ a name ─▶ index, manifest, samples ─▶ rows
 
-If another file, or a chunk of the ledger, has the name of a file, the file is read whole: its Merkle root proves its content. The
-file takes the place of a chunk that was never posted. Otherwise it gets a name made of its root, and both files are kept.
+A file is read whole if another file or a chunk of the ledger has its name: its Merkle root proves its content. It takes the
+place of a chunk that was never posted. Otherwise it gets a name made of its root, and both files are kept.
 
 With as many copies listed as are required a chunk comes back as `located`; with fewer as `damaged`, for `repair` to mend.
 
