@@ -34,6 +34,7 @@ class _Sums:
     size_bytes: int = 0
     wrong: int = 0
     unread: int = 0
+    hint: str = ""  # of the first object that could not be read now
     providers: dict[str, int] = field(default_factory=dict)
     suspects: dict[str, Sample] = field(default_factory=dict)
     """A wrong object of each chunk, by the chunk's name. The look at the chunk asks every copy for this object."""
@@ -106,7 +107,9 @@ def check(  # noqa: PLR0917 - the command line's options
     if ended:
         raise ended
     if sums.unread:
-        raise StoreUnreachable(f"{counted(sums.unread, 'object')} of '{source}' could not be read now", hint="try again later")
+        raise StoreUnreachable(
+            f"{counted(sums.unread, 'object')} of '{source}' could not be read now", hint=sums.hint or "try again later"
+        )
 
 
 def _recorded(settings: "Settings", ledger: "Ledger", source: str, sums: _Sums) -> bool:
@@ -158,6 +161,8 @@ def _take(sums: _Sums, one: "CheckedObject", json: bool) -> None:
     what = "wrong" if one.error.permanent else "unread"
     sums.wrong += one.error.permanent
     sums.unread += not one.error.permanent
+    if not one.error.permanent:
+        sums.hint = sums.hint or one.error.hint
     if json:
         print_json({"key": one.location.row.key, "result": what, "error": str(one.error)})
     else:
