@@ -182,7 +182,7 @@ def _key(secret: SecretStr | None) -> SecretStr | None:
 def is_database_url(text: str) -> bool:
     """Return whether the text is an address of a Postgres database whose user, password and host are certain.
 
-    A password with a raw '@', '/', '?' or '#' could be taken for the host or the database in part, and be shown.
+    Otherwise a part of the password could be taken for the host or the database, and be shown.
     """
     match = _DATABASE_URL.fullmatch(text)
     if not match:

@@ -128,10 +128,11 @@ def mark_wrong(work: Workplace, lease: Lease, chunk: Chunk, findings: Sequence[C
 def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
     """Look at this many located chunks of the source, those first that were looked at longest ago.
 
-    First come chunks with a copy that did not answer the last time. This group ends when a quarter of the looks, and at least one
-    look, had no answer again. Then come chunks that the store's lists made suspect (`look_in_bulk`). One look in four is kept for
-    the remaining chunks, so that none of them waits for ever. Up to half of these looks are for chunks that wait for their next
-    proof window: two windows in a row can be seen even if there are more chunks than looks in a window.
+    First come chunks with a copy that did not answer the last time. This group ends when a quarter of the looks, and at least
+    one look, had no answer again; these looks do not count. Then come chunks that the store's lists made suspect
+    (`look_in_bulk`). One look in four is kept for the remaining chunks, so that none of them waits for ever. Up to half of
+    these looks are for chunks that wait for their next proof window: two windows in a row can be seen even if there are more
+    chunks than looks in a window.
 
     A chunk that another run holds is left for the next time. A chunk whose providers do not answer is reported as unanswered, and
     another chunk is looked at in its place.
@@ -169,8 +170,9 @@ def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
                 again += 1
                 yield ProofReport(chunk, (), (), "", unanswered=str(error))
                 continue
-            looked_at += 1
-            again += bool(report.unanswered)
+            is_silent_again = group == "unanswered" and bool(report.unanswered)
+            again += is_silent_again
+            looked_at += not is_silent_again
             yield report
     if unanswered:
         raise unanswered
