@@ -26,7 +26,7 @@
     ├── StoreError                 7   where chunks are kept
     │   ├── StoreUnreachable      (t)
     │   │   ├── NoChainAnswer     (t)  the store as a whole gives no answer that counts
-    │   │   │   ├── StoreAway         (t)  a folder is not the one that holds the chunks, e.g. its disk is not mounted
+    │   │   │   ├── StoreAway         (t)  the folder does not hold the chunks, e.g. its disk is not mounted
     │   │   │   ├── ChainUnreachable  (t)  no LCD answers
     │   │   │   ├── ChainBehind  (t)  nodes answer, but below a height seen before
     │   │   │   └── ChainHalted  (t)  the newest block is old
@@ -242,11 +242,11 @@ class StoreUnreachable(StoreError):
 
 
 class NoChainAnswer(StoreUnreachable):
-    """The store as a whole gives no answer that counts: no node of the chain, or no folder. Nothing is known of any chunk."""
+    """No node of the chain gives a valid answer, or the store's folder is away. That says nothing of any chunk."""
 
 
 class StoreAway(NoChainAnswer):
-    """The folder is not the one that holds the chunks: it has no marker file, or that of another store."""
+    """The folder does not hold the chunks: it has no marker file, or the marker file of another store."""
 
 
 class ChainUnreachable(NoChainAnswer):

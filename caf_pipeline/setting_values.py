@@ -55,7 +55,7 @@ _OWNER: Final = re.compile(r"team:.+|\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-
 
 
 def is_source_name(name: str) -> bool:
-    """Tell whether a source may have this name."""
+    """Return whether a source may have this name."""
     return len(name) <= MAX_SOURCE_NAME and _SOURCE_NAME.fullmatch(name) is not None
 
 
@@ -182,7 +182,7 @@ def _key(secret: SecretStr | None) -> SecretStr | None:
 def is_database_url(text: str) -> bool:
     """Return whether the text is an address of a Postgres database whose user, password and host are certain.
 
-    A password with a raw '@', '/', '?' or '#' may be read as part of the host or the database, and be shown as such.
+    Otherwise a part of the password could be taken for the host or the database, and be shown.
     """
     match = _DATABASE_URL.fullmatch(text)
     if not match:

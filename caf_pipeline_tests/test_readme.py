@@ -23,6 +23,7 @@ from caf_pipeline_tests.support.free_ports import free_port
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.s3_server import client_for
 from caf_pipeline_tests.support.sessions import in_session
+from caf_pipeline_tests.support.ui_process import wait_for_webserver
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -195,15 +196,8 @@ def dagster_ui(command, folder, environment):
             start_new_session=True,
         )
 
-    def answers():
-        assert process.poll() is None, log.read_text()
-        try:
-            return httpx.get(f"http://127.0.0.1:{port}/server_info", trust_env=False).is_success
-        except httpx.TransportError:
-            return False
-
     try:
-        wait_for(answers)
+        wait_for_webserver(process, f"127.0.0.1:{port}", log)
         yield f"http://127.0.0.1:{port}/graphql", log
     finally:
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):

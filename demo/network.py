@@ -54,9 +54,9 @@ def wallet_file() -> Path:
 
 
 def runs() -> bool:
-    """Tell whether the demo's network runs already, in another terminal. Ends this process if its port is taken.
+    """Return whether the demo's network runs already, in another terminal. End this process if its port is taken.
 
-    Without Jackal in the settings none is needed, and this is True.
+    True, too, if the settings do not name Jackal: then no network is needed.
     """
     if SETTINGS.store.kind != "jackal":
         return True

@@ -1,11 +1,11 @@
-"""Whether a port that the demo needs is free. It is looked at before anything is started."""
+"""Checks that a port which the demo needs is free, before anything is started."""
 
 import socket
 import sys
 
 
 def answers(host: str, port: int) -> bool:
-    """Tell whether a program accepts connections there."""
+    """Return whether a program accepts connections there."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((host, port)) == 0

@@ -79,7 +79,7 @@ def _address() -> tuple[str, int]:
 
 
 def runs() -> bool:
-    """Tell whether the demo's server runs already, as `make ui` in another terminal. Ends this process if the port is taken."""
+    """Return whether the demo's server runs already, as `make ui` in another terminal. End this process if its port is taken."""
     config = Config(connect_timeout=ASK_SECONDS, read_timeout=ASK_SECONDS, retries={"total_max_attempts": 1})
     try:
         if _answers() and BUCKET in [bucket["Name"] for bucket in client(config).list_buckets()["Buckets"]]:

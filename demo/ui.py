@@ -1,7 +1,7 @@
 """Opens the Dagster UI, with the demo's S3 server and Jackal network beside it: what `make ui` runs.
 
-It archives nothing by itself. After `automatic = true` in [sources.demo] of caf.toml, or after the sensors are switched on in the
-UI under Automation, an object that is put into the bucket is archived:
+It archives nothing by itself. Set `automatic = true` in [sources.demo] of caf.toml, or switch the sensors on in the UI under
+Automation. Then an object that you put into the bucket is archived:
 
     aws --endpoint-url http://127.0.0.1:5055 s3 cp README.md s3://demo/      (any key and secret will do)
 """

@@ -1,11 +1,10 @@
 """`caf backfill`: planned chunks as one backfill of Dagster's daemon."""
 
-from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings
+from caf_pipeline.cli.opening import dagster_command, load_settings
 from caf_pipeline.cli.terminal import SourceArgument
 
 
@@ -41,7 +40,6 @@ def backfill(  # noqa: PLR0917 - the command line's options
     SIGHUP or a closed terminal, and the backfill goes on.
     """
     settings = load_settings()
-    (entry,) = entry_points(group="caf_pipeline.commands", name="backfill")
     wanted = {"plan": plan, "first": first, "last": last, "failed": failed}
-    status: int = entry.load()(source, settings=settings, wanted=wanted, dry_run=dry_run, json=json)
+    status: int = dagster_command("backfill")(source, settings=settings, wanted=wanted, dry_run=dry_run, json=json)
     return status

@@ -1,7 +1,6 @@
 """The command backup: the ledger to a file, and back."""
 
 import shutil
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from caf_pipeline.cli.opening import load_settings, opened_ledger
-from caf_pipeline.cli.terminal import counted, note, printable, show_size
+from caf_pipeline.cli.terminal import confirm, counted, printable, show_size
 from caf_pipeline.context import address_of
 from caf_pipeline.errors import HeldByOther, UsageError
 
@@ -26,22 +25,22 @@ def backup(
 ) -> None:
     r"""Back up the ledger, or restore it.
 
-    A backup is of one moment, also while runs go on. It is a file of pg_dump's custom format that only you can read. It contains
-    no secret, but the names of all objects. Staged files, plans and the wallet's words are not in it: see
+    A backup shows the ledger at one moment, even while runs go on. It is a file in pg_dump's custom format that only you can
+    read. It contains no secret, but the names of all objects. It does not contain staged files, plans and the wallet's words: see
     docs/operations/backup.md.
 
-    --restore replaces the ledger in one transaction: if it is interrupted, the ledger is as it was. It needs that no run is under
-    way. Afterwards everything is paused: `caf doctor` finds what was archived since the backup, then `caf resume` ends the pause.
-    Restore only files of your own, since a backup is a program for the database.
+    --restore replaces the ledger in one transaction. An interrupted restore changes nothing. The command is refused while a run
+    is under way. Afterwards everything is paused: `caf doctor` finds what was archived since the backup, then `caf resume` ends
+    the pause. Restore only your own files, since a backup is a program for the database.
 
     \b
     Examples:
       caf backup ledger.dump
       caf backup --restore ledger.dump
 
-    Exit status: 0; 1 you did not confirm; 2 FILE exists already, or is not a backup of a ledger that this version can read; 3 a
-    setting is wrong; 6 the database failed, or there is no pg_dump of its version; 8 FILE cannot be written;
-    10 a run is under way.
+    Exit status: 0; 1 you did not confirm; 2 FILE exists already, is of another archive, or is not a backup of a ledger that this
+    version can read; 3 a setting is wrong; 6 the database failed, or no pg_dump has its version; 8 FILE cannot be written; 10 a
+    run is under way.
     """
     from caf_pipeline.wiring import back_up_ledger  # noqa: PLC0415  loaded by the command that uses it
 
@@ -62,13 +61,8 @@ def _restore(settings: "Settings", ledger: "Ledger", file: Path, *, yes: bool) -
     _require_no_run(ledger)
     typer.echo(f"the backup has  {_named(contents.sources)}", err=True)
     typer.echo(f"the ledger has  {_named(ledger.sources())}, {counted(len(ledger.chunks()), 'chunk')}", err=True)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise UsageError("a restore needs a confirmation, and standard input is not a terminal.", hint="Give --yes.")
-        if not typer.confirm("Replace the ledger by the backup?", err=True):
-            note("nothing was restored")
-            raise typer.Exit(1)
-    # What is kept there of the ledger that is replaced would be taken for that of the new one.
+    confirm("Replace the ledger by the backup?", yes=yes, otherwise="nothing was restored")
+    # Best effort: these files count only for a chunk with the same number, name and time.
     shutil.rmtree(settings.home / "located", ignore_errors=True)
     restore_ledger(settings, ledger, file)
     with opened_ledger(settings) as restored:  # migrated
@@ -83,11 +77,11 @@ def _named(sources: Iterable[str]) -> str:
 
 def _require_same_sources(settings: "Settings", contents: "BackupContents") -> None:
     for name, source in settings.sources.items():
-        known = contents.sources.get(name)
-        if known is not None and known != address_of(source):
+        recorded = contents.sources.get(name)
+        if recorded is not None and recorded != address_of(source):
             raise UsageError(
-                f"source '{name}' is {printable(known)} in the backup, and {address_of(source)} in the settings.",
-                hint="It is a backup of another archive; check FILE and caf.toml.",
+                f"source '{name}' is {printable(recorded)} in the backup, and {address_of(source)} in the settings.",
+                hint="FILE is a backup of another archive: check FILE and caf.toml.",
             )
 
 

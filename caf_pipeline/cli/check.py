@@ -34,9 +34,10 @@ class _Sums:
     size_bytes: int = 0
     wrong: int = 0
     unread: int = 0
+    hint: str = ""  # of the first object that could not be read now
     providers: dict[str, int] = field(default_factory=dict)
     suspects: dict[str, Sample] = field(default_factory=dict)
-    """An object that was found wrong, by chunk: the proof watch asks every copy for it."""
+    """A wrong object of each chunk, by the chunk's name. The look at the chunk asks every copy for this object."""
 
 
 def check(  # noqa: PLR0917 - the command line's options
@@ -55,7 +56,7 @@ def check(  # noqa: PLR0917 - the command line's options
     They are read from the store as by `caf get`, and nothing is kept. What `caf ls --recursive` lists is checked: by default
     one object of a hundred, chosen by chance each time, and at least one. Of those that were not chosen this says nothing. An
     object is right where any provider gives it right; what others gave wrong, or did not give, is counted for each. `caf check`
-    then looks at the chunks of such objects as `caf prove` does, and marks chunks as damaged; `caf repair` stores them again.
+    then looks at the chunks of such objects as `caf prove` does, and marks damaged chunks; `caf repair` stores them again.
 
     A line is printed for each object that is not right, and at last the sums. With --json a line is {"key": …} or, the last one,
     {"objects_checked": …}.
@@ -106,11 +107,13 @@ def check(  # noqa: PLR0917 - the command line's options
     if ended:
         raise ended
     if sums.unread:
-        raise StoreUnreachable(f"{counted(sums.unread, 'object')} of '{source}' could not be read now", hint="try again later")
+        raise StoreUnreachable(
+            f"{counted(sums.unread, 'object')} of '{source}' could not be read now", hint=sums.hint or "try again later"
+        )
 
 
 def _recorded(settings: "Settings", ledger: "Ledger", source: str, sums: _Sums) -> bool:
-    """Look at the chunks of wrong objects as the proof watch does; tell whether the source has a damaged chunk."""
+    """Look at the chunks of wrong objects as the proof watch does; return whether the source has a damaged chunk."""
     if sums.suspects and source in settings.sources:
         from caf_pipeline.maintenance.scrub import prove_chunk  # noqa: PLC0415  loaded only if an object is wrong
 
@@ -158,6 +161,8 @@ def _take(sums: _Sums, one: "CheckedObject", json: bool) -> None:
     what = "wrong" if one.error.permanent else "unread"
     sums.wrong += one.error.permanent
     sums.unread += not one.error.permanent
+    if not one.error.permanent:
+        sums.hint = sums.hint or one.error.hint
     if json:
         print_json({"key": one.location.row.key, "result": what, "error": str(one.error)})
     else:

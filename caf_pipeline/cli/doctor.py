@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
-from caf_pipeline.cli.opening import known_sources, load_settings, opened_ledger, opened_store, require_source
+from caf_pipeline.cli.opening import dagster_command, known_sources, load_settings, opened_ledger, opened_store, require_source
 from caf_pipeline.cli.terminal import JsonOption, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
 
@@ -35,9 +35,9 @@ def doctor(
 
     Leases of dead runs, files and reservations in staging that no chunk needs, transactions that were signed and not settled,
     chunks on Jackal that the ledger does not know, rows without a chunk, located chunks that the chain no longer lists, what
-    killed inventories and plans left, chunks that no run goes on with, partitions in Dagster that no plan made. May be run at
-    any moment, also beside runs: what a live one holds is left alone. Nothing is paid again, nothing is deleted on
-    Jackal, S3 is not asked. What other wallets post under this archive's note is left out: `caf rebuild --dry-run` lists it.
+    killed inventories and plans left, chunks that no run goes on with, partitions in Dagster that no plan made. Run it at any
+    moment, even beside runs: it changes nothing that a live run holds. It pays nothing again, deletes nothing on Jackal, and does
+    not ask S3. It leaves out files that other wallets posted under this archive's note: `caf rebuild --dry-run` lists them.
 
     A line is a finding: what it is about, its name, what was found, what was done. Its "turn" in JSON is "mended"; "doctor"
     where it was not mended, or only looked at; "run" for the next `caf run`; "operator"; or "nobody".
@@ -94,11 +94,15 @@ class _Examination:
 
     def examine_partitions(self, settings: "Settings", ledger: "Ledger", source: str) -> None:
         """Look at a source's partitions in Dagster."""
-        from importlib.metadata import entry_points  # noqa: PLC0415  takes longer to load than most commands
+        from caf_pipeline.maintenance.doctor.findings import not_checked  # noqa: PLC0415
 
-        for entry in entry_points(group="caf_pipeline.commands", name="stray_partitions"):
-            for finding in entry.load()(source, settings=settings, ledger=ledger):
-                self._handle(finding)
+        try:
+            stray_partitions = dagster_command("stray_partitions")
+        except CafError as error:
+            self._handle(not_checked(f"partitions of {source}", error))
+            return
+        for finding in stray_partitions(source, settings=settings, ledger=ledger):
+            self._handle(finding)
 
     def close(self) -> None:
         """Say how many things were found, and end as they demand.

@@ -64,14 +64,14 @@ def wallet(json: JsonOption = False) -> None:
         chain, address = network.store.chain, network.store.wallet.address
         balance, spent = chain.balance(address), network.log.spent(network.account)
         plan, now = chain.confirmed_plan(address)
-        seen = next((row for row in network.ledger.storage_plans() if row.account == network.account), None)
+        last_reading = next((row for row in network.ledger.storage_plans() if row.account == network.account), None)
         pending = any(transaction.purpose == "buy" for transaction in network.log.pending(network.account))
         at_list_price = network.log.at_list_price(network.account)
         throttle = open_throttle(settings.jackal, network.ledger.controls())
         cap, rate, paused = throttle.spend_cap(), throttle.limit() or None, throttle.paused()
         chunks = network.ledger.chunks()
     types = Counter(chunk.proof_type for chunk in chunks if has_reached(chunk.state, ChunkState.POSTED))
-    warning = "" if plan is None else _space_warning(plan, None if pending else seen, now, settings.jackal.warn_days)
+    warning = "" if plan is None else _space_warning(plan, None if pending else last_reading, now, settings.jackal.warn_days)
     words = settings.jackal.mnemonic
     words_from, *not_used = words_named(words.get_secret_value() if words else None, settings.jackal.mnemonic_file)
     if json:
@@ -85,7 +85,7 @@ def wallet(json: JsonOption = False) -> None:
                 "posted_by_proof_type": {str(proof_type): count for proof_type, count in sorted(types.items())},
                 "balance_ujkl": balance,
                 "plan": _plan_json(plan),
-                "latest_end": seen.latest_end.isoformat() if seen and seen.latest_end else None,
+                "latest_end": last_reading.latest_end.isoformat() if last_reading and last_reading.latest_end else None,
                 "warning": warning or None,
                 "spent_ujkl": spent,
                 "purchases_at_list_price": at_list_price,
@@ -100,8 +100,8 @@ def wallet(json: JsonOption = False) -> None:
     typer.echo(f"words      from {printable(words_from)}{unused}")
     typer.echo(f"balance    {show_coins(balance)}")
     typer.echo(f"space      {_plan_line(plan, now)}")
-    if seen and seen.latest_end:
-        typer.echo(f"latest end {seen.latest_end:%Y-%m-%d %H:%M} UTC, of all ends that were read since the last purchase")
+    if last_reading and last_reading.latest_end:
+        typer.echo(f"latest end {last_reading.latest_end:%Y-%m-%d %H:%M} UTC, of all ends that were read since the last purchase")
     if warning:
         typer.echo(f"warning    {warning}")
     typer.echo(f"spent      {show_coins(spent)} by this ledger's transactions; cap: {'none' if cap is None else show_coins(cap)}")
@@ -134,14 +134,14 @@ def _plan_json(plan: "StoragePlan | None") -> dict[str, object] | None:
     }
 
 
-def _space_warning(plan: "StoragePlan", seen: "StoragePlanRow | None", now: "datetime", warn_days: int) -> str:
+def _space_warning(plan: "StoragePlan", last_reading: "StoragePlanRow | None", now: "datetime", warn_days: int) -> str:
     """Return what is wrong with the end of the space, and the purchase that mends it; "" if the end is far."""
     from caf_pipeline.store.jackal.storage_forecast import end_warning, to_buy  # noqa: PLC0415
 
-    latest_end, space_bytes = (seen.latest_end, seen.latest_end_space or 0) if seen else (None, 0)
-    text = end_warning(plan, latest_end, now, warn_days)
+    latest_end, space_bytes = (last_reading.latest_end, last_reading.latest_end_space or 0) if last_reading else (None, 0)
+    text = end_warning(plan, latest_end, now, warn_days).rstrip(".")
     needed_bytes = max(plan.used_bytes, plan.space_bytes)
-    return f"{text} {to_buy(needed_bytes, space_bytes, latest_end, now, warn_days)}" if text else ""
+    return f"{text}: {to_buy(needed_bytes, space_bytes, latest_end, now, warn_days)}" if text else ""
 
 
 def _plan_line(plan: "StoragePlan | None", now: "datetime") -> str:
@@ -290,8 +290,8 @@ def buy(
         cost = f"{'' if purchase.cost_told else 'at most '}{show_coins(purchase.cost)}"
         typer.echo(f"{which} for {cost} at height {purchase.height}, transaction {purchase.hash}")
         plan, now = chain.confirmed_plan(address)
-        found = None if plan is None else (plan.space_bytes, plan.used_bytes, plan.ends_at)
-        network.ledger.record_storage_plan(network.account, read_at=now, balance=chain.balance(address), plan=found, bought=True)
+        space = None if plan is None else (plan.space_bytes, plan.used_bytes, plan.ends_at)
+        network.ledger.record_storage_plan(network.account, read_at=now, balance=chain.balance(address), plan=space, bought=True)
         typer.echo(f"the wallet has {_plan_line(plan, now)}")
 
 

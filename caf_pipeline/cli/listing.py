@@ -68,8 +68,8 @@ def ls(  # noqa: PLR0917 - the command line's options
     where something later, up to TIME, was skipped or is still to be archived. What was in S3 and was never archived, and when
     between two inventories a key was deleted, is not known.
 
-    With --versions every archived version of a key is shown, newer before older, with its size, LastModified, status and version
-    id. A bucket without versions has no ids: a version is then `etag:<ETag>:<size>`. Without --versions, a line on standard error
+    --versions shows every archived version of a key, newer before older, with its size, LastModified, status and version id. A
+    bucket without versions has no ids: a version is then `etag:<ETag>:<size>`. If the option is missing, a line on standard error
     counts the older versions of the listed keys.
 
     The ledger is read in pages: each is of one moment. Keys come in the order of their bytes; control characters in them are

@@ -127,9 +127,10 @@ def families(ledger: "Ledger") -> "Iterator[Metric]":
         ("balance_ujkl", "Coins of the wallet.", lambda row: row.balance),
         ("plan_read_timestamp_seconds", "When the plan and the balance were last read, by the chain.", lambda row: row.read_at),
     ]
+    plans = ledger.storage_plans()
     for name, text, read in readings:
         of_account = GaugeMetricFamily(f"caf_jackal_{name}", text, labels=["account"])
-        for row in ledger.storage_plans():
+        for row in plans:
             if (number := read(row)) is not None:
                 of_account.add_metric([row.account], number.timestamp() if isinstance(number, datetime) else number)
         yield of_account

@@ -4,14 +4,14 @@ Nothing here is loaded before a command asks for it: `caf --help` must not wait 
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from caf_pipeline.cli.terminal import note
-from caf_pipeline.errors import NotLocated, StagingError, UsageError
+from caf_pipeline.errors import CafError, NotLocated, StagingError, UsageError
 from caf_pipeline.waits import Announcer, Waits
 
 if TYPE_CHECKING:
@@ -47,6 +47,20 @@ def load_settings() -> "Settings":
     from caf_pipeline import settings  # noqa: PLC0415
 
     return settings.load_settings()
+
+
+def dagster_command(name: str) -> Callable[..., Any]:
+    """Return a function of `dagster_host` by its entry point, since the command line does not import that folder.
+
+    Raises:
+        CafError: the installation is older than this source code, and does not have the entry point.
+    """
+    from importlib.metadata import entry_points  # noqa: PLC0415  takes longer to load than most commands
+
+    for entry in entry_points(group="caf_pipeline.commands", name=name):
+        command: Callable[..., Any] = entry.load()
+        return command
+    raise CafError(f"the installation has no entry point '{name}'", hint="install caf-pipeline again, as `make setup` does")
 
 
 @contextmanager

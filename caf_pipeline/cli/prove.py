@@ -48,42 +48,44 @@ def prove(
 
     settings = load_settings()
     settings.source(source)
-    found: dict[str, list[str]] = {"damaged": [], "unanswered": [], "unverified": [], "proven": []}
+    names_by_verdict: dict[str, list[str]] = {"damaged": [], "unanswered": [], "unverified": [], "proven": []}
     with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source) as work:
         if (in_bulk := look_in_bulk(work)) is not None:
             note(in_bulk.described())
         try:
             for report in prove_oldest(work, limit or settings.jackal.prove_per_run):
                 _print_proof(report, json)
-                found[report.verdict].append(report.chunk.name)
+                names_by_verdict[report.verdict].append(report.chunk.name)
         except NoChainAnswer:
             raise
         except StoreUnreachable:
-            pass  # the reports name the chunks of which no provider answered
-        looked_at = sum(map(len, found.values()))
-        _add_known(ledger, source, found)
-    _raise_unless_proven(source, looked_at, found)
+            pass  # the reports name the chunks whose providers did not answer
+        looked_at = sum(map(len, names_by_verdict.values()))
+        _add_earlier(ledger, source, names_by_verdict)
+    _raise_unless_proven(source, looked_at, names_by_verdict)
     if not json:
-        said = f"{counted(looked_at, 'chunk')} of '{source}' looked at, all proven"
         typer.echo(
-            said if looked_at else f"no chunk of '{source}' was checked: none is located, or other runs hold those that are"
+            f"{counted(looked_at, 'chunk')} of '{source}' looked at, all proven"
+            if looked_at
+            else f"no chunk of '{source}' was checked: none is located, or other runs hold those that are"
         )
 
 
-def _add_known(ledger: "Ledger", source: str, found: dict[str, list[str]]) -> None:
-    """Add chunks that earlier looks found damaged or had no answer for."""
-    seen = {name for names in found.values() for name in names}
-    found["damaged"] += [chunk.name for chunk in ledger.chunks(source, [ChunkState.DAMAGED]) if chunk.name not in seen]
-    found["unanswered"] += [chunk.name for chunk in ledger.unanswered_chunks(source) if chunk.name not in seen]
+def _add_earlier(ledger: "Ledger", source: str, names_by_verdict: dict[str, list[str]]) -> None:
+    """Add chunks that are damaged or unanswered since an earlier look."""
+    looked_at = {name for names in names_by_verdict.values() for name in names}
+    earlier = {"damaged": ledger.chunks(source, [ChunkState.DAMAGED]), "unanswered": ledger.unanswered_chunks(source)}
+    for verdict, chunks in earlier.items():
+        names_by_verdict[verdict] += [chunk.name for chunk in chunks if chunk.name not in looked_at]
 
 
-def _raise_unless_proven(source: str, looked_at: int, found: dict[str, list[str]]) -> None:
+def _raise_unless_proven(source: str, looked_at: int, names_by_verdict: dict[str, list[str]]) -> None:
     """Raise the error that names the chunks that are damaged, unanswered or unverified."""
-    kinds = [(kind, names) for kind, names in found.items() if kind != "proven" and names]
+    kinds = [(verdict, names) for verdict, names in names_by_verdict.items() if verdict != "proven" and names]
     if not kinds:
         return
-    said = "; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds)
-    message = f"{counted(looked_at, 'chunk')} of '{source}' looked at; {said}"
+    counts = "; ".join(f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds)
+    message = f"{counted(looked_at, 'chunk')} of '{source}' looked at; {counts}"
     if [kind for kind, _ in kinds] == ["unanswered"]:
         raise StoreUnreachable(message, hint="look again when the providers answer")
     hints = {

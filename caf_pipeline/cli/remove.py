@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opening import RUN, load_settings
+from caf_pipeline.cli.opening import RUN, dagster_command, load_settings
 from caf_pipeline.cli.terminal import confirm, printable
 
 
@@ -31,7 +31,6 @@ def remove(
     source; 6 something of the source is or may be stored, its rebuild is not complete, or the database failed; 8 a file cannot be
     removed; 10 a run works on the source; 11 the ledger never had it.
     """
-    from importlib.metadata import entry_points  # noqa: PLC0415  takes longer to load than most commands
 
     def ask(lines: Sequence[str]) -> None:
         for line in lines:
@@ -39,6 +38,5 @@ def remove(
         confirm("Remove it?", yes=yes, otherwise="nothing was removed")
 
     settings = load_settings()
-    (entry,) = entry_points(group="caf_pipeline.commands", name="remove")
-    status: int = entry.load()(source, settings=settings, run=RUN, confirm=ask)
+    status: int = dagster_command("remove")(source, settings=settings, run=RUN, confirm=ask)
     return status

@@ -62,10 +62,10 @@ def restore(  # noqa: PLR0917 - the command line's options
     read from it (docs/retrieval.md): parts that are empty, '.' or '..', that begin with .caf, that are too long, or where one
     key's name is another's folder. Content type and user metadata are not kept in files.
 
-    With --versions all, every archived version of a key is written to a folder: the one that `caf get` gives at the key, an older
-    one at KEY~caf-v-VERSION (or its ETag), with a further ~ if an archived key has that name. `caf ls --versions` lists them.
-    With --as-of, what `caf get --as-of` gives is restored. Without both, a line on standard error counts the
-    older versions left out.
+    --versions all restores every archived version of a key to a folder. The version that `caf get` gives is written at the key,
+    an older version at KEY~caf-v-VERSION, or with its ETag for VERSION. A further ~ is added if an archived key has that name.
+    `caf ls --versions` lists the versions. --as-of restores what `caf get --as-of` gives. If both options are missing, a line on
+    standard error counts the older versions that are left out.
 
     In a bucket, an object has PREFIX/ and the key as its key, and its content type, its other headers and its user metadata as
     archived; LastModified is the time of the restore. Equal is what has the same headers, too. Of an adopted file no headers are

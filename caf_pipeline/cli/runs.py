@@ -1,11 +1,10 @@
 """`caf runs`: what Dagster runs now, and how the last runs ended."""
 
-from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings
+from caf_pipeline.cli.opening import dagster_command, load_settings
 from caf_pipeline.cli.terminal import JsonOption
 
 
@@ -32,6 +31,5 @@ def runs(
     Exit status: 0; 3 a setting is wrong, there is no such source, or Dagster's storage cannot be opened; 6 the database failed.
     """
     settings = load_settings()
-    (entry,) = entry_points(group="caf_pipeline.commands", name="runs")
-    status: int = entry.load()(source, settings=settings, last=last, json=json)
+    status: int = dagster_command("runs")(source, settings=settings, last=last, json=json)
     return status

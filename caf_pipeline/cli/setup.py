@@ -1,11 +1,10 @@
 """`caf setup`: what Dagster needs on a machine once."""
 
-from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings
+from caf_pipeline.cli.opening import dagster_command, load_settings
 
 
 def setup(
@@ -34,6 +33,5 @@ def setup(
     Exit status: 0; 3 a setting is wrong, or Dagster's folder or storage cannot be used.
     """
     settings = load_settings()
-    (entry,) = entry_points(group="caf_pipeline.commands", name="setup")
-    status: int = entry.load()(settings=settings, dry_run=dry_run, reset=reset, json=json)
+    status: int = dagster_command("setup")(settings=settings, dry_run=dry_run, reset=reset, json=json)
     return status

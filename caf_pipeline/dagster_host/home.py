@@ -60,17 +60,17 @@ def is_own(file: Path) -> bool:
 
 
 def _link(link: Path) -> None:
-    ours = next((folder / link.name for folder in _FOLDERS if (folder / link.name).is_file()), None)
-    if ours is None:
+    target = next((folder / link.name for folder in _FOLDERS if (folder / link.name).is_file()), None)
+    if target is None:
         raise SettingsError(f"{link.name} is neither in {_FOLDERS[0]} nor in {_FOLDERS[1]}", hint="install the package again")
     if is_own(link):
         return
     if link.is_symlink():
-        if link.readlink() == ours:
+        if link.readlink() == target:
             return
         link.unlink()
     try:
-        link.symlink_to(ours)
+        link.symlink_to(target)
     except FileExistsError:  # another process of ours was faster
         return
 

@@ -1,10 +1,10 @@
 """How far `caf run` is with one source: a bar on a terminal, else a line every minute, for cron and CI.
 
-Objects and bytes count once they are packed or skipped. Those of a chunk that failed stay counted: they are in staging, and the
-next run goes on from there. How much is archived, the line gives as numbers of chunks: archived, of all, and failed. While the
-command runs, the counts never decrease, also if a step packs a chunk again from an earlier point; the last line has exact counts.
-A rate is that of the whole transfer: of packing while a chunk is packed, and of sending while it is sent. What an earlier run
-had packed counts as done and not for the rate.
+Objects and bytes count once they are packed or skipped. If a chunk fails, its objects stay counted: they are in staging, and the
+next run goes on from there. The line has three numbers of chunks: archived, all, and failed. While the command runs, the counts
+never decrease, even if a step packs a chunk again from an earlier point. The last line has exact counts. A rate is that of the
+whole transfer: of packing while a chunk is packed, and of sending while it is sent. Bytes that an earlier run packed count as
+done, but not for the rate.
 """
 
 import threading
@@ -155,9 +155,9 @@ class ChunkProgress:
         self._show(seldom=True)
 
     def end(self, name: str, done: Chunk | None, *, held: bool = False) -> None:
-        """End a chunk: its run ended well, with exactly what is in it; it failed; or another run holds it.
+        """End a chunk. `done` is the chunk after a run that ended well; None if its run failed, or another run holds it.
 
-        What was packed of a chunk that failed or is held stays counted.
+        Objects and bytes stay counted if the chunk failed or is held.
         """
         if done is None:
             self._held += held
@@ -167,7 +167,7 @@ class ChunkProgress:
         if done is not None and name in self._planned:
             objects, size_bytes, chunks = self._done
             whole = self._is_last_part(done) if done.part else done.member_count + done.skipped_count
-            # The ledger has no size of what was skipped alone. If objects were given back, the rest is not only skipped.
+            # The ledger has no size of the skipped objects. If objects were given back, the rest is not only skipped objects.
             all_bytes = done.object_bytes if done.skipped_count and not done.released_count else done.member_bytes
             self._done = objects + whole, size_bytes + all_bytes, chunks + 1
             self._skipped += done.skipped_count

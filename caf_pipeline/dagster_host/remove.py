@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager
 
 from dagster import DagsterInstance
 
-from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.source_runs import open_instance
+from caf_pipeline.dagster_host.storage import may_have_state
 from caf_pipeline.defs.launching import PAGE, failed_runs, runs_of
 from caf_pipeline.defs.naming import PARKED_TAG, partitions_name
 from caf_pipeline.errors import NotLocated
@@ -70,8 +70,8 @@ def remove_command(source: str, *, settings: Settings, run: str, confirm: Callab
 
 @contextmanager
 def _opened(settings: Settings) -> Iterator[DagsterInstance | None]:
-    """Open Dagster's instance; None if Dagster never ran here."""
-    if not dagster_home(settings).is_dir():
+    """Open Dagster's instance; None if Dagster never ran."""
+    if not may_have_state(settings):
         yield None
         return
     with open_instance(settings) as instance:

@@ -184,4 +184,4 @@ def _said(home: Path, made: str, pools: Sequence[PoolLimit], *, dry_run: bool) -
         else:
             yield f"{would}set pool {one.pool} to {one.limit} ({one.reason})"
     command = f"{HOME_VARIABLE}={shlex.quote(str(home))} dg dev -w {shlex.quote(str(home / WORKSPACE_FILE))}"
-    yield f"the UI opens by: {command}"
+    yield f"open the UI with: {command}"

@@ -24,7 +24,7 @@ _INTERRUPTS: Final = (KeyboardInterrupt, DagsterExecutionInterruptedError)
 
 
 class InterruptWatch:
-    """Sees each SIGINT, SIGTERM and SIGHUP in its context. Outside the main thread it sees none, as no handler would."""
+    """Notices each SIGINT, SIGTERM and SIGHUP in its context. Outside the main thread it notices none, as no handler would."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
@@ -56,7 +56,7 @@ class InterruptWatch:
             raise KeyboardInterrupt
 
     def _seen(self) -> bool:
-        """Tell whether a signal came since the last call; the exit status is of the first one that ends the process."""
+        """Return whether a signal came since the last call. The first signal sets the exit status."""
         try:
             numbers = os.read(self._read, 4096)
         except BlockingIOError:

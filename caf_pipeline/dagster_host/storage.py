@@ -23,7 +23,7 @@ from caf_pipeline.dagster_host.quiet import hush
 from caf_pipeline.defs.dagster_private import ConfigurableClass, ConfigurableClassData, DagsterSqliteStorage, DagsterStorage
 from caf_pipeline.errors import SettingsError, first_line
 from caf_pipeline.setting_values import ENCODE_IN_URL, is_database_url
-from caf_pipeline.settings import load_settings
+from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.system.atomic_files import opened_folder
 
 URL_VARIABLE: Final = "CAF_DAGSTER_DATABASE_URL"
@@ -52,6 +52,11 @@ def with_driver(url: str) -> str:
         f"{URL_VARIABLE} is not the URL of a Postgres database",
         hint=f"write postgresql://user:password@host:5432/name; {ENCODE_IN_URL}",
     ) from None
+
+
+def may_have_state(settings: Settings) -> bool:
+    """Return whether Dagster may have runs and partitions: in its folder on this machine, or in a database."""
+    return dagster_home(settings).is_dir() or bool(os.environ.get(URL_VARIABLE))
 
 
 def require_database() -> None:

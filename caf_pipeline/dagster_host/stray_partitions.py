@@ -1,12 +1,12 @@
-"""Partitions of a source in Dagster that no plan made, for `caf doctor`: somebody added them in the UI."""
+"""Finds partitions in Dagster without a chunk in the ledger, for `caf doctor`: somebody added them in the UI."""
 
 from collections.abc import Iterator
 from functools import partial
 
 from dagster import DagsterInstance
 
-from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.source_runs import open_instance
+from caf_pipeline.dagster_host.storage import may_have_state
 from caf_pipeline.defs.naming import partitions_name
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.inventory.chunk_id import ChunkId
@@ -18,16 +18,16 @@ from caf_pipeline.settings import Settings
 def stray_partitions(source: str, *, settings: Settings, ledger: Ledger) -> Iterator[Finding]:
     """Yield the partitions of a source whose names are no chunks of the ledger; mending removes them from Dagster.
 
-    If the ledger has no chunk of the source, it may be lost: then names that could be chunks are left alone. No Dagster home is
-    made.
+    If the ledger has no chunk of the source, it may be lost: then partitions that could be chunks are left alone. If Dagster
+    never ran, no Dagster home is made.
     """
-    if not dagster_home(settings).exists():
+    if not may_have_state(settings):
         return
     try:
         with open_instance(settings) as instance:
             for name in _without_chunk(instance, source, ledger):
-                found = "no plan made this partition, and every run of it fails"
-                yield mendable(Kind.PARTITION, name, found, "removed from Dagster", partial(_remove, instance, source, name))
+                fault = "the ledger has no chunk of this name, and every run of the partition fails"
+                yield mendable(Kind.PARTITION, name, fault, "removed from Dagster", partial(_remove, instance, source, name))
     except SettingsError as error:
         yield not_checked(f"partitions of {source}", error)
 

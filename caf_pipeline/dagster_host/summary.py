@@ -106,7 +106,7 @@ class Summary:
 
     @property
     def nothing_listed(self) -> bool:
-        """Whether the inventory lists no object, and none was ever planned: bucket or prefix may be wrong."""
+        """True if the inventory lists no object, and no object was ever planned: bucket or prefix may be wrong."""
         return self.totals is not None and not self.totals.objects and not self.ever_planned
 
     @property

@@ -128,7 +128,7 @@ class Alert:
 
 
 Told = dict[str, dict[str, str]]
-"""When something was last told: by source and kind of condition. A space and "warning" follow if it was no error."""
+"""When an alert was last sent, by source and kind of condition. A space and "warning" follow if it was not an error."""
 
 _WARNING: Final = "warning"
 

@@ -207,12 +207,12 @@ def _chunk_is_proven(work: Workplace, chunk: str) -> AssetCheckResult:
 
 
 def proof_severity(report: scrub.ProofReport) -> AssetCheckSeverity:
-    """Return how bad it is that a chunk is not proven: what is unverified or unanswered is no damage."""
+    """Return the severity for a chunk that is not proven. A chunk that is unverified or unanswered is not damaged."""
     return AssetCheckSeverity.ERROR if report.explanation else AssetCheckSeverity.WARN
 
 
 def proof_description(report: scrub.ProofReport) -> str:
-    """Say why a chunk is not proven; "" where it is."""
+    """Say why a chunk is not proven; "" if it is proven."""
     reason = report.explanation or report.unanswered or report.unverified
     return metadata.shorten_hashes(reason if not reason or report.explanation else f"{report.verdict}: {reason}")
 
@@ -264,18 +264,18 @@ def _conditions(check: str, work: Workplace, _: str) -> AssetCheckResult:
 
 
 def _last_known_end(work: Workplace, account: str, error: StoreUnreachable) -> AssetCheckResult | None:
-    """Return an error if the space ends soon by the ledger's last reading, for when the chain cannot be read; else None."""
-    seen = next((row for row in work.ledger.storage_plans() if row.account == account), None)
-    if seen is None or seen.ends_at is None:
+    """Return an error if the space ends soon by the ledger's last reading; else None. The chain cannot be read now."""
+    last = next((row for row in work.ledger.storage_plans() if row.account == account), None)
+    if last is None or last.ends_at is None:
         return None
-    plan = StoragePlan(seen.space_bytes or 0, seen.used_bytes or 0, seen.ends_at)
-    now, warn_days = max(seen.read_at, datetime.now(UTC)), work.settings.jackal.warn_days
-    warning = end_warning(plan, seen.latest_end, now, warn_days)
+    plan = StoragePlan(last.space_bytes or 0, last.used_bytes or 0, last.ends_at)
+    now, warn_days = max(last.read_at, datetime.now(UTC)), work.settings.jackal.warn_days
+    warning = end_warning(plan, last.latest_end, now, warn_days)
     if not warning:
         return None
-    buy = to_buy(plan.used_bytes, max(plan.space_bytes, seen.latest_end_space or 0), seen.latest_end, now, warn_days)
-    read = f"It was read at {seen.read_at:%Y-%m-%d %H:%M} UTC, and the chain cannot be read now ({error})"
-    return AssetCheckResult(passed=False, severity=AssetCheckSeverity.ERROR, description=f"{warning} {read}: {buy}.")
+    buy = to_buy(plan.used_bytes, max(plan.space_bytes, last.latest_end_space or 0), last.latest_end, now, warn_days)
+    age = f"The end was read at {last.read_at:%Y-%m-%d %H:%M} UTC, and the chain cannot be read now ({error})"
+    return AssetCheckResult(passed=False, severity=AssetCheckSeverity.ERROR, description=f"{warning} {age}: {buy}.")
 
 
 def _storage_plan_lasts(work: Workplace, _: str) -> AssetCheckResult:
@@ -294,22 +294,22 @@ def _storage_plan_lasts(work: Workplace, _: str) -> AssetCheckResult:
         balance=store.chain.balance(address),
         plan=None if plan is None else (plan.space_bytes, plan.used_bytes, plan.ends_at),
     )
-    seen = next(row for row in work.ledger.storage_plans() if row.account == account)
+    last = next(row for row in work.ledger.storage_plans() if row.account == account)
     copies, warn_days = work.settings.jackal.copies, work.settings.jackal.warn_days
     waiting = copies * chunk_steps.bytes_to_post(work.ledger, NOT_POSTED)
     chunks = work.ledger.chunks(states=IN_GOOD_STANDING)
     used = plan.used_bytes if plan else sum(chunk.stored_size_bytes for chunk in chunks if chunk.owner == address) * copies
-    buy = to_buy(used + waiting, seen.latest_end_space or 0, seen.latest_end, now, warn_days)
+    buy = to_buy(used + waiting, last.latest_end_space or 0, last.latest_end, now, warn_days)
     if plan is None:
         stored = sum(chunk.owner == address for chunk in chunks)
-        said = f"No space is bought, and {counted(stored, 'chunk')} stored" if stored else "No space was bought yet"
+        reason = f"No space is bought, and {counted(stored, 'chunk')} stored" if stored else "No space was bought yet"
         severity = AssetCheckSeverity.ERROR if stored else AssetCheckSeverity.WARN
-        return AssetCheckResult(passed=False, severity=severity, description=f"{said}: {buy}.")
+        return AssetCheckResult(passed=False, severity=severity, description=f"{reason}: {buy}.")
     forecast = look_ahead(plan, charged_per_day(chunks, copies, now), now)
     warning = forecast.warning(plan, warn_days, waiting)
     log = work.ledger.transactions(work.holder)
     pending = any(transaction.purpose == "buy" for transaction in log.pending(account))  # it may have set an earlier end
-    ends = end_warning(plan, None if pending else seen.latest_end, now, warn_days)
+    ends = end_warning(plan, None if pending else last.latest_end, now, warn_days)
     warning = ends or warning
     return AssetCheckResult(
         passed=not warning,

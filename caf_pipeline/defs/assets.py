@@ -46,8 +46,8 @@ PATIENCE_SECONDS: Final = 3600.0
 """For which the plan of a whole inventory waits for another plan of the source: one of 10⁸ objects takes some minutes."""
 
 FRESH: Final = FreshnessPolicy.time_window(warn_window=timedelta(hours=26), fail_window=timedelta(days=2))
-"""For what the daily schedule of an automatic source makes: a warning after one day without, with two hours for a long listing.
-Chunks have none, since one is made only where there are new objects: docs/decisions/0024-freshness.md."""
+"""For the assets of the daily schedule of an automatic source: a warning after a day, with two hours more for a long listing.
+Chunks have no policy, since a chunk is made only if there are new objects: docs/decisions/0024-freshness.md."""
 
 _NO_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 

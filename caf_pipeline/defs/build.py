@@ -47,7 +47,11 @@ def build_defs(
         ],
         schedules=[
             prune_schedule(settings.runs.keep_events_days),
-            *(each for source, its in sources for each in source_schedules(source, automatic=its.automatic, on_jackal=on_jackal)),
+            *(
+                schedule
+                for name, source in sources
+                for schedule in source_schedules(name, automatic=source.automatic, on_jackal=on_jackal)
+            ),
         ],
         resources=build_resources(settings) | dict(resource_overrides or {}),
         # Here and not on the jobs: asset backfills and runs of the UI ignore a job's executor, and the default one takes a

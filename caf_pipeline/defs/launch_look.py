@@ -135,9 +135,9 @@ class LaunchLook:
     def _launched_sources(self, ledger: Ledger) -> list[str]:
         """Return the names of the sources whose chunks are launched: the automatic sources.
 
-        If no source is automatic, this sensor is off by default: an operator switched it on, for all sources.
+        If no source is automatic, this sensor is off by default. Then an operator switched it on, for all sources.
         """
-        automatic = sorted(source for source, its in self.settings.sources.items() if its.automatic)
+        automatic = sorted(name for name, source in self.settings.sources.items() if source.automatic)
         others = sorted(self.settings.sources.keys() - automatic)
         if not automatic:
             return others

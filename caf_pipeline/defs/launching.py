@@ -227,7 +227,7 @@ def give_up_lost_retries(instance: DagsterInstance, backfills: Sequence[Partitio
 
 
 def _archives(run: DagsterRun, sources: Collection[str]) -> bool:
-    """Tell whether a run is of a chunk of these sources: of their job, or of an asset of a chunk."""
+    """Return whether a run archives a chunk of these sources: by their job, or by an asset of a chunk."""
     assets = {AssetKey(asset_key(source, name)) for source in sources for name in ASSETS[2:]}
     return run.job_name in {job_name(source, "archive") for source in sources} or not assets.isdisjoint(run.asset_selection or ())
 

@@ -37,7 +37,7 @@ from caf_pipeline.defs.naming import BEFORE_BACKFILLS, SOURCE_TAG
 PRUNE_JOB: Final = "prune_events"
 
 CURSOR: Final = "caf/events_pruned_until/{source}"
-"""Where Dagster's storage keeps the time up to which a source's runs were pruned, in ISO 8601."""
+"""The cursor in Dagster's storage with the time up to which a source's runs were pruned, in ISO 8601."""
 
 PRUNED: Final = (
     DagsterEventType.STEP_OUTPUT,
@@ -111,18 +111,18 @@ def prune(instance: DagsterInstance, until: datetime, sources: Sequence[str]) ->
 
 def _prune_source(instance: DagsterInstance, until: datetime, source: str) -> tuple[int, int]:
     cursor = CURSOR.format(source=source)
-    said = instance.daemon_cursor_storage.get_cursor_values({cursor}).get(cursor)
-    known = datetime.fromisoformat(said) if said else None
-    if known and known > max(until, datetime.now(UTC)):  # written while the clock was wrong: all is looked at again
-        known = None
-    after = known - timedelta(seconds=1) if known else None  # a run of that very moment is looked at twice
+    written = instance.daemon_cursor_storage.get_cursor_values({cursor}).get(cursor)
+    pruned_until = datetime.fromisoformat(written) if written else None
+    if pruned_until and pruned_until > max(until, datetime.now(UTC)):  # written while the clock was wrong: begin again
+        pruned_until = None
+    after = pruned_until - timedelta(seconds=1) if pruned_until else None  # a run of that very moment is looked at twice
     runs = events = 0
     for ids in _ended(instance, source, after, until):
         runs += len(ids)
         events += _delete(instance, ids)
         for run in ids:  # what led to these files is among the events
             instance.compute_log_manager.delete_logs(prefix=[run, "compute_logs"])
-    if known is None or known < until:
+    if pruned_until is None or pruned_until < until:
         instance.daemon_cursor_storage.set_cursor_values({cursor: until.isoformat()})
     return runs, events
 
@@ -130,11 +130,11 @@ def _prune_source(instance: DagsterInstance, until: datetime, source: str) -> tu
 def _ended(instance: DagsterInstance, source: str, after: datetime | None, until: datetime) -> Iterator[list[str]]:
     """Yield the ids of a source's runs that ended, or were changed last, between two times.
 
-    Every run of ours has the source as a tag, from its job or, if the UI began the run, since its first step opened the source.
+    Every run of the source has its name as a tag: from the run's job, or from its first step if the UI began the run.
     """
-    wanted = RunsFilter(statuses=ENDED, tags={SOURCE_TAG: source}, updated_after=after, updated_before=until)
+    ended = RunsFilter(statuses=ENDED, tags={SOURCE_TAG: source}, updated_after=after, updated_before=until)
     cursor = None
-    while ids := instance.get_run_ids(wanted, limit=_RUNS_AT_ONCE, cursor=cursor):
+    while ids := instance.get_run_ids(ended, limit=_RUNS_AT_ONCE, cursor=cursor):
         yield list(ids)
         cursor = ids[-1]
 

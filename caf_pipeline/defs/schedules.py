@@ -1,8 +1,9 @@
 """Schedules: what happens by the clock.
 
-Each source has a daily plan of a whole inventory, a daily check of completeness, an hourly look at stored chunks and, on Jackal,
-an hourly look at the bought space. The plan runs by itself only if the source is automatic; it checks completeness, too. Sensors
-see new objects soon after they are put; only a whole listing sees what the sensors missed, e.g. while the daemon was down.
+Each source has a daily plan of a whole inventory, a daily check of completeness, and an hourly look at stored chunks. On Jackal
+it has an hourly look at the bought space, too. The plan runs by itself only if the source is automatic; it checks completeness,
+too. Sensors see new objects soon after they are put. Only a whole listing sees objects that the sensors missed, e.g. while the
+daemon was down.
 """
 
 import zlib

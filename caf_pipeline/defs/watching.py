@@ -120,10 +120,10 @@ def _prove_op(source: str) -> OpDefinition:
         in_bulk = attempt_step(context, source, partial(_look_in_bulk, context))
         reports = iter(scrub.prove_oldest(work, work.settings.jackal.prove_per_run))
         looked_at = 0
-        found: dict[str, list[str]] = {"damaged": [], "unanswered": [], "unverified": [], "proven": []}
+        chunks: dict[str, list[str]] = {"damaged": [], "unanswered": [], "unverified": [], "proven": []}
         while (report := attempt_step(context, source, lambda _: next(reports, None))) is not None:
             looked_at += 1
-            found[report.verdict].append(report.chunk.name)
+            chunks[report.verdict].append(report.chunk.name)
             yield _evaluation(
                 context.instance,
                 report.chunk.name,
@@ -133,11 +133,11 @@ def _prove_op(source: str) -> OpDefinition:
                 shown=metadata.proof_metadata(report),
                 severity=proof_severity(report),
             )
-        numbers = {"looked_at": looked_at} | {kind: len(names) for kind, names in found.items() if kind != "proven"}
+        numbers = {"looked_at": looked_at} | {kind: len(names) for kind, names in chunks.items() if kind != "proven"}
         names = {
-            "chunks": _names(found["damaged"]),
-            "unanswered_chunks": _names(found["unanswered"]),
-            "unverified_chunks": _names(found["unverified"]),
+            "chunks": _names(chunks["damaged"]),
+            "unanswered_chunks": _names(chunks["unanswered"]),
+            "unverified_chunks": _names(chunks["unverified"]),
         }
         yield Output(None, metadata={**numbers, **names, **(in_bulk or {})})
 

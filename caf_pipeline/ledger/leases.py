@@ -1,7 +1,7 @@
 """Leases: the right of one run to move one thing, as rows of the ledger with an epoch and an expiry.
 
-The epoch grows with each new holder, and every move names it. It is at least the time in milliseconds, so that no process of
-before an older backup was restored has one that is given again. So a holder that was paused, was taken for dead and wakes
+The epoch grows with each new holder, and every move names it. It is at least the time in milliseconds: after an older backup was
+restored, no new holder gets the epoch of an earlier process. So a holder that was paused, was taken for dead and wakes
 again can move nothing. The expiry, by the database's clock, only says when others may take over.
 
 Source: "A chunk" in docs/design.md.

@@ -123,22 +123,22 @@ class ObjectLookups(LedgerPart):
         return located
 
     def locate_versions(self, source: str, keys: Iterable[str]) -> Mapping[str, Sequence[Location]]:
-        """Return every located version of each key that has one: first the one that `locate_many` returns, then newer to older.
+        """Return the located versions of each key: first the version that `locate_many` returns, then the others, newest first.
 
-        All keys and answers are in memory at once.
+        Keys without a located version are left out. All keys and answers are in memory at a time.
         """
         supported = list(filter(can_be_stored, keys))
         current = self.locate_many(source, supported)
         others = defaultdict(list)
         with self._database.reading() as connection:
-            for known in _look_up(connection, source, supported):
-                if known.told == "location" and known.key in current:
-                    others[known.key].append(known)
+            for row in _look_up(connection, source, supported):
+                if row.told == "location" and row.key in current:
+                    others[row.key].append(row)
         versions = {}
         for key, first in current.items():
-            older = [known for known in others[key] if known.object_version != first.row.object_version]
-            older.sort(key=lambda known: (known.moment, known.inventory, known.object_version), reverse=True)
-            versions[key] = [first, *(_location(known, Currency(is_current=False)) for known in older)]
+            older = [row for row in others[key] if row.object_version != first.row.object_version]
+            older.sort(key=lambda row: (row.moment, row.inventory, row.object_version), reverse=True)
+            versions[key] = [first, *(_location(row, Currency(is_current=False)) for row in older)]
         return versions
 
 

@@ -126,7 +126,7 @@ class Ledger(
 
     @property
     def database(self) -> Database:
-        """Where it is."""
+        """The ledger's database."""
         return self._database
 
     def close(self) -> None:
@@ -156,8 +156,8 @@ class Ledger(
     def register_source(self, name: str, archive_id: str, address: str, *, lease: Lease | None = None) -> None:
         """Make the source known. `address` says which bucket and prefix it is.
 
-        Another address replaces the recorded one until the source has its first chunk. What was recorded of the replaced
-        address is removed. `lease` is the caller's on the source's plan.
+        Another address replaces the recorded one until the source has its first chunk. Inventories, skips and other rows of the
+        replaced address are removed. `lease` is the caller's on the source's plan.
 
         Raises:
             LedgerError: the ledger has another address under this name, and chunks of it.
@@ -172,8 +172,8 @@ class Ledger(
                 ),
                 facts,
             )
-            known = connection.execute("SELECT address FROM sources WHERE name = %(name)s", facts).scalar_one()
-            if known == address:
+            recorded = connection.execute("SELECT address FROM sources WHERE name = %(name)s", facts).scalar_one()
+            if recorded == address:
                 return
             source_id = source_id_of(connection, name, lock="FOR UPDATE")
             has_chunks = "SELECT EXISTS (SELECT FROM caf_files WHERE source_id = %(id)s)"
@@ -188,7 +188,7 @@ class Ledger(
                 connection.execute(statement, facts)
                 return
             raise LedgerError(
-                f"source '{name}' is {known} in the ledger, and {address} in the settings",
+                f"source '{name}' is {recorded} in the ledger, and {address} in the settings",
                 hint=(
                     "give the new address a source of another name;"
                     f" 'caf remove {name}' removes the old source if nothing of it was stored"

@@ -31,7 +31,7 @@ OF_AN_ADDRESS: Final = (
     "store_looks",
     "left_posts",
 )
-"""Tables with what is recorded of a source's bucket before the source has a chunk."""
+"""Tables with rows about a source's bucket that are written before the source has a chunk."""
 
 OF_A_CHUNK: Final = ("staging_reservations", "copies", "transaction_posts", "read_failures", "object_parts", "log_times")
 """Tables with rows of a chunk by its `caf_file_id`. `posts` and `locations` are not among them: their rows forbid a removal."""
@@ -60,7 +60,7 @@ class SourceRemoval(LedgerPart):
     """Removes a source."""
 
     def removable(self, source: str) -> RemovableSource:
-        """Return what a removal of the source would remove from the ledger.
+        """Return what `remove_source` would remove.
 
         Raises:
             NotLocated: there is no such source.
@@ -77,7 +77,7 @@ class SourceRemoval(LedgerPart):
         """Remove the source, its plans and its chunks. `lease` is the caller's on the source's plan.
 
         Raises:
-            LeaseLost: another run has the lease now. Else as `removable`, but for the plan.
+            LeaseLost: another run has the lease now. And as `removable`, except for a run that plans the source.
         """
         with self._database.transaction() as connection:
             facts = {"id": source_id_of(connection, source, lock="FOR UPDATE")}

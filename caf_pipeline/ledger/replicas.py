@@ -91,7 +91,7 @@ class Replicas(LedgerPart):
             connection.execute(_SEEN, facts)
 
     def record_unanswered(self, lease: Lease, chunk: str) -> None:
-        """Remember that no copy of a located or damaged chunk answered; nothing else of it is known to have changed."""
+        """Record that no copy of a located or damaged chunk answered. Nothing else of the chunk changes."""
         with self._database.transaction() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "looked at")
             statement = "UPDATE caf_files SET unanswered_at = now() WHERE caf_file_id = %(id)s"

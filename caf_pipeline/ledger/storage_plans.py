@@ -1,4 +1,4 @@
-"""What the chain last said of the space that each account bought, and of its coins."""
+"""The last reading of the space that each account bought, and of its coins."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -7,7 +7,7 @@ from typing import Final
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import StoragePlanRow
 
-# A reading that is older than the last one changes nothing.
+# An older reading changes nothing.
 _RECORD: Final = """
     INSERT INTO storage_plans AS old (account, read_at, balance, space_bytes, used_bytes, ends_at, latest_end, latest_end_space)
     VALUES (%(account)s, %(read_at)s, %(balance)s, %(space_bytes)s, %(used_bytes)s, %(ends_at)s, %(ends_at)s, %(space_bytes)s)
@@ -36,7 +36,7 @@ class StoragePlans(LedgerPart):
         plan: tuple[int, int, datetime] | None,
         bought: bool = False,
     ) -> None:
-        """Record a reading: bytes of space, bytes used, end. `bought`: a purchase of ours has just set the end."""
+        """Record a reading: bytes of space, bytes used, end. `bought`: a purchase of this ledger has just set the end."""
         space_bytes, used_bytes, ends_at = plan or (None, None, None)
         values = {"space_bytes": space_bytes, "used_bytes": used_bytes, "ends_at": ends_at}
         facts = {"account": account, "read_at": read_at, "balance": balance, "bought": bought, **values}

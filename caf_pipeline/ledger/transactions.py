@@ -113,7 +113,7 @@ _SEE_HEIGHT = """
     ON CONFLICT (chain_id) DO UPDATE SET height = excluded.height WHERE old.height < excluded.height
     """
 
-# Sequences from the last look on have transactions of this ledger. Of two that go back, one is a lie.
+# Each sequence since the last look needs a transaction of this ledger. A sequence below the last one is never explained.
 _EXPLAINS = """
     SELECT looked.unknown = 0 AND (SELECT count(DISTINCT sequence) FROM transactions WHERE account = %(account)s
             AND sequence >= looked.sequence AND sequence < %(sequence)s
@@ -278,9 +278,9 @@ class TransactionLog:
             return int(connection.execute(_AT_LIST_PRICE, {"account": account}).scalar_one())
 
     def explains(self, account: str, archive_id: str, sequence: int) -> bool:
-        """Tell whether this ledger has a transaction for each sequence that the account used since the last look at an archive.
+        """Return whether this ledger has a transaction for each sequence that the account used since the last look at an archive.
 
-        False also while the last look found posts that the ledger does not know.
+        Also returns False if the last look found posts that the ledger does not know.
         """
         with self._database.transaction() as connection:
             facts = {"account": account, "archive": archive_id, "sequence": sequence}

@@ -6,8 +6,8 @@ a chunk that the ledger has already, nothing is read.
 
     posted once, by us ─▶ head (all copies agree) ─▶ a name ─▶ index, manifest, samples ─▶ rows
 
-A file with the name of another file, or of a chunk of the ledger, is read whole: its Merkle root proves what it says. It takes
-the place of a chunk that was never posted. Else it gets a name made of its root, and both files are kept.
+A file is read whole if another file or a chunk of the ledger has its name: its Merkle root proves its content. It takes the
+place of a chunk that was never posted. Otherwise it gets a name made of its root, and both files are kept.
 
 With as many copies listed as are required a chunk comes back as `located`; with fewer as `damaged`, for `repair` to mend.
 
@@ -88,7 +88,7 @@ class FileFinding:
         name: the chunk that it is, or says to be; "" where it says nothing.
         chunk: what it says of itself, of a chunk.
         spool: the chunk's manifest, until the next finding is asked for.
-        replaces: the chunk of this name in the ledger, which was never posted, and whose place this file takes.
+        replaces: the ledger's chunk of this name, which was never posted. The file takes its place.
     """
 
     file: PostedFile
@@ -132,7 +132,7 @@ def find_chunks(
         work: the source. Its objects are not asked for.
         owner: who posted the chunks; the store's own owner where None.
         whole: whether copies that differ are read whole, and those believed that have the Merkle root which the store lists.
-        left: Merkle roots of files that are not read again: they were found to be superseded, or `--new-archive` left them.
+        left: Merkle roots of files that are not read again: they are superseded, or `--new-archive` left them.
 
     Raises:
         StoreUnreachable: the chain does not answer. StagingError: no room for a manifest. A file that cannot be read raises
@@ -156,7 +156,7 @@ def find_chunks(
         else:
             yield FileFinding(file, FileKind.KNOWN, name=chunk.name)
     copies = {file: _copies(work, file) for file in unknown}
-    # A chunk that is not under way and was never posted says nothing of a post of its bytes.
+    # A chunk that is not under way and was never posted does not tell whether its bytes were posted.
     roots = {root: chunk for (root, _), chunk in known.items() if root and (chunk.start is not None or chunk.state in CLAIMING)}
     posted_once = yield from _without_doubles(work, unknown, copies, roots)
     named = yield from _with_heads(work, posted_once, copies, whole=whole)
@@ -165,7 +165,7 @@ def find_chunks(
     required, taken = work.store.required_copies, set[str]()
     for file, source, head in sorted(named, key=lambda one: (len(copies[one[0]]) < required, one[0].posting.start)):
         other = chunks.get(head.chunk)
-        finding = _Named(file, copies[file], source, head, other=other, proven=other is not None or claimants[head.chunk] > 1)
+        finding = _Named(file, copies[file], source, head, other=other, must_prove=other is not None or claimants[head.chunk] > 1)
         yield from _read(work, finding, taken)
 
 
@@ -223,10 +223,10 @@ def _with_heads(
 
 
 def is_unposted(work: Workplace, chunk: Chunk) -> bool:
-    """Tell whether the ledger knows of no post of a chunk under way, and none that may still be included."""
+    """Return whether a chunk is under way, and the ledger knows no post of it and no transaction that may still post it."""
     if chunk.start is not None or chunk.state not in _UNPOSTED:
         return False
-    # In a store that signs nothing, a killed run may have posted it: the next one goes on.
+    # In a store that signs nothing, a killed run may have posted it: the next run goes on.
     return not work.ledger.has_live_post(chunk.name) and (
         chunk.state is not ChunkState.POSTING or work.settings.store.kind == "jackal"
     )
@@ -234,14 +234,14 @@ def is_unposted(work: Workplace, chunk: Chunk) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """A file with the head of a chunk. `other`: what the ledger has under this name. `proven`: its root has to be proven."""
+    """A file with the head of a chunk. `other`: the ledger's chunk of this name. `must_prove`: the file's root must be proven."""
 
     file: PostedFile
     copies: Sequence[Copy]
     source: AgreedSource
     head: Head
     other: Chunk | None
-    proven: bool
+    must_prove: bool
 
 
 def _read(work: Workplace, named: _Named, taken: set[str]) -> Iterator[FileFinding]:
@@ -250,14 +250,14 @@ def _read(work: Workplace, named: _Named, taken: set[str]) -> Iterator[FileFindi
     with _spool(work) as spool:
         try:
             chunk = read_chunk(file, named.copies, named.source, named.head, of=work.source, spool=spool)
-            if named.proven:
+            if named.must_prove:
                 named.source.prove(file.proof_type)
         except (ArchiveError, IntegrityError, StoredChunkMissing, StoreUnreachable) as error:
             yield _refused(file, error, name)
             return
         replaces = named.other if named.other and name not in taken and is_unposted(work, named.other) else None
         if name in taken or (named.other and not replaces):
-            # Of the same form as other names, and the same in each rebuild.
+            # This name has the form of other names, and is the same in each rebuild.
             other_id = ChunkId(work.source, file.posting.merkle_root.hex()[:12], 1)
             chunk = replace(chunk, name=str(other_id), plan=other_id.plan, number=other_id.number, plan_sha256=None)
         taken.add(name)

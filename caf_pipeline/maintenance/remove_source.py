@@ -90,7 +90,7 @@ def no_writers(leftovers: Leftovers) -> Iterator[None]:
 
 
 def remove_leftovers(leftovers: Leftovers) -> None:
-    """Remove the folders and staged files. A link is removed, and not what it leads to. May be repeated.
+    """Remove the folders and staged files. The target of a link stays. May be repeated.
 
     Raises:
         StagingError: one of them cannot be removed.

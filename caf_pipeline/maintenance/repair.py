@@ -88,7 +88,7 @@ def repair_chunk(work: Workplace, name: str) -> RepairReport:
 
 
 def concerns_one_chunk(error: CafError) -> bool:
-    """Tell whether the error of a repair concerns that chunk, so that the next chunk may still be repaired."""
+    """Return whether the error of a repair concerns this chunk only, so that the next chunk may still be repaired."""
     return error.permanent or (isinstance(error, NotProven | StoreUnreachable) and not isinstance(error, NoChainAnswer))
 
 

@@ -53,7 +53,7 @@ class ProofReport:
         explanation: what is wrong, or was when the chunk was found damaged; "" where nothing is.
         unverified: why it is not known whether enough copies were proven; "" where it is, or where the store proves nothing
             over time.
-        unanswered: which copies did not answer, and why; "" if all did.
+        unanswered: which copies did not answer, and why; "" if all answered.
     """
 
     chunk: Chunk
@@ -70,7 +70,7 @@ class ProofReport:
 
     @property
     def verdict(self) -> str:
-        """What the look comes to: "damaged", "unanswered", "unverified" or "proven"."""
+        """The result of the look: "damaged", "unanswered", "unverified" or "proven"."""
         if self.explanation:
             return "damaged"
         if self.unanswered:
@@ -86,7 +86,7 @@ def prove_chunk(work: Workplace, name: str, *, an_object: Sample | None = None) 
 
     Raises:
         StoreUnreachable: the chain, or every provider, is out of reach. That says nothing of the chunk; it is recorded that no
-            provider answered. CafError: the chunk is in no state in which it is to be proven.
+            provider answered. CafError: the chunk is neither located nor damaged.
     """
     with lease_chunk(work, name) as lease:
         chunk = located_or_damaged(work, name)
@@ -128,13 +128,14 @@ def mark_wrong(work: Workplace, lease: Lease, chunk: Chunk, findings: Sequence[C
 def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
     """Look at this many located chunks of the source, those first that were looked at longest ago.
 
-    First come chunks of which a copy did not answer the last time. Once a quarter of the looks, or one, found no answer again,
-    the others are looked at. Then come those that the store's lists made suspect (`look_in_bulk`). One look in four is kept
-    for the rest, so that neither keeps any waiting for ever. Of those, up to half are chunks that wait for a look in their next
-    proof window, so that two windows in a row can be seen even if there are more chunks than a window has looks for.
+    First come chunks with a copy that did not answer the last time. This group ends when a quarter of the looks, and at least
+    one look, had no answer again; these looks do not count. Then come chunks that the store's lists made suspect
+    (`look_in_bulk`). One look in four is kept for the remaining chunks, so that none of them waits for ever. Up to half of
+    these looks are for chunks that wait for their next proof window: two windows in a row can be seen even if there are more
+    chunks than looks in a window.
 
-    A chunk that another run holds is left for the next time. A chunk of which no provider answers is reported as unanswered, and
-    another one is looked at in its place, so that it keeps none of the others waiting.
+    A chunk that another run holds is left for the next time. A chunk whose providers do not answer is reported as unanswered, and
+    another chunk is looked at in its place.
 
     Raises:
         StoreUnreachable: at the end, if no provider of some chunk answered; at once if the chain is out of reach.
@@ -169,8 +170,9 @@ def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
                 again += 1
                 yield ProofReport(chunk, (), (), "", unanswered=str(error))
                 continue
-            looked_at += 1
-            again += bool(report.unanswered)
+            is_silent_again = group == "unanswered" and bool(report.unanswered)
+            again += is_silent_again
+            looked_at += not is_silent_again
             yield report
     if unanswered:
         raise unanswered

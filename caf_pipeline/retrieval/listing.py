@@ -87,7 +87,7 @@ def list_versions(ledger: "Ledger", source: str, entries: Iterable[Location | st
 
 
 def list_named_versions(ledger: "Ledger", source: str, prefix: str = "") -> Iterator[Location]:
-    """Yield every version of each key below a prefix, each under a key of its own, as members of a chunk are named.
+    """Yield every version of each key below a prefix under its own key, as members of a chunk are named.
 
     An older version of `key` is `key~caf-v-<version>`; `~` is appended while an archived key has that name.
     """
@@ -95,7 +95,7 @@ def list_named_versions(ledger: "Ledger", source: str, prefix: str = "") -> Iter
     while page := list(islice(listed, PAGE_KEYS)):
         versions = ledger.locate_versions(source, [location.row.key for location in page])
         older = [location for locations in versions.values() for location in locations[1:]]
-        names = [f"{each.row.key}{VERSION_MARK}{each.row.version_id or each.row.etag}" for each in older]
+        names = [f"{location.row.key}{VERSION_MARK}{location.row.version_id or location.row.etag}" for location in older]
         taken = set(ledger.locate_many(source, names))
         for number, name in enumerate(names):
             free = name

@@ -142,11 +142,11 @@ class AgreedSource:
         return first
 
     def prove(self, proof_type: int) -> None:
-        """Read a copy whole, whose Merkle root proves everything that was read before.
+        """Read one copy whole. Its Merkle root proves everything that was read before.
 
         Raises:
-            IntegrityError: no copy has the root, or what was read before is not of it. StoreUnreachable, StoredChunkMissing: no
-                copy can be read whole.
+            IntegrityError: no copy has the root, or the pieces that were read before differ from it. StoreUnreachable,
+                StoredChunkMissing: no copy can be read whole.
         """
         for provider in list(self.providers):
             tree, position = MerkleTree(proof_type), 0
@@ -170,9 +170,9 @@ class AgreedSource:
                 return
         if self.wrong:
             raise IntegrityError(f"no copy has its Merkle root: {', '.join(self.wrong)}")
-        said = "; ".join(f"{provider}: {reason}" for provider, reason in self.silent.items()) or "no copy is listed"
+        reasons = "; ".join(f"{provider}: {reason}" for provider, reason in self.silent.items()) or "no copy is listed"
         kind = StoredChunkMissing if self._permanent else StoreUnreachable
-        raise kind(f"no copy can be read whole, and only its Merkle root proves which chunk it is ({said})")
+        raise kind(f"no copy can be read whole, and only its Merkle root proves which chunk it is ({reasons})")
 
     @contextmanager
     def _passed_over(self, provider: str) -> Iterator[None]:

@@ -318,7 +318,7 @@ def upload_chunk(work: Workplace, name: str) -> UploadReport:
 
 
 def put_staged(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, *, wrong: Collection[str] = ()) -> None:
-    """Bring the chunk's staged file to the store, to the providers in `wrong` in any case; a lost lease ends the upload.
+    """Bring the chunk's staged file to the store, in any case to the providers in `wrong`. A lost lease ends the upload.
 
     Where providers say that it is not what was posted, and it is not, it is packed once more and brought then.
     """

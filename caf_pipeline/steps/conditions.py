@@ -116,7 +116,7 @@ def find_conditions(
 def _delays(progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings) -> Iterator[Condition]:
     name, under_way = progress.source, counted(progress.sums(UNDER_WAY).chunks, "chunk")
     moved, oldest, inventory = progress.moved_at, progress.oldest_planned_at, progress.inventory_at
-    if inventory is None and settings.automatic:  # else nothing plans it by itself, and nobody did
+    if inventory is None and settings.automatic:  # else nothing plans the source by itself, and no plan is late
         inventory = progress.registered_at
     late = timedelta(seconds=alerts.late_after)
     still = max(oldest, moved or oldest) if oldest else progress.at

@@ -40,16 +40,16 @@ def refuse_new_archive(work: Workplace) -> None:
 def refuse_unknown(work: Workplace) -> None:
     """Raise StoredAlready if the store has posts of the source that the ledger does not know.
 
-    It has some after an older backup of the ledger was restored.
+    It has such posts after an older backup of the ledger was restored.
     """
     refuse_unknown_posts(work.store.unknown_posts(work.archive_id, work.ledger.transactions(work.holder)))
 
 
 def leave_unknown(work: Workplace) -> None:
-    """Let the ledger remember that posts which it does not know may be archived again: an operator ordered a second copy."""
+    """Let the ledger remember that objects of unknown posts may be archived again: an operator ordered a new archive."""
     log = work.ledger.transactions(work.holder)
     work.ledger.leave_posts(work.source, work.store.unknown_posts(work.archive_id, log), superseded=False)
-    work.store.unknown_posts(work.archive_id, log)  # so that the look counts
+    work.store.unknown_posts(work.archive_id, log)  # records that no post is unknown any more
 
 
 def _known(work: Workplace) -> Mapping[str, str]:
@@ -82,7 +82,7 @@ def _refusal(work: Workplace, files: Mapping[str | None, ArchiveFiles]) -> Store
 
 
 def _described(archive: str | None, files: ArchiveFiles, names: Mapping[str, str]) -> str:
-    """Describe an archive: its id, its source's name if that is known, its chunks, its first and last date."""
+    """Describe an archive: its id, its source if the ledger or the settings have it, its chunks, its first and last date."""
     name = "an archive whose note cannot be read" if archive is None else archive
     source = f" (source '{names[archive]}')" if archive is not None and archive in names else ""
     days = f"{files.first_at:%Y-%m-%d} to {files.last_at:%Y-%m-%d}"

@@ -8,7 +8,7 @@ A copy "proves" itself by its length; its bytes are compared by the read-back as
 
 The first post writes the id, into the folder and then into the ledger. From then on the store is away while the folder lacks the
 id, e.g. because the disk is not mounted: nothing is judged, and nothing is written. An earlier version wrote no id. Its folder
-gets one if it has a chunk that the ledger knows.
+gets an id if it has a chunk that the ledger knows.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ PIECE_BYTES: Final = 1 << 20
 OWNER: Final = "directory"
 
 MARKER: Final = "store-id"
-"""The file that has the store's id. To copy it to another folder says that this folder is the store."""
+"""The file with the store's id. If you copy it to another folder, that folder becomes the store."""
 
 _PART: Final = ".part-"
 _ROOT_BYTES: Final = 32  # of a root of proof type 3; one of type 0 has 64
@@ -49,7 +49,7 @@ _MARKER_BYTES: Final = 1000  # an id and white space; a longer file is no marker
 
 
 class FolderLedger(Protocol):
-    """What the ledger knows of the folder: see `ledger.folder_store`."""
+    """The part of the ledger that the store needs: see `ledger.folder_store`."""
 
     def folder_store(self, owner: str) -> FolderStore | None:
         """Return the folder store; None while no chunk was posted."""
@@ -105,30 +105,30 @@ class DirectoryStore(ChunkStore):
         self._posts = folder / "posts"
 
     def require_here(self) -> None:
-        """Raise StoreAway if the folder is not the one that has the ledger's chunks. A first folder has none, and passes.
+        """Raise StoreAway if the folder does not hold the ledger's chunks. Any folder passes while the ledger has no chunk.
 
         A folder of an earlier version gets its marker here.
         """
         marker = self._read_marker()
         if self._id and marker == self._id:
             return
-        known = self._ledger.folder_store(OWNER)
-        if known is None:
+        recorded = self._ledger.folder_store(OWNER)
+        if recorded is None:
             return
-        if marker == known.id:
-            if not known.marked:
+        if marker == recorded.id:
+            if not recorded.marked:
                 self._mark(marker)
-            self._id = known.id
+            self._id = recorded.id
             return
-        if known.marked or not self._has_known_chunk():
-            raise self._away(marker, known)
+        if recorded.marked or not self._has_known_chunk():
+            raise self._away(marker, recorded)
         try:
-            self._mark(marker or self._write_marker(known.id))
+            self._mark(marker or self._write_marker(recorded.id))
         except OSError:
-            return  # a disk that can only be read has the chunks all the same
+            return  # the chunks are there even if the disk can only be read
 
     def bind(self) -> None:
-        """Write the folder's id where it has none, and let the ledger know it.
+        """Write an id into the folder if it has none, and record the id in the ledger.
 
         Raises:
             StoreAway: the ledger knows another folder. StoreError: the folder cannot be written.
@@ -192,7 +192,7 @@ class DirectoryStore(ChunkStore):
         return self._read_marker()
 
     def _has_known_chunk(self) -> bool:
-        """Tell whether the folder has a chunk that the ledger knows, of the right size, or its post."""
+        """Return whether the folder has a chunk of the ledger in its right size, or the post of such a chunk."""
         there = {path.stem for folder in (self._chunks, self._posts) for path in folder.glob("*")}
         if not there:
             return False
@@ -279,12 +279,12 @@ class DirectoryStore(ChunkStore):
         listed = {path.stem: path for path in self._posts.glob("*.json") if _ROOT.fullmatch(path.stem)}
         unknown = log.unknown_roots([bytes.fromhex(stem) for stem in listed], signed=False)
         posts = (self._read_post(listed[root.hex()]) for root in unknown)
-        found = [post.posting.merkle_root for post, archive in posts if archive == archive_id]
-        log.record_look(OWNER, archive_id, 0, len(found))
-        return found
+        roots = [post.posting.merkle_root for post, archive in posts if archive == archive_id]
+        log.record_look(OWNER, archive_id, 0, len(roots))
+        return roots
 
     def put(self, posting: Posting, staged: Path, progress: Callable[[int], None], *, wrong: Collection[str] = ()) -> None:
-        """Copy the staged file; an existing copy of the same bytes is left as it is, so that `wrong` changes nothing.
+        """Copy the staged file. An existing copy of the same bytes stays, so that `wrong` changes nothing.
 
         Raises:
             RootRefused: the bytes do not have the posted Merkle root; nothing was kept of them. StoreError.
@@ -419,12 +419,12 @@ class DirectoryStore(ChunkStore):
         return self._posts / f"{merkle_root.hex()}.json"
 
     def _write(self, path: Path, pieces: Iterator[bytes]) -> None:
-        # What a killed upload of the same file left. Whoever holds the chunk's lease is the only one who writes it.
+        # Files with this prefix were left by killed uploads of the same file: only the holder of the chunk's lease writes it.
         prefix = f"{_PART}{path.name}-"
         try:
             path.parent.mkdir(exist_ok=True)
-            for left in path.parent.glob(f"{prefix}*"):
-                left.unlink(missing_ok=True)
+            for leftover in path.parent.glob(f"{prefix}*"):
+                leftover.unlink(missing_ok=True)
             with WholeFile(path, path.with_name(f"{prefix}{secrets.token_hex(8)}")) as whole:
                 os.fchmod(whole.file.fileno(), 0o600)  # for nobody else on this machine
                 for piece in pieces:
@@ -437,7 +437,7 @@ class DirectoryStore(ChunkStore):
 
 
 def _write_new(path: Path, folder_id: str) -> None:
-    """Write a marker, durable, where no file is. Raises FileExistsError."""
+    """Write a new marker, and make it durable. Raises FileExistsError."""
     with path.open("xb") as file:
         file.write(f"{folder_id}\n".encode())
         file.flush()

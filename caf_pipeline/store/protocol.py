@@ -168,11 +168,11 @@ class ArchiveFiles:
 
 
 def refuse_unknown_posts(roots: Sequence[bytes]) -> None:
-    """Raise StoredAlready if there are posts that the ledger does not know: what they have would be stored and paid again."""
+    """Raise StoredAlready if there are posts that the ledger does not know: their objects would be stored and paid for again."""
     if roots:
         raise StoredAlready(
             f"the store has {counted(len(roots), 'post')} of this source that the ledger does not know, as after an older backup"
-            " of the ledger was restored: nothing is planned, packed or posted, since it might be paid for again",
+            " of the ledger was restored: nothing is planned, packed or posted, since it might be stored and paid for again",
             hint="'caf doctor' takes them into the ledger; 'caf run NAME --new-archive' archives their objects again",
         )
 
@@ -251,7 +251,7 @@ class ChunkStore(Protocol):
     def unknown_posts(self, archive_id: str, log: "TransactionLog") -> Sequence[bytes]:
         """Return the Merkle roots of the owner's posts of an archive that the ledger does not know.
 
-        There are some after an older backup of the ledger was restored.
+        There are such posts after an older backup of the ledger was restored.
 
         Raises:
             MnemonicRefused: there is no wallet, and so no owner. StoreUnreachable. StoreError.
@@ -261,8 +261,8 @@ class ChunkStore(Protocol):
     def put(self, posting: Posting, staged: Path, progress: Callable[[int], None], *, wrong: Collection[str] = ()) -> None:
         """Bring the staged file to as many providers as copies are asked, until each is listed and gives pieces back right.
 
-        `progress` is told bytes sent, as differences, and may raise to end the upload. The providers in `wrong` gave other
-        bytes, or lost some: they are sent the file even if the pieces that are read back are right.
+        `progress` gets the bytes sent, as differences, and may raise to end the upload. The providers in `wrong` returned other
+        bytes, or lost some: they get the whole file even if the pieces that are read back are right.
 
         Raises:
             NoProvider, NotProven, RootRefused, ChunkTooLarge, StoreUnreachable, StoreError.
@@ -356,7 +356,7 @@ class ChunkStore(Protocol):
         ...
 
     def has_lost(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str) -> bool:
-        """Tell whether a provider answers other requests, and gives nothing of a range that it just did not give.
+        """Return whether a provider answers other requests, but again gives nothing of a range that it just did not give.
 
         False if the provider gives the range this time, answers with an error of its own, or does not answer at all.
         """

@@ -30,7 +30,7 @@ def interrupted_status() -> int:
 
 
 def ignore_further() -> None:
-    """Let no signal interrupt what closes at the end of the process."""
+    """Ignore these signals from now on: they must not interrupt the end of the process."""
     for number in (signal.SIGINT, *ENDING):
         signal.signal(number, signal.SIG_IGN)
 
@@ -40,7 +40,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     for descriptor in (1, 2):
         try:
             os.write(descriptor, b"")
-        except OSError:  # of a closed terminal; what is still printed would fail
+        except OSError:  # the terminal is closed, and each further line would fail
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
     handler = signal.getsignal(signal.SIGINT)  # Dagster has its own while it executes a run

@@ -24,9 +24,9 @@ def caf(tmp_path, database_url, s3_server, new_bucket) -> CommandLine:
 def test_a_backup_is_restored_and_everything_paused(caf):
     assert caf("backup", "ledger.dump").status == 0
     assert caf("backup", "--restore", "--yes", "ledger.dump").status == 0
-    said = json.loads(caf("limit", "--json").out)
-    assert "caf doctor" in said["paused"]
-    assert "caf resume" in said["paused"]
+    limits = json.loads(caf("limit", "--json").out)
+    assert "caf doctor" in limits["paused"]
+    assert "caf resume" in limits["paused"]
 
 
 def test_a_restore_needs_a_confirmation_and_no_run(caf, database_url):

@@ -9,7 +9,7 @@ import pytest
 from caf_pipeline.cli import terminal
 from caf_pipeline.errors import StoreUnreachable
 from caf_pipeline.retrieval import check, restore
-from caf_pipeline.store.directory import DirectoryStore
+from caf_pipeline.store.directory import MARKER, DirectoryStore
 from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 
@@ -114,6 +114,11 @@ def test_a_lost_chunk_file_is_recorded_and_repaired(caf):
     assert caf("prove", "src").status == 1
     assert caf("repair", "src").status == 0
     assert caf("check", "src", "--full").status == 0
+
+
+def test_a_folder_that_is_away_is_named_in_the_hint(caf):
+    (caf.folder / ".caf" / "store" / MARKER).unlink()
+    one_sentence(caf("check", "src", "--full"), 7, "8 objects", "mount its disk")  # the empty one needs no store
 
 
 def test_wrong_bytes_of_an_object_mark_its_chunk_as_damaged(caf):

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from importlib import metadata
 
 import psycopg
 import pytest
@@ -66,10 +67,20 @@ def test_a_partition_that_no_plan_made_is_removed(caf, monkeypatch):
         assert caf("doctor", "--dry-run").status == 1
         assert set(instance.get_dynamic_partitions("src_chunks")) > chunks
         done = caf("doctor", "--json")
-        found = {(one["kind"], one["name"], one["turn"]) for one in records(done)}
-        assert found == {("partition", name, "mended") for name in ("by-hand", "src-0a1b2c3d-00001")}
+        findings = {(record["kind"], record["name"], record["turn"]) for record in records(done)}
+        assert findings == {("partition", name, "mended") for name in ("by-hand", "src-0a1b2c3d-00001")}
         assert (done.status, set(instance.get_dynamic_partitions("src_chunks"))) == (0, chunks)
     assert lines(caf("doctor")) == ["nothing was found"]
+
+
+def test_partitions_are_reported_as_unseen_without_the_entry_point(caf, monkeypatch):
+    whole = metadata.entry_points
+    monkeypatch.setattr(
+        metadata, "entry_points", lambda **names: () if names.get("name") == "stray_partitions" else whole(**names)
+    )
+    done = caf("doctor", "--json")
+    assert [(record["kind"], record["name"]) for record in records(done)] == [("not looked at", "partitions of src")]
+    assert done.status == 1
 
 
 def test_with_an_empty_ledger_partitions_named_like_chunks_stay(caf, monkeypatch):

@@ -107,10 +107,10 @@ def test_the_account_says_where_its_words_come_from_and_which_are_not_used(caf, 
     both = {"CAF_JACKAL__MNEMONIC_FILE": str(file), "CAF_JACKAL__MNEMONIC": WORDS}
     shown = of(caf("jackal", "wallet", "--json", **both))
     assert (shown["words_from"], shown["words_not_used"]) == ("CAF_JACKAL__MNEMONIC", ["JACKAL_MNEMONIC", str(file)])
-    told = caf("jackal", "wallet", CAF_JACKAL__MNEMONIC_FILE=str(file)).out.decode()
-    assert f"words      from JACKAL_MNEMONIC; not used: {file}\n" in told
-    told = caf("jackal", "wallet", JACKAL_MNEMONIC="", CAF_JACKAL__MNEMONIC_FILE=str(file)).out.decode()
-    assert f"words      from {file}\n" in told
+    shown = caf("jackal", "wallet", CAF_JACKAL__MNEMONIC_FILE=str(file)).out.decode()
+    assert f"words      from JACKAL_MNEMONIC; not used: {file}\n" in shown
+    shown = caf("jackal", "wallet", JACKAL_MNEMONIC="", CAF_JACKAL__MNEMONIC_FILE=str(file)).out.decode()
+    assert f"words      from {file}\n" in shown
 
 
 def test_chunks_in_a_folder_have_no_account(caf):
@@ -179,8 +179,8 @@ def test_a_purchase_that_no_node_tells_of_is_said_to_count_at_list_price(caf, ne
         network.misbehave(lcd=lcd, index_off=True)
     bought = caf("jackal", "buy", "--bytes", "2GB", "--days", "30", "--yes")
     assert bought.out.decode().startswith("bought for at most "), bought.err
-    told = caf("jackal", "wallet").out.decode()
-    assert "at most: 1 purchase at list price, since it is not known what the chain took" in told
+    shown = caf("jackal", "wallet").out.decode()
+    assert "at most: 1 purchase at list price, since it is not known what the chain took" in shown
 
 
 def test_nothing_is_bought_where_nobody_can_answer(caf):

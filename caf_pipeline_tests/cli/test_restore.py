@@ -362,18 +362,18 @@ def rewritten(tmp_path_factory, databases):
 def test_every_version_is_listed_with_its_identity(rewritten):
     caf, etag = rewritten
     listed = [json.loads(line) for line in caf("ls", "src", "--versions", "--json").out.splitlines()]
-    versions = [(one["etag"], one["status"], one["size_bytes"]) for one in listed if one["key"] == "a"]
+    versions = [(version["etag"], version["status"], version["size_bytes"]) for version in listed if version["key"] == "a"]
     assert versions[0][1:] == ("current", 6)
     assert versions[1:] == [(etag, "older", 5)]
 
 
 def test_older_versions_are_restored_beside_the_current_one(rewritten, folder):
     caf, etag = rewritten
-    wanted = {"a": b"second", "b": b"only", f"a~caf-v-{etag}": b"takes the name", f"a~caf-v-{etag}~": b"first"}
+    contents = {"a": b"second", "b": b"only", f"a~caf-v-{etag}": b"takes the name", f"a~caf-v-{etag}~": b"first"}
     for restored in (4, 0):
         done = sums(caf("restore", "src", str(folder), "--versions", "all", "--json"))
         assert (done["restored"], done["equal"], done["failed"]) == (restored, 4 - restored, 0)
-    assert files(folder) == wanted
+    assert files(folder) == contents
 
 
 def test_older_versions_that_are_left_out_are_counted(rewritten, folder):

@@ -102,9 +102,9 @@ def test_a_signal_leaves_no_embedded_server_behind(tmp_path, number):
     pid_file = tmp_path / ".caf" / "postgres" / "data" / "postmaster.pid"
     assert pid_file.exists()
     watching.send_signal(number)
-    _, said = watching.communicate()
+    _, errors = watching.communicate()
     assert watching.returncode == 128 + number
-    assert b"Traceback" not in said
+    assert b"Traceback" not in errors
     assert not pid_file.exists()
 
 

@@ -315,8 +315,8 @@ class LedgerContract:
         bring_to(ledger, names[2], ChunkState.SEALED)
         end(ledger, names[3], ChunkState.PARKED, ChunkState.WITHDRAWN)
         ledger.count_read_failures(names[1], [("b", VERSION)], "run-1")
-        found = ledger.removable(SOURCE)
-        assert (found.address, found.plans, found.chunks) == (f"s3://{SOURCE}", 1, 4)
+        removable = ledger.removable(SOURCE)
+        assert (removable.address, removable.plans, removable.chunks) == (f"s3://{SOURCE}", 1, 4)
         remove(ledger)
         assert ledger.sources() == ["another"]
         assert [chunk.name for chunk in ledger.chunks()] == [kept]

@@ -50,20 +50,20 @@ def shown_bytes(progress) -> int:
 
 
 def test_progress_never_goes_backwards_and_is_true_at_the_end(out):
-    seen = []
+    sizes = []
     with ChunkProgress(Console(file=out, width=200), "src") as progress:
         progress.plan([of("src-1-1", object_bytes=500), of("src-1-2", object_bytes=500)])
         progress.begin("src-1-1")
         for objects, size_bytes in ((3, 300), (0, 100), (1, -100), (0, 50)):  # an object that is read in part and skipped
             progress.packed("src-1-1", objects, size_bytes)
-            seen.append(shown_bytes(progress))
+            sizes.append(shown_bytes(progress))
         progress.begin("src-1-1")  # its packing begins again
-        seen.append(shown_bytes(progress))
+        sizes.append(shown_bytes(progress))
         progress.packed("src-1-1", 3, 300, resumed=True)
-        seen.append(shown_bytes(progress))
+        sizes.append(shown_bytes(progress))
         progress.end("src-1-1", None)
-        seen.append(shown_bytes(progress))
-    assert seen == [300, 400, 400, 400, 400, 400, 400]
+        sizes.append(shown_bytes(progress))
+    assert sizes == [300, 400, 400, 400, 400, 400, 400]
     assert "src: 300 B of 1000 B, 3/20 objects, 0/2 chunks, 1 failed" in out.getvalue()
 
 

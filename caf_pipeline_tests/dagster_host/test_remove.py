@@ -101,12 +101,12 @@ def test_a_removal_that_was_killed_is_completed_by_the_next(packed, removing, mo
 def test_files_of_a_lost_ledger_stay(packed, removing, database):
     with database.transaction() as connection:  # as in a new database
         connection.execute("TRUNCATE sources, leases CASCADE")
-    left = left_of(packed)
+    before = left_of(packed)
     with pytest.raises(NotLocated, match="lost ledger"):
         removing()
     packed.workplace()  # makes the source known again, as any run does
     assert removing() == 0
-    staged = [name for name in left if name.endswith((".caf", ".packed", ".json"))]
+    staged = [name for name in before if name.endswith((".caf", ".packed", ".json"))]
     assert staged
     assert set(staged) <= set(left_of(packed))
 

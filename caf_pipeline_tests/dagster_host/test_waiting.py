@@ -126,7 +126,7 @@ def test_the_status_of_a_paused_run_shows_the_wait_and_ctrl_c_twice_ends_it_in_o
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=PATIENCE_SECONDS)
     assert PAUSED in shown
-    assert [one["ends_by"] for one in machine["waiting"]] == ["'caf resume' ends it"]
+    assert [wait["ends_by"] for wait in machine["waiting"]] == ["'caf resume' ends it"]
     assert process.returncode == 130, rest
     assert rest.decode().splitlines()[-1] == "caf: interrupted; the same command goes on where it stopped"
     assert b"Traceback" not in rest

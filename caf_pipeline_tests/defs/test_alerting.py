@@ -422,8 +422,8 @@ def test_what_goes_on_is_told_again_after_a_day_and_never_where_that_is_off():
 
 def no_inventory(pipeline) -> Condition:
     (progress,) = pipeline.ledger.progress([SOURCE])
-    its = pipeline.settings.sources[SOURCE]
-    (condition,) = find_conditions(progress, its, AlertSettings(), paused=False, on_jackal=False)
+    settings = pipeline.settings.sources[SOURCE]
+    (condition,) = find_conditions(progress, settings, AlertSettings(), paused=False, on_jackal=False)
     assert condition.kind == ConditionKind.NO_INVENTORY
     return condition
 
@@ -563,6 +563,6 @@ def test_a_warning_that_becomes_an_error_is_sent_at_once():
     now = datetime.now(UTC)
     _, warned = due_alerts(found(severe=False), {}, now, AlertSettings())
     assert due_alerts(found(severe=False), warned, now + timedelta(hours=1), AlertSettings()) == ([], warned)
-    alerts, told = due_alerts(found(severe=True), warned, now + timedelta(hours=1), AlertSettings())
+    alerts, sent = due_alerts(found(severe=True), warned, now + timedelta(hours=1), AlertSettings())
     assert [(alert.status, alert.as_json()["severity"]) for alert in alerts] == [("goes on", "error")]
-    assert due_alerts(found(severe=True), told, now + timedelta(hours=2), AlertSettings()) == ([], told)
+    assert due_alerts(found(severe=True), sent, now + timedelta(hours=2), AlertSettings()) == ([], sent)

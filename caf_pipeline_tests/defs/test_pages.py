@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
@@ -24,8 +23,8 @@ from caf_pipeline_tests.support.browser import browser, needs_browser
 from caf_pipeline_tests.support.dagster_daemon import ROOT, settings_of
 from caf_pipeline_tests.support.free_ports import free_port
 from caf_pipeline_tests.support.jackal_network import jackal_settings
-from caf_pipeline_tests.support.patience import wait_for
 from caf_pipeline_tests.support.ticks import evaluate_tick
+from caf_pipeline_tests.support.ui_process import wait_for_webserver
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
 
@@ -80,18 +79,11 @@ def served(pipeline, folder: Path) -> Iterator[str]:
     address = f"127.0.0.1:{free_port()}"
     host, port = address.split(":")
     command = [Path(sys.executable).with_name("dagster-webserver"), "-h", host, "-p", port, "-w", ROOT / "workspace.yaml"]
-    with (folder / "webserver.log").open("ab") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-
-    def answers() -> bool:
-        assert process.poll() is None, (folder / "webserver.log").read_text()
-        try:
-            return httpx.get(f"http://{address}/server_info", trust_env=False).is_success
-        except httpx.TransportError:
-            return False
-
+    log = folder / "webserver.log"
+    with log.open("ab") as file:
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
     try:
-        wait_for(answers)
+        wait_for_webserver(process, address, log)
         yield f"http://{address}"
     finally:
         os.killpg(process.pid, signal.SIGKILL)

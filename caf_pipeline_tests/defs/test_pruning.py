@@ -126,11 +126,11 @@ def test_what_old_runs_printed_goes_and_what_others_printed_stays(home_settings)
 
 @pytest.mark.parametrize("tags", [{}, {SOURCE_TAG: "of-another-project"}])
 def test_runs_of_other_projects_keep_their_events(instance, tags):
-    ours, others = run(instance), run(instance, tags)
+    archiving, others = run(instance), run(instance, tags)
     before = types(instance, others)
     assert prune(instance, datetime.now(UTC) + LATER)[0] == 1
     assert types(instance, others) == before
-    assert not set(types(instance, ours)) & REMOVED
+    assert not set(types(instance, archiving)) & REMOVED
 
 
 def test_what_runs_of_other_projects_printed_stays(home_settings):
@@ -154,7 +154,7 @@ def test_a_source_that_is_added_later_is_pruned_from_its_first_run(instance):
 @pytest.mark.parametrize(("days", "status"), [(0, "STOPPED"), (30, "RUNNING")])
 def test_pruning_is_off_unless_its_setting_is_set(days, status):
     settings = Settings(sources={"a": SourceSettings(bucket="b")}, **({"runs": {"keep_events_days": days}} if days else {}))
-    schedules = {each.name: each.default_status.value for each in build_defs(settings).schedules}
+    schedules = {schedule.name: schedule.default_status.value for schedule in build_defs(settings).schedules}
     assert schedules["prune_events_daily"] == status
 
 

@@ -279,9 +279,9 @@ def test_a_sensor_that_is_on_by_hand_launches_every_source(pipeline):
 
 
 def test_beside_an_automatic_source_the_others_are_left_out(pipeline):
-    its = pipeline.settings.sources[SOURCE]
-    others = {"by-hand": its, "idle": its, "automatic": its.model_copy(update={"automatic": True})}
-    pipeline = with_settings(pipeline, sources=others)
+    source = pipeline.settings.sources[SOURCE]
+    sources = {"by-hand": source, "idle": source, "automatic": source.model_copy(update={"automatic": True})}
+    pipeline = with_settings(pipeline, sources=sources)
     plan_chunks(pipeline, "by-hand", 1)
     tick = evaluate_tick(pipeline, "launch_chunks")
     assert tick.run_requests == []

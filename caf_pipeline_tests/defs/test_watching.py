@@ -316,7 +316,7 @@ def test_nothing_is_launched_while_everything_is_paused_and_the_tick_says_why(pi
 def started(kind: str = "jackal", **its) -> dict[str, bool]:
     """Which sensors and schedules are on by default."""
     defs = build_defs(Settings(store=StoreSettings(kind=kind), sources={"a": SourceSettings(bucket="b", **its)}))
-    return {each.name: each.default_status.value == "RUNNING" for each in (*defs.sensors, *defs.schedules)}
+    return {entry.name: entry.default_status.value == "RUNNING" for entry in (*defs.sensors, *defs.schedules)}
 
 
 READ_ONLY = {"watch_sources": True, "prove_a_hourly": True, "storage_plan_a_hourly": True, "prune_events_daily": False}
@@ -358,9 +358,9 @@ def test_the_run_says_what_was_looked_at_in_bulk(on_jackal, network):
 
 
 def test_in_a_folder_there_is_no_space_to_look_at():
-    found = started("directory")
-    assert "storage_plan_a_daily" not in found
-    assert not found["prove_a_hourly"]
+    is_on = started("directory")
+    assert "storage_plan_a_hourly" not in is_on
+    assert not is_on["prove_a_hourly"]
 
 
 def test_no_chunk_is_launched_only_to_be_refused(on_jackal, network):

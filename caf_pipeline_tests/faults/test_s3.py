@@ -373,7 +373,7 @@ def test_a_chunk_of_which_every_object_is_gone_is_empty_and_nothing_is_paid(faul
 def test_a_clock_of_s3_that_is_hours_wrong_changes_nothing(fault, small_world, unruly_s3, by):
     world = small_world()
     for key, body in [*world.objects.items()]:
-        world.put(key, body, ChecksumAlgorithm="SHA256")  # by which an object with another LastModified is the same
+        world.put(key, body, ChecksumAlgorithm="SHA256")  # proves that an object with another LastModified is the same
     with fault(GROUP, "S3's clock is hours wrong, then right") as case:
         unruly_s3.skew(by)
         world.finish()

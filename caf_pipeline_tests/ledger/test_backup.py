@@ -1,5 +1,6 @@
-"""Backups of a ledger: whole or not there, refused where they do not fit, and restored whole or not at all."""
+"""Backups of a ledger: written whole, refused if they do not fit, and restored whole or not at all."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import time
 import psycopg
 import pytest
 
-from caf_pipeline.errors import HeldByOther, LedgerError, SettingsError, UsageError
+from caf_pipeline.errors import HeldByOther, LedgerError, SettingsError, StagingError, UsageError
 from caf_pipeline.ledger import backup, migrations
 from caf_pipeline.ledger.database import Database
 from caf_pipeline_tests.contracts.ledger import holder, register
@@ -27,6 +28,13 @@ def dump(tmp_path, ledger):
     path = tmp_path / "ledger.dump"
     backup.back_up(ledger.database, path, embedded=True)
     return path
+
+
+@pytest.fixture
+def execute(database_url):
+    """Execute a statement in the ledger's database, as another program would."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection.execute
 
 
 def test_a_backup_brings_every_row_back(ledger, programs, dump):
@@ -47,14 +55,34 @@ def test_a_backup_is_private_and_replaces_nothing(ledger, dump):
     assert list(dump.parent.glob(".caf-*")) == []
 
 
-def test_tables_of_other_programs_are_left_alone(ledger, programs, tmp_path, database_url):
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE event_logs (id int); INSERT INTO event_logs VALUES (1)")
-        path = tmp_path / "beside.dump"
+def test_a_full_disk_takes_no_backup(ledger, new_disk):
+    disk = new_disk(40 << 10)
+    with pytest.raises(StagingError, match="No space left"):
+        backup.back_up(ledger.database, disk.folder / "ledger.dump", embedded=True)
+    assert list(disk.folder.iterdir()) == []
+
+
+def test_a_backup_needs_no_hard_links(ledger, tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "ledger.dump"
+    size_bytes = backup.back_up(ledger.database, path, embedded=True)
+    assert [file.stat().st_size for file in tmp_path.glob("*.dump")] == [size_bytes]
+    path.write_bytes(b"there")
+    with pytest.raises(UsageError, match="exists"):
         backup.back_up(ledger.database, path, embedded=True)
-        connection.execute("INSERT INTO event_logs VALUES (2)")
-        backup.restore(ledger.database, programs, path, reason="a test")
-        assert connection.execute("SELECT count(*) FROM event_logs").fetchone() == (2,)
+    assert path.read_bytes() == b"there"
+
+
+def test_tables_of_other_programs_are_left_alone(ledger, programs, tmp_path, execute):
+    execute("CREATE TABLE event_logs (id int); INSERT INTO event_logs VALUES (1)")
+    path = tmp_path / "beside.dump"
+    backup.back_up(ledger.database, path, embedded=True)
+    execute("INSERT INTO event_logs VALUES (2)")
+    backup.restore(ledger.database, programs, path, reason="a test")
+    assert execute("SELECT count(*) FROM event_logs").fetchone() == (2,)
 
 
 def test_a_restore_is_refused_while_a_lease_is_held(ledger, programs, dump):
@@ -77,12 +105,10 @@ def test_a_damaged_backup_changes_nothing(ledger, programs, dump):
     assert ledger.controls().current().paused == ""
 
 
-def test_a_backup_of_a_newer_ledger_is_refused(ledger, programs, tmp_path, database_url):
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("INSERT INTO _yoyo_migration VALUES ('x', '9999.later', now())")
-        path = tmp_path / "newer.dump"
-        backup.back_up(ledger.database, path, embedded=True)
-        connection.execute("DELETE FROM _yoyo_migration WHERE migration_id = '9999.later'")
+def test_a_backup_of_a_newer_ledger_is_refused(ledger, programs, tmp_path, execute):
+    execute("INSERT INTO _yoyo_migration VALUES ('x', '9999.later', now())")
+    path = tmp_path / "newer.dump"
+    backup.back_up(ledger.database, path, embedded=True)
     with pytest.raises(UsageError, match=r"9999\.later"):
         backup.read_backup(programs, path)
 
@@ -123,6 +149,18 @@ def test_the_password_is_in_no_command_line(monkeypatch, database):
     with pytest.raises(SettingsError) as refused:
         backup.Programs(database, embedded=True)
     assert password not in str(refused.value)
+
+
+def test_pg_dump_is_asked_for_its_version_without_secrets(monkeypatch, tmp_path, database):
+    environment = tmp_path / "environment"
+    pg_dump = tmp_path / "pg_dump"
+    pg_dump.write_text(f"#!/bin/sh\nenv > {environment}\necho 'pg_dump (PostgreSQL) 1.0'\n")
+    pg_dump.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("JACKAL_MNEMONIC", "secret words")
+    backup.Programs(database, embedded=False)
+    assert environment.exists()
+    assert "secret words" not in environment.read_text()
 
 
 _RESTORE = """

@@ -305,6 +305,18 @@ def test_a_half_made_data_folder_is_made_again(folder):
 
 
 @pytest.mark.thorough
+def test_a_link_to_another_folder_deletes_nothing_there(folder):
+    precious = folder.parent / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("kept")
+    folder.mkdir()
+    (folder / "data.new").symlink_to(precious / "data")
+    with user(folder) as process:
+        assert ask(process) == [(1,)]
+    assert (precious / "file").read_text() == "kept"
+
+
+@pytest.mark.thorough
 def test_a_server_of_a_deleted_folder_is_in_nobodys_way(folder):
     EmbeddedServer(folder)
     old = postmaster(folder)

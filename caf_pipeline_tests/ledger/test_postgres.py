@@ -82,11 +82,11 @@ def test_a_source_with_a_post_that_may_be_included_stays(ledger):
     with pytest.raises(IllegalMove, match=chunk):
         remove(ledger)
     end(ledger, chunk, ChunkState.POSTING)
-    one = commit(log, signed(1), chunk)
+    post = commit(log, signed(1), chunk)
     end(ledger, chunk, ChunkState.PARKED)
     with pytest.raises(IllegalMove, match=chunk):
         remove(ledger)
-    settle(log, one, "expired")
+    settle(log, post, "expired")
     end(ledger, chunk, ChunkState.WITHDRAWN)
     remove(ledger)
     assert ledger.sources() == []

@@ -419,7 +419,7 @@ def test_a_purchase_that_is_settled_later_may_end_earlier(ledger, log, purpose, 
         return ledger.storage_plans()[0].latest_end
 
     read(90)
-    one = commit(log, signed(1, purpose=purpose))
+    transaction = commit(log, signed(1, purpose=purpose))
     assert read(30) == now + timedelta(days=90)
-    settle(log, one, outcome)
+    settle(log, transaction, outcome)
     assert read(30) == now + timedelta(days=kept)

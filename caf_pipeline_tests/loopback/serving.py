@@ -82,8 +82,8 @@ def _touches(ranges: Sequence[tuple[int, int]], lost: tuple[int, int] | None) ->
 
 def _hang(request: Request, deadline: float) -> None:
     """Send nothing until the client closes the connection, or the deadline of the answer has passed."""
-    while (left := deadline - time.monotonic()) > 0:
-        readable, _, _ = select.select([request.connection], [], [], min(left, 0.2))
+    while (remaining := deadline - time.monotonic()) > 0:
+        readable, _, _ = select.select([request.connection], [], [], min(remaining, 0.2))
         if readable:  # the end of the connection: nothing else is sent before the answer
             return
 

@@ -511,11 +511,11 @@ def test_the_same_chunk_posted_twice_is_restored_once(bare, tmp_path):
 
 
 def test_two_proven_files_of_one_name_are_both_kept(bare, tmp_path):
-    one, two = Forgery(bare.archive_id), Forgery(bare.archive_id, {"a": b"other", "c": b"3"})
-    postings = [put(bare.store, forged.write(tmp_path / "x"), bare.archive_id) for forged in (one, two)]
+    first, second = Forgery(bare.archive_id), Forgery(bare.archive_id, {"a": b"other", "c": b"3"})
+    postings = [put(bare.store, forged.write(tmp_path / "x"), bare.archive_id) for forged in (first, second)]
     outcomes = list(rebuild.rebuild(bare))
     assert kinds(outcomes) == [FileKind.CHUNK] * 2
-    names = [one.name, f"src-{postings[1].merkle_root.hex()[:12]}-00001"]
+    names = [first.name, f"src-{postings[1].merkle_root.hex()[:12]}-00001"]
     assert sorted(outcome.finding.name for outcome in outcomes) == sorted(names)
     located = rows_of(bare.ledger)["file_locations"]
     assert {(row["file_path"], row["chunk"]) for row in located} == {
@@ -605,6 +605,6 @@ def test_an_empty_ledger_takes_over_the_id_of_the_folder(tmp_path, databases):
         first, second = make_ledger(stack, databases), make_ledger(stack, databases)
         archive_everything(a_workplace(tmp_path, MemorySource({"key": b"x"}), first))
         lost = a_workplace(tmp_path, MemorySource({}), second)
-        assert [one.rows for one in rebuild.rebuild(lost)] == [1]
+        assert [outcome.rows for outcome in rebuild.rebuild(lost)] == [1]
         assert second.folder_store("directory") == first.folder_store("directory")
         assert (tmp_path / "store" / MARKER).read_text().strip() == second.folder_store("directory").id

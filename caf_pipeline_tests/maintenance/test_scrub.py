@@ -322,6 +322,13 @@ def test_a_missing_answer_asks_for_every_sample_the_next_time(work, store, name,
     assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
 
 
+def test_a_silent_chunk_keeps_no_other_waiting(work, store):
+    *others, last = archive_everything(work)
+    store.away = {"bert"}
+    prove_chunk(work, last)
+    assert [report.chunk.name for report in prove_oldest(work, 1)] == [last, others[0]]
+
+
 def test_silent_chunks_take_a_quarter_of_the_looks(work, store):
     names = archive_everything(work)
     store.away = {"bert"}

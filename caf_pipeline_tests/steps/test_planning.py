@@ -241,13 +241,13 @@ def test_what_dry_runs_list_of_another_prefix_pushes_no_inventory_of_the_source_
     work = workplace()
     archive_everything(work)  # the source has its address from its first chunk on
     snapshot = inventories.take_inventory(work)
-    own = sorted(work.inventories().glob("*.parquet"))
-    its = work.source_settings.model_copy(update={"prefix": "key-00"})
-    other = replace(work, settings=work.settings.model_copy(update={"sources": {"src": its}}))
+    before = sorted(work.inventories().glob("*.parquet"))
+    source = work.source_settings.model_copy(update={"prefix": "key-00"})
+    other = replace(work, settings=work.settings.model_copy(update={"sources": {"src": source}}))
     for _ in range(inventories.WHOLE_KEPT + 1):
         last = inventories.take_inventory(other, to_plan=False).path
     assert inventories.latest_snapshot(work, complete=True) == snapshot
-    assert sorted(work.inventories().glob("*.parquet")) == [*own, last]
+    assert sorted(work.inventories().glob("*.parquet")) == [*before, last]
 
 
 def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longer_lists_it(workplace, source):

@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
 
 
 class FolderMemory:
-    """What a ledger knows of the folder; `posted` has the sizes of its chunks by root."""
+    """The part of a ledger that the store needs; `posted` has the sizes of its chunks by root."""
 
     def __init__(self, store: FolderStore | None = None, posted: dict[bytes, int] | None = None) -> None:
         self.store, self.posted = store, posted or {}

@@ -556,8 +556,8 @@ def test_a_job_that_moves_for_ever_is_left(network, tmp_path):
         path.write_bytes(b"x" * 1000)
         from caf_pipeline.store.jackal.upload import _Upload
 
-        one = _Upload(opened.store._uploads, opened.posted(path), path, ())
-        assert not one._followed(Busy(), provider_module.Job(0, "")).done
+        upload = _Upload(opened.store._uploads, opened.posted(path), path, ())
+        assert not upload._followed(Busy(), provider_module.Job(0, "")).done
     finally:
         opened.store.close()
     assert followed

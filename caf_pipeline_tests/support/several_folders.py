@@ -26,7 +26,7 @@ class SeveralFolders:
         self.posts: dict[bytes, Posting] = {}
         self.noted: dict[bytes, str] = {}
         self.away: set[str] = set()
-        self.lost: dict[str, tuple[int, int]] = {}  # a range, end exclusive, of which a provider sends nothing
+        self.lost: dict[str, tuple[int, int]] = {}  # the range, end exclusive, that a provider lost
         self.unlisted: set[str] = set()
         self.unverified: set[str] = set()
         self.largest: int | None = None
@@ -84,7 +84,7 @@ class SeveralFolders:
         return self.posts.get(chunk.merkle_root)
 
     def unknown_posts(self, archive_id, log):
-        posted = [one.posting.merkle_root for one in self.posted(archive_id)]
+        posted = [file.posting.merkle_root for file in self.posted(archive_id)]
         unknown = log.unknown_roots(posted, signed=False)
         log.record_look("owner", archive_id, 0, len(unknown))
         return unknown
@@ -118,7 +118,7 @@ class SeveralFolders:
         return (PostedFile(one, self.proof_type) for one in self.posts.values() if one.owner == owner)
 
     def archives(self):
-        counts, moment = Counter(self.noted[one.merkle_root] for one in self.posts.values()), datetime.now(UTC)
+        counts, moment = Counter(self.noted[post.merkle_root] for post in self.posts.values()), datetime.now(UTC)
         return {archive: ArchiveFiles(count, moment, moment) for archive, count in counts.items()}
 
     def copies(self, posting):

@@ -55,8 +55,8 @@ def listed_files(context: DoctorContext) -> Iterator[Finding]:
             if file.kind is not FileKind.FOREIGN and (file.kind is not FileKind.KNOWN or file.name not in sound):
                 yield from _finding(context, file)
         if unknown := work.ledger.unknown_posts(work.source):
-            found = f"{counted(unknown, 'post')} unknown to the ledger when a run last looked: nothing is packed or posted"
-            yield mendable(Kind.FILE, work.source, found, "looked at again", partial(_look_again, context))
+            fault = f"{counted(unknown, 'post')} unknown to the ledger when a run last looked: nothing is packed or posted"
+            yield mendable(Kind.FILE, work.source, fault, "looked at again", partial(_look_again, context))
     except (StoreError, SettingsError) as error:
         yield not_checked(f"what the store lists of {work.source}", error)
 
@@ -65,8 +65,8 @@ def _finding(context: DoctorContext, file: rebuild.FileFinding) -> Iterator[Find
     if file.kind is FileKind.CHUNK:
         members = file.chunk.member_count if file.chunk else 0
         has = f"has it as '{file.replaces.state}'" if file.replaces else "does not"
-        found = f"the store has this chunk of {counted(members, 'member')} ({_place(file)}), and the ledger {has}"
-        yield mendable(Kind.FILE, file.name, found, _remedy(context, file), partial(_restore, context, file))
+        fault = f"the store has this chunk of {counted(members, 'member')} ({_place(file)}), and the ledger {has}"
+        yield mendable(Kind.FILE, file.name, fault, _remedy(context, file), partial(_restore, context, file))
         return
     if file.kind is FileKind.KNOWN:
         yield from _known(context, file)
@@ -142,10 +142,10 @@ def _is_known(context: DoctorContext, name: str) -> bool:
 
 
 def _look_again(context: DoctorContext) -> Mended:
-    """Ask the store again, so that the source's chunks are launched, or say what is still unknown."""
+    """Ask the store again. If it has no unknown post any more, chunks of the source are launched again."""
     work = context.work
     roots = work.store.unknown_posts(work.archive_id, work.ledger.transactions(work.holder))
     if not roots:
-        return Mended("all of them are known now: the source is packed and posted again")
+        return Mended("the ledger knows all posts now: the next run goes on")
     again = f"'caf run {work.source} --new-archive' archives their objects again"
     return Mended(f"{counted(len(roots), 'post')} still unknown; look again later, or {again}", Actor.OPERATOR)

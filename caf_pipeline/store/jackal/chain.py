@@ -161,17 +161,8 @@ class Chain:
         If two ends have as many nodes, the earlier end counts: a false alarm harms less than a hidden end. The time is the
         earliest of the nodes' newest blocks.
         """
-
-        def ask(node: Node, block: Block) -> tuple[StoragePlan | None, datetime]:
-            path = f"{_STORAGE}/payment_info/{_part(address)}"
-            try:
-                return self._nodes.read(node, block, path, parse_plan, None), block.time
-            except Refused as refused:
-                if refused.not_found:
-                    return None, block.time
-                raise
-
-        answers = self._nodes.each(ask)
+        plan_of = self._question(f"{_STORAGE}/payment_info/{_part(address)}", parse_plan)
+        answers = self._nodes.each(lambda node, block: (plan_of(node, block), block.time))
         ends = Counter(plan.ends_at if plan else None for plan, _ in answers)
 
         def rank(plan: StoragePlan | None) -> tuple[int, float]:
@@ -317,6 +308,13 @@ class Chain:
         return self._nodes.asked(lambda node, block: self._nodes.read(node, block, path, parse, params))
 
     def _one_or_none(self, path: str, parse: Callable[[ChainAnswer], T], params: Mapping[str, str] | None = None) -> T | None:
+        return self._nodes.asked(self._question(path, parse, params))
+
+    def _question(
+        self, path: str, parse: Callable[[ChainAnswer], T], params: Mapping[str, str] | None = None
+    ) -> Callable[[Node, Block], T | None]:
+        """Return a function that asks one node; it returns None if the node does not have what the path names."""
+
         def ask(node: Node, block: Block) -> T | None:
             try:
                 return self._nodes.read(node, block, path, parse, params)
@@ -325,7 +323,7 @@ class Chain:
                     return None
                 raise
 
-        return self._nodes.asked(ask)
+        return ask
 
     def _pages(self, path: str, parse: Callable[[ChainAnswer], T], *names: str) -> Iterator[list[T]]:
         """Yield the pages of a list, which has one of these names; one may be empty and not the last."""

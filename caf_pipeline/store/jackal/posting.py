@@ -452,12 +452,12 @@ class Poster:
     ) -> SignedTransaction:
         """Sign with the sequence that the chain names, once nothing of the account is pending.
 
-        The transaction can only be included if that is the account's sequence, so that no post of the account comes between the
-        look at the archives' posts and this one.
+        The transaction can only be included if this sequence is the account's. So no post of the account comes between the look
+        at the archives' posts and this transaction.
 
         Raises:
             SpendCapReached, EmptyWallet: it would cost too much. StoreError: this call signed too often. StoredAlready: the
-            wallet has posts of one of the archives that the ledger does not know.
+                ledger does not know a post of one of the archives.
         """
         if attempts.signings == SIGNINGS:
             raise StoreError(
@@ -467,7 +467,7 @@ class Poster:
         fee = ceil(gas * Fraction(str(self._settings.gas_price)))
         self._check_money(fee + price, log)
         account = self._chain.account(self._address)
-        notes = {decode("PostFile", one.value).note for one in messages if one.type_url == POST_FILE}
+        notes = {decode("PostFile", message.value).note for message in messages if message.type_url == POST_FILE}
         for archive_id in sorted(filter(None, map(archive_of, notes))):
             refuse_unknown_posts(self.unknown_posts(archive_id, log, sequence=account.sequence))
         timeout_height = self._chain.height() + self._settings.timeout_blocks

@@ -404,7 +404,7 @@ class ProviderClient:
                 check()
 
     def has_lost(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None] = no_check) -> bool:
-        """Tell whether the provider answers other requests, and sends nothing of a range that it did not send before.
+        """Return whether the provider answers other requests, but again sends nothing of a range that it did not send before.
 
         The range is asked for once more, between two questions for the version. A provider that sends `LEAST_RESUMED_BYTES` of
         it has not lost its beginning. An answer with a status other than 500, such as 503, says nothing of the bytes. Takes
@@ -420,7 +420,7 @@ class ProviderClient:
         return True
 
     def _sends(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None]) -> bool:
-        """Tell whether one request gives the range, or `LEAST_RESUMED_BYTES` of it."""
+        """Return whether one request gives the range, or `LEAST_RESUMED_BYTES` of it."""
         received = 0
         try:
             for piece in self._range(posting, start_byte, end_byte, check):

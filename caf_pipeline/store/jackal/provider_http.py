@@ -35,7 +35,7 @@ class PrivateAddress(StoreUnreachable):
 
 
 class NoBytes(StoreUnreachable):
-    """A provider gave no answer, broke off, or failed with 500; other statuses, such as 503, are another error."""
+    """A provider did not answer, broke off, or answered with 500. Other statuses, such as 503, raise another error."""
 
 
 # --- addresses -----------------------------------------------------------------------------------------------------------

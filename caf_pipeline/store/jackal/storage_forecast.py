@@ -54,7 +54,7 @@ class StorageForecast:
 
 
 def end_warning(plan: StoragePlan, latest_end: datetime | None, now: datetime, warn_days: int) -> str:
-    """Return in one sentence that the space ends soon, or earlier than it did; "" if neither is so.
+    """Return a sentence if the space ends soon, or if its end moved to an earlier time; "" otherwise.
 
     Args:
         plan: as the chain has it.
@@ -75,8 +75,8 @@ def end_warning(plan: StoragePlan, latest_end: datetime | None, now: datetime, w
 
 def to_buy(needed_bytes: int, space_bytes: int, latest_end: datetime | None, now: datetime, warn_days: int) -> str:
     """Return the command that buys the space again: until the latest end that was seen, or twice `warn_days` at least."""
-    left = math.ceil((latest_end - now) / DAY) if latest_end is not None else 0
-    days = max(LEAST_DAYS, 2 * warn_days, left)
+    days_to_latest_end = math.ceil((latest_end - now) / DAY) if latest_end is not None else 0
+    days = max(LEAST_DAYS, 2 * warn_days, days_to_latest_end)
     return f"caf jackal buy --bytes {max(needed_bytes, space_bytes, LEAST_BYTES)} --days {days}"
 
 

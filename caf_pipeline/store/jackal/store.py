@@ -256,7 +256,7 @@ class JackalStore:
         return self._downloads.read(posting, start_byte, end_byte, provider=provider)
 
     def has_lost(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str) -> bool:
-        """Tell whether a provider that answers sends nothing of a range: see `ChunkStore.has_lost`."""
+        """Return whether a provider that answers sends nothing of a range: see `ChunkStore.has_lost`."""
         return self._downloads.has_lost(posting, start_byte, end_byte, provider=provider)
 
     def owner(self) -> str:

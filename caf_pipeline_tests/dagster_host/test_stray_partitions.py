@@ -1,0 +1,19 @@
+"""Partitions that no plan made, where Dagster keeps its state in a database."""
+
+import pytest
+
+from caf_pipeline.dagster_host.home import HOME_VARIABLE
+from caf_pipeline.dagster_host.source_runs import open_instance
+from caf_pipeline.dagster_host.storage import URL_VARIABLE
+from caf_pipeline.dagster_host.stray_partitions import stray_partitions
+from caf_pipeline.settings import Settings
+
+
+@pytest.mark.thorough
+def test_partitions_of_another_machine_are_found_in_the_database(tmp_path, ledger, empty_database_url, monkeypatch):
+    monkeypatch.setenv(HOME_VARIABLE, "to be put back")
+    monkeypatch.setenv(URL_VARIABLE, empty_database_url)
+    with open_instance(Settings(home=tmp_path / "other-machine")) as instance:
+        instance.add_dynamic_partitions("src_chunks", ["by-hand"])
+    findings = stray_partitions("src", settings=Settings(home=tmp_path / "here"), ledger=ledger)
+    assert [finding.name for finding in findings] == ["by-hand"]
