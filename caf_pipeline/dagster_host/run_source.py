@@ -371,7 +371,7 @@ class _Command:
         try:
             with self._workplace() as work:
                 taken = inventories.open_snapshot(work, snapshot)
-                found = planning.account_for(work, taken)
+                accounting = planning.account_for(work, taken)
         except NotLocated:
             # Others took so many inventories meanwhile that this one was removed: theirs are later, and say as much.
             if latest is None or latest.snapshot < snapshot:
@@ -379,12 +379,12 @@ class _Command:
             return latest
         return InventoryTotals(
             snapshot,
-            found.objects,
-            found.located,
-            found.claimed,
-            found.unaccounted,
-            dict(found.skipped),
-            dict(found.left_out),
+            accounting.objects,
+            accounting.located,
+            accounting.claimed,
+            accounting.unaccounted,
+            dict(accounting.skipped),
+            dict(accounting.left_out),
             taken.all_versions,
             taken.beside or VersionCounts(),
         )
