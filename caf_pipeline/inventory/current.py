@@ -139,7 +139,7 @@ def identify(
     """Find the identity of each object of a snapshot. Nothing is looked for of keys that it does not cover.
 
     An object without a version id may have been written again with the same ETag and size. It keeps its identity if an
-    exception says that SHA-256 and headers are the archived ones. Else its LastModified is part of the identity.
+    exception says that bytes and headers are the archived ones. Else its LastModified is part of the identity.
 
     Where every key is settled, each file is read once. Else all of the snapshot is read before, and its checksums compared.
 

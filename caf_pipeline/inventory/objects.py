@@ -211,7 +211,7 @@ def can_be_stored(text: str) -> bool:
 class CurrentException:
     """At `stated_at` the bucket had this identity of the key as its current one; None: the key was gone.
 
-    `last_modified`: the object written at this time has the archived SHA-256 and headers. None if they were not compared.
+    `last_modified`: the object written at this time has the archived bytes and headers. None if they were not compared.
     """
 
     key: str
