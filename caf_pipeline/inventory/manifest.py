@@ -41,10 +41,10 @@ PARTS_FORMAT: Final = "caf-pipeline/3"
 """The same with columns that tell which part of an object a member is. A chunk of this format has a part and nothing else."""
 
 CHECKSUMS_FORMAT: Final = "caf-pipeline/4"
-"""As IDENTITY_FORMAT, with two more checksums of each member. Chunks of new plans have this format or the next."""
+"""IDENTITY_FORMAT with two more checksums of each member. Chunks of new plans have this format or the next."""
 
 PART_CHECKSUMS_FORMAT: Final = "caf-pipeline/5"
-"""As PARTS_FORMAT, with the same checksums."""
+"""PARTS_FORMAT with the same checksums."""
 
 MANIFEST_GROUP_ROWS: Final = 4_000
 """Rows of the manifest that are in memory at once: some 10 MB as Python has them."""
@@ -59,7 +59,7 @@ MANIFEST_ROW_BYTES: Final = 150
 """Upper bound of a row without texts and checksums: 32 + 6 × 8 of fixed width, 14 lengths and levels of 5."""
 
 CHECKSUMS_ROW_BYTES: Final = 20
-"""Upper bound of what the columns of CHECKSUMS_FORMAT add to it: 8 of fixed width, two lengths and levels of 5."""
+"""Upper bound of the columns that CHECKSUMS_FORMAT adds to a row: 8 of fixed width, two lengths and levels of 5."""
 
 HEADERS_ALLOWANCE_BYTES: Final = 96
 """Room that a plan leaves in each row for content type, other headers, user metadata and S3's checksum, which no listing shows.
@@ -229,7 +229,7 @@ class ManifestWriter:
 
     Rows are dicts by column name; columns that are left out are null, and those that the format lacks are dropped.
     `bound_bytes` is an upper bound of the finished file's size, so that a chunk can be closed before the manifest no longer
-    fits. With `tells_logs` it tells the times of clp-s archives, of which `add_log` is told.
+    fits. If `tells_logs` is true, the file's metadata has the times of clp-s archives, which `add_log` takes.
     """
 
     def __init__(self, path: Path, identity: ChunkIdentity, *, tells_logs: bool = False) -> None:

@@ -394,8 +394,8 @@ def _require_sum(path: Path) -> None:
         return
     lines = (line.partition("  ") for line in sums.read_text().splitlines())
     written = {name: sha256 for sha256, _, name in lines}
-    found = path.stat()
-    if written[path.name] != _sha256_of(path, found.st_ino, found.st_mtime_ns, found.st_size):
+    now = path.stat()
+    if written[path.name] != _sha256_of(path, now.st_ino, now.st_mtime_ns, now.st_size):
         raise ValueError(f"its SHA-256 is not the one in {SUMS_FILE}")
 
 

@@ -20,10 +20,10 @@ from caf_pipeline.ledger.kept import KEPT_SCHEMA
 
 CLAIM: Final = ("caf_file_id", "file_path", "object_version", "last_modified")
 
-_AS_THEY_ARE: Final = ("start_byte", "last_modified", "sha256", "crc64nvme", "s3_checksum")
-"""The columns of LOCATION_SCHEMA that `locations` has as they are."""
+_UNCHANGED: Final = ("start_byte", "last_modified", "sha256", "crc64nvme", "s3_checksum")
+"""The columns of LOCATION_SCHEMA that `locations` has unchanged."""
 
-LOCATION: Final = ("file_path", "identity", "content", *_AS_THEY_ARE)
+LOCATION: Final = ("file_path", "identity", "content", *_UNCHANGED)
 """The columns of `locations` that `location_batches` gives, in its order."""
 
 SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -124,7 +124,7 @@ def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
         versions = batch["object_version"]
         identity = location_identities(versions)
         content = _contents(versions, batch["version_id"], batch["etag"], pc.subtract(batch["end_byte"], batch["start_byte"]))
-        columns = [batch["key"], identity, content, *(batch[name] for name in _AS_THEY_ARE)]
+        columns = [batch["key"], identity, content, *(batch[name] for name in _UNCHANGED)]
         yield pa.record_batch(columns, names=LOCATION)
 
 

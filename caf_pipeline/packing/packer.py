@@ -271,7 +271,7 @@ class Packer:
         """Add one object, or its skip; return False, with nothing added, where it no longer fits."""
         opened, self._open = self._open, None
         self._told_bytes = 0
-        # A part's checksums are taken of what is written: no GET tells them, as it does of a whole object.
+        # The checksums of a part are computed from the written bytes. Those of a small object come with its GET.
         in_pieces = planned.part is not None or planned.size_bytes > part_of(self._settings)
         mark = opened.mark if opened else sink.mark() if in_pieces else None
         try:

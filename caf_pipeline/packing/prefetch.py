@@ -38,7 +38,7 @@ BEGUN_AHEAD: Final = 4
 
 
 class BodySums(NamedTuple):
-    """What packing computes of a member's bytes; the CRC is big-endian."""
+    """The checksums of a member's bytes; the CRC is big-endian."""
 
     sha256: bytes
     crc64nvme: bytes
@@ -177,7 +177,7 @@ class OrderedFetch:
         return self._source.full_object_checksum(planned.object)
 
     def is_comparable(self, planned: PlannedObject) -> bool:
-        """Tell whether S3's checksum is of the bytes that are packed, which a part's are not, and is to be compared."""
+        """Return whether S3's checksum covers the packed bytes, and the settings want it compared. S3 has none of a part."""
         return self._compare_checksums and not planned.part
 
     def _read(self, obj: S3Object, start_byte: int, end_byte: int) -> Fetched:

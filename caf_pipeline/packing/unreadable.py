@@ -11,7 +11,7 @@ from typing import Final
 
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import ObjectReadFailed, ObjectUnavailable, SourceUnreachable
-from caf_pipeline.inventory.objects import S3Object
+from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.inventory.plan import PlannedObject, read_chunk_objects
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.packer import Packer
@@ -29,24 +29,24 @@ SAMPLE_BYTES: Final = 64 << 10
 def give_up_on(work: Workplace, chunk: Chunk, packer: Packer, planned: PlannedObject) -> bool:
     """Count a run that failed on this object; return whether enough runs did to skip it as unreadable.
 
-    The first time that a run fails on an object, the objects behind it in the chunk are read, too, and those that cannot be
-    read are counted with it. An earlier run that failed on the object has read all of them: only those that failed then are
-    read again.
+    If no run failed on the object before, the run reads the objects behind it in the chunk, too. Objects that cannot be read are
+    counted together. If an earlier run failed on the object, it has read all of them: only objects that failed then are read
+    again.
 
     Raises:
-        SourceUnreachable: the source gives no object at all; nothing is counted. What `Packer.find_unreadable` raises.
+        SourceUnreachable: the source gives no object at all; nothing is counted. And as `Packer.find_unreadable`.
     """
     require_answers(work, chunk, planned.object)
     failures = work.ledger.read_failures(chunk.name)
-    known = failures.get(_identity(planned))
-    times = known.times if known else 0
-    if known is None or known.last_run != work.holder.run:
+    earlier = failures.get(_identity(planned))
+    times = earlier.times if earlier else 0
+    if earlier is None or earlier.last_run != work.holder.run:
         objects = read_chunk_objects(Path(chunk.plan_folder), chunk.number)
-        behind = islice(dropwhile(lambda one: one != planned, objects), 1, None)
-        suspects = (one for one in behind if _identity(one) in failures) if known else behind
-        failed = [planned, *_found(work, packer, suspects)]
+        behind = islice(dropwhile(lambda candidate: candidate != planned, objects), 1, None)
+        suspects = (candidate for candidate in behind if _identity(candidate) in failures) if earlier else behind
+        failed = [planned, *_unreadable_among(work, packer, suspects)]
         require_answers(work, chunk, planned.object)  # it may have gone down meanwhile
-        work.ledger.count_read_failures(chunk.name, [_identity(one) for one in failed], work.holder.run)
+        work.ledger.count_read_failures(chunk.name, [*map(_identity, failed)], work.holder.run)
         times += 1
     return times >= work.settings.packing.unreadable_after
 
@@ -55,19 +55,19 @@ def named_together(work: Workplace, chunk: Chunk, error: ObjectReadFailed) -> Ob
     """Return the error of a run that failed on an object; if it failed on several, their number is in it."""
     failures = work.ledger.read_failures(chunk.name).values()
     limit, run = work.settings.packing.unreadable_after, work.holder.run
-    count = sum(one.last_run == run and one.times < limit for one in failures)
+    count = sum(failure.last_run == run and failure.times < limit for failure in failures)
     if count < 2:
         return error
     return ObjectReadFailed(f"{count} objects of chunk {chunk.name} cannot be read; the first: {error}", hint=error.hint)
 
 
 def require_answers(work: Workplace, chunk: Chunk, failed: S3Object) -> None:
-    """Return if the source lists its objects and answers for one of them, other than the one that failed.
+    """Return if the source lists its objects and answers for an object other than `failed`.
 
     A source that has no other object only has to list it.
 
     Raises:
-        SourceUnreachable: it does not. What else `ObjectSource.list_pages` and `read` raise.
+        SourceUnreachable: it does not. And as `ObjectSource.list_pages` and `read`.
     """
     page = next(iter(work.objects.list_pages(versions=True)), [])
     error: ObjectReadFailed | None = None
@@ -82,7 +82,7 @@ def require_answers(work: Workplace, chunk: Chunk, failed: S3Object) -> None:
             return
     if error:
         raise SourceUnreachable(
-            f"{work.address} lists its objects, but none of those that were tried can be read: {error}",
+            f"{work.address} lists its objects, but none of the tried objects can be read: {error}",
             hint="wait, and run the chunk again",
         ) from error
 
@@ -95,19 +95,11 @@ def _sampled_of_chunk(chunk: Chunk, failed: S3Object) -> Iterator[S3Object]:
 def _sampled(objects: Iterable[S3Object], count: int, failed: S3Object) -> Iterator[S3Object]:
     """Yield a few of the objects, evenly spread."""
     spread = islice(objects, 0, None, max(count // SAMPLED_OBJECTS, 1))
-    readable = (obj for obj in spread if obj.key != failed.key and not obj.is_delete_marker and _is_text(obj.key))
+    readable = (obj for obj in spread if obj.key != failed.key and not obj.is_delete_marker and is_supported(obj.key))
     return islice(readable, SAMPLED_OBJECTS)
 
 
-def _is_text(key: bytes) -> bool:
-    try:
-        key.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _found(work: Workplace, packer: Packer, suspects: Iterable[PlannedObject]) -> Sequence[PlannedObject]:
+def _unreadable_among(work: Workplace, packer: Packer, suspects: Iterable[PlannedObject]) -> Sequence[PlannedObject]:
     with work.waits.waiting(
         "the other objects of the chunk, which are read to find all that cannot be read",
         ends_by="the run then fails, and counts them together",
