@@ -228,7 +228,7 @@ def checks_of(work: Workplace, chunk: Chunk, posting: Posting, findings: Sequenc
         proven = work.store.proof_window(posting, copy)
         if proven is not None and now is not None and now - proven > WINDOWS_BEHIND:
             # Reading the copies may have outlasted the window in which they were listed.
-            copy = next((each for each in work.store.copies(posting) if each.provider == copy.provider), copy)
+            copy = next((listed for listed in work.store.copies(posting) if listed.provider == copy.provider), copy)
             proven = work.store.proof_window(posting, copy)
         fault, known = finding.fault, before.get(copy.provider)
         beyond_samples = known is not None and known.listed and known.fault.startswith(WHOLE_COPY) and not finding.whole
