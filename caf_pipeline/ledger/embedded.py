@@ -220,7 +220,8 @@ class EmbeddedServer:
             fresh.unlink()
         shutil.rmtree(fresh, ignore_errors=True)
         if self._account and _first_closed(self.folder, self._account):
-            kept = _place() / f"ledger-{secrets.token_hex(8)}"
+            self._require_passage(place := _place())
+            kept = place / f"ledger-{secrets.token_hex(8)}"
             fresh.symlink_to(kept / "data")
             _make_open(kept)
             self._record(kept)

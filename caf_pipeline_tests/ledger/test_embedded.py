@@ -217,6 +217,15 @@ def test_private_parents_keep_their_modes(folder):
 
 
 @as_root
+def test_a_closed_place_for_ledgers_of_root_is_refused(folder, monkeypatch):
+    folder.parent.chmod(0o700)
+    monkeypatch.setenv("CAF_ROOT_POSTGRES", str(folder.with_name("place")))
+    with pytest.raises(LedgerError, match="cannot enter"):
+        EmbeddedServer(folder)
+    assert not (folder / "data.new").is_symlink()
+
+
+@as_root
 def test_no_user_is_made(folder, monkeypatch):
     users = Path("/etc/passwd").read_bytes()
     monkeypatch.setattr(embedded, "_USERS", ("no-such-user", "nobody"))
