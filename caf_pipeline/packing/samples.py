@@ -102,9 +102,10 @@ def too_few_copies(chunk: Chunk, findings: Sequence[CopyFinding], required: int)
     right = sum(1 for finding in findings if finding.good)
     of = f"{right} of {counted(required, 'copy', 'copies')}"
     message = f"chunk {chunk.name} has {of} listed and read back right ({described(findings)})"
+    again = "run the partition, or 'caf repair', again"
     if any(finding.fault for finding in findings):
-        return IntegrityError(message, hint="do not use the copies that differ; run the partition again to upload it again")
-    return NotProven(message, hint="run the partition again: the chunk is uploaded to the providers that lack it")
+        return IntegrityError(message, hint=f"do not use the copies that differ; {again}: the chunk is uploaded again")
+    return NotProven(message, hint=f"{again}: the chunk is uploaded to the providers that lack it")
 
 
 def _digest(pieces: Iterator[bytes]) -> bytes:

@@ -24,7 +24,7 @@ from caf_pipeline.packing.journal.writer import part_of
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import planning
 from caf_pipeline.steps.chunk_steps import bytes_to_post
-from caf_pipeline.steps.first_plan import refuse_new_archive
+from caf_pipeline.steps.first_plan import refuse_new_archive, refuse_unknown
 from caf_pipeline.store.protocol import StorageCost
 from caf_pipeline.system.folder_lock import reading
 
@@ -253,6 +253,7 @@ def _refusal(work: Workplace) -> str:
         return f"this plan would be refused: source '{work.source}' is {known} in the ledger, and {work.address} in the settings"
     try:
         refuse_new_archive(work)
+        refuse_unknown(work)
     except StoredAlready as error:
         return f"this plan would be refused: {with_hint(error)}"
     except (StoreError, MnemonicRefused):  # an estimate without it is better than none

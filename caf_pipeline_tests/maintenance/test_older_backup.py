@@ -17,6 +17,7 @@ from caf_pipeline.maintenance.doctor.findings import Kind
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
+from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.crashes import mended
@@ -119,6 +120,12 @@ def test_a_chunk_archived_since_the_backup_is_never_posted_twice(request, tmp_pa
     run(work)
     assert len(posts_of(work)) == 2  # the second has the overwritten object
     everything_reads_back(work)
+
+
+def test_a_preview_warns_of_posts_that_the_ledger_does_not_know(in_a_folder, tmp_path):
+    a_chunk_archived_since(in_a_folder, tmp_path)
+    preview = preview_plan(in_a_folder, inventories.take_inventory(in_a_folder))
+    assert "caf doctor" in preview.warning
 
 
 def test_planned_chunk_is_not_packed_before_the_doctor_came(work, tmp_path):
