@@ -10,8 +10,6 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Final
 
-from awscrt.checksums import combine_crc64nvme
-
 from caf_pipeline.inventory.objects import CurrentException, S3Object, VersionCounts, rewritten_version
 from caf_pipeline.ledger.copy import GOOD, copy_rows
 from caf_pipeline.ledger.database import Connection, LedgerPart, Row
@@ -232,6 +230,8 @@ def _from_s3(checksum: str | None) -> dict[str, bytes]:
 
 def _combined(parts: Iterable[tuple[str, int]]) -> bytes:
     """Return the CRC-64/NVME of an object from those of its parts, as hexadecimal digits, and their lengths."""
+    from awscrt.checksums import combine_crc64nvme  # noqa: PLC0415 - a look-up needs no awscrt
+
     crc = 0
     for digits, size_bytes in parts:
         crc = combine_crc64nvme(crc, int(digits, 16), size_bytes)

@@ -79,7 +79,8 @@ def manifests() -> tuple[bytes, ...]:
     import caf_pipeline.inventory.manifest as module
 
     found, usual = [], module.MANIFEST_GROUP_ROWS
-    identity = module.ChunkIdentity("a" * 32, "src", "src-1", "p" * 64, "s", datetime(2026, 11, 1, tzinfo=UTC))
+    moment = datetime(2026, 11, 1, tzinfo=UTC)
+    identity = module.ChunkIdentity("a" * 32, "src", "src-1", "p" * 64, "s", moment, format=module.CHECKSUMS_FORMAT)
     with tempfile.TemporaryDirectory() as folder:
         for rows, group in ((0, usual), (1, usual), (30, usual), (30, 7)):
             module.MANIFEST_GROUP_ROWS = group
@@ -100,6 +101,8 @@ def _row(number: int) -> dict[str, Any]:
         "start_byte": 0,
         "end_byte": number,
         "sha256": bytes(32),
+        "crc64nvme": bytes(8),
+        "s3_checksum": "crc32:00000000",
         "last_modified": datetime(2026, 11, 1, tzinfo=UTC),
         "storage_class": "STANDARD",
         "content_type": "text/plain",
@@ -308,7 +311,7 @@ def journals() -> tuple[bytes, ...]:
             log.append(OPENING)
             position = 512
             for number in range(count):
-                member = journal.PackedMember(position, position + number, bytes(32))
+                member = journal.PackedMember(position, position + number, bytes(32), bytes(8), "crc32:00000000")
                 position += number
                 skipped = journal.SkippedObject(SkipReason.DELETED, "gone")
                 log.append(journal.Checkpoint([member, skipped], bytes(32), position, bytes(100 * number), position))
