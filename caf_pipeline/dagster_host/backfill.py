@@ -277,7 +277,7 @@ def _progress(counts: Mapping[str, int], total: int, done: int, seconds: float) 
     well = min(counts["well"], total)
     ended = "".join(f", {counted(counts[how], 'run')} {how}" for how in ("failed", "canceled") if counts[how])
     said = f"runs of {well} of {counted(total, 'chunk')} ended well{ended}, {counted(counts['going'], 'run')} queued or going"
-    if not done or well == total:
+    if not done or well == total or not counts["going"]:
         return said
     left = (total - well) * seconds / done
     return f"{said}; {done / seconds * 60:.1f} a minute, about {timedelta(seconds=round(left))} left"

@@ -197,6 +197,9 @@ def _chunk_accounts(work: Workplace, chunk: str) -> AssetCheckResult:
 
 
 def _chunk_is_proven(work: Workplace, chunk: str) -> AssetCheckResult:
+    state = work.ledger.chunk(chunk).state
+    if state in (ChunkState.EMPTY, ChunkState.WITHDRAWN):
+        return AssetCheckResult(passed=True, description=f"The chunk is {state}: none of its objects is stored.")
     report = scrub.prove_chunk(work, chunk)
     return AssetCheckResult(
         passed=report.proven,

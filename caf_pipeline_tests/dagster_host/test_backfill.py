@@ -194,6 +194,11 @@ def test_a_backfill_that_is_followed_again_is_counted_from_its_beginning(planned
     assert "runs of 13 of 13 chunks ended well" in last
 
 
+def test_a_backfill_without_live_runs_has_no_time_left():
+    counts = {"well": 2, "failed": 1, "canceled": 0, "going": 0}
+    assert backfill._progress(counts, 3, 2, 60).endswith("1 run failed, 0 runs queued or going")
+
+
 def test_of_a_backfill_that_was_canceled_it_says_how_many_runs_were(planned):
     backfill_id, printed = submit(planned), io.StringIO()
     chunks = planned.chunks()

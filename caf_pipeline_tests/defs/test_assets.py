@@ -133,6 +133,16 @@ def test_a_chunk_that_comes_out_empty_materializes_all_three(pipeline):
     assert pipeline.ledger.chunk(chunk).state is ChunkState.EMPTY
 
 
+def test_a_backfill_run_of_an_empty_chunk_succeeds(pipeline):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    pipeline.bucket.delete("key-000")
+    assets = [AssetKey(["my-source", name]) for name in ASSETS[2:]]
+    result = pipeline.execute("__ASSET_JOB", partition_key=chunk, asset_selection=assets)
+    assert result.success
+    assert checks(result)["chunk_is_proven"]
+
+
 @pytest.mark.thorough
 def test_a_chunk_that_another_live_run_holds_ends_well_and_materializes_nothing(pipeline):
     pipeline.put(1)

@@ -518,6 +518,12 @@ def test_gets_go_to_the_endpoint_of_boto3(asked, endpoint, path):
     assert is_aws(client) == ("endpoint" not in asked)
 
 
+def test_an_ip_address_of_the_environment_gets_no_bucket_in_front(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
+    gets = GetClient(build_client(settings_for("", "plain")), "plain")
+    assert (gets.endpoint, gets.path) == ("http://127.0.0.1:9000", "/plain")
+
+
 @pytest.fixture
 def tls_s3(scripted_s3, tls, certificate):
     """A server whose certificate nobody knows, with the file that holds the certificate."""

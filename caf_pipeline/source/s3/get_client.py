@@ -8,6 +8,7 @@ Source: awscrt 0.38's `S3Client`, tried on a server; docs/decisions/0017-one-cli
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
@@ -214,9 +215,18 @@ def _place(client: "Boto3Client", bucket: str, region: str | None) -> tuple[str,
         )
     scheme, _, rest = endpoint.partition("://")
     host, slash, path = rest.partition("/")
-    if _style(client) != "path" and check_dns_name(bucket) and "." not in bucket:
+    if _style(client) != "path" and check_dns_name(bucket) and "." not in bucket and not _is_ip_address(endpoint):
         return f"{scheme}://{bucket}.{host}", slash + path
     return f"{scheme}://{host}", f"{slash}{path}/{bucket}"
+
+
+def _is_ip_address(endpoint: str) -> bool:
+    """Tell whether the endpoint's host is an IP address, which cannot have a bucket's name in front of it."""
+    try:
+        ip_address(urlsplit(endpoint).hostname or "")
+    except ValueError:
+        return False
+    return True
 
 
 def _style(client: "Boto3Client") -> str:
