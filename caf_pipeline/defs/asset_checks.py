@@ -199,7 +199,7 @@ def _chunk_accounts(work: Workplace, chunk: str) -> AssetCheckResult:
 def _chunk_is_proven(work: Workplace, chunk: str) -> AssetCheckResult:
     state = work.ledger.chunk(chunk).state
     if state in (ChunkState.EMPTY, ChunkState.WITHDRAWN):
-        return AssetCheckResult(passed=True, description=f"The chunk is {state}: none of its objects is stored.")
+        return AssetCheckResult(passed=True, description=f"The chunk is {state}: no object is located in it.")
     report = scrub.prove_chunk(work, chunk)
     return AssetCheckResult(
         passed=report.proven,
