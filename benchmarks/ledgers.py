@@ -146,7 +146,7 @@ FOLDERS = "folders/"
 # Of a key, ten of the twelve digits of its number are the folder.
 IN_FOLDERS = (
     f"INSERT INTO locations ({COLUMNS}) SELECT source_id, caf_file_id, '{FOLDERS}' || substr(file_path, 21, 10) || '/'"
-    " || substr(file_path, 31), identity, content, start_byte, last_modified, sha256 FROM locations WHERE file_path < %(end)s"
+    f" || substr(file_path, 31), {', '.join(LOCATION[1:])} FROM locations WHERE file_path < %(end)s"
 )
 SELECT_ONE = """import sys, psycopg
 url, keys = sys.argv[1:]
