@@ -55,8 +55,12 @@ _LOCATION_COLUMNS: Final = {
     "etag": "text",
     "last_modified": "timestamp with time zone",
     "sha256": "bytea",
+    "crc64nvme": "bytea",
+    "s3_checksum": "text",
 }
 """Of the view `file_locations`, with the types as Postgres names them."""
+
+_NULLABLE: Final = {"version_id", "crc64nvme", "s3_checksum"}
 
 
 # --- what is always so of an asset, shown before it was ever materialized ---------------------------------------------
@@ -69,7 +73,7 @@ def file_definition(schema: pa.Schema) -> Metadata:
 
 def locations_definition() -> Metadata:
     """Return the table of locations and its columns."""
-    columns = _columns((name, type, name == "version_id") for name, type in _LOCATION_COLUMNS.items())
+    columns = _columns((name, type, name in _NULLABLE) for name, type in _LOCATION_COLUMNS.items())
     return {"dagster/table_name": "public.file_locations", "dagster/column_schema": columns}
 
 

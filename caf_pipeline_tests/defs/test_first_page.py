@@ -102,7 +102,8 @@ def test_the_assets_show_rows_columns_address_and_sizes_as_dagster_names_them(pi
         assert (made[name]["size"]["text"], made[name]["size_bytes"]["intValue"]) == ("8.8 KiB", 9_000)
 
     columns = always["file_locations"]["dagster/column_schema"]["schema"]["columns"]
-    assert [column["name"] for column in columns if column["constraints"]["nullable"]] == ["version_id"]
+    nullable = [column["name"] for column in columns if column["constraints"]["nullable"]]
+    assert nullable == ["version_id", "crc64nvme", "s3_checksum"]
     with database.transaction() as connection:
         named = (
             "SELECT column_name, data_type FROM information_schema.columns"
