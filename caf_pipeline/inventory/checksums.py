@@ -5,7 +5,7 @@ Source: S3 User Guide, "Checking object integrity": digests are big-endian.
 
 import hashlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from awscrt import checksums as awscrt_checksums
@@ -39,12 +39,25 @@ class _Crc:
         return self._value.to_bytes(self._size_bytes, "big")
 
 
+def new_crc64nvme() -> Digest:
+    """Return a running CRC-64/NVME."""
+    return _Crc(awscrt_checksums.crc64nvme, 8)
+
+
+def combine_crc64nvme(parts: Iterable[tuple[bytes, int]]) -> bytes:
+    """Return the CRC-64/NVME of parts that follow each other, from the digest and the length in bytes of each."""
+    value = 0
+    for digest, size_bytes in parts:
+        value = awscrt_checksums.combine_crc64nvme(value, int.from_bytes(digest, "big"), size_bytes)
+    return value.to_bytes(8, "big")
+
+
 _ALGORITHMS: Final[dict[str, Callable[[], Digest]]] = {
     "sha256": hashlib.sha256,
     "sha1": hashlib.sha1,
     "crc32": lambda: _Crc(zlib.crc32, 4),
     "crc32c": lambda: _Crc(awscrt_checksums.crc32c, 4),
-    "crc64nvme": lambda: _Crc(awscrt_checksums.crc64nvme, 8),
+    "crc64nvme": new_crc64nvme,
 }
 
 

@@ -211,14 +211,17 @@ class CurrentContent(LedgerPart):
 
 
 def _checksums(row: Row) -> Mapping[str, bytes]:
-    """Return the digests that are known of a whole object by algorithm; those that packing computed count before S3's."""
+    """Return the digests of a whole object by algorithm. A digest that packing computed takes precedence over S3's."""
     if row.parts is None:
         computed = {"sha256": row.sha256, "crc64nvme": row.crc64nvme}
         return _from_s3(row.s3_checksum) | {name: bytes(digest) for name, digest in computed.items() if digest is not None}
     of_parts = {part["s3_checksum"] for part in row.parts}
     digests = _from_s3(of_parts.pop()) if len(of_parts) == 1 else {}
     if all(part["crc64nvme"] for part in row.parts):
-        digests["crc64nvme"] = _combined([(part["crc64nvme"], part["end_byte"] - part["start_byte"]) for part in row.parts])
+        from caf_pipeline.inventory.checksums import combine_crc64nvme  # noqa: PLC0415 - a look-up needs no awscrt
+
+        parts = [(bytes.fromhex(part["crc64nvme"]), part["end_byte"] - part["start_byte"]) for part in row.parts]
+        digests["crc64nvme"] = combine_crc64nvme(parts)
     return digests
 
 
@@ -226,16 +229,6 @@ def _from_s3(checksum: str | None) -> dict[str, bytes]:
     """Return S3's own checksum (`Checksum.text`) as a digest by its algorithm; nothing if there is none that can be read."""
     fields = re.fullmatch(r"([a-z0-9]+):((?:[0-9a-f]{2})+)", checksum or "")
     return {fields[1]: bytes.fromhex(fields[2])} if fields else {}
-
-
-def _combined(parts: Iterable[tuple[str, int]]) -> bytes:
-    """Return the CRC-64/NVME of an object from those of its parts, as hexadecimal digits, and their lengths."""
-    from awscrt.checksums import combine_crc64nvme  # noqa: PLC0415 - a look-up needs no awscrt
-
-    crc = 0
-    for digits, size_bytes in parts:
-        crc = combine_crc64nvme(crc, int(digits, 16), size_bytes)
-    return crc.to_bytes(8, "big")
 
 
 def _record_exceptions(

@@ -17,13 +17,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from awscrt.checksums import crc64nvme
 from typing_extensions import Buffer
 
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
 from caf_pipeline.errors import ArchiveError, LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
 from caf_pipeline.formats.clps import MAGIC_BYTES, begins_as_archive, read_times
-from caf_pipeline.inventory.checksums import Digest, new_digest
+from caf_pipeline.inventory.checksums import Digest, new_crc64nvme, new_digest
 from caf_pipeline.inventory.manifest import LOG_BYTES, PART_COLUMNS, ChunkIdentity, LogTimes, ManifestWriter, head_bytes
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
@@ -428,7 +427,7 @@ class _MemberChecks:
     def __init__(self, s3: Checksum | None, *, compare: bool, sha256: "_Hash | None" = None) -> None:
         self.s3 = s3
         self.sha256 = sha256 or hashlib.sha256()
-        self._crc64nvme = 0
+        self._crc64nvme = new_crc64nvme()
         self._digest: Digest | None = new_digest(s3.algorithm) if s3 and compare else None
 
     def update(self, body: Buffer) -> None:
@@ -438,7 +437,7 @@ class _MemberChecks:
 
     def update_crcs(self, body: Buffer) -> None:
         """Take bytes for all but the SHA-256, which has them already."""
-        self._crc64nvme = crc64nvme(body, self._crc64nvme)
+        self._crc64nvme.update(body)
         if self._digest:
             self._digest.update(body)
 
@@ -446,7 +445,7 @@ class _MemberChecks:
         """Return the checksums, or raise ObjectReadFailed if S3's own differs."""
         if self.s3 and self._digest and self._digest.digest() != self.s3.digest:
             raise checksum_differs(planned.object, self.s3.algorithm)
-        return BodySums(self.sha256.digest(), self._crc64nvme.to_bytes(8, "big"))
+        return BodySums(self.sha256.digest(), self._crc64nvme.digest())
 
 
 def _checks_of(planned: PlannedObject, fetch: OrderedFetch, sha256: "_Hash | None" = None) -> _MemberChecks:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from awscrt.checksums import crc64nvme
 from typing_extensions import Buffer
 
 from caf_pipeline.errors import ObjectReadFailed
-from caf_pipeline.inventory.checksums import new_digest
+from caf_pipeline.inventory.checksums import new_crc64nvme, new_digest
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.inventory.plan import PlannedObject
 from caf_pipeline.source.protocol import BegunRead, Checksum, ObjectPart, ObjectSource
@@ -193,7 +192,9 @@ class OrderedFetch:
 
 
 def _sums_of(body: Buffer) -> BodySums:
-    return BodySums(hashlib.sha256(body).digest(), crc64nvme(body).to_bytes(8, "big"))
+    crc = new_crc64nvme()
+    crc.update(body)
+    return BodySums(hashlib.sha256(body).digest(), crc.digest())
 
 
 def _differing(part: ObjectPart) -> str:

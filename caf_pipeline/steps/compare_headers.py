@@ -33,7 +33,6 @@ from caf_pipeline.system.parquet import write_whole
 OBJECTS_AT_ONCE: Final = 10_000
 """Objects that stand in memory, with the headers that the archive has of each: some 20 MB."""
 
-
 WITHOUT_CHECKSUM: Final = "S3 has no full-object checksum of an algorithm that the archive recorded"
 OTHER_BYTES: Final = "S3's checksum of the full object differs from the archived one"
 

@@ -187,8 +187,8 @@ def export_standing(work: Workplace, folder: Path) -> None:
 def cut_plan(work: Workplace, snapshot: Snapshot, *, new_archive: bool = False, patience_seconds: float = 0.0) -> PlanReport:
     """Plan what the snapshot has and the ledger does not know, and claim it. Plans only add.
 
-    `new_archive`: plan even if the ledger has nothing of the source while the store has files that may hold its objects, or if
-    the ledger was rebuilt in part. Neither is asked again.
+    `new_archive`: plan even if the store may hold objects of a source that the ledger does not know, or if the ledger was
+    rebuilt in part. Neither is checked again.
 
     Chunks have the source's target size, also where the store was too slow for it when last measured: rates change. Once a
     chunk was withdrawn that was larger than what fits now, they are no larger than what fits, manifest included.

@@ -424,7 +424,7 @@ def test_a_plan_is_the_same_however_many_rows_are_looked_at_at_once(objects, row
 def test_a_plan_of_an_earlier_version_keeps_its_hash_and_its_names(tmp_path):
     """The hashes were taken from the planner that looked at one object after the other, at commit ccbd5c5.
 
-    Where a key had a version that is too large, it gave two others one name. Expected sizes have grown since.
+    That planner gave two versions one name if another version of their key is too large. Expected sizes have grown since.
     """
     random = Random(7)
     some = ["a", "b", "~", "~caf-v-", "v1", ".caf/", "chunk", "&", '"', "\u2028", "\u2013", "é"]

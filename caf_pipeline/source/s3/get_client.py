@@ -221,7 +221,7 @@ def _place(client: "Boto3Client", bucket: str, region: str | None) -> tuple[str,
 
 
 def _is_ip_address(endpoint: str) -> bool:
-    """Tell whether the endpoint's host is an IP address, which cannot have a bucket's name in front of it."""
+    """Return whether the endpoint's host is an IP address, which cannot have a bucket's name in front of it."""
     try:
         ip_address(urlsplit(endpoint).hostname or "")
     except ValueError:
