@@ -131,7 +131,7 @@ def verified(bench: Bench, count: int, *, in_order: bool) -> Iterator[Verified]:
             for batch in location_batches(open_manifest(manifest).locations()):
                 file.write(as_rows([(1).to_bytes(4, "big")] * 2, batch))
             file.write(TRAILER)
-        copy = f"COPY locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
+        copy = f"COPY file_locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
         at = database_at(url, RUN)
         yield Verified(chunk, manifest, at, _copied_by_psql(at, copy, lines), renew)
     finally:
@@ -145,15 +145,15 @@ LOCATED = (
 FOLDERS = "folders/"
 # Of a key, ten of the twelve digits of its number are the folder.
 IN_FOLDERS = (
-    f"INSERT INTO locations ({COLUMNS}) SELECT source_id, caf_file_id, '{FOLDERS}' || substr(file_path, 21, 10) || '/'"
-    f" || substr(file_path, 31), {', '.join(LOCATION[1:])} FROM locations WHERE file_path < %(end)s"
+    f"INSERT INTO file_locations ({COLUMNS}) SELECT source_id, caf_file_id, '{FOLDERS}' || substr(file_path, 21, 10) || '/'"
+    f" || substr(file_path, 31), {', '.join(LOCATION[1:])} FROM file_locations WHERE file_path < %(end)s"
 )
 SELECT_ONE = """import sys, psycopg
 url, keys = sys.argv[1:]
 with psycopg.connect(url, autocommit=True) as connection:
     for key in open(keys):
         found = connection.execute(
-            "SELECT * FROM locations WHERE source_id = 1 AND file_path = %s", [key.rstrip()], binary=True).fetchall()
+            "SELECT * FROM file_locations WHERE source_id = 1 AND file_path = %s", [key.rstrip()], binary=True).fetchall()
         assert len(found) == 1"""
 SELECT_MANY = f"""import sys, psycopg
 url, path = sys.argv[1:]
@@ -162,7 +162,7 @@ with psycopg.connect(url, autocommit=True) as connection:
     for at in range(0, len(keys), {BATCH}):
         some = keys[at:at + {BATCH}]
         found = connection.execute(
-            "SELECT * FROM locations WHERE source_id = 1 AND file_path = ANY(%s)", [some], binary=True).fetchall()
+            "SELECT * FROM file_locations WHERE source_id = 1 AND file_path = ANY(%s)", [some], binary=True).fetchall()
         assert len(found) == len(some)"""
 
 

@@ -115,26 +115,34 @@ CREATE TABLE staging_reservations (
 CREATE TABLE claims (
     source_id       integer NOT NULL,
     file_path       text COLLATE "C" NOT NULL,
-    object_version  text COLLATE "C" NOT NULL,
+    version_id      text COLLATE "C" NOT NULL,
+    etag            text COLLATE "C" NOT NULL,
+    size_bytes      bigint NOT NULL,
+    rewritten_at    timestamptz NOT NULL DEFAULT '-infinity',
     caf_file_id     bigint NOT NULL,
     last_modified   timestamptz,
-    PRIMARY KEY (source_id, file_path, object_version)
+    PRIMARY KEY (source_id, file_path, version_id, etag, size_bytes, rewritten_at)
 );
 
--- Where the objects are. The widest columns come first: so a row has 24 bytes of header, also if one is NULL, and none between them.
--- Beside the index by chunk, the key is the only index: a look-up of a key reads its few versions.
-CREATE TABLE locations (
-    start_byte      bigint NOT NULL,
-    last_modified   timestamptz NOT NULL,
-    source_id       integer NOT NULL,
-    caf_file_id     integer NOT NULL,
-    file_path       text COLLATE "C" NOT NULL,
-    identity        bytea NOT NULL,
-    sha256          bytea NOT NULL,
-    content         bytea CONSTRAINT version_id_is_object_version CHECK (content <> ''),
-    crc64nvme       bytea,
-    s3_checksum     text,
-    PRIMARY KEY (source_id, file_path, identity)
+-- Where the objects are: which bytes of which chunk. A part of an object has a row of its own. The columns of eight bytes come first, so
+-- that none is padded.
+CREATE TABLE file_locations (
+    caf_file_id    bigint NOT NULL,
+    start_byte     bigint NOT NULL,
+    end_byte       bigint NOT NULL,
+    size_bytes     bigint NOT NULL,
+    last_modified  timestamptz NOT NULL,
+    rewritten_at   timestamptz NOT NULL DEFAULT '-infinity',
+    source_id      integer NOT NULL,
+    part           integer NOT NULL DEFAULT 0,
+    file_path      text COLLATE "C" NOT NULL,
+    version_id     text COLLATE "C" NOT NULL,
+    etag           text COLLATE "C" NOT NULL,
+    sha256         bytea NOT NULL,
+    crc64nvme      bytea,
+    s3_checksum    text,
+    -- Beside the index by chunk, the key is the only index: a look-up of a key reads its few versions.
+    PRIMARY KEY (source_id, file_path, version_id, etag, size_bytes, rewritten_at, part)
 );
 
 -- Objects that are larger than a chunk: which part of one a chunk has. A chunk has one part and nothing else. All parts of an object are
@@ -144,35 +152,38 @@ CREATE TABLE object_parts (
     plan_id         bigint NOT NULL REFERENCES plans,
     source_id       integer NOT NULL REFERENCES sources,
     file_path       text COLLATE "C" NOT NULL,
-    object_version  text COLLATE "C" NOT NULL,
+    version_id      text COLLATE "C" NOT NULL,
+    etag            text COLLATE "C" NOT NULL,
+    object_bytes    bigint NOT NULL,
+    rewritten_at    timestamptz NOT NULL DEFAULT '-infinity',
     part            integer NOT NULL,
     part_count      integer NOT NULL,
     start_byte      bigint NOT NULL,
     end_byte        bigint NOT NULL,
-    object_bytes    bigint NOT NULL,
     location_part   integer NOT NULL,
     abandoned       boolean NOT NULL DEFAULT false,
     CONSTRAINT within_the_object CHECK (part BETWEEN 1 AND part_count AND start_byte >= 0 AND start_byte < end_byte
         AND end_byte <= object_bytes AND (part = 1) = (start_byte = 0) AND (part = part_count) = (end_byte = object_bytes)),
-    UNIQUE (plan_id, file_path, object_version, part),
-    UNIQUE (source_id, file_path, object_version, location_part)
+    UNIQUE (plan_id, file_path, version_id, etag, object_bytes, rewritten_at, part),
+    UNIQUE (source_id, file_path, version_id, etag, object_bytes, rewritten_at, location_part)
 );
 
 CREATE TABLE skipped_objects (
     source_id       integer NOT NULL REFERENCES sources,
     file_path       text COLLATE "C" NOT NULL,
-    object_version  text COLLATE "C" NOT NULL,
+    version_id      text COLLATE "C" NOT NULL,
+    etag            text COLLATE "C" NOT NULL,
+    size_bytes      bigint NOT NULL,
+    rewritten_at    timestamptz NOT NULL DEFAULT '-infinity',
     reason          text NOT NULL,
     detail          text NOT NULL,
-    etag            text NOT NULL,
-    size_bytes      bigint NOT NULL,
     last_modified   timestamptz,
     caf_file_id     bigint REFERENCES caf_files,
     times           integer NOT NULL DEFAULT 1,
     first_at        timestamptz NOT NULL DEFAULT now(),
     last_at         timestamptz NOT NULL DEFAULT now(),
     retry_at        timestamptz NOT NULL,
-    PRIMARY KEY (source_id, file_path, object_version)
+    PRIMARY KEY (source_id, file_path, version_id, etag, size_bytes, rewritten_at)
 );
 
 -- Runs of a chunk that failed on one object, so that it can be skipped after several.

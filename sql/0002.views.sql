@@ -1,82 +1,22 @@
 -- Views and functions.
 
--- `identity` is the object version and the part. It begins with a byte that tells its form:
---     00 <part> <text>                 any part but 0, in four bytes, and the object version
---     01 <text>                        any object version of part 0 that has no form below
---     02 <ETag> <size>                 etag:<32 hexadecimal digits>:<size>, of part 0: the digits in 16 bytes, the size in as many
---                                      bytes as its decimal digits need, two in each
---     03 <ETag> <parts> <size>         etag:<32 hexadecimal digits>-<parts>:<size>, of part 0: the same, <parts> in three bytes
--- A version and part have one form only, so that the key is unique as it was, by source, path, version and part.
---
--- `content` is the ETag and the length, written as the identity of etag:<ETag>:<length>; 16 is added to its first byte where there
--- is a version id, which is the object version. It is NULL where there is none and it would be the same as `identity`.
-
--- Each is one expression, which takes the place of its call in a plan. So none is STRICT, and they are STABLE, as convert_from is.
--- Numbers have at most 18 digits, and of parts 6. Lengths are compared outside of the patterns: a count in one makes it five times
--- as slow.
-CREATE FUNCTION location_identity(object_version text, part integer) RETURNS bytea LANGUAGE sql STABLE PARALLEL SAFE RETURN
-    CASE WHEN part <> 0 THEN '\x00'::bytea || int4send(part) || convert_to(object_version, 'UTF8')
-        WHEN substr(object_version, 38, 1) = ':' AND length(object_version) <= 56
-            AND object_version ~ '^etag:[0-9a-f]+:(0|[1-9][0-9]*)$' THEN
-            decode('02' || substr(object_version, 6, 32) || repeat('0', length(object_version) % 2) || substr(object_version, 39), 'hex')
-        WHEN substr(object_version, 38, 1) = '-' AND length(split_part(substr(object_version, 39), ':', 1)) <= 6
-            AND length(split_part(object_version, ':', 3)) <= 18
-            AND object_version ~ '^etag:[0-9a-f]+-[1-9][0-9]*:(0|[1-9][0-9]*)$' THEN
-            decode('03' || substr(object_version, 6, 32) || lpad(split_part(substr(object_version, 39), ':', 1), 6, '0')
-                || repeat('0', length(split_part(object_version, ':', 3)) % 2) || split_part(object_version, ':', 3), 'hex')
-        ELSE '\x01'::bytea || convert_to(object_version, 'UTF8') END;
-
--- Empty, which the table refuses, where the version id is another than the object version: no software of ours made such a row.
-CREATE FUNCTION location_content(object_version text, part integer, version_id text, etag text, size_bytes bigint) RETURNS bytea
+-- The text by which the software names an object beside its key: the version id, or `etag:<ETag>:<size>` of a bucket without versions,
+-- with the time of a rewrite at the end. inventory/objects.py makes the same text.
+CREATE FUNCTION object_version(version_id text, etag text, size_bytes bigint, rewritten_at timestamptz) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE RETURN
-    CASE WHEN version_id IS NULL AND part = 0 AND object_version = 'etag:' || etag || ':' || size_bytes::text THEN NULL
-        WHEN version_id IS NULL THEN location_identity('etag:' || etag || ':' || size_bytes::text, 0)
-        WHEN version_id = object_version THEN set_byte(location_identity('etag:' || etag || ':' || size_bytes::text, 0), 0,
-            get_byte(location_identity('etag:' || etag || ':' || size_bytes::text, 0), 0) + 16)
-        ELSE '' END;
-
-CREATE FUNCTION location_version(identity bytea) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE RETURN
-    CASE get_byte(identity, 0)
-        WHEN 2 THEN 'etag:' || encode(substr(identity, 2, 16), 'hex') || ':' || encode(substr(identity, 18), 'hex')::bigint::text
-        WHEN 3 THEN 'etag:' || encode(substr(identity, 2, 16), 'hex') || '-' || encode(substr(identity, 18, 3), 'hex')::bigint::text
-            || ':' || encode(substr(identity, 21), 'hex')::bigint::text
-        WHEN 1 THEN convert_from(substr(identity, 2), 'UTF8')
-        ELSE convert_from(substr(identity, 6), 'UTF8') END;
-
-CREATE FUNCTION location_part(identity bytea) RETURNS integer LANGUAGE sql STABLE PARALLEL SAFE RETURN
-    CASE get_byte(identity, 0) WHEN 0 THEN ('x' || encode(substr(identity, 2, 4), 'hex'))::bit(32)::integer ELSE 0 END;
-
-CREATE FUNCTION location_version_id(identity bytea, content bytea) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE RETURN
-    CASE WHEN get_byte(content, 0) >= 16 THEN location_version(identity) END;
-
-CREATE FUNCTION location_etag(identity bytea, content bytea) RETURNS text LANGUAGE sql STABLE PARALLEL SAFE RETURN
-    CASE get_byte(coalesce(content, identity), 0) & 15
-        WHEN 2 THEN encode(substr(coalesce(content, identity), 2, 16), 'hex')
-        WHEN 3 THEN encode(substr(coalesce(content, identity), 2, 16), 'hex')
-            || '-' || encode(substr(coalesce(content, identity), 18, 3), 'hex')::bigint::text
-        ELSE substring(convert_from(substr(coalesce(content, identity), 2), 'UTF8') FROM '^etag:(.*):') END;
-
-CREATE FUNCTION location_size(identity bytea, content bytea) RETURNS bigint LANGUAGE sql STABLE PARALLEL SAFE RETURN
-    CASE get_byte(coalesce(content, identity), 0) & 15
-        WHEN 2 THEN encode(substr(coalesce(content, identity), 18), 'hex')
-        WHEN 3 THEN encode(substr(coalesce(content, identity), 21), 'hex')
-        ELSE substring(convert_from(substr(coalesce(content, identity), 2), 'UTF8') FROM '[^:]*$') END::bigint;
-
-CREATE VIEW file_locations AS
-SELECT source_id, file_path, location_version(identity) COLLATE "C" AS object_version, location_part(identity) AS part, caf_file_id,
-    start_byte, start_byte + location_size(identity, content) AS end_byte,
-    location_version_id(identity, content) AS version_id, location_etag(identity, content) AS etag,
-    last_modified, sha256, crc64nvme, s3_checksum
-FROM locations;
+    CASE WHEN version_id <> '' THEN version_id
+        WHEN isfinite(rewritten_at) THEN 'etag:' || etag || ':' || size_bytes::text || ':'
+            || to_char(rewritten_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+        ELSE 'etag:' || etag || ':' || size_bytes::text END;
 
 -- The objects that are archived in parts: every part of one plan is located, in a chunk in good standing, and they follow each other
 -- from the object's first byte to its last. Nothing else says that such an object is located. `caf_file_id` is the first part's.
 -- LATERAL with LIMIT: one look-up a part, whatever the planner knows of a table that is mostly empty.
 CREATE VIEW objects_in_parts AS
-SELECT DISTINCT ON (source_id, file_path, object_version) *
+SELECT DISTINCT ON (source_id, file_path, version_id, etag, size_bytes, rewritten_at) *
 FROM (
-    SELECT parts.source_id, parts.file_path, parts.object_version, parts.plan_id, parts.part_count,
-        parts.object_bytes AS size_bytes, min(located.etag) AS etag, min(located.version_id) AS version_id,
+    SELECT parts.source_id, parts.file_path, parts.version_id, parts.etag, parts.object_bytes AS size_bytes, parts.rewritten_at,
+        parts.plan_id, parts.part_count,
         max(located.last_modified) AS last_modified, max(caf_files.located_at) AS located_at,
         (array_agg(parts.caf_file_id ORDER BY parts.part))[1] AS caf_file_id,
         jsonb_agg(jsonb_build_object(
@@ -87,21 +27,19 @@ FROM (
     FROM object_parts AS parts
     JOIN caf_files ON caf_files.caf_file_id = parts.caf_file_id AND caf_files.state IN ('located', 'damaged')
     CROSS JOIN LATERAL (
-        SELECT start_byte, start_byte + location_size(identity, content) AS end_byte, last_modified, sha256, crc64nvme, s3_checksum,
-            location_etag(identity, content) AS etag, location_version_id(identity, content) AS version_id
-        FROM locations AS rows
-        WHERE rows.source_id = parts.source_id AND rows.file_path = parts.file_path
-            AND rows.identity = location_identity(parts.object_version, parts.location_part)
-            AND rows.caf_file_id = parts.caf_file_id AND location_size(identity, content) = parts.end_byte - parts.start_byte
+        SELECT * FROM file_locations AS rows
+        WHERE rows.source_id = parts.source_id AND rows.file_path = parts.file_path AND rows.version_id = parts.version_id
+            AND rows.etag = parts.etag AND rows.size_bytes = parts.object_bytes AND rows.rewritten_at = parts.rewritten_at
+            AND rows.part = parts.location_part AND rows.caf_file_id = parts.caf_file_id
+            AND rows.end_byte - rows.start_byte = parts.end_byte - parts.start_byte
         LIMIT 1) AS located
     WHERE NOT parts.abandoned
-    GROUP BY parts.source_id, parts.file_path, parts.object_version, parts.plan_id, parts.part_count, parts.object_bytes
+    GROUP BY parts.source_id, parts.file_path, parts.version_id, parts.etag, parts.object_bytes, parts.rewritten_at, parts.plan_id,
+        parts.part_count
     HAVING count(*) = parts.part_count AND min(parts.start_byte) = 0 AND max(parts.end_byte) = parts.object_bytes
         AND (array_agg(parts.start_byte ORDER BY parts.part))[2:] = (array_agg(parts.end_byte ORDER BY parts.part))[:count(*) - 1]
-        AND min(located.etag) = max(located.etag)
-        AND min(coalesce(located.version_id, '')) = max(coalesce(located.version_id, ''))
 ) AS whole
-ORDER BY source_id, file_path, object_version, plan_id;
+ORDER BY source_id, file_path, version_id, etag, size_bytes, rewritten_at, plan_id;
 
 -- What is known of keys, all at the moment of the statement that asks. A function, because its statements are planned once for a
 -- connection, also behind a pooler, and planning them takes longer than answering them. A skip that a whole inventory has ended, since it
@@ -132,13 +70,15 @@ AS $$
 DECLARE
     own integer := (SELECT source_id FROM sources WHERE name = source);
 BEGIN
-    RETURN QUERY SELECT 'location', file_path, object_version, last_modified, caf_files.name, state, snapshot, version_id, start_byte,
-            end_byte, etag, file_locations.sha256, merkle_root, owner, caf_files.start, stored_size_bytes, NULL::jsonb
+    RETURN QUERY SELECT 'location', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified,
+            caf_files.name, state, snapshot, nullif(version_id, ''), start_byte, end_byte, etag, file_locations.sha256,
+            merkle_root, owner, caf_files.start, stored_size_bytes, NULL::jsonb
         FROM file_locations JOIN caf_files USING (caf_file_id) JOIN plans USING (plan_id)
         WHERE file_locations.source_id = own AND file_path = ANY (keys) AND part = 0 AND state = ANY (good_states);
     IF EXISTS (SELECT FROM object_parts WHERE source_id = own AND file_path = ANY (keys)) THEN
-        RETURN QUERY SELECT 'location', file_path, object_version, last_modified, caf_files.name, state, snapshot, version_id, 0::bigint,
-                size_bytes, etag, ''::bytea, merkle_root, owner, caf_files.start, stored_size_bytes, parts
+        RETURN QUERY SELECT 'location', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified,
+                caf_files.name, state, snapshot, nullif(version_id, ''), 0::bigint, size_bytes, etag, ''::bytea, merkle_root,
+                owner, caf_files.start, stored_size_bytes, parts
             FROM objects_in_parts AS whole JOIN caf_files USING (caf_file_id) JOIN plans ON plans.plan_id = whole.plan_id
             WHERE whole.source_id = own AND file_path = ANY (keys);
     END IF;
@@ -148,10 +88,10 @@ BEGIN
             (SELECT DISTINCT ON (file_path) 'exception', file_path, object_version, stated_at, NULL, NULL, inventory
                 FROM current_exceptions WHERE source_id = own AND file_path = ANY (keys) ORDER BY file_path, stated_at DESC)
             UNION ALL
-            SELECT 'pending', file_path, object_version, last_modified, name, state, NULL
+            SELECT 'pending', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified, name, state, NULL
                 FROM claims JOIN caf_files USING (caf_file_id) WHERE claims.source_id = own AND file_path = ANY (keys)
             UNION ALL
-            SELECT 'pending', file_path, object_version, last_modified, NULL, reason, NULL
+            SELECT 'pending', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified, NULL, reason, NULL
                 FROM skipped_objects WHERE source_id = own AND file_path = ANY (keys)
                     AND (reason = 'waiting' OR retry_at > least(now(), coalesce((SELECT max(taken_at) FROM inventories
                         WHERE inventories.source_id = own AND after_key = '' AND until_key IS NULL), '-infinity')))
