@@ -1,4 +1,7 @@
-"""`ledger/tables.py` against the tables that `sql/` makes."""
+"""`ledger/tables.py` against the tables that `sql/` makes, and the page that is written from it."""
+
+import runpy
+from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, make_url, text
@@ -8,6 +11,7 @@ from sqlalchemy.schema import CreateSchema
 from caf_pipeline.ledger.schema_files import APPLIED
 from caf_pipeline.ledger.tables import METADATA, REFERS_TO
 
+DOCS = Path(__file__).parents[2] / "docs"
 COLUMNS = [column for table in METADATA.tables.values() for column in table.columns]
 
 REFLECT = """
@@ -145,3 +149,8 @@ def test_table_and_columns_have_comments(table):
 @pytest.mark.parametrize("column", [column for column in COLUMNS if REFERS_TO in column.info], ids=str)
 def test_references_without_foreign_key_name_a_column(column):
     assert column.info[REFERS_TO] in {str(other) for other in COLUMNS}
+
+
+def test_the_page_of_the_schema_is_current():
+    page = runpy.run_path(str(DOCS / "schema_page.py"))["page"]
+    assert (DOCS / "schema.md").read_text(encoding="utf-8") == page(), "run `make docs`"
