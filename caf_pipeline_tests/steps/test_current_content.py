@@ -175,7 +175,7 @@ def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(work, buck
         next_second()
     rows = rows_of(ledger)["file_locations"]
     with database.transaction() as connection:
-        connection.execute("TRUNCATE sources, locations, current_exceptions, skipped_objects, leases CASCADE")
+        connection.execute("TRUNCATE sources, file_locations, current_exceptions, skipped_objects, leases CASCADE")
     ledger.register_source("src", work.archive_id, work.address)
     assert all(outcome.complete for outcome in rebuild(work))
     assert rows_of(ledger)["file_locations"] == rows
@@ -486,7 +486,7 @@ class BucketMachine(RuleBasedStateMachine):
             source = {"bucket": "b", "target_size": "6KiB", "public": True, "versions": "all"}
             self.other = a_workplace(home, self.bucket.source(all_versions=True), ledger, sources={"src": source})
         with ledger._database.transaction() as connection:
-            connection.execute("TRUNCATE sources, claims, locations, current_exceptions, skipped_objects, leases CASCADE")
+            connection.execute("TRUNCATE sources, claims, file_locations, current_exceptions, skipped_objects, leases CASCADE")
         ledger.register_source("src", self.work.archive_id, self.work.address)
         self.written = set()
         self.archived = set()
