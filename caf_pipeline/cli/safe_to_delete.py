@@ -184,7 +184,7 @@ def _print(source: str, found: "DeletionReport", report: Path | None) -> None:
 def _beside(source: str, snapshot: "Snapshot") -> str:
     """Say what S3 has of the source that is no object of the inventory, and so is not on the list; "" without any."""
     beside, said = snapshot.beside, []
-    if beside and beside.older and not snapshot.all_versions:
+    if beside.older and not snapshot.all_versions:
         older = counted(beside.older, "older version")
         said.append(f"{older}, which {_are(beside.older)} not archived: sources.{source}.versions is 'current'")
     if beside and beside.markers:

@@ -33,8 +33,6 @@ from caf_pipeline.inventory.snapshot import (
     has_rows,
     inventory_query,
     require_whole,
-    show_snapshot,
-    with_flags,
 )
 from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, files_of, translate_errors, write_whole
@@ -177,7 +175,7 @@ def identify(
             return Identified(snapshot.path, to_compare, 0, unsettled, settled_count, unsettled_keys)
 
         def identified(path: Path) -> Iterator[pa.RecordBatch]:
-            show_snapshot(query, "whole_listed", path)
+            query.table("whole_listed", path)
             for window in key_windows(path):
                 query.view("listed", f"SELECT * FROM whole_listed WHERE {bounded(window)}")
                 query.view("rewritten", f"SELECT * FROM whole_rewritten WHERE {bounded(window)}")
@@ -293,7 +291,7 @@ def read_exceptions(path: Path) -> Iterator[CurrentException]:
 def _query(snapshot: Path, standing: Path, exceptions: Path, out: Path, budget: QueryBudget) -> Iterator[Query]:
     """Open a query over the files, as `whole_snapshot`, `whole_standing` and `whole_exception`; it is for `out`."""
     with translate_errors(out), inventory_query(out, budget) as query:
-        show_snapshot(query, "whole_snapshot", snapshot)
+        query.table("whole_snapshot", snapshot)
         query.table("whole_standing", standing)
         query.table("whole_exception", exceptions)
         yield query
@@ -346,7 +344,7 @@ def _facts(snapshot: Snapshot, standing: Path, exceptions: Path) -> Iterator[_Wi
         stating = stack.enter_context(KeyedRows(exceptions, ("key",)))
         knowing = [stack.enter_context(KeyedRows(path, (*_TOLD, "standing"))) for path in files_of(standing)]
         for window in key_windows(snapshot.path, snapshot.keys, known=standing):
-            listed, stated = with_flags(listing.read(window)), stating.read(window)["key"]
+            listed, stated = listing.read(window), stating.read(window)["key"]
             known = [rows.read(window) for rows in knowing]
             nothing = pa.nulls(len(stated))
             yield (
