@@ -187,9 +187,9 @@ def identify(
 
 
 # A key that is not listed, or whose latest version is a delete marker, is gone: ''. Where LastModified cannot order what is known
-# of a key (two of the same time, or one that an earlier version did not keep), nothing but a statement tells what is current. It
-# does not order versions by itself: an upload in parts has the time at which it began. So every version that this inventory may
-# have archived counts as known; one that a filter leaves out does not, and what is located is not current beside it.
+# of a key (two of the same time), nothing but a statement tells what is current. It does not order versions by itself: an upload
+# in parts has the time at which it began. So every version that this inventory may have archived counts as known; one that a
+# filter leaves out does not, and what is located is not current beside it.
 _EXCEPTIONS: Final = """WITH listed AS (
         SELECT key, arg_max(object_version, last_modified) FILTER (is_latest) AS object_version,
             max(last_modified) FILTER (is_latest) AS last_modified
@@ -200,8 +200,8 @@ _EXCEPTIONS: Final = """WITH listed AS (
             AND NOT EXISTS (SELECT 1 FROM standing WHERE standing.key = snapshot.key
             AND standing.object_version = snapshot.object_version AND standing <> 'skipped')
     ), latest AS (
-        SELECT key, max(last_modified) AS last_modified, arg_max(object_version, last_modified) AS object_version,
-            bool_or(last_modified IS NULL) AS unordered FROM known GROUP BY key
+        SELECT key, max(last_modified) AS last_modified, arg_max(object_version, last_modified) AS object_version
+        FROM known GROUP BY key
     ), ties AS (
         SELECT key FROM known JOIN latest USING (key, last_modified) GROUP BY key HAVING count(DISTINCT known.object_version) > 1
     ), said AS (
@@ -212,7 +212,7 @@ _EXCEPTIONS: Final = """WITH listed AS (
             coalesce(listed.object_version, '') AS object_version,
             listed.key IS NOT NULL AND listed.object_version IS NULL AS without_latest,
             CASE WHEN said_at >= latest.last_modified THEN said.object_version
-                WHEN NOT unordered AND ties.key IS NULL THEN latest.object_version END AS believed
+                WHEN ties.key IS NULL THEN latest.object_version END AS believed
         FROM latest LEFT JOIN listed USING (key) LEFT JOIN said USING (key) LEFT JOIN ties USING (key)
     )
     SELECT key, greatest(TIMESTAMPTZ '{taken_at}', latest_modified, said_at, last_modified) AS stated_at,

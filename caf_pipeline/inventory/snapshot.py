@@ -424,7 +424,9 @@ def read_objects(path: Path) -> Iterator[S3Object]:
 def s3_object(row: dict[str, Any]) -> S3Object:
     """Return the object of a row of SNAPSHOT_SCHEMA."""
     identity = row.pop("object_version")
-    return S3Object(**row, rewritten=identity != object_version(row["version_id"], row["etag"], row["size_bytes"]))
+    version = object_version(row["version_id"], row["etag"], row["size_bytes"])
+    rewritten_at = datetime.fromisoformat(identity.removeprefix(f"{version}:")) if identity != version else None
+    return S3Object(**row, rewritten_at=rewritten_at)
 
 
 def require_whole(path: Path) -> None:
