@@ -71,7 +71,7 @@ def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
     def ready(command: Sequence[str]) -> Sequence[str]:
         _administer(url, f"DROP DATABASE IF EXISTS {RUN}", f"CREATE DATABASE {RUN}")
         database = Database(database_at(url, RUN))
-        database.migrate()
+        database.make_tables()
         ledger = Ledger(database)
         ledger.register_source(SOURCE, "0" * 32, "s3://bench")
         ledger.close()
@@ -282,7 +282,7 @@ def _verified(url: str, manifest: Path, count: int) -> str:
 def _planned(url: str, count: int, claims: Iterable[pa.RecordBatch]) -> tuple[Ledger, Database, str]:
     """Return a ledger with one planned chunk, its database, and the chunk's name."""
     database = Database(url)
-    database.migrate()
+    database.make_tables()
     ledger = Ledger(database)
     ledger.register_source(SOURCE, "0" * 32, "s3://bench")
     plan = plan_record()

@@ -35,7 +35,7 @@ TRAILER: Final = b"\xff\xff"
 _NULL: Final = b"\xff" * 4
 _POSTGRES_EPOCH_MICROSECONDS: Final = 946_684_800_000_000  # 2000-01-01 UTC, since 1970
 
-# The forms of an identity and the content beside it, as sql/0016 has them.
+# The forms of an identity and the content beside it, as sql/0002.views.sql has them.
 _TEXT: Final = b"\x01"
 _WITH_VERSION_ID: Final = 16
 _ONE_UPLOAD: Final = r"^etag:[0-9a-f]{32}:(0|[1-9][0-9]{0,17})$"
@@ -129,7 +129,7 @@ def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
 
 
 def location_identities(versions: pa.Array) -> pa.Array:
-    """Return what the database's function location_identity (sql/0016) returns for these object versions and part 0."""
+    """Return what the database's function location_identity (sql/0002.views.sql) returns for these object versions and part 0."""
     texts = versions.cast(pa.binary())
     is_one_upload = pc.match_substring_regex(versions, _ONE_UPLOAD)
     uploads = texts if pc.all(is_one_upload).as_py() else pc.if_else(is_one_upload, texts, None)
@@ -154,7 +154,7 @@ def _packed(form: bytes, etags: pa.Array, parts: pa.Array | bytes, sizes: pa.Arr
 
 
 def _contents(versions: pa.Array, version_ids: pa.Array, etags: pa.Array, sizes: pa.Array) -> pa.Array:
-    """Return what the database's function location_content (sql/0016) returns for these and part 0."""
+    """Return what the database's function location_content (sql/0002.views.sql) returns for these and part 0."""
     told = pc.binary_join_element_wise("etag", etags, sizes.cast(pa.string()), ":")
     has_none = version_ids.is_null()
     is_told = pc.and_(has_none, pc.equal(told, versions))

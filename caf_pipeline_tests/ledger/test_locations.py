@@ -18,7 +18,6 @@ from caf_pipeline.ledger.arrow import location_batches, location_identities
 from caf_pipeline.ledger.copy import copy_location_batches
 from caf_pipeline.ledger.export import _PARTS
 from caf_pipeline.ledger.keys import _KEYS
-from caf_pipeline.ledger.migrations import migrate, sql_folder
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import LocationRow
 from caf_pipeline_tests.contracts.ledger import batches, bring_to, holder, location, register
@@ -280,40 +279,3 @@ def test_claims_of_what_is_restored_are_found_in_the_index(plan_of, connection):
 def test_a_page_of_keys_is_read_from_the_index_alone(plan_of):
     plan = plan_of(_KEYS.format(below="") % {"source": "'src'", "start": "'a'", "limit": 10})
     assert "Index Only Scan using locations_pkey on locations" in plan
-
-
-# --- from the table of before --------------------------------------------------------------------------------------------
-
-
-def before_this(folder):
-    """The migrations up to the one that makes the table."""
-    for path in sql_folder().glob("*.sql"):
-        if path.stem < "0016":
-            (folder / path.name).write_bytes(path.read_bytes())
-    return folder
-
-
-def test_locations_of_an_older_ledger_come_over_as_they_were(empty_database_url, tmp_path):
-    with psycopg.connect(empty_database_url, autocommit=True) as connection:
-        migrate(connection, before_this(tmp_path))
-        for number, (told, _) in enumerate(PACKED.values()):
-            version, part, version_id, etag, size = told
-            connection.execute(
-                "INSERT INTO file_locations VALUES (1, %s, %s, %s, 7, 512, 512 + %s, %s, %s, now(), sha256(%s))",
-                (f"key {number}", version, part, size, version_id, etag, str(number).encode()),
-            )
-        before = connection.execute("SELECT * FROM file_locations ORDER BY file_path")
-        columns, rows = [column.name for column in before.description], before.fetchall()
-        migrate(connection)
-        after = connection.execute(f"SELECT {', '.join(columns)} FROM file_locations ORDER BY file_path")
-        assert after.fetchall() == rows
-
-
-def test_a_row_that_cannot_come_over_leaves_the_ledger_as_it_was(empty_database_url, tmp_path):
-    with psycopg.connect(empty_database_url, autocommit=True) as connection:
-        migrate(connection, before_this(tmp_path))
-        connection.execute("INSERT INTO file_locations VALUES (1, 'k', 'v', 0, 7, 0, 1, 'another', 'e', now(), '')")
-        with pytest.raises(psycopg.errors.CheckViolation, match="version_id_is_object_version"):
-            migrate(connection)
-        assert connection.execute("SELECT version_id FROM file_locations").fetchall() == [("another",)]
-        assert connection.execute("SELECT to_regclass('locations')").fetchone() == (None,)

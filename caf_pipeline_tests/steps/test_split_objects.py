@@ -467,17 +467,6 @@ def test_a_chunk_that_has_another_part_than_planned_is_not_located(work):
     assert work.ledger.chunk(one).state is ChunkState.VERIFIED
 
 
-def test_objects_that_were_skipped_as_too_large_are_planned_after_the_upgrade(work):
-    (obj,) = [obj for obj in work.objects.objects() if obj.key == b"huge"]
-    work.ledger.record_skips("src", [planning._too_large(obj)])
-    assert plan(work).plan.object_count == 3
-    with work.ledger._database.transaction() as connection:  # what the migration does
-        connection.execute("UPDATE skipped_objects SET retry_at = now() WHERE reason = 'too_large'")
-    archive_everything(work)
-    assert work.ledger.locate("src", "huge")
-    assert work.ledger.account("src").skipped == {}
-
-
 def test_a_missing_object_is_named_as_not_archived(work):
     plan(work)
     with pytest.raises(NotLocated):

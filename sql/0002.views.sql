@@ -1,5 +1,5 @@
--- Locations in 283 bytes where they took 408 (keys of 57). See docs/decisions/0027-narrow-locations.md.
---
+-- Views and functions.
+
 -- `identity` is the object version and the part. It begins with a byte that tells its form:
 --     00 <part> <text>                 any part but 0, in four bytes, and the object version
 --     01 <text>                        any object version of part 0 that has no form below
@@ -10,9 +10,6 @@
 --
 -- `content` is the ETag and the length, written as the identity of etag:<ETag>:<length>; 16 is added to its first byte where there
 -- is a version id, which is the object version. It is NULL where there is none and it would be the same as `identity`.
-
-LOCK TABLE file_locations IN ACCESS EXCLUSIVE MODE;
-SET LOCAL synchronize_seqscans = off;  -- rows of a chunk stay together
 
 -- Each is one expression, which takes the place of its call in a plan. So none is STRICT, and they are STABLE, as convert_from is.
 -- Numbers have at most 18 digits, and of parts 6. Lengths are compared outside of the patterns: a count in one makes it five times
@@ -65,37 +62,16 @@ CREATE FUNCTION location_size(identity bytea, content bytea) RETURNS bigint LANG
         WHEN 3 THEN encode(substr(coalesce(content, identity), 21), 'hex')
         ELSE substring(convert_from(substr(coalesce(content, identity), 2), 'UTF8') FROM '[^:]*$') END::bigint;
 
--- Eight columns, of which the widest come first: so a row has 24 bytes of header, also where one is NULL, and none between them.
-CREATE TABLE locations (
-    start_byte      bigint NOT NULL,                  -- CAF coordinates
-    last_modified   timestamptz NOT NULL,
-    source_id       integer NOT NULL,
-    caf_file_id     integer NOT NULL,
-    file_path       text COLLATE "C" NOT NULL,
-    identity        bytea NOT NULL,
-    sha256          bytea NOT NULL,
-    content         bytea CONSTRAINT version_id_is_object_version CHECK (content <> '')
-);
-INSERT INTO locations
-SELECT start_byte, last_modified, source_id, caf_file_id, file_path, location_identity(object_version, part), sha256,
-    location_content(object_version, part, version_id, etag, end_byte - start_byte)
-FROM file_locations;
--- Beside the one by chunk the only index: a look-up of a key reads its few versions.
-ALTER TABLE locations ADD PRIMARY KEY (source_id, file_path, identity);
-CREATE INDEX locations_by_chunk ON locations USING brin (caf_file_id);
-
-DROP VIEW objects_in_parts;
-DROP TABLE file_locations;
-
--- The same, to be read as before. What is asked for one object version asks `locations` for its identity, which is in the index.
 CREATE VIEW file_locations AS
 SELECT source_id, file_path, location_version(identity) COLLATE "C" AS object_version, location_part(identity) AS part, caf_file_id,
     start_byte, start_byte + location_size(identity, content) AS end_byte,
     location_version_id(identity, content) AS version_id, location_etag(identity, content) AS etag,
-    last_modified, sha256
+    last_modified, sha256, crc64nvme, s3_checksum
 FROM locations;
 
--- As before (sql/0009), by identity.
+-- The objects that are archived in parts: every part of one plan is located, in a chunk in good standing, and they follow each other
+-- from the object's first byte to its last. Nothing else says that such an object is located. `caf_file_id` is the first part's.
+-- LATERAL with LIMIT: one look-up a part, whatever the planner knows of a table that is mostly empty.
 CREATE VIEW objects_in_parts AS
 SELECT DISTINCT ON (source_id, file_path, object_version) *
 FROM (
@@ -105,12 +81,13 @@ FROM (
         (array_agg(parts.caf_file_id ORDER BY parts.part))[1] AS caf_file_id,
         jsonb_agg(jsonb_build_object(
             'start_byte', located.start_byte, 'end_byte', located.end_byte, 'sha256', encode(located.sha256, 'hex'),
+            'crc64nvme', encode(located.crc64nvme, 'hex'), 's3_checksum', located.s3_checksum,
             'chunk', caf_files.name, 'merkle_root', encode(caf_files.merkle_root, 'hex'), 'owner', caf_files.owner,
             'start', caf_files.start, 'stored_size_bytes', caf_files.stored_size_bytes) ORDER BY parts.part) AS parts
     FROM object_parts AS parts
     JOIN caf_files ON caf_files.caf_file_id = parts.caf_file_id AND caf_files.state IN ('located', 'damaged')
     CROSS JOIN LATERAL (
-        SELECT start_byte, start_byte + location_size(identity, content) AS end_byte, last_modified, sha256,
+        SELECT start_byte, start_byte + location_size(identity, content) AS end_byte, last_modified, sha256, crc64nvme, s3_checksum,
             location_etag(identity, content) AS etag, location_version_id(identity, content) AS version_id
         FROM locations AS rows
         WHERE rows.source_id = parts.source_id AND rows.file_path = parts.file_path
@@ -126,4 +103,57 @@ FROM (
 ) AS whole
 ORDER BY source_id, file_path, object_version, plan_id;
 
-ANALYZE locations;
+-- What is known of keys, all at the moment of the statement that asks. A function, because its statements are planned once for a
+-- connection, also behind a pooler, and planning them takes longer than answering them. A skip that a whole inventory has ended, since it
+-- does not list the object, is history.
+CREATE FUNCTION look_up(source text, keys text[], good_states text[]) RETURNS TABLE (
+    told                text,         -- 'location'; 'exception': what is current from `moment` on; 'pending': claimed, or skipped
+    key                 text,
+    object_version      text,         -- of an exception NULL: the key is gone
+    moment              timestamptz,  -- LastModified; of an exception, since when
+    chunk               text,         -- NULL of what is skipped
+    state               text,         -- of the chunk; of what is skipped, the reason
+    inventory           text,         -- by which it was planned; of an exception, whose statement it is
+    version_id          text,         -- from here on of locations only
+    start_byte          bigint,
+    end_byte            bigint,
+    etag                text,
+    sha256              bytea,
+    merkle_root         bytea,
+    owner               text,
+    start               bigint,
+    stored_size_bytes   bigint,
+    parts               jsonb         -- of objects_in_parts, else NULL
+) LANGUAGE plpgsql STABLE
+-- One plan for any number of keys, which reads no table from its beginning, also where the first plan was made of empty tables.
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    own integer := (SELECT source_id FROM sources WHERE name = source);
+BEGIN
+    RETURN QUERY SELECT 'location', file_path, object_version, last_modified, caf_files.name, state, snapshot, version_id, start_byte,
+            end_byte, etag, file_locations.sha256, merkle_root, owner, caf_files.start, stored_size_bytes, NULL::jsonb
+        FROM file_locations JOIN caf_files USING (caf_file_id) JOIN plans USING (plan_id)
+        WHERE file_locations.source_id = own AND file_path = ANY (keys) AND part = 0 AND state = ANY (good_states);
+    IF EXISTS (SELECT FROM object_parts WHERE source_id = own AND file_path = ANY (keys)) THEN
+        RETURN QUERY SELECT 'location', file_path, object_version, last_modified, caf_files.name, state, snapshot, version_id, 0::bigint,
+                size_bytes, etag, ''::bytea, merkle_root, owner, caf_files.start, stored_size_bytes, parts
+            FROM objects_in_parts AS whole JOIN caf_files USING (caf_file_id) JOIN plans ON plans.plan_id = whole.plan_id
+            WHERE whole.source_id = own AND file_path = ANY (keys);
+    END IF;
+    RETURN QUERY SELECT known.*, NULL, NULL::bigint, NULL::bigint, NULL, NULL::bytea, NULL::bytea, NULL, NULL::bigint, NULL::bigint,
+            NULL::jsonb
+        FROM (
+            (SELECT DISTINCT ON (file_path) 'exception', file_path, object_version, stated_at, NULL, NULL, inventory
+                FROM current_exceptions WHERE source_id = own AND file_path = ANY (keys) ORDER BY file_path, stated_at DESC)
+            UNION ALL
+            SELECT 'pending', file_path, object_version, last_modified, name, state, NULL
+                FROM claims JOIN caf_files USING (caf_file_id) WHERE claims.source_id = own AND file_path = ANY (keys)
+            UNION ALL
+            SELECT 'pending', file_path, object_version, last_modified, NULL, reason, NULL
+                FROM skipped_objects WHERE source_id = own AND file_path = ANY (keys)
+                    AND (reason = 'waiting' OR retry_at > least(now(), coalesce((SELECT max(taken_at) FROM inventories
+                        WHERE inventories.source_id = own AND after_key = '' AND until_key IS NULL), '-infinity')))
+        ) AS known;
+END $$;
