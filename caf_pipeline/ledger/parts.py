@@ -102,7 +102,7 @@ def register_parts(
             planned.object.version_id or "",
             planned.object.etag,
             planned.object.size_bytes,
-            planned.object.last_modified if planned.object.rewritten else None,
+            planned.object.rewritten_at,
             planned.part.number,
             planned.part.count,
             planned.part.start_byte,
