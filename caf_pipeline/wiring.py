@@ -35,7 +35,7 @@ BUCKET_SCHEME: Final = "s3://"
 
 def open_ledger(settings: Settings, waits: Waits | None = None) -> Ledger:
     """Open the ledger, its schema brought up to date; `waits` says it while the database does not answer."""
-    return Ledger(open_database(settings, waits))
+    return Ledger(open_database(settings, waits), store=settings.store.kind)
 
 
 def back_up_ledger(settings: Settings, ledger: Ledger, path: Path) -> int:

@@ -2,11 +2,12 @@
 -- Text that is compared as bytes has COLLATE "C": keys are byte-exact, and no locale may reorder an index.
 
 CREATE TABLE sources (
-    source_id   integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    name        text COLLATE "C" NOT NULL UNIQUE,
-    archive_id  text NOT NULL,
-    address     text NOT NULL,
-    created_at  timestamptz NOT NULL DEFAULT now()
+    source_id      integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name           text COLLATE "C" NOT NULL UNIQUE,
+    archive_id     text NOT NULL,
+    address        text NOT NULL,
+    created_at     timestamptz NOT NULL DEFAULT now(),
+    ids_set_aside  text[]
 );
 
 CREATE TABLE plans (
@@ -22,7 +23,7 @@ CREATE TABLE plans (
     UNIQUE (source_id, name)
 );
 
--- The chunks.
+-- The chunks. What is true of a chunk in one store is in chunk_copies.
 CREATE TABLE caf_files (
     caf_file_id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name                 text COLLATE "C" NOT NULL UNIQUE,
@@ -30,8 +31,7 @@ CREATE TABLE caf_files (
     plan_id              bigint NOT NULL REFERENCES plans,
     number               integer NOT NULL,
     state                text NOT NULL DEFAULT 'planned' CHECK (state IN (
-        'planned', 'packing', 'sealed', 'posting', 'posted', 'uploading', 'verified', 'located',
-        'empty', 'parked', 'withdrawn', 'abandoned', 'damaged', 'expired')),
+        'planned', 'packing', 'sealed', 'located', 'empty', 'parked', 'withdrawn', 'abandoned')),
     reason               text NOT NULL DEFAULT '',
     epoch                bigint NOT NULL DEFAULT 0,
     attempts             integer NOT NULL DEFAULT 0,
@@ -44,10 +44,6 @@ CREATE TABLE caf_files (
     member_bytes         bigint NOT NULL DEFAULT 0,
     skipped_count        bigint NOT NULL DEFAULT 0,
     released_count       bigint NOT NULL DEFAULT 0,
-    merkle_root          bytea,
-    proof_type           smallint,
-    owner                text,
-    start                bigint,
     samples              jsonb NOT NULL DEFAULT '[]',
     tail_start           bigint,
     tail_sha256          bytea,
@@ -55,23 +51,44 @@ CREATE TABLE caf_files (
     created_at           timestamptz NOT NULL DEFAULT now(),
     updated_at           timestamptz NOT NULL DEFAULT now(),
     sealed_at            timestamptz,
-    posted_at            timestamptz,
-    verified_at          timestamptz,
     located_at           timestamptz,
     restored_at          timestamptz,
     adopted_at           timestamptz,
-    checked_at           timestamptz,
-    look_again_at        timestamptz,
-    suspected_at         timestamptz,
-    unanswered_at        timestamptz,
+    header               bytea,
+    nonce                bytea,
+    recipients           text[],
     UNIQUE (plan_id, number),
     -- A state is a claim about what was done; the moves say in which order, these say that it was done at all.
-    CONSTRAINT sealed_before CHECK (sealed_at IS NOT NULL AND merkle_root IS NOT NULL OR state NOT IN (
-        'sealed', 'posting', 'posted', 'uploading', 'verified', 'located', 'damaged', 'expired')),
-    CONSTRAINT posted_before CHECK (posted_at IS NOT NULL AND owner IS NOT NULL AND start IS NOT NULL OR state NOT IN (
-        'posted', 'uploading', 'verified', 'located', 'damaged', 'expired', 'abandoned')),
-    CONSTRAINT verified_before CHECK (verified_at IS NOT NULL OR state NOT IN (
-        'verified', 'located', 'damaged', 'expired'))
+    CONSTRAINT sealed_before CHECK (sealed_at IS NOT NULL OR state NOT IN ('sealed', 'located', 'abandoned')),
+    CONSTRAINT located_before CHECK (located_at IS NOT NULL OR state <> 'located')
+);
+
+-- The copy of a chunk in a store. The triggers in 0002.views.sql hold its state to that of its chunk.
+CREATE TABLE chunk_copies (
+    caf_file_id    bigint NOT NULL REFERENCES caf_files,
+    store          text COLLATE "C" NOT NULL,
+    state          text NOT NULL DEFAULT 'wanted' CHECK (state IN (
+        'wanted', 'posting', 'posted', 'uploading', 'verified', 'damaged', 'expired', 'retired')),
+    damage         text NOT NULL DEFAULT '',
+    merkle_root    bytea NOT NULL,
+    proof_type     smallint NOT NULL,
+    archive_id     text,
+    owner          text,
+    start          bigint,
+    updated_at     timestamptz NOT NULL DEFAULT now(),
+    posted_at      timestamptz,
+    verified_at    timestamptz,
+    checked_at     timestamptz,
+    look_again_at  timestamptz,
+    suspected_at   timestamptz,
+    unanswered_at  timestamptz,
+    expires_at     timestamptz,
+    PRIMARY KEY (caf_file_id, store),
+    -- The place of a post is known if and only if the copy was posted.
+    CONSTRAINT posted_before CHECK (
+        num_nulls(posted_at, owner, start) = CASE WHEN state IN ('wanted', 'posting') THEN 3 ELSE 0 END),
+    CONSTRAINT verified_before CHECK (verified_at IS NOT NULL OR state NOT IN ('verified', 'damaged', 'expired')),
+    CONSTRAINT damage_of_damaged CHECK (damage = '' OR state IN ('damaged', 'retired'))
 );
 
 -- Who works on a chunk, cuts a source's plan or signs for an account now; by the database's clock.
@@ -265,9 +282,10 @@ CREATE TABLE rebuilds (
     began_at   timestamptz NOT NULL DEFAULT now()
 );
 
--- The providers' copies of a chunk.
-CREATE TABLE copies (
-    caf_file_id  bigint NOT NULL REFERENCES caf_files,
+-- What providers have of the copy of a chunk in a store.
+CREATE TABLE replicas (
+    caf_file_id  bigint NOT NULL,
+    store        text COLLATE "C" NOT NULL,
     provider     text NOT NULL,
     proof        text NOT NULL,
     checked_at   timestamptz NOT NULL DEFAULT now(),
@@ -276,15 +294,20 @@ CREATE TABLE copies (
     last_window  bigint,
     windows      integer NOT NULL DEFAULT 0,
     fault        text NOT NULL DEFAULT '',
-    PRIMARY KEY (caf_file_id, provider)
+    PRIMARY KEY (caf_file_id, store, provider),
+    FOREIGN KEY (caf_file_id, store) REFERENCES chunk_copies
 );
 
 -- All stored bytes of a chunk came back from a provider with the Merkle root. Only a verifier writes here (roles.sql); who moves a
 -- chunk may remove what counts no more.
 CREATE TABLE full_reads (
-    caf_file_id  bigint PRIMARY KEY REFERENCES caf_files,
+    caf_file_id  bigint NOT NULL,
+    store        text COLLATE "C" NOT NULL,
     provider     text NOT NULL,
-    read_at      timestamptz NOT NULL DEFAULT now()
+    read_at      timestamptz NOT NULL DEFAULT now(),
+    opened_with  text,
+    PRIMARY KEY (caf_file_id, store),
+    FOREIGN KEY (caf_file_id, store) REFERENCES chunk_copies
 );
 
 CREATE TABLE providers (

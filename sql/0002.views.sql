@@ -9,6 +9,51 @@ CREATE FUNCTION object_version(version_id text, etag text, size_bytes bigint, re
             || to_char(rewritten_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
         ELSE 'etag:' || etag || ':' || size_bytes::text END;
 
+-- The chunks with their copies. `state` is the one word for how far a chunk and its copy are, as chunk_state.py has it; `chunk_state`
+-- and `copy_state` are what the tables have.
+CREATE VIEW chunks AS
+SELECT caf_file_id, caf_files.name, source_id, plan_id, number,
+    CASE WHEN caf_files.state = 'sealed' AND copies.state <> 'wanted' OR caf_files.state = 'located' AND copies.state <> 'verified'
+        THEN copies.state ELSE caf_files.state END AS state,
+    caf_files.state AS chunk_state, copies.state AS copy_state, store,
+    CASE WHEN caf_files.state = 'located' THEN damage ELSE reason END AS reason, epoch, attempts,
+    object_count, object_bytes, expected_size_bytes, caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count,
+    released_count, merkle_root, proof_type, owner, start, samples, tail_start, tail_sha256, has_log_times, created_at,
+    caf_files.updated_at, sealed_at, posted_at, verified_at, located_at, restored_at, adopted_at, checked_at, look_again_at,
+    suspected_at, unanswered_at
+FROM caf_files LEFT JOIN chunk_copies AS copies USING (caf_file_id);
+
+-- Refuse, at the end of a transaction, a chunk and copies in states that no move of chunk_state.py makes.
+CREATE FUNCTION require_copies() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    chunk record;
+    copies text[];
+    are_legal boolean;
+BEGIN
+    SELECT name, state INTO chunk FROM caf_files WHERE caf_file_id = coalesce(NEW.caf_file_id, OLD.caf_file_id);
+    copies := ARRAY(SELECT state FROM chunk_copies WHERE caf_file_id = coalesce(NEW.caf_file_id, OLD.caf_file_id));
+    are_legal := CASE
+        WHEN chunk.state IN ('planned', 'packing', 'empty') THEN copies = '{}'
+        WHEN chunk.state = 'sealed' THEN copies <> '{}' AND copies <@ '{wanted,posting,posted,uploading,verified}'
+        WHEN chunk.state = 'located' THEN copies <> '{}' AND copies <@ '{verified,damaged,expired}'
+        WHEN chunk.state = 'parked' THEN copies <@ '{wanted,posting,posted,uploading,verified}'
+        WHEN chunk.state = 'withdrawn' THEN copies <@ '{retired}'
+        WHEN chunk.state = 'abandoned' THEN copies = '{retired}'
+        ELSE true END;  -- the chunk was removed
+    IF NOT are_legal THEN
+        RAISE check_violation USING MESSAGE = format('chunk %s is ''%s'', and its copies are %s', chunk.name, chunk.state, copies),
+            TABLE = 'caf_files';
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER has_its_copies AFTER UPDATE OF state ON caf_files DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION require_copies();
+-- A plan's chunks have no copies, and are many.
+CREATE CONSTRAINT TRIGGER begins_with_its_copies AFTER INSERT ON caf_files DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW WHEN (NEW.state <> 'planned') EXECUTE FUNCTION require_copies();
+CREATE CONSTRAINT TRIGGER is_of_its_chunk AFTER INSERT OR UPDATE OF caf_file_id, state OR DELETE ON chunk_copies
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION require_copies();
+
 -- The objects that are archived in parts: every part of one plan is located, in a chunk in good standing, and they follow each other
 -- from the object's first byte to its last. Nothing else says that such an object is located. `caf_file_id` is the first part's.
 -- LATERAL with LIMIT: one look-up a part, whatever the planner knows of a table that is mostly empty.
@@ -17,15 +62,15 @@ SELECT DISTINCT ON (source_id, file_path, version_id, etag, size_bytes, rewritte
 FROM (
     SELECT parts.source_id, parts.file_path, parts.version_id, parts.etag, parts.object_bytes AS size_bytes, parts.rewritten_at,
         parts.plan_id, parts.part_count,
-        max(located.last_modified) AS last_modified, max(caf_files.located_at) AS located_at,
+        max(located.last_modified) AS last_modified, max(chunks.located_at) AS located_at,
         (array_agg(parts.caf_file_id ORDER BY parts.part))[1] AS caf_file_id,
         jsonb_agg(jsonb_build_object(
             'start_byte', located.start_byte, 'end_byte', located.end_byte, 'sha256', encode(located.sha256, 'hex'),
             'crc64nvme', encode(located.crc64nvme, 'hex'), 's3_checksum', located.s3_checksum,
-            'chunk', caf_files.name, 'merkle_root', encode(caf_files.merkle_root, 'hex'), 'owner', caf_files.owner,
-            'start', caf_files.start, 'stored_size_bytes', caf_files.stored_size_bytes) ORDER BY parts.part) AS parts
+            'chunk', chunks.name, 'merkle_root', encode(chunks.merkle_root, 'hex'), 'owner', chunks.owner,
+            'start', chunks.start, 'stored_size_bytes', chunks.stored_size_bytes) ORDER BY parts.part) AS parts
     FROM object_parts AS parts
-    JOIN caf_files ON caf_files.caf_file_id = parts.caf_file_id AND caf_files.state IN ('located', 'damaged')
+    JOIN chunks ON chunks.caf_file_id = parts.caf_file_id AND chunks.state IN ('located', 'damaged')
     CROSS JOIN LATERAL (
         SELECT * FROM file_locations AS rows
         WHERE rows.source_id = parts.source_id AND rows.file_path = parts.file_path AND rows.version_id = parts.version_id
@@ -71,15 +116,15 @@ DECLARE
     own integer := (SELECT source_id FROM sources WHERE name = source);
 BEGIN
     RETURN QUERY SELECT 'location', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified,
-            caf_files.name, state, snapshot, nullif(version_id, ''), start_byte, end_byte, etag, file_locations.sha256,
-            merkle_root, owner, caf_files.start, stored_size_bytes, NULL::jsonb
-        FROM file_locations JOIN caf_files USING (caf_file_id) JOIN plans USING (plan_id)
+            chunks.name, state, snapshot, nullif(version_id, ''), start_byte, end_byte, etag, file_locations.sha256,
+            merkle_root, owner, chunks.start, stored_size_bytes, NULL::jsonb
+        FROM file_locations JOIN chunks USING (caf_file_id) JOIN plans USING (plan_id)
         WHERE file_locations.source_id = own AND file_path = ANY (keys) AND part = 0 AND state = ANY (good_states);
     IF EXISTS (SELECT FROM object_parts WHERE source_id = own AND file_path = ANY (keys)) THEN
         RETURN QUERY SELECT 'location', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified,
-                caf_files.name, state, snapshot, nullif(version_id, ''), 0::bigint, size_bytes, etag, ''::bytea, merkle_root,
-                owner, caf_files.start, stored_size_bytes, parts
-            FROM objects_in_parts AS whole JOIN caf_files USING (caf_file_id) JOIN plans ON plans.plan_id = whole.plan_id
+                chunks.name, state, snapshot, nullif(version_id, ''), 0::bigint, size_bytes, etag, ''::bytea, merkle_root,
+                owner, chunks.start, stored_size_bytes, parts
+            FROM objects_in_parts AS whole JOIN chunks USING (caf_file_id) JOIN plans ON plans.plan_id = whole.plan_id
             WHERE whole.source_id = own AND file_path = ANY (keys);
     END IF;
     RETURN QUERY SELECT known.*, NULL, NULL::bigint, NULL::bigint, NULL, NULL::bytea, NULL::bytea, NULL, NULL::bigint, NULL::bigint,
@@ -89,7 +134,7 @@ BEGIN
                 FROM current_exceptions WHERE source_id = own AND file_path = ANY (keys) ORDER BY file_path, stated_at DESC)
             UNION ALL
             SELECT 'pending', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified, name, state, NULL
-                FROM claims JOIN caf_files USING (caf_file_id) WHERE claims.source_id = own AND file_path = ANY (keys)
+                FROM claims JOIN chunks USING (caf_file_id) WHERE claims.source_id = own AND file_path = ANY (keys)
             UNION ALL
             SELECT 'pending', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified, NULL, reason, NULL
                 FROM skipped_objects WHERE source_id = own AND file_path = ANY (keys)

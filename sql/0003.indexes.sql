@@ -2,12 +2,11 @@
 
 CREATE INDEX caf_files_by_source_and_state ON caf_files (source_id, state);
 -- What the sensor that launches chunks asks every half minute costs the same beside 10^5 chunks. The states are UNDER_WAY of
--- chunk_state.py.
-CREATE INDEX caf_files_under_way ON caf_files (source_id, caf_file_id)
-    WHERE state IN ('planned', 'packing', 'sealed', 'posting', 'posted', 'uploading', 'verified');
+-- chunk_state.py, as the table has them.
+CREATE INDEX caf_files_under_way ON caf_files (source_id, caf_file_id) WHERE state IN ('planned', 'packing', 'sealed');
 CREATE INDEX caf_files_by_located ON caf_files (source_id, located_at) WHERE located_at IS NOT NULL;
-CREATE INDEX caf_files_suspected ON caf_files (source_id) WHERE suspected_at IS NOT NULL;
-CREATE INDEX caf_files_unanswered ON caf_files (source_id) WHERE unanswered_at IS NOT NULL;
+CREATE INDEX chunk_copies_suspected ON chunk_copies (caf_file_id) WHERE suspected_at IS NOT NULL;
+CREATE INDEX chunk_copies_unanswered ON chunk_copies (caf_file_id) WHERE unanswered_at IS NOT NULL;
 
 CREATE INDEX claims_by_chunk ON claims (caf_file_id);
 CREATE INDEX file_locations_by_chunk ON file_locations USING brin (caf_file_id);

@@ -22,13 +22,14 @@ _BEGIN = """
     """
 _LOCATED: Final = """
     SELECT caf_file_id, CASE WHEN adopted_at IS NULL THEN archive_id END, merkle_root, owner, start,
-        ARRAY(SELECT provider FROM copies WHERE copies.caf_file_id = caf_files.caf_file_id AND listed)
-    FROM caf_files JOIN sources USING (source_id) WHERE state = %s
+        ARRAY(SELECT provider FROM replicas WHERE replicas.caf_file_id = chunks.caf_file_id AND listed)
+    FROM chunks JOIN sources USING (source_id) WHERE state = %s
 """
 # A look that was made since tells more than a list that may be older, and so does a move.
 _SUSPECT = """
-    UPDATE caf_files SET suspected_at = %(began)s WHERE caf_file_id = ANY(%(ids)s) AND state = 'located'
-        AND greatest(updated_at, checked_at) < %(began)s
+    UPDATE chunk_copies AS copies SET suspected_at = %(began)s FROM caf_files WHERE copies.caf_file_id = ANY(%(ids)s)
+        AND caf_files.caf_file_id = copies.caf_file_id AND caf_files.state = 'located' AND copies.state = 'verified'
+        AND greatest(copies.updated_at, checked_at) < %(began)s
     """
 _END = """
     UPDATE bulk_looks SET next_at = CAST(%(began)s AS timestamptz) + make_interval(secs => %(seconds)s),
@@ -68,7 +69,7 @@ class BulkLooks(LedgerPart):
 
     def end_bulk_look(self, store: str, began: datetime, again_in: float, *, whole: bool) -> None:
         """End a pass; the next is due so many seconds after it began. After a whole one, what it did not suspect is not."""
-        clear = "UPDATE caf_files SET suspected_at = NULL WHERE suspected_at < %(began)s"
+        clear = "UPDATE chunk_copies SET suspected_at = NULL WHERE suspected_at < %(began)s"
         with self._database.transaction() as connection:
             if whole:
                 connection.execute(clear, {"began": began})
@@ -84,7 +85,7 @@ class BulkLooks(LedgerPart):
         """Return when the last whole pass began, None where there was none, and how many chunks of a source are suspected."""
         statement = """
             SELECT (SELECT whole_at FROM bulk_looks WHERE store = %(store)s) AS whole_at, (SELECT count(*)
-                FROM caf_files JOIN sources USING (source_id)
+                FROM chunks JOIN sources USING (source_id)
                 WHERE sources.name = %(source)s AND state = 'located' AND suspected_at IS NOT NULL) AS suspected
             """
         with self._database.transaction() as connection:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Final
 
-from caf_pipeline.chunk_state import CLAIMING, ChunkState
+from caf_pipeline.chunk_state import CLAIMING, ChunkState, CopyState, stored_state
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.objects import SkipReason, can_be_stored
 from caf_pipeline.ledger.copy import GOOD
@@ -22,17 +22,17 @@ from caf_pipeline.ledger.records import (
 from caf_pipeline.store.protocol import Sample
 
 _CHUNK: Final = """
-    SELECT caf_file_id, caf_files.name, sources.name AS source, archive_id, plans.name AS plan, folder AS plan_folder,
-        number, state, epoch, attempts, caf_files.object_count, caf_files.object_bytes, expected_size_bytes,
+    SELECT caf_file_id, chunks.name, sources.name AS source, archive_id, plans.name AS plan, folder AS plan_folder,
+        number, state, copy_state, epoch, attempts, chunks.object_count, chunks.object_bytes, expected_size_bytes,
         caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
         proof_type, owner, start, {samples} AS samples, reason, updated_at, located_at, checked_at,
         full_reads.read_at AS read_back_at, unanswered_at,
         tail_start, tail_sha256, coalesce(part, 0) AS part, coalesce(part_count, 0) AS part_count,
         coalesce(abandoned, false) AS part_abandoned, adopted_at IS NOT NULL AS adopted
-    FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id) LEFT JOIN object_parts USING (caf_file_id)
-        LEFT JOIN full_reads USING (caf_file_id)
+    FROM chunks JOIN sources USING (source_id) JOIN plans USING (plan_id) LEFT JOIN object_parts USING (caf_file_id)
+        LEFT JOIN full_reads USING (caf_file_id, store)
 """
-_WAITING: Final = """SELECT caf_file_id FROM caf_files JOIN sources USING (source_id)
+_WAITING: Final = """SELECT caf_file_id FROM chunks JOIN sources USING (source_id)
     WHERE sources.name = %(source)s AND state = %(located)s AND look_again_at <= now()
     ORDER BY look_again_at, caf_file_id LIMIT %(waiting)s"""
 RATES_ASKED: Final = 50
@@ -53,8 +53,8 @@ _RATE = """
     """
 _PLANS = """
     SELECT sources.name AS source, plans.sha256, plans.name, snapshot, folder, object_count, object_bytes, plans.created_at,
-        (SELECT jsonb_object_agg(state, chunks) FROM (SELECT state, count(*) AS chunks FROM caf_files
-            WHERE caf_files.plan_id = plans.plan_id GROUP BY state) AS states) AS chunks
+        (SELECT jsonb_object_agg(state, chunks) FROM (SELECT state, count(*) AS chunks FROM chunks
+            WHERE chunks.plan_id = plans.plan_id GROUP BY state) AS states) AS chunks
     FROM plans JOIN sources USING (source_id) WHERE (sources.name = %(source)s OR CAST(%(source)s AS text) IS NULL)
         AND NOT EXISTS (SELECT FROM caf_files WHERE caf_files.plan_id = plans.plan_id AND adopted_at IS NOT NULL)
     ORDER BY plan_id DESC LIMIT %(limit)s
@@ -74,7 +74,7 @@ _WAITING_OBJECTS = """
 _SOME_VERSIONS = """
     SELECT version_id FROM (SELECT version_id FROM claims
         WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) LIMIT 1000) AS claimed
-    UNION ALL SELECT version_id FROM (SELECT caf_file_id FROM caf_files
+    UNION ALL SELECT version_id FROM (SELECT caf_file_id FROM chunks
             WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND state = ANY(%(good)s)
                 AND adopted_at IS NULL
             ORDER BY located_at DESC LIMIT 3) AS chunks
@@ -92,7 +92,7 @@ _SUMS = """
     SELECT state, count(*) AS chunks, coalesce(sum(member_count) FILTER (WHERE part IS NULL), 0) AS members,
         coalesce(sum(member_bytes) FILTER (WHERE part IS NULL), 0) AS bytes,
         coalesce(sum(object_count - skipped_count - released_count) FILTER (WHERE part IS NULL), 0) AS claimed
-    FROM caf_files LEFT JOIN object_parts USING (caf_file_id) WHERE caf_files.source_id = %(source_id)s GROUP BY state
+    FROM chunks LEFT JOIN object_parts USING (caf_file_id) WHERE chunks.source_id = %(source_id)s GROUP BY state
     """
 _IN_PARTS = """
     SELECT count(*) AS objects, coalesce(sum(size_bytes), 0) AS bytes, (SELECT count(*) FROM claims
@@ -103,7 +103,7 @@ _VERSIONS: Final = """
     SELECT *, count(*) OVER () AS versions FROM (
         SELECT file_path AS key, object_version(version_id, etag, size_bytes, rewritten_at) AS object_version,
             nullif(version_id, '') AS version_id, start_byte, end_byte, etag, last_modified, file_locations.sha256
-        FROM file_locations JOIN caf_files USING (caf_file_id) JOIN sources ON sources.source_id = file_locations.source_id
+        FROM file_locations JOIN chunks USING (caf_file_id) JOIN sources ON sources.source_id = file_locations.source_id
         WHERE sources.name = %(source)s AND file_path = %(key)s AND state = ANY(%(good)s) AND part = 0
         UNION ALL
         SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), nullif(version_id, ''), 0, size_bytes, etag,
@@ -119,7 +119,7 @@ class Lookups(LedgerPart):
     def chunk(self, name: str) -> Chunk:
         """Return the chunk's row, or raise NotLocated."""
         with self._database.transaction() as connection:
-            statement = f"{_CHUNK.format(samples='samples')} WHERE caf_files.name = %(name)s"
+            statement = f"{_CHUNK.format(samples='samples')} WHERE chunks.name = %(name)s"
             row = connection.execute(statement, {"name": name}).fetchone()
         if row is None:
             raise NotLocated(
@@ -131,11 +131,13 @@ class Lookups(LedgerPart):
     def chunks(self, source: str | None = None, states: Iterable[ChunkState] | None = None) -> Sequence[Chunk]:
         """Return chunks by name, without their samples."""
         wanted = [*states] if states is not None else [*ChunkState]
-        statement = f"{_CHUNK.format(samples='NULL')} WHERE state = ANY(%(states)s)"
+        # The states that are stored have an index.
+        statement = f"{_CHUNK.format(samples='NULL')} WHERE state = ANY(%(states)s) AND chunk_state = ANY(%(stored)s)"
         if source is not None:
             statement += " AND sources.name = %(source)s"
         with self._database.transaction() as connection:
-            rows = connection.execute(f"{statement} ORDER BY caf_files.name", {"states": wanted, "source": source})
+            facts = {"states": wanted, "stored": sorted(set(map(stored_state, wanted))), "source": source}
+            rows = connection.execute(f"{statement} ORDER BY chunks.name", facts)
             return [_chunk(row) for row in rows]
 
     def chunks_to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
@@ -262,4 +264,5 @@ def _location_row(row: Row) -> LocationRow:
 
 def _chunk(row: Row) -> Chunk:
     samples = [Sample(one["offset"], one["length"], bytes.fromhex(one["sha256"])) for one in row.samples or ()]
-    return Chunk(**{**row._asdict(), "state": ChunkState(row.state), "samples": tuple(samples)})
+    copy_state = CopyState(row.copy_state) if row.copy_state else None
+    return Chunk(**{**row._asdict(), "state": ChunkState(row.state), "copy_state": copy_state, "samples": tuple(samples)})

@@ -18,7 +18,7 @@ _SENDING: Final = [ChunkState.UPLOADING, ChunkState.DAMAGED]
 # Both in one statement, so of one moment. A lease that was given back has expired.
 _CURRENT = """
     SELECT (SELECT coalesce(json_object_agg(name, value), '{}') FROM orders) AS given, (
-        SELECT count(*) FROM caf_files JOIN leases ON leases.name = %(prefix)s || caf_files.name
+        SELECT count(*) FROM chunks JOIN leases ON leases.name = %(prefix)s || chunks.name
         WHERE state = ANY(%(states)s) AND expires_at > clock_timestamp()) AS uploads
     """
 _GIVE = (

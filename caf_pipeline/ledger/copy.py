@@ -107,17 +107,17 @@ def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int
         ) from error
 
 
-_HAS_LOCATED = "SELECT EXISTS (SELECT FROM caf_files WHERE source_id = %(source_id)s AND state = ANY(%(good)s))"
+_HAS_LOCATED = "SELECT EXISTS (SELECT FROM chunks WHERE source_id = %(source_id)s AND state = ANY(%(good)s))"
 # LATERAL with LIMIT: one look-up a claim. Without statistics on the claims just loaded, the planner would read all locations.
 _CLAIMED_BUT_LOCATED = """
     SELECT claims.file_path, located.name
     FROM caf_files AS planned
     JOIN claims ON claims.caf_file_id = planned.caf_file_id
     CROSS JOIN LATERAL (
-        SELECT caf_files.name FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
+        SELECT chunks.name FROM file_locations AS known JOIN chunks ON chunks.caf_file_id = known.caf_file_id
         WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path AND known.version_id = claims.version_id
             AND known.etag = claims.etag AND known.size_bytes = claims.size_bytes AND known.rewritten_at = claims.rewritten_at
-            AND known.part = 0 AND caf_files.state = ANY(%(good)s)
+            AND known.part = 0 AND chunks.state = ANY(%(good)s)
         LIMIT 1) AS located
     WHERE planned.plan_id = %(plan_id)s
     LIMIT 1
@@ -172,7 +172,7 @@ _TWICE: Final = "two chunks have this object: report it as a bug, with what 'caf
 
 # Only such chunks can have left rows for objects that were claimed again; most sources have none, and pay nothing.
 _HAS_STALE_CHUNKS = (
-    "SELECT EXISTS (SELECT FROM caf_files WHERE source_id = %(source_id)s AND located_at IS NOT NULL AND state <> ALL(%(good)s))"
+    "SELECT EXISTS (SELECT FROM chunks WHERE source_id = %(source_id)s AND located_at IS NOT NULL AND state <> ALL(%(good)s))"
 )
 _HAS_STALE_ROWS = """
     SELECT EXISTS (SELECT FROM claims CROSS JOIN LATERAL (SELECT FROM file_locations AS known
@@ -194,7 +194,7 @@ def replace_stale(table: str) -> str:
             caf_file_id = excluded.caf_file_id, start_byte = excluded.start_byte, end_byte = excluded.end_byte,
             last_modified = excluded.last_modified, sha256 = excluded.sha256, crc64nvme = excluded.crc64nvme,
             s3_checksum = excluded.s3_checksum
-        WHERE NOT EXISTS (SELECT FROM caf_files WHERE caf_files.caf_file_id = old.caf_file_id AND state = ANY(%(good)s))
+        WHERE NOT EXISTS (SELECT FROM chunks WHERE chunks.caf_file_id = old.caf_file_id AND state = ANY(%(good)s))
         """
 
 
@@ -332,9 +332,9 @@ _STATE_RELEASED = """
         object_version(claims.version_id, claims.etag, claims.size_bytes, claims.rewritten_at), plans.snapshot
     FROM claims JOIN caf_files AS own USING (caf_file_id) JOIN plans USING (plan_id) {released}
     WHERE claims.caf_file_id = ANY(%(caf_file_ids)s) AND EXISTS (
-        SELECT FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
+        SELECT FROM file_locations AS known JOIN chunks ON chunks.caf_file_id = known.caf_file_id
         WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
-            AND known.last_modified < claims.last_modified AND caf_files.state = ANY(%(good)s))
+            AND known.last_modified < claims.last_modified AND chunks.state = ANY(%(good)s))
     ON CONFLICT DO NOTHING
 """
 _STATE_ALL_RELEASED = _STATE_RELEASED.format(released="")

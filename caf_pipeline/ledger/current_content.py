@@ -45,10 +45,10 @@ _COUNT = """
 _CONTENT = """
     SELECT name, taken_at, counted_at, all_versions, beside, left_out,
         older_objects AS older, gone_objects AS gone, current_objects AS current,
-        (SELECT coalesce(sum(member_count), 0) FROM caf_files JOIN plans USING (plan_id)
-            WHERE caf_files.source_id = %(source_id)s AND plans.snapshot = inventories.name AND located_at > counted_at
+        (SELECT coalesce(sum(member_count), 0) FROM chunks JOIN plans USING (plan_id)
+            WHERE chunks.source_id = %(source_id)s AND plans.snapshot = inventories.name AND located_at > counted_at
             AND state = ANY(%(good)s) AND NOT EXISTS (SELECT FROM object_parts
-                WHERE object_parts.caf_file_id = caf_files.caf_file_id))
+                WHERE object_parts.caf_file_id = chunks.caf_file_id))
         + (SELECT count(*) FROM objects_in_parts AS whole JOIN plans USING (plan_id)
             WHERE whole.source_id = %(source_id)s AND plans.snapshot = inventories.name AND located_at > counted_at)
             AS located_since
@@ -61,23 +61,23 @@ _LOCATED_SINCE_COUNT = """
     WITH counted AS (SELECT name, taken_at, counted_at, all_versions FROM inventories
         WHERE source_id = %(source_id)s AND counted_at IS NOT NULL AND after_key = '' AND until_key IS NULL
         ORDER BY taken_at DESC, name DESC LIMIT 1)
-    SELECT EXISTS (SELECT FROM counted CROSS JOIN caf_files JOIN plans USING (plan_id)
-        JOIN inventories ON inventories.source_id = caf_files.source_id AND inventories.name = plans.snapshot
-        WHERE caf_files.source_id = %(source_id)s AND located_at > counted.counted_at
+    SELECT EXISTS (SELECT FROM counted CROSS JOIN chunks JOIN plans USING (plan_id)
+        JOIN inventories ON inventories.source_id = chunks.source_id AND inventories.name = plans.snapshot
+        WHERE chunks.source_id = %(source_id)s AND located_at > counted.counted_at
         AND inventories.taken_at <= counted.taken_at AND (inventories.name <> counted.name OR counted.all_versions))
     """
 _VERSIONS = """
     WITH in_parts AS MATERIALIZED (SELECT * FROM objects_in_parts
         WHERE source_id = %(source_id)s AND file_path = ANY(CAST(%(keys)s AS text[])))
     SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at) AS object_version, etag, size_bytes, sha256,
-        crc64nvme, s3_checksum, parts, caf_files.name AS chunk
+        crc64nvme, s3_checksum, parts, chunks.name AS chunk
     FROM unnest(CAST(%(keys)s AS text[])) AS asked (key) CROSS JOIN LATERAL (
         SELECT file_path, version_id, etag, size_bytes, rewritten_at, sha256, crc64nvme, s3_checksum, NULL::jsonb AS parts,
             caf_file_id FROM file_locations
         WHERE source_id = %(source_id)s AND file_path = asked.key AND part = 0
         UNION ALL SELECT file_path, version_id, etag, size_bytes, rewritten_at, NULL, NULL, NULL, parts, caf_file_id
         FROM in_parts WHERE file_path = asked.key) AS found
-    JOIN caf_files USING (caf_file_id) WHERE state = ANY(%(good)s) AND version_id = ''
+    JOIN chunks USING (caf_file_id) WHERE state = ANY(%(good)s) AND version_id = ''
     """
 # LATERAL with LIMIT keeps the planner to one look-up a key: left to itself it may read all of a table of 10^8 rows.
 _SETTLED = """
@@ -101,7 +101,7 @@ _SETTLED = """
         SELECT max(known.last_modified) AS latest, max(known.last_modified) FILTER (WHERE is_it) AS last_modified,
             max(known.object_version) FILTER (WHERE is_it) AS object_version
         FROM (SELECT object_version(version_id, etag, size_bytes, rewritten_at) AS object_version, last_modified
-            FROM file_locations JOIN caf_files USING (caf_file_id)
+            FROM file_locations JOIN chunks USING (caf_file_id)
             WHERE file_locations.source_id = %(source_id)s AND file_path = key AND part = 0 AND state = ANY(%(good)s)
             UNION ALL SELECT object_version, last_modified FROM in_parts WHERE file_path = key) AS known
         CROSS JOIN LATERAL (SELECT known.object_version IN (with_time, compared.object_version)

@@ -318,7 +318,7 @@ class Database:
                     return LedgerUnreachable(f"{self.description} cannot be used: {meaning or said}", hint=hint)
             code = next((code for words, code in _REFUSALS if re.search(f"FATAL:  {words}", str(error))), "08")
         hint = _HINTS.get(code) or _HINTS.get(code[:2], "")
-        if code == "23514" and diagnosis.table_name == "caf_files":
+        if code == "23514" and diagnosis.table_name in ("caf_files", "chunk_copies"):
             return IllegalMove(f"the database refuses the state: {said}", hint="do the steps before it first")
         if hint:
             return LedgerError(f"{self.description}: {said}", hint=hint)
@@ -337,9 +337,13 @@ def _has_something_to_read(connection: Connection) -> bool:
 
 
 class LedgerPart:
-    """The methods of the ledger on one topic: `Ledger` inherits all parts. Each method is one transaction."""
+    """The methods of the ledger on one topic: `Ledger` inherits all parts. Each method is one transaction.
+
+    `_store` is the name that the ledger gives the store: its kind in the settings.
+    """
 
     _database: Database
+    _store: str
 
     @contextlib.contextmanager
     def _of_source(self, source: str, *, lock: str = "") -> Iterator[tuple[Connection, int]]:

@@ -19,7 +19,7 @@ BATCH_ROWS: Final = 50_000
 # Each query gives the columns of its schema in order, without those that have one value in all rows.
 _LOCATED: Final = """
     SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified
-    FROM file_locations JOIN caf_files USING (caf_file_id)
+    FROM file_locations JOIN chunks USING (caf_file_id)
     WHERE file_locations.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
 """
 # Few, and none of them is ever kept: which parts are located changes with any of their chunks.
@@ -36,7 +36,7 @@ _KEPT: Final = """
 _CHUNKS: Final = """
     WITH counted AS (SELECT caf_file_id, count(*) AS rows FROM file_locations WHERE source_id = %(source_id)s AND part = 0
         GROUP BY caf_file_id)
-    SELECT caf_file_id, name, located_at, rows FROM caf_files JOIN counted USING (caf_file_id) WHERE state = ANY(%(good)s)
+    SELECT caf_file_id, name, located_at, rows FROM chunks JOIN counted USING (caf_file_id) WHERE state = ANY(%(good)s)
 """
 _CLAIMED: Final = """
     SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified
@@ -64,7 +64,7 @@ _LOCATIONS: Final = """
     SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), part, caf_file_id, start_byte, end_byte,
         nullif(version_id, ''), etag, sha256,
         last_modified, crc64nvme, s3_checksum
-    FROM file_locations JOIN caf_files USING (caf_file_id)
+    FROM file_locations JOIN chunks USING (caf_file_id)
     WHERE file_locations.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
 """
 _PARTS: Final = """

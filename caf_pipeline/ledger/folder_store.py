@@ -10,7 +10,7 @@ from caf_pipeline.ledger.records import FolderStore
 # A ledger of an earlier version has chunks in a folder without an id.
 _GIVE_ID: Final = """
     INSERT INTO folder_store (id, marked)
-    SELECT %(id)s, false WHERE EXISTS (SELECT FROM caf_files WHERE owner = %(owner)s)
+    SELECT %(id)s, false WHERE EXISTS (SELECT FROM chunk_copies WHERE owner = %(owner)s)
     ON CONFLICT (only_row) DO NOTHING
     """
 _MARK: Final = """
@@ -40,7 +40,7 @@ class FolderStores(LedgerPart):
 
     def posted_sizes(self, owner: str) -> Mapping[bytes, int]:
         """Return the stored size of each chunk that this owner posted, by Merkle root."""
-        statement = "SELECT merkle_root, stored_size_bytes FROM caf_files WHERE owner = %(owner)s AND merkle_root IS NOT NULL"
+        statement = "SELECT merkle_root, stored_size_bytes FROM chunks WHERE owner = %(owner)s"
         with self._database.transaction() as connection:
             rows = connection.execute(statement, {"owner": owner})
             return {bytes(row.merkle_root): row.stored_size_bytes for row in rows}

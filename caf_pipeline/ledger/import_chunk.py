@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from caf_pipeline.chunk_state import NOT_POSTED, ChunkState
-from caf_pipeline.errors import ClaimConflict, IntegrityError, LedgerError
+from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, CopyState
+from caf_pipeline.errors import ClaimConflict, IllegalMove, IntegrityError, LedgerError
 from caf_pipeline.ledger.copy import GOOD, copy_location_batches, end_claims, load_skips, replace_stale
 from caf_pipeline.ledger.database import Connection, LedgerPart
 from caf_pipeline.ledger.log_times import record_log_times
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 UNKNOWN_PLAN: Final = b"restored"
 """Begins the hash of a plan whose own is not known: with 40 bytes it is none of the 32 that a plan's hash has."""
 
-_KNOWN: Final = "SELECT state FROM caf_files WHERE name = %(name)s"
+_KNOWN: Final = "SELECT state FROM chunks WHERE name = %(name)s"
 _PLAN: Final = "SELECT plan_id, sha256 FROM plans WHERE source_id = %(source_id)s AND name = %(name)s"
 _OTHER_PLAN: Final = "SELECT name FROM plans WHERE sha256 = %(sha256)s AND (source_id, name) <> (%(source_id)s, %(name)s)"
 _NEW_PLAN: Final = """
@@ -54,23 +54,25 @@ _COUNT_PLAN: Final = """
     """
 _NEW_CHUNK: Final = """
     INSERT INTO caf_files (name, source_id, plan_id, number, state, reason, object_count, object_bytes, expected_size_bytes,
-        caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
-        proof_type, owner, start, samples, sealed_at, posted_at, verified_at, located_at, restored_at, adopted_at)
-    VALUES (%(name)s, %(source_id)s, %(plan_id)s, %(number)s, %(state)s, %(reason)s, %(object_count)s, %(object_bytes)s,
+        caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, samples, sealed_at,
+        located_at, restored_at, adopted_at)
+    VALUES (%(name)s, %(source_id)s, %(plan_id)s, %(number)s, 'located', '', %(object_count)s, %(object_bytes)s,
         %(stored_size_bytes)s, %(stored_size_bytes)s, %(stored_size_bytes)s, %(member_count)s, %(member_bytes)s,
-        %(skipped_count)s, %(released_count)s, %(merkle_root)s, %(proof_type)s, %(owner)s, %(start)s,
-        CAST(%(samples)s AS jsonb), now(), now(), now(), now(), now(),
+        %(skipped_count)s, %(released_count)s, CAST(%(samples)s AS jsonb), now(), now(), now(),
         CASE WHEN %(adopted)s THEN now() END)
     RETURNING caf_file_id
     """
 _REPLACE_CHUNK: Final = """
-    UPDATE caf_files SET state = %(state)s, reason = %(reason)s, attempts = 0, object_count = %(object_count)s,
+    UPDATE caf_files SET state = 'located', reason = '', attempts = 0, object_count = %(object_count)s,
         object_bytes = %(object_bytes)s, caf_size_bytes = %(stored_size_bytes)s, stored_size_bytes = %(stored_size_bytes)s,
         member_count = %(member_count)s, member_bytes = %(member_bytes)s, skipped_count = %(skipped_count)s,
-        released_count = %(released_count)s, merkle_root = %(merkle_root)s, proof_type = %(proof_type)s, owner = %(owner)s,
-        start = %(start)s, samples = CAST(%(samples)s AS jsonb), tail_start = NULL, tail_sha256 = NULL, updated_at = now(),
-        sealed_at = now(), posted_at = now(), verified_at = now(), located_at = now(), restored_at = now()
+        released_count = %(released_count)s, samples = CAST(%(samples)s AS jsonb), tail_start = NULL, tail_sha256 = NULL,
+        updated_at = now(), sealed_at = now(), located_at = now(), restored_at = now()
     WHERE name = %(name)s RETURNING caf_file_id
+    """
+_NEW_COPY: Final = """
+    INSERT INTO chunk_copies (caf_file_id, store, state, damage, merkle_root, proof_type, owner, start, posted_at, verified_at)
+    VALUES (%(id)s, %(store)s, %(copy_state)s, %(damage)s, %(merkle_root)s, %(proof_type)s, %(owner)s, %(start)s, now(), now())
     """
 _HAS_CLAIMS: Final = "SELECT EXISTS (SELECT FROM claims WHERE source_id = %(source_id)s)"
 # LATERAL with LIMIT: one look-up an object, whatever the planner knows of the table just filled.
@@ -103,7 +105,7 @@ _SKIP_LATER: Final = f"""
     UPDATE skipped_objects AS old SET times = old.times + 1, reason = skipping.reason, detail = skipping.detail,
         last_modified = skipping.last_modified, caf_file_id = %(caf_file_id)s,
         retry_at = coalesce(now() + retry_after, 'infinity')
-    FROM skipping, caf_files WHERE {_SAME} AND caf_files.caf_file_id = old.caf_file_id AND start < %(start)s
+    FROM skipping, chunk_copies AS copies WHERE {_SAME} AND copies.caf_file_id = old.caf_file_id AND copies.start < %(start)s
     """
 _SKIP_EARLIER: Final = f"""
     UPDATE skipped_objects AS old SET times = old.times + 1
@@ -115,7 +117,7 @@ _SKIP_NEW: Final = """
     SELECT %(source_id)s, file_path, version_id, etag, size_bytes, rewritten_at, reason, detail, last_modified, %(caf_file_id)s,
         coalesce(now() + retry_after, 'infinity')
     FROM skipping WHERE NOT EXISTS (
-        SELECT FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
+        SELECT FROM file_locations AS known JOIN chunks ON chunks.caf_file_id = known.caf_file_id
         WHERE known.source_id = %(source_id)s AND known.file_path = skipping.file_path
             AND known.version_id = skipping.version_id AND known.etag = skipping.etag AND known.size_bytes = skipping.size_bytes
             AND known.rewritten_at = skipping.rewritten_at AND known.part = 0 AND state = ANY(%(good)s))
@@ -226,7 +228,8 @@ class ChunkImport(LedgerPart):
                     f"the ledger already has chunk {chunk.name}, which is '{state}'", hint="it is not to be restored"
                 )
             plan_id = _plan_id(connection, source_id, chunk, plan_folder)
-            caf_file_id = _write_chunk(connection, source_id, plan_id, chunk, fault, replaces=lease is not None)
+            caf_file_id = _write_chunk(connection, source_id, plan_id, chunk, replaces=lease is not None)
+            _write_copy(connection, caf_file_id, self._store, chunk, fault)
             connection.execute("CREATE TEMPORARY TABLE restoring (LIKE file_locations INCLUDING DEFAULTS) ON COMMIT DROP")
             row_count = copy_location_batches(connection, "restoring", source_id, caf_file_id, rows)
             _require_count(chunk, "members", chunk.member_count, row_count + (chunk.part is not None))
@@ -276,28 +279,41 @@ def _make_way(connection: Connection, lease: Lease, chunk: str) -> None:
     """
     caf_file_id = require_state(connection, lease, chunk, (*NOT_POSTED, ChunkState.PARKED), "replaced by a stored file")
     before_move(connection, caf_file_id, chunk, ChunkState.PARKED, ChunkState.WITHDRAWN)
+    connection.execute("DELETE FROM chunk_copies WHERE caf_file_id = %(id)s AND start IS NULL", {"id": caf_file_id})
+    was_posted = "SELECT EXISTS (SELECT FROM chunk_copies WHERE caf_file_id = %(id)s)"
+    if connection.execute(was_posted, {"id": caf_file_id}).scalar_one():
+        raise IllegalMove(f"chunk {chunk} cannot be replaced by a stored file: it was posted", hint=f"'caf unpark {chunk}'")
     if not has_part(connection, caf_file_id):
         end_claims(connection, caf_file_id)
 
 
-def _write_chunk(connection: Connection, source_id: int, plan_id: int, chunk: RemoteChunk, fault: str, *, replaces: bool) -> int:
+def _write_chunk(connection: Connection, source_id: int, plan_id: int, chunk: RemoteChunk, *, replaces: bool) -> int:
     here = chunk.member_count + chunk.skipped_count
     object_count = here if chunk.object_count is None else chunk.object_count
     values: dict[str, Any] = {
         **asdict(chunk),
-        **asdict(chunk.file.posting),
+        "stored_size_bytes": chunk.file.posting.stored_size_bytes,
         "source_id": source_id,
         "plan_id": plan_id,
-        "state": ChunkState.DAMAGED if fault else ChunkState.LOCATED,
-        "reason": fault,
         "object_count": object_count,
         "object_bytes": chunk.member_bytes if chunk.object_bytes is None else chunk.object_bytes,
         "released_count": object_count - here,
-        "proof_type": chunk.file.proof_type,
         "adopted": chunk.manifest is None,
         "samples": samples_as_json(chunk.samples),
     }
     return int(connection.execute(_REPLACE_CHUNK if replaces else _NEW_CHUNK, values).scalar_one())
+
+
+def _write_copy(connection: Connection, caf_file_id: int, store: str, chunk: RemoteChunk, fault: str) -> None:
+    values = {
+        **asdict(chunk.file.posting),
+        "proof_type": chunk.file.proof_type,
+        "id": caf_file_id,
+        "store": store,
+        "copy_state": CopyState.DAMAGED if fault else CopyState.VERIFIED,
+        "damage": fault,
+    }
+    connection.execute(_NEW_COPY, values)
 
 
 def _refuse_claimed(connection: Connection, source_id: int, plan_id: int, chunk: RemoteChunk) -> None:

@@ -28,7 +28,7 @@ _NOT_ARCHIVED: Final = f"""
     SELECT object_version, chunk, state, detail, retry_at, is_over FROM (
         SELECT object_version(version_id, etag, size_bytes, rewritten_at) AS object_version, name AS chunk, state,
             '' AS detail, NULL::timestamptz AS retry_at, false AS is_over, last_modified
-        FROM claims JOIN caf_files USING (caf_file_id) WHERE claims.{_OF_KEY}
+        FROM claims JOIN chunks USING (caf_file_id) WHERE claims.{_OF_KEY}
         UNION ALL
         SELECT object_version(version_id, etag, size_bytes, rewritten_at), NULL, reason, detail,
             CASE WHEN isfinite(retry_at) THEN retry_at END,
@@ -36,7 +36,7 @@ _NOT_ARCHIVED: Final = f"""
         FROM skipped_objects WHERE {_OF_KEY}
         UNION ALL
         SELECT object_version(version_id, etag, size_bytes, rewritten_at), name, state, '', NULL, false, last_modified
-        FROM file_locations JOIN caf_files USING (caf_file_id)
+        FROM file_locations JOIN chunks USING (caf_file_id)
         WHERE file_locations.{_OF_KEY} AND state <> ALL(%(good)s)) AS known
     ORDER BY last_modified DESC NULLS LAST
 """

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
+from caf_pipeline.chunk_state import UNDER_WAY, ChunkState, stored_state
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
 
@@ -14,18 +14,19 @@ _COLUMNS: Final = """sources.name AS source, sources.address, found.caf_file_id,
 
 # The states are written out: an index of some states serves a question that names them. And the source is a range: where it is a
 # constant, the order is that of the primary key as well, which Postgres would go through from the oldest chunk on.
-_UNDER_WAY: Final = ", ".join(f"'{state}'" for state in UNDER_WAY)
+_UNDER_WAY: Final = ", ".join(f"'{state}'" for state in dict.fromkeys(map(stored_state, UNDER_WAY)))
 _LAUNCHABLE: Final = f"""
     SELECT {_COLUMNS} FROM unnest(CAST(%(sources)s AS text[]), CAST(%(after)s AS bigint[])) AS asked (name, after)
     JOIN sources ON sources.name = asked.name
-    CROSS JOIN LATERAL (SELECT * FROM caf_files
+    CROSS JOIN LATERAL (SELECT caf_file_id FROM caf_files
         WHERE (caf_files.source_id, caf_file_id) > (sources.source_id, asked.after) AND caf_files.source_id <= sources.source_id
             AND state IN ({_UNDER_WAY})
-        ORDER BY caf_files.source_id, caf_file_id LIMIT %(limit)s) AS found
+        ORDER BY caf_files.source_id, caf_file_id LIMIT %(limit)s) AS first
+    JOIN chunks AS found ON found.caf_file_id = first.caf_file_id
     ORDER BY found.caf_file_id
     """
 _UNRELEASED: Final = f"""
-    SELECT {_COLUMNS} FROM staging_reservations JOIN caf_files AS found USING (caf_file_id) JOIN sources USING (source_id)
+    SELECT {_COLUMNS} FROM staging_reservations JOIN chunks AS found USING (caf_file_id) JOIN sources USING (source_id)
     WHERE state IN ('located', 'empty') AND sources.name = ANY(%(sources)s) ORDER BY found.caf_file_id LIMIT %(limit)s
     """
 _LAST_LOCATED: Final = """

@@ -13,8 +13,7 @@ from caf_pipeline.ledger.transactions import SIGNED
 from caf_pipeline.store.protocol import SignedTransaction
 
 _RESERVATIONS = (
-    "SELECT caf_files.name AS chunk, state, folder, size_bytes FROM staging_reservations JOIN caf_files USING (caf_file_id)"
-    " ORDER BY caf_files.name"
+    "SELECT name AS chunk, state, folder, size_bytes FROM staging_reservations JOIN chunks USING (caf_file_id) ORDER BY name"
 )
 _UNSETTLED = f"{SIGNED} WHERE outcome IS NULL ORDER BY account, sequence"
 # One statement sees one moment: a load of locations is in all of it or in none.
@@ -24,17 +23,18 @@ _ROWS_BY_CHUNK = """
             WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
         claimed AS (SELECT caf_file_id, count(*) AS claims FROM claims
             WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
-        chunks AS (SELECT caf_file_id, name, state, member_count, restored_at FROM caf_files
+        of_source AS (SELECT caf_file_id, name, state, member_count, restored_at FROM chunks
             WHERE source_id = (SELECT source_id FROM source))
     SELECT caf_file_id, name AS chunk, state, coalesce(locations, 0) AS locations,
         CASE WHEN object_parts.part IS NULL THEN coalesce(claims, 0) WHEN state = ANY(%(claiming)s) THEN member_count ELSE 0 END
             AS claims,
         coalesce(member_count, 0) AS member_count, restored_at IS NOT NULL AS restored
-    FROM chunks FULL JOIN located USING (caf_file_id) FULL JOIN claimed USING (caf_file_id)
+    FROM of_source FULL JOIN located USING (caf_file_id) FULL JOIN claimed USING (caf_file_id)
         LEFT JOIN object_parts USING (caf_file_id)
     ORDER BY caf_file_id
     """
 # A load of locations holds the row from its move on. What has no row can get none: ids are never given again.
+# What is stored of the state is enough: whether a chunk claims or ever was located does not depend on its copy.
 _CHUNK_STATE = "SELECT state FROM caf_files WHERE caf_file_id = %(id)s FOR NO KEY UPDATE"
 _DROP_LOCATIONS = "DELETE FROM file_locations WHERE caf_file_id = %(id)s"
 

@@ -1,17 +1,21 @@
-"""Guarded moves of a chunk: `UPDATE … WHERE name = … AND state = … AND epoch = …`.
+"""Guarded moves of a chunk and its copy, by state and epoch.
 
-Functions over the caller's transaction. When a move finds no row, the reason is looked up.
+Functions over the caller's transaction. A move locks the chunk's row, compares the epoch, and reads the states afterwards: a
+statement that waited for a lock sees the copies as they were before it waited.
 Source: "Promises" in docs/design.md.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from caf_pipeline.chunk_state import ChunkState, require_move
+from caf_pipeline.chunk_state import ChunkState, CopyState, copy_after, require_move, stored_state
 from caf_pipeline.errors import IllegalMove, IntegrityError, LeaseLost, NotLocated
 from caf_pipeline.ledger.database import Connection, Row
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.store.protocol import Lease, Posting
+
+_STATE: Final = "SELECT state, copy_state FROM chunks WHERE caf_file_id = %(id)s"
+_ROW: Final = "SELECT caf_file_id, source_id, member_count, merkle_root, stored_size_bytes FROM chunks WHERE caf_file_id = %(id)s"
 
 
 def move_row(
@@ -21,25 +25,36 @@ def move_row(
     before: ChunkState,
     after: ChunkState,
     *,
-    changes: str,
+    changes: str = "",
+    copy_changes: str = "",
     facts: Mapping[str, Any] | None = None,
 ) -> Row:
-    """Make a guarded move with `changes` to the row's columns; return the row's ids and sizes as they are after it."""
+    """Make a guarded move; return the chunk's ids and sizes as they are after it.
+
+    `changes` and `copy_changes` are of other columns of the chunk's row and of its copy's. A seal inserts the copy itself.
+    """
     require_move(chunk, before, after)
-    statement = (
-        f"UPDATE caf_files SET {changes}, state = %(after)s,"
-        " updated_at = CASE WHEN state = %(after)s THEN updated_at ELSE now() END"
-        " WHERE name = %(chunk)s AND state = %(before)s AND epoch = %(epoch)s"
-        " RETURNING caf_file_id, source_id, member_count, merkle_root, stored_size_bytes"
-    )
-    _require_lease_of(lease, chunk)
-    guard = {"chunk": chunk, "before": before, "after": after, "epoch": lease.epoch}
-    moved = connection.execute(statement, {**(facts or {}), **guard}).fetchone()
-    if moved is None:
-        guarded(connection, lease, chunk)
-        found = connection.execute("SELECT state FROM caf_files WHERE name = %(chunk)s", {"chunk": chunk}).scalar_one()
-        raise IllegalMove(f"chunk {chunk} cannot go to '{after}': it is '{found}', not '{before}'")
-    return moved
+    caf_file_id = guarded(connection, lease, chunk)
+    found = connection.execute(_STATE, {"id": caf_file_id}).one()
+    if found.state != before:
+        raise IllegalMove(f"chunk {chunk} cannot go to '{after}': it is '{found.state}', not '{before}'")
+    copy = CopyState(found.copy_state) if found.copy_state else None
+    copy_state = copy_after(chunk, before, after, copy)
+    values = {**(facts or {}), "id": caf_file_id, "state": stored_state(after), "copy": copy_state}
+    time = ["updated_at = now()"] if before is not after else []
+    changed = ", ".join([*filter(None, [changes]), *time, "state = %(state)s"])
+    connection.execute(f"UPDATE caf_files SET {changed} WHERE caf_file_id = %(id)s", values)
+    if copy is not None and copy_state is None:
+        connection.execute("DELETE FROM chunk_copies WHERE caf_file_id = %(id)s", values)
+    elif copy is not None:
+        changed = ", ".join([*filter(None, [copy_changes]), *time, "state = %(copy)s"])
+        connection.execute(f"UPDATE chunk_copies SET {changed} WHERE caf_file_id = %(id)s", values)
+    return chunk_row(connection, caf_file_id)
+
+
+def chunk_row(connection: Connection, caf_file_id: int) -> Row:
+    """Return the chunk's ids and sizes."""
+    return connection.execute(_ROW, {"id": caf_file_id}).one()
 
 
 def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
@@ -57,8 +72,7 @@ def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
 def require_state(connection: Connection, lease: Lease, chunk: str, states: Sequence[ChunkState], done: str) -> int:
     """Return the chunk's id, its row locked; raise IllegalMove where it is in none of these states."""
     caf_file_id = guarded(connection, lease, chunk)
-    statement = "SELECT state FROM caf_files WHERE caf_file_id = %(id)s"
-    state = connection.execute(statement, {"id": caf_file_id}).scalar_one()
+    state = connection.execute(_STATE, {"id": caf_file_id}).one().state
     if state not in states:
         raise IllegalMove(f"chunk {chunk} cannot be {done}: it is '{state}', not {' or '.join(states)}")
     return caf_file_id

@@ -41,7 +41,7 @@ from caf_pipeline.ledger.leases import LEASE_SECONDS, HeldLease, Leases, lock_le
 from caf_pipeline.ledger.locate import ObjectLookups
 from caf_pipeline.ledger.log_times import ArchivedLogs, record_log_times
 from caf_pipeline.ledger.maintenance import StrayRows
-from caf_pipeline.ledger.moves import guarded, move_row, require_sealed_bytes, require_state
+from caf_pipeline.ledger.moves import chunk_row, guarded, move_row, require_sealed_bytes, require_state
 from caf_pipeline.ledger.notices import Notices
 from caf_pipeline.ledger.parts import follow_move, locate_part, register_parts
 from caf_pipeline.ledger.progress import Progress
@@ -50,7 +50,7 @@ from caf_pipeline.ledger.records import Holder, PlanRecord, ReadFailures, Seal, 
 from caf_pipeline.ledger.removal import OF_AN_ADDRESS, SourceRemoval
 from caf_pipeline.ledger.replicas import Replicas, forget_full_read, require_right_copy, samples_as_json, unlist
 from caf_pipeline.ledger.storage_plans import StoragePlans
-from caf_pipeline.ledger.transactions import TransactionLog, before_move, end_waiting
+from caf_pipeline.ledger.transactions import TransactionLog, before_move, end_waiting, require_no_post
 from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.store.protocol import Lease, Posting, Sample
 from caf_pipeline.system.quantities import counted
@@ -73,7 +73,7 @@ _OWN_METHOD: Final = {
 }
 """Moves that write more than the state, by the method that makes them; `move` refuses them."""
 
-_KEEPS_REASON: Final = frozenset({_S.PARKED, _S.DAMAGED, _S.WITHDRAWN})
+_KEEPS_REASON: Final = frozenset({_S.PARKED, _S.WITHDRAWN})
 
 _PLANNED_CHUNK: Final = {
     "name": "text",
@@ -120,8 +120,10 @@ class Ledger(
     over, and IllegalMove where the chunk is in no state from which the move is legal.
     """
 
-    def __init__(self, database: Database, *, lease_seconds: float = LEASE_SECONDS) -> None:
+    def __init__(self, database: Database, *, store: str = "jackal", lease_seconds: float = LEASE_SECONDS) -> None:
+        """`store` is the kind of the store in the settings: its name in the ledger."""
         self._database = database
+        self._store = store
         self._lease_seconds = lease_seconds
 
     @property
@@ -282,20 +284,31 @@ class Ledger(
         below are illegal here.
 
         Raises:
-            IllegalMove: also where the move would forget a post that is or may be on the chain (`transactions`), or where a
-                damaged chunk has no copy that was seen right.
+            IllegalMove: also where the move would forget a post that is or may be on the chain (`transactions`), where a
+                damaged chunk has no copy that was seen right, or where the copy of a parked one does not allow it.
         """
         method = _OWN_METHOD.get((before, after))
         if method is not None:
             raise IllegalMove(f"chunk {chunk} goes from '{before}' to '{after}' by {method}() only")
         changes = f"reason = %(reason)s, attempts = attempts + {int(after is _S.PACKING)}"
         if (before, after) == (_S.SEALED, _S.PACKING):  # what was sealed is gone, and its root must never be posted
-            changes += ", sealed_at = NULL, merkle_root = NULL, tail_start = NULL, tail_sha256 = NULL"
+            changes += ", sealed_at = NULL, tail_start = NULL, tail_sha256 = NULL"
+        of_copy = []
+        if (before, after) == (_S.SEALED, _S.POSTING):
+            of_copy.append("store = %(store)s")  # the settings may name another one than when the chunk was sealed
         if before in GOOD:  # what came back once says nothing of a chunk that was found damaged since
-            changes += ", look_again_at = NULL"
-        facts = {"reason": reason if after in _KEEPS_REASON else ""}
+            of_copy.append("look_again_at = NULL")
+        if before in GOOD and after is not _S.WITHDRAWN:
+            of_copy.append("damage = %(damage)s")
+        facts = {
+            "reason": reason if after in _KEEPS_REASON else "",
+            "damage": reason if after is _S.DAMAGED else "",
+            "store": self._store,
+        }
         with self._database.transaction() as connection:
-            moved = move_row(connection, lease, chunk, before, after, changes=changes, facts=facts)
+            moved = move_row(
+                connection, lease, chunk, before, after, changes=changes, copy_changes=", ".join(of_copy), facts=facts
+            )
             before_move(connection, moved.caf_file_id, chunk, before, after)
             if before in GOOD:
                 forget_full_read(connection, moved.caf_file_id)
@@ -316,12 +329,14 @@ class Ledger(
         """
         changes = """sealed_at = now(), caf_size_bytes = %(caf_size_bytes)s, stored_size_bytes = %(stored_size_bytes)s,
             member_count = %(member_count)s, member_bytes = %(member_bytes)s, skipped_count = %(skipped_count)s,
-            released_count = %(released_count)s, merkle_root = %(merkle_root)s, proof_type = %(proof_type)s,
+            released_count = %(released_count)s,
             samples = CAST(%(samples)s AS jsonb), tail_start = %(tail_start)s, tail_sha256 = %(tail_sha256)s"""
         facts = {**asdict(seal), "samples": samples_as_json(seal.samples)}
         after = _S.SEALED if seal.member_count else _S.EMPTY
         with self._database.transaction() as connection:
             moved = move_row(connection, lease, chunk, _S.PACKING, after, changes=changes, facts=facts)
+            if after is _S.SEALED:
+                connection.execute(_WANT_COPY, {**facts, "id": moved.caf_file_id, "store": self._store})
             record_skips(connection, moved.source_id, moved.caf_file_id, skips)
             release_claims(connection, moved.caf_file_id, released)
             if follow_move(connection, moved.caf_file_id, after):
@@ -342,30 +357,39 @@ class Ledger(
         with self._database.transaction() as connection:
             states = (_S.POSTING, _S.POSTED, _S.UPLOADING)
             caf_file_id = require_state(connection, lease, chunk, states, "sampled again")
-            statement = "UPDATE caf_files SET samples = CAST(%(samples)s AS jsonb) WHERE caf_file_id = %(id)s"
-            connection.execute(statement, {"samples": samples_as_json(samples), "id": caf_file_id})
+            connection.execute(_NEW_SAMPLES, {"samples": samples_as_json(samples), "id": caf_file_id})
 
     def record_root(self, lease: Lease, chunk: str, merkle_root: bytes, proof_type: int, samples: Sequence[Sample]) -> None:
-        """Give a `sealed` chunk, which was never posted, the root and samples of another type of tree over the same bytes."""
+        """Give a chunk that was never posted the root and samples of another type of tree over the same bytes.
+
+        It is `sealed`, or `posting` and known by the store never to have been posted. What waits to be posted has the old root,
+        and is forgotten.
+
+        Raises:
+            IllegalMove: a transaction posts it, or may.
+        """
         with self._database.transaction() as connection:
-            caf_file_id = require_state(connection, lease, chunk, (_S.SEALED,), "given another root")
-            statement = (
-                "UPDATE caf_files SET merkle_root = %(root)s, proof_type = %(proof_type)s, samples = CAST(%(samples)s AS jsonb),"
-                " updated_at = now() WHERE caf_file_id = %(id)s"
-            )
-            facts = {"root": merkle_root, "proof_type": proof_type, "samples": samples_as_json(samples), "id": caf_file_id}
-            connection.execute(statement, facts)
+            caf_file_id = require_state(connection, lease, chunk, (_S.SEALED, _S.POSTING), "given another root")
+            require_no_post(connection, caf_file_id, chunk, "get another root")
+            end_waiting(connection, caf_file_id)
+            facts = {"root": merkle_root, "type": proof_type, "samples": samples_as_json(samples), "id": caf_file_id}
+            for statement in (_NEW_ROOT, _NEW_SAMPLES, _CHANGED):
+                connection.execute(statement, facts)
 
     def record_posting(self, lease: Lease, chunk: str, posting: Posting) -> None:
         """posting → posted.
 
         Raises:
             IntegrityError: the posting is of other bytes than those that were sealed; nothing was written.
+            IllegalMove: it is in another store than the ledger's copy, of which a transaction is or may be included.
         """
         with self._database.transaction() as connection:
-            facts = {"owner": posting.owner, "start": posting.start}
-            changes = "posted_at = now(), owner = %(owner)s, start = %(start)s"
-            moved = move_row(connection, lease, chunk, _S.POSTING, _S.POSTED, changes=changes, facts=facts)
+            facts = {"owner": posting.owner, "start": posting.start, "store": self._store}
+            changes = "posted_at = now(), owner = %(owner)s, start = %(start)s, store = %(store)s"
+            store = connection.execute("SELECT store FROM chunks WHERE name = %(chunk)s", {"chunk": chunk}).scalar_one_or_none()
+            moved = move_row(connection, lease, chunk, _S.POSTING, _S.POSTED, copy_changes=changes, facts=facts)
+            if store != self._store:
+                require_no_post(connection, moved.caf_file_id, chunk, f"be posted in store '{self._store}'")
             require_sealed_bytes(chunk, moved, posting)
             end_waiting(connection, moved.caf_file_id)
 
@@ -418,18 +442,14 @@ class Ledger(
             IntegrityError: the posting is of other bytes than those that were sealed; nothing was written.
         """
         with self._database.transaction() as connection:
-            require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")
-            statement = (
-                "UPDATE caf_files SET owner = %(owner)s, start = %(start)s, posted_at = now(), updated_at = now(),"
-                " look_again_at = NULL"
-                " WHERE name = %(chunk)s"
-                " RETURNING caf_file_id, merkle_root, stored_size_bytes"
-            )
-            row = connection.execute(statement, {"chunk": chunk, "owner": posting.owner, "start": posting.start}).one()
-            require_sealed_bytes(chunk, row, posting)
-            end_waiting(connection, row.caf_file_id)
-            forget_full_read(connection, row.caf_file_id)
-            unlist(connection, row.caf_file_id)  # those that are known are of a post that the chain no longer has
+            caf_file_id = require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")
+            facts = {"id": caf_file_id, "owner": posting.owner, "start": posting.start}
+            connection.execute(_POSTED_AGAIN, facts)
+            connection.execute(_CHANGED, facts)
+            require_sealed_bytes(chunk, chunk_row(connection, caf_file_id), posting)
+            end_waiting(connection, caf_file_id)
+            forget_full_read(connection, caf_file_id)
+            unlist(connection, caf_file_id)  # those that are known are of a post that the chain no longer has
 
     # --- what stores keep here ---
 
@@ -520,12 +540,26 @@ class Ledger(
             )
 
 
+_WANT_COPY = """
+    INSERT INTO chunk_copies (caf_file_id, store, merkle_root, proof_type)
+    VALUES (%(id)s, %(store)s, %(merkle_root)s, %(proof_type)s)
+    """
+_NEW_ROOT = """
+    UPDATE chunk_copies SET merkle_root = %(root)s, proof_type = %(type)s, updated_at = now() WHERE caf_file_id = %(id)s
+    """
+_NEW_SAMPLES = "UPDATE caf_files SET samples = CAST(%(samples)s AS jsonb) WHERE caf_file_id = %(id)s"
+_CHANGED = "UPDATE caf_files SET updated_at = now() WHERE caf_file_id = %(id)s"
+_POSTED_AGAIN = """
+    UPDATE chunk_copies SET owner = %(owner)s, start = %(start)s, posted_at = now(), updated_at = now(), look_again_at = NULL
+    WHERE caf_file_id = %(id)s
+    """
+
 # Packed again, an object may turn out to be readable. Where another chunk took it meanwhile, the next seal fails.
 _CLAIM_SKIPPED_AGAIN = """
     INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, rewritten_at, caf_file_id, last_modified)
     SELECT source_id, file_path, version_id, etag, size_bytes, rewritten_at, caf_file_id, last_modified FROM skipped_objects AS s
     WHERE caf_file_id = %(id)s AND NOT EXISTS (
-        SELECT FROM file_locations AS l JOIN caf_files AS f ON f.caf_file_id = l.caf_file_id
+        SELECT FROM file_locations AS l JOIN chunks AS f ON f.caf_file_id = l.caf_file_id
         WHERE l.source_id = s.source_id AND l.file_path = s.file_path AND l.version_id = s.version_id AND l.etag = s.etag
             AND l.size_bytes = s.size_bytes AND l.rewritten_at = s.rewritten_at AND l.part = 0 AND f.state = ANY(%(good)s))
     ON CONFLICT DO NOTHING

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
+from caf_pipeline.chunk_state import UNDER_WAY, ChunkState, stored_state
 from caf_pipeline.ledger.current_content import last_whole, still_skipped
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import ChunkSums, SourceProgress
@@ -21,7 +21,7 @@ _COUNTS_ELSEWHERE: Final = """caf_file_id IN (SELECT caf_file_id FROM (
             PARTITION BY plan_id, file_path, version_id, etag, object_bytes, rewritten_at
             ORDER BY its.state IN ('located', 'damaged'), part DESC) > 1 AS is_other
         FROM object_parts AS parts
-        CROSS JOIN LATERAL (SELECT state FROM caf_files WHERE caf_files.caf_file_id = parts.caf_file_id LIMIT 1) AS its
+        CROSS JOIN LATERAL (SELECT state FROM chunks WHERE chunks.caf_file_id = parts.caf_file_id LIMIT 1) AS its
         WHERE source_id IN (SELECT source_id FROM sources WHERE name = ANY(%(sources)s))) AS counted WHERE is_other)"""
 _IS_GIVEN_UP: Final = "caf_file_id IN (SELECT caf_file_id FROM object_parts WHERE abandoned)"
 # Each attempt to pack a chunk is a change of its row: while S3 is away all are tried again and again, and nothing moves. Nor
@@ -35,7 +35,7 @@ _STATES: Final = f"""
         max(updated_at) FILTER (WHERE state NOT IN ('planned', 'packing')) AS moved_at, sum(attempts) AS attempts,
         max(checked_at) FILTER (WHERE state = 'located') AS looked_at,
         min(located_at) FILTER (WHERE state = 'located') AS located_at
-    FROM caf_files JOIN sources USING (source_id) WHERE sources.name = ANY(%(sources)s) GROUP BY sources.name, state
+    FROM chunks JOIN sources USING (source_id) WHERE sources.name = ANY(%(sources)s) GROUP BY sources.name, state
     """
 # The first chunk of the window only begins it: when it was begun is not of the window. A rebuild packed nothing.
 _RECENT: Final = f"""
@@ -50,7 +50,7 @@ _RECENT: Final = f"""
     FROM recent GROUP BY source
     """
 # The oldest chunk under way is the first by its id: see `launchable`.
-_UNDER_WAY: Final = ", ".join(f"'{state}'" for state in UNDER_WAY)
+_UNDER_WAY: Final = ", ".join(f"'{state}'" for state in dict.fromkeys(map(stored_state, UNDER_WAY)))
 _FACTS: Final = f"""
     SELECT sources.name AS source,
         (SELECT created_at FROM caf_files WHERE (caf_files.source_id, caf_file_id) > (sources.source_id, 0)
@@ -64,7 +64,7 @@ _FACTS: Final = f"""
         (SELECT min(noticed_at) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS noticed_at,
         (SELECT count(*) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS noticed_keys,
         (SELECT count(*) FROM messages_set_apart AS apart WHERE apart.source_id = sources.source_id) AS messages_set_apart,
-        (SELECT count(*) FROM caf_files WHERE caf_files.source_id = sources.source_id AND state = 'located'
+        (SELECT count(*) FROM chunks WHERE chunks.source_id = sources.source_id AND state = 'located'
             AND suspected_at IS NOT NULL) AS suspected_chunks,
         (SELECT coalesce(max(unknown), 0) FROM store_looks WHERE store_looks.source_id = sources.source_id) AS unknown_posts
     FROM sources WHERE sources.name = ANY(%(sources)s)
@@ -72,7 +72,7 @@ _FACTS: Final = f"""
 _COPIES: Final = """
     SELECT sources.name AS source, CASE WHEN fault <> '' THEN 'faulty' WHEN listed THEN 'listed' ELSE 'unlisted' END AS status,
         count(*) AS copies
-    FROM copies JOIN caf_files USING (caf_file_id) JOIN sources USING (source_id)
+    FROM replicas JOIN chunks USING (caf_file_id, store) JOIN sources USING (source_id)
     WHERE sources.name = ANY(%(sources)s) AND state IN ('located', 'damaged') GROUP BY 1, 2
     """
 _UNKNOWN: Final[dict[str, Any]] = {

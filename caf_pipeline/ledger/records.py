@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import quote_from_bytes
 
-from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
+from caf_pipeline.chunk_state import UNDER_WAY, ChunkState, CopyState
 from caf_pipeline.errors import StoredChunkMissing, UsageError
 from caf_pipeline.inventory.objects import S3Object, SkipReason, VersionCounts, is_supported
 from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
@@ -142,6 +142,7 @@ class Chunk:
     A chunk of an object that is larger than a chunk has its `part` of `part_count`, from 1, and nothing else; 0 for all others.
     Where `part_abandoned`, another chunk gave up a part of the object, which these parts will never make up.
     An `adopted` one is another program's CAF file: it has no head and no manifest, and members that are no objects of the source.
+    `copy_state` is the state of its copy in the store; None if it has none.
     """
 
     caf_file_id: int
@@ -180,6 +181,7 @@ class Chunk:
     part_abandoned: bool = False
     adopted: bool = False
     unanswered_at: datetime | None = None
+    copy_state: CopyState | None = None
 
 
 def posting_of(chunk: Chunk) -> Posting:

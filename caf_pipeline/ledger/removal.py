@@ -35,8 +35,9 @@ OF_AN_ADDRESS: Final = (
 
 OF_A_CHUNK: Final = (
     "staging_reservations",
-    "copies",
+    "replicas",
     "full_reads",
+    "chunk_copies",
     "transaction_posts",
     "read_failures",
     "object_parts",
@@ -45,11 +46,10 @@ OF_A_CHUNK: Final = (
 """Tables with rows of a chunk by its `caf_file_id`. Rows of `posts` and `file_locations` forbid a removal."""
 
 _POSTED_OR_LOCATED = """
-    SELECT name, state FROM caf_files WHERE source_id = %(id)s AND (state <> ALL(%(removable)s)
-        OR posted_at IS NOT NULL OR owner IS NOT NULL OR start IS NOT NULL OR located_at IS NOT NULL
-        OR restored_at IS NOT NULL OR adopted_at IS NOT NULL
-        OR EXISTS (SELECT FROM posts WHERE posts.caf_file_id = caf_files.caf_file_id)
-        OR EXISTS (SELECT FROM transaction_posts AS posts WHERE posts.caf_file_id = caf_files.caf_file_id
+    SELECT name, state FROM chunks WHERE source_id = %(id)s AND (state <> ALL(%(removable)s)
+        OR copy_state <> 'wanted' OR located_at IS NOT NULL OR restored_at IS NOT NULL OR adopted_at IS NOT NULL
+        OR EXISTS (SELECT FROM posts WHERE posts.caf_file_id = chunks.caf_file_id)
+        OR EXISTS (SELECT FROM transaction_posts AS posts WHERE posts.caf_file_id = chunks.caf_file_id
             AND (live OR posts.start IS NOT NULL)))
     ORDER BY name LIMIT 1
     """

@@ -1,4 +1,4 @@
-"""The copies of a chunk in the ledger, and what looks at them found over time.
+"""What providers have of a chunk's copy, in the ledger, and what looks at them found over time.
 
 The functions are over the caller's transaction, which has locked the chunk's row.
 """
@@ -16,19 +16,23 @@ from caf_pipeline.ledger.records import WINDOWS_REQUIRED, CopyCheck, KnownCopy
 from caf_pipeline.store.protocol import Copy, Lease, Sample
 
 _VERIFIED = """
-    INSERT INTO copies AS old (caf_file_id, provider, proof, last_proven)
-    VALUES (%(id)s, %(provider)s, %(proof)s, %(last_proven)s)
-    ON CONFLICT (caf_file_id, provider) DO UPDATE SET proof = excluded.proof, listed = true, fault = '', checked_at = now(),
+    INSERT INTO replicas AS old (caf_file_id, store, provider, proof, last_proven)
+    SELECT caf_file_id, store, %(provider)s, %(proof)s, CAST(%(last_proven)s AS bigint)
+    FROM chunk_copies WHERE caf_file_id = %(id)s
+    ON CONFLICT (caf_file_id, store, provider) DO UPDATE SET
+        proof = excluded.proof, listed = true, fault = '', checked_at = now(),
         last_proven = coalesce(excluded.last_proven, old.last_proven)
     """
 # A window counts once, and one that is not later than the last one seen says nothing new. One that does not follow it begins
 # the count again, except for windows that count apart. They are counted from the last trouble on: what a copy proved before it
 # was found wrong, or was listed no more, says nothing of what it is now.
 _LOOKED_AT = """
-    INSERT INTO copies AS old (caf_file_id, provider, proof, last_proven, last_window, windows, fault)
-    VALUES (%(id)s, %(provider)s, %(proof)s, %(last_proven)s, CASE WHEN %(fault)s = '' THEN CAST(%(window)s AS bigint) END,
-        CASE WHEN %(fault)s = '' AND CAST(%(window)s AS bigint) IS NOT NULL THEN 1 ELSE 0 END, %(fault)s)
-    ON CONFLICT (caf_file_id, provider) DO UPDATE SET
+    INSERT INTO replicas AS old (caf_file_id, store, provider, proof, last_proven, last_window, windows, fault)
+    SELECT caf_file_id, store, %(provider)s, %(proof)s, CAST(%(last_proven)s AS bigint),
+        CASE WHEN %(fault)s = '' THEN CAST(%(window)s AS bigint) END,
+        CASE WHEN %(fault)s = '' AND CAST(%(window)s AS bigint) IS NOT NULL THEN 1 ELSE 0 END, %(fault)s
+    FROM chunk_copies WHERE caf_file_id = %(id)s
+    ON CONFLICT (caf_file_id, store, provider) DO UPDATE SET
         proof = excluded.proof, listed = true, fault = excluded.fault, checked_at = now(),
         last_proven = coalesce(excluded.last_proven, old.last_proven),
         last_window = CASE WHEN excluded.fault <> '' THEN NULL WHEN old.listed AND old.fault = ''
@@ -38,23 +42,24 @@ _LOOKED_AT = """
             WHEN %(apart)s OR excluded.last_window = old.last_window + 1 THEN old.windows + 1 ELSE 1 END
     """
 _SEEN = """
-    UPDATE caf_files SET checked_at = now(), suspected_at = NULL, unanswered_at = CASE WHEN %(unanswered)s THEN now() END,
-        look_again_at = CASE WHEN %(enough)s > (SELECT count(*) FROM copies WHERE caf_file_id = %(id)s AND listed AND fault = ''
+    UPDATE chunk_copies SET checked_at = now(), suspected_at = NULL, unanswered_at = CASE WHEN %(unanswered)s THEN now() END,
+        look_again_at = CASE WHEN %(enough)s > (SELECT count(*) FROM replicas WHERE caf_file_id = %(id)s AND listed AND fault = ''
             AND windows >= %(required)s) THEN now() + make_interval(secs => CAST(%(again_in)s AS double precision)) END
     WHERE caf_file_id = %(id)s
     """
 # What came back from a copy counts as long as that copy does.
 _END_FULL_READ = """
-    DELETE FROM full_reads WHERE caf_file_id = %(id)s AND NOT EXISTS (SELECT FROM copies
-        WHERE copies.caf_file_id = %(id)s AND copies.provider = full_reads.provider AND listed AND fault = '')
+    DELETE FROM full_reads WHERE caf_file_id = %(id)s AND NOT EXISTS (SELECT FROM replicas
+        WHERE replicas.caf_file_id = %(id)s AND replicas.provider = full_reads.provider AND listed AND fault = '')
     """
 _FULL_READ = """
-    INSERT INTO full_reads (caf_file_id, provider) VALUES (%(id)s, %(provider)s)
-    ON CONFLICT (caf_file_id) DO UPDATE SET provider = excluded.provider, read_at = now()
+    INSERT INTO full_reads (caf_file_id, store, provider)
+    SELECT caf_file_id, store, %(provider)s FROM chunk_copies WHERE caf_file_id = %(id)s
+    ON CONFLICT (caf_file_id, store) DO UPDATE SET provider = excluded.provider, read_at = now()
     """
 _KNOWN = """
-    SELECT provider, proof, listed, last_proven, windows, fault, copies.checked_at, last_window
-    FROM copies JOIN caf_files USING (caf_file_id) WHERE name = %(chunk)s ORDER BY provider
+    SELECT provider, proof, listed, last_proven, windows, fault, replicas.checked_at, last_window
+    FROM replicas JOIN caf_files USING (caf_file_id) WHERE name = %(chunk)s ORDER BY provider
     """
 
 
@@ -70,7 +75,8 @@ class Replicas(LedgerPart):
     def record_copies(self, lease: Lease, chunk: str, copies: Sequence[Copy]) -> None:
         """uploading → verified, with the copies that proved it; others that were known are listed no more."""
         with self._database.transaction() as connection:
-            moved = move_row(connection, lease, chunk, ChunkState.UPLOADING, ChunkState.VERIFIED, changes="verified_at = now()")
+            states = ChunkState.UPLOADING, ChunkState.VERIFIED
+            moved = move_row(connection, lease, chunk, *states, copy_changes="verified_at = now()")
             record_verified(connection, moved.caf_file_id, copies)
 
     def record_checks(
@@ -101,7 +107,7 @@ class Replicas(LedgerPart):
         """Record that no copy of a located or damaged chunk answered. Nothing else of the chunk changes."""
         with self._database.transaction() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "looked at")
-            statement = "UPDATE caf_files SET unanswered_at = now() WHERE caf_file_id = %(id)s"
+            statement = "UPDATE chunk_copies SET unanswered_at = now() WHERE caf_file_id = %(id)s"
             connection.execute(statement, {"id": caf_file_id})
 
     def record_read_back(self, lease: Lease, chunk: str, provider: str) -> None:
@@ -129,7 +135,7 @@ def record_verified(connection: Connection, caf_file_id: int, copies: Sequence[C
 def unlist(connection: Connection, caf_file_id: int, *, but: Sequence[str] = ()) -> None:
     """List no copy any more, except those of these providers."""
     statement = (
-        "UPDATE copies SET listed = false, checked_at = now(), windows = 0, last_window = NULL"
+        "UPDATE replicas SET listed = false, checked_at = now(), windows = 0, last_window = NULL"
         " WHERE caf_file_id = %(id)s AND provider <> ALL(CAST(%(but)s AS text[]))"
     )
     connection.execute(statement, {"id": caf_file_id, "but": list(but)})
@@ -137,7 +143,7 @@ def unlist(connection: Connection, caf_file_id: int, *, but: Sequence[str] = ())
 
 def require_right_copy(connection: Connection, caf_file_id: int, chunk: str) -> None:
     """Raise IllegalMove where the last look found no listed copy with right bytes."""
-    statement = "SELECT EXISTS (SELECT FROM copies WHERE caf_file_id = %(id)s AND listed AND fault = '')"
+    statement = "SELECT EXISTS (SELECT FROM replicas WHERE caf_file_id = %(id)s AND listed AND fault = '')"
     if not connection.execute(statement, {"id": caf_file_id}).scalar_one():
         raise IllegalMove(
             f"chunk {chunk} cannot be located again: no copy of it was seen listed and right", hint="repair it first"

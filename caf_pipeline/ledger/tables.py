@@ -26,7 +26,7 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB, TIMESTAMP
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 
 METADATA: Final = MetaData()
 """All tables, in the order of docs/schema.md. `schema_files` is not among them: `ledger.schema_files` makes it."""
@@ -67,6 +67,7 @@ SOURCES: Final = Table(
     Column("archive_id", Text, nullable=False, comment="id in the note of each post, 32 hexadecimal digits"),
     Column("address", Text, nullable=False, comment="endpoint, bucket and prefix, separated by slashes"),
     Column("created_at", TIMESTAMPTZ, nullable=False, server_default=NOW, comment="when the source was registered"),
+    Column("ids_set_aside", ARRAY(Text), comment="other archive ids that posts of the source may have; NULL: none"),
     comment="The buckets and prefixes that are archived.",
 )
 
@@ -118,15 +119,12 @@ CAF_FILES: Final = Table(
     Column(
         "state",
         Text,
-        CheckConstraint(
-            "state IN ('planned', 'packing', 'sealed', 'posting', 'posted', 'uploading', 'verified', 'located',"
-            " 'empty', 'parked', 'withdrawn', 'abandoned', 'damaged', 'expired')"
-        ),
+        CheckConstraint("state IN ('planned', 'packing', 'sealed', 'located', 'empty', 'parked', 'withdrawn', 'abandoned')"),
         nullable=False,
         server_default=text("'planned'"),
         comment="state of the chunk; chunk_state.py has the legal moves",
     ),
-    Column("reason", Text, nullable=False, server_default=EMPTY, comment="why it is parked, damaged or withdrawn; else ''"),
+    Column("reason", Text, nullable=False, server_default=EMPTY, comment="why it is parked or withdrawn; else ''"),
     Column("epoch", BigInteger, nullable=False, server_default=ZERO, comment="epoch of the latest lease on the chunk"),
     Column("attempts", Integer, nullable=False, server_default=ZERO, comment="number of times that packing began"),
     Column("object_count", BigInteger, nullable=False, comment="objects that were planned for the chunk"),
@@ -150,10 +148,6 @@ CAF_FILES: Final = Table(
         server_default=ZERO,
         comment="objects that packing neither took nor skipped; another plan may take them",
     ),
-    Column("merkle_root", LargeBinary, comment="Merkle root of the stored bytes; NULL before the seal"),
-    Column("proof_type", SmallInteger, comment="proof type of the root on the chain; NULL before the seal"),
-    Column("owner", Text, comment="owner of the post, on Jackal the wallet's address; NULL before the post"),
-    Column("start", BigInteger, comment="start of the post, on Jackal the height of its block; NULL before the post"),
     Column(
         "samples",
         JSONB,
@@ -171,43 +165,67 @@ CAF_FILES: Final = Table(
         comment="whether packing looked for log archives; if so, log_times has all of them",
     ),
     Column("created_at", TIMESTAMPTZ, nullable=False, server_default=NOW, comment="when the chunk was planned"),
-    Column("updated_at", TIMESTAMPTZ, nullable=False, server_default=NOW, comment="when the state last changed"),
+    Column("updated_at", TIMESTAMPTZ, nullable=False, server_default=NOW, comment="when its state or its copy's last changed"),
     Column("sealed_at", TIMESTAMPTZ, comment="when the chunk was sealed; NULL: never"),
-    Column("posted_at", TIMESTAMPTZ, comment="when the chunk was posted; NULL: never"),
-    Column("verified_at", TIMESTAMPTZ, comment="when the copies and samples were verified; NULL: never"),
     Column("located_at", TIMESTAMPTZ, comment="when the locations were written; NULL: never"),
     Column("restored_at", TIMESTAMPTZ, comment="when caf rebuild restored the row, earlier history is unknown; NULL: never"),
     Column("adopted_at", TIMESTAMPTZ, comment="when another program's CAF file became this chunk; NULL: packed here"),
-    Column("checked_at", TIMESTAMPTZ, comment="when the proof watch last checked the chunk; NULL: never"),
-    Column("look_again_at", TIMESTAMPTZ, comment="from when a check can see the next proof window; NULL: no such time"),
-    Column("suspected_at", TIMESTAMPTZ, comment="time of the store's list that differs from the ledger; NULL: no difference"),
-    Column("unanswered_at", TIMESTAMPTZ, comment="when a check had no answer from a copy; NULL: all answered in the last check"),
+    Column("header", LargeBinary, comment="header of the encrypted file; NULL: stored in the clear"),
+    Column("nonce", LargeBinary, comment="nonce of the encrypted file; NULL: stored in the clear"),
+    Column("recipients", ARRAY(Text), comment="public keys whose identities open the file; NULL: stored in the clear"),
     UniqueConstraint("plan_id", "number"),
     # A state claims that something was done. The moves say in which order; these checks say that it was done at all.
-    CheckConstraint(
-        "sealed_at IS NOT NULL AND merkle_root IS NOT NULL OR state NOT IN ("
-        "'sealed', 'posting', 'posted', 'uploading', 'verified', 'located', 'damaged', 'expired')",
-        name="sealed_before",
-    ),
-    CheckConstraint(
-        "posted_at IS NOT NULL AND owner IS NOT NULL AND start IS NOT NULL OR state NOT IN ("
-        "'posted', 'uploading', 'verified', 'located', 'damaged', 'expired', 'abandoned')",
-        name="posted_before",
-    ),
-    CheckConstraint(
-        "verified_at IS NOT NULL OR state NOT IN ('verified', 'located', 'damaged', 'expired')", name="verified_before"
-    ),
+    CheckConstraint("sealed_at IS NOT NULL OR state NOT IN ('sealed', 'located', 'abandoned')", name="sealed_before"),
+    CheckConstraint("located_at IS NOT NULL OR state <> 'located'", name="located_before"),
     Index("caf_files_by_source_and_state", "source_id", "state"),
     Index(
         "caf_files_under_way",
         "source_id",
         "caf_file_id",
-        postgresql_where=text("state IN ('planned', 'packing', 'sealed', 'posting', 'posted', 'uploading', 'verified')"),
+        postgresql_where=text("state IN ('planned', 'packing', 'sealed')"),
     ),
     Index("caf_files_by_located", "source_id", "located_at", postgresql_where=text("located_at IS NOT NULL")),
-    Index("caf_files_suspected", "source_id", postgresql_where=text("suspected_at IS NOT NULL")),
-    Index("caf_files_unanswered", "source_id", postgresql_where=text("unanswered_at IS NOT NULL")),
-    comment="The chunks.",
+    comment="The chunks. What is true of a chunk in one store is in chunk_copies.",
+)
+
+CHUNK_COPIES: Final = Table(
+    "chunk_copies",
+    METADATA,
+    Column("caf_file_id", BigInteger, ForeignKey("caf_files.caf_file_id"), primary_key=True, comment="chunk that is copied"),
+    Column("store", TEXT_C, primary_key=True, comment="store that has the copy: its kind in the settings"),
+    Column(
+        "state",
+        Text,
+        CheckConstraint("state IN ('wanted', 'posting', 'posted', 'uploading', 'verified', 'damaged', 'expired', 'retired')"),
+        nullable=False,
+        server_default=text("'wanted'"),
+        comment="state of the copy; chunk_state.py has the legal moves",
+    ),
+    Column(
+        "damage", Text, nullable=False, server_default=EMPTY, comment="why it is damaged, or was when it was retired; else ''"
+    ),
+    Column("merkle_root", LargeBinary, nullable=False, comment="Merkle root of the stored bytes"),
+    Column("proof_type", SmallInteger, nullable=False, comment="proof type of the root on the chain"),
+    Column("archive_id", Text, comment="archive id in the note of the post; NULL: that of the source"),
+    Column("owner", Text, comment="owner of the post, on Jackal the wallet's address; NULL before the post"),
+    Column("start", BigInteger, comment="start of the post, on Jackal the height of its block; NULL before the post"),
+    Column("updated_at", TIMESTAMPTZ, nullable=False, server_default=NOW, comment="when the state or the post last changed"),
+    Column("posted_at", TIMESTAMPTZ, comment="when the copy was posted; NULL: never"),
+    Column("verified_at", TIMESTAMPTZ, comment="when the providers' copies and samples were verified; NULL: never"),
+    Column("checked_at", TIMESTAMPTZ, comment="when the proof watch last checked the copy; NULL: never"),
+    Column("look_again_at", TIMESTAMPTZ, comment="from when a check can see the next proof window; NULL: no such time"),
+    Column("suspected_at", TIMESTAMPTZ, comment="time of the store's list that differs from the ledger; NULL: no difference"),
+    Column("unanswered_at", TIMESTAMPTZ, comment="when a provider did not answer a check; NULL: all answered the last check"),
+    Column("expires_at", TIMESTAMPTZ, comment="until when the store keeps the copy; NULL: not known"),
+    # The place of a post is known if and only if the copy was posted.
+    CheckConstraint(
+        "num_nulls(posted_at, owner, start) = CASE WHEN state IN ('wanted', 'posting') THEN 3 ELSE 0 END", name="posted_before"
+    ),
+    CheckConstraint("verified_at IS NOT NULL OR state NOT IN ('verified', 'damaged', 'expired')", name="verified_before"),
+    CheckConstraint("damage = '' OR state IN ('damaged', 'retired')", name="damage_of_damaged"),
+    Index("chunk_copies_suspected", "caf_file_id", postgresql_where=text("suspected_at IS NOT NULL")),
+    Index("chunk_copies_unanswered", "caf_file_id", postgresql_where=text("unanswered_at IS NOT NULL")),
+    comment="The copy of a chunk in a store. A sealed or located chunk has a copy in each store that is to have the chunk.",
 )
 
 LEASES: Final = Table(
@@ -453,12 +471,11 @@ REBUILDS: Final = Table(
 
 # Copies, posts and payments
 
-COPIES: Final = Table(
-    "copies",
+REPLICAS: Final = Table(
+    "replicas",
     METADATA,
-    Column(
-        "caf_file_id", BigInteger, ForeignKey("caf_files.caf_file_id"), primary_key=True, comment="chunk that the provider stores"
-    ),
+    Column("caf_file_id", BigInteger, primary_key=True, comment="chunk that the provider stores"),
+    Column("store", TEXT_C, primary_key=True, comment="store that the provider belongs to"),
     Column(
         "provider",
         Text,
@@ -475,15 +492,19 @@ COPIES: Final = Table(
     Column(
         "fault", Text, nullable=False, server_default=EMPTY, comment="what was wrong with its bytes when last checked; else ''"
     ),
-    comment="Copies of chunks at providers.",
+    ForeignKeyConstraint(["caf_file_id", "store"], ["chunk_copies.caf_file_id", "chunk_copies.store"]),
+    comment="What each provider of a store has of a chunk's copy there.",
 )
 
 FULL_READS: Final = Table(
     "full_reads",
     METADATA,
-    Column("caf_file_id", BigInteger, ForeignKey("caf_files.caf_file_id"), primary_key=True, comment="chunk that was read"),
+    Column("caf_file_id", BigInteger, primary_key=True, comment="chunk that was read"),
+    Column("store", TEXT_C, primary_key=True, comment="store that it was read from"),
     Column("provider", Text, nullable=False, info=refers_to("providers.provider"), comment="provider that returned the bytes"),
     Column("read_at", TIMESTAMPTZ, nullable=False, server_default=NOW, comment="when the last byte was compared"),
+    Column("opened_with", Text, comment="public key of the identity that opened it; NULL: only stored bytes were compared"),
+    ForeignKeyConstraint(["caf_file_id", "store"], ["chunk_copies.caf_file_id", "chunk_copies.store"]),
     comment="Chunks of which all stored bytes came back with the Merkle root. Only a verifier inserts here.",
 )
 

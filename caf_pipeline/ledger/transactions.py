@@ -33,7 +33,10 @@ _DURABLY: Final = "SET LOCAL synchronous_commit = on"
 
 # The lock keeps others from taking the lease over until this transaction ends. A lease that was given back has expiry 0.
 
-_CHUNK_ROW = "SELECT caf_file_id, state, start FROM caf_files WHERE name = %(chunk)s FOR NO KEY UPDATE"
+# In one order, so that two commits cannot wait for each other. The states are read afterwards: a statement that waited for a lock
+# sees the copies as they were before it waited.
+_LOCK_CHUNKS = "SELECT FROM caf_files WHERE name = ANY(%(chunks)s) ORDER BY caf_file_id FOR NO KEY UPDATE"
+_CHUNK_ROWS = "SELECT caf_file_id, name, state, start FROM chunks WHERE name = ANY(%(chunks)s)"
 # Asked for again, the post that the chunk's row knows is gone from the chain; one that it does not know is not.
 _END_FIRST_POST = (
     "UPDATE transaction_posts SET live = false"
@@ -48,7 +51,7 @@ _ASK = """
     WHERE (old.message, old.charged_bytes) <> (excluded.message, excluded.charged_bytes)
     """
 _WAITING = """
-    SELECT name AS chunk, message, charged_bytes FROM posts JOIN caf_files USING (caf_file_id)
+    SELECT name AS chunk, message, charged_bytes FROM posts JOIN chunks USING (caf_file_id)
     WHERE account = %(account)s AND state = ANY(%(states)s) AND NOT EXISTS (
         SELECT FROM transaction_posts AS known
         WHERE known.caf_file_id = posts.caf_file_id AND known.account = posts.account AND live)
@@ -60,10 +63,6 @@ _OTHER_POSTS = (
 )
 SIGNED: Final = "SELECT hash, body, account, sequence, timeout_height, purpose, cost FROM transactions"
 _PENDING = f"{SIGNED} WHERE account = %(account)s AND outcome IS NULL ORDER BY sequence"
-# In one order, so that two commits cannot wait for each other.
-_LOCK_CHUNKS = (
-    "SELECT caf_file_id, name, state FROM caf_files WHERE name = ANY(%(chunks)s) ORDER BY caf_file_id FOR NO KEY UPDATE"
-)
 _ASKED_AND_FREE = """
     SELECT caf_file_id, EXISTS (SELECT FROM transaction_posts AS known WHERE known.caf_file_id = posts.caf_file_id
         AND known.account = posts.account AND live) AS taken
@@ -130,9 +129,9 @@ _LOOKED = """
 # A chunk that is sealed, or was to be posted when the backup was made, may be packed again with another root.
 _UNKNOWN_ROOTS = """
     SELECT DISTINCT root FROM unnest(CAST(%(roots)s AS bytea[])) AS listed (root)
-    WHERE NOT EXISTS (SELECT FROM caf_files WHERE merkle_root = root AND (start IS NOT NULL
+    WHERE NOT EXISTS (SELECT FROM chunk_copies AS copies WHERE merkle_root = root AND (start IS NOT NULL
             OR state = 'posting' AND NOT %(signed)s
-            OR EXISTS (SELECT FROM transaction_posts WHERE transaction_posts.caf_file_id = caf_files.caf_file_id AND live)))
+            OR EXISTS (SELECT FROM transaction_posts WHERE transaction_posts.caf_file_id = copies.caf_file_id AND live)))
         AND NOT EXISTS (SELECT FROM left_posts WHERE left_posts.merkle_root = root)
     ORDER BY root
     """
@@ -169,7 +168,7 @@ class TransactionLog:
             IllegalMove: the chunk is not to be posted. NotLocated: there is no such chunk.
         """
         with self._database.transaction() as connection:
-            row = connection.execute(_CHUNK_ROW, {"chunk": chunk}).fetchone()
+            row = next(iter(_locked(connection, [chunk])), None)
             if row is None:
                 raise NotLocated(f"the ledger has no chunk {chunk}")
             if row.state not in _MAY_BE_POSTED:
@@ -185,7 +184,7 @@ class TransactionLog:
         Afterwards no other account comes to have one, as long as the caller has the chunk's lease.
         """
         with self._database.transaction() as connection:
-            row = connection.execute(_CHUNK_ROW, {"chunk": chunk}).fetchone()
+            row = next(iter(_locked(connection, [chunk])), None)
             if row is None:
                 return ()
             facts = {"id": row.caf_file_id, "account": account}
@@ -329,11 +328,17 @@ def before_move(connection: Connection, caf_file_id: int, chunk: str, before: Ch
     Raises:
         IllegalMove: it has a transaction under way, or was posted.
     """
-    forgets = after in _FORGETTING or (before, after) == (_S.POSTING, _S.SEALED)
-    if forgets and (live := _live_post(connection, caf_file_id, before, after)):
+    if after in _FORGETTING and (live := _live_post(connection, caf_file_id, before, after)):
         raise IllegalMove(f"chunk {chunk} cannot go to '{after}': it {live}; run it again first")
     if after not in (_S.POSTING, _S.PARKED):
         end_waiting(connection, caf_file_id)
+
+
+def require_no_post(connection: Connection, caf_file_id: int, chunk: str, what: str) -> None:
+    """Raise IllegalMove if a transaction posts the chunk, or may."""
+    statement = "SELECT EXISTS (SELECT FROM transaction_posts WHERE caf_file_id = %(id)s AND live)"
+    if connection.execute(statement, {"id": caf_file_id}).scalar_one():
+        raise IllegalMove(f"chunk {chunk} cannot {what}: a transaction posts it, or may")
 
 
 def end_waiting(connection: Connection, caf_file_id: int) -> None:
@@ -346,8 +351,8 @@ def _live_post(connection: Connection, caf_file_id: int, before: ChunkState, aft
     # A damaged chunk's own post is known, and so is that of one to be abandoned: its cost is reported.
     known_counts = before is not _S.DAMAGED and after is not _S.ABANDONED
     statement = (
-        "SELECT transaction_posts.start FROM transaction_posts JOIN caf_files USING (caf_file_id) WHERE caf_file_id = %(id)s"
-        " AND live AND (%(known_counts)s OR transaction_posts.start IS DISTINCT FROM caf_files.start)"
+        "SELECT transaction_posts.start FROM transaction_posts JOIN chunks USING (caf_file_id) WHERE caf_file_id = %(id)s"
+        " AND live AND (%(known_counts)s OR transaction_posts.start IS DISTINCT FROM chunks.start)"
         " ORDER BY transaction_posts.start NULLS FIRST LIMIT 1"
     )
     row = connection.execute(statement, {"id": caf_file_id, "known_counts": known_counts}).fetchone()
@@ -357,6 +362,12 @@ def _live_post(connection: Connection, caf_file_id: int, before: ChunkState, aft
 
 
 # --- what the log's methods share ---------------------------------------------------------------------------------------
+
+
+def _locked(connection: Connection, chunks: Sequence[str]) -> Sequence[Row]:
+    """Return the rows of chunks that the ledger has, which are locked."""
+    connection.execute(_LOCK_CHUNKS, {"chunks": list(chunks)})
+    return connection.execute(_CHUNK_ROWS, {"chunks": list(chunks)}).fetchall()
 
 
 def _require_lease_of(lease: Lease, account: str, what: str) -> None:
@@ -377,7 +388,7 @@ def _held_transaction(connection: Connection, lease: Lease, hash: str) -> Row:
 
 def _free_chunks(connection: Connection, account: str, chunks: Sequence[str]) -> Mapping[str, int]:
     """Return the ids of chunks that may be posted by this account now, their rows locked; raise LedgerError for any other."""
-    found = connection.execute(_LOCK_CHUNKS, {"chunks": list(chunks)}).fetchall()
+    found = _locked(connection, chunks)
     rows = connection.execute(_ASKED_AND_FREE, {"account": account, "ids": [row.caf_file_id for row in found]})
     asked = {row.caf_file_id: row.taken for row in rows}
     states = {row.name: (row.caf_file_id, row.state) for row in found}

@@ -24,7 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from caf_pipeline.chunk_state import CLAIMING, NOT_POSTED, ChunkState
+from caf_pipeline.chunk_state import CLAIMING, NOT_POSTED, ChunkState, CopyState
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
     ArchiveError,
@@ -228,7 +228,7 @@ def is_unposted(work: Workplace, chunk: Chunk) -> bool:
         return False
     # In a store that signs nothing, a killed run may have posted it: the next run goes on.
     return not work.ledger.has_live_post(chunk.name) and (
-        chunk.state is not ChunkState.POSTING or work.settings.store.kind == "jackal"
+        chunk.copy_state is not CopyState.POSTING or work.settings.store.kind == "jackal"
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caf_pipeline.caf.merkle import merkle_roots
-from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, CLAIMING, ChunkState, has_reached
+from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, CLAIMING, ChunkState, has_reached, unparked_state
 from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
     CafError,
@@ -274,17 +274,20 @@ def _with_root_of_type(work: Workplace, lease: Lease, chunk: Chunk, proof_type: 
     return work.ledger.chunk(chunk.name)
 
 
-def _sealed_again(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
-    """Return a chunk that is to be posted as another type than is set now as sealed, where it is known never to have been posted.
+def _with_type_set_now(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
+    """Return a chunk in `posting` with a root of the type that is set now, if it is known never to have been posted.
 
-    What was posted goes on as it is.
+    What was posted goes on as it is. A staged file that is lost is packed to its root first.
     """
     if chunk.state is not ChunkState.POSTING or chunk.proof_type == work.store.proof_type:
         return chunk
     if work.store.posted_already(to_store(work, chunk), work.ledger.transactions(work.holder)) is not None:
         return chunk
-    work.ledger.move(lease, chunk.name, ChunkState.POSTING, ChunkState.SEALED)
-    return work.ledger.chunk(chunk.name)
+    if not staged_is_whole(work, chunk):
+        remove_staged(staged_path(work, chunk.name))
+        if not repeat_packing(work, lease, chunk):
+            return chunk
+    return _with_root_of_type(work, lease, chunk, work.store.proof_type)
 
 
 def _withdrawn_as_too_large(work: Workplace, lease: Lease, chunk: Chunk, error: ChunkTooLarge) -> ChunkTooLarge:
@@ -380,10 +383,10 @@ def to_store(work: Workplace, chunk: Chunk) -> ChunkToStore:
 def _restored(work: Workplace, lease: Lease, chunk: Chunk, *, to_be_posted: bool = False) -> Chunk:
     """Return the chunk with its staged file whole, where the file is still needed; what was lost is packed again.
 
-    Before the post it may come out with other members. After it a plain chunk repeats itself, unless the source has
+    Before the post it may come out with other members. From then on a plain chunk repeats itself, unless the source has
     changed; then it cannot be completed, and is abandoned.
     """
-    chunk = _sealed_again(work, lease, chunk)
+    chunk = _with_type_set_now(work, lease, chunk)
     needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
     if chunk.state not in needed or (staged_is_whole(work, chunk) and (not to_be_posted or _is_what_was_packed(work, chunk))):
         return chunk
@@ -509,16 +512,10 @@ def park(work: Workplace, name: str, reason: str) -> Chunk:
 
 
 def unpark(work: Workplace, name: str) -> Chunk:
-    """Let runs work on a parked chunk again, from the last state that its row proves."""
+    """Let runs work on a parked chunk again, from the state that its copy has."""
     with lease_chunk(work, name, though_paused=True) as lease:
         chunk = work.ledger.chunk(name)
-        if chunk.start is not None:
-            after = ChunkState.POSTED
-        elif chunk.merkle_root is not None:
-            after = ChunkState.POSTING  # whether a post was sent is the store's to find out
-        else:
-            after = ChunkState.PLANNED
-        work.ledger.move(lease, name, ChunkState.PARKED, after)
+        work.ledger.move(lease, name, ChunkState.PARKED, unparked_state(chunk.copy_state))
         return work.ledger.chunk(name)
 
 

@@ -868,15 +868,16 @@ class LedgerContract:
         assert ledger.any_object(chunk, size - 1) is None
 
     def test_a_sealed_chunk_gets_another_root_and_a_posted_one_keeps_its_own(self, ledger):
-        sealed, posted = register(ledger, ["a"], ["b"])
-        bring_to(ledger, sealed, ChunkState.SEALED)
-        bring_to(ledger, posted, ChunkState.POSTING)
+        *unposted, posted = register(ledger, ["a"], ["b"], ["c"])
+        bring_to(ledger, posted, ChunkState.POSTED)
         other = [Sample(0, 3, b"\1" * 32)]
-        with ledger.lease(f"chunk/{sealed}", holder()) as lease:
-            ledger.record_root(lease, sealed, b"\2" * 64, 0, other)
-        row = ledger.chunk(sealed)
-        assert (row.merkle_root, row.proof_type, list(row.samples), row.state) == (b"\2" * 64, 0, other, ChunkState.SEALED)
-        with ledger.lease(f"chunk/{posted}", holder()) as lease, pytest.raises(IllegalMove, match="'posting'"):
+        for chunk, state in zip(unposted, (ChunkState.SEALED, ChunkState.POSTING), strict=True):
+            bring_to(ledger, chunk, state)
+            with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+                ledger.record_root(lease, chunk, b"\2" * 64, 0, other)
+            row = ledger.chunk(chunk)
+            assert (row.merkle_root, row.proof_type, list(row.samples), row.state) == (b"\2" * 64, 0, other, state)
+        with ledger.lease(f"chunk/{posted}", holder()) as lease, pytest.raises(IllegalMove, match="'posted'"):
             ledger.record_root(lease, posted, b"\2" * 64, 0, other)
         assert ledger.chunk(posted).merkle_root == ROOT
 

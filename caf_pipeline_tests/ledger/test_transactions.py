@@ -272,66 +272,97 @@ def test_a_parked_chunks_post_waits_until_the_chunk_is_taken_up_again(ledger, lo
     assert names(log.waiting(ACCOUNT)) == [chunks[0]]
 
 
-@pytest.mark.parametrize("states", [[S.PARKED, S.WITHDRAWN], [S.SEALED]])
-def test_nobody_posts_a_chunk_that_was_given_up(ledger, log, chunks, states, database_url):
-    ask(log, chunks[0])
-    end(ledger, chunks[0], *states)
+def test_nobody_posts_a_damaged_chunk_that_was_given_up(ledger, log, damaged, database_url):
+    ask(log, damaged)
+    end(ledger, damaged, S.WITHDRAWN)
     with psycopg.connect(database_url) as connection:
         assert connection.execute("SELECT count(*) FROM posts").fetchone() == (0,)
     with pytest.raises(LedgerError):
-        commit(log, signed(1), chunks[0])
+        commit(log, signed(2), damaged)
 
 
-@pytest.mark.parametrize("after", [S.WITHDRAWN, S.PACKING, S.SEALED])
-@pytest.mark.parametrize(("starts", "why"), [([], "under way"), ([7], "was posted")])
-def test_a_chunk_whose_post_is_or_may_be_on_the_chain_is_not_given_up(ledger, chunks, after, starts, why):
-    log, chunk = ledger.transactions(holder()), chunks[0]
-    ask(log, chunk)
-    one = commit(log, signed(1), chunk)
-    if starts:
-        settle(log, one, "included", *starts)
-    if after is not S.SEALED:
-        end(ledger, chunk, S.PARKED)
-    before = ledger.chunk(chunk).state
-    with pytest.raises(IllegalMove, match=f"{why}; run it again first"):
-        end(ledger, chunk, after)
-    assert ledger.chunk(chunk).state is before
-
-
-@pytest.mark.parametrize("outcome", ["failed", "expired", "superseded"])
-def test_a_chunk_whose_transaction_posted_nothing_may_be_given_up(ledger, log, chunks, outcome):
+@pytest.mark.parametrize("after", [S.WITHDRAWN, S.PACKING, S.SEALED, S.PLANNED, S.ABANDONED])
+@pytest.mark.parametrize("outcome", ["", "included", "expired"])
+def test_a_chunk_whose_copy_is_posting_is_not_given_up(ledger, log, chunks, after, outcome):
     ask(log, chunks[0])
-    settle(log, commit(log, signed(1), chunks[0]), outcome)
-    end(ledger, chunks[0], S.SEALED, S.WITHDRAWN)
-    assert log.waiting(ACCOUNT) == []
+    one = commit(log, signed(1), chunks[0])
+    if outcome:
+        settle(log, one, outcome, *([7] if outcome == "included" else []))
+    with pytest.raises(IllegalMove):
+        end(ledger, chunks[0], after)
+    end(ledger, chunks[0], S.PARKED)
+    with pytest.raises(IllegalMove):
+        end(ledger, chunks[0], after)
+    end(ledger, chunks[0], S.POSTING)
+    assert names(log.waiting(ACCOUNT)) == ([chunks[0]] if outcome == "expired" else [])
 
 
 def test_a_posted_chunk_may_be_abandoned_but_not_withdrawn(ledger, log, chunks):
     post(ledger, log, chunks[0], 1, 7)
-    with pytest.raises(IllegalMove, match="was posted"):
+    with pytest.raises(IllegalMove):
         end(ledger, chunks[0], S.PARKED, S.WITHDRAWN)
     end(ledger, chunks[0], S.ABANDONED)
 
 
-def test_a_withdrawal_and_a_commit_at_once_never_both_happen(ledger, log, chunks):
+def test_a_withdrawal_and_a_commit_at_once_never_both_happen(ledger, log, damaged):
     def withdraw():
         try:
-            end(ledger, chunks[0], S.PARKED, S.WITHDRAWN)
+            end(ledger, damaged, S.WITHDRAWN)
         except IllegalMove:
             return 0
         return 1
 
     def sign():
         try:
-            commit(log, signed(1), chunks[0])
+            commit(log, signed(2), damaged)
         except LedgerError:
             return 0
         return 1
 
-    ask(log, chunks[0])
+    ask(log, damaged)
     with ThreadPoolExecutor(2) as pool:
         withdrawn, committed = pool.submit(withdraw), pool.submit(sign)
     assert withdrawn.result() + committed.result() == 1
+
+
+def test_a_repair_and_a_commit_at_once_never_both_happen(ledger, log, damaged, database_url):
+    """A commit that waits for the repair's lock must not take the copy for what it was before the wait."""
+    ask(log, damaged)
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(database_url) as repair:
+        repair.execute("SELECT FROM caf_files FOR NO KEY UPDATE")
+        committed = pool.submit(commit, log, signed(2), damaged)
+        while not committed.done() and not repair.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone():
+            pass
+        repair.execute("UPDATE chunk_copies SET state = 'verified'")
+        repair.commit()
+        with pytest.raises(LedgerError, match="is 'located'"):
+            committed.result()
+
+
+def test_a_chunk_gets_no_other_root_while_a_transaction_may_post_it(ledger, log, chunks):
+    ask(log, chunks[0])
+    one = commit(log, signed(1), chunks[0])
+    with ledger.lease(f"chunk/{chunks[0]}", holder()) as lease:
+        with pytest.raises(IllegalMove):
+            ledger.record_root(lease, chunks[0], b"\2" * 64, 0, [])
+        settle(log, one, "expired")
+        ledger.record_root(lease, chunks[0], b"\2" * 64, 0, [])
+    assert log.waiting(ACCOUNT) == []
+
+
+def test_a_chunk_with_a_transaction_is_not_posted_in_another_store(database, log, chunks):
+    ask(log, chunks[0])
+    commit(log, signed(1), chunks[0])
+    ask(log, chunks[1])
+    other = Ledger(database, store="directory")
+    for chunk in chunks[:2]:
+        with other.lease(f"chunk/{chunk}", holder()) as lease:
+            if chunk == chunks[0]:
+                with pytest.raises(IllegalMove):
+                    other.record_posting(lease, chunk, POSTING)
+            else:
+                other.record_posting(lease, chunk, POSTING)
+    assert [other.chunk(chunk).state for chunk in chunks[:2]] == [S.POSTING, S.POSTED]
 
 
 # --- damage and the second post ---

@@ -16,11 +16,11 @@ TABLES = {
     "sources": "SELECT name, archive_id, address FROM sources ORDER BY name",
     "plans": "SELECT sources.name AS source, plans.name, sha256, snapshot, object_count, object_bytes"
     " FROM plans JOIN sources USING (source_id) ORDER BY 1, 2",
-    "caf_files": "SELECT caf_files.name, sources.name AS source, plans.name AS plan, number, state, caf_files.reason,"
-    " caf_files.object_count, caf_files.object_bytes, caf_size_bytes, stored_size_bytes, member_count, member_bytes,"
+    "chunks": "SELECT chunks.name, sources.name AS source, plans.name AS plan, number, state, chunks.reason,"
+    " chunks.object_count, chunks.object_bytes, caf_size_bytes, stored_size_bytes, member_count, member_bytes,"
     " skipped_count, released_count, merkle_root, proof_type, owner, start, samples"
-    " FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id) ORDER BY 1",
-    "copies": "SELECT name, provider, proof, listed, fault FROM copies JOIN caf_files USING (caf_file_id) ORDER BY 1, 2",
+    " FROM chunks JOIN sources USING (source_id) JOIN plans USING (plan_id) ORDER BY 1",
+    "replicas": "SELECT name, provider, proof, listed, fault FROM replicas JOIN caf_files USING (caf_file_id) ORDER BY 1, 2",
     "file_locations": "SELECT sources.name AS source, file_path, version_id, etag, size_bytes, rewritten_at::text, part,"
     " caf_files.name AS chunk, start_byte, end_byte, last_modified, sha256 FROM file_locations JOIN caf_files USING (caf_file_id)"
     " JOIN sources ON sources.source_id = file_locations.source_id ORDER BY 1, 2, 3, 4, 5, 6, 7",
