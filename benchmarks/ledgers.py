@@ -38,6 +38,7 @@ from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, plan_record, register_plan
+from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.postgres import database_at
 
 CLAIM_CHUNKS = 10
@@ -137,10 +138,6 @@ def verified(bench: Bench, count: int, *, in_order: bool) -> Iterator[Verified]:
         embedded_server(bench.folder / "postgres").close()
 
 
-LOCATED = (
-    "UPDATE caf_files SET state = 'located', merkle_root = %(root)s, owner = 'jkl1', start = 1, sealed_at = now(),"
-    " posted_at = now(), verified_at = now()"
-)
 FOLDERS = "folders/"
 # Of a key, ten of the twelve digits of its number are the folder.
 IN_FOLDERS = (
@@ -216,7 +213,7 @@ def _fill(url: str, manifest: Path, count: int) -> None:
     with database.transaction() as connection:
         copy_location_batches(connection, "locations", 1, 1, open_manifest(manifest).locations())
         connection.execute(IN_FOLDERS, {"end": key(count // 10)})
-        connection.execute(LOCATED, {"root": bytes(32)})
+        set_state(connection, "located")
     ledger.close()
     manifest.unlink()
     _administer(url, "VACUUM ANALYZE")

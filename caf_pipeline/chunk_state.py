@@ -83,7 +83,7 @@ IN_GOOD_STANDING: Final = frozenset({_S.LOCATED, _S.DAMAGED})
 EVER_LOCATED: Final = frozenset({_S.LOCATED, _S.DAMAGED, _S.EXPIRED, _S.WITHDRAWN})
 """States in which a chunk may have location rows; those of an expired or withdrawn one are history that no look-up finds."""
 
-_OF_COPY: Final = {
+COPY_STATES: Final = {
     _S.SEALED: _C.WANTED,
     _S.POSTING: _C.POSTING,
     _S.POSTED: _C.POSTED,
@@ -139,7 +139,7 @@ def copy_after(chunk: str, before: ChunkState, after: ChunkState, copy: CopyStat
     Raises:
         IllegalMove: the copy is not what `before` says, or the move would claim more of it than is so, or forget it.
     """
-    if before is not _S.PARKED and copy is not _OF_COPY.get(before):
+    if before is not _S.PARKED and copy is not COPY_STATES.get(before):
         raise IllegalMove(f"chunk {chunk} is '{before}', but its copy is '{copy or 'missing'}'")
     if after is _S.PARKED:
         return copy
@@ -153,16 +153,16 @@ def copy_after(chunk: str, before: ChunkState, after: ChunkState, copy: CopyStat
             hint=f"'caf unpark {chunk}', then let 'caf run' go on with it",
         )
     # A chunk that was parked after its copies were verified is uploaded and verified again.
-    if before is _S.PARKED and copy is not _OF_COPY.get(after) and (copy, after) != (_C.VERIFIED, _S.UPLOADING):
+    if before is _S.PARKED and copy is not COPY_STATES.get(after) and (copy, after) != (_C.VERIFIED, _S.UPLOADING):
         raise IllegalMove(f"chunk {chunk} is parked, its copy is '{copy or 'missing'}', and it cannot become '{after}'")
-    return _OF_COPY.get(after)
+    return COPY_STATES.get(after)
 
 
 def unparked_state(copy: CopyState | None) -> ChunkState:
     """Return the state from which runs go on with a parked chunk whose copy is in `copy`."""
     if copy is None:
         return _S.PLANNED
-    return _S.UPLOADING if copy is _C.VERIFIED else next(state for state in UNDER_WAY if _OF_COPY.get(state) is copy)
+    return _S.UPLOADING if copy is _C.VERIFIED else next(state for state in UNDER_WAY if COPY_STATES.get(state) is copy)
 
 
 def _what_is_left(before: ChunkState, after: ChunkState) -> str:

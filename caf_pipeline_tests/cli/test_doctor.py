@@ -13,6 +13,7 @@ from caf_pipeline.dagster_host.home import HOME_VARIABLE
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.cli.test_pipeline import one_sentence
+from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.crashes import everything, killed, started
 from caf_pipeline_tests.support.jackal_command_line import S3_KEYS, jackal_command_line, wallet_with_space
@@ -133,7 +134,8 @@ def test_what_needs_an_operator_is_status_1_and_a_sentence(caf):
 def test_what_waits_for_the_next_run_is_no_failure(caf, database_url):
     archive_source(caf)
     with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("UPDATE caf_files SET state = 'uploading' WHERE number = 1")
+        with connection.transaction():
+            set_state(connection, "uploading", "number = 1")
         connection.execute(
             "INSERT INTO claims SELECT l.source_id, file_path, version_id, etag, size_bytes, rewritten_at, caf_file_id"
             " FROM file_locations AS l"
@@ -246,7 +248,7 @@ def test_without_a_wallet_the_rest_is_done_and_the_status_is_3(on_jackal, databa
 def test_after_caf_run_was_killed_the_doctor_and_another_run_end_right(on_jackal, network, database_url, reached):
     run = on_jackal.start("run")
     with psycopg.connect(database_url, autocommit=True) as connection:
-        while not connection.execute("SELECT 1 FROM caf_files WHERE state = %s", (reached,)).fetchone():
+        while not connection.execute("SELECT 1 FROM chunks WHERE state = %s", (reached,)).fetchone():
             assert run.poll() is None, run.communicate()[1].decode()
             time.sleep(0.01)
     run.kill()

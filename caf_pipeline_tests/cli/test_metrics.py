@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from caf_pipeline.cli.metrics import render
+from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 
 ROOT = Path(__file__).parents[2]
@@ -39,10 +40,11 @@ def samples(page: str) -> dict[tuple[str, ...], float]:
 def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
     with ledger._database.transaction() as connection:
         first = "(SELECT min(caf_file_id) FROM caf_files)"
-        connection.execute(f"UPDATE caf_files SET state = 'packing', attempts = 4 WHERE caf_file_id = {first}")
+        set_state(connection, "packing", f"caf_file_id = {first}")
+        connection.execute(f"UPDATE caf_files SET attempts = 4 WHERE caf_file_id = {first}")
         last = "(SELECT max(caf_file_id) FROM caf_files)"
         looked_at = "suspected_at = now(), checked_at = to_timestamp(2000)"
-        connection.execute(f"UPDATE caf_files SET {looked_at} WHERE caf_file_id = {last}")
+        connection.execute(f"UPDATE chunk_copies SET {looked_at} WHERE caf_file_id = {last}")
         connection.execute("INSERT INTO bulk_looks VALUES ('jackal', now(), to_timestamp(1000)), ('other', now(), NULL)")
     ledger.controls().set("paused", "a test")
     found = samples(caf("metrics").out.decode())

@@ -25,6 +25,7 @@ from caf_pipeline.settings import AlertSettings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.conditions import Condition, ConditionKind, find_conditions
+from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.free_ports import free_port
 from caf_pipeline_tests.support.ticks import evaluate_tick
 from caf_pipeline_tests.support.workplaces import archive_chunk
@@ -228,8 +229,8 @@ def test_a_ledger_that_is_away_is_told_once_ends_nothing_else_and_so_is_its_end(
 
 def test_damaged_chunks_and_failed_checks_of_other_runs_are_told(parked, webhook):
     pipeline, _ = parked
-    done = "merkle_root = '', sealed_at = now(), posted_at = now(), owner = '', start = 1, verified_at = now()"
-    age(pipeline, caf_files=f"state = 'damaged', {done}")
+    with pipeline.ledger._database.transaction() as connection:
+        set_state(connection, "damaged")
     for name, passed in (("storage_plan_lasts", False), ("plan_accounts_for_inventory", True)):
         failed = AssetCheckEvaluation(
             asset_key=AssetKey([SOURCE, "chunk_plan"]),
@@ -401,7 +402,7 @@ def test_stored_chunks_that_nothing_looks_at_are_told_of_on_jackal(pipeline):
     assert "unwatched" not in kinds(pipeline)  # in a folder nothing is to be proven
     assert prove_chunk(pipeline.workplace(), chunk).proven
     assert "unwatched" not in kinds(pipeline, on_jackal=True)
-    age(pipeline, caf_files="checked_at = checked_at - interval '3 days'")
+    age(pipeline, chunk_copies="checked_at = checked_at - interval '3 days'")
     assert "unwatched" in kinds(pipeline, on_jackal=True)
 
 

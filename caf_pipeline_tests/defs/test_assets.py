@@ -21,6 +21,7 @@ from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.chunk_steps import park
 from caf_pipeline.store.directory import MARKER
 from caf_pipeline_tests.steps.test_current_content import next_second
+from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.dagster_private import CachingStaleStatusResolver, LoadingContextForTest, StaleStatus
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.s3_server import make_bucket
@@ -332,7 +333,7 @@ def test_a_source_is_not_complete_while_a_chunk_of_it_is_damaged(pipeline):
     archive_chunk(pipeline.workplace(), chunk)
     for state, passed in (("damaged", False), ("located", True)):
         with pipeline.ledger._database.transaction() as connection:
-            connection.execute("UPDATE caf_files SET state = %(state)s", {"state": state})
+            set_state(connection, state)
         (check,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
         assert check.passed is passed
         assert ("1 chunk damaged: " in (check.description or "")) is not passed
@@ -343,7 +344,7 @@ def test_a_run_of_a_damaged_chunk_fails_and_says_what_mends_it(pipeline):
     (chunk,) = pipeline.plan()
     archive_chunk(pipeline.workplace(), chunk)
     with pipeline.ledger._database.transaction() as connection:
-        connection.execute("UPDATE caf_files SET state = 'damaged'")
+        set_state(connection, "damaged")
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
     assert not result.success
     assert materialized(pipeline, result) == []

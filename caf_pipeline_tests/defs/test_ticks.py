@@ -22,6 +22,7 @@ from caf_pipeline.settings import SourceSettings, StoreSettings
 from caf_pipeline.steps import inventories
 from caf_pipeline_tests.defs.test_sensors import SOURCE, fail_run
 from caf_pipeline_tests.steps.test_current_content import next_second
+from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
 
@@ -34,10 +35,9 @@ PLANNED = """
     WITH plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
         SELECT source_id, 'p' || nextval('plans_plan_id_seq'), sha256(CAST(%(source)s || random() AS bytea)), 's', 'f', 1, 1
         FROM sources WHERE name = %(source)s RETURNING *)
-    INSERT INTO caf_files (name, source_id, plan_id, number, state, object_count, object_bytes, expected_size_bytes,
-        located_at, sealed_at, merkle_root, posted_at, owner, start, verified_at)
+    INSERT INTO caf_files (name, source_id, plan_id, number, object_count, object_bytes, expected_size_bytes)
     SELECT %(source)s || '-' || to_char(plan_id, 'fm00000000') || '-' || to_char(number, 'fm000000'), source_id, plan_id, number,
-        %(state)s, 1, 1, 1000, CASE WHEN %(state)s = 'located' THEN now() END, now(), '', now(), '', 1, now()
+        1, 1, 1000
     FROM plan, generate_series(1, %(count)s) AS number
 """
 
@@ -61,7 +61,9 @@ def plan_chunks(pipeline, source: str, count: int, *, state: str = "planned") ->
             ),
             {"source": source, "address": address_of(pipeline.settings.sources[source])},
         )
-        connection.execute(PLANNED, {"source": source, "count": count, "state": state})
+        connection.execute(PLANNED, {"source": source, "count": count})
+        if state != "planned":
+            set_state(connection, state, "plan_id = (SELECT max(plan_id) FROM plans)")
 
 
 def report_incomplete(pipeline, source: str) -> None:

@@ -198,7 +198,7 @@ def slots(instance: DagsterInstance, pool: str) -> list[Any]:
 
 
 def located(world: World) -> int:
-    ((count,),) = world.query("SELECT count(*) FROM caf_files WHERE state = 'located'")
+    ((count,),) = world.query("SELECT count(*) FROM chunks WHERE state = 'located'")
     return int(count)
 
 

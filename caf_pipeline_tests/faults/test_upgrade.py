@@ -93,7 +93,7 @@ def caf(old_world):
 
 def chunks_of(world):
     """Each chunk's state, Merkle root and start, by its name."""
-    rows = world.query("SELECT name, state, merkle_root, start FROM caf_files ORDER BY name")
+    rows = world.query("SELECT name, state, merkle_root, start FROM chunks ORDER BY name")
     return {name: (state, root, start) for name, state, root, start in rows}
 
 

@@ -297,7 +297,7 @@ class World:
     def _look_for_lost(self, listed: Sequence[S3Object], found: _Findings) -> None:
         """Each object of the bucket is located in exactly one chunk in good standing, or skipped with a reason."""
         rows = self.query(
-            f"SELECT file_path, {IDENTITY}, count(*) FROM file_locations JOIN caf_files c USING (caf_file_id)"
+            f"SELECT file_path, {IDENTITY}, count(*) FROM file_locations JOIN chunks c USING (caf_file_id)"
             " WHERE c.state IN ('located', 'damaged') GROUP BY 1, 2"
         )
         located = {(path, version): count for path, version, count in rows}
@@ -311,7 +311,7 @@ class World:
             if count > 1:
                 found.double += count - 1
                 found.complain(f"double: {identity} is located {count} times")
-        ((members,),) = self.query("SELECT coalesce(sum(member_count), 0) FROM caf_files WHERE state = 'located'")
+        ((members,),) = self.query("SELECT coalesce(sum(member_count), 0) FROM chunks WHERE state = 'located'")
         if members != sum(located.values()):
             found.double += max(0, int(members) - sum(located.values()))
             found.complain(f"double: located chunks have {members} members, and there are {sum(located.values())} locations")

@@ -185,7 +185,7 @@ def test_files_of_later_than_a_restored_database_say_nothing_of_what_it_lacks(le
     archive(ledger, ["b", "c"])
     assert known() == {"a", "b", "c"}
     with database.transaction() as connection:  # as it was before the second chunk, whose id is given again
-        for table in ("copies", "file_locations", "caf_files"):
+        for table in ("replicas", "chunk_copies", "file_locations", "caf_files"):
             connection.execute(f"DELETE FROM {table} WHERE caf_file_id = 2")
         connection.execute("SELECT setval(pg_get_serial_sequence('caf_files', 'caf_file_id'), 1)")
     assert known() == {"a"}

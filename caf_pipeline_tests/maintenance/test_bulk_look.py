@@ -27,13 +27,14 @@ from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, ar
 LOCATED = """
     WITH plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
         SELECT source_id, '00000000', '', 's', 'f', 1, 1 FROM sources WHERE name = 'src' RETURNING *),
-    chunks AS (INSERT INTO caf_files (name, source_id, plan_id, number, state, object_count, object_bytes, expected_size_bytes,
-        located_at, sealed_at, merkle_root, posted_at, owner, start, verified_at)
-        SELECT 'src-00000000-' || to_char(number, 'fm000000'), source_id, plan_id, number, 'located', 1, 1, 1000, now(), now(),
-            sha256(CAST(number::text AS bytea)), now(), 'jkl1owner', 1, now()
-        FROM plan, generate_series(1, %(count)s) AS number RETURNING caf_file_id)
-    INSERT INTO copies (caf_file_id, provider, proof)
-    SELECT caf_file_id, provider, '' FROM chunks, unnest(CAST(%(providers)s AS text[])) AS provider
+    files AS (INSERT INTO caf_files (name, source_id, plan_id, number, state, object_count, object_bytes, expected_size_bytes,
+        located_at, sealed_at)
+        SELECT 'src-00000000-' || to_char(number, 'fm000000'), source_id, plan_id, number, 'located', 1, 1, 1000, now(), now()
+        FROM plan, generate_series(1, %(count)s) AS number RETURNING caf_file_id, number),
+    copies AS (INSERT INTO chunk_copies (caf_file_id, store, state, merkle_root, proof_type, owner, start, posted_at, verified_at)
+        SELECT caf_file_id, 'jackal', 'verified', sha256(CAST(number::text AS bytea)), 0, 'jkl1owner', 1, now(), now() FROM files)
+    INSERT INTO replicas (caf_file_id, store, provider, proof)
+    SELECT caf_file_id, 'jackal', provider, '' FROM files, unnest(CAST(%(providers)s AS text[])) AS provider
 """
 PROVIDERS = ["jkl1anna", "jkl1bert", "jkl1carl"]
 

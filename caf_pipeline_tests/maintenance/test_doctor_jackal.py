@@ -165,7 +165,7 @@ def test_a_chunk_that_the_ledger_does_not_know_is_restored(work, name, network, 
     archive_chunk(work, name)
     with psycopg.connect(database_url, autocommit=True) as connection:
         located = rows(connection)
-        connection.execute("TRUNCATE file_locations, claims, copies, posts, transaction_posts, transactions, caf_files CASCADE")
+        connection.execute("TRUNCATE file_locations, claims, replicas, posts, transaction_posts, transactions, caf_files CASCADE")
         before = everything(tmp_path, database_url)
         assert (Kind.FILE, name) in found(work)
         assert everything(tmp_path, database_url) == before

@@ -32,7 +32,7 @@ from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_everything, plan
 
-RESTORED = ("sources", "plans", "caf_files", "copies", "file_locations", "skipped_objects", "claims", "log_times")
+RESTORED = ("sources", "plans", "chunks", "replicas", "file_locations", "skipped_objects", "claims", "log_times")
 
 
 class Versions(MemorySource):
@@ -102,7 +102,7 @@ def test_a_rebuilt_ledger_has_the_rows_of_the_lost_one(archived, lost):
     outcomes = list(rebuild.rebuild(lost))
     assert set(kinds(outcomes)) == {FileKind.CHUNK}
     before, after = rows_of(archived.ledger), rows_of(lost.ledger)
-    assert len(before["caf_files"]) > 3
+    assert len(before["chunks"]) > 3
     assert len(before["skipped_objects"]) == 2
     assert [one["first_ms"] for one in before["log_times"]] == [1_700_000_000_000, None]
     for name in RESTORED:

@@ -293,7 +293,7 @@ def test_every_look_at_a_file_of_two_leaves_finds_a_wrong_byte(small, store, tmp
 
 def test_windows_of_fewer_copies_than_required_do_not_count(work, store, tmp_path, proven):
     with work.ledger._database.transaction() as connection:
-        connection.execute("UPDATE copies SET windows = 0, last_window = NULL WHERE provider = 'bert'")
+        connection.execute("UPDATE replicas SET windows = 0, last_window = NULL WHERE provider = 'bert'")
     assert set(Answer(work, tmp_path).reasons.values()) == {"one_window"}
 
 

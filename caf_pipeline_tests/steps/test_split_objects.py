@@ -431,8 +431,8 @@ NO_WHOLE = {
     "another size": "UPDATE object_parts SET object_bytes = object_bytes + 1 WHERE part = 2",
     "another plan": "UPDATE object_parts SET plan_id = plan_id + 1 WHERE part = 2",
     "one that was given up": "UPDATE object_parts SET abandoned = true WHERE part = 2",
-    "a chunk that expired": "UPDATE caf_files SET state = 'expired' FROM object_parts AS own WHERE part = 2"
-    " AND own.caf_file_id = caf_files.caf_file_id",
+    "a chunk that expired": "UPDATE chunk_copies SET state = 'expired' FROM object_parts AS own WHERE part = 2"
+    " AND own.caf_file_id = chunk_copies.caf_file_id",
 }
 
 
