@@ -17,7 +17,8 @@ _COPY = """
     """
 _COPY_STATE = """
     UPDATE chunk_copies SET state = %(copy)s, damage = '',
-        owner = CASE WHEN %(posted)s THEN coalesce(owner, 'jkl1owner') END, start = CASE WHEN %(posted)s THEN coalesce(start, 1) END,
+        owner = CASE WHEN %(posted)s THEN coalesce(owner, 'jkl1owner') END,
+        start = CASE WHEN %(posted)s THEN coalesce(start, 1) END,
         posted_at = CASE WHEN %(posted)s THEN coalesce(posted_at, now()) END, verified_at = coalesce(verified_at, now())
     WHERE caf_file_id IN (SELECT caf_file_id FROM caf_files WHERE {where})
     """
