@@ -28,9 +28,9 @@ from dagster import DagsterInstance
 # `dg dev`, which has the keys itself.
 from dagster._cli.proxy_server_manager import ProxyServerManager
 
+from caf_pipeline.dagster_host.dagster_private import WorkspaceFileTarget
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.quiet import hush
-from caf_pipeline.defs.dagster_private import WorkspaceFileTarget
 from caf_pipeline.settings import load_settings
 from caf_pipeline.system.child_environment import Need, child_environment
 

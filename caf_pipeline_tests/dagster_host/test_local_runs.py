@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
-from caf_pipeline.defs.dead_runs import process_tags, reap_dead_runs
+from caf_pipeline.automation.dead_runs import process_tags, reap_dead_runs
 from caf_pipeline.defs.naming import PROCESS_TAG, S3_POOL
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline_tests.support import sleeper
@@ -50,10 +50,6 @@ def changed_mark(run: DagsterRun, **changes: Any) -> dict[str, str]:
     run_id, boot, pid, started = json.loads(run.tags[PROCESS_TAG])
     holder = Holder(run=run_id, boot_id=boot, pid=pid, process_started=started)
     return process_tags(replace(holder, **changes))
-
-
-def old_marks(boot_id: str, pid: int, started: float) -> dict[str, str]:
-    return {"caf/boot_id": boot_id, "caf/pid": str(pid), "caf/process_started": repr(started)}
 
 
 @pytest.mark.thorough
@@ -100,21 +96,10 @@ def test_a_pid_that_was_given_to_another_process_is_not_taken_for_the_run(instan
 
 
 @pytest.mark.thorough
-def test_a_killed_run_of_the_release_before_is_failed_by_the_next_start(instance, sleeping):
-    (run,) = instance.get_runs()
-    sleeping.kill()
-    sleeping.wait()
-    _, *process = json.loads(run.tags[PROCESS_TAG])
-    old = instance.create_run_for_job(sleeper.sleeper, status=DagsterRunStatus.STARTED, tags=old_marks(*process))
-    assert set(reap_dead_runs(instance)) == {run.run_id, old.run_id}
-
-
-@pytest.mark.thorough
 def test_a_run_that_inherited_the_mark_of_a_dead_one_is_left_alone(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()
     sleeping.wait()
-    _, *process = json.loads(run.tags[PROCESS_TAG])
-    for tags in ({PROCESS_TAG: run.tags[PROCESS_TAG]}, old_marks(*process)):
-        instance.create_run_for_job(sleeper.sleeper, tags=tags, parent_run_id=run.run_id, root_run_id=run.run_id)
+    tags = {PROCESS_TAG: run.tags[PROCESS_TAG]}
+    instance.create_run_for_job(sleeper.sleeper, tags=tags, parent_run_id=run.run_id, root_run_id=run.run_id)
     assert reap_dead_runs(instance) == [run.run_id]

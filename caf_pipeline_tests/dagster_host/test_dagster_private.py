@@ -12,8 +12,7 @@ import pytest
 from dagster import DefaultRunLauncher
 from dagster_postgres import PostgresEventLogStorage
 
-from caf_pipeline.dagster_host import quiet
-from caf_pipeline.defs import dagster_private
+from caf_pipeline.dagster_host import dagster_private, quiet
 from caf_pipeline_tests.support import dagster_private as of_tests
 
 ROOT = Path(__file__).parents[2]
