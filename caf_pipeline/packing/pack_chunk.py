@@ -34,6 +34,7 @@ from caf_pipeline.inventory.plan import (
     read_terms,
 )
 from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.packing.inspectors import CLP_TIMES
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.journal.takeover import find_left, take_over
 from caf_pipeline.packing.packer import Packed, Packer, remove_staged
@@ -93,7 +94,7 @@ def packer_of(work: Workplace, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> P
         # What was sealed is packed once more to come out the same, whatever is set by now.
         proof_type=work.store.proof_type if chunk.merkle_root is None else type_of_root(chunk.merkle_root),
         limit_bytes=max(limit_size, least_limit),
-        tells_logs=LOGS_TERM in terms,
+        inspectors=(CLP_TIMES,) if LOGS_TERM in terms else (),
         give_up_on=lambda planned: give_up_on(work, chunk, packer, planned),
         progress=_held_progress(work, lease),
     )

@@ -19,6 +19,7 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.packing import pack_chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
+from caf_pipeline.packing.inspectors import CLP_TIMES
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.journal.takeover import find_left
 from caf_pipeline.packing.journal.writer import (
@@ -86,8 +87,8 @@ def test_a_resumed_chunk_tells_the_times_of_the_same_logs(tmp_path, after):
             made.bodies | {"a001-log": log, "a010": log[:100], "b-large": log + made.bodies["b-large"], "d": untimed}
         )
 
-    first, packed = undisturbed(tmp_path / "whole", source(), tells_logs=True)
-    second = broken_off(tmp_path / "broken", source(), after, tells_logs=True)
+    first, packed = undisturbed(tmp_path / "whole", source(), inspectors=[CLP_TIMES])
+    second = broken_off(tmp_path / "broken", source(), after, inspectors=[CLP_TIMES])
     assert second.run().merkle_root == packed.merkle_root
     assert second.part.read_bytes() == first.part.read_bytes()
     manifest = ChunkFile(StagedSource(first.part), "it").manifest(packed.tail_start)
