@@ -12,7 +12,7 @@ PACKAGE = Path(caf_pipeline.__file__).parent
 ORDER = (
     "errors | setting_values | settings_errors | settings chunk_state | system | caf formats | inventory | waits | ports"
     " | throttle | context | source store ledger | packing | retrieval | steps | maintenance | wiring | filesystem"
-    " | naming | automation | defs | dagster_host | cli | entry definitions"
+    " | naming | automation | defs | dagster_host | cli | entry | definitions"
 )
 """From the bottom up. A module imports from its own folder and from those before it; what stands together is kept apart."""
 

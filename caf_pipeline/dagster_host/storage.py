@@ -25,7 +25,7 @@ from caf_pipeline.dagster_host.dagster_private import (
     DagsterStorage,
 )
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
-from caf_pipeline.dagster_host.quiet import hush
+from caf_pipeline.dagster_host.logging_filters import add_logging_filters
 from caf_pipeline.errors import SettingsError, first_line
 from caf_pipeline.setting_values import ENCODE_IN_URL, is_database_url
 from caf_pipeline.settings import Settings, load_settings
@@ -108,7 +108,7 @@ def _creating(folder: Path) -> Iterator[Path]:
         yield folder
 
 
-hush()
+add_logging_filters()
 sqlite_storage.make_once()
 
 
