@@ -23,9 +23,8 @@ from benchmarks.inventories import MOMENT, key
 from benchmarks.pairs import Command
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.inventory.manifest import (
-    CHECKSUMS_FORMAT,
-    CHECKSUMS_SCHEMA,
     MANIFEST_GROUP_ROWS,
+    MANIFEST_SCHEMA,
     METADATA_KEY,
     ChunkIdentity,
     ManifestWriter,
@@ -72,7 +71,7 @@ def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
     def ready(command: Sequence[str]) -> Sequence[str]:
         _administer(url, f"DROP DATABASE IF EXISTS {RUN}", f"CREATE DATABASE {RUN}")
         database = Database(database_at(url, RUN))
-        database.migrate()
+        database.make_tables()
         ledger = Ledger(database)
         ledger.register_source(SOURCE, "0" * 32, "s3://bench")
         ledger.close()
@@ -131,7 +130,7 @@ def verified(bench: Bench, count: int, *, in_order: bool) -> Iterator[Verified]:
             for batch in location_batches(open_manifest(manifest).locations()):
                 file.write(as_rows([(1).to_bytes(4, "big")] * 2, batch))
             file.write(TRAILER)
-        copy = f"COPY locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
+        copy = f"COPY file_locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
         at = database_at(url, RUN)
         yield Verified(chunk, manifest, at, _copied_by_psql(at, copy, lines), renew)
     finally:
@@ -145,15 +144,15 @@ LOCATED = (
 FOLDERS = "folders/"
 # Of a key, ten of the twelve digits of its number are the folder.
 IN_FOLDERS = (
-    f"INSERT INTO locations ({COLUMNS}) SELECT source_id, caf_file_id, '{FOLDERS}' || substr(file_path, 21, 10) || '/'"
-    f" || substr(file_path, 31), {', '.join(LOCATION[1:])} FROM locations WHERE file_path < %(end)s"
+    f"INSERT INTO file_locations ({COLUMNS}) SELECT source_id, caf_file_id, '{FOLDERS}' || substr(file_path, 21, 10) || '/'"
+    f" || substr(file_path, 31), {', '.join(LOCATION[1:])} FROM file_locations WHERE file_path < %(end)s"
 )
 SELECT_ONE = """import sys, psycopg
 url, keys = sys.argv[1:]
 with psycopg.connect(url, autocommit=True) as connection:
     for key in open(keys):
         found = connection.execute(
-            "SELECT * FROM locations WHERE source_id = 1 AND file_path = %s", [key.rstrip()], binary=True).fetchall()
+            "SELECT * FROM file_locations WHERE source_id = 1 AND file_path = %s", [key.rstrip()], binary=True).fetchall()
         assert len(found) == 1"""
 SELECT_MANY = f"""import sys, psycopg
 url, path = sys.argv[1:]
@@ -162,7 +161,7 @@ with psycopg.connect(url, autocommit=True) as connection:
     for at in range(0, len(keys), {BATCH}):
         some = keys[at:at + {BATCH}]
         found = connection.execute(
-            "SELECT * FROM locations WHERE source_id = 1 AND file_path = ANY(%s)", [some], binary=True).fetchall()
+            "SELECT * FROM file_locations WHERE source_id = 1 AND file_path = ANY(%s)", [some], binary=True).fetchall()
         assert len(found) == len(some)"""
 
 
@@ -236,16 +235,14 @@ def psql() -> str:
 
 def write_manifest(path: Path, count: int, *, in_order: bool) -> None:
     """Write the manifest of a chunk of `count` objects."""
-    identity = ChunkIdentity(
-        "0" * 32, SOURCE, f"{SOURCE}-00000000-00001", "00000000", "snapshot", MOMENT, format=CHECKSUMS_FORMAT
-    )
+    identity = ChunkIdentity("0" * 32, SOURCE, f"{SOURCE}-00000000-00001", "00000000", "snapshot", MOMENT)
     with ManifestWriter(path, identity):
         pass  # for its metadata, which a manifest without rows has too
     described = pq.read_schema(path).metadata[METADATA_KEY]
     numbers = list(range(count))
     if not in_order:
         random.Random(SEED).shuffle(numbers)
-    with pq.ParquetWriter(path, CHECKSUMS_SCHEMA.with_metadata({METADATA_KEY: described}), compression="zstd") as writer:
+    with pq.ParquetWriter(path, MANIFEST_SCHEMA.with_metadata({METADATA_KEY: described}), compression="zstd") as writer:
         for first in range(0, count, MANIFEST_GROUP_ROWS):
             some = numbers[first : first + MANIFEST_GROUP_ROWS]
             writer.write_table(_rows(first, some))
@@ -268,8 +265,8 @@ def _rows(first: int, numbers: Sequence[int]) -> pa.Table:
         "storage_class": ["STANDARD"] * len(keys),
         "inventory_time": [MOMENT] * len(keys),
     }
-    columns = [pa.array(given.get(field.name, [None] * len(keys)), field.type) for field in CHECKSUMS_SCHEMA]
-    return pa.table(columns, schema=CHECKSUMS_SCHEMA)
+    columns = [pa.array(given.get(field.name, [None] * len(keys)), field.type) for field in MANIFEST_SCHEMA]
+    return pa.table(columns, schema=MANIFEST_SCHEMA)
 
 
 def _verified(url: str, manifest: Path, count: int) -> str:
@@ -285,7 +282,7 @@ def _verified(url: str, manifest: Path, count: int) -> str:
 def _planned(url: str, count: int, claims: Iterable[pa.RecordBatch]) -> tuple[Ledger, Database, str]:
     """Return a ledger with one planned chunk, its database, and the chunk's name."""
     database = Database(url)
-    database.migrate()
+    database.make_tables()
     ledger = Ledger(database)
     ledger.register_source(SOURCE, "0" * 32, "s3://bench")
     plan = plan_record()

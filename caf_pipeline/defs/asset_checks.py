@@ -236,7 +236,7 @@ def _source_is_complete(work: Workplace, _: str) -> AssetCheckResult:
         return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description="No whole inventory yet.")
     result = planning.account_for(work, snapshot)
     left_out = sum(result.left_out.values())
-    older = 0 if snapshot.all_versions or snapshot.beside is None else snapshot.beside.older
+    older = 0 if snapshot.all_versions else snapshot.beside.older
     only_current = work.all_versions and not snapshot.all_versions
     damaged = len(work.ledger.chunks(work.source, [ChunkState.DAMAGED]))
     away = ""

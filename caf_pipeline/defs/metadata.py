@@ -44,23 +44,24 @@ WARNING: Final = "warning"
 _HASH: Final = re.compile(r"\b[0-9a-f]{64}\b")
 
 _LOCATION_COLUMNS: Final = {
-    "source_id": "integer",
-    "file_path": "text",
-    "object_version": "text",
-    "part": "integer",
-    "caf_file_id": "integer",
+    "caf_file_id": "bigint",
     "start_byte": "bigint",
     "end_byte": "bigint",
+    "size_bytes": "bigint",
+    "last_modified": "timestamp with time zone",
+    "rewritten_at": "timestamp with time zone",
+    "source_id": "integer",
+    "part": "integer",
+    "file_path": "text",
     "version_id": "text",
     "etag": "text",
-    "last_modified": "timestamp with time zone",
     "sha256": "bytea",
     "crc64nvme": "bytea",
     "s3_checksum": "text",
 }
-"""Of the view `file_locations`, with the types as Postgres names them."""
+"""Of the table `file_locations`, with the types as Postgres names them."""
 
-_NULLABLE: Final = {"version_id", "crc64nvme", "s3_checksum"}
+_NULLABLE: Final = {"crc64nvme", "s3_checksum"}
 
 
 # --- what is always so of an asset, shown before it was ever materialized ---------------------------------------------
@@ -160,11 +161,13 @@ def versions_beside(snapshot: Snapshot) -> Metadata:
 
     Older versions are objects of an inventory of all versions, and are left out of one of the current ones.
     """
-    shown: Metadata = {VERSIONS: "all" if snapshot.all_versions else "current"}
-    if snapshot.beside:
-        beside = snapshot.beside
-        shown |= {OLDER_VERSIONS: beside.older, DELETE_MARKERS: beside.markers, DELETED_KEYS: beside.deleted_keys}
-    return shown
+    beside = snapshot.beside
+    return {
+        VERSIONS: "all" if snapshot.all_versions else "current",
+        OLDER_VERSIONS: beside.older,
+        DELETE_MARKERS: beside.markers,
+        DELETED_KEYS: beside.deleted_keys,
+    }
 
 
 def _report_metadata(taken: TakenReport) -> Metadata:

@@ -48,7 +48,7 @@ from caf_pipeline.ledger.progress import Progress
 from caf_pipeline.ledger.provider_stats import ProviderRecords
 from caf_pipeline.ledger.records import Holder, PlanRecord, ReadFailures, Seal, Skip, plan_lease
 from caf_pipeline.ledger.removal import OF_AN_ADDRESS, SourceRemoval
-from caf_pipeline.ledger.replicas import Replicas, require_right_copy, samples_as_json, unlist
+from caf_pipeline.ledger.replicas import Replicas, forget_full_read, require_right_copy, samples_as_json, unlist
 from caf_pipeline.ledger.storage_plans import StoragePlans
 from caf_pipeline.ledger.transactions import TransactionLog, before_move, end_waiting
 from caf_pipeline.ledger.waits import RunWaits
@@ -292,11 +292,13 @@ class Ledger(
         if (before, after) == (_S.SEALED, _S.PACKING):  # what was sealed is gone, and its root must never be posted
             changes += ", sealed_at = NULL, merkle_root = NULL, tail_start = NULL, tail_sha256 = NULL"
         if before in GOOD:  # what came back once says nothing of a chunk that was found damaged since
-            changes += ", read_back_at = NULL, read_back_from = NULL, look_again_at = NULL"
+            changes += ", look_again_at = NULL"
         facts = {"reason": reason if after in _KEEPS_REASON else ""}
         with self._database.transaction() as connection:
             moved = move_row(connection, lease, chunk, before, after, changes=changes, facts=facts)
             before_move(connection, moved.caf_file_id, chunk, before, after)
+            if before in GOOD:
+                forget_full_read(connection, moved.caf_file_id)
             if (before, after) == (_S.DAMAGED, _S.LOCATED):
                 require_right_copy(connection, moved.caf_file_id, chunk)
             if not follow_move(connection, moved.caf_file_id, after) and after not in CLAIMING:
@@ -419,13 +421,14 @@ class Ledger(
             require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")
             statement = (
                 "UPDATE caf_files SET owner = %(owner)s, start = %(start)s, posted_at = now(), updated_at = now(),"
-                " read_back_at = NULL, read_back_from = NULL, look_again_at = NULL"
+                " look_again_at = NULL"
                 " WHERE name = %(chunk)s"
                 " RETURNING caf_file_id, merkle_root, stored_size_bytes"
             )
             row = connection.execute(statement, {"chunk": chunk, "owner": posting.owner, "start": posting.start}).one()
             require_sealed_bytes(chunk, row, posting)
             end_waiting(connection, row.caf_file_id)
+            forget_full_read(connection, row.caf_file_id)
             unlist(connection, row.caf_file_id)  # those that are known are of a post that the chain no longer has
 
     # --- what stores keep here ---
@@ -519,19 +522,20 @@ class Ledger(
 
 # Packed again, an object may turn out to be readable. Where another chunk took it meanwhile, the next seal fails.
 _CLAIM_SKIPPED_AGAIN = """
-    INSERT INTO claims (source_id, file_path, object_version, caf_file_id, last_modified)
-    SELECT source_id, file_path, object_version, caf_file_id, last_modified FROM skipped_objects AS s
+    INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, rewritten_at, caf_file_id, last_modified)
+    SELECT source_id, file_path, version_id, etag, size_bytes, rewritten_at, caf_file_id, last_modified FROM skipped_objects AS s
     WHERE caf_file_id = %(id)s AND NOT EXISTS (
-        SELECT FROM locations AS l JOIN caf_files AS f ON f.caf_file_id = l.caf_file_id
-        WHERE l.source_id = s.source_id AND l.file_path = s.file_path
-            AND l.identity = location_identity(s.object_version, 0) AND f.state = ANY(%(good)s))
+        SELECT FROM file_locations AS l JOIN caf_files AS f ON f.caf_file_id = l.caf_file_id
+        WHERE l.source_id = s.source_id AND l.file_path = s.file_path AND l.version_id = s.version_id AND l.etag = s.etag
+            AND l.size_bytes = s.size_bytes AND l.rewritten_at = s.rewritten_at AND l.part = 0 AND f.state = ANY(%(good)s))
     ON CONFLICT DO NOTHING
     """
 
 # A skip of an object that is located now says nothing any more.
 _END_OLD_SKIPS = (
     "DELETE FROM skipped_objects AS old USING claims WHERE claims.caf_file_id = %(id)s AND old.source_id = claims.source_id"
-    " AND old.file_path = claims.file_path AND old.object_version = claims.object_version"
+    " AND old.file_path = claims.file_path AND old.version_id = claims.version_id AND old.etag = claims.etag"
+    " AND old.size_bytes = claims.size_bytes AND old.rewritten_at = claims.rewritten_at"
 )
 
 

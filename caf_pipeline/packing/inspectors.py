@@ -1,6 +1,6 @@
 """What packing reads in members for the manifest, besides their checksums."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from typing_extensions import Buffer
@@ -8,6 +8,7 @@ from typing_extensions import Buffer
 from caf_pipeline.errors import ArchiveError
 from caf_pipeline.formats.clps import MAGIC_BYTES, begins_as_archive, read_times
 from caf_pipeline.inventory.manifest import LOG_BYTES, LogTimes, ManifestWriter
+from caf_pipeline.inventory.plan import PlannedObject
 
 HEAD_BYTES: Final = MAGIC_BYTES
 """The first bytes of a staged member that inspectors get. It is the largest number that any of them needs."""
@@ -17,7 +18,7 @@ Read = Callable[[int, int], bytes]
 
 
 class MemberInspector(Protocol):
-    """Adds to the manifest what it reads in a staged member. Members that are parts of a larger object are not inspected.
+    """Adds to the manifest what it reads in a staged member.
 
     Attributes:
         manifest_bytes: upper bound of what one member adds to the manifest.
@@ -52,4 +53,9 @@ class ClpTimes:
         manifest.add_log(LogTimes(start_byte, *(times or (None, None))))
 
 
-CLP_TIMES: Final = ClpTimes()
+INSPECTORS: Final[Sequence[MemberInspector]] = (ClpTimes(),)
+
+
+def inspectors_of(planned: PlannedObject, head: Buffer) -> Sequence[MemberInspector]:
+    """Return the inspectors that accept a member that begins with these bytes. None accepts a part of a larger object."""
+    return [inspector for inspector in INSPECTORS if planned.part is None and inspector.accepts(head)]

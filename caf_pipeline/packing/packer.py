@@ -26,7 +26,7 @@ from caf_pipeline.inventory.manifest import PART_COLUMNS, ChunkIdentity, Manifes
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.ledger.records import Seal
-from caf_pipeline.packing.inspectors import CLP_TIMES, HEAD_BYTES, MemberInspector
+from caf_pipeline.packing.inspectors import HEAD_BYTES, MemberInspector, inspectors_of
 from caf_pipeline.packing.journal.format import (
     Journal,
     Opening,
@@ -71,7 +71,6 @@ class Packer:
 
     Args:
         limit_bytes: the finished file is not larger.
-        inspectors: of members.
         give_up_on: asked when an object could not be read in this run; True skips it as unreadable, else the run fails.
         progress: told objects and bytes as they are done, bytes part by part, and taken back with the sign reversed where an
             object is skipped after all; may raise to end the packing.
@@ -92,7 +91,6 @@ class Packer:
         limit_bytes: int,
         give_up_on: Callable[[PlannedObject], bool],
         progress: Callable[[int, int], None],
-        inspectors: Sequence[MemberInspector] = (),
         pace: CheckpointPace | None = None,
     ) -> None:
         self._chunk = chunk
@@ -101,7 +99,6 @@ class Packer:
         self._settings = settings
         self._proof_type = proof_type
         self._limit_bytes = limit_bytes
-        self._inspectors = inspectors
         self._give_up_on = give_up_on
         self._progress = progress
         self._told_bytes = 0  # of the object under way
@@ -143,7 +140,7 @@ class Packer:
         self.kept_bytes = part.size_bytes  # until it is cut, a failure leaves it as it is
         with (
             StagingSink(part, proof_type=self._proof_type) as sink,
-            ManifestWriter(spool, self._identity, tells_logs=CLP_TIMES in self._inspectors) as manifest,
+            ManifestWriter(spool, self._identity) as manifest,
         ):
             reached, fault = self._begin(queue, sink, manifest, journal)
             with self._journaled(journal, sink, reached), self._fetching(queue, reached) as fetch:
@@ -319,7 +316,7 @@ class Packer:
                 checks = _checks_of(planned, fetch) if mark else None
                 row = _member_row(planned, part.headers, start_byte, end_byte)
                 row |= _s3_column(checks.s3 if checks else part.checksum)
-                inspectors = self._inspectors_of(planned, part.body)
+                inspectors = inspectors_of(planned, part.body)
                 manifest_bytes = manifest.bound_bytes + manifest.row_bound(row)
                 manifest_bytes += sum(inspector.manifest_bytes for inspector in inspectors)
                 if not self._fits(planned.member, start_byte, end_byte, manifest_bytes):
@@ -370,17 +367,11 @@ class Packer:
                 self._checkpoints.rolled_back()
             raise
 
-    def _inspectors_of(self, planned: PlannedObject, head: Buffer) -> Sequence[MemberInspector]:
-        """Return the inspectors that accept a member that begins with these bytes."""
-        return [inspector for inspector in self._inspectors if planned.part is None and inspector.accepts(head)]
-
     def _inspectors_of_staged(
         self, planned: PlannedObject, sink: StagingSink, start_byte: int, end_byte: int
     ) -> Sequence[MemberInspector]:
-        """Return the same of a member that is staged up to `end_byte`."""
-        if not self._inspectors:  # reading flushes
-            return ()
-        return self._inspectors_of(planned, sink.read_staged(start_byte, min(start_byte + HEAD_BYTES, end_byte)))
+        """Return the inspectors of a member that is staged up to `end_byte`."""
+        return inspectors_of(planned, sink.read_staged(start_byte, min(start_byte + HEAD_BYTES, end_byte)))
 
     def _count_member(self, planned: PlannedObject, row: dict[str, Any], manifest: ManifestWriter) -> None:
         self._index.add(planned.member, row["start_byte"], row["end_byte"])
@@ -465,7 +456,7 @@ def _described(planned: PlannedObject) -> dict[str, Any]:
         "size_bytes": obj.size_bytes,
         "last_modified": obj.last_modified,
         "storage_class": obj.storage_class,
-        **({"object_version": obj.object_version} if obj.rewritten else {}),
+        "rewritten_at": obj.rewritten_at,
         **(dict(zip(PART_COLUMNS, astuple(planned.part), strict=True)) if planned.part else {}),
     }
 

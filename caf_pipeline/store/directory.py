@@ -7,8 +7,7 @@
 A copy "proves" itself by its length; its bytes are compared by the read-back as everywhere.
 
 The first post writes the id, into the folder and then into the ledger. From then on the store is away while the folder lacks the
-id, e.g. because the disk is not mounted: nothing is judged, and nothing is written. An earlier version wrote no id. Its folder
-gets an id if it has a chunk that the ledger knows.
+id, e.g. because the disk is not mounted: nothing is judged, and nothing is written.
 """
 
 import contextlib
@@ -59,10 +58,6 @@ class FolderLedger(Protocol):
         """Record that the folder with this id has the chunks; return the id that counts."""
         ...
 
-    def posted_sizes(self, owner: str) -> Mapping[bytes, int]:
-        """Return the stored size of each posted chunk, by Merkle root."""
-        ...
-
 
 class NoLedger:
     """The memory of a store without a ledger."""
@@ -78,10 +73,6 @@ class NoLedger:
         """Keep the id while the process runs."""
         self._store = FolderStore(folder_id, marked=True)
         return folder_id
-
-    def posted_sizes(self, owner: str) -> Mapping[bytes, int]:
-        """Return nothing."""
-        return {}
 
 
 class DirectoryStore(ChunkStore):
@@ -105,27 +96,16 @@ class DirectoryStore(ChunkStore):
         self._posts = folder / "posts"
 
     def require_here(self) -> None:
-        """Raise StoreAway if the folder does not hold the ledger's chunks. Any folder passes while the ledger has no chunk.
-
-        A folder of an earlier version gets its marker here.
-        """
+        """Raise StoreAway if the folder does not hold the ledger's chunks. Any folder passes while the ledger has no chunk."""
         marker = self._read_marker()
         if self._id and marker == self._id:
             return
         recorded = self._ledger.folder_store(OWNER)
         if recorded is None:
             return
-        if marker == recorded.id:
-            if not recorded.marked:
-                self._mark(marker)
-            self._id = recorded.id
-            return
-        if recorded.marked or not self._has_known_chunk():
-            raise self._away(marker, recorded)
-        try:
-            self._mark(marker or self._write_marker(recorded.id))
-        except OSError:
-            return  # the chunks are there even if the disk can only be read
+        if marker != recorded.id:
+            raise self._away(marker, recorded.id)
+        self._id = recorded.id
 
     def bind(self) -> None:
         """Write an id into the folder if it has none, and record the id in the ledger.
@@ -145,7 +125,7 @@ class DirectoryStore(ChunkStore):
     def _mark(self, marker: str) -> None:
         counts = self._ledger.mark_folder_store(marker)
         if counts != marker:  # another process was first, with another folder
-            raise self._away(marker, FolderStore(counts, marked=True))
+            raise self._away(marker, counts)
         self._id = marker
 
     def _read_marker(self) -> str:
@@ -191,31 +171,13 @@ class DirectoryStore(ChunkStore):
         sync_folder(self.folder.parent)
         return self._read_marker()
 
-    def _has_known_chunk(self) -> bool:
-        """Return whether the folder has a chunk of the ledger in its right size, or the post of such a chunk."""
-        there = {path.stem for folder in (self._chunks, self._posts) for path in folder.glob("*")}
-        if not there:
-            return False
-        for merkle_root, size_bytes in self._ledger.posted_sizes(OWNER).items():
-            if merkle_root.hex() in there:
-                posting = Posting(merkle_root, OWNER, 1, size_bytes)
-                with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-                    if self._chunk_path(posting).exists():
-                        if self._chunk_path(posting).stat().st_size == size_bytes:
-                            return True
-                    elif self._posting(merkle_root) == posting:
-                        return True
-        return False
-
-    def _away(self, marker: str, known: FolderStore) -> StoreAway:
-        why = f"its file {MARKER} has the id {marker}, not {known.id}" if marker else f"it has no file {MARKER}"
-        if not known.marked and not marker:
-            why = "it has no chunk that the ledger knows"
+    def _away(self, marker: str, recorded: str) -> StoreAway:
+        why = f"its file {MARKER} has the id {marker}, not {recorded}" if marker else f"it has no file {MARKER}"
         folder = shlex.quote(str(self.folder))
         return StoreAway(
             f"the store's folder {self.folder} is not the one that has the chunks: {why}",
             hint="mount its disk, or correct store.folder; only if the disk is lost for good, let an empty folder take its place:"
-            f" mkdir -p {folder} && echo {known.id} > {shlex.quote(str(self.folder / MARKER))}",
+            f" mkdir -p {folder} && echo {recorded} > {shlex.quote(str(self.folder / MARKER))}",
         )
 
     def _not_made(self, error: OSError) -> StoreError:
@@ -313,13 +275,13 @@ class DirectoryStore(ChunkStore):
         return OWNER
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
-        """Yield the posts of an archive, and posts written before a post had the archive's id, of whatever archive they are.
+        """Yield the posts of an archive.
 
         Raises:
             StoreError: a file in the folder of posts is no post.
         """
         for listed, archive in self._listed():
-            if archive in (archive_id, None):
+            if archive == archive_id:
                 yield listed
 
     def posted_as(self, merkle_root: bytes) -> Sequence[PostedFile]:
@@ -331,7 +293,7 @@ class DirectoryStore(ChunkStore):
         return (listed for listed, _ in self._listed() if listed.posting.owner == owner)
 
     def archives(self) -> Mapping[str | None, ArchiveFiles]:
-        """Return the posts by their archive's id; None has those written before a post had one. Raises as `posted`."""
+        """Return the posts by their archive's id. Raises as `posted`."""
         times = defaultdict[str | None, list[float]](list)
         for listed, archive in self._listed():
             times[archive].append(self._post_path(listed.posting.merkle_root).stat().st_mtime)
@@ -340,22 +302,21 @@ class DirectoryStore(ChunkStore):
             for archive, of in times.items()
         }
 
-    def _listed(self) -> Iterator[tuple[PostedFile, str | None]]:
+    def _listed(self) -> Iterator[tuple[PostedFile, str]]:
         self.require_here()
         return map(self._read_post, sorted(self._posts.glob("*.json")))
 
-    def _read_post(self, path: Path) -> tuple[PostedFile, str | None]:
+    def _read_post(self, path: Path) -> tuple[PostedFile, str]:
         try:
             described = json.loads(path.read_bytes())
             root = bytes.fromhex(path.stem)
             posting = Posting(root, described["owner"], int(described["start"]), int(described["stored_size_bytes"]))
-            listed = PostedFile(posting, int(described.get("proof_type", self.proof_type)))
-            archive = described.get("archive")
+            listed, archive = PostedFile(posting, int(described["proof_type"])), str(described["archive"])
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"{path} is not a post of this store: {error}", hint="move this file and its chunk out of the store's folder"
             ) from error
-        return listed, None if archive is None else str(archive)
+        return listed, archive
 
     def copies(self, posting: Posting) -> Sequence[Copy]:
         """Return the one copy, where its file has the posted length.

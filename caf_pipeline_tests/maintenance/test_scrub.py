@@ -12,7 +12,6 @@ from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest
 from caf_pipeline.packing import staging
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline.store.directory import MARKER
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.several_folders import SeveralFolders
@@ -132,7 +131,7 @@ def test_a_provider_that_keeps_only_what_it_was_asked_for_before_is_found_by_an_
 
 def test_a_row_that_is_wrong_here_is_no_fault_of_the_copies(work, name, database):
     with database.transaction() as connection:
-        connection.execute("UPDATE locations SET sha256 = sha256('x')")
+        connection.execute("UPDATE file_locations SET sha256 = sha256('x')")
     report = prove_chunk(work, name)
     assert (report.proven, list(report.read_back)) == (True, ["anna", "bert", "carl"])
 
@@ -347,20 +346,3 @@ def test_an_unmounted_folder_marks_no_chunk_as_damaged(tmp_path, ledger, look):
         look(work, name)
     assert ledger.chunk(name).state is ChunkState.LOCATED
     assert list(work.store.folder.iterdir()) == []
-
-
-def test_a_ledger_of_an_earlier_version_adopts_its_folder_alone(tmp_path, ledger):
-    (name,) = archive_everything(a_workplace(tmp_path, MemorySource({"key": b"x" * 40_000}), ledger))
-    with ledger._database.transaction() as connection:
-        connection.execute("DELETE FROM folder_store")
-    folder = tmp_path / "store"
-    (folder / MARKER).unlink()
-    folder.rename(tmp_path / "disk")
-    folder.mkdir()
-    again = a_workplace(tmp_path, MemorySource({}), ledger)
-    with pytest.raises(StoreAway):
-        prove_chunk(again, name)
-    folder.rmdir()
-    (tmp_path / "disk").rename(folder)
-    assert prove_chunk(again, name).proven
-    assert (folder / MARKER).read_text().strip() == ledger.folder_store("directory").id

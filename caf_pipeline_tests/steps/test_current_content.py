@@ -12,10 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, row_identity
-from caf_pipeline.inventory.objects import CurrentException, SkipReason, VersionCounts
-from caf_pipeline.inventory.snapshot import read_objects, read_snapshot
-from caf_pipeline.ledger.migrations import sql_folder
-from caf_pipeline.ledger.records import InventoryRecord
+from caf_pipeline.inventory.objects import SkipReason, VersionCounts
+from caf_pipeline.inventory.snapshot import read_snapshot
 from caf_pipeline.maintenance.rebuild import rebuild
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
@@ -177,7 +175,7 @@ def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(work, buck
         next_second()
     rows = rows_of(ledger)["file_locations"]
     with database.transaction() as connection:
-        connection.execute("TRUNCATE sources, locations, current_exceptions, skipped_objects, leases CASCADE")
+        connection.execute("TRUNCATE sources, file_locations, current_exceptions, skipped_objects, leases CASCADE")
     ledger.register_source("src", work.archive_id, work.address)
     assert all(outcome.complete for outcome in rebuild(work))
     assert rows_of(ledger)["file_locations"] == rows
@@ -426,23 +424,6 @@ def test_a_manifest_is_fetched_only_if_the_bytes_are_equal(work, bucket, monkeyp
     assert (report.comparison.not_compared, len(report.chunks)) == (0, 1)
 
 
-def test_an_exception_of_an_earlier_version_is_compared_again(work, bucket):
-    bucket.put("k", FIRST)
-    archive_everything(work)
-    next_second()
-    bucket.put("k", SECOND)
-    listed = inventories.take_inventory(work)
-    (obj,) = read_objects(listed.path)
-    (row,) = work.ledger.located_versions("src", ["k"])
-    record = InventoryRecord("src", "earlier", listed.taken_at)
-    work.ledger.record_exceptions(record, [CurrentException("k", listed.taken_at, row.object_version, obj.last_modified)])
-    assert plan(work).chunks == []
-    with work.ledger._database.transaction() as connection:
-        connection.execute((sql_folder() / "0019.rewritten.sql").read_text())
-    archive_everything(work)
-    assert (current(work)[0], current(work)[1].is_current) == (SECOND, True)
-
-
 # --- versions ------------------------------------------------------------------------------------------------------------
 
 
@@ -505,7 +486,7 @@ class BucketMachine(RuleBasedStateMachine):
             source = {"bucket": "b", "target_size": "6KiB", "public": True, "versions": "all"}
             self.other = a_workplace(home, self.bucket.source(all_versions=True), ledger, sources={"src": source})
         with ledger._database.transaction() as connection:
-            connection.execute("TRUNCATE sources, claims, locations, current_exceptions, skipped_objects, leases CASCADE")
+            connection.execute("TRUNCATE sources, claims, file_locations, current_exceptions, skipped_objects, leases CASCADE")
         ledger.register_source("src", self.work.archive_id, self.work.address)
         self.written = set()
         self.archived = set()

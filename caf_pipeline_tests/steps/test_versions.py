@@ -386,28 +386,6 @@ def test_what_was_located_since_an_inventory_was_counted_is_not_said_to_be_curre
     assert (content.current_objects, content.older_objects, content.uncounted_objects) == (1, versions == "all", 0)
 
 
-def test_a_snapshot_of_an_earlier_version_is_planned_as_it_was(workplace, bucket):
-    """It has neither of the columns that tell of versions, nor counts."""
-    work = workplace("current")
-    bucket.put("k", A)
-    bucket.put("k", B)
-    snapshot = inventories.take_inventory(work)
-    table = pq.read_table(snapshot.path)
-    described = pq.read_metadata(snapshot.path).metadata[b"caf.snapshot"].replace(b'"all_versions": false, ', b"")
-    described = described.replace(b'"beside": {"deleted_keys": 0, "markers": 0, "older": 1}, ', b"")
-    assert b"beside" not in described
-    old = table.drop_columns(["is_latest", "is_delete_marker"]).replace_schema_metadata({b"caf.snapshot": described})
-    pq.write_table(old, snapshot.path)
-    snapshot = read_snapshot(snapshot.path)
-    assert (snapshot.all_versions, snapshot.beside, snapshot.object_count) == (False, None, 1)
-    assert [obj.is_latest for obj in read_objects(snapshot.path)] == [True]
-    report = planning.cut_plan(work, snapshot, new_archive=True)
-    account = account_for_plan(work, report)
-    assert (account.claimed, account.holds) == (1, True)
-    archive_chunk(work, report.chunks[0].name)
-    assert current(work)[0] == B
-
-
 # --- reports ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,13 +1,11 @@
 """One chunk packed with a journal, in this process: whole, broken off, and gone on with from any files."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from caf_pipeline.inventory.manifest import ChunkIdentity
 from caf_pipeline.inventory.plan import read_chunk_objects
-from caf_pipeline.packing.inspectors import MemberInspector
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.journal.writer import CheckpointPace
 from caf_pipeline.packing.packer import Packed, Packer
@@ -46,7 +44,6 @@ class Packing:
     identity: ChunkIdentity = IDENTITY
     proof_type: int = 3
     give_up: bool = False
-    inspectors: Sequence[MemberInspector] = ()
     told: list = field(default_factory=list)
 
     def __post_init__(self):
@@ -85,7 +82,6 @@ class Packing:
             give_up_on=lambda planned: self.give_up,
             progress=progress,
             pace=self.pace,
-            inspectors=self.inspectors,
         )
 
     def run(self, *, break_after: int | None = None) -> Packed:

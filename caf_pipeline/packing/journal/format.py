@@ -34,7 +34,7 @@ from caf_pipeline.source.protocol import ObjectHeaders
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-JOURNAL_FORMAT: Final = 3
+JOURNAL_FORMAT: Final = 4
 """Of the entries. It grows with every change of them, and of how a member's bytes come to be."""
 
 MAX_ENTRY_BYTES: Final = 64 << 20
