@@ -12,14 +12,15 @@ PACKAGE = Path(caf_pipeline.__file__).parent
 ORDER = (
     "errors | setting_values | settings_errors | settings chunk_state | system | caf formats | inventory | waits | ports"
     " | throttle | context | source store ledger | packing | retrieval | steps | maintenance | wiring | filesystem"
-    " | defs | dagster_host | cli | entry definitions"
+    " | naming | automation | defs | dagster_host | cli | entry | definitions"
 )
 """From the bottom up. A module imports from its own folder and from those before it; what stands together is kept apart."""
 
 RANK = {name: rank for rank, names in enumerate(ORDER.split("|")) for name in names.split()}
 PORTS = {"source.protocol", "store.protocol", "ledger.records"}
 ADAPTERS = {"source", "store", "ledger"}
-DAGSTER = {"defs", "dagster_host"}
+NAMING = "defs.naming"  # Dagster's names of ours, which `automation` needs, too
+DAGSTER = {"naming", "automation", "defs", "dagster_host"}
 TYPES = {
     "ledger.postgres.Ledger",
     "ledger.leases.HeldLease",
@@ -68,6 +69,8 @@ def imports_of(module: str) -> set[str]:
 
 
 def top(module: str) -> str:
+    if module == NAMING or module.startswith(f"{NAMING}."):
+        return "naming"
     return "ports" if ".".join(module.split(".")[:2]) in PORTS else module.partition(".")[0]
 
 
