@@ -23,10 +23,10 @@ from caf_pipeline.waits import Listener, Wait, Waits
 
 if TYPE_CHECKING:
     from caf_pipeline.chunk_state import ChunkState
-    from caf_pipeline.context import Workplace
     from caf_pipeline.ledger.backup import BackupContents
     from caf_pipeline.retrieval.archive import Archive
     from caf_pipeline.retrieval.restore import RestoreTarget
+    from caf_pipeline.run_context import RunContext
     from caf_pipeline.source.protocol import EventQueue, ObjectSource
     from caf_pipeline.store.jackal.store import JackalStore
 
@@ -81,14 +81,14 @@ def open_jackal(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits
     return open_jackal_store(settings, ledger, holder, waits)
 
 
-def jackal_of(work: "Workplace") -> "JackalStore":
-    """Return the workplace's store, as what it is on Jackal.
+def jackal_of(context: "RunContext") -> "JackalStore":
+    """Return the run context's store, as what it is on Jackal.
 
     Raises:
         SettingsError: the settings keep chunks elsewhere.
     """
-    _require_jackal(work.settings)
-    return cast("JackalStore", work.store)
+    _require_jackal(context.settings)
+    return cast("JackalStore", context.store)
 
 
 def _require_jackal(settings: Settings) -> None:
@@ -209,7 +209,7 @@ def open_queue(settings: Settings, source: str) -> "EventQueue":
     return open_event_queue(source, settings.source(source))
 
 
-def open_workplace(
+def open_run_context(
     settings: Settings,
     source: str,
     *,
@@ -223,7 +223,7 @@ def open_workplace(
     ended: "Callable[[ChunkState], None] | None" = None,
     waiting: Listener | None = None,
     register: bool = True,
-) -> "Workplace":
+) -> "RunContext":
     """Open everything that the steps of one source need.
 
     Args:
@@ -234,13 +234,13 @@ def open_workplace(
         store: opens the store, instead of `open_store`.
         client: a boto3 S3 client to use.
         objects: an open source to use, so that nothing of S3 is opened.
-        progress: see `Workplace`.
-        upload_progress: see `Workplace`.
-        ended: see `Workplace`.
+        progress: see `RunContext`.
+        upload_progress: see `RunContext`.
+        ended: see `RunContext`.
         waiting: told what is waited for, beside the ledger, which every process can ask.
         register: make the source known to the ledger.
     """
-    from caf_pipeline.context import Workplace  # noqa: PLC0415 - reading what is archived needs none
+    from caf_pipeline.run_context import RunContext  # noqa: PLC0415 - reading what is archived needs none
 
     opened: Ledger = ledger or open_ledger(settings)
     holder = this_process(run)
@@ -248,7 +248,7 @@ def open_workplace(
     if objects is None:
         objects = open_source(settings, source, waits, client)
     told: dict[str, Any] = {"progress": progress, "upload_progress": upload_progress, "ended": ended}
-    work = Workplace(
+    context = RunContext(
         source=source,
         settings=settings,
         objects=objects,
@@ -260,8 +260,8 @@ def open_workplace(
         **{name: listener for name, listener in told.items() if listener},
     )
     if register:
-        work.ledger.register_source(source, work.archive_id, work.address)
-    return work
+        context.ledger.register_source(source, context.archive_id, context.address)
+    return context
 
 
 def _recorder(ledger: Ledger, holder: Holder, source: str) -> Listener:

@@ -11,7 +11,7 @@ PACKAGE = Path(caf_pipeline.__file__).parent
 
 ORDER = (
     "errors | setting_values | settings_errors | settings chunk_state | system | caf formats | inventory | waits | ports"
-    " | throttle | context | source store ledger | packing | retrieval | steps | maintenance | wiring | filesystem"
+    " | throttle | run_context | source store ledger | packing | retrieval | steps | maintenance | wiring | filesystem"
     " | defs | dagster_host | cli | entry definitions"
 )
 """From the bottom up. A module imports from its own folder and from those before it; what stands together is kept apart."""
@@ -80,7 +80,7 @@ def test_a_module_imports_only_from_its_own_folder_and_those_before_it(module):
             other = top(name.removeprefix("caf_pipeline."))
             assert other == top(module) or RANK[other] < RANK[top(module)], f"{module} imports {name}"
             assert not (top(module) == "cli" and other in DAGSTER), f"{module} imports {name}: it is found by an entry point"
-            between = RANK["context"] < RANK[top(module)] < RANK["wiring"] and top(module) not in ADAPTERS
+            between = RANK["run_context"] < RANK[top(module)] < RANK["wiring"] and top(module) not in ADAPTERS
             assert not (between and other in ADAPTERS), f"{module} imports {name}: only `wiring` opens an adapter"
 
 

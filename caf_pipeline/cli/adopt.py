@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_run_context
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, a_path, counted, note, print_json, printable, progress
 from caf_pipeline.errors import CafError, UsageError
 
 if TYPE_CHECKING:
-    from caf_pipeline.context import Workplace
     from caf_pipeline.maintenance.adopt import FileAdoption, Terms
+    from caf_pipeline.run_context import RunContext
 
 
 def adopt(  # noqa: PLR0917 - the command line's options
@@ -75,10 +75,10 @@ def adopt(  # noqa: PLR0917 - the command line's options
     objects = UnaskedObjects("files are adopted by an inventory that was taken")
     with (
         opened_ledger(settings) as ledger,
-        opened_workplace(settings, ledger, source, objects, register=not dry_run) as work,
+        opened_run_context(settings, ledger, source, objects, register=not dry_run) as context,
         progress("reading", None) as advance,
     ):
-        for one in _adoptions(work, files or (), steps.Terms(strip, dry_run, tell, advance, lenient)):
+        for one in _adoptions(context, files or (), steps.Terms(strip, dry_run, tell, advance, lenient)):
             kinds[one.kind] += 1
             rows += one.rows
             left_out.update(one.left_out)
@@ -92,10 +92,10 @@ def adopt(  # noqa: PLR0917 - the command line's options
         raise CafError(f"{counted(len(errors), 'file')} could not be adopted; the reasons are above", hint=errors[0].hint)
 
 
-def _adoptions(work: "Workplace", files: "list[Path] | tuple[()]", terms: "Terms") -> "Iterator[FileAdoption]":
+def _adoptions(context: "RunContext", files: "list[Path] | tuple[()]", terms: "Terms") -> "Iterator[FileAdoption]":
     from caf_pipeline.maintenance import adopt as steps  # noqa: PLC0415  loaded by the commands that use it
 
-    return steps.adopt_files(work, files, terms) if files else steps.adopt_from_chain(work, terms)
+    return steps.adopt_files(context, files, terms) if files else steps.adopt_from_chain(context, terms)
 
 
 def _print(source: str, one: "FileAdoption", *, dry_run: bool, json: bool) -> None:

@@ -9,8 +9,8 @@ import typer
 
 from caf_pipeline.cli.opening import load_settings, opened_ledger
 from caf_pipeline.cli.terminal import confirm, counted, printable, show_size
-from caf_pipeline.context import address_of
 from caf_pipeline.errors import HeldByOther, UsageError
+from caf_pipeline.run_context import address_of
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.backup import BackupContents

@@ -9,7 +9,7 @@ import typer
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
-from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger, opened_run_context
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, object_progress, print_json, printable, show_size
 from caf_pipeline.errors import HeldByOther, IntegrityError, StoreUnreachable, UsageError
 from caf_pipeline.store.protocol import Sample
@@ -117,12 +117,12 @@ def _recorded(settings: "Settings", ledger: "Ledger", source: str, sums: _Sums) 
     if sums.suspects and source in settings.sources:
         from caf_pipeline.maintenance.scrub import prove_chunk  # noqa: PLC0415  loaded only if an object is wrong
 
-        with opened_workplace(settings, ledger, source) as work:
+        with opened_run_context(settings, ledger, source) as context:
             for name, an_object in sums.suspects.items():
                 if ledger.chunk(name).state is not ChunkState.LOCATED:
                     continue
                 try:
-                    report = prove_chunk(work, name, an_object=an_object)
+                    report = prove_chunk(context, name, an_object=an_object)
                 except (HeldByOther, StoreUnreachable) as error:
                     note(f"{name} could not be looked at: {error}")
                     continue

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_run_context
 
 ChunkArgument = Annotated[str, typer.Argument(metavar="CHUNK", help="A chunk's id, as `caf status` shows it.")]
 
@@ -19,8 +19,8 @@ def unpark(chunk: ChunkArgument) -> None:
     from caf_pipeline.steps import chunk_steps  # noqa: PLC0415  loaded by the commands that use it
 
     settings = load_settings()
-    with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, ledger.chunk(chunk).source) as work:
-        typer.echo(f"{chunk} is '{chunk_steps.unpark(work, chunk).state}'; the next run goes on with it")
+    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, ledger.chunk(chunk).source) as context:
+        typer.echo(f"{chunk} is '{chunk_steps.unpark(context, chunk).state}'; the next run goes on with it")
 
 
 def withdraw(chunk: ChunkArgument) -> None:
@@ -34,6 +34,6 @@ def withdraw(chunk: ChunkArgument) -> None:
     from caf_pipeline.steps import chunk_steps  # noqa: PLC0415  loaded by the commands that use it
 
     settings = load_settings()
-    with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, ledger.chunk(chunk).source) as work:
-        chunk_steps.withdraw(work, chunk)
+    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, ledger.chunk(chunk).source) as context:
+        chunk_steps.withdraw(context, chunk)
         typer.echo(f"{chunk} is withdrawn; its objects are planned again by the next plan")

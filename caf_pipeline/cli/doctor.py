@@ -10,11 +10,11 @@ from caf_pipeline.cli.terminal import JsonOption, counted, note, print_json, pri
 from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
 
 if TYPE_CHECKING:
-    from caf_pipeline.context import Workplace
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.ledger.transactions import TransactionLog
     from caf_pipeline.maintenance.doctor.examine import Settler
     from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Mended
+    from caf_pipeline.run_context import RunContext
     from caf_pipeline.settings import Settings
     from caf_pipeline.store.jackal.store import JackalStore
     from caf_pipeline.store.protocol import ChunkStore
@@ -83,10 +83,10 @@ class _Examination:
         from caf_pipeline.ledger.processes import is_alive  # noqa: PLC0415
         from caf_pipeline.maintenance.doctor.examine import examine  # noqa: PLC0415  loaded by the command that uses it
 
-        work = _workplace(settings, ledger, store, source)
-        settler = _settler(settings, store, ledger.transactions(work.holder))
+        context = _run_context(settings, ledger, store, source)
+        settler = _settler(settings, store, ledger.transactions(context.holder))
         for finding in examine(
-            work, alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started), settler=settler
+            context, alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started), settler=settler
         ):
             if (finding.kind, finding.name) not in self._told:
                 self._told.add((finding.kind, finding.name))
@@ -198,14 +198,14 @@ def _needs(operator: int, waiting: int) -> str:
 # --- what is looked at -----------------------------------------------------------------------------------------------
 
 
-def _workplace(settings: "Settings", ledger: "Ledger", store: "ChunkStore", source: str) -> "Workplace":
-    """Return a source's workplace without its S3 side. Nothing is registered: looking changes nothing."""
-    from caf_pipeline.context import Workplace  # noqa: PLC0415
+def _run_context(settings: "Settings", ledger: "Ledger", store: "ChunkStore", source: str) -> "RunContext":
+    """Return a source's run context without its S3 side. Nothing is registered: looking changes nothing."""
     from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415  loaded by the command that uses it
+    from caf_pipeline.run_context import RunContext  # noqa: PLC0415
     from caf_pipeline.source.protocol import UnaskedObjects  # noqa: PLC0415
 
     objects = UnaskedObjects("the doctor does not ask S3")
-    return Workplace(source, settings, objects, store, ledger, this_process(RUN))
+    return RunContext(source, settings, objects, store, ledger, this_process(RUN))
 
 
 def _settler(settings: "Settings", store: "ChunkStore", log: "TransactionLog") -> "Settler | None":

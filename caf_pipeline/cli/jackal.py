@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, has_reached
-from caf_pipeline.cli.opening import known_sources, load_settings, opened_ledger, opened_network, opened_workplace
+from caf_pipeline.cli.opening import known_sources, load_settings, opened_ledger, opened_network, opened_run_context
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourcesArgument,
@@ -227,8 +227,8 @@ def _not_yet_archived(settings: "Settings", ledger: "Ledger", source: str) -> tu
         return sum(chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in waiting), len(waiting)
     from caf_pipeline.steps.inventories import last_whole  # noqa: PLC0415  loaded where no plan says it
 
-    with opened_workplace(settings, ledger, source) as work:
-        snapshot = last_whole(work, hint=f"caf run {source} takes one; or give a size")
+    with opened_run_context(settings, ledger, source) as context:
+        snapshot = last_whole(context, hint=f"caf run {source} takes one; or give a size")
     left = max(0, snapshot.object_bytes - ledger.account(source).located_bytes)
     return left, -(-left // _usual_chunk_bytes(settings, source))
 
@@ -342,8 +342,8 @@ def _compared(settings: "Settings", ledger: "Ledger", source: str, *, with_urls:
     from caf_pipeline.store.jackal.chain_diff import compare  # noqa: PLC0415
     from caf_pipeline.wiring import jackal_of  # noqa: PLC0415  loaded by the commands that use it
 
-    with opened_workplace(settings, ledger, source) as work:
-        store = jackal_of(work)
+    with opened_run_context(settings, ledger, source) as context:
+        store = jackal_of(context)
         ahead = timedelta(days=settings.jackal.warn_days)
         blocks = ahead.total_seconds() / store.chain.block_seconds()
         plan = store.chain.plan(store.wallet.address)
@@ -351,7 +351,7 @@ def _compared(settings: "Settings", ledger: "Ledger", source: str, *, with_urls:
         chunks = ledger.chunks(source)
         owners = {store.wallet.address, *(chunk.owner for chunk in chunks if chunk.owner)}  # also wallets used before
         found = compare(
-            [*store.listed(work.archive_id, owners), *_adopted(store, chunks)],
+            [*store.listed(context.archive_id, owners), *_adopted(store, chunks)],
             chunks,
             owner=store.wallet.address,
             required_copies=store.required_copies,

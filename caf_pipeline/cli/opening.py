@@ -1,4 +1,4 @@
-"""What a command opens and closes again: the ledger, one source's workplace, the network.
+"""What a command opens and closes again: the ledger, one source's run context, the network.
 
 Nothing here is loaded before a command asks for it: `caf --help` must not wait for a database driver.
 """
@@ -15,9 +15,9 @@ from caf_pipeline.errors import CafError, NotLocated, StagingError, UsageError
 from caf_pipeline.waits import Announcer, Waits
 
 if TYPE_CHECKING:
-    from caf_pipeline.context import Workplace
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.ledger.transactions import TransactionLog
+    from caf_pipeline.run_context import RunContext
     from caf_pipeline.settings import Settings
     from caf_pipeline.source.protocol import ObjectSource
     from caf_pipeline.store.jackal.store import JackalStore
@@ -147,20 +147,22 @@ def replacing(path: Path, *read: str) -> Iterator[None]:
 
 
 @contextmanager
-def opened_workplace(
+def opened_run_context(
     settings: "Settings", ledger: "Ledger", source: str, objects: "ObjectSource | None" = None, *, register: bool = True
-) -> "Iterator[Workplace]":
-    """Open a source's workplace while the context lasts; its objects are those in S3 where no others are given.
+) -> "Iterator[RunContext]":
+    """Open a source's run context while the context lasts; its objects are those in S3 where no others are given.
 
     The ledger learns of the source, unless `register` is False.
     """
-    from caf_pipeline.wiring import close_store, open_workplace  # noqa: PLC0415
+    from caf_pipeline.wiring import close_store, open_run_context  # noqa: PLC0415
 
-    work = open_workplace(settings, source, run=RUN, ledger=ledger, objects=objects, waiting=Announcer(note), register=register)
+    context = open_run_context(
+        settings, source, run=RUN, ledger=ledger, objects=objects, waiting=Announcer(note), register=register
+    )
     try:
-        yield work
+        yield context
     finally:
-        close_store(work.store)
+        close_store(context.store)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace, require_source
+from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_run_context, require_source
 from caf_pipeline.cli.terminal import (
     JsonOption,
     ReportOption,
@@ -74,18 +74,18 @@ def plan(
     first, *more = [option for option, value in chosen.items() if value] or [""]
     if more:
         raise UsageError(f"{first} and {more[0]} exclude each other.", hint="Give one of them.")
-    with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source, register=False) as work:
+    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, source, register=False) as context:
         if last_inventory:
-            snapshot = inventories.last_whole(work, hint="run it without --last-inventory: it takes an inventory then")
-        elif report or (work.source_settings.inventory and not list_bucket):
-            snapshot, taken = inventories.take_report(work, report or "")
+            snapshot = inventories.last_whole(context, hint="run it without --last-inventory: it takes an inventory then")
+        elif report or (context.source_settings.inventory and not list_bucket):
+            snapshot, taken = inventories.take_report(context, report or "")
             if taken.warning:
                 note(taken.warning)
         else:
-            snapshot = inventories.take_inventory(work, to_plan=False)
-        if warning := inventories.nothing_found(work, snapshot):
+            snapshot = inventories.take_inventory(context, to_plan=False)
+        if warning := inventories.nothing_found(context, snapshot):
             note(warning)
-        preview = preview_plan(work, snapshot)
+        preview = preview_plan(context, snapshot)
     if json:
         print_json(preview.as_json())
     else:

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.cli.opening import known_sources, load_settings, opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import known_sources, load_settings, opened_ledger, opened_run_context
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, NoChainAnswer, StoreUnreachable, UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
 
 if TYPE_CHECKING:
-    from caf_pipeline.context import Workplace
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.maintenance.repair import RepairReport
     from caf_pipeline.maintenance.scrub import ProofReport
+    from caf_pipeline.run_context import RunContext
 
 
 def prove(
@@ -49,11 +49,11 @@ def prove(
     settings = load_settings()
     settings.source(source)
     names_by_verdict: dict[str, list[str]] = {"damaged": [], "unanswered": [], "unverified": [], "proven": []}
-    with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source) as work:
-        if (in_bulk := look_in_bulk(work)) is not None:
+    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, source) as context:
+        if (in_bulk := look_in_bulk(context)) is not None:
             note(in_bulk.described())
         try:
-            for report in prove_oldest(work, limit or settings.jackal.prove_per_run):
+            for report in prove_oldest(context, limit or settings.jackal.prove_per_run):
                 _print_proof(report, json)
                 names_by_verdict[report.verdict].append(report.chunk.name)
         except NoChainAnswer:
@@ -163,18 +163,18 @@ def repair(
         if not chunks:
             note(f"no chunk of '{what}' is damaged")
             return
-        with opened_workplace(settings, ledger, source) as work:
-            _repair_all(work, chunks, json)
+        with opened_run_context(settings, ledger, source) as context:
+            _repair_all(context, chunks, json)
 
 
-def _repair_all(work: "Workplace", chunks: list[str], json: bool) -> None:
+def _repair_all(context: "RunContext", chunks: list[str], json: bool) -> None:
     """Repair one after the other; raise the first error at the end, or at once if every chunk would meet it."""
     from caf_pipeline.maintenance.repair import concerns_one_chunk, repair_chunk  # noqa: PLC0415  loaded by the commands that use it
 
     failed: list[CafError] = []
     for name in chunks:
         try:
-            _print_repair(repair_chunk(work, name), json)
+            _print_repair(repair_chunk(context, name), json)
         except CafError as error:
             if not concerns_one_chunk(error):
                 raise

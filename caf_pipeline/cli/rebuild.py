@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_run_context
 from caf_pipeline.cli.terminal import JsonOption, SourcesArgument, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, MnemonicRefused, UsageError
 
 if TYPE_CHECKING:
-    from caf_pipeline.context import Workplace
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.maintenance.rebuild import FileKind, RebuildOutcome
+    from caf_pipeline.run_context import RunContext
     from caf_pipeline.settings import Settings
 
 
@@ -92,8 +92,8 @@ def _rebuild(
     objects = UnaskedObjects("a ledger is rebuilt without its source")
     kinds: Counter[FileKind] = Counter()
     left_out = 0
-    with opened_workplace(settings, ledger, name, objects) as work:
-        for outcome in _outcomes(work, owner, whole=whole, dry_run=dry_run):
+    with opened_run_context(settings, ledger, name, objects) as context:
+        for outcome in _outcomes(context, owner, whole=whole, dry_run=dry_run):
             kinds[outcome.finding.kind] += 1
             left_out += not outcome.complete
             if json:
@@ -116,11 +116,11 @@ def _rebuild(
     return kinds
 
 
-def _outcomes(work: "Workplace", owner: str | None, *, whole: bool, dry_run: bool) -> "Iterator[RebuildOutcome]":
+def _outcomes(context: "RunContext", owner: str | None, *, whole: bool, dry_run: bool) -> "Iterator[RebuildOutcome]":
     from caf_pipeline.maintenance import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
 
     try:
-        yield from steps.rebuild(work, owner=owner, whole=whole, dry_run=dry_run)
+        yield from steps.rebuild(context, owner=owner, whole=whole, dry_run=dry_run)
     except MnemonicRefused as error:
         raise MnemonicRefused(str(error), hint=f"{error.hint}; or give --owner and the wallet's address, jkl1…") from None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_run_context
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourceArgument,
@@ -136,8 +136,8 @@ def safe_to_delete(
         )
     manifest = output or Path(f"{source}-safe-to-delete.csv")
     reporter = ProgressReporter(tell=note, progress=progress)
-    with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source) as work:
-        found = find_deletable(work, manifest, report=report, reads_back=not no_read_back, reporter=reporter)
+    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, source) as context:
+        found = find_deletable(context, manifest, report=report, reads_back=not no_read_back, reporter=reporter)
     if json:
         _print_json(source, found)
     else:

@@ -37,7 +37,7 @@ from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.quantities import counted
-from caf_pipeline.wiring import close_store, open_ledger, open_workplace
+from caf_pipeline.wiring import close_store, open_ledger, open_run_context
 
 DAEMON: Final = "BACKFILL"
 """What the part of Dagster's daemon that submits backfills calls itself in its heartbeats."""
@@ -294,16 +294,16 @@ def _unparked(settings: Settings, ledger: Ledger, chunks: Sequence[Chunk]) -> li
     parked = {chunk.name for chunk in chunks if chunk.state is ChunkState.PARKED}
     if parked:
         nothing = UnaskedObjects("a backfill is only submitted")
-        work = open_workplace(settings, chunks[0].source, run="caf backfill", ledger=ledger, objects=nothing)
+        context = open_run_context(settings, chunks[0].source, run="caf backfill", ledger=ledger, objects=nothing)
         try:
             for name in sorted(parked):
                 try:
-                    chunk_steps.unpark(work, name)
+                    chunk_steps.unpark(context, name)
                 except HeldByOther:
                     continue
                 parked.remove(name)
         finally:
-            close_store(work.store)
+            close_store(context.store)
     return [chunk.name for chunk in chunks if chunk.name not in parked]
 
 

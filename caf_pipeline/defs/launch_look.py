@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 from dagster import RunRecord, RunRequest, SensorEvaluationContext, SensorResult, SkipReason
 
 from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, NOT_POSTED
-from caf_pipeline.context import address_of
 from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
 from caf_pipeline.defs.launching import (
     PAGE,
@@ -24,11 +23,12 @@ from caf_pipeline.defs.launching import (
 )
 from caf_pipeline.defs.naming import BEFORE_BACKFILLS, PARKED_TAG, job_name, partitions_name
 from caf_pipeline.defs.pod_size import pod_tags
-from caf_pipeline.defs.resources import ask_in_time, open_work
+from caf_pipeline.defs.resources import ask_in_time, open_run_context
 from caf_pipeline.errors import ChunkTooLarge, HeldByOther, NoProvider, PlanTooSmall, StoreUnreachable, with_hint
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import LaunchableChunk
+from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import Settings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.protocol import ChunkStore
@@ -178,7 +178,7 @@ class LaunchLook:
         return parked
 
     def _park_one(self, chunk: LaunchableChunk, reason: str) -> None:
-        chunk_steps.park(open_work(self.context, chunk.source), chunk.name, reason)
+        chunk_steps.park(open_run_context(self.context, chunk.source), chunk.name, reason)
 
     def _admitted(self, ledger: Ledger, chosen: Sequence[LaunchableChunk]) -> Sequence[LaunchableChunk]:
         """Return those that are launched now, the oldest first.
@@ -220,7 +220,7 @@ class LaunchLook:
         return [one for one in launch if one.name not in left_out]
 
     def _refused(self, unposted: Sequence[LaunchableChunk], waiting: int, *, public: bool) -> tuple[set[str], str]:
-        store = open_work(self.context, unposted[0].source).store
+        store = open_run_context(self.context, unposted[0].source).store
         return refused_chunks(store, unposted, public=public, waiting_bytes=waiting)
 
     def _store(self) -> str:

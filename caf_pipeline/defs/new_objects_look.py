@@ -10,13 +10,13 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from dagster import RunRequest, RunsFilter, SensorEvaluationContext, SensorResult, SkipReason
 
-from caf_pipeline.context import Workplace
 from caf_pipeline.defs.launch_look import ENOUGH, Tick, pause_reason
 from caf_pipeline.defs.launching import UNFINISHED, by_outage, waits
 from caf_pipeline.defs.naming import REPORT_TAG, job_name, op_name
-from caf_pipeline.defs.resources import ask_in_time, open_work
+from caf_pipeline.defs.resources import ask_in_time, open_run_context
 from caf_pipeline.errors import CafError, SourceError, with_hint
 from caf_pipeline.ledger.database import describe_database
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.steps import inventories, notices
 from caf_pipeline.system.deadline import Deadline, Overdue
@@ -138,9 +138,9 @@ class NewObjectsLook:
     def _ask(self, whom: str, question: Callable[[], T]) -> T:
         return ask_in_time(self.context, self.deadline, whom, question)
 
-    def _ask_bucket(self, look: Callable[[Workplace], T]) -> T:
+    def _ask_bucket(self, look: Callable[[RunContext], T]) -> T:
         whom = f"bucket '{self._its.bucket}' at {self._its.endpoint_url or 'AWS'}, or the ledger,"
-        return self._ask(whom, lambda: look(open_work(self.context, self.source)))
+        return self._ask(whom, lambda: look(open_run_context(self.context, self.source)))
 
     def _is_enough(self, share: float) -> bool:
         return self.deadline.left() < self.deadline.seconds * share
@@ -162,7 +162,7 @@ class NewObjectsLook:
         deadline = Deadline(self.deadline.left() * REPORT_SHARE)
         try:
             name = ask_in_time(
-                self.context, deadline, whom, lambda: inventories.find_new_report(open_work(self.context, self.source))
+                self.context, deadline, whom, lambda: inventories.find_new_report(open_run_context(self.context, self.source))
             )
         except (CafError, Overdue) as error:
             self.notes.append(f"No inventory report is taken: {with_hint(error)}.")
@@ -230,9 +230,9 @@ class NewObjectsLook:
 
     def _drain(self) -> None:
         """Take what the source's queue has into the ledger, and note what is to be said of it."""
-        work, queue = open_work(self.context, self.source), open_queue(self.settings, self.source)
-        drained = notices.drain_queue(work, queue, enough=partial(self._is_enough, ENOUGH))
-        _, apart = work.ledger.count_noticed([self.source]).get(self.source, (0, 0))
+        run_context, queue = open_run_context(self.context, self.source), open_queue(self.settings, self.source)
+        drained = notices.drain_queue(run_context, queue, enough=partial(self._is_enough, ENOUGH))
+        _, apart = run_context.ledger.count_noticed([self.source]).get(self.source, (0, 0))
         if drained.taken:
             self.notes.append(f"{counted(drained.taken, 'message')} taken from the queue.")
         if apart:

@@ -12,7 +12,6 @@ from pydantic import PrivateAttr
 
 from caf_pipeline import wiring
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.defs.dead_runs import process_tags
 from caf_pipeline.defs.failures import Context, attempt
 from caf_pipeline.defs.naming import LEDGER, RUN, SOURCE_TAG, STORE, s3_key
@@ -21,6 +20,7 @@ from caf_pipeline.defs.source_resource import S3SourceResource
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Holder
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.store.protocol import ChunkStore
@@ -95,12 +95,12 @@ class StoreResource(ConfigurableResource[ChunkStore]):
 
 
 class RunResource(ConfigurableResource["RunResource"]):
-    """One run: whom it tells what, and the workplaces of its sources.
+    """One run: whom it tells what, and the run_contexts of its sources.
 
     Attributes:
         progress: told objects and bytes as they are packed, as differences.
         upload_progress: told bytes as they are sent, as differences.
-        ended: told the state in which the run leaves a chunk; see `Workplace`.
+        ended: told the state in which the run leaves a chunk; see `RunContext`.
         on_error: told an error of a step before Dagster makes text of it.
         waiting: told what a run waits for.
     """
@@ -111,16 +111,16 @@ class RunResource(ConfigurableResource["RunResource"]):
     ended: ResourceDependency[Callable[[ChunkState], None]]
     on_error: ResourceDependency[Callable[[CafError], None]]
     waiting: ResourceDependency[Listener]
-    _works: dict[str, Workplace] = PrivateAttr(default_factory=dict)
+    _works: dict[str, RunContext] = PrivateAttr(default_factory=dict)
     _logs: dict[str, RunLog] = PrivateAttr(default_factory=dict)
 
-    def open(self, context: Context | SensorEvaluationContext, source: str) -> Workplace:
-        """Return the workplace of a source, which the first step of the run opens. Its objects are not asked for."""
+    def open(self, context: Context | SensorEvaluationContext, source: str) -> RunContext:
+        """Return the run context of a source, which the first step of the run opens. Its objects are not asked for."""
         run = f"sensor {context.sensor_name}" if isinstance(context, SensorEvaluationContext) else context.run.run_id
         if not isinstance(context, SensorEvaluationContext):
             self._logs.setdefault(source, RunLog(source, run, context.instance)).follow(context)
         if source not in self._works:
-            self._works[source] = wiring.open_workplace(
+            self._works[source] = wiring.open_run_context(
                 self.settings,
                 source,
                 run=run,
@@ -149,13 +149,13 @@ class RunResource(ConfigurableResource["RunResource"]):
         return told
 
 
-def open_work(context: Context | SensorEvaluationContext, source: str) -> Workplace:
+def open_run_context(context: Context | SensorEvaluationContext, source: str) -> RunContext:
     """Return what a step or a look of a sensor works with: of the resources, those that its definition asks for."""
-    work: Workplace = context.resources.run.open(context, source)
+    run_context: RunContext = context.resources.run.open(context, source)
     s3 = getattr(context.resources, s3_key(source), None)
     if s3 is None:
-        return work
-    return replace(work, objects=wiring.open_source(work.settings, source, work.waits, s3.get_client()))
+        return run_context
+    return replace(run_context, objects=wiring.open_source(run_context.settings, source, run_context.waits, s3.get_client()))
 
 
 def ask_in_time(context: SensorEvaluationContext, deadline: Deadline, whom: str, question: Callable[[], T]) -> T:
@@ -169,9 +169,9 @@ def ask_in_time(context: SensorEvaluationContext, deadline: Deadline, whom: str,
     return deadline.ask(whom, question, late=close)
 
 
-def attempt_step(context: Context, source: str, step: Callable[[Workplace], T]) -> T | None:
+def attempt_step(context: Context, source: str, step: Callable[[RunContext], T]) -> T | None:
     """Return what a step returns, or None where another live run holds the chunk; see `failures.attempt`."""
-    return attempt(context, lambda: step(open_work(context, source)), context.resources.run.on_error)
+    return attempt(context, lambda: step(open_run_context(context, source)), context.resources.run.on_error)
 
 
 def build_resources(settings: Settings) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def test_a_key_that_is_not_archived_is_said_to_be_so(archived):
 HEAVY = (
     *("dagster", "boto3", "botocore", "awscrt", "pyarrow", "duckdb", "numpy", "cffi", "Crypto", "coincurve", "google.protobuf"),
     *("caf_pipeline.caf.merkle_reference", "caf_pipeline.cli.archives", "caf_pipeline.packing.packer"),
-    *("caf_pipeline.caf.archive", "caf_pipeline.context", "caf_pipeline.source.protocol", "psutil", "sqlalchemy"),
+    *("caf_pipeline.caf.archive", "caf_pipeline.run_context", "caf_pipeline.source.protocol", "psutil", "sqlalchemy"),
 )
 """What a look-up has no use for, each a hundredth of a second or more, alone or with what it loads."""
 

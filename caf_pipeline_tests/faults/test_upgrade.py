@@ -19,7 +19,7 @@ from caf_pipeline.ledger.migrations import applied_migrations, migrate, sql_fold
 from caf_pipeline.packing.journal import format as journal
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.support.paying_runs import then
-from caf_pipeline_tests.support.workplaces import CHUNK_STEPS, archive_chunk
+from caf_pipeline_tests.support.run_contexts import CHUNK_STEPS, archive_chunk
 
 GROUP = "An upgrade with runs in flight"
 OLD = ("0001.ledger", "0002.jackal")
@@ -197,21 +197,21 @@ def leave_in_every_state(world, unruly_s3):
     """Run chunks up to each place that a run may end at; return the states."""
     names = world.plan()
     assert len(names) > len(CHUNK_STEPS) + len(HALTED_BEFORE)
-    with world.workplace() as work:
+    with world.run_context() as context:
         left = iter(names[1:])  # the first is not begun
         for step in CHUNK_STEPS:
-            archive_chunk(work, next(left), until=step)
+            archive_chunk(context, next(left), until=step)
         for method in HALTED_BEFORE:
-            then(work.ledger, method, halt, before=True)
+            then(context.ledger, method, halt, before=True)
             with pytest.raises(HaltedError):
-                archive_chunk(work, next(left))
+                archive_chunk(context, next(left))
         last = next(left)
         (key,) = world.query("SELECT max(file_path) FROM claims JOIN caf_files USING (caf_file_id) WHERE name = %s", last)[0]
         unruly_s3.fail(500, "InternalError", key=key)
         with pytest.raises(ObjectReadFailed):
-            archive_chunk(work, last)
+            archive_chunk(context, last)
         unruly_s3.well_behaved()
-        return {work.ledger.chunk(name).state for name in names}
+        return {context.ledger.chunk(name).state for name in names}
 
 
 def leave_staging_as_before(world):
@@ -236,9 +236,9 @@ def test_chunks_in_every_state_of_an_older_ledger_are_finished(fault, old_world,
     take_back(old_world.database_url)
     with fault(GROUP, "a ledger and staging of version 0.2.0, chunks in every state") as case:
         case.tried = len(old_world.chunks())
-        with old_world.workplace() as work:
-            for chunk in work.ledger.chunks():
-                archive_chunk(work, chunk.name)
+        with old_world.run_context() as context:
+            for chunk in context.ledger.chunks():
+                archive_chunk(context, chunk.name)
         old_world.finish()
         case.check(old_world)
 
@@ -251,16 +251,16 @@ def test_a_journal_of_another_format_is_not_resumed_and_the_chunk_ends_right(fau
     (name, *_) = small_world.plan()
     with fault(GROUP, "a journal of another format") as case:
         unruly_s3.fail(500, "InternalError", key="chunk-00/2")
-        with monkeypatch.context() as patched, small_world.workplace() as work:
+        with monkeypatch.context() as patched, small_world.run_context() as context:
             patched.setattr(journal, "JOURNAL_FORMAT", version)
             with pytest.raises(ObjectReadFailed):
-                archive_chunk(work, name)
+                archive_chunk(context, name)
         assert list(small_world.staging.glob("*.journal"))
         unruly_s3.well_behaved()
-        with small_world.workplace() as work:
-            archive_chunk(work, name, until=chunk_steps.load_batch)
-            chunk_steps.pack_chunk(work, name)
-            report = chunk_steps.seal_chunk(work, name)
+        with small_world.run_context() as context:
+            archive_chunk(context, name, until=chunk_steps.load_batch)
+            chunk_steps.pack_chunk(context, name)
+            report = chunk_steps.seal_chunk(context, name)
             assert report.resumed_bytes == 0
             assert report.not_resumed
         small_world.finish()

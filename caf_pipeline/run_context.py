@@ -33,7 +33,7 @@ def _no_end(state: ChunkState) -> None:
 
 
 @dataclass(frozen=True)
-class Workplace:
+class RunContext:
     """One source's parts, as every step gets them.
 
     Attributes:
