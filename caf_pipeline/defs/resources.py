@@ -95,7 +95,7 @@ class StoreResource(ConfigurableResource[ChunkStore]):
 
 
 class RunResource(ConfigurableResource["RunResource"]):
-    """One run: whom it tells what, and the run_contexts of its sources.
+    """One run: whom it tells what, and the run contexts of its sources.
 
     Attributes:
         progress: told objects and bytes as they are packed, as differences.
