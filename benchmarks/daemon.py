@@ -39,7 +39,7 @@ from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import inventories, planning
-from caf_pipeline.wiring import close_store, open_ledger, open_run_context
+from caf_pipeline.wiring import open_ledger, open_run_context
 from caf_pipeline_tests.support.dagster_daemon import daemon
 from caf_pipeline_tests.support.postgres import database_at
 
@@ -150,7 +150,7 @@ def _plan(settings: Settings, ledger: Ledger) -> list[str]:
     try:
         return [chunk.name for chunk in planning.cut_plan(context, inventories.take_inventory(context)).chunks]
     finally:
-        close_store(context.store)
+        context.close()
 
 
 def _unfinished(instance: DagsterInstance) -> int:

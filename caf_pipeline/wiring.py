@@ -7,28 +7,27 @@ starts at once.
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import LedgerError, SettingsError, UsageError
 from caf_pipeline.ledger.database import has_own_server, open_database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Holder
+from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings, load_settings
-from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.source.protocol import EventQueue, ObjectSource
+from caf_pipeline.store.protocol import ChunkReader, ChunkStore
 from caf_pipeline.throttle import open_throttle
 from caf_pipeline.waits import Listener, Wait, Waits
 
 if TYPE_CHECKING:
-    from caf_pipeline.chunk_state import ChunkState
     from caf_pipeline.ledger.backup import BackupContents
     from caf_pipeline.retrieval.archive import Archive
     from caf_pipeline.retrieval.restore import RestoreTarget
-    from caf_pipeline.run_context import RunContext
-    from caf_pipeline.source.protocol import EventQueue, ObjectSource
-    from caf_pipeline.store.jackal.store import JackalStore
+    from caf_pipeline.store.jackal.write import JackalStore
 
 BUCKET_SCHEME: Final = "s3://"
 
@@ -60,11 +59,22 @@ def restore_ledger(settings: Settings, ledger: Ledger, path: Path) -> None:
     restore(ledger.database, programs, path, reason="a backup was restored: run `caf doctor`, then `caf resume`")
 
 
+def open_reader(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> ChunkReader:
+    """Open what reads chunks of the store that the settings name. It has no wallet, and posts and uploads nothing."""
+    if settings.store.kind == "jackal":
+        from caf_pipeline.store.jackal.read import open_jackal_reader  # noqa: PLC0415 - a folder needs no network
+
+        return open_jackal_reader(settings.jackal, ledger.transactions(holder), ledger.providers(), waits)
+    from caf_pipeline.store.directory import DirectoryReader  # noqa: PLC0415 - only one of the two is ever needed
+
+    return DirectoryReader(settings.store.folder, ledger)
+
+
 def open_store(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> ChunkStore:
-    """Open the store that the settings name; `close_store` gives back what it holds."""
+    """Open the store that the settings name."""
     if settings.store.kind == "jackal":
         return open_jackal(settings, ledger, holder, waits)
-    from caf_pipeline.store.directory import DirectoryStore  # noqa: PLC0415 - only one of the two is ever needed
+    from caf_pipeline.store.directory import DirectoryStore  # noqa: PLC0415 - as above
 
     return DirectoryStore(settings.store.folder, ledger)
 
@@ -76,12 +86,13 @@ def open_jackal(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits
         SettingsError: the settings keep chunks elsewhere, or lack what the network needs.
     """
     _require_jackal(settings)
-    from caf_pipeline.store.jackal.store import open_jackal_store  # noqa: PLC0415 - half a second that a folder does not need
+    from caf_pipeline.store.jackal.write import open_jackal_store  # noqa: PLC0415 - half a second that a folder does not need
 
-    return open_jackal_store(settings, ledger, holder, waits)
+    throttle = open_throttle(settings.jackal, ledger.controls().current, waits)
+    return open_jackal_store(settings.jackal, ledger.transactions(holder), ledger.providers(), throttle, waits)
 
 
-def jackal_of(context: "RunContext") -> "JackalStore":
+def jackal_of(context: RunContext) -> "JackalStore":
     """Return the run context's store, as what it is on Jackal.
 
     Raises:
@@ -99,13 +110,6 @@ def _require_jackal(settings: Settings) -> None:
         )
 
 
-def close_store(store: ChunkStore) -> None:
-    """Close a store's connections, where it has some."""
-    close = getattr(store, "close", None)
-    if close is not None:
-        close()
-
-
 def open_archive(settings: Settings | None = None) -> "Archive":
     """Open what is archived, for programs beside `caf`: by the settings, else by those that `caf` would take here.
 
@@ -121,15 +125,15 @@ def open_archive(settings: Settings | None = None) -> "Archive":
     with contextlib.ExitStack() as opened:
         ledger = open_ledger(settings)
         opened.callback(ledger.close)
-        store = open_store(settings, ledger, this_process("reader"))
-        opened.callback(close_store, store)
+        store = open_reader(settings, ledger, this_process("reader"))
+        opened.callback(store.close)
         return Archive(ledger, store, opened.pop_all().close)
 
 
 @contextlib.contextmanager
 def open_restore(
     ledger: Ledger,
-    store: ChunkStore,
+    store: ChunkReader,
     destination: str,
     *,
     force: bool = False,
@@ -187,7 +191,7 @@ def open_restore(
         yield RestoreBucket(bucket, store, manifests, force=force, dry_run=dry_run)
 
 
-def open_source(settings: Settings, source: str, waits: Waits, client: Any = None) -> "ObjectSource":  # noqa: ANN401
+def open_source(settings: Settings, source: str, waits: Waits, client: Any = None) -> ObjectSource:  # noqa: ANN401
     """Open the S3 source of this name, with a boto3 client of its own where none is given."""
     from caf_pipeline.source.s3.source import open_s3_source  # noqa: PLC0415 - half a second that reading the ledger does not need
 
@@ -202,7 +206,7 @@ def open_source(settings: Settings, source: str, waits: Waits, client: Any = Non
     )
 
 
-def open_queue(settings: Settings, source: str) -> "EventQueue":
+def open_queue(settings: Settings, source: str) -> EventQueue:
     """Open the queue of a source's event notifications."""
     from caf_pipeline.source.s3.queue import open_event_queue  # noqa: PLC0415 - as above
 
@@ -217,21 +221,21 @@ def open_run_context(
     ledger: Ledger | None = None,
     store: Callable[[Ledger, Holder, Waits], ChunkStore] | None = None,
     client: Any = None,  # noqa: ANN401 - boto3's clients have no type of their own
-    objects: "ObjectSource | None" = None,
+    objects: ObjectSource | None = None,
     progress: Callable[[int, int], None] | None = None,
     upload_progress: Callable[[int], None] | None = None,
-    ended: "Callable[[ChunkState], None] | None" = None,
+    ended: Callable[[ChunkState], None] | None = None,
     waiting: Listener | None = None,
     register: bool = True,
-) -> "RunContext":
-    """Open everything that the steps of one source need.
+) -> RunContext:
+    """Return what the steps of one source work with. Objects and store are opened when a step asks for them; close it.
 
     Args:
         settings: all settings.
         source: the source's name.
         run: who works, e.g. a Dagster run id.
-        ledger: an open ledger to use.
-        store: opens the store, instead of `open_store`.
+        ledger: an open ledger to use, which the context does not close.
+        store: opens the store, instead of `open_store`, and closes it.
         client: a boto3 S3 client to use.
         objects: an open source to use, so that nothing of S3 is opened.
         progress: see `RunContext`.
@@ -240,22 +244,20 @@ def open_run_context(
         waiting: told what is waited for, beside the ledger, which every process can ask.
         register: make the source known to the ledger.
     """
-    from caf_pipeline.run_context import RunContext  # noqa: PLC0415 - reading what is archived needs none
-
-    opened: Ledger = ledger or open_ledger(settings)
     holder = this_process(run)
-    waits = Waits(*([waiting] if waiting else []), _recorder(opened, holder, source))
-    if objects is None:
-        objects = open_source(settings, source, waits, client)
+    lazy_ledger = Lazy.of(ledger) if ledger else Lazy(lambda: open_ledger(settings), Ledger.close)
+    waits = Waits(*([waiting] if waiting else []), _recorder(lazy_ledger, holder, source))
     told: dict[str, Any] = {"progress": progress, "upload_progress": upload_progress, "ended": ended}
     context = RunContext(
         source=source,
         settings=settings,
-        objects=objects,
-        store=(store or partial(open_store, settings))(opened, holder, waits),
-        ledger=opened,
         holder=holder,
-        throttle=open_throttle(settings.jackal, opened.controls(), waits),
+        lazy_objects=Lazy.of(objects) if objects else Lazy(lambda: open_source(settings, source, waits, client)),
+        lazy_store=Lazy(lambda: store(lazy_ledger.get(), holder, waits))
+        if store
+        else Lazy(lambda: open_store(settings, lazy_ledger.get(), holder, waits), lambda opened: opened.close()),
+        lazy_ledger=lazy_ledger,
+        throttle=open_throttle(settings.jackal, lambda: lazy_ledger.get().controls().current(), waits),
         waits=waits,
         **{name: listener for name, listener in told.items() if listener},
     )
@@ -264,12 +266,12 @@ def open_run_context(
     return context
 
 
-def _recorder(ledger: Ledger, holder: Holder, source: str) -> Listener:
+def _recorder(ledger: Lazy[Ledger], holder: Holder, source: str) -> Listener:
     """Return what writes a run's waits to the ledger."""
 
     def record(waits: Sequence[Wait]) -> None:
         # A ledger that is away shows no waits; the work that needs it says so itself.
         with contextlib.suppress(LedgerError):
-            ledger.record_waits(holder, source, waits)
+            ledger.get().record_waits(holder, source, waits)
 
     return record

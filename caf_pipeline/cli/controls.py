@@ -109,7 +109,7 @@ def _spend_cap(text: str) -> str | None:
 def _show(settings: "Settings", ledger: "Ledger", json: bool) -> None:
     from caf_pipeline.throttle import open_throttle  # noqa: PLC0415  loaded by the command that uses it
 
-    current, throttle = ledger.controls().current(), open_throttle(settings.jackal, ledger.controls())
+    current, throttle = ledger.controls().current(), open_throttle(settings.jackal, ledger.controls().current)
     rate, cap = throttle.limit() or None, throttle.spend_cap()
     if json:
         print_json({"paused": current.paused or None, "bandwidth": rate, "spend_cap": cap})

@@ -11,13 +11,12 @@ from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.ledger.transactions import TransactionLog
     from caf_pipeline.maintenance.doctor.examine import Settler
     from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Mended
     from caf_pipeline.run_context import RunContext
     from caf_pipeline.settings import Settings
-    from caf_pipeline.store.jackal.store import JackalStore
-    from caf_pipeline.store.protocol import ChunkStore
+    from caf_pipeline.store.jackal.write import JackalStore
+    from caf_pipeline.store.protocol import ChunkStore, TransactionLog
 
 RUN: Final = "caf doctor"
 """The holder of the doctor's leases, which another run shows in 'held by run …'."""
@@ -201,11 +200,11 @@ def _needs(operator: int, waiting: int) -> str:
 def _run_context(settings: "Settings", ledger: "Ledger", store: "ChunkStore", source: str) -> "RunContext":
     """Return a source's run context without its S3 side. Nothing is registered: looking changes nothing."""
     from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415  loaded by the command that uses it
-    from caf_pipeline.run_context import RunContext  # noqa: PLC0415
+    from caf_pipeline.run_context import Lazy, RunContext  # noqa: PLC0415
     from caf_pipeline.source.protocol import UnaskedObjects  # noqa: PLC0415
 
     objects = UnaskedObjects("the doctor does not ask S3")
-    return RunContext(source, settings, objects, store, ledger, this_process(RUN))
+    return RunContext(source, settings, this_process(RUN), Lazy.of(objects), Lazy.of(store), Lazy.of(ledger))
 
 
 def _settler(settings: "Settings", store: "ChunkStore", log: "TransactionLog") -> "Settler | None":

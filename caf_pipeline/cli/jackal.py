@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from caf_pipeline.settings import Settings
     from caf_pipeline.store.jackal.answers import ChainFile, StoragePlan
     from caf_pipeline.store.jackal.chain_diff import ChainDiff
-    from caf_pipeline.store.jackal.store import JackalStore
+    from caf_pipeline.store.jackal.write import JackalStore
 
 MOST_DAYS: Final = 36_500
 
@@ -67,7 +67,7 @@ def wallet(json: JsonOption = False) -> None:
         last_reading = next((row for row in network.ledger.storage_plans() if row.account == network.account), None)
         pending = any(transaction.purpose == "buy" for transaction in network.log.pending(network.account))
         at_list_price = network.log.at_list_price(network.account)
-        throttle = open_throttle(settings.jackal, network.ledger.controls())
+        throttle = open_throttle(settings.jackal, network.ledger.controls().current)
         cap, rate, paused = throttle.spend_cap(), throttle.limit() or None, throttle.paused()
         chunks = network.ledger.chunks()
     types = Counter(chunk.proof_type for chunk in chunks if has_reached(chunk.state, ChunkState.POSTED))

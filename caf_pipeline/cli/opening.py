@@ -16,12 +16,11 @@ from caf_pipeline.waits import Announcer, Waits
 
 if TYPE_CHECKING:
     from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.ledger.transactions import TransactionLog
     from caf_pipeline.run_context import RunContext
     from caf_pipeline.settings import Settings
     from caf_pipeline.source.protocol import ObjectSource
-    from caf_pipeline.store.jackal.store import JackalStore
-    from caf_pipeline.store.protocol import ChunkStore
+    from caf_pipeline.store.jackal.write import JackalStore
+    from caf_pipeline.store.protocol import ChunkStore, TransactionLog
     from caf_pipeline.system.ranges import FileRanges
 
 RUN: Final = "caf"
@@ -76,13 +75,13 @@ def opened_ledger(settings: "Settings") -> "Iterator[Ledger]":
 def opened_store(settings: "Settings", ledger: "Ledger") -> "Iterator[ChunkStore]":
     """Open the store, whichever it is, while the context lasts."""
     from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415
-    from caf_pipeline.wiring import close_store, open_store  # noqa: PLC0415
+    from caf_pipeline.wiring import open_store  # noqa: PLC0415
 
     store = open_store(settings, ledger, this_process(RUN), Waits(Announcer(note)))
     try:
         yield store
     finally:
-        close_store(store)
+        store.close()
 
 
 @contextmanager
@@ -154,7 +153,7 @@ def opened_run_context(
 
     The ledger learns of the source, unless `register` is False.
     """
-    from caf_pipeline.wiring import close_store, open_run_context  # noqa: PLC0415
+    from caf_pipeline.wiring import open_run_context  # noqa: PLC0415
 
     context = open_run_context(
         settings, source, run=RUN, ledger=ledger, objects=objects, waiting=Announcer(note), register=register
@@ -162,7 +161,7 @@ def opened_run_context(
     try:
         yield context
     finally:
-        close_store(context.store)
+        context.close()
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.quantities import counted
-from caf_pipeline.wiring import close_store, open_ledger, open_run_context
+from caf_pipeline.wiring import open_ledger, open_run_context
 
 DAEMON: Final = "BACKFILL"
 """What the part of Dagster's daemon that submits backfills calls itself in its heartbeats."""
@@ -303,7 +303,7 @@ def _unparked(settings: Settings, ledger: Ledger, chunks: Sequence[Chunk]) -> li
                     continue
                 parked.remove(name)
         finally:
-            close_store(context.store)
+            context.close()
     return [chunk.name for chunk in chunks if chunk.name not in parked]
 
 

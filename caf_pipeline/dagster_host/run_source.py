@@ -59,7 +59,7 @@ from caf_pipeline.steps import inventories, planning
 from caf_pipeline.system.ending import interrupted_status
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import Announcer, Wait, Waits
-from caf_pipeline.wiring import close_store, open_ledger, open_run_context
+from caf_pipeline.wiring import open_ledger, open_run_context
 
 MOST_ALIKE: Final = 3
 """Chunks that fail for good by the same error, after which no further chunk is tried."""
@@ -397,7 +397,7 @@ class _Command:
         try:
             yield context
         finally:
-            close_store(context.store)
+            context.close()
 
     def _say(self, line: str, style: str | None = None) -> None:
         _say(self._console, f"{self._source}: {line}", style=style)

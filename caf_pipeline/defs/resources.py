@@ -20,7 +20,7 @@ from caf_pipeline.defs.source_resource import S3SourceResource
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Holder
-from caf_pipeline.run_context import RunContext
+from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.store.protocol import ChunkStore
@@ -87,7 +87,7 @@ class StoreResource(ConfigurableResource[ChunkStore]):
     def close(self) -> None:
         """Close what was opened."""
         while self._opened:
-            wiring.close_store(self._opened.pop())
+            self._opened.pop().close()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Close what was opened."""
@@ -155,7 +155,8 @@ def open_run_context(context: Context | SensorEvaluationContext, source: str) ->
     s3 = getattr(context.resources, s3_key(source), None)
     if s3 is None:
         return run_context
-    return replace(run_context, objects=wiring.open_source(run_context.settings, source, run_context.waits, s3.get_client()))
+    settings, waits = run_context.settings, run_context.waits
+    return replace(run_context, lazy_objects=Lazy(lambda: wiring.open_source(settings, source, waits, s3.get_client())))
 
 
 def ask_in_time(context: SensorEvaluationContext, deadline: Deadline, whom: str, question: Callable[[], T]) -> T:

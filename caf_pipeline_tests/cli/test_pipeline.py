@@ -230,7 +230,7 @@ def test_looking_something_up_loads_nothing_heavy(archived, arguments):
 
 
 def test_reading_from_jackal_loads_nothing_that_signs_or_packs():
-    opened = "caf_pipeline.wiring, caf_pipeline.store.jackal.store, caf_pipeline.retrieval.reader"
+    opened = "caf_pipeline.wiring, caf_pipeline.store.jackal.read, caf_pipeline.retrieval.reader"
     program = (
         f"import sys; from caf_pipeline.system.left_out import leave_out_unused; leave_out_unused(); import {opened};"
         f"print([name for name in {(*HEAVY, 'rich')} if sys.modules.get(name)])"

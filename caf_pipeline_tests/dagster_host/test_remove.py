@@ -16,7 +16,7 @@ from caf_pipeline.errors import HeldByOther, IllegalMove, NotLocated, SettingsEr
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.folder_lock import writing_into
-from caf_pipeline.wiring import close_store, open_run_context
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.defs.test_sensors import SOURCE, fail_run
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
 from caf_pipeline_tests.support.run_contexts import archive_chunk, plan
@@ -182,7 +182,7 @@ def planned_by_mistake(caf: CommandLine, s3_server: str, bucket: str) -> None:
         with opened_ledger(settings) as ledger:
             context = open_run_context(settings, "src", run="run-1", ledger=ledger)
             plan(context)
-            close_store(context.store)
+            context.close()
     caf.settings(source_text(s3_server, bucket, prefix="right/") + "public = true\n")
 
 

@@ -20,7 +20,6 @@ from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.settings import Settings, SourceSettings, StoreSettings
 from caf_pipeline.store.jackal.chain import Chain
-from caf_pipeline.wiring import close_store
 from caf_pipeline_tests.contracts.transaction_log import commit, signed
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import jackal_settings
@@ -268,7 +267,7 @@ def test_chunks_stored_without_a_plan_are_an_error(on_jackal, network, monkeypat
     mine.put(1)
     (chunk,) = mine.plan()
     archive_chunk(context := mine.run_context(), chunk)
-    close_store(context.store)
+    context.close()
     monkeypatch.setattr(Chain, "confirmed_plan", lambda chain, _: (None, chain.now()))
     check = lasting(mine)
     assert (check.passed, check.severity.value) == (False, "ERROR")

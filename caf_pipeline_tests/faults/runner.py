@@ -92,7 +92,7 @@ def _perform(order: Order, moments: Moments) -> None:
     from caf_pipeline.packing.journal.writer import CheckpointPace
     from caf_pipeline.settings import Settings
     from caf_pipeline.steps import inventories, planning
-    from caf_pipeline.wiring import close_store, open_run_context
+    from caf_pipeline.wiring import open_run_context
     from caf_pipeline_tests.support.run_contexts import CHUNK_STEPS
     from caf_pipeline_tests.support.s3_server import client_for
 
@@ -112,7 +112,7 @@ def _perform(order: Order, moments: Moments) -> None:
         upload_progress=lambda size_bytes: moments.passing(),
     )
     with contextlib.closing(database), contextlib.ExitStack() as stack:
-        stack.callback(close_store, context.store)
+        stack.callback(context.close)
         names = [order.chunk]
         if not order.chunk:
             with moments.step("take_inventory"):
@@ -134,7 +134,7 @@ def _warm_up() -> None:
     import caf_pipeline.steps.chunk_steps
     import caf_pipeline.steps.planning
     import caf_pipeline.store.directory
-    import caf_pipeline.store.jackal.store
+    import caf_pipeline.store.jackal.write
     import caf_pipeline.wiring  # noqa: F401
     import caf_pipeline_tests.support.run_contexts
     from caf_pipeline.store.jackal.wallet import Wallet

@@ -31,7 +31,7 @@ from caf_pipeline.settings import Settings
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline.store.jackal.wallet import Wallet
-from caf_pipeline.wiring import close_store, open_run_context
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.faults.moments import Fatal
 from caf_pipeline_tests.faults.runner import WITH_TRACEBACK, Order, Run, Template
 from caf_pipeline_tests.faults.runner import start as start_run
@@ -198,7 +198,7 @@ class World:
             try:
                 yield context
             finally:
-                close_store(context.store)
+                context.close()
         finally:
             database.close()
 

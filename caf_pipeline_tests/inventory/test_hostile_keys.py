@@ -17,9 +17,9 @@ from caf_pipeline.ledger.records import posting_of
 from caf_pipeline.packing.chunk_reader import ChunkFile, RemoteSource
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.source.protocol import ObjectHeaders
-from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts import object_source
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, WORDS, jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 

@@ -17,8 +17,8 @@ from caf_pipeline.maintenance.bulk_look import look_in_bulk
 from caf_pipeline.maintenance.doctor.examine import examine
 from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline.store.jackal.messages import archive_note
-from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline.store.jackal.names import archive_note
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
 from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedLcd, Told

@@ -16,13 +16,14 @@ from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.doctor.findings import Kind
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.run_context import Lazy
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.preview import preview_plan
-from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.crashes import mended
 from caf_pipeline_tests.support.jackal_command_line import wallet_with_space
 from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
@@ -198,7 +199,7 @@ def test_rebuild_keeps_both_of_two_files_of_one_name(in_folders, tmp_path, new_l
     plan(context)  # as an operator who wants a second copy
     archive_chunk(context, name)
     assert len(posts_of(context)) == 2
-    lost = dataclasses.replace(context, ledger=new_ledger())
+    lost = dataclasses.replace(context, lazy_ledger=Lazy.of(new_ledger()))
     lost.ledger.register_source(lost.source, lost.archive_id, lost.address)
     outcomes = list(rebuild.rebuild(lost))
     assert [outcome.finding.kind for outcome in outcomes].count(FileKind.CHUNK) >= 1

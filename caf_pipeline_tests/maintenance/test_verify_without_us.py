@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts.ledger import ODD_KEYS
 from caf_pipeline_tests.support.chain_user import ChainUser
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
@@ -125,7 +125,7 @@ def test_a_flipped_byte_of_an_object_is_found(archived, elsewhere, tmp_path, net
 def test_a_stranger_with_the_same_note_is_left_out(archived, elsewhere, tmp_path, network):
     import httpx
 
-    from caf_pipeline.store.jackal.messages import archive_note
+    from caf_pipeline.store.jackal.names import archive_note
 
     context, address = archived
     stranger = new_wallet()

@@ -269,7 +269,7 @@ class Pausing:
     def __init__(self, look, *, waits=1):
         self.paused, self.waits, self.looks, self.now = "", waits, [], 0.0
         self.look = look
-        self.throttle = Throttle(self, clock=lambda: self.now, sleep=self.sleep)
+        self.throttle = Throttle(self.current, clock=lambda: self.now, sleep=self.sleep)
 
     def current(self):
         return OperatorControls(paused=self.paused)

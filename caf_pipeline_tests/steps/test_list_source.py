@@ -19,7 +19,7 @@ from caf_pipeline.errors import IntegrityError, SourceDenied, SourceUnreachable,
 from caf_pipeline.inventory.key_split import LAST, split_key
 from caf_pipeline.inventory.snapshot import read_objects, read_snapshot
 from caf_pipeline.ledger.processes import this_process
-from caf_pipeline.run_context import RunContext
+from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.s3.listing import RequestRate
 from caf_pipeline.steps import list_source
@@ -39,7 +39,7 @@ NO_LEDGER = SimpleNamespace(  # all that a listing tells and asks the ledger
 
 def a_run_context(folder: Path, objects, *, waits=None, **source) -> RunContext:
     described = Settings(home=folder, sources={"src": {"bucket": "bucket-of-script", **source}})
-    return RunContext("src", described, objects, None, NO_LEDGER, this_process("run-1"), waits=waits or Waits())
+    return RunContext("src", described, this_process("run-1"), *map(Lazy.of, (objects, None, NO_LEDGER)), waits=waits or Waits())
 
 
 def keys_of(snapshot) -> list[bytes]:

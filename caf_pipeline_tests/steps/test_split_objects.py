@@ -27,6 +27,7 @@ from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.log_search import LogSearch, Period
 from caf_pipeline.retrieval.reader import fetch, save
+from caf_pipeline.run_context import Lazy
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import chunk_steps, inventories, planning, preview
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
@@ -495,7 +496,7 @@ def test_parts_that_are_located_at_the_same_time_make_the_object_located(context
         database = Database(database_url)
         try:
             ready.wait()
-            chunk_steps.load_locations(replace(context, ledger=Ledger(database)), name)
+            chunk_steps.load_locations(replace(context, lazy_ledger=Lazy.of(Ledger(database))), name)
         except BaseException as error:
             failed.append(error)
             raise

@@ -15,9 +15,9 @@ from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS, provider
-from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline.system.quantities import show_size
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
 

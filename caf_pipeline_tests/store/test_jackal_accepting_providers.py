@@ -9,14 +9,14 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import NoProvider, UploadsRefused
 from caf_pipeline.ledger.records import OperatorControls
+from caf_pipeline.run_context import Lazy
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.jackal.provider import ProviderClient
-from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts.chunk_store import to_store
 from caf_pipeline_tests.support.command_line import source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
-from caf_pipeline_tests.support.jackal_stores import open_store
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store, open_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
 
@@ -197,7 +197,7 @@ def test_after_the_proof_type_was_changed_a_posted_chunk_goes_on_with_its_own(tm
     jackal = context.settings.jackal.model_copy(update={"proof_type": 0})
     store = open_jackal_store(context.settings.model_copy(update={"jackal": jackal}), ledger, context.holder)
     all_of(network, lose_jobs=True)
-    archive_chunk(replace(context, store=store), chunk.name)
+    archive_chunk(replace(context, lazy_store=Lazy.of(store)), chunk.name)
     assert context.ledger.chunk(chunk.name).state is ChunkState.LOCATED
     assert context.ledger.chunk(chunk.name).proof_type == 3
     store.close()

@@ -19,13 +19,12 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.settings import Settings
-from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline.store.protocol import Copy, Posting
 from caf_pipeline_tests.contracts.chunk_store import ChunkStoreContract, MemoryLog, staged_file, to_store
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
-from caf_pipeline_tests.support.jackal_stores import open_store
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store, open_store
 
 
 @pytest.fixture

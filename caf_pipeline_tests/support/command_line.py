@@ -30,7 +30,7 @@ from caf_pipeline.defs import source_resource
 from caf_pipeline.ledger import embedded
 from caf_pipeline.ledger.embedded import PLACE_VARIABLE
 from caf_pipeline.settings import load_settings
-from caf_pipeline.wiring import close_store, open_run_context
+from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.run_contexts import archive_everything
 
@@ -172,7 +172,7 @@ def archive_source(caf: CommandLine, source: str = "src") -> None:
         with opened_ledger(settings) as ledger:
             context = open_run_context(settings, source, run="run-1", ledger=ledger)
             archive_everything(context)
-            close_store(context.store)
+            context.close()
 
 
 def source_text(endpoint: str, bucket: str, **more: str) -> str:

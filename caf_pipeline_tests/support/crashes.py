@@ -29,8 +29,9 @@ from caf_pipeline.maintenance.doctor.examine import Settler, examine
 from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Kind
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.inventories import take_inventory
-from caf_pipeline.store.jackal.store import JackalStore, open_jackal_store
+from caf_pipeline.store.jackal.write import JackalStore
 from caf_pipeline_tests.support.dying_runs import PRELOADED, a_steady_source
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk

@@ -7,7 +7,7 @@ from caf_pipeline.inventory.accounting import Accounting
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Holder
-from caf_pipeline.run_context import RunContext
+from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.directory import DirectoryStore
@@ -58,7 +58,7 @@ def a_run_context(
         store = DirectoryStore(described.store.folder, ledger)
     elif callable(store):
         store = store(described, ledger, holder)
-    context = RunContext("src", described, source, store, ledger, holder, throttle=throttle)
+    context = RunContext("src", described, holder, Lazy.of(source), Lazy.of(store), Lazy.of(ledger), throttle=throttle)
     ledger.register_source(context.source, context.archive_id, context.address)
     return context
 
