@@ -11,8 +11,8 @@ PACKAGE = Path(caf_pipeline.__file__).parent
 
 ORDER = (
     "errors | setting_values | settings_errors | settings chunk_state | system | caf formats | inventory | waits | ports"
-    " | throttle | source store ledger | run_context | packing | retrieval | steps | maintenance | wiring | filesystem"
-    " | defs | dagster_host | cli | entry definitions"
+    " | throttle | source store ledger | run_context | packing | retrieval | steps | maintenance | wiring"
+    " | run_wiring | filesystem | defs | dagster_host | cli | entry definitions"
 )
 """From the bottom up. A module imports from its own folder and from those before it; what stands together is kept apart."""
 
@@ -75,6 +75,6 @@ def test_a_module_imports_only_from_its_own_folder_and_those_before_it(module):
 
 
 def test_above_wiring_nothing_of_an_adapter_is_imported_but_what_is_listed():
-    above = [module for module in MODULES if module != "__init__" and RANK[top(module)] > RANK["wiring"]]
+    above = [module for module in MODULES if module != "__init__" and RANK[top(module)] > RANK["run_wiring"]]
     names = {name.removeprefix("caf_pipeline.") for module in above for name in imports_of(module)}
     assert {name for name in names if top(name) in ADAPTERS} == BESIDE_WIRING

@@ -1,20 +1,21 @@
 """Commands that look after what is stored: prove, repair."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.cli.opening import known_sources, load_settings, opened_ledger, opened_run_context
+from caf_pipeline.cli.opening import known_sources, opened_ledger
+from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, NoChainAnswer, StoreUnreachable, UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.maintenance.repair import RepairReport
-    from caf_pipeline.maintenance.scrub import ProofReport
-    from caf_pipeline.run_context import RunContext
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.maintenance.bulk_look import look_in_bulk
+from caf_pipeline.maintenance.repair import RepairReport, concerns_one_chunk, repair_chunk
+from caf_pipeline.maintenance.scrub import ProofReport, prove_oldest
+from caf_pipeline.run_context import RunContext
+from caf_pipeline.settings import load_settings
 
 
 def prove(
@@ -43,9 +44,6 @@ def prove(
     unverified; 3 a setting is wrong or there is no such source; 6 the database failed; 7 the store failed, or some are
     unanswered and none is damaged or unverified.
     """
-    from caf_pipeline.maintenance.bulk_look import look_in_bulk  # noqa: PLC0415  loaded by the commands that use it
-    from caf_pipeline.maintenance.scrub import prove_oldest  # noqa: PLC0415  loaded by the commands that use it
-
     settings = load_settings()
     settings.source(source)
     names_by_verdict: dict[str, list[str]] = {"damaged": [], "unanswered": [], "unverified": [], "proven": []}
@@ -71,7 +69,7 @@ def prove(
         )
 
 
-def _add_earlier(ledger: "Ledger", source: str, names_by_verdict: dict[str, list[str]]) -> None:
+def _add_earlier(ledger: Ledger, source: str, names_by_verdict: dict[str, list[str]]) -> None:
     """Add chunks that are damaged or unanswered since an earlier look."""
     looked_at = {name for names in names_by_verdict.values() for name in names}
     earlier = {"damaged": ledger.chunks(source, [ChunkState.DAMAGED]), "unanswered": ledger.unanswered_chunks(source)}
@@ -100,7 +98,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
 
 
-def _print_proof(report: "ProofReport", json: bool) -> None:
+def _print_proof(report: ProofReport, json: bool) -> None:
     if json:
         copies = [
             {
@@ -167,10 +165,8 @@ def repair(
             _repair_all(context, chunks, json)
 
 
-def _repair_all(context: "RunContext", chunks: list[str], json: bool) -> None:
+def _repair_all(context: RunContext, chunks: list[str], json: bool) -> None:
     """Repair one after the other; raise the first error at the end, or at once if every chunk would meet it."""
-    from caf_pipeline.maintenance.repair import concerns_one_chunk, repair_chunk  # noqa: PLC0415  loaded by the commands that use it
-
     failed: list[CafError] = []
     for name in chunks:
         try:
@@ -185,7 +181,7 @@ def _repair_all(context: "RunContext", chunks: list[str], json: bool) -> None:
         raise failed[0]
 
 
-def _print_repair(report: "RepairReport", json: bool) -> None:
+def _print_repair(report: RepairReport, json: bool) -> None:
     chunk = report.chunk
     if json:
         providers = [copy.provider for copy in report.copies]

@@ -33,11 +33,12 @@ from caf_pipeline.defs.pod_size import pod_tags
 from caf_pipeline.errors import HeldByOther, NoDaemon, NotLocated, UsageError
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk, chunk_of_lease
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.quantities import counted
-from caf_pipeline.wiring import open_ledger, open_run_context
+from caf_pipeline.wiring import open_ledger
 
 DAEMON: Final = "BACKFILL"
 """What the part of Dagster's daemon that submits backfills calls itself in its heartbeats."""

@@ -20,7 +20,7 @@ from dagster import (
     asset_check,
 )
 
-from caf_pipeline import wiring
+from caf_pipeline import run_wiring
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, NOT_POSTED, ChunkState
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.alerting import CHECKED_ASSET, CHECKS, check_result, conditions_of, is_paused
@@ -287,7 +287,7 @@ def _last_known_end(run_context: RunContext, account: str, error: StoreUnreachab
 
 
 def _storage_plan_lasts(run_context: RunContext, _: str) -> AssetCheckResult:
-    store = wiring.jackal_of(run_context)
+    store = run_wiring.jackal_of(run_context)
     address = store.wallet.address
     account = f"{run_context.settings.jackal.chain_id}/{address}"
     try:

@@ -17,11 +17,11 @@ from caf_pipeline.defs.resources import ask_in_time, open_run_context
 from caf_pipeline.errors import CafError, SourceError, with_hint
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.run_context import RunContext
+from caf_pipeline.run_wiring import open_queue
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.steps import inventories, notices
 from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
-from caf_pipeline.wiring import open_queue
 
 ENOUGH_FOR_EVENTS: Final = 0.2
 """As `ENOUGH`, of a look that has asked the queue before the bucket."""

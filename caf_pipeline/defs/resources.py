@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from dagster import ConfigurableResource, InitResourceContext, ResourceDependency, SensorEvaluationContext
 from pydantic import PrivateAttr
 
-from caf_pipeline import wiring
+from caf_pipeline import run_wiring, wiring
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.dead_runs import process_tags
 from caf_pipeline.defs.failures import Context, attempt
@@ -80,8 +80,8 @@ class StoreResource(ConfigurableResource[ChunkStore]):
     _opened: list[ChunkStore] = PrivateAttr(default_factory=list)
 
     def open(self, ledger: Ledger, holder: Holder, waits: Waits) -> ChunkStore:
-        """Open the store; see `wiring.open_store`."""
-        self._opened.append(wiring.open_store(self.settings, ledger, holder, waits))
+        """Open the store; see `run_wiring.open_store`."""
+        self._opened.append(run_wiring.open_store(self.settings, ledger, holder, waits))
         return self._opened[-1]
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class RunResource(ConfigurableResource["RunResource"]):
         if not isinstance(context, SensorEvaluationContext):
             self._logs.setdefault(source, RunLog(source, run, context.instance)).follow(context)
         if source not in self._works:
-            self._works[source] = wiring.open_run_context(
+            self._works[source] = run_wiring.open_run_context(
                 self.settings,
                 source,
                 run=run,
@@ -156,7 +156,7 @@ def open_run_context(context: Context | SensorEvaluationContext, source: str) ->
     if s3 is None:
         return run_context
     settings, waits = run_context.settings, run_context.waits
-    return replace(run_context, lazy_objects=Lazy(lambda: wiring.open_source(settings, source, waits, s3.get_client())))
+    return replace(run_context, lazy_objects=Lazy(lambda: run_wiring.open_source(settings, source, waits, s3.get_client())))
 
 
 def ask_in_time(context: SensorEvaluationContext, deadline: Deadline, whom: str, question: Callable[[], T]) -> T:

@@ -52,6 +52,7 @@ from caf_pipeline.steps.inventories import last_whole
 from caf_pipeline.steps.planning import export_standing
 from caf_pipeline.store.protocol import Copy, Lease, PostedFile, Sample
 from caf_pipeline.system.folder_lock import reading, writing_into
+from caf_pipeline.system.hashes import RunningHash
 from caf_pipeline.system.parquet import write_whole
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.system.ranges import LocalFile
@@ -415,7 +416,7 @@ class _HashedStream:
         self._progress = progress
         self._rest = memoryview(b"")
 
-    def pass_over(self, end_byte: int, *digests: "hashlib._Hash") -> None:
+    def pass_over(self, end_byte: int, *digests: RunningHash) -> None:
         """Go on to a byte, at or behind the present one; let the digests take what is passed."""
         while self.position < end_byte:
             if not self._rest:

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from caf_pipeline.caf.merkle import merkle_roots
 from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, CLAIMING, ChunkState, has_reached
@@ -27,6 +26,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import count_chunk_objects
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk, Seal, Skip, chunk_lease, posting_of
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile, RemoteSource, StagedSource, skips_of
 from caf_pipeline.packing.pack_chunk import pack_again
@@ -54,9 +54,6 @@ from caf_pipeline.steps.account import ACCOUNT_COLUMNS, REPORT_COLUMNS, ChunkAud
 from caf_pipeline.steps.first_plan import refuse_unknown
 from caf_pipeline.store.protocol import ChunkToStore, Copy, Lease, Posting
 from caf_pipeline.system.quantities import counted
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +156,7 @@ def _ask_store(context: RunContext, chunk: Chunk, size_bytes: int, *, waiting_in
     context.store.admit(public=context.source_settings.public, stored_size_bytes=size_bytes, waiting_bytes=waiting_bytes)
 
 
-def bytes_to_post(ledger: "Ledger", states: Sequence[ChunkState], beside: Collection[str] = ()) -> int:
+def bytes_to_post(ledger: Ledger, states: Sequence[ChunkState], beside: Collection[str] = ()) -> int:
     """Return the stored bytes, or those expected, of one copy of all sources' chunks in these states, but for some."""
     chunks = ledger.chunks(states=states)
     return sum(one.stored_size_bytes or one.expected_size_bytes for one in chunks if one.name not in beside)

@@ -16,6 +16,7 @@ from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline.ledger import notices as ledger_notices
 from caf_pipeline.ledger.records import Skip
+from caf_pipeline.run_wiring import open_queue
 from caf_pipeline.settings import AlertSettings, SourceSettings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.source.s3 import queue as s3_queue
@@ -23,7 +24,6 @@ from caf_pipeline.source.s3.queue import events_of, open_event_queue
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.conditions import ConditionKind, find_conditions
 from caf_pipeline.steps.notices import drain_queue, look_at_noticed
-from caf_pipeline.wiring import open_queue
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET

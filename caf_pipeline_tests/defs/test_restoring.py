@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from dagster import AssetKey, Definitions, RetryPolicy, asset, build_resources, define_asset_job
 
-from caf_pipeline import wiring
+from caf_pipeline import run_wiring
 from caf_pipeline.defs import restoring
 from caf_pipeline.defs.object_reader import ObjectReader
 from caf_pipeline.errors import StoreUnreachable
@@ -125,7 +125,7 @@ def test_a_store_that_goes_away_fails_the_run_with_the_reason_and_what_was_resto
             yield from super().read(*given, **options)
 
     store = Leaving(archived.settings.store.folder)
-    monkeypatch.setattr(wiring, "open_store", lambda *_: store)
+    monkeypatch.setattr(run_wiring, "open_store", lambda *_: store)
     monkeypatch.setattr(restore_folder, "BATCH_OBJECTS", 2)
     monkeypatch.setattr(retrieval_restore, "UNREAD_IN_A_ROW", 3)
     monkeypatch.setattr(restoring._restore_objects, "_retry_policy", RetryPolicy(max_retries=1))  # at once

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from dagster import AssetKey, DagsterEvent, DagsterEventType, DagsterRun, DagsterRunStatus, RetryPolicy
 
+from caf_pipeline import run_wiring
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import launching, new_objects_look
 from caf_pipeline.defs.dagster_private import (
@@ -18,6 +19,7 @@ from caf_pipeline.defs.dagster_private import (
 )
 from caf_pipeline.defs.naming import SOURCE_TAG
 from caf_pipeline.errors import BucketMissing
+from caf_pipeline.settings import StoreSettings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.run_contexts import archive_chunk
@@ -75,6 +77,14 @@ def test_new_objects_become_one_run_of_the_plan(pipeline, tick):
 
     requests, why, _ = tick("new_objects_my_source", cursor)
     assert (requests, why) == ([], "Nothing new after ''.")
+
+
+def test_a_tick_that_lists_opens_neither_store_nor_wallet(pipeline, monkeypatch):
+    monkeypatch.setattr(run_wiring, "open_store", lambda *_: pytest.fail("the store was opened"))
+    pipeline.put(1)
+    on_jackal = replace(pipeline, settings=pipeline.settings.model_copy(update={"store": StoreSettings(kind="jackal")}))
+    (request,) = evaluate_tick(on_jackal, "new_objects_my_source").run_requests
+    assert request.run_config
 
 
 class Looks:

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from caf_pipeline.store.jackal import answers, messages
+from caf_pipeline.store.jackal import answers, messages, names
 from caf_pipeline.store.jackal.messages import ChainMessage
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline_tests.loopback.network import LoopbackNetwork

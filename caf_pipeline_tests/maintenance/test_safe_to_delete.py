@@ -916,7 +916,7 @@ def test_only_requests_that_change_nothing_are_sent_to_sources():
 
 def test_what_writes_into_buckets_is_for_restores_alone():
     importers = {path.name for path in PACKAGE.rglob("*.py") if "s3.target" in path.read_text(encoding="utf-8")}
-    assert importers == {"wiring.py"}
+    assert importers == {"run_wiring.py"}
 
 
 def test_gets_are_all_that_awscrt_is_asked_for():

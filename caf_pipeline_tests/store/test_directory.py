@@ -11,8 +11,15 @@ import pytest
 
 from caf_pipeline.errors import StoreAway, StoreError, StoreUnreachable
 from caf_pipeline.ledger.records import FolderStore
-from caf_pipeline.store.directory import MARKER, DirectoryStore
-from caf_pipeline_tests.contracts.chunk_store import ChunkStoreContract, MemoryLog, staged_file, stored, to_store
+from caf_pipeline.store.directory import MARKER, DirectoryReader, DirectoryStore
+from caf_pipeline_tests.contracts.chunk_store import (
+    ChunkReaderContract,
+    ChunkStoreContract,
+    MemoryLog,
+    staged_file,
+    stored,
+    to_store,
+)
 from caf_pipeline_tests.system.test_files_below import ordinary_user
 
 
@@ -23,6 +30,14 @@ def store(tmp_path):
 
 class TestDirectoryStore(ChunkStoreContract):
     """Passes the contract."""
+
+
+class TestDirectoryReader(ChunkReaderContract):
+    """Passes the contract of readers."""
+
+    @pytest.fixture
+    def reader(self, store):
+        return DirectoryReader(store.folder)
 
 
 def test_an_upload_that_breaks_leaves_no_copy(store, tmp_path):
@@ -199,6 +214,16 @@ def test_a_folder_of_an_earlier_version_gets_a_marker(kept, left):
     assert len(again.copies(posting)) == (left == "chunk")
     assert (store.folder / MARKER).read_text() == f"{'a' * 32}\n"
     assert ledger.store.marked
+
+
+def test_reading_a_folder_without_an_id_records_nothing(kept):
+    store, ledger, posting = kept
+    (store.folder / MARKER).unlink()
+    ledger.store = FolderStore("a" * 32, marked=False)
+    reader = DirectoryReader(store.folder, ledger)
+    assert reader.holders(posting)
+    assert not ledger.store.marked
+    assert not (store.folder / MARKER).exists()
 
 
 @pytest.mark.parametrize("there", ["nothing", "another size", "other chunks", "another marker"])

@@ -17,8 +17,8 @@ from caf_pipeline.dagster_host.run_source import open_instance
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.run_context import RunContext
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings, StoreSettings
-from caf_pipeline.wiring import open_run_context
 from caf_pipeline_tests.support.s3_server import Bucket
 
 
