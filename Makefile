@@ -126,6 +126,7 @@ bench-quick: setup $(TOOLS)/versitygw
 
 docs: $(READY)
 	$(BIN)/python -m caf_pipeline.cli.reference docs/cli.md
+	$(BIN)/python docs/schema_page.py docs/schema.md
 
 screenshots: $(READY)
 	CAF_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/pytest caf_pipeline_tests/defs/test_pages.py

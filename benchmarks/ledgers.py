@@ -72,7 +72,7 @@ def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
     def ready(command: Sequence[str]) -> Sequence[str]:
         _administer(url, f"DROP DATABASE IF EXISTS {RUN}", f"CREATE DATABASE {RUN}")
         database = Database(database_at(url, RUN))
-        database.migrate()
+        database.make_tables()
         ledger = Ledger(database)
         ledger.register_source(SOURCE, "0" * 32, "s3://bench")
         ledger.close()
@@ -131,7 +131,7 @@ def verified(bench: Bench, count: int, *, in_order: bool) -> Iterator[Verified]:
             for batch in location_batches(open_manifest(manifest).locations()):
                 file.write(as_rows([(1).to_bytes(4, "big")] * 2, batch))
             file.write(TRAILER)
-        copy = f"COPY locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
+        copy = f"COPY file_locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
         at = database_at(url, RUN)
         yield Verified(chunk, manifest, at, _copied_by_psql(at, copy, lines), renew)
     finally:
@@ -145,15 +145,15 @@ LOCATED = (
 FOLDERS = "folders/"
 # Of a key, ten of the twelve digits of its number are the folder.
 IN_FOLDERS = (
-    f"INSERT INTO locations ({COLUMNS}) SELECT source_id, caf_file_id, '{FOLDERS}' || substr(file_path, 21, 10) || '/'"
-    f" || substr(file_path, 31), {', '.join(LOCATION[1:])} FROM locations WHERE file_path < %(end)s"
+    f"INSERT INTO file_locations ({COLUMNS}) SELECT source_id, caf_file_id, '{FOLDERS}' || substr(file_path, 21, 10) || '/'"
+    f" || substr(file_path, 31), {', '.join(LOCATION[1:])} FROM file_locations WHERE file_path < %(end)s"
 )
 SELECT_ONE = """import sys, psycopg
 url, keys = sys.argv[1:]
 with psycopg.connect(url, autocommit=True) as connection:
     for key in open(keys):
         found = connection.execute(
-            "SELECT * FROM locations WHERE source_id = 1 AND file_path = %s", [key.rstrip()], binary=True).fetchall()
+            "SELECT * FROM file_locations WHERE source_id = 1 AND file_path = %s", [key.rstrip()], binary=True).fetchall()
         assert len(found) == 1"""
 SELECT_MANY = f"""import sys, psycopg
 url, path = sys.argv[1:]
@@ -162,7 +162,7 @@ with psycopg.connect(url, autocommit=True) as connection:
     for at in range(0, len(keys), {BATCH}):
         some = keys[at:at + {BATCH}]
         found = connection.execute(
-            "SELECT * FROM locations WHERE source_id = 1 AND file_path = ANY(%s)", [some], binary=True).fetchall()
+            "SELECT * FROM file_locations WHERE source_id = 1 AND file_path = ANY(%s)", [some], binary=True).fetchall()
         assert len(found) == len(some)"""
 
 
@@ -285,7 +285,7 @@ def _verified(url: str, manifest: Path, count: int) -> str:
 def _planned(url: str, count: int, claims: Iterable[pa.RecordBatch]) -> tuple[Ledger, Database, str]:
     """Return a ledger with one planned chunk, its database, and the chunk's name."""
     database = Database(url)
-    database.migrate()
+    database.make_tables()
     ledger = Ledger(database)
     ledger.register_source(SOURCE, "0" * 32, "s3://bench")
     plan = plan_record()

@@ -112,7 +112,7 @@ def _ledger(home: Path) -> Iterator[tuple[Ledger, Database]]:
     os.environ |= {"CAF_CONFIG": str(home / "caf.toml"), "CAF_DATABASE_URL": url}
     database = Database(url)
     try:
-        database.migrate()
+        database.make_tables()
         yield Ledger(database), database
     finally:
         database.close()

@@ -195,7 +195,7 @@ def select_pages(url: str, prefix: str, level: str, pages: str) -> dict[str, Any
     def keys(connection: psycopg.Connection[Any]) -> Iterator[str]:
         last = prefix
         while found := connection.execute(
-            "SELECT file_path FROM locations WHERE source_id = 1 AND file_path > %s AND file_path < %s"
+            "SELECT file_path FROM file_locations WHERE source_id = 1 AND file_path > %s AND file_path < %s"
             " ORDER BY file_path LIMIT 1000",
             [last, prefix + chr(0x10FFFF)],
         ).fetchall():

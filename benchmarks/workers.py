@@ -39,7 +39,7 @@ def measure(workers: Sequence[int], *, chunks: int, objects: int) -> Iterator[di
     KEPT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=KEPT) as folder, _server(Path(folder).resolve()) as url:
         ledger = Ledger(Database(url))
-        ledger._database.migrate()
+        ledger._database.make_tables()
         for count in workers:
             names = register(ledger, *(_keys(count, number, objects) for number in range(1, chunks + 1)))
             yield {"workers": count, "chunks": chunks, "objects": objects, **_run(url, names, count, objects)}

@@ -61,7 +61,7 @@ def _restore(settings: Settings, ledger: Ledger, file: Path, *, yes: bool) -> No
     # Best effort: these files count only for a chunk with the same number, name and time.
     shutil.rmtree(settings.home / "located", ignore_errors=True)
     restore_ledger(settings, ledger, file)
-    with opened_ledger(settings) as restored:  # migrated
+    with opened_ledger(settings) as restored:
         chunks = counted(len(restored.chunks()), "chunk")
     typer.echo(f"restored, with {chunks}; everything is paused: run 'caf doctor', then 'caf resume'")
 

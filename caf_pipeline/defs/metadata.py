@@ -44,23 +44,24 @@ WARNING: Final = "warning"
 _HASH: Final = re.compile(r"\b[0-9a-f]{64}\b")
 
 _LOCATION_COLUMNS: Final = {
-    "source_id": "integer",
-    "file_path": "text",
-    "object_version": "text",
-    "part": "integer",
-    "caf_file_id": "integer",
+    "caf_file_id": "bigint",
     "start_byte": "bigint",
     "end_byte": "bigint",
+    "size_bytes": "bigint",
+    "last_modified": "timestamp with time zone",
+    "rewritten_at": "timestamp with time zone",
+    "source_id": "integer",
+    "part": "integer",
+    "file_path": "text",
     "version_id": "text",
     "etag": "text",
-    "last_modified": "timestamp with time zone",
     "sha256": "bytea",
     "crc64nvme": "bytea",
     "s3_checksum": "text",
 }
-"""Of the view `file_locations`, with the types as Postgres names them."""
+"""Of the table `file_locations`, with the types as Postgres names them."""
 
-_NULLABLE: Final = {"version_id", "crc64nvme", "s3_checksum"}
+_NULLABLE: Final = {"crc64nvme", "s3_checksum"}
 
 
 # --- what is always so of an asset, shown before it was ever materialized ---------------------------------------------

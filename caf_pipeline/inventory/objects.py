@@ -178,6 +178,16 @@ def object_version(version_id: str | None, etag: str, size_bytes: int) -> str:
     return version_id if version_id is not None else f"etag:{etag}:{size_bytes}"
 
 
+def version_id_of(object_version: str) -> str:
+    """Return the version id of an identity; "" if it has none."""
+    return "" if object_version.startswith("etag:") else object_version
+
+
+def is_rewritten(version: str, etag: str, size_bytes: int) -> bool:
+    """Return whether an identity has the time of a rewrite."""
+    return not version_id_of(version) and version != object_version(None, etag, size_bytes)
+
+
 def rewritten_version(version: str, last_modified: datetime) -> str:
     """Return the identity of an object that was written again with the same ETag and size: `etag:<ETag>:<size>:<LastModified>`.
 

@@ -338,16 +338,18 @@ def has_rewritten(folder: Path, number: int) -> bool:
     return any(pc.any(pc.not_equal(batch["object_version"], object_versions(batch))).as_py() for batch in batches)
 
 
+OF_CLAIMS: Final = ["chunk_number", "key", "object_version", "version_id", "etag", "size_bytes", "last_modified"]
+
+
 def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
-    """Yield `chunk_number`, `key`, `object_version` and `last_modified` of every object in a chunk of the plan, in one pass.
+    """Yield number of the chunk, key and identity (OF_CLAIMS) of every object in a chunk of the plan, in one pass.
 
     An object in parts is there once, in the chunk of its first part.
     """
-    columns = ["chunk_number", "key", "object_version", "last_modified"]
     with _opened(folder / CHUNKS_FILE) as file:
         last = file.metadata.num_rows
     with _opened(folder / OBJECTS_FILE) as file:
-        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=columns):
+        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, columns=OF_CLAIMS):
             yield batch.filter(pc.less_equal(batch["chunk_number"], last))
 
 

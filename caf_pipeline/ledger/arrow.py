@@ -14,17 +14,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from caf_pipeline.errors import LedgerError, StagingError
+from caf_pipeline.errors import StagingError
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.ledger.kept import KEPT_SCHEMA
 
-CLAIM: Final = ("caf_file_id", "file_path", "object_version", "last_modified")
+_IDENTITY: Final = ("version_id", "etag", "size_bytes", "rewritten_at")
 
-_UNCHANGED: Final = ("start_byte", "last_modified", "sha256", "crc64nvme", "s3_checksum")
-"""The columns of LOCATION_SCHEMA that `locations` has unchanged."""
+CLAIM: Final = ("caf_file_id", "file_path", *_IDENTITY, "last_modified")
 
-LOCATION: Final = ("file_path", "identity", "content", *_UNCHANGED)
-"""The columns of `locations` that `location_batches` gives, in its order."""
+_UNCHANGED: Final = ("start_byte", "end_byte", "last_modified", "sha256", "crc64nvme", "s3_checksum")
+"""The columns of LOCATION_SCHEMA that `file_locations` has unchanged."""
+
+LOCATION: Final = ("file_path", *_IDENTITY, *_UNCHANGED)
+"""The columns of `file_locations` that `location_batches` gives, in its order."""
 
 SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """What COPY's binary form begins with: the signature, no flags, no extension."""
@@ -34,12 +36,8 @@ TRAILER: Final = b"\xff\xff"
 
 _NULL: Final = b"\xff" * 4
 _POSTGRES_EPOCH_MICROSECONDS: Final = 946_684_800_000_000  # 2000-01-01 UTC, since 1970
-
-# The forms of an identity and the content beside it, as sql/0016 has them.
-_TEXT: Final = b"\x01"
-_WITH_VERSION_ID: Final = 16
-_ONE_UPLOAD: Final = r"^etag:[0-9a-f]{32}:(0|[1-9][0-9]{0,17})$"
-_IN_PARTS: Final = r"^etag:(?P<etag>[0-9a-f]{32})-(?P<parts>[1-9][0-9]{0,5}):(?P<size>0|[1-9][0-9]{0,17})$"
+_NEVER: Final = -(2**63)
+"""'-infinity' as COPY's binary form has it. Source: timestamp.h of Postgres."""
 
 _GATHERED_BYTES: Final = 4 << 20
 """Of batches that are made rows together: batches of 4,000 rows took a tenth longer to load, larger ones than this no less."""
@@ -103,71 +101,31 @@ def claim_batches(chunks: Mapping[int, int], identities: Iterable[pa.RecordBatch
     """Yield rows of `CLAIM` for batches as of `plan.read_identities`; `chunks` has the `caf_file_id` of each chunk number."""
     numbers, ids = pa.array(list(chunks), pa.int32()), pa.array(list(chunks.values()), pa.int64())
     for batch in _gathered(identities):
-        yield pa.record_batch(
-            [
-                ids.take(pc.index_in(batch["chunk_number"], numbers)),
-                batch["key"].cast(pa.string()),
-                batch["object_version"],
-                batch["last_modified"],
-            ],
-            names=CLAIM,
-        )
+        columns = [
+            ids.take(pc.index_in(batch["chunk_number"], numbers)),
+            batch["key"].cast(pa.string()),
+            *_identity(batch, batch["size_bytes"]),
+            batch["last_modified"],
+        ]
+        yield pa.record_batch(columns, names=CLAIM)
 
 
 def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `LOCATION` for batches of LOCATION_SCHEMA, none of which is a part of an object.
-
-    Raises:
-        LedgerError: a version id is another than the object version, which the table cannot hold.
-    """
+    """Yield rows of `LOCATION` for batches of LOCATION_SCHEMA, none of which is a part of an object."""
     for batch in _gathered(batches):
-        versions = batch["object_version"]
-        identity = location_identities(versions)
-        content = _contents(versions, batch["version_id"], batch["etag"], pc.subtract(batch["end_byte"], batch["start_byte"]))
-        columns = [batch["key"], identity, content, *(batch[name] for name in _UNCHANGED)]
-        yield pa.record_batch(columns, names=LOCATION)
+        sizes = pc.subtract(batch["end_byte"], batch["start_byte"])
+        yield pa.record_batch([batch["key"], *_identity(batch, sizes), *(batch[name] for name in _UNCHANGED)], names=LOCATION)
 
 
-def location_identities(versions: pa.Array) -> pa.Array:
-    """Return what the database's function location_identity (sql/0016) returns for these object versions and part 0."""
-    texts = versions.cast(pa.binary())
-    is_one_upload = pc.match_substring_regex(versions, _ONE_UPLOAD)
-    uploads = texts if pc.all(is_one_upload).as_py() else pc.if_else(is_one_upload, texts, None)
-    packed = _packed(b"02", pc.binary_slice(uploads, 5, 37), b"", pc.binary_slice(uploads, 38, 56))
-    if not packed.null_count:  # of all rows, as of most sources
-        return packed
-    etags, parts, sizes = pc.extract_regex(texts, _IN_PARTS).flatten()
-    in_parts = _packed(b"03", etags, pc.ascii_lpad(parts.cast(pa.string()), 6, "0").cast(pa.binary()), sizes)
-    return pc.coalesce(packed, in_parts, pc.binary_join_element_wise(_TEXT, texts, b""))
-
-
-def _packed(form: bytes, etags: pa.Array, parts: pa.Array | bytes, sizes: pa.Array) -> pa.Array:
-    """Return identities of a form, null where the digits are of which they are made."""
-    is_odd = pc.equal(pc.bit_wise_and(pc.binary_length(sizes), 1), 1)
-    digits = pc.binary_join_element_wise(form, etags, parts, pc.if_else(is_odd, b"0", b""), sizes, b"")
-    validity, ends, characters = digits.buffers()
-    codes = np.frombuffer(characters or b"", np.uint8)
-    nibbles = (codes & 15) + 9 * (codes >> 6)  # '0' is 0x30, 'a' is 0x61
-    values = nibbles[0::2] << 4 | nibbles[1::2]
-    halves = np.frombuffer(ends, np.int32)[: len(digits) + 1] // 2
-    return pa.Array.from_buffers(pa.binary(), len(digits), [validity, pa.py_buffer(halves), pa.py_buffer(values)])
-
-
-def _contents(versions: pa.Array, version_ids: pa.Array, etags: pa.Array, sizes: pa.Array) -> pa.Array:
-    """Return what the database's function location_content (sql/0016) returns for these and part 0."""
-    told = pc.binary_join_element_wise("etag", etags, sizes.cast(pa.string()), ":")
-    has_none = version_ids.is_null()
-    is_told = pc.and_(has_none, pc.equal(told, versions))
-    if pc.all(is_told).as_py() is not False:
-        return pa.nulls(len(versions), pa.binary())
-    if pc.any(pc.not_equal(version_ids, versions)).as_py():
-        raise LedgerError("an object's version_id differs from its object_version", hint="another program wrote the manifest")
-    packed = location_identities(told)
-    values = np.frombuffer(packed.buffers()[2], np.uint8).copy()
-    firsts = np.frombuffer(packed.buffers()[1], np.int32)[:-1]
-    values[firsts[version_ids.is_valid().to_numpy(zero_copy_only=False)]] += _WITH_VERSION_ID
-    flagged = pa.Array.from_buffers(pa.binary(), len(packed), [None, packed.buffers()[1], pa.py_buffer(values)])
-    return pc.if_else(is_told, None, flagged)
+def _identity(batch: pa.RecordBatch, sizes: pa.Array) -> Iterator[pa.Array]:
+    """Yield version id, ETag, size and time of a rewrite, as the tables have them."""
+    yield batch["version_id"].fill_null("")
+    yield batch["etag"]
+    yield sizes
+    version = pc.binary_join_element_wise("etag", batch["etag"], sizes.cast(pa.string()), ":")
+    is_rewritten = pc.and_(batch["version_id"].is_null(), pc.not_equal(batch["object_version"], version))
+    microseconds = pc.subtract(batch["last_modified"].cast(pa.int64()), _POSTGRES_EPOCH_MICROSECONDS)
+    yield pc.if_else(is_rewritten, microseconds, _NEVER)
 
 
 def write_export(what: str, path: Path, fetched: Iterable[tuple[Mapping[str, Any], Sequence[tuple[Any, ...]]]]) -> int:

@@ -24,13 +24,11 @@ from psycopg.sql import Literal
 from caf_pipeline.errors import HeldByOther, LedgerError, SettingsError, StagingError, UsageError
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.embedded import wheel_programs
-from caf_pipeline.ledger.migrations import sql_folder
+from caf_pipeline.ledger.schema_files import APPLIED, made_by, schema_files
 from caf_pipeline.system.atomic_files import PRIVATE, sync_file, sync_folder
 from caf_pipeline.system.child_environment import Need, child_environment
 
 _MAGIC: Final = b"PGDMP"  # of pg_dump's custom format
-_APPLIED: Final = "_yoyo_migration"
-_NEEDED: Final = "0002.jackal"  # made the tables of orders, without which nothing can be paused
 _LOCK_SECONDS: Final = 20
 """Seconds that a restore waits for statements of other processes. Idle connections lock nothing."""
 
@@ -67,9 +65,8 @@ COMMIT;
 
 @dataclass(frozen=True, slots=True)
 class BackupContents:
-    """The migrations in a backup, and the address of each source by name."""
+    """The address of each source in a backup, by name."""
 
-    migrations: Sequence[str]
     sources: Mapping[str, str]
 
 
@@ -161,9 +158,9 @@ class Programs:
 
 
 def names_of_ledger() -> Sequence[str]:
-    """Return the names of the tables, views, functions and indexes that migrations make."""
-    created = {name for path in sql_folder().glob("*.sql") for _, name in _CREATED.findall(path.read_text(encoding="utf-8"))}
-    return sorted({*created, _APPLIED, "file_locations"})
+    """Return the names of the tables, views, functions and indexes of the SQL files."""
+    created = {name for file in schema_files() for _, name in _CREATED.findall(file.text.decode())}
+    return sorted({*created, APPLIED})
 
 
 def back_up(database: Database, path: Path, *, embedded: bool) -> int:
@@ -217,10 +214,10 @@ def _rename_to_new(temporary: Path, path: Path) -> None:
 
 
 def read_backup(programs: Programs, path: Path) -> BackupContents:
-    """Return the migrations and sources in a backup.
+    """Return the sources in a backup.
 
     Raises:
-        UsageError: the file is not a backup of a ledger, or is one of a newer version.
+        UsageError: the file is not a backup of a ledger, or another version made it.
     """
     try:
         with path.open("rb") as file:
@@ -230,15 +227,15 @@ def read_backup(programs: Programs, path: Path) -> BackupContents:
     no_backup = f"{str(path)!r} is not a backup of a ledger."
     if begins != _MAGIC:
         raise UsageError(no_backup, hint="Give a file that 'caf backup' or 'pg_dump --format=custom' wrote.")
-    migrations = [row["migration_id"] for row in _rows(programs, path, _APPLIED)]
-    if _NEEDED not in migrations:
-        raise UsageError(no_backup, hint="It has no ledger of version 0.2.0 or later.")
-    if unknown := sorted(set(migrations) - {file.stem for file in sql_folder().glob("*.sql")}):
+    applied = {row["name"]: row["sha256"] for row in _rows(programs, path, APPLIED)}
+    if not applied:
+        raise UsageError(no_backup, hint="It has no ledger of version 0.5.0 or later.")
+    if not made_by(applied, schema_files()):
         raise UsageError(
-            f"{str(path)!r} is a backup of a newer ledger: it has the migration {unknown[-1]}.",
-            hint="Update caf-pipeline to the version that made it.",
+            f"{str(path)!r} is a backup of another version's ledger, and nothing was restored.",
+            hint="Restore it with the version that made it.",
         )
-    return BackupContents(migrations, {row["name"]: row["address"] for row in _rows(programs, path, "sources")})
+    return BackupContents({row["name"]: row["address"] for row in _rows(programs, path, "sources")})
 
 
 def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
@@ -258,7 +255,7 @@ def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
 def restore(database: Database, programs: Programs, path: Path, *, reason: str) -> None:
     """Replace the ledger by a backup in one transaction, pause everything, and end all leases.
 
-    The schema may be an older one afterwards: opening the ledger migrates it.
+    Tables that a later version added may be missing afterwards: opening the ledger makes them.
 
     Raises:
         HeldByOther: a run holds a lease. LedgerError: a statement failed, or other processes use the tables for too long. The

@@ -65,17 +65,18 @@ _WAITING_OBJECTS = """
     SELECT count(*) AS objects, coalesce(sum(size_bytes), 0) AS size_bytes, min(retry_at) AS until FROM skipped_objects AS skipped
     WHERE source_id = %(source_id)s AND reason = 'waiting' AND NOT EXISTS (SELECT FROM claims
         WHERE claims.source_id = skipped.source_id AND claims.file_path = skipped.file_path
-            AND claims.object_version = skipped.object_version)
+            AND claims.version_id = skipped.version_id AND claims.etag = skipped.etag
+            AND claims.size_bytes = skipped.size_bytes AND claims.rewritten_at = skipped.rewritten_at)
     """
 # Of many, some: what was archived last of a bucket that keeps versions has version ids. Each look for new objects may ask.
 _SOME_VERSIONS = """
-    SELECT object_version FROM (SELECT object_version FROM claims
+    SELECT version_id FROM (SELECT version_id FROM claims
         WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) LIMIT 1000) AS claimed
-    UNION ALL SELECT object_version FROM (SELECT caf_file_id FROM caf_files
+    UNION ALL SELECT version_id FROM (SELECT caf_file_id FROM caf_files
             WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND state = ANY(%(good)s)
                 AND adopted_at IS NULL
             ORDER BY located_at DESC LIMIT 3) AS chunks
-        CROSS JOIN LATERAL (SELECT object_version FROM file_locations
+        CROSS JOIN LATERAL (SELECT version_id FROM file_locations
             WHERE caf_file_id = chunks.caf_file_id LIMIT 1000) AS located
     """
 _ANY_OBJECT = """
@@ -98,11 +99,13 @@ _IN_PARTS = """
     """
 _VERSIONS: Final = """
     SELECT *, count(*) OVER () AS versions FROM (
-        SELECT file_path AS key, object_version, version_id, start_byte, end_byte, etag, last_modified, file_locations.sha256
+        SELECT file_path AS key, object_version(version_id, etag, size_bytes, rewritten_at) AS object_version,
+            nullif(version_id, '') AS version_id, start_byte, end_byte, etag, last_modified, file_locations.sha256
         FROM file_locations JOIN caf_files USING (caf_file_id) JOIN sources ON sources.source_id = file_locations.source_id
         WHERE sources.name = %(source)s AND file_path = %(key)s AND state = ANY(%(good)s) AND part = 0
         UNION ALL
-        SELECT file_path, object_version, version_id, 0, size_bytes, etag, last_modified, '' FROM objects_in_parts
+        SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), nullif(version_id, ''), 0, size_bytes, etag,
+            last_modified, '' FROM objects_in_parts
         WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path = %(key)s) AS located
     ORDER BY last_modified DESC, object_version DESC LIMIT %(limit)s
     """
@@ -180,7 +183,7 @@ class Lookups(LedgerPart):
     def has_version_ids(self, source: str) -> bool:
         """Tell whether objects of the source are archived, or claimed, by version ids, as far as those planned last tell."""
         with self._database.transaction() as connection:
-            statement = f"SELECT EXISTS (SELECT FROM ({_SOME_VERSIONS}) AS known WHERE NOT starts_with(object_version, 'etag:'))"
+            statement = f"SELECT EXISTS (SELECT FROM ({_SOME_VERSIONS}) AS known WHERE version_id <> '')"
             return bool(connection.execute(statement, {"source": source, "good": GOOD}).scalar_one())
 
     def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:

@@ -5,6 +5,7 @@ made COPY's form as columns, without an object a row. Memory is a batch, or psyc
 Source: COPY in the PostgreSQL 18 manual.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ import psycopg
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING
 from caf_pipeline.errors import ClaimConflict, LedgerError
-from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER
+from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, is_rewritten, version_id_of
 from caf_pipeline.ledger.database import Connection
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.system.ahead import one_ahead
@@ -24,16 +25,20 @@ if TYPE_CHECKING:
 
 GOOD: Final = sorted(IN_GOOD_STANDING)
 
-_IDENTITY: Final = {"file_path": "text", "object_version": "text"}
+_RELEASED: Final = {"file_path": "text", "object_version": "text"}
 SKIP: Final = {
-    **_IDENTITY,
-    "reason": "text",
-    "detail": "text",
+    "file_path": "text",
+    "version_id": "text",
     "etag": "text",
     "size_bytes": "int8",
+    "rewritten_at": "timestamptz",
+    "reason": "text",
+    "detail": "text",
     "last_modified": "timestamptz",
     "retry_after": "interval",
 }
+_KEY: Final = "file_path, version_id, etag, size_bytes, rewritten_at"
+"""What makes up the identity of an object, beside its source."""
 
 
 def copy_rows(connection: Connection, table: str, columns: Mapping[str, str], rows: Iterable[tuple[Any, ...]]) -> int:
@@ -51,13 +56,13 @@ def copy_rows(connection: Connection, table: str, columns: Mapping[str, str], ro
 def copy_location_batches(
     connection: Connection, table: str, source_id: int, caf_file_id: int, batches: "Iterable[pa.RecordBatch]"
 ) -> int:
-    """COPY the locations of a chunk's objects, in batches of LOCATION_SCHEMA, into `locations` or a table like it.
+    """COPY the locations of a chunk's objects, in batches of LOCATION_SCHEMA, into `file_locations` or a table like it.
 
     Returns how many they were.
     """
     from caf_pipeline.ledger.arrow import LOCATION, location_batches  # noqa: PLC0415 - a look-up needs no pyarrow
 
-    same = {"source_id": _int4(source_id), "caf_file_id": _int4(caf_file_id)}
+    same = {"source_id": _int4(source_id), "caf_file_id": _int8(caf_file_id)}
     return _copy_batches(connection, table, same, LOCATION, location_batches(batches))
 
 
@@ -80,6 +85,10 @@ def _copy_batches(
 
 def _int4(value: int) -> bytes:
     return value.to_bytes(4, "big", signed=True)
+
+
+def _int8(value: int) -> bytes:
+    return value.to_bytes(8, "big", signed=True)
 
 
 def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int], claims: "Iterable[pa.RecordBatch]") -> None:
@@ -105,9 +114,10 @@ _CLAIMED_BUT_LOCATED = """
     FROM caf_files AS planned
     JOIN claims ON claims.caf_file_id = planned.caf_file_id
     CROSS JOIN LATERAL (
-        SELECT caf_files.name FROM locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
-        WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
-            AND known.identity = location_identity(claims.object_version, 0) AND caf_files.state = ANY(%(good)s)
+        SELECT caf_files.name FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
+        WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path AND known.version_id = claims.version_id
+            AND known.etag = claims.etag AND known.size_bytes = claims.size_bytes AND known.rewritten_at = claims.rewritten_at
+            AND known.part = 0 AND caf_files.state = ANY(%(good)s)
         LIMIT 1) AS located
     WHERE planned.plan_id = %(plan_id)s
     LIMIT 1
@@ -116,12 +126,11 @@ _CLAIMED_BUT_LOCATED = """
 
 # Asked of the objects in parts, which are few, and not of the claims.
 _CLAIMED_BUT_IN_PARTS = """
-    SELECT claims.file_path, located.name FROM objects_in_parts AS whole
-    JOIN claims ON claims.source_id = whole.source_id AND claims.file_path = whole.file_path
-        AND claims.object_version = whole.object_version
+    SELECT file_path, located.name FROM objects_in_parts AS whole
+    JOIN claims USING (source_id, file_path, version_id, etag, size_bytes, rewritten_at)
     JOIN caf_files AS planned ON planned.caf_file_id = claims.caf_file_id
     JOIN caf_files AS located ON located.caf_file_id = whole.caf_file_id
-    WHERE whole.source_id = %(source_id)s AND planned.plan_id = %(plan_id)s LIMIT 1
+    WHERE claims.source_id = %(source_id)s AND planned.plan_id = %(plan_id)s LIMIT 1
     """
 
 
@@ -148,12 +157,12 @@ def copy_locations(connection: Connection, source_id: int, caf_file_id: int, bat
     """
     try:
         if not _has_stale_rows(connection, source_id, caf_file_id):
-            return copy_location_batches(connection, "locations", source_id, caf_file_id, batches)
-        connection.execute("CREATE TEMPORARY TABLE loading (LIKE locations) ON COMMIT DROP")
+            return copy_location_batches(connection, "file_locations", source_id, caf_file_id, batches)
+        connection.execute("CREATE TEMPORARY TABLE loading (LIKE file_locations INCLUDING DEFAULTS) ON COMMIT DROP")
         count = copy_location_batches(connection, "loading", source_id, caf_file_id, batches)
         written = connection.execute(replace_stale("loading"), {"good": GOOD}).rowcount
     except psycopg.errors.UniqueViolation as error:
-        raise LedgerError(f"'{_duplicate_key(error)}' is located in another chunk already", hint=_TWICE) from error
+        raise LedgerError(f"'{_duplicate(error)}' is located in another chunk already", hint=_TWICE) from error
     if written != count:
         raise LedgerError(f"{counted(count - written, 'object')} located in other chunks already", hint=_TWICE)
     return count
@@ -166,9 +175,10 @@ _HAS_STALE_CHUNKS = (
     "SELECT EXISTS (SELECT FROM caf_files WHERE source_id = %(source_id)s AND located_at IS NOT NULL AND state <> ALL(%(good)s))"
 )
 _HAS_STALE_ROWS = """
-    SELECT EXISTS (SELECT FROM claims CROSS JOIN LATERAL (SELECT FROM locations AS known
+    SELECT EXISTS (SELECT FROM claims CROSS JOIN LATERAL (SELECT FROM file_locations AS known
             WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
-                AND known.identity = location_identity(claims.object_version, 0) LIMIT 1) AS stale
+                AND known.version_id = claims.version_id AND known.etag = claims.etag AND known.size_bytes = claims.size_bytes
+                AND known.rewritten_at = claims.rewritten_at AND known.part = 0 LIMIT 1) AS stale
         WHERE claims.caf_file_id = %(caf_file_id)s)
     """
 
@@ -176,13 +186,13 @@ _HAS_STALE_ROWS = """
 def replace_stale(table: str) -> str:
     """Return the statement that takes a table's rows over as locations, except where a chunk in good standing has the object.
 
-    The table is like `locations`.
+    The table is like `file_locations`.
     """
     return f"""
-        INSERT INTO locations AS old SELECT * FROM {table}
-        ON CONFLICT (source_id, file_path, identity) DO UPDATE SET
-            caf_file_id = excluded.caf_file_id, start_byte = excluded.start_byte, last_modified = excluded.last_modified,
-            content = excluded.content, sha256 = excluded.sha256, crc64nvme = excluded.crc64nvme,
+        INSERT INTO file_locations AS old SELECT * FROM {table}
+        ON CONFLICT (source_id, {_KEY}, part) DO UPDATE SET
+            caf_file_id = excluded.caf_file_id, start_byte = excluded.start_byte, end_byte = excluded.end_byte,
+            last_modified = excluded.last_modified, sha256 = excluded.sha256, crc64nvme = excluded.crc64nvme,
             s3_checksum = excluded.s3_checksum
         WHERE NOT EXISTS (SELECT FROM caf_files WHERE caf_files.caf_file_id = old.caf_file_id AND state = ANY(%(good)s))
         """
@@ -195,28 +205,24 @@ def _has_stale_rows(connection: Connection, source_id: int, caf_file_id: int) ->
 
 
 _DOUBLINGS: Final = 16  # an hour doubled so often is far past the cap, and far below what an interval holds
-_UPSERT_SKIPS = """
-    INSERT INTO skipped_objects AS old
-        (source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, caf_file_id, retry_at)
-    SELECT DISTINCT ON (file_path, object_version)
-        %(source_id)s, file_path, object_version, reason, detail, etag, size_bytes, last_modified, %(caf_file_id)s,
+_UPSERT_SKIPS = f"""
+    INSERT INTO skipped_objects AS old (source_id, {_KEY}, reason, detail, last_modified, caf_file_id, retry_at)
+    SELECT DISTINCT ON ({_KEY}) %(source_id)s, {_KEY}, reason, detail, last_modified, %(caf_file_id)s,
         CASE WHEN reason = 'cold_storage' AND EXISTS (SELECT FROM noticed_keys WHERE noticed_keys.source_id = %(source_id)s
             AND noticed_keys.file_path = convert_to(skipping.file_path, 'UTF8') AND restored) THEN now()
             ELSE coalesce(now() + retry_after, 'infinity') END
     FROM skipping
-    ON CONFLICT (source_id, file_path, object_version) DO UPDATE SET
-        reason = excluded.reason, detail = excluded.detail, etag = excluded.etag, size_bytes = excluded.size_bytes,
+    ON CONFLICT (source_id, {_KEY}) DO UPDATE SET
+        reason = excluded.reason, detail = excluded.detail,
         last_modified = excluded.last_modified, caf_file_id = excluded.caf_file_id, times = old.times + 1, last_at = now(),
         retry_at = CASE WHEN excluded.retry_at = 'infinity' THEN excluded.retry_at
             ELSE now() + least((excluded.retry_at - now()) * power(2, least(old.times, %(doublings)s)), %(longest)s) END
     """
-_END_SKIPPED_CLAIMS = (
-    "DELETE FROM claims USING skipping WHERE claims.caf_file_id = %(caf_file_id)s"
-    " AND claims.file_path = skipping.file_path AND claims.object_version = skipping.object_version"
-)
+_END_SKIPPED_CLAIMS = f"DELETE FROM claims WHERE caf_file_id = %(caf_file_id)s AND ({_KEY}) IN (SELECT {_KEY} FROM skipping)"
 _END_RELEASED_CLAIMS = (
     "DELETE FROM claims USING releasing WHERE claims.caf_file_id = %(caf_file_id)s"
-    " AND claims.file_path = releasing.file_path AND claims.object_version = releasing.object_version"
+    " AND claims.file_path = releasing.file_path"
+    " AND object_version(claims.version_id, claims.etag, claims.size_bytes, claims.rewritten_at) = releasing.object_version"
 )
 
 
@@ -229,19 +235,19 @@ def record_skips(connection: Connection, source_id: int, caf_file_id: int | None
             connection.execute(_END_SKIPPED_CLAIMS, {"caf_file_id": caf_file_id})
 
 
-_TAKE_WAITING = """
-    INSERT INTO skipped_objects AS old
-        (source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified, times, retry_at)
-    SELECT %(source_id)s, file_path, object_version, reason, detail, etag, size_bytes, last_modified, 0, %(until)s FROM skipping
-    ON CONFLICT (source_id, file_path, object_version) DO UPDATE SET
-        reason = excluded.reason, detail = excluded.detail, etag = excluded.etag, size_bytes = excluded.size_bytes,
-        last_modified = excluded.last_modified, caf_file_id = NULL, last_at = now(), retry_at = excluded.retry_at
+_TAKE_WAITING = f"""
+    INSERT INTO skipped_objects AS old (source_id, {_KEY}, reason, detail, last_modified, times, retry_at)
+    SELECT %(source_id)s, {_KEY}, reason, detail, last_modified, 0, %(until)s FROM skipping
+    ON CONFLICT (source_id, {_KEY}) DO UPDATE SET
+        reason = excluded.reason, detail = excluded.detail, last_modified = excluded.last_modified,
+        caf_file_id = NULL, last_at = now(), retry_at = excluded.retry_at
     """
 # Those that a chunk claims stay until it is located: should it skip them, how often they were skipped before counts.
 _END_OLD_WAITING = """
     DELETE FROM skipped_objects AS old WHERE source_id = %(source_id)s AND reason = 'waiting' AND last_at < now()
         AND NOT EXISTS (SELECT FROM claims WHERE claims.source_id = old.source_id AND claims.file_path = old.file_path
-            AND claims.object_version = old.object_version)
+            AND claims.version_id = old.version_id AND claims.etag = old.etag AND claims.size_bytes = old.size_bytes
+            AND claims.rewritten_at = old.rewritten_at)
     """
 
 
@@ -253,8 +259,8 @@ def record_waiting(connection: Connection, source_id: int, skips: Iterable[Skip]
         connection.execute(_END_OLD_WAITING, {"source_id": source_id})
 
 
-_WAITING_SINCE: Final = """
-    SELECT min(first_at) FROM skipping JOIN skipped_objects AS old USING (file_path, object_version)
+_WAITING_SINCE: Final = f"""
+    SELECT min(first_at) FROM skipping JOIN skipped_objects AS old USING ({_KEY})
     WHERE source_id = %(source_id)s AND old.reason = 'waiting'
     """
 
@@ -269,7 +275,8 @@ def waiting_since(connection: Connection, source_id: int, skips: Iterable[Skip])
 _END_SKIPS: Final = """
     UPDATE skipped_objects SET retry_at = %(listed_at)s
     FROM unnest(CAST(%(keys)s AS text[]), CAST(%(versions)s AS text[])) AS gone (key, version)
-    WHERE source_id = %(source_id)s AND file_path = gone.key AND object_version = gone.version
+    WHERE source_id = %(source_id)s AND file_path = gone.key
+        AND object_version(version_id, etag, size_bytes, rewritten_at) = gone.version
         AND retry_at > %(listed_at)s AND coalesce(last_modified, last_at) < %(silent_from)s
     """
 
@@ -286,23 +293,27 @@ def end_skips(
 def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
     """Load skips into `skipping`, a table of the transaction's own with the columns of `SKIP`. Returns their number."""
     connection.execute(
-        'CREATE TEMPORARY TABLE skipping (file_path text COLLATE "C", object_version text COLLATE "C", reason text,'
-        " detail text, etag text, size_bytes bigint, last_modified timestamptz, retry_after interval) ON COMMIT DROP"
+        'CREATE TEMPORARY TABLE skipping (file_path text COLLATE "C", version_id text COLLATE "C", etag text COLLATE "C",'
+        " size_bytes bigint, rewritten_at timestamptz, reason text, detail text, last_modified timestamptz,"
+        " retry_after interval) ON COMMIT DROP"
     )
     rows = (
         (
             skip.key,
-            skip.object_version,
-            skip.reason.value,
-            skip.detail,
+            version_id_of(skip.object_version),
             skip.etag,
             skip.size_bytes,
+            skip.last_modified if is_rewritten(skip.object_version, skip.etag, skip.size_bytes) else None,
+            skip.reason.value,
+            skip.detail,
             skip.last_modified,
             RETRY_AFTER[skip.reason],
         )
         for skip in skips
     )
-    return copy_rows(connection, "skipping", SKIP, rows)
+    count = copy_rows(connection, "skipping", SKIP, rows)
+    connection.execute("UPDATE skipping SET rewritten_at = '-infinity' WHERE rewritten_at IS NULL")  # COPY's rows cannot say it
+    return count
 
 
 def end_claims(connection: Connection, caf_file_id: int) -> int:
@@ -317,7 +328,8 @@ def end_claims(connection: Connection, caf_file_id: int) -> int:
 # inventory. Where another content is current, an inventory has stated so, at a later time.
 _STATE_RELEASED = """
     INSERT INTO current_exceptions (source_id, file_path, stated_at, object_version, inventory)
-    SELECT claims.source_id, claims.file_path, claims.last_modified, claims.object_version, plans.snapshot
+    SELECT claims.source_id, claims.file_path, claims.last_modified,
+        object_version(claims.version_id, claims.etag, claims.size_bytes, claims.rewritten_at), plans.snapshot
     FROM claims JOIN caf_files AS own USING (caf_file_id) JOIN plans USING (plan_id) {released}
     WHERE claims.caf_file_id = ANY(%(caf_file_ids)s) AND EXISTS (
         SELECT FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
@@ -326,7 +338,10 @@ _STATE_RELEASED = """
     ON CONFLICT DO NOTHING
 """
 _STATE_ALL_RELEASED = _STATE_RELEASED.format(released="")
-_STATE_SOME_RELEASED = _STATE_RELEASED.format(released="JOIN releasing USING (file_path, object_version)")
+_STATE_SOME_RELEASED = _STATE_RELEASED.format(
+    released="""JOIN releasing ON releasing.file_path = claims.file_path AND releasing.object_version
+        = object_version(claims.version_id, claims.etag, claims.size_bytes, claims.rewritten_at)"""
+)
 
 
 def withdraw_claims(connection: Connection, caf_file_ids: Sequence[int]) -> None:
@@ -344,17 +359,15 @@ def release_claims(connection: Connection, caf_file_id: int, released: Iterable[
     connection.execute(
         'CREATE TEMPORARY TABLE releasing (file_path text COLLATE "C", object_version text COLLATE "C") ON COMMIT DROP'
     )
-    if copy_rows(connection, "releasing", _IDENTITY, released):
+    if copy_rows(connection, "releasing", _RELEASED, released):
         connection.execute(_STATE_SOME_RELEASED, {"caf_file_ids": [caf_file_id], "good": GOOD})
         connection.execute(_END_RELEASED_CLAIMS, {"caf_file_id": caf_file_id})
 
 
 def _duplicate(error: psycopg.errors.UniqueViolation) -> str:
-    """Return the values of a unique key at fault, without the source's id, as the server lists them."""
+    """Return the object's key of a unique key at fault, the second of the values that the server lists."""
     detail = error.diag.message_detail or ""  # reads `Key (source_id, …)=(1, <key>, …) already exists` in any language
-    return detail.partition(")=(")[2].rpartition(")")[0].partition(", ")[2] or "an object"
-
-
-def _duplicate_key(error: psycopg.errors.UniqueViolation) -> str:
-    """Return the object's key, of locations: the last of the values is the identity, as bytes."""
-    return _duplicate(error).rpartition(", ")[0] or "an object"
+    values = detail.partition(")=(")[2].rpartition(")")[0]
+    # A version id, an ETag, a size and a time hold no ", ", which a key may.
+    fields = re.fullmatch(r"\d+, (.*), [^,]*, [^,]*, \d+, [^,]*(?:, \d+)?", values, re.DOTALL)
+    return fields[1] if fields else "an object"

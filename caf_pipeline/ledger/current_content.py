@@ -69,28 +69,30 @@ _LOCATED_SINCE_COUNT = """
 _VERSIONS = """
     WITH in_parts AS MATERIALIZED (SELECT * FROM objects_in_parts
         WHERE source_id = %(source_id)s AND file_path = ANY(CAST(%(keys)s AS text[])))
-    SELECT file_path, object_version, etag, end_byte - start_byte AS size_bytes, sha256, crc64nvme, s3_checksum, parts,
-        caf_files.name AS chunk
+    SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at) AS object_version, etag, size_bytes, sha256,
+        crc64nvme, s3_checksum, parts, caf_files.name AS chunk
     FROM unnest(CAST(%(keys)s AS text[])) AS asked (key) CROSS JOIN LATERAL (
-        SELECT file_path, object_version, etag, start_byte, end_byte, sha256, crc64nvme, s3_checksum, NULL::jsonb AS parts,
-            caf_file_id, version_id FROM file_locations
+        SELECT file_path, version_id, etag, size_bytes, rewritten_at, sha256, crc64nvme, s3_checksum, NULL::jsonb AS parts,
+            caf_file_id FROM file_locations
         WHERE source_id = %(source_id)s AND file_path = asked.key AND part = 0
-        UNION ALL SELECT file_path, object_version, etag, 0, size_bytes, NULL, NULL, NULL, parts, caf_file_id, version_id
+        UNION ALL SELECT file_path, version_id, etag, size_bytes, rewritten_at, NULL, NULL, NULL, parts, caf_file_id
         FROM in_parts WHERE file_path = asked.key) AS found
-    JOIN caf_files USING (caf_file_id) WHERE state = ANY(%(good)s) AND version_id IS NULL
+    JOIN caf_files USING (caf_file_id) WHERE state = ANY(%(good)s) AND version_id = ''
     """
 # LATERAL with LIMIT keeps the planner to one look-up a key: left to itself it may read all of a table of 10^8 rows.
 _SETTLED = """
     WITH asked (key, version, with_time, modified, has_version_id, is_latest) AS (SELECT * FROM unnest(CAST(%(keys)s AS text[]),
         CAST(%(versions)s AS text[]), CAST(%(with_times)s AS text[]), CAST(%(times)s AS timestamptz[]),
         CAST(%(have_ids)s AS boolean[]), CAST(%(are_latest)s AS boolean[]))),
-    in_parts AS MATERIALIZED (SELECT file_path, object_version, last_modified FROM objects_in_parts
+    in_parts AS MATERIALIZED (SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at) AS object_version,
+            last_modified FROM objects_in_parts
         WHERE source_id = %(source_id)s AND file_path = ANY(CAST(%(keys)s AS text[])))
     SELECT key, version FROM asked
     LEFT JOIN LATERAL (SELECT true AS yes FROM claims WHERE source_id = %(source_id)s AND file_path = key
-        AND object_version IN (version, with_time) LIMIT 1) AS claimed ON true
+        AND object_version(version_id, etag, size_bytes, rewritten_at) IN (version, with_time) LIMIT 1) AS claimed ON true
     LEFT JOIN LATERAL (SELECT true AS yes FROM skipped_objects WHERE source_id = %(source_id)s AND file_path = key
-        AND object_version IN (version, with_time) AND retry_at > now() LIMIT 1) AS skipped ON true
+        AND object_version(version_id, etag, size_bytes, rewritten_at) IN (version, with_time)
+        AND retry_at > now() LIMIT 1) AS skipped ON true
     LEFT JOIN LATERAL (SELECT stated_at, object_version FROM current_exceptions
         WHERE source_id = %(source_id)s AND file_path = key ORDER BY stated_at DESC LIMIT 1) AS said ON true
     LEFT JOIN LATERAL (SELECT object_version FROM current_exceptions WHERE source_id = %(source_id)s AND file_path = key
@@ -98,7 +100,8 @@ _SETTLED = """
     LEFT JOIN LATERAL (
         SELECT max(known.last_modified) AS latest, max(known.last_modified) FILTER (WHERE is_it) AS last_modified,
             max(known.object_version) FILTER (WHERE is_it) AS object_version
-        FROM (SELECT object_version, last_modified FROM file_locations JOIN caf_files USING (caf_file_id)
+        FROM (SELECT object_version(version_id, etag, size_bytes, rewritten_at) AS object_version, last_modified
+            FROM file_locations JOIN caf_files USING (caf_file_id)
             WHERE file_locations.source_id = %(source_id)s AND file_path = key AND part = 0 AND state = ANY(%(good)s)
             UNION ALL SELECT object_version, last_modified FROM in_parts WHERE file_path = key) AS known
         CROSS JOIN LATERAL (SELECT known.object_version IN (with_time, compared.object_version)

@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import select
+import shlex
 import threading
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ from psycopg.rows import namedtuple_row
 
 from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable, NotLocated, first_line, interrupt_behind
 from caf_pipeline.ledger.embedded import PORT, SUPERUSER, EmbeddedServer, embedded_server
-from caf_pipeline.ledger.migrations import is_current, migrate
+from caf_pipeline.ledger.schema_files import is_current, make_tables
 from caf_pipeline.setting_values import ENCODE_IN_URL, is_database_url
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
@@ -263,14 +264,25 @@ class Database:
             self._idle.append(connection)
 
     def is_current(self) -> bool:
-        """Tell whether the schema is up to date."""
+        """Return whether the database has all tables; raises as `make_tables`."""
         with self.reading() as connection:
-            return is_current(connection)
+            return is_current(connection, hint=self._new_ledger())
 
-    def migrate(self) -> list[str]:
-        """Bring the schema up to date; return the names of the migrations that were applied."""
+    def make_tables(self) -> list[str]:
+        """Make the tables that the database lacks; return the names of the SQL files that ran.
+
+        Raises:
+            LedgerError: another version made the tables. Nothing was changed.
+        """
         with self.reading() as connection:
-            return migrate(connection)
+            return make_tables(connection, hint=self._new_ledger())
+
+    def _new_ledger(self) -> str:
+        """Return how to make a new ledger."""
+        if self._server is not None:
+            home = shlex.quote(str(self._server.folder.parent))
+            return f"make a new ledger: mv {home} {home}.old"
+        return "make a new ledger: createdb NAME, and write that name into CAF_DATABASE_URL"
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -350,9 +362,9 @@ def source_id_of(connection: Connection, source: str, *, lock: str = "") -> int:
 
 
 def open_database(settings: Settings, waits: Waits | None = None) -> Database:
-    """Return the database of the settings, migrated: `database_url`, or the embedded server under `home`.
+    """Return the database of the settings, with its tables: `database_url`, or the embedded server under `home`.
 
-    `waits` says it while the database does not answer, and while it is migrated.
+    `waits` says it while the database does not answer, and while its tables are made.
 
     Raises:
         LedgerUnreachable, LedgerError: it cannot be used; the message says where it is, without the password.
@@ -367,11 +379,11 @@ def open_database(settings: Settings, waits: Waits | None = None) -> Database:
             current = database.is_current()
         if not current:
             with waits.waiting(
-                f"{database.description}, whose tables are brought up to this version",
-                ends_by="it takes longer the more objects are archived; where it is stopped, nothing is changed",
+                f"{database.description}, whose tables are made",
+                ends_by="the tables are made whole or not at all",
                 grace=UNANSWERED_SECONDS,
             ):
-                database.migrate()
+                database.make_tables()
         opened.pop_all()
     return database
 

@@ -18,15 +18,18 @@ BATCH_ROWS: Final = 50_000
 
 # Each query gives the columns of its schema in order, without those that have one value in all rows.
 _LOCATED: Final = """
-    SELECT file_path, object_version, last_modified FROM file_locations JOIN caf_files USING (caf_file_id)
+    SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified
+    FROM file_locations JOIN caf_files USING (caf_file_id)
     WHERE file_locations.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
 """
 # Few, and none of them is ever kept: which parts are located changes with any of their chunks.
 _LOCATED_IN_PARTS: Final = """
-    SELECT file_path, object_version, last_modified FROM objects_in_parts WHERE source_id = %(source_id)s
+    SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified
+    FROM objects_in_parts WHERE source_id = %(source_id)s
 """
 _KEPT: Final = """
-    SELECT file_path, object_version, last_modified, caf_file_id FROM file_locations
+    SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified, caf_file_id
+    FROM file_locations
     WHERE source_id = %(source_id)s AND part = 0 AND caf_file_id = ANY(%(chunks)s)
 """
 # Reads the table and no key of it: a tenth of what an export takes.
@@ -35,9 +38,14 @@ _CHUNKS: Final = """
         GROUP BY caf_file_id)
     SELECT caf_file_id, name, located_at, rows FROM caf_files JOIN counted USING (caf_file_id) WHERE state = ANY(%(good)s)
 """
-_CLAIMED: Final = "SELECT file_path, object_version, last_modified FROM claims WHERE source_id = %(source_id)s"
+_CLAIMED: Final = """
+    SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified
+    FROM claims WHERE source_id = %(source_id)s
+"""
 _SKIPPED: Final = """
-    SELECT file_path, object_version, reason, retry_at <= now() OR reason = 'waiting', last_modified FROM skipped_objects
+    SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), reason,
+        retry_at <= now() OR reason = 'waiting', last_modified
+    FROM skipped_objects
     WHERE source_id = %(source_id)s
 """
 _NO_SKIP: Final = {"reason": None, "due": False}
@@ -53,23 +61,24 @@ _NOT_KEPT: Final[_Queries] = (
 )
 _STANDING: Final[_Queries] = ((_LOCATED, _LOCATED_ROW), *_NOT_KEPT)
 _LOCATIONS: Final = """
-    SELECT file_path, object_version, part, caf_file_id, start_byte, end_byte, version_id, etag, sha256,
+    SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), part, caf_file_id, start_byte, end_byte,
+        nullif(version_id, ''), etag, sha256,
         last_modified, crc64nvme, s3_checksum
     FROM file_locations JOIN caf_files USING (caf_file_id)
     WHERE file_locations.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
 """
 _PARTS: Final = """
-    SELECT located.file_path, located.object_version, own.part, own.part_count, located.caf_file_id, located.start_byte,
-        located.end_byte, located.version_id, located.etag, located.sha256, located.last_modified,
-        located.crc64nvme, located.s3_checksum
-    FROM objects_in_parts AS whole JOIN object_parts AS own ON own.plan_id = whole.plan_id
-        AND own.file_path = whole.file_path AND own.object_version = whole.object_version
+    SELECT located.file_path, object_version(located.version_id, located.etag, located.size_bytes, located.rewritten_at),
+        own.part, own.part_count, located.caf_file_id, located.start_byte, located.end_byte, nullif(located.version_id, ''),
+        located.etag, located.sha256, located.last_modified, located.crc64nvme, located.s3_checksum
+    FROM objects_in_parts AS whole JOIN object_parts AS own ON own.plan_id = whole.plan_id AND own.file_path = whole.file_path
+        AND own.version_id = whole.version_id AND own.etag = whole.etag AND own.object_bytes = whole.size_bytes
+        AND own.rewritten_at = whole.rewritten_at
     CROSS JOIN LATERAL (
-        SELECT file_path, location_version(identity) AS object_version, caf_file_id, start_byte,
-            start_byte + location_size(identity, content) AS end_byte, location_version_id(identity, content) AS version_id,
-            location_etag(identity, content) AS etag, sha256, last_modified, crc64nvme, s3_checksum
-        FROM locations WHERE locations.source_id = own.source_id AND locations.file_path = own.file_path
-            AND identity = location_identity(own.object_version, own.location_part) LIMIT 1) AS located
+        SELECT * FROM file_locations AS rows
+        WHERE rows.source_id = own.source_id AND rows.file_path = own.file_path AND rows.version_id = own.version_id
+            AND rows.etag = own.etag AND rows.size_bytes = own.object_bytes AND rows.rewritten_at = own.rewritten_at
+            AND rows.part = own.location_part LIMIT 1) AS located
     WHERE whole.source_id = %(source_id)s
 """
 _EXCEPTIONS: Final = """

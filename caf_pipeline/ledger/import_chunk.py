@@ -46,7 +46,8 @@ _TELL_HASH: Final = "UPDATE plans SET sha256 = %(sha256)s WHERE plan_id = %(plan
 _COUNT_PLAN: Final = """
     UPDATE plans SET object_count = greatest(plans.object_count, sums.objects),
         object_bytes = greatest(plans.object_bytes, sums.bytes)
-    FROM (SELECT coalesce(sum(object_count) FILTER (WHERE part IS NULL), 0) + count(DISTINCT (file_path, object_version))
+    FROM (SELECT coalesce(sum(object_count) FILTER (WHERE part IS NULL), 0)
+            + count(DISTINCT (file_path, version_id, etag, object_parts.object_bytes, rewritten_at))
             FILTER (WHERE part IS NOT NULL) AS objects, sum(caf_files.object_bytes) AS bytes
         FROM caf_files LEFT JOIN object_parts USING (caf_file_id) WHERE caf_files.plan_id = %(plan_id)s) AS sums
     WHERE plan_id = %(plan_id)s
@@ -78,27 +79,29 @@ _CLAIMED: Final = """
     FROM restoring CROSS JOIN LATERAL (
         SELECT caf_files.name FROM claims JOIN caf_files ON caf_files.caf_file_id = claims.caf_file_id
         WHERE claims.source_id = restoring.source_id AND claims.file_path = restoring.file_path
-            AND claims.object_version = location_version(restoring.identity) LIMIT 1) AS claimed
+            AND claims.version_id = restoring.version_id AND claims.etag = restoring.etag
+            AND claims.size_bytes = restoring.size_bytes AND claims.rewritten_at = restoring.rewritten_at LIMIT 1) AS claimed
     LIMIT 1
     """
 _CLAIMED_PART: Final = """
     SELECT file_path, name FROM claims JOIN caf_files USING (caf_file_id)
-    WHERE claims.source_id = %(source_id)s AND file_path = %(key)s AND object_version = %(object_version)s
-        AND plan_id <> %(plan_id)s
+    WHERE claims.source_id = %(source_id)s AND file_path = %(key)s
+        AND object_version(version_id, etag, size_bytes, rewritten_at) = %(object_version)s AND plan_id <> %(plan_id)s
     """
 _LOCATE: Final = replace_stale("restoring")
 _END_SKIPS: Final = (
     "DELETE FROM skipped_objects AS old USING restoring WHERE old.source_id = restoring.source_id"
-    " AND old.file_path = restoring.file_path AND old.object_version = location_version(restoring.identity)"
+    " AND old.file_path = restoring.file_path AND old.version_id = restoring.version_id AND old.etag = restoring.etag"
+    " AND old.size_bytes = restoring.size_bytes AND old.rewritten_at = restoring.rewritten_at"
 )
 _SAME: Final = (
-    "old.source_id = %(source_id)s AND old.file_path = skipping.file_path AND old.object_version = skipping.object_version"
+    "old.source_id = %(source_id)s AND old.file_path = skipping.file_path AND old.version_id = skipping.version_id"
+    " AND old.etag = skipping.etag AND old.size_bytes = skipping.size_bytes AND old.rewritten_at = skipping.rewritten_at"
 )
 # Of several chunks that skipped an object the one posted last tells why. One that is not posted yet, and a plan, came later.
 _SKIP_LATER: Final = f"""
     UPDATE skipped_objects AS old SET times = old.times + 1, reason = skipping.reason, detail = skipping.detail,
-        etag = skipping.etag, size_bytes = skipping.size_bytes, last_modified = skipping.last_modified,
-        caf_file_id = %(caf_file_id)s,
+        last_modified = skipping.last_modified, caf_file_id = %(caf_file_id)s,
         retry_at = coalesce(now() + retry_after, 'infinity')
     FROM skipping, caf_files WHERE {_SAME} AND caf_files.caf_file_id = old.caf_file_id AND start < %(start)s
     """
@@ -107,14 +110,15 @@ _SKIP_EARLIER: Final = f"""
     FROM skipping WHERE {_SAME} AND old.caf_file_id IS DISTINCT FROM %(caf_file_id)s
     """
 _SKIP_NEW: Final = """
-    INSERT INTO skipped_objects (source_id, file_path, object_version, reason, detail, etag, size_bytes, last_modified,
+    INSERT INTO skipped_objects (source_id, file_path, version_id, etag, size_bytes, rewritten_at, reason, detail, last_modified,
         caf_file_id, retry_at)
-    SELECT %(source_id)s, file_path, object_version, reason, detail, etag, size_bytes, last_modified, %(caf_file_id)s,
+    SELECT %(source_id)s, file_path, version_id, etag, size_bytes, rewritten_at, reason, detail, last_modified, %(caf_file_id)s,
         coalesce(now() + retry_after, 'infinity')
     FROM skipping WHERE NOT EXISTS (
-        SELECT FROM locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
+        SELECT FROM file_locations AS known JOIN caf_files ON caf_files.caf_file_id = known.caf_file_id
         WHERE known.source_id = %(source_id)s AND known.file_path = skipping.file_path
-            AND known.identity = location_identity(skipping.object_version, 0) AND state = ANY(%(good)s))
+            AND known.version_id = skipping.version_id AND known.etag = skipping.etag AND known.size_bytes = skipping.size_bytes
+            AND known.rewritten_at = skipping.rewritten_at AND known.part = 0 AND state = ANY(%(good)s))
     ON CONFLICT DO NOTHING
     """
 
@@ -223,7 +227,7 @@ class ChunkImport(LedgerPart):
                 )
             plan_id = _plan_id(connection, source_id, chunk, plan_folder)
             caf_file_id = _write_chunk(connection, source_id, plan_id, chunk, fault, replaces=lease is not None)
-            connection.execute("CREATE TEMPORARY TABLE restoring (LIKE locations) ON COMMIT DROP")
+            connection.execute("CREATE TEMPORARY TABLE restoring (LIKE file_locations INCLUDING DEFAULTS) ON COMMIT DROP")
             row_count = copy_location_batches(connection, "restoring", source_id, caf_file_id, rows)
             _require_count(chunk, "members", chunk.member_count, row_count + (chunk.part is not None))
             _refuse_claimed(connection, source_id, plan_id, chunk)

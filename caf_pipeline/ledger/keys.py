@@ -26,26 +26,29 @@ _OF_KEY: Final = f"source_id = {_SOURCE_ID} AND file_path = %(key)s"
 # Of a part that waits for others a claim tells.
 _NOT_ARCHIVED: Final = f"""
     SELECT object_version, chunk, state, detail, retry_at, is_over FROM (
-        SELECT object_version, name AS chunk, state, '' AS detail, NULL::timestamptz AS retry_at, false AS is_over, last_modified
+        SELECT object_version(version_id, etag, size_bytes, rewritten_at) AS object_version, name AS chunk, state,
+            '' AS detail, NULL::timestamptz AS retry_at, false AS is_over, last_modified
         FROM claims JOIN caf_files USING (caf_file_id) WHERE claims.{_OF_KEY}
         UNION ALL
-        SELECT object_version, NULL, reason, detail, CASE WHEN isfinite(retry_at) THEN retry_at END,
+        SELECT object_version(version_id, etag, size_bytes, rewritten_at), NULL, reason, detail,
+            CASE WHEN isfinite(retry_at) THEN retry_at END,
             NOT (reason = 'waiting' OR {still_skipped(_SOURCE_ID)}), coalesce(last_modified, last_at)
         FROM skipped_objects WHERE {_OF_KEY}
         UNION ALL
-        SELECT object_version, name, state, '', NULL, false, last_modified
+        SELECT object_version(version_id, etag, size_bytes, rewritten_at), name, state, '', NULL, false, last_modified
         FROM file_locations JOIN caf_files USING (caf_file_id)
         WHERE file_locations.{_OF_KEY} AND state <> ALL(%(good)s)) AS known
     ORDER BY last_modified DESC NULLS LAST
 """
+_KEY: Final = "file_path, version_id, etag, size_bytes, rewritten_at"
 # What waits has a row of both while a chunk claims it.
 _COUNT_NOT_ARCHIVED: Final = f"""
     SELECT count(*) FILTER (WHERE pending) AS pending, count(*) FILTER (WHERE NOT pending) AS skipped FROM (
-        SELECT file_path, object_version, true AS pending FROM claims WHERE source_id = {_SOURCE_ID} AND {{plain}}
-        UNION SELECT file_path, object_version, reason = 'waiting' FROM skipped_objects
+        SELECT {_KEY}, true AS pending FROM claims WHERE source_id = {_SOURCE_ID} AND {{plain}}
+        UNION SELECT {_KEY}, reason = 'waiting' FROM skipped_objects
         WHERE source_id = {_SOURCE_ID} AND {{plain}} AND reason <> 'unsupported_key'
             AND (reason = 'waiting' OR {still_skipped(_SOURCE_ID)})
-        UNION SELECT file_path, object_version, false FROM skipped_objects
+        UNION SELECT {_KEY}, false FROM skipped_objects
         WHERE source_id = {_SOURCE_ID} AND {{encoded}} AND reason = 'unsupported_key' AND {still_skipped(_SOURCE_ID)}) AS found
 """
 

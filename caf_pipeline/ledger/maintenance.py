@@ -36,7 +36,7 @@ _ROWS_BY_CHUNK = """
     """
 # A load of locations holds the row from its move on. What has no row can get none: ids are never given again.
 _CHUNK_STATE = "SELECT state FROM caf_files WHERE caf_file_id = %(id)s FOR NO KEY UPDATE"
-_DROP_LOCATIONS = "DELETE FROM locations WHERE caf_file_id = %(id)s"
+_DROP_LOCATIONS = "DELETE FROM file_locations WHERE caf_file_id = %(id)s"
 
 
 class StrayRows(LedgerPart):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING, ChunkState
 from caf_pipeline.errors import LedgerError
+from caf_pipeline.inventory.objects import is_rewritten
 from caf_pipeline.ledger.copy import copy_rows, withdraw_claims
 from caf_pipeline.ledger.database import Connection
 
@@ -20,45 +21,50 @@ if TYPE_CHECKING:
 _PART: Final = {
     "caf_file_id": "int8",
     "file_path": "text",
-    "object_version": "text",
+    "version_id": "text",
+    "etag": "text",
+    "object_bytes": "int8",
+    "rewritten_at": "timestamptz",
     "part": "int4",
     "part_count": "int4",
     "start_byte": "int8",
     "end_byte": "int8",
-    "object_bytes": "int8",
 }
+_KEY: Final = "file_path, version_id, etag, object_bytes, rewritten_at"
+"""What makes up the identity of an object, beside its source."""
+
 # Parts of another plan keep their rows: those of this one get numbers that no other has. A plan has less than 100,000 chunks.
 # Asked once for an object: what the statement has written of it by then is passed over each time.
-_REGISTER: Final = """
-    WITH known AS MATERIALIZED (
-        SELECT file_path, object_version, coalesce(
-            (SELECT min(old.location_part - old.part) FROM object_parts AS old
-                WHERE old.plan_id = %(plan_id)s AND old.file_path = one.file_path
-                    AND old.object_version = one.object_version),
-            (SELECT 100000 * count(DISTINCT old.plan_id) FROM object_parts AS old
-                WHERE old.source_id = %(source_id)s AND old.file_path = one.file_path
-                    AND old.object_version = one.object_version)) AS parts_before
-        FROM (SELECT DISTINCT file_path, object_version FROM splitting) AS one)
-    INSERT INTO object_parts (plan_id, source_id, caf_file_id, file_path, object_version, part, part_count, start_byte, end_byte,
-        object_bytes, location_part)
-    SELECT %(plan_id)s, %(source_id)s, splitting.*, part + parts_before
-    FROM splitting JOIN known USING (file_path, object_version)
+_REGISTER: Final = f"""
+    WITH numbered AS MATERIALIZED (
+        SELECT {_KEY}, coalesce(
+            (SELECT min(old.location_part - old.part) FROM object_parts AS old WHERE old.plan_id = %(plan_id)s
+                AND ({_KEY}) = (object.file_path, object.version_id, object.etag, object.object_bytes, object.rewritten_at)),
+            (SELECT 100000 * count(DISTINCT old.plan_id) FROM object_parts AS old WHERE old.source_id = %(source_id)s
+                AND ({_KEY}) = (object.file_path, object.version_id, object.etag, object.object_bytes, object.rewritten_at))
+            ) AS parts_before
+        FROM (SELECT DISTINCT {_KEY} FROM splitting) AS object)
+    INSERT INTO object_parts (plan_id, source_id, caf_file_id, {_KEY}, part, part_count, start_byte, end_byte, location_part)
+    SELECT %(plan_id)s, %(source_id)s, caf_file_id, {_KEY}, part, part_count, start_byte, end_byte, part + parts_before
+    FROM splitting JOIN numbered USING ({_KEY})
     """
 _OWN: Final = "SELECT * FROM object_parts WHERE caf_file_id = %(id)s"
 # In one order, by all who wait for each other.
 _ALL: Final = """
-    SELECT parts.caf_file_id FROM object_parts AS own JOIN object_parts AS parts ON parts.plan_id = own.plan_id
-        AND parts.file_path = own.file_path AND parts.object_version = own.object_version
+    SELECT parts.caf_file_id FROM object_parts AS own JOIN object_parts AS parts
+        USING (plan_id, file_path, version_id, etag, object_bytes, rewritten_at)
     WHERE own.caf_file_id = %(id)s ORDER BY parts.part FOR UPDATE OF parts
     """
 _IS_LOCATED: Final = """
-    SELECT EXISTS (SELECT FROM objects_in_parts AS whole JOIN object_parts AS own ON own.source_id = whole.source_id
-        AND own.file_path = whole.file_path AND own.object_version = whole.object_version AND own.plan_id = whole.plan_id
+    SELECT EXISTS (SELECT FROM objects_in_parts AS whole JOIN object_parts AS own ON own.plan_id = whole.plan_id
+        AND own.file_path = whole.file_path AND own.version_id = whole.version_id AND own.etag = whole.etag
+        AND own.object_bytes = whole.size_bytes AND own.rewritten_at = whole.rewritten_at
         WHERE own.caf_file_id = %(id)s)
     """
 _END_SKIP: Final = """
     DELETE FROM skipped_objects AS old USING object_parts AS own WHERE own.caf_file_id = %(id)s
-        AND old.source_id = own.source_id AND old.file_path = own.file_path AND old.object_version = own.object_version
+        AND old.source_id = own.source_id AND old.file_path = own.file_path AND old.version_id = own.version_id
+        AND old.etag = own.etag AND old.size_bytes = own.object_bytes AND old.rewritten_at = own.rewritten_at
     """
 # A chunk whose row is locked is being moved: its own run finds out.
 _WITHDRAW_PLANNED: Final = """
@@ -68,12 +74,13 @@ _WITHDRAW_PLANNED: Final = """
         WHERE caf_file_id = ANY(%(all)s) AND state = 'planned' FOR NO KEY UPDATE SKIP LOCKED)
     """
 _LOCATE: Final = """
-    INSERT INTO locations (source_id, file_path, identity, caf_file_id, start_byte, last_modified, sha256, crc64nvme, s3_checksum,
-        content)
-    SELECT source_id, file_path, location_identity(object_version, location_part), caf_file_id, %(start_byte)s, %(last_modified)s,
-        %(sha256)s, %(crc64nvme)s, %(s3_checksum)s,
-        location_content(object_version, location_part, CAST(%(version_id)s AS text), %(etag)s, %(end_byte)s - %(start_byte)s)
-    FROM object_parts WHERE caf_file_id = %(id)s AND file_path = %(key)s AND object_version = %(object_version)s
+    INSERT INTO file_locations (source_id, file_path, version_id, etag, size_bytes, rewritten_at, part, caf_file_id, start_byte,
+        end_byte, last_modified, sha256, crc64nvme, s3_checksum)
+    SELECT source_id, file_path, version_id, etag, object_bytes, rewritten_at, location_part, caf_file_id, %(start_byte)s,
+        %(end_byte)s, %(last_modified)s, %(sha256)s, %(crc64nvme)s, %(s3_checksum)s
+    FROM object_parts WHERE caf_file_id = %(id)s AND file_path = %(key)s
+        AND version_id = coalesce(CAST(%(version_id)s AS text), '') AND etag = %(etag)s
+        AND object_version(version_id, etag, object_bytes, rewritten_at) = %(object_version)s
         AND (part, part_count, start_byte, end_byte, object_bytes)
             = (%(number)s, %(count)s, %(first_byte)s, %(last_byte)s, %(object_bytes)s)
         AND end_byte - start_byte = %(end_byte)s - %(start_byte)s
@@ -92,12 +99,14 @@ def register_parts(
         (
             chunks[number],
             planned.object.key.decode(),
-            planned.object.object_version,
+            planned.object.version_id or "",
+            planned.object.etag,
+            planned.object.size_bytes,
+            planned.object.last_modified if planned.object.rewritten else None,
             planned.part.number,
             planned.part.count,
             planned.part.start_byte,
             planned.part.end_byte,
-            planned.object.size_bytes,
         )
         for number, planned in parts
         if planned.part
@@ -108,17 +117,27 @@ def register_parts(
 def import_part(connection: Connection, source_id: int, plan_id: int, caf_file_id: int, part: "PartLocation") -> None:
     """Write which part a chunk that only the store knew has, and its row."""
     of = part.part
-    row = (caf_file_id, part.key, part.object_version, of.number, of.count, of.start_byte, of.end_byte, part.object_bytes)
-    _register(connection, source_id, plan_id, [row])
+    rewritten_at = part.last_modified if is_rewritten(part.object_version, part.etag, part.object_bytes) else None
+    identity = (part.version_id or "", part.etag, part.object_bytes, rewritten_at)
+    _register(
+        connection,
+        source_id,
+        plan_id,
+        [(caf_file_id, part.key, *identity, of.number, of.count, of.start_byte, of.end_byte)],
+    )
     locate_part(connection, caf_file_id, part)
 
 
 def _register(connection: Connection, source_id: int, plan_id: int, rows: Iterable[tuple[Any, ...]]) -> None:
     connection.execute(
-        'CREATE TEMPORARY TABLE splitting (caf_file_id bigint, file_path text COLLATE "C", object_version text COLLATE "C",'
-        " part integer, part_count integer, start_byte bigint, end_byte bigint, object_bytes bigint) ON COMMIT DROP"
+        'CREATE TEMPORARY TABLE splitting (caf_file_id bigint, file_path text COLLATE "C", version_id text COLLATE "C",'
+        ' etag text COLLATE "C", object_bytes bigint, rewritten_at timestamptz, part integer, part_count integer,'
+        " start_byte bigint, end_byte bigint) ON COMMIT DROP"
     )
     if copy_rows(connection, "splitting", _PART, rows):
+        connection.execute(
+            "UPDATE splitting SET rewritten_at = '-infinity' WHERE rewritten_at IS NULL"
+        )  # COPY's rows cannot say it
         connection.execute(_REGISTER, {"source_id": source_id, "plan_id": plan_id})
 
 

@@ -519,19 +519,20 @@ class Ledger(
 
 # Packed again, an object may turn out to be readable. Where another chunk took it meanwhile, the next seal fails.
 _CLAIM_SKIPPED_AGAIN = """
-    INSERT INTO claims (source_id, file_path, object_version, caf_file_id, last_modified)
-    SELECT source_id, file_path, object_version, caf_file_id, last_modified FROM skipped_objects AS s
+    INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, rewritten_at, caf_file_id, last_modified)
+    SELECT source_id, file_path, version_id, etag, size_bytes, rewritten_at, caf_file_id, last_modified FROM skipped_objects AS s
     WHERE caf_file_id = %(id)s AND NOT EXISTS (
-        SELECT FROM locations AS l JOIN caf_files AS f ON f.caf_file_id = l.caf_file_id
-        WHERE l.source_id = s.source_id AND l.file_path = s.file_path
-            AND l.identity = location_identity(s.object_version, 0) AND f.state = ANY(%(good)s))
+        SELECT FROM file_locations AS l JOIN caf_files AS f ON f.caf_file_id = l.caf_file_id
+        WHERE l.source_id = s.source_id AND l.file_path = s.file_path AND l.version_id = s.version_id AND l.etag = s.etag
+            AND l.size_bytes = s.size_bytes AND l.rewritten_at = s.rewritten_at AND l.part = 0 AND f.state = ANY(%(good)s))
     ON CONFLICT DO NOTHING
     """
 
 # A skip of an object that is located now says nothing any more.
 _END_OLD_SKIPS = (
     "DELETE FROM skipped_objects AS old USING claims WHERE claims.caf_file_id = %(id)s AND old.source_id = claims.source_id"
-    " AND old.file_path = claims.file_path AND old.object_version = claims.object_version"
+    " AND old.file_path = claims.file_path AND old.version_id = claims.version_id AND old.etag = claims.etag"
+    " AND old.size_bytes = claims.size_bytes AND old.rewritten_at = claims.rewritten_at"
 )
 
 

@@ -17,7 +17,8 @@ WINDOW_SECONDS: Final = 3600
 # that were given up are of no object; what is archived of them is lost. LATERAL with LIMIT: as in the view objects_in_parts. What
 # is asked for with IN is looked up in a hash table.
 _COUNTS_ELSEWHERE: Final = """caf_file_id IN (SELECT caf_file_id FROM (
-        SELECT parts.caf_file_id, abandoned OR row_number() OVER (PARTITION BY plan_id, file_path, object_version
+        SELECT parts.caf_file_id, abandoned OR row_number() OVER (
+            PARTITION BY plan_id, file_path, version_id, etag, object_bytes, rewritten_at
             ORDER BY its.state IN ('located', 'damaged'), part DESC) > 1 AS is_other
         FROM object_parts AS parts
         CROSS JOIN LATERAL (SELECT state FROM caf_files WHERE caf_files.caf_file_id = parts.caf_file_id LIMIT 1) AS its

@@ -34,7 +34,7 @@ OF_AN_ADDRESS: Final = (
 """Tables with rows about a source's bucket that are written before the source has a chunk."""
 
 OF_A_CHUNK: Final = ("staging_reservations", "copies", "transaction_posts", "read_failures", "object_parts", "log_times")
-"""Tables with rows of a chunk by its `caf_file_id`. `posts` and `locations` are not among them: their rows forbid a removal."""
+"""Tables with rows of a chunk by its `caf_file_id`. Rows of `posts` and `file_locations` forbid a removal."""
 
 _POSTED_OR_LOCATED = """
     SELECT name, state FROM caf_files WHERE source_id = %(id)s AND (state <> ALL(%(removable)s)
@@ -114,7 +114,7 @@ def _require_removable(connection: Connection, source_id: int, source: str) -> N
             f"source '{source}' cannot be removed: chunk {chunk.name} is '{chunk.state}', and is or may be stored",
             hint="keep the source in the ledger; to archive nothing more of it, take it out of caf.toml",
         )
-    if connection.execute("SELECT EXISTS (SELECT FROM locations WHERE source_id = %(id)s)", facts).scalar_one():
+    if connection.execute("SELECT EXISTS (SELECT FROM file_locations WHERE source_id = %(id)s)", facts).scalar_one():
         raise IllegalMove(
             f"source '{source}' cannot be removed: the ledger has locations of its objects",
             hint="keep the source in the ledger; to archive nothing more of it, take it out of caf.toml",

@@ -131,7 +131,8 @@ def test_what_waits_for_the_next_run_is_no_failure(caf, database_url):
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("UPDATE caf_files SET state = 'uploading' WHERE number = 1")
         connection.execute(
-            "INSERT INTO claims SELECT l.source_id, file_path, object_version, caf_file_id FROM file_locations AS l"
+            "INSERT INTO claims SELECT l.source_id, file_path, version_id, etag, size_bytes, rewritten_at, caf_file_id"
+            " FROM file_locations AS l"
             " JOIN caf_files USING (caf_file_id) WHERE number = 1"
         )
     done = caf("doctor")

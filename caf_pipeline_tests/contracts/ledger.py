@@ -33,7 +33,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.manifest import CHECKSUM_COLUMNS, LOCATION_SCHEMA
 from caf_pipeline.inventory.objects import CurrentException, S3Object, SkipReason
-from caf_pipeline.inventory.plan import PLAN_SCHEMA, ChunkPlan
+from caf_pipeline.inventory.plan import OF_CLAIMS, PLAN_SCHEMA, ChunkPlan
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import (
     CopyCheck,
@@ -92,11 +92,13 @@ def _batches(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.R
 
 def claims(*rows: tuple[int, str], version: str = VERSION) -> Iterator[pa.RecordBatch]:
     """Yield claims of chunk numbers on keys, as batches."""
-    names = ("chunk_number", "key", "object_version", "last_modified")
-    values = (
-        {"chunk_number": number, "key": key.encode(), "object_version": version, "last_modified": EARLY} for number, key in rows
-    )
-    return _batches(values, pa.schema([PLAN_SCHEMA.field(name) for name in names]))
+    identity = {"object_version": version, "version_id": version_id(version), "etag": "abc", "size_bytes": 10}
+    values = ({"chunk_number": number, "key": key.encode(), **identity, "last_modified": EARLY} for number, key in rows)
+    return _batches(values, pa.schema([PLAN_SCHEMA.field(name) for name in OF_CLAIMS]))
+
+
+def version_id(object_version: str) -> str | None:
+    return None if object_version == VERSION else object_version
 
 
 def plan_record(chunks: int = 1, source: str = SOURCE) -> PlanRecord:
@@ -128,7 +130,7 @@ def remove(ledger: Any, source: str = SOURCE) -> None:
 
 def settled(ledger: Any, asked: Sequence[tuple[str, str]], *, modified: datetime = EARLY) -> set[tuple[str, str]]:
     """Of these (key, object version), as listed with this LastModified, return those of which a plan has nothing to do."""
-    listed = [S3Object(key.encode(), None if version == VERSION else version, "abc", 10, modified) for key, version in asked]
+    listed = [S3Object(key.encode(), version_id(version), "abc", 10, modified) for key, version in asked]
     return ledger.settled_objects(SOURCE, listed)
 
 
@@ -142,7 +144,9 @@ def seal_facts(members: int, skipped: int = 0, released: int = 0) -> Seal:
 
 
 def location(key: str, *, modified: datetime = EARLY, version: str = VERSION, start: int = 0) -> LocationRow:
-    return LocationRow(key, version, None, start, start + 10, "abc", modified, hashlib.sha256(key.encode()).digest())
+    return LocationRow(
+        key, version, version_id(version), start, start + 10, "abc", modified, hashlib.sha256(key.encode()).digest()
+    )
 
 
 def batches(rows: Iterable[LocationRow]) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,7 @@
-"""The code of version 0.3.0, taken from this repository's history, as commands that kill themselves at a named moment.
+"""The code of a commit in this repository's history, as commands that kill themselves at a named moment.
 
 `PYTHONPATH` and a `.dist-info` folder make the old tree what is installed: its `caf_pipeline`, its `sql/`, its `dagster.yaml`,
-its version. The interpreter and the other packages are those of these tests; for yoyo, which it had besides, see `extract`.
+its version. The interpreter and the other packages are those of these tests.
 
 `python -P old_version.py` imports it all, then makes a process of the old `caf` for each order, a line of JSON on standard input:
 beginning costs a fork. Its moment is `module:name.of.function:WHEN:NUMBER`: before or after which call of it; "" for a run to its
@@ -11,15 +11,14 @@ modules are the only ones.
 
 import functools
 import importlib
-import importlib.metadata
 import itertools
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
+import tomllib
 import traceback
 import zipfile
 from collections.abc import Callable, Mapping
@@ -27,19 +26,16 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Final, Self
 
-COMMIT: Final = "3431e3c9e3c4e737d2c6f45954eb52d9c4d022ef"
-VERSION: Final = "0.3.0"
+COMMIT: Final = "HEAD"
+"""No ledger before that of 0.5.0 is upgraded: until then, an upgrade is from the last commit to what is changed since."""
 
 _REPOSITORY: Final = Path(__file__).parents[2]
-_METADATA: Final = f"Metadata-Version: 2.1\nName: caf-pipeline\nVersion: {VERSION}\n"
-_ENTRY_POINTS: Final = "[caf_pipeline.commands]\nrun = caf_pipeline.defs.command:run_source\n"
-"""What the installation of 0.3.0 wrote of its pyproject.toml, as far as `caf run` reads it."""
 
 
-def history_has_it() -> bool:
-    """Whether this is a working copy whose history reaches back to that version."""
-    asked = subprocess.run(["git", "-C", _REPOSITORY, "cat-file", "-e", f"{COMMIT}^{{commit}}"], capture_output=True, check=False)
-    return asked.returncode == 0
+def can_be_upgraded() -> bool:
+    """Return whether the commit has the SQL files of this working copy, so that its ledgers are not refused."""
+    compared = subprocess.run(["git", "-C", _REPOSITORY, "diff", "--quiet", COMMIT, "--", "sql"], check=False)
+    return compared.returncode == 0
 
 
 def extract(folder: Path) -> Path:
@@ -48,12 +44,15 @@ def extract(folder: Path) -> Path:
     archive = subprocess.run(command, capture_output=True, check=True).stdout
     with zipfile.ZipFile(BytesIO(archive)) as tree:
         tree.extractall(folder)
-    # 0.3.0 ran its migrations by yoyo, which is no longer installed; the present module leaves the same rows in the same table.
-    shutil.copy(_REPOSITORY / "caf_pipeline" / "ledger" / "migrations.py", folder / "caf_pipeline")
-    installed = folder / f"caf_pipeline-{VERSION}.dist-info"
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    installed = folder / f"caf_pipeline-{project['version']}.dist-info"
     installed.mkdir()
-    (installed / "METADATA").write_text(_METADATA)
-    (installed / "entry_points.txt").write_text(_ENTRY_POINTS)
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: caf-pipeline\nVersion: {project['version']}\n")
+    groups = project.get("entry-points", {})
+    lines = [
+        line for group, names in groups.items() for line in (f"[{group}]", *(f"{name} = {to}" for name, to in names.items()))
+    ]
+    (installed / "entry_points.txt").write_text("\n".join([*lines, ""]))
     return folder
 
 
@@ -125,13 +124,9 @@ def _import_all() -> None:
 
     tree = Path(os.environ["PYTHONPATH"])
     imported = Path(caf_pipeline.__file__ or "")
-    version = importlib.metadata.version("caf-pipeline")
-    if not imported.is_relative_to(tree) or version != VERSION:
-        sys.exit(f"this is not the old code: version {version}, {imported}")
-    # Checkpoints of the packing journal as often as objects this small need, so that a kill falls behind one.
-    pack, checkpoints = importlib.import_module("caf_pipeline.pack"), importlib.import_module("caf_pipeline.checkpoints")
-    pack.pace_of = lambda settings: checkpoints.Pace(due_bytes=60_000, due_outcomes=4, ahead_bytes=120_000)
-    for name in ("caf_pipeline.cli.app", "caf_pipeline.defs.command", "caf_pipeline.jackal.store"):
+    if not imported.is_relative_to(tree):
+        sys.exit(f"this is not the old code: {imported}")
+    for name in ("caf_pipeline.cli.app", "caf_pipeline.dagster_host.run_source", "caf_pipeline.store.jackal.store"):
         importlib.import_module(name)
 
 

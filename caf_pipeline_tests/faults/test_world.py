@@ -74,13 +74,13 @@ def test_a_world_in_which_nothing_went_wrong_has_no_complaints(located):
 
 @pytest.mark.thorough
 def test_an_object_without_a_location_is_lost(located):
-    change(located, "DELETE FROM locations WHERE file_path = 'empty'")
+    change(located, "DELETE FROM file_locations WHERE file_path = 'empty'")
     assert located.examine().lost == 1
 
 
 @pytest.mark.thorough
 def test_an_object_that_reads_back_as_other_bytes_is_lost(located):
-    change(located, "UPDATE locations SET start_byte = start_byte + 1 WHERE file_path LIKE 'some/%0'")
+    change(located, "UPDATE file_locations SET start_byte = start_byte + 1 WHERE file_path LIKE 'some/%0'")
     assert located.examine().lost == 1
 
 

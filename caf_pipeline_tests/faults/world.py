@@ -57,6 +57,8 @@ ROUNDS: Final = 5
 
 _wallets = itertools.count(1)
 
+IDENTITY: Final = "object_version(version_id, etag, size_bytes, rewritten_at)"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -295,11 +297,11 @@ class World:
     def _look_for_lost(self, listed: Sequence[S3Object], found: _Findings) -> None:
         """Each object of the bucket is located in exactly one chunk in good standing, or skipped with a reason."""
         rows = self.query(
-            "SELECT file_path, object_version, count(*) FROM file_locations l JOIN caf_files c USING (caf_file_id)"
+            f"SELECT file_path, {IDENTITY}, count(*) FROM file_locations JOIN caf_files c USING (caf_file_id)"
             " WHERE c.state IN ('located', 'damaged') GROUP BY 1, 2"
         )
         located = {(path, version): count for path, version, count in rows}
-        skipped = set(self.query("SELECT file_path, object_version FROM skipped_objects WHERE reason <> ''"))
+        skipped = set(self.query(f"SELECT file_path, {IDENTITY} FROM skipped_objects WHERE reason <> ''"))
         for obj in listed:
             identity = obj.key.decode(), obj.object_version
             if identity not in located and identity not in skipped:
@@ -322,7 +324,7 @@ class World:
     def _read_back(self, context: RunContext, listed: Sequence[S3Object], found: _Findings) -> None:
         """Every location reads back with its SHA-256, as a body that its key has or had; the bucket's own, byte by byte."""
         current = {(obj.key.decode(), obj.object_version) for obj in listed}
-        for key, version, sha256 in self.query("SELECT file_path, object_version, sha256 FROM file_locations ORDER BY 1, 2"):
+        for key, version, sha256 in self.query(f"SELECT file_path, {IDENTITY}, sha256 FROM file_locations ORDER BY 1, 2"):
             try:
                 body = b"".join(fetch(context.ledger, context.store, SOURCE, key, version).pieces)
             except CafError as error:

@@ -33,7 +33,7 @@ def test_any_postgres_address_is_for_psycopg_3(text):
     assert parse_url(text) == "postgresql://u@h/d"
 
 
-def test_a_configured_database_is_opened_and_migrated(empty_database_url):
+def test_a_configured_database_is_opened_with_its_tables(empty_database_url):
     database = open_database(settings(empty_database_url))
     with database.transaction() as connection:
         assert connection.execute("SELECT count(*) FROM sources").scalar_one() == 0

@@ -104,7 +104,7 @@ def test_locations_that_were_removed_behind_the_ledgers_back_are_not_believed(le
     archive(ledger, ["a", "b"])
     known()
     with database.transaction() as connection:
-        connection.execute("DELETE FROM locations WHERE file_path = 'a'")
+        connection.execute("DELETE FROM file_locations WHERE file_path = 'a'")
     assert known() == {"b"}
 
 
@@ -167,7 +167,7 @@ def test_files_of_another_database_are_not_mixed_with_this_ones(ledger, known, d
     archive(ledger, ["a", "b"])
     assert known() == {"a", "b"}
     with database.transaction() as connection:  # as if it were another one: the same ids are given again
-        connection.execute("TRUNCATE locations, caf_files, plans, claims RESTART IDENTITY CASCADE")
+        connection.execute("TRUNCATE file_locations, caf_files, plans, claims RESTART IDENTITY CASCADE")
     assert known() == set()
     archive(ledger, ["c", "d"])
     assert known() == {"c", "d"}
@@ -185,7 +185,7 @@ def test_files_of_later_than_a_restored_database_say_nothing_of_what_it_lacks(le
     archive(ledger, ["b", "c"])
     assert known() == {"a", "b", "c"}
     with database.transaction() as connection:  # as it was before the second chunk, whose id is given again
-        for table in ("copies", "locations", "caf_files"):
+        for table in ("copies", "file_locations", "caf_files"):
             connection.execute(f"DELETE FROM {table} WHERE caf_file_id = 2")
         connection.execute("SELECT setval(pg_get_serial_sequence('caf_files', 'caf_file_id'), 1)")
     assert known() == {"a"}
@@ -268,10 +268,10 @@ def test_files_that_say_what_the_database_has_do_not_differ(ledger, known, tmp_p
     assert ledger.compare_kept(SOURCE, tmp_path, tmp_path / "kept") == 0
 
 
-@pytest.mark.parametrize("lie", ["file_path = 'x'", "identity = location_identity('x', 0)", "last_modified = now()"])
+@pytest.mark.parametrize("lie", ["file_path = 'x'", "etag = 'x'", "last_modified = now()"])
 def test_a_comparison_finds_rows_that_changed_and_are_as_many(ledger, known, tmp_path, database, lie):
     archive(ledger, ["a", "b"])
     known()
     with database.transaction() as connection:
-        connection.execute(f"UPDATE locations SET {lie} WHERE file_path = 'a'")
+        connection.execute(f"UPDATE file_locations SET {lie} WHERE file_path = 'a'")
     assert ledger.compare_kept(SOURCE, tmp_path, tmp_path / "kept") == 2

@@ -69,7 +69,7 @@ def test_a_removal_knows_every_table_with_rows_of_a_source(database, ledger):
     )
     with database.transaction() as connection:
         tables = set(connection.execute(statement).scalars())
-    forbidding = {"posts", "locations"}
+    forbidding = {"posts", "file_locations"}
     assert tables == {*OF_A_CHUNK, *OF_AN_ADDRESS, "claims", "caf_files", "plans", "sources"} | forbidding
 
 

@@ -366,10 +366,14 @@ def test_rows_of_a_chunk_that_the_ledger_does_not_have_are_removed(context, name
     archive_chunk(context, name)
     sql(
         database_url,
-        "INSERT INTO locations SELECT start_byte, last_modified, source_id, 999, 'stray', identity, sha256, content"
-        " FROM locations LIMIT 1",
+        "INSERT INTO file_locations (source_id, file_path, version_id, etag, size_bytes, caf_file_id, start_byte, end_byte,"
+        " last_modified, sha256) SELECT source_id, 'stray', 'v', '', 0, 999, 0, 0, now(), '' FROM sources",
     )
-    sql(database_url, "INSERT INTO claims SELECT source_id, 'stray', 'v', 999 FROM sources")
+    sql(
+        database_url,
+        "INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, caf_file_id)"
+        " SELECT source_id, 'stray', 'v', '', 0, 999 FROM sources",
+    )
     told_then_mended((Kind.ROWS, "src, chunk number 999 of the table"))
     every_object_reads_back(context)
 
@@ -378,7 +382,8 @@ def test_claims_of_a_chunk_that_claims_nothing_are_ended(context, name, told_the
     chunk_steps.withdraw(context, name)
     sql(
         database_url,
-        "INSERT INTO claims SELECT source_id, 'stray', 'v', caf_file_id FROM caf_files",
+        "INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, caf_file_id)"
+        " SELECT source_id, 'stray', 'v', '', 0, caf_file_id FROM caf_files",
     )
     told_then_mended((Kind.ROWS, name))
     assert settled(context.ledger, [("stray", "v")]) == set()
@@ -389,14 +394,14 @@ def test_the_rows_of_damaged_expired_and_withdrawn_chunks_are_history_and_stay(c
     for state in (S.DAMAGED, S.WITHDRAWN):
         with context.ledger.lease(f"chunk/{name}", context.holder) as lease:
             context.ledger.move(lease, name, context.ledger.chunk(name).state, state, reason="lost")
-        before = everything(tmp_path, database_url)["locations"]
+        before = everything(tmp_path, database_url)["file_locations"]
         assert Kind.ROWS not in {kind for kind, _ in found(context, told=True)}
-        assert everything(tmp_path, database_url)["locations"] == before
+        assert everything(tmp_path, database_url)["file_locations"] == before
 
 
 def test_a_chunk_with_fewer_locations_than_members_is_told(context, name, database_url):
     archive_chunk(context, name)
-    sql(database_url, "DELETE FROM locations WHERE file_path = 'key-007'")
+    sql(database_url, "DELETE FROM file_locations WHERE file_path = 'key-007'")
     (told,) = examined(context)
     assert (told.kind, told.name, told.actor) == (Kind.ROWS, name, Actor.OPERATOR)
     assert told.found == "59 locations of 60 members"
@@ -405,8 +410,8 @@ def test_a_chunk_with_fewer_locations_than_members_is_told(context, name, databa
 def test_kept_locations_that_are_not_those_of_the_ledger_are_removed(context, name, told_then_mended, database_url):
     archive_chunk(context, name)
     assert account_for(context, take_inventory(context)).holds
-    lie = "identity = location_identity('other', 0), content = identity"  # the ETag and the length stay
-    sql(database_url, f"UPDATE locations SET {lie} WHERE file_path = 'key-007'")
+    lie = "rewritten_at = last_modified"
+    sql(database_url, f"UPDATE file_locations SET {lie} WHERE file_path = 'key-007'")
     folder = context.kept_locations()
     assert told_then_mended((Kind.ROWS, str(folder))) == {(Kind.ROWS, str(folder)): "removed"}
     assert account_for(context, take_inventory(context)).unaccounted == 1
@@ -462,7 +467,11 @@ def wrecked(context, name, database_url):
     touch(context.store.folder / "chunks", f".part-{context.ledger.chunk(name).merkle_root.hex()}.caf-abc")
     with context.ledger.lease(f"chunk/{name}", context.holder) as lease:
         context.ledger.reserve_staging(lease, name, str(context.staging()), 1000, 0)
-    sql(database_url, "INSERT INTO claims SELECT source_id, 'stray', 'v', 999 FROM sources")
+    sql(
+        database_url,
+        "INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, caf_file_id)"
+        " SELECT source_id, 'stray', 'v', '', 0, 999 FROM sources",
+    )
     sql(database_url, "INSERT INTO claims SELECT source_id, 'stray', 'w', caf_file_id FROM caf_files")
     killed("lease", database_url, "plan/src", LONG)
     killed("lease", database_url, f"chunk/{name}", LONG)

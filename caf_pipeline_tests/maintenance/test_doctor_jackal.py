@@ -159,13 +159,13 @@ def test_a_post_that_was_included_and_not_recorded_is_told_and_finished_by_the_n
 def test_a_chunk_that_the_ledger_does_not_know_is_restored(context, name, network, tmp_path, database_url):
     def rows(connection):
         return connection.execute(
-            "SELECT file_path, object_version, start_byte, end_byte, etag, last_modified, sha256 FROM file_locations ORDER BY 1"
+            "SELECT file_path, version_id, start_byte, end_byte, etag, last_modified, sha256 FROM file_locations ORDER BY 1"
         ).fetchall()
 
     archive_chunk(context, name)
     with psycopg.connect(database_url, autocommit=True) as connection:
         located = rows(connection)
-        connection.execute("TRUNCATE locations, claims, copies, posts, transaction_posts, transactions, caf_files CASCADE")
+        connection.execute("TRUNCATE file_locations, claims, copies, posts, transaction_posts, transactions, caf_files CASCADE")
         before = everything(tmp_path, database_url)
         assert (Kind.FILE, name) in found(context)
         assert everything(tmp_path, database_url) == before

@@ -132,7 +132,7 @@ def test_a_provider_that_keeps_only_what_it_was_asked_for_before_is_found_by_an_
 
 def test_a_row_that_is_wrong_here_is_no_fault_of_the_copies(context, name, database):
     with database.transaction() as connection:
-        connection.execute("UPDATE locations SET sha256 = sha256('x')")
+        connection.execute("UPDATE file_locations SET sha256 = sha256('x')")
     report = prove_chunk(context, name)
     assert (report.proven, list(report.read_back)) == (True, ["anna", "bert", "carl"])
 

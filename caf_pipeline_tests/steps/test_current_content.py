@@ -12,10 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, row_identity
-from caf_pipeline.inventory.objects import CurrentException, SkipReason, VersionCounts
-from caf_pipeline.inventory.snapshot import read_objects, read_snapshot
-from caf_pipeline.ledger.migrations import sql_folder
-from caf_pipeline.ledger.records import InventoryRecord
+from caf_pipeline.inventory.objects import SkipReason, VersionCounts
+from caf_pipeline.inventory.snapshot import read_snapshot
 from caf_pipeline.maintenance.rebuild import rebuild
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories, planning
@@ -426,23 +424,6 @@ def test_a_manifest_is_fetched_only_if_the_bytes_are_equal(context, bucket, monk
     monkeypatch.setattr(type(context.store), "holders", lambda *_: [])
     report = plan(context)
     assert (report.comparison.not_compared, len(report.chunks)) == (0, 1)
-
-
-def test_an_exception_of_an_earlier_version_is_compared_again(context, bucket):
-    bucket.put("k", FIRST)
-    archive_everything(context)
-    next_second()
-    bucket.put("k", SECOND)
-    listed = inventories.take_inventory(context)
-    (obj,) = read_objects(listed.path)
-    (row,) = context.ledger.located_versions("src", ["k"])
-    record = InventoryRecord("src", "earlier", listed.taken_at)
-    context.ledger.record_exceptions(record, [CurrentException("k", listed.taken_at, row.object_version, obj.last_modified)])
-    assert plan(context).chunks == []
-    with context.ledger._database.transaction() as connection:
-        connection.execute((sql_folder() / "0019.rewritten.sql").read_text())
-    archive_everything(context)
-    assert (current(context)[0], current(context)[1].is_current) == (SECOND, True)
 
 
 # --- versions ------------------------------------------------------------------------------------------------------------

@@ -420,18 +420,14 @@ def test_wrong_bytes_in_one_part_are_never_handed_out(context, tmp_path):
         next(found.pieces)
 
 
-TELL = (
-    "UPDATE locations SET content = location_content(location_version(identity), 2, {}, {}, {}) WHERE location_part(identity) = 2"
-)
+TELL = "UPDATE file_locations SET {} WHERE part = 2"
 NO_WHOLE = {
     "a gap and an overlap": "UPDATE object_parts SET start_byte = start_byte + 1, end_byte = end_byte + 1 WHERE part = 2",
-    "a row of another length": TELL.format("NULL", "location_etag(identity, content)", "location_size(identity, content) - 1"),
-    "a row of another content": TELL.format("NULL", "'other'", "location_size(identity, content)"),
-    "a row of another version": TELL.format(
-        "location_version(identity)", "location_etag(identity, content)", "location_size(identity, content)"
-    ),
-    "a row in another chunk": "UPDATE locations SET caf_file_id = caf_file_id + 1 WHERE location_part(identity) = 2",
-    "no row": "DELETE FROM locations WHERE location_part(identity) = 2",
+    "a row of another length": TELL.format("end_byte = end_byte - 1"),
+    "a row of another content": TELL.format("etag = 'other'"),
+    "a row of another version": TELL.format("version_id = 'v'"),
+    "a row in another chunk": TELL.format("caf_file_id = caf_file_id + 1"),
+    "no row": "DELETE FROM file_locations WHERE part = 2",
     "another count": "UPDATE object_parts SET part_count = 5 WHERE part = 2",
     "another size": "UPDATE object_parts SET object_bytes = object_bytes + 1 WHERE part = 2",
     "another plan": "UPDATE object_parts SET plan_id = plan_id + 1 WHERE part = 2",
@@ -466,17 +462,6 @@ def test_a_chunk_that_has_another_part_than_planned_is_not_located(context):
     with chunk_steps.lease_chunk(context, one) as lease, pytest.raises(CafError, match="0 locations"):
         context.ledger.load_locations(lease, one, ())
     assert context.ledger.chunk(one).state is ChunkState.VERIFIED
-
-
-def test_objects_that_were_skipped_as_too_large_are_planned_after_the_upgrade(context):
-    (obj,) = [obj for obj in context.objects.objects() if obj.key == b"huge"]
-    context.ledger.record_skips("src", [planning._too_large(obj)])
-    assert plan(context).plan.object_count == 3
-    with context.ledger._database.transaction() as connection:  # what the migration does
-        connection.execute("UPDATE skipped_objects SET retry_at = now() WHERE reason = 'too_large'")
-    archive_everything(context)
-    assert context.ledger.locate("src", "huge")
-    assert context.ledger.account("src").skipped == {}
 
 
 def test_a_missing_object_is_named_as_not_archived(context):

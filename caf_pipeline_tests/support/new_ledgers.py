@@ -21,19 +21,20 @@ TABLES = {
     " skipped_count, released_count, merkle_root, proof_type, owner, start, samples"
     " FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id) ORDER BY 1",
     "copies": "SELECT name, provider, proof, listed, fault FROM copies JOIN caf_files USING (caf_file_id) ORDER BY 1, 2",
-    "file_locations": "SELECT sources.name AS source, file_path, object_version, part, caf_files.name AS chunk, start_byte,"
-    " end_byte, version_id, etag, last_modified, sha256 FROM file_locations JOIN caf_files USING (caf_file_id)"
-    " JOIN sources ON sources.source_id = file_locations.source_id ORDER BY 1, 2, 3, 4",
-    "skipped_objects": "SELECT sources.name AS source, file_path, object_version, skipped_objects.reason, detail, etag,"
-    " size_bytes, caf_files.name AS chunk, retry_at = 'infinity' AS for_ever"
+    "file_locations": "SELECT sources.name AS source, file_path, version_id, etag, size_bytes, rewritten_at::text, part,"
+    " caf_files.name AS chunk, start_byte, end_byte, last_modified, sha256 FROM file_locations JOIN caf_files USING (caf_file_id)"
+    " JOIN sources ON sources.source_id = file_locations.source_id ORDER BY 1, 2, 3, 4, 5, 6, 7",
+    "skipped_objects": "SELECT sources.name AS source, file_path, version_id, etag, size_bytes, rewritten_at::text,"
+    " skipped_objects.reason, detail, caf_files.name AS chunk, retry_at = 'infinity' AS for_ever"
     " FROM skipped_objects LEFT JOIN caf_files USING (caf_file_id)"
-    " JOIN sources ON sources.source_id = skipped_objects.source_id ORDER BY 1, 2, 3",
-    "object_parts": "SELECT caf_files.name, sources.name AS source, file_path, object_version, part, part_count, start_byte,"
-    " end_byte, object_parts.object_bytes, location_part, abandoned FROM object_parts JOIN caf_files USING (caf_file_id)"
+    " JOIN sources ON sources.source_id = skipped_objects.source_id ORDER BY 1, 2, 3, 4, 5, 6",
+    "object_parts": "SELECT caf_files.name, sources.name AS source, file_path, version_id, etag, object_parts.object_bytes,"
+    " rewritten_at::text, part, part_count, start_byte, end_byte, location_part, abandoned"
+    " FROM object_parts JOIN caf_files USING (caf_file_id)"
     " JOIN sources ON sources.source_id = object_parts.source_id ORDER BY 1",
     "log_times": "SELECT name, log_times.start_byte, first_ms, last_ms, has_log_times, file_path FROM log_times"
     " JOIN caf_files USING (caf_file_id) LEFT JOIN file_locations USING (caf_file_id, start_byte) ORDER BY file_path",
-    "claims": "SELECT file_path, object_version FROM claims ORDER BY 1, 2",
+    "claims": "SELECT file_path, version_id, etag, size_bytes, rewritten_at::text FROM claims ORDER BY 1, 2, 3, 4, 5",
 }
 
 NewLedger = Callable[[], Ledger]

@@ -63,7 +63,7 @@ class Pooler:
             for _ in range(_LOOKS):
                 assert self._process.poll() is None, log.read_text()
                 with contextlib.suppress(LedgerUnreachable):
-                    database.migrate()
+                    database.make_tables()
                     return
                 time.sleep(0.05)
         raise AssertionError(log.read_text())

@@ -1,4 +1,4 @@
-"""Fixtures of a real Postgres: one embedded server for the session, an empty migrated database for each test."""
+"""Fixtures of a real Postgres: one embedded server for the session, an empty database with the tables for each test."""
 
 import contextlib
 import itertools
@@ -29,7 +29,7 @@ _EMPTY = (
     SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid();
     SET lock_timeout = '10s'; SET session_replication_role = replica;
     DO $$ DECLARE found text; BEGIN
-        FOR found IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> '_yoyo_migration' LOOP
+        FOR found IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'schema_files' LOOP
             EXECUTE format('DELETE FROM %I', found);
         END LOOP;
     END $$;
@@ -51,7 +51,7 @@ _SCHEMA = """SELECT concat_ws(E'\n',
     (SELECT count(*) FROM pg_statistic WHERE starelid >= 16384),
     (SELECT string_agg(setconfig::text, E'\n') FROM pg_db_role_setting JOIN pg_database ON setdatabase = pg_database.oid
         WHERE datname = current_database()),
-    (SELECT string_agg(migration_id, E'\n' ORDER BY migration_id) FROM _yoyo_migration))"""
+    (SELECT string_agg(name || sha256, E'\n' ORDER BY name) FROM schema_files))"""
 
 
 def _administer(url: str, *statements: str) -> None:
@@ -66,7 +66,7 @@ def database_at(server_url: str, name: str) -> str:
 
 
 class Databases:
-    """Migrated databases of one server, as many as are asked for: one that was given back serves again.
+    """Databases with the tables, of one server, as many as are asked for: one that was given back serves again.
 
     A copy of the template and its end take 60 to 200 ms of CPU time, the more the more files the disk has lately removed; to
     empty a database takes 10. It keeps its connection: a new one takes 5, and the server reads its catalogs again.
@@ -78,7 +78,7 @@ class Databases:
         self._free: list[Database] = []
         _administer(server_url, f"CREATE DATABASE {_TEMPLATE}")
         with contextlib.closing(Database(database_at(server_url, _TEMPLATE))) as template:
-            template.migrate()
+            template.make_tables()
             self._schema, self._bytes = self._looked_at(template)
 
     def take(self) -> Database:
@@ -145,7 +145,7 @@ def postgres_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def databases(postgres_url: str) -> Iterator[Databases]:
-    """The migrated databases of the session's server."""
+    """The databases of the session's server."""
     with contextlib.closing(Databases(postgres_url)) as databases:
         yield databases
 
@@ -161,14 +161,14 @@ def empty_database_url(postgres_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def database(databases: Databases) -> Iterator[Database]:
-    """A migrated database without a row."""
+    """A database with the tables and without a row."""
     with databases.taken() as database:
         yield database
 
 
 @pytest.fixture
 def database_url(database: Database) -> str:
-    """The address of a migrated database without a row, `postgresql://…`."""
+    """The address of a database with the tables and without a row, `postgresql://…`."""
     return database.url
 
 

@@ -25,7 +25,6 @@ LONGEST_FIRST: Final = (
     "faults/test_s3.py",
     "dagster_host/test_backfill.py",
     "faults/test_services.py",
-    "faults/test_upgrade_from_0_3_0.py",
     "defs/test_sensors.py",
     "maintenance/test_safe_to_delete.py",
     "faults/test_bits.py",

@@ -1,0 +1,390 @@
+-- The ledger's tables. caf_pipeline/ledger/tables.py declares the same and says what each column means; a test holds the two equal.
+-- Text that is compared as bytes has COLLATE "C": keys are byte-exact, and no locale may reorder an index.
+
+CREATE TABLE sources (
+    source_id   integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name        text COLLATE "C" NOT NULL UNIQUE,
+    archive_id  text NOT NULL,
+    address     text NOT NULL,
+    created_at  timestamptz NOT NULL DEFAULT now()
+);
+
+CREATE TABLE plans (
+    plan_id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    source_id     integer NOT NULL REFERENCES sources,
+    name          text COLLATE "C" NOT NULL,
+    sha256        bytea NOT NULL UNIQUE,
+    snapshot      text NOT NULL,
+    folder        text NOT NULL,
+    object_count  bigint NOT NULL,
+    object_bytes  bigint NOT NULL,
+    created_at    timestamptz NOT NULL DEFAULT now(),
+    UNIQUE (source_id, name)
+);
+
+-- The chunks.
+CREATE TABLE caf_files (
+    caf_file_id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name                 text COLLATE "C" NOT NULL UNIQUE,
+    source_id            integer NOT NULL REFERENCES sources,
+    plan_id              bigint NOT NULL REFERENCES plans,
+    number               integer NOT NULL,
+    state                text NOT NULL DEFAULT 'planned' CHECK (state IN (
+        'planned', 'packing', 'sealed', 'posting', 'posted', 'uploading', 'verified', 'located',
+        'empty', 'parked', 'withdrawn', 'abandoned', 'damaged', 'expired')),
+    reason               text NOT NULL DEFAULT '',
+    epoch                bigint NOT NULL DEFAULT 0,
+    attempts             integer NOT NULL DEFAULT 0,
+    object_count         bigint NOT NULL,
+    object_bytes         bigint NOT NULL,
+    expected_size_bytes  bigint NOT NULL,
+    caf_size_bytes       bigint NOT NULL DEFAULT 0,
+    stored_size_bytes    bigint NOT NULL DEFAULT 0,
+    member_count         bigint NOT NULL DEFAULT 0,
+    member_bytes         bigint NOT NULL DEFAULT 0,
+    skipped_count        bigint NOT NULL DEFAULT 0,
+    released_count       bigint NOT NULL DEFAULT 0,
+    merkle_root          bytea,
+    proof_type           smallint,
+    owner                text,
+    start                bigint,
+    samples              jsonb NOT NULL DEFAULT '[]',
+    tail_start           bigint,
+    tail_sha256          bytea,
+    has_log_times        boolean NOT NULL DEFAULT false,
+    created_at           timestamptz NOT NULL DEFAULT now(),
+    updated_at           timestamptz NOT NULL DEFAULT now(),
+    sealed_at            timestamptz,
+    posted_at            timestamptz,
+    verified_at          timestamptz,
+    located_at           timestamptz,
+    restored_at          timestamptz,
+    adopted_at           timestamptz,
+    checked_at           timestamptz,
+    look_again_at        timestamptz,
+    suspected_at         timestamptz,
+    unanswered_at        timestamptz,
+    read_back_at         timestamptz,
+    read_back_from       text,
+    UNIQUE (plan_id, number),
+    -- A state is a claim about what was done; the moves say in which order, these say that it was done at all.
+    CONSTRAINT sealed_before CHECK (sealed_at IS NOT NULL AND merkle_root IS NOT NULL OR state NOT IN (
+        'sealed', 'posting', 'posted', 'uploading', 'verified', 'located', 'damaged', 'expired')),
+    CONSTRAINT posted_before CHECK (posted_at IS NOT NULL AND owner IS NOT NULL AND start IS NOT NULL OR state NOT IN (
+        'posted', 'uploading', 'verified', 'located', 'damaged', 'expired', 'abandoned')),
+    CONSTRAINT verified_before CHECK (verified_at IS NOT NULL OR state NOT IN (
+        'verified', 'located', 'damaged', 'expired'))
+);
+
+-- Who works on a chunk, cuts a source's plan or signs for an account now; by the database's clock.
+CREATE TABLE leases (
+    name             text COLLATE "C" PRIMARY KEY,
+    epoch            bigint NOT NULL,
+    run              text NOT NULL,
+    boot_id          text NOT NULL,
+    pid              bigint NOT NULL,
+    process_started  double precision NOT NULL,
+    expires_at       timestamptz NOT NULL
+);
+
+-- What live runs wait for now. A process writes its own rows and renews them while it waits; rows of a process that is dead, or that
+-- have run out, are no waits.
+CREATE TABLE waits (
+    run              text NOT NULL,
+    boot_id          text NOT NULL,
+    pid              bigint NOT NULL,
+    process_started  double precision NOT NULL,
+    source           text COLLATE "C" NOT NULL,
+    chunk            text COLLATE "C" NOT NULL,
+    what             text NOT NULL,
+    ends_by          text NOT NULL,
+    since            timestamptz NOT NULL,
+    expires_at       timestamptz NOT NULL
+);
+
+CREATE TABLE staging_reservations (
+    caf_file_id  bigint PRIMARY KEY REFERENCES caf_files,
+    folder       text NOT NULL,
+    size_bytes   bigint NOT NULL
+);
+
+-- Objects. Neither claims nor locations have foreign keys: both are loaded by one statement under a lock on the chunk's row, no row they
+-- could name is ever deleted, and keys halved the rate of loading.
+
+-- What a chunk under way will archive.
+CREATE TABLE claims (
+    source_id       integer NOT NULL,
+    file_path       text COLLATE "C" NOT NULL,
+    version_id      text COLLATE "C" NOT NULL,
+    etag            text COLLATE "C" NOT NULL,
+    size_bytes      bigint NOT NULL,
+    rewritten_at    timestamptz NOT NULL DEFAULT '-infinity',
+    caf_file_id     bigint NOT NULL,
+    last_modified   timestamptz,
+    PRIMARY KEY (source_id, file_path, version_id, etag, size_bytes, rewritten_at)
+);
+
+-- Where the objects are: which bytes of which chunk. A part of an object has a row of its own. The columns of eight bytes come first, so
+-- that none is padded.
+CREATE TABLE file_locations (
+    caf_file_id    bigint NOT NULL,
+    start_byte     bigint NOT NULL,
+    end_byte       bigint NOT NULL,
+    size_bytes     bigint NOT NULL,
+    last_modified  timestamptz NOT NULL,
+    rewritten_at   timestamptz NOT NULL DEFAULT '-infinity',
+    source_id      integer NOT NULL,
+    part           integer NOT NULL DEFAULT 0,
+    file_path      text COLLATE "C" NOT NULL,
+    version_id     text COLLATE "C" NOT NULL,
+    etag           text COLLATE "C" NOT NULL,
+    sha256         bytea NOT NULL,
+    crc64nvme      bytea,
+    s3_checksum    text,
+    -- Beside the index by chunk, the key is the only index: a look-up of a key reads its few versions.
+    PRIMARY KEY (source_id, file_path, version_id, etag, size_bytes, rewritten_at, part)
+);
+
+-- Objects that are larger than a chunk: which part of one a chunk has. A chunk has one part and nothing else. All parts of an object are
+-- in chunks of one plan; planned again after that was abandoned, they are in chunks of another. No row is ever deleted.
+CREATE TABLE object_parts (
+    caf_file_id     bigint PRIMARY KEY REFERENCES caf_files,
+    plan_id         bigint NOT NULL REFERENCES plans,
+    source_id       integer NOT NULL REFERENCES sources,
+    file_path       text COLLATE "C" NOT NULL,
+    version_id      text COLLATE "C" NOT NULL,
+    etag            text COLLATE "C" NOT NULL,
+    object_bytes    bigint NOT NULL,
+    rewritten_at    timestamptz NOT NULL DEFAULT '-infinity',
+    part            integer NOT NULL,
+    part_count      integer NOT NULL,
+    start_byte      bigint NOT NULL,
+    end_byte        bigint NOT NULL,
+    location_part   integer NOT NULL,
+    abandoned       boolean NOT NULL DEFAULT false,
+    CONSTRAINT within_the_object CHECK (part BETWEEN 1 AND part_count AND start_byte >= 0 AND start_byte < end_byte
+        AND end_byte <= object_bytes AND (part = 1) = (start_byte = 0) AND (part = part_count) = (end_byte = object_bytes)),
+    UNIQUE (plan_id, file_path, version_id, etag, object_bytes, rewritten_at, part),
+    UNIQUE (source_id, file_path, version_id, etag, object_bytes, rewritten_at, location_part)
+);
+
+CREATE TABLE skipped_objects (
+    source_id       integer NOT NULL REFERENCES sources,
+    file_path       text COLLATE "C" NOT NULL,
+    version_id      text COLLATE "C" NOT NULL,
+    etag            text COLLATE "C" NOT NULL,
+    size_bytes      bigint NOT NULL,
+    rewritten_at    timestamptz NOT NULL DEFAULT '-infinity',
+    reason          text NOT NULL,
+    detail          text NOT NULL,
+    last_modified   timestamptz,
+    caf_file_id     bigint REFERENCES caf_files,
+    times           integer NOT NULL DEFAULT 1,
+    first_at        timestamptz NOT NULL DEFAULT now(),
+    last_at         timestamptz NOT NULL DEFAULT now(),
+    retry_at        timestamptz NOT NULL,
+    PRIMARY KEY (source_id, file_path, version_id, etag, size_bytes, rewritten_at)
+);
+
+-- Runs of a chunk that failed on one object, so that it can be skipped after several.
+CREATE TABLE read_failures (
+    caf_file_id     bigint NOT NULL REFERENCES caf_files,
+    file_path       text COLLATE "C" NOT NULL,
+    object_version  text COLLATE "C" NOT NULL,
+    times           integer NOT NULL DEFAULT 1,
+    last_run        text NOT NULL,
+    PRIMARY KEY (caf_file_id, file_path, object_version)
+);
+
+-- Archives of logs that clp-s packed, by which a search picks them.
+CREATE TABLE log_times (
+    caf_file_id  bigint NOT NULL,
+    start_byte   bigint NOT NULL,
+    first_ms     bigint,
+    last_ms      bigint,
+    PRIMARY KEY (caf_file_id, start_byte)
+);
+
+-- Inventories that were planned, and what they said of the bucket. See "Which objects are to be archived" in docs/design.md.
+CREATE TABLE inventories (
+    source_id        integer NOT NULL REFERENCES sources,
+    name             text COLLATE "C" NOT NULL,
+    taken_at         timestamptz NOT NULL,
+    after_key        bytea NOT NULL,
+    until_key        bytea,
+    all_versions     boolean NOT NULL DEFAULT false,
+    current_objects  bigint,
+    older_objects    bigint,
+    gone_objects     bigint,
+    counted_at       timestamptz,
+    beside           jsonb,
+    left_out         jsonb,
+    PRIMARY KEY (source_id, name)
+);
+
+-- What is current in the bucket, if that is not what LastModified tells.
+CREATE TABLE current_exceptions (
+    source_id       integer NOT NULL,
+    file_path       text COLLATE "C" NOT NULL,
+    stated_at       timestamptz NOT NULL,
+    object_version  text COLLATE "C",
+    inventory       text COLLATE "C" NOT NULL,
+    last_modified   timestamptz,
+    PRIMARY KEY (source_id, file_path, stated_at)
+);
+
+-- What S3's event notifications named, until a listing that began later has it. An event only names a key: what the bucket has of it
+-- is asked when it is planned.
+CREATE TABLE noticed_keys (
+    source_id   integer NOT NULL REFERENCES sources,
+    file_path   bytea NOT NULL,
+    sequencer   text COLLATE "C" NOT NULL,
+    listing     text COLLATE "C",
+    noticed_at  timestamptz NOT NULL DEFAULT now(),
+    restored    boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (source_id, file_path)
+);
+
+-- Messages of a source's queue that are no event of its bucket: kept here before they are deleted there.
+CREATE TABLE messages_set_apart (
+    source_id     integer NOT NULL REFERENCES sources,
+    message_id    text COLLATE "C" NOT NULL,
+    body          bytea NOT NULL,
+    reason        text NOT NULL,
+    set_apart_at  timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (source_id, message_id)
+);
+
+-- A table of its own, since the source's row is locked while a plan is registered.
+CREATE TABLE queue_reads (
+    source_id  integer PRIMARY KEY REFERENCES sources,
+    read_at    timestamptz NOT NULL DEFAULT now()
+);
+
+-- Sources that are being restored from what the store lists: what is not restored yet must not be planned, and paid for, again.
+CREATE TABLE rebuilds (
+    source_id  integer PRIMARY KEY REFERENCES sources,
+    began_at   timestamptz NOT NULL DEFAULT now()
+);
+
+-- The providers' copies of a chunk.
+CREATE TABLE copies (
+    caf_file_id  bigint NOT NULL REFERENCES caf_files,
+    provider     text NOT NULL,
+    proof        text NOT NULL,
+    checked_at   timestamptz NOT NULL DEFAULT now(),
+    listed       boolean NOT NULL DEFAULT true,
+    last_proven  bigint,
+    last_window  bigint,
+    windows      integer NOT NULL DEFAULT 0,
+    fault        text NOT NULL DEFAULT '',
+    PRIMARY KEY (caf_file_id, provider)
+);
+
+CREATE TABLE providers (
+    provider       text COLLATE "C" PRIMARY KEY,
+    upload_rate    double precision,
+    download_rate  double precision,
+    failures       integer NOT NULL DEFAULT 0,
+    failed_at      timestamptz
+);
+
+-- What was signed. A transaction belongs to its account, and posts any number of chunks. Written before it is sent; a retry sends the
+-- same body.
+CREATE TABLE transactions (
+    hash            text PRIMARY KEY,
+    account         text COLLATE "C" NOT NULL,
+    sequence        bigint NOT NULL CHECK (sequence >= 0),
+    timeout_height  bigint NOT NULL CHECK (timeout_height > 0),  -- 0 would be no end, and a fate that is never known
+    body            bytea NOT NULL,
+    purpose         text NOT NULL CHECK (purpose IN ('post', 'buy')),
+    cost            bigint NOT NULL CHECK (cost >= 0),
+    cost_told       boolean NOT NULL DEFAULT false,
+    outcome         text CHECK (outcome IN ('included', 'failed', 'expired', 'superseded')),
+    created_at      timestamptz NOT NULL DEFAULT now(),
+    settled_at      timestamptz,
+    -- What is asked of the chain by its hash is what was signed.
+    CONSTRAINT hash_of_body CHECK (hash = upper(encode(sha256(body), 'hex'))),
+    CONSTRAINT settled_with_outcome CHECK ((outcome IS NULL) = (settled_at IS NULL)),
+    UNIQUE (hash, account)                            -- for the key of its posts
+);
+
+-- Messages that wait for a transaction, until one that has them is included or nobody wants them any more.
+CREATE TABLE posts (
+    caf_file_id    bigint NOT NULL REFERENCES caf_files,
+    account        text COLLATE "C" NOT NULL,
+    message        bytea NOT NULL,
+    charged_bytes  bigint NOT NULL CHECK (charged_bytes >= 0),
+    asked_at       timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (caf_file_id, account)
+);
+
+CREATE TABLE transaction_posts (
+    hash         text NOT NULL,
+    account      text COLLATE "C" NOT NULL,
+    position     integer NOT NULL,
+    caf_file_id  bigint NOT NULL REFERENCES caf_files,
+    start        bigint,
+    live         boolean NOT NULL DEFAULT true,
+    PRIMARY KEY (hash, position),
+    FOREIGN KEY (hash, account) REFERENCES transactions (hash, account)
+);
+
+CREATE TABLE chain_heights (
+    chain_id  text COLLATE "C" PRIMARY KEY,
+    height    bigint NOT NULL
+);
+
+-- What the chain last said of the space that an account bought, and of its coins.
+CREATE TABLE storage_plans (
+    account           text COLLATE "C" PRIMARY KEY,
+    read_at           timestamptz NOT NULL,
+    balance           bigint NOT NULL,
+    space_bytes       bigint,
+    used_bytes        bigint,
+    ends_at           timestamptz,
+    latest_end        timestamptz,
+    latest_end_space  bigint
+);
+
+-- The last look at a store for posts of a source that the ledger does not know, as after an older backup was restored. See
+-- docs/decisions/0028-older-ledgers.md.
+CREATE TABLE store_looks (
+    source_id  integer NOT NULL REFERENCES sources,
+    account    text COLLATE "C" NOT NULL,
+    sequence   bigint NOT NULL CHECK (sequence >= 0),
+    unknown    integer NOT NULL CHECK (unknown >= 0),
+    looked_at  timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (source_id, account)
+);
+
+-- Posts that are no chunks of the ledger, and need not be: they keep nothing from being packed and posted.
+CREATE TABLE left_posts (
+    source_id    integer NOT NULL REFERENCES sources,
+    merkle_root  bytea NOT NULL,
+    superseded   boolean NOT NULL,
+    left_at      timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (source_id, merkle_root)
+);
+
+-- Passes of the proof watch through the store's own lists. See "Proofs, damage and repair" in docs/jackal.md.
+CREATE TABLE bulk_looks (
+    store     text PRIMARY KEY,
+    next_at   timestamptz NOT NULL,
+    whole_at  timestamptz
+);
+
+-- The folder that has the chunks of this ledger, if they are in a folder.
+CREATE TABLE folder_store (
+    only_row  boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    id        text NOT NULL CHECK (id ~ '^[0-9a-f]{32}$'),
+    marked    boolean NOT NULL
+);
+
+-- An order that is not here was not given: the settings hold.
+CREATE TABLE orders (
+    name        text PRIMARY KEY CHECK (name IN ('paused', 'bandwidth', 'spend_cap')),
+    value       text NOT NULL CHECK (value <> ''),
+    ordered_at  timestamptz NOT NULL DEFAULT now(),
+    CONSTRAINT numbers CHECK (name = 'paused' OR value ~ '^(-1|[0-9]{1,18})$')
+);

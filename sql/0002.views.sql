@@ -1,0 +1,99 @@
+-- Views and functions.
+
+-- The text by which the software names an object beside its key: the version id, or `etag:<ETag>:<size>` of a bucket without versions,
+-- with the time of a rewrite at the end. inventory/objects.py makes the same text.
+CREATE FUNCTION object_version(version_id text, etag text, size_bytes bigint, rewritten_at timestamptz) RETURNS text
+    LANGUAGE sql STABLE PARALLEL SAFE RETURN
+    CASE WHEN version_id <> '' THEN version_id
+        WHEN isfinite(rewritten_at) THEN 'etag:' || etag || ':' || size_bytes::text || ':'
+            || to_char(rewritten_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+        ELSE 'etag:' || etag || ':' || size_bytes::text END;
+
+-- The objects that are archived in parts: every part of one plan is located, in a chunk in good standing, and they follow each other
+-- from the object's first byte to its last. Nothing else says that such an object is located. `caf_file_id` is the first part's.
+-- LATERAL with LIMIT: one look-up a part, whatever the planner knows of a table that is mostly empty.
+CREATE VIEW objects_in_parts AS
+SELECT DISTINCT ON (source_id, file_path, version_id, etag, size_bytes, rewritten_at) *
+FROM (
+    SELECT parts.source_id, parts.file_path, parts.version_id, parts.etag, parts.object_bytes AS size_bytes, parts.rewritten_at,
+        parts.plan_id, parts.part_count,
+        max(located.last_modified) AS last_modified, max(caf_files.located_at) AS located_at,
+        (array_agg(parts.caf_file_id ORDER BY parts.part))[1] AS caf_file_id,
+        jsonb_agg(jsonb_build_object(
+            'start_byte', located.start_byte, 'end_byte', located.end_byte, 'sha256', encode(located.sha256, 'hex'),
+            'crc64nvme', encode(located.crc64nvme, 'hex'), 's3_checksum', located.s3_checksum,
+            'chunk', caf_files.name, 'merkle_root', encode(caf_files.merkle_root, 'hex'), 'owner', caf_files.owner,
+            'start', caf_files.start, 'stored_size_bytes', caf_files.stored_size_bytes) ORDER BY parts.part) AS parts
+    FROM object_parts AS parts
+    JOIN caf_files ON caf_files.caf_file_id = parts.caf_file_id AND caf_files.state IN ('located', 'damaged')
+    CROSS JOIN LATERAL (
+        SELECT * FROM file_locations AS rows
+        WHERE rows.source_id = parts.source_id AND rows.file_path = parts.file_path AND rows.version_id = parts.version_id
+            AND rows.etag = parts.etag AND rows.size_bytes = parts.object_bytes AND rows.rewritten_at = parts.rewritten_at
+            AND rows.part = parts.location_part AND rows.caf_file_id = parts.caf_file_id
+            AND rows.end_byte - rows.start_byte = parts.end_byte - parts.start_byte
+        LIMIT 1) AS located
+    WHERE NOT parts.abandoned
+    GROUP BY parts.source_id, parts.file_path, parts.version_id, parts.etag, parts.object_bytes, parts.rewritten_at, parts.plan_id,
+        parts.part_count
+    HAVING count(*) = parts.part_count AND min(parts.start_byte) = 0 AND max(parts.end_byte) = parts.object_bytes
+        AND (array_agg(parts.start_byte ORDER BY parts.part))[2:] = (array_agg(parts.end_byte ORDER BY parts.part))[:count(*) - 1]
+) AS whole
+ORDER BY source_id, file_path, version_id, etag, size_bytes, rewritten_at, plan_id;
+
+-- What is known of keys, all at the moment of the statement that asks. A function, because its statements are planned once for a
+-- connection, also behind a pooler, and planning them takes longer than answering them. A skip that a whole inventory has ended, since it
+-- does not list the object, is history.
+CREATE FUNCTION look_up(source text, keys text[], good_states text[]) RETURNS TABLE (
+    told                text,         -- 'location'; 'exception': what is current from `moment` on; 'pending': claimed, or skipped
+    key                 text,
+    object_version      text,         -- of an exception NULL: the key is gone
+    moment              timestamptz,  -- LastModified; of an exception, since when
+    chunk               text,         -- NULL of what is skipped
+    state               text,         -- of the chunk; of what is skipped, the reason
+    inventory           text,         -- by which it was planned; of an exception, whose statement it is
+    version_id          text,         -- from here on of locations only
+    start_byte          bigint,
+    end_byte            bigint,
+    etag                text,
+    sha256              bytea,
+    merkle_root         bytea,
+    owner               text,
+    start               bigint,
+    stored_size_bytes   bigint,
+    parts               jsonb         -- of objects_in_parts, else NULL
+) LANGUAGE plpgsql STABLE
+-- One plan for any number of keys, which reads no table from its beginning, also where the first plan was made of empty tables.
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    own integer := (SELECT source_id FROM sources WHERE name = source);
+BEGIN
+    RETURN QUERY SELECT 'location', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified,
+            caf_files.name, state, snapshot, nullif(version_id, ''), start_byte, end_byte, etag, file_locations.sha256,
+            merkle_root, owner, caf_files.start, stored_size_bytes, NULL::jsonb
+        FROM file_locations JOIN caf_files USING (caf_file_id) JOIN plans USING (plan_id)
+        WHERE file_locations.source_id = own AND file_path = ANY (keys) AND part = 0 AND state = ANY (good_states);
+    IF EXISTS (SELECT FROM object_parts WHERE source_id = own AND file_path = ANY (keys)) THEN
+        RETURN QUERY SELECT 'location', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified,
+                caf_files.name, state, snapshot, nullif(version_id, ''), 0::bigint, size_bytes, etag, ''::bytea, merkle_root,
+                owner, caf_files.start, stored_size_bytes, parts
+            FROM objects_in_parts AS whole JOIN caf_files USING (caf_file_id) JOIN plans ON plans.plan_id = whole.plan_id
+            WHERE whole.source_id = own AND file_path = ANY (keys);
+    END IF;
+    RETURN QUERY SELECT known.*, NULL, NULL::bigint, NULL::bigint, NULL, NULL::bytea, NULL::bytea, NULL, NULL::bigint, NULL::bigint,
+            NULL::jsonb
+        FROM (
+            (SELECT DISTINCT ON (file_path) 'exception', file_path, object_version, stated_at, NULL, NULL, inventory
+                FROM current_exceptions WHERE source_id = own AND file_path = ANY (keys) ORDER BY file_path, stated_at DESC)
+            UNION ALL
+            SELECT 'pending', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified, name, state, NULL
+                FROM claims JOIN caf_files USING (caf_file_id) WHERE claims.source_id = own AND file_path = ANY (keys)
+            UNION ALL
+            SELECT 'pending', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified, NULL, reason, NULL
+                FROM skipped_objects WHERE source_id = own AND file_path = ANY (keys)
+                    AND (reason = 'waiting' OR retry_at > least(now(), coalesce((SELECT max(taken_at) FROM inventories
+                        WHERE inventories.source_id = own AND after_key = '' AND until_key IS NULL), '-infinity')))
+        ) AS known;
+END $$;
