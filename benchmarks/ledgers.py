@@ -23,9 +23,8 @@ from benchmarks.inventories import MOMENT, key
 from benchmarks.pairs import Command
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.inventory.manifest import (
-    CHECKSUMS_FORMAT,
-    CHECKSUMS_SCHEMA,
     MANIFEST_GROUP_ROWS,
+    MANIFEST_SCHEMA,
     METADATA_KEY,
     ChunkIdentity,
     ManifestWriter,
@@ -236,16 +235,14 @@ def psql() -> str:
 
 def write_manifest(path: Path, count: int, *, in_order: bool) -> None:
     """Write the manifest of a chunk of `count` objects."""
-    identity = ChunkIdentity(
-        "0" * 32, SOURCE, f"{SOURCE}-00000000-00001", "00000000", "snapshot", MOMENT, format=CHECKSUMS_FORMAT
-    )
+    identity = ChunkIdentity("0" * 32, SOURCE, f"{SOURCE}-00000000-00001", "00000000", "snapshot", MOMENT)
     with ManifestWriter(path, identity):
         pass  # for its metadata, which a manifest without rows has too
     described = pq.read_schema(path).metadata[METADATA_KEY]
     numbers = list(range(count))
     if not in_order:
         random.Random(SEED).shuffle(numbers)
-    with pq.ParquetWriter(path, CHECKSUMS_SCHEMA.with_metadata({METADATA_KEY: described}), compression="zstd") as writer:
+    with pq.ParquetWriter(path, MANIFEST_SCHEMA.with_metadata({METADATA_KEY: described}), compression="zstd") as writer:
         for first in range(0, count, MANIFEST_GROUP_ROWS):
             some = numbers[first : first + MANIFEST_GROUP_ROWS]
             writer.write_table(_rows(first, some))
@@ -268,8 +265,8 @@ def _rows(first: int, numbers: Sequence[int]) -> pa.Table:
         "storage_class": ["STANDARD"] * len(keys),
         "inventory_time": [MOMENT] * len(keys),
     }
-    columns = [pa.array(given.get(field.name, [None] * len(keys)), field.type) for field in CHECKSUMS_SCHEMA]
-    return pa.table(columns, schema=CHECKSUMS_SCHEMA)
+    columns = [pa.array(given.get(field.name, [None] * len(keys)), field.type) for field in MANIFEST_SCHEMA]
+    return pa.table(columns, schema=MANIFEST_SCHEMA)
 
 
 def _verified(url: str, manifest: Path, count: int) -> str:

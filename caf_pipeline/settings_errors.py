@@ -29,9 +29,6 @@ LIKE: Final = 0.6
 LIKE_VARIABLE: Final = 0.9
 """The same for variables, of which other programs have some that begin as ours do."""
 
-REPLACED: Final = {"launch": "automatic"}
-"""Settings of earlier versions, each with the setting that replaced it."""
-
 _PREFIX: Final = "CAF_"
 _BETWEEN: Final = "__"
 _CREDENTIALS_IN_URL: Final = re.compile(r"//[^/\s]*@")
@@ -160,8 +157,6 @@ def _not_a_table(kind: Any, place: Place) -> str:  # noqa: ANN401 - an annotatio
 
 def _did_you_mean(model: type[BaseModel], place: Place) -> str:
     section, _ = _kind(model, place[:-1])
-    if (new := REPLACED.get(place[-1])) in section.model_fields:
-        return f" any more: set '{new}' instead"
     if near := nearest(place[-1], section.model_fields):
         return f": did you mean '{near}'?"
     for other in _settings(model):

@@ -144,7 +144,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.skipped = set()
         self.leases = []  # (chunk, lease), the last of a chunk being the one that counts
         with psycopg.connect(database_url) as connection:
-            connection.execute("TRUNCATE sources, claims, locations, leases CASCADE")
+            connection.execute("TRUNCATE sources, claims, file_locations, leases CASCADE")
         ledger.register_source(SOURCE, "archive of src", f"s3://{SOURCE}")
 
     def state(self, name):

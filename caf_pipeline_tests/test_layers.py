@@ -42,8 +42,6 @@ BESIDE_WIRING = {
 }
 """What is imported from adapters above `wiring`, which opens all else: decision 15."""
 
-OLD_NAMES = {"defs.storage", "defs.launcher", "defs.command"}  # named in a dagster.yaml or an entry point of version 0.3.0
-
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
@@ -63,7 +61,7 @@ def top(module: str) -> str:
     return "ports" if ".".join(module.split(".")[:2]) in PORTS else module.partition(".")[0]
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module != "__init__" and module not in OLD_NAMES])
+@pytest.mark.parametrize("module", [module for module in MODULES if module != "__init__"])
 def test_a_module_imports_only_from_its_own_folder_and_those_before_it(module):
     for name in imports_of(module):
         if name.startswith("caf_pipeline."):

@@ -64,7 +64,6 @@ def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
         ("packing = 3", "packing must be a table of settings"),
         ('_env_file = "x"', "_env_file is not a setting"),
         ('[sources.one]\nbuckt = "b"', "sources.one.buckt"),
-        ('[sources.one]\nbucket = "b"\nlaunch = false', "set 'automatic' instead"),
         ('[sources.one]\nbucket = ""', "sources.one.bucket"),
         ('[sources.one]\nbucket = "b"\ntarget_size = "33GiB"', "sources.one.target_size"),
         ('[sources.one]\nbucket = "b"\ntarget_size = "x"', "sources.one.target_size"),

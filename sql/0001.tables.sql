@@ -64,8 +64,6 @@ CREATE TABLE caf_files (
     look_again_at        timestamptz,
     suspected_at         timestamptz,
     unanswered_at        timestamptz,
-    read_back_at         timestamptz,
-    read_back_from       text,
     UNIQUE (plan_id, number),
     -- A state is a claim about what was done; the moves say in which order, these say that it was done at all.
     CONSTRAINT sealed_before CHECK (sealed_at IS NOT NULL AND merkle_root IS NOT NULL OR state NOT IN (
@@ -279,6 +277,14 @@ CREATE TABLE copies (
     windows      integer NOT NULL DEFAULT 0,
     fault        text NOT NULL DEFAULT '',
     PRIMARY KEY (caf_file_id, provider)
+);
+
+-- All stored bytes of a chunk came back from a provider with the Merkle root. Only a verifier writes here (roles.sql); who moves a
+-- chunk may remove what counts no more.
+CREATE TABLE full_reads (
+    caf_file_id  bigint PRIMARY KEY REFERENCES caf_files,
+    provider     text NOT NULL,
+    read_at      timestamptz NOT NULL DEFAULT now()
 );
 
 CREATE TABLE providers (

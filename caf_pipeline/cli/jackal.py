@@ -78,7 +78,7 @@ def wallet(json: JsonOption = False) -> None:
     r"""Show the wallet's coins, space and spending.
 
     What was spent is the sum of this ledger's transactions; other programs may use the wallet, too. A purchase counts as what
-    the chain took. Where no node told that, or an earlier version made it, it counts at its list price, which is the most.
+    the chain took. Where no node told that, it counts at its list price, which is the most.
 
     \b
     Examples:

@@ -136,7 +136,7 @@ def _print_preview(preview: PlanPreview) -> None:
         "report": f"{snapshot.report}, of {show_time(snapshot.taken_at)}, {_age(snapshot.taken_at)} old"
         if snapshot.report
         else "",
-        "versions": snapshot.beside.sentence(all_versions=snapshot.all_versions) if snapshot.beside else "",
+        "versions": snapshot.beside.sentence(all_versions=snapshot.all_versions),
         "archived": f"{preview.located:,} located, {preview.claimed:,} in chunks under way",
         "planned": f"{counted(seen.objects, 'object')}, {show_size(seen.size_bytes)}",
         "split": _split(seen),

@@ -87,8 +87,7 @@ def safe_to_delete(
 
     If only LastModified is newer, one HEAD asks for S3's checksum of the full object, its headers and user metadata. If S3 has
     no checksum that can be compared, or anything differs from the archive, the object is not safe. The headers are
-    Content-Type, -Encoding, -Language, -Disposition, Cache-Control and Expires. Tags, ACLs and object lock are not archived;
-    nor was Expires by 0.3.0 and before.
+    Content-Type, -Encoding, -Language, -Disposition, Cache-Control and Expires. Tags, ACLs and object lock are not archived.
 
     A window counts where the chain shows that the provider's last proof was verified. The proof watch sees both windows where
     it looks at each chunk in each window; else run this in two windows in a row: it says when the next one begins. Of a file of
@@ -182,7 +181,7 @@ def _print(source: str, found: DeletionReport, report: Path | None) -> None:
 def _beside(source: str, snapshot: Snapshot) -> str:
     """Say what S3 has of the source that is no object of the inventory, and so is not on the list; "" without any."""
     beside, said = snapshot.beside, []
-    if beside and beside.older and not snapshot.all_versions:
+    if beside.older and not snapshot.all_versions:
         older = counted(beside.older, "older version")
         said.append(f"{older}, which {_are(beside.older)} not archived: sources.{source}.versions is 'current'")
     if beside and beside.markers:

@@ -387,7 +387,7 @@ class _Command:
             dict(accounting.skipped),
             dict(accounting.left_out),
             taken.all_versions,
-            taken.beside or VersionCounts(),
+            taken.beside,
         )
 
     @contextmanager
@@ -421,8 +421,7 @@ def _totals_of(shown: Mapping[str, object]) -> InventoryTotals:
     skipped = {str(reason): number(f"{SKIPPED}{reason}") for reason in SkipReason if f"{SKIPPED}{reason}" in shown}
     left_out = {name: number(f"{LEFT_OUT}{name}") for name in FILTERS if f"{LEFT_OUT}{name}" in shown}
     objects, located, claimed, unaccounted = map(number, ("objects", "located", "claimed", "unaccounted"))
-    counted = OLDER_VERSIONS in shown  # an inventory that an earlier version took was not
-    beside = VersionCounts(*map(number, (OLDER_VERSIONS, DELETE_MARKERS, DELETED_KEYS))) if counted else VersionCounts()
+    beside = VersionCounts(*map(number, (OLDER_VERSIONS, DELETE_MARKERS, DELETED_KEYS)))
     all_versions = shown.get(VERSIONS) == "all"
     return InventoryTotals(str(shown[SNAPSHOT]), objects, located, claimed, unaccounted, skipped, left_out, all_versions, beside)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
 
-from caf_pipeline.defs.naming import OLD_PROCESS_TAGS, PROCESS_TAG
+from caf_pipeline.defs.naming import PROCESS_TAG
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Holder
 
@@ -33,13 +33,10 @@ def process_lives(run: DagsterRun) -> bool | None:
 
 def _mark(run: DagsterRun) -> tuple[str, int, float] | None:
     """Return boot, pid and start of the run's own process, where its tags tell them."""
-    if PROCESS_TAG in run.tags:
-        run_id, boot_id, pid, started = json.loads(run.tags[PROCESS_TAG])
-        return (boot_id, pid, started) if run_id == run.run_id else None
-    boot_id, pid, started = (run.tags.get(tag, "") for tag in OLD_PROCESS_TAGS)
-    if not pid or run.parent_run_id:  # a re-execution may have inherited them, and they do not say whose they are
+    if PROCESS_TAG not in run.tags:
         return None
-    return boot_id, int(pid), float(started)
+    run_id, boot_id, pid, started = json.loads(run.tags[PROCESS_TAG])
+    return (boot_id, pid, started) if run_id == run.run_id else None
 
 
 def reap_dead_runs(instance: DagsterInstance) -> list[str]:

@@ -24,7 +24,6 @@ from caf_pipeline.defs.naming import (
     ASSETS,
     BACKFILL_TAG,
     HELD_TAG,
-    OLD_PARKED_TAG,
     OUTAGE_TAG,
     PARKED_TAG,
     PARTITION_TAG,
@@ -147,7 +146,7 @@ def failed_runs(records: Iterable[RunRecord]) -> list[RunRecord]:
     failed: list[RunRecord] = []
     for record in records:
         run = record.dagster_run
-        parked = run.tags.get(PARKED_TAG) == run.run_id or OLD_PARKED_TAG in run.tags
+        parked = run.tags.get(PARKED_TAG) == run.run_id
         succeeded = run.status is DagsterRunStatus.SUCCESS and not run.tags.get(HELD_TAG)  # which did nothing: another had it
         if succeeded or parked:
             break

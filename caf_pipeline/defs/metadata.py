@@ -161,11 +161,13 @@ def versions_beside(snapshot: Snapshot) -> Metadata:
 
     Older versions are objects of an inventory of all versions, and are left out of one of the current ones.
     """
-    shown: Metadata = {VERSIONS: "all" if snapshot.all_versions else "current"}
-    if snapshot.beside:
-        beside = snapshot.beside
-        shown |= {OLDER_VERSIONS: beside.older, DELETE_MARKERS: beside.markers, DELETED_KEYS: beside.deleted_keys}
-    return shown
+    beside = snapshot.beside
+    return {
+        VERSIONS: "all" if snapshot.all_versions else "current",
+        OLDER_VERSIONS: beside.older,
+        DELETE_MARKERS: beside.markers,
+        DELETED_KEYS: beside.deleted_keys,
+    }
 
 
 def _report_metadata(taken: TakenReport) -> Metadata:

@@ -36,10 +36,6 @@ PARKED_TAG: Final = ".dagster/caf/parked"
 OUTAGE_TAG: Final = ".dagster/caf/outage"
 """Only machines read these. The UI shows no tag that begins with `.dagster/`."""
 
-OLD_PROCESS_TAGS: Final = ("caf/boot_id", "caf/pid", "caf/process_started")
-OLD_PARKED_TAG: Final = "caf/parked"
-"""How 0.3.0 wrote them. Its runs may still be under way, and its parked runs still count."""
-
 LAUNCH_SENSOR: Final = "launch_chunks"
 """Launches the chunks of every source. Renamed, it would lose its cursor, and whether an operator has switched it off."""
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.key_windows import EVERY_KEY, KeyWindow, bounded, key_windows
-from caf_pipeline.inventory.snapshot import inventory_query, show_objects, show_snapshot
+from caf_pipeline.inventory.snapshot import inventory_query, show_objects
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, translate_errors
 
 EXAMPLES: Final = 10
@@ -127,7 +127,7 @@ def account_for_files(
         IntegrityError: a file cannot be read. StagingError: there is no room to spill.
     """
     with translate_errors(snapshot), inventory_query(snapshot, budget) as query:
-        show_snapshot(query, "whole_snapshot", snapshot)
+        query.table("whole_snapshot", snapshot)
         query.table("standing_rows", standing)
         untold = f"coalesce(last_modified >= TIMESTAMPTZ '{silent_from.isoformat()}', false)" if silent_from else "false"
         counted = "true" if due_skips else "NOT due"

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from caf_pipeline.inventory.key_windows import KeyWindow, bounded
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
-from caf_pipeline.inventory.snapshot import inventory_query, show_snapshot
+from caf_pipeline.inventory.snapshot import inventory_query
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, sum_of, translate_errors, write_whole
 
 
@@ -152,7 +152,7 @@ def decide(
 
     with translate_errors(out), inventory_query(out, budget) as query:
         query.table("members", members)
-        show_snapshot(query, "listed", snapshot)
+        query.table("listed", snapshot)
         query.table("standing", standing)
         write_whole(told(query), out, _DECIDED_SCHEMA)
     objects = counts.pop(None, 0)

@@ -33,8 +33,6 @@ from caf_pipeline.inventory.snapshot import (
     has_rows,
     inventory_query,
     require_whole,
-    show_snapshot,
-    with_flags,
 )
 from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, files_of, translate_errors, write_whole
@@ -177,7 +175,7 @@ def identify(
             return Identified(snapshot.path, to_compare, 0, unsettled, settled_count, unsettled_keys)
 
         def identified(path: Path) -> Iterator[pa.RecordBatch]:
-            show_snapshot(query, "whole_listed", path)
+            query.table("whole_listed", path)
             for window in key_windows(path):
                 query.view("listed", f"SELECT * FROM whole_listed WHERE {bounded(window)}")
                 query.view("rewritten", f"SELECT * FROM whole_rewritten WHERE {bounded(window)}")
@@ -189,9 +187,9 @@ def identify(
 
 
 # A key that is not listed, or whose latest version is a delete marker, is gone: ''. Where LastModified cannot order what is known
-# of a key (two of the same time, or one that an earlier version did not keep), nothing but a statement tells what is current. It
-# does not order versions by itself: an upload in parts has the time at which it began. So every version that this inventory may
-# have archived counts as known; one that a filter leaves out does not, and what is located is not current beside it.
+# of a key (two of the same time), nothing but a statement tells what is current. It does not order versions by itself: an upload
+# in parts has the time at which it began. So every version that this inventory may have archived counts as known; one that a
+# filter leaves out does not, and what is located is not current beside it.
 _EXCEPTIONS: Final = """WITH listed AS (
         SELECT key, arg_max(object_version, last_modified) FILTER (is_latest) AS object_version,
             max(last_modified) FILTER (is_latest) AS last_modified
@@ -202,8 +200,8 @@ _EXCEPTIONS: Final = """WITH listed AS (
             AND NOT EXISTS (SELECT 1 FROM standing WHERE standing.key = snapshot.key
             AND standing.object_version = snapshot.object_version AND standing <> 'skipped')
     ), latest AS (
-        SELECT key, max(last_modified) AS last_modified, arg_max(object_version, last_modified) AS object_version,
-            bool_or(last_modified IS NULL) AS unordered FROM known GROUP BY key
+        SELECT key, max(last_modified) AS last_modified, arg_max(object_version, last_modified) AS object_version
+        FROM known GROUP BY key
     ), ties AS (
         SELECT key FROM known JOIN latest USING (key, last_modified) GROUP BY key HAVING count(DISTINCT known.object_version) > 1
     ), said AS (
@@ -214,7 +212,7 @@ _EXCEPTIONS: Final = """WITH listed AS (
             coalesce(listed.object_version, '') AS object_version,
             listed.key IS NOT NULL AND listed.object_version IS NULL AS without_latest,
             CASE WHEN said_at >= latest.last_modified THEN said.object_version
-                WHEN NOT unordered AND ties.key IS NULL THEN latest.object_version END AS believed
+                WHEN ties.key IS NULL THEN latest.object_version END AS believed
         FROM latest LEFT JOIN listed USING (key) LEFT JOIN said USING (key) LEFT JOIN ties USING (key)
     )
     SELECT key, greatest(TIMESTAMPTZ '{taken_at}', latest_modified, said_at, last_modified) AS stated_at,
@@ -293,7 +291,7 @@ def read_exceptions(path: Path) -> Iterator[CurrentException]:
 def _query(snapshot: Path, standing: Path, exceptions: Path, out: Path, budget: QueryBudget) -> Iterator[Query]:
     """Open a query over the files, as `whole_snapshot`, `whole_standing` and `whole_exception`; it is for `out`."""
     with translate_errors(out), inventory_query(out, budget) as query:
-        show_snapshot(query, "whole_snapshot", snapshot)
+        query.table("whole_snapshot", snapshot)
         query.table("whole_standing", standing)
         query.table("whole_exception", exceptions)
         yield query
@@ -346,7 +344,7 @@ def _facts(snapshot: Snapshot, standing: Path, exceptions: Path) -> Iterator[_Wi
         stating = stack.enter_context(KeyedRows(exceptions, ("key",)))
         knowing = [stack.enter_context(KeyedRows(path, (*_TOLD, "standing"))) for path in files_of(standing)]
         for window in key_windows(snapshot.path, snapshot.keys, known=standing):
-            listed, stated = with_flags(listing.read(window)), stating.read(window)["key"]
+            listed, stated = listing.read(window), stating.read(window)["key"]
             known = [rows.read(window) for rows in knowing]
             nothing = pa.nulls(len(stated))
             yield (

@@ -34,14 +34,14 @@ from caf_pipeline.inventory.manifest import (
     MANIFEST_FIXED_BYTES,
     MANIFEST_GROUP_BYTES,
     MANIFEST_MEMBER,
+    PART_BYTES,
+    REWRITTEN_BYTES,
     manifest_row_bound,
 )
 from caf_pipeline.inventory.objects import PartRange, S3Object, cut_into_parts
 from caf_pipeline.inventory.plan import (
-    CHECKSUMS_TERM,
     CHUNKS_FILE,
     CHUNKS_SCHEMA,
-    LOGS_TERM,
     OBJECTS_FILE,
     PART_FIELDS,
     PARTS_FILE,
@@ -54,7 +54,7 @@ from caf_pipeline.inventory.plan import (
     Plan,
     PlanTerms,
     WaitingTail,
-    read_chunk_batches,
+    chunk_batches,
     write_sums,
 )
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, s3_object
@@ -88,7 +88,7 @@ def _part_member(obj: S3Object, part: PartRange) -> str:
 def _part_manifest_bound(obj: S3Object, part: PartRange) -> int:
     """Return an upper bound of the manifest of a chunk that has this part, for headers of usual length."""
     row = manifest_row_bound(obj.key, obj.version_id, obj.etag) + len(_part_member(obj, part)) - len(obj.key)
-    return MANIFEST_FIXED_BYTES + MANIFEST_GROUP_BYTES + row + (len(obj.object_version) if obj.rewritten else 0)
+    return MANIFEST_FIXED_BYTES + MANIFEST_GROUP_BYTES + PART_BYTES + row + (REWRITTEN_BYTES if obj.rewritten_at else 0)
 
 
 def _chunk_of_part(obj: S3Object, part: PartRange, number: int) -> tuple[ChunkPlan, str]:
@@ -337,8 +337,9 @@ def _waiting_tail(cutter: _Cutter, folder: Path, terms: PlanTerms) -> WaitingTai
     """Take the last chunk out of a plan where it is to wait for the next one."""
     if cutter.leftover_count or cutter.only_parts or cutter.last_size_bytes >= terms.min_chunk_size_bytes:
         return None
-    batches = read_chunk_batches(folder, cutter.chunks[-1].chunk_number, ["last_modified"])
-    oldest: datetime = min(pc.min(batch["last_modified"]).as_py() for batch in batches if batch.num_rows)
+    with pq.ParquetFile(folder / OBJECTS_FILE) as file:
+        batches = chunk_batches(file, cutter.chunks[-1].chunk_number, ["last_modified"])
+        oldest: datetime = min(pc.min(batch["last_modified"]).as_py() for batch in batches if batch.num_rows)
     if terms.waits_since is not None and oldest <= terms.waits_since:
         return None
     return WaitingTail(cutter.take_last(), oldest)
@@ -346,14 +347,13 @@ def _waiting_tail(cutter: _Cutter, folder: Path, terms: PlanTerms) -> WaitingTai
 
 def _described(terms: PlanTerms) -> dict[str, str]:
     return {
+        "format": CHUNK_FORMAT,
         "source": terms.source,
         "archive": terms.archive_id,
         "snapshot": terms.snapshot,
         "inventory_time": terms.inventory_time.isoformat(),
         "target_size": str(terms.target_size_bytes),
         "limit_size": str(terms.limit_bytes),
-        LOGS_TERM: "clps",
-        CHECKSUMS_TERM: "crc64nvme s3",
     }
 
 

@@ -28,6 +28,7 @@ from caf_pipeline.inventory.manifest import (
     MANIFEST_GROUP_BYTES,
     MANIFEST_GROUP_ROWS,
     MANIFEST_MEMBER,
+    REWRITTEN_BYTES,
     manifest_row_bound,
 )
 from caf_pipeline.inventory.objects import VERSION_MARK
@@ -105,8 +106,7 @@ class Rows:
         sizes: _Numbers = _ROW_BYTES + 2 * _lengths(batch["key"])
         sizes += _characters(batch["version_id"]) + _characters(batch["etag"])
         rewritten = pc.not_equal(batch["object_version"], object_versions(batch)).to_numpy(zero_copy_only=False)
-        if rewritten.any():
-            sizes += np.where(rewritten, _characters(batch["object_version"]), 0)
+        sizes += REWRITTEN_BYTES * rewritten
         return sizes
 
     @cached_property

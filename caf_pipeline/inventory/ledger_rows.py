@@ -11,7 +11,7 @@ STANDING_SCHEMA: Final = pa.schema(
         pa.field("standing", pa.string(), nullable=False),  # "located", "claimed", "skipped"
         pa.field("reason", pa.string()),  # of a skip
         pa.field("due", pa.bool_(), nullable=False),  # a skip that may be planned again now; False for the others
-        pa.field("last_modified", pa.timestamp("us", tz="UTC")),  # null where an earlier version wrote the row
+        pa.field("last_modified", pa.timestamp("us", tz="UTC")),
     ]
 )
 """What the ledger knows of a source's objects. For an unsupported key, `key` holds its percent-encoded form."""

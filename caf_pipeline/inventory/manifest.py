@@ -30,36 +30,26 @@ MANIFEST_MEMBER: Final = ".caf/manifest.parquet"
 HEAD_SIZE_BYTES: Final = 512
 """Room for an archive id (32), a chunk's id (50) and a version, with space for what later formats add."""
 
-CHUNK_FORMAT: Final = "caf-pipeline/1"
-"""The version of what we put into a CAF: the head, the manifest's columns, the names of members."""
-
-IDENTITY_FORMAT: Final = "caf-pipeline/2"
-"""The same with one more column, for a chunk with objects whose identity the others do not tell. All other chunks stay as they
-were, byte for byte: one that an earlier version posted may have to be packed once more."""
-
-PARTS_FORMAT: Final = "caf-pipeline/3"
-"""The same with columns that tell which part of an object a member is. A chunk of this format has a part and nothing else."""
-
-CHECKSUMS_FORMAT: Final = "caf-pipeline/4"
-"""IDENTITY_FORMAT with two more checksums of each member. Chunks of new plans have this format or the next."""
-
-PART_CHECKSUMS_FORMAT: Final = "caf-pipeline/5"
-"""PARTS_FORMAT with the same checksums."""
+CHUNK_FORMAT: Final = "caf-pipeline/6"
+"""The version of what we put into a CAF: the head, the manifest's columns, the names of members. No other version is read."""
 
 MANIFEST_GROUP_ROWS: Final = 4_000
 """Rows of the manifest that are in memory at once: some 10 MB as Python has them."""
 
 MANIFEST_FIXED_BYTES: Final = 8 * 1024
-"""Upper bound of a manifest without rows: schema and key-value metadata; 2,884 bytes measured (pyarrow 26)."""
+"""Upper bound of a manifest without rows: schema and key-value metadata; 4,202 bytes measured (pyarrow 26)."""
 
 MANIFEST_GROUP_BYTES: Final = 8 * 1024
-"""Upper bound of what a row group adds to the footer and as page headers: 20 columns, 4,100 bytes measured."""
+"""Upper bound of what a row group adds to the footer and as page headers: 27 columns, 5,134 bytes measured."""
 
-MANIFEST_ROW_BYTES: Final = 150
-"""Upper bound of a row without texts and checksums: 32 + 6 × 8 of fixed width, 14 lengths and levels of 5."""
+MANIFEST_ROW_BYTES: Final = 170
+"""Upper bound of a row without texts: 32 + 7 × 8 of fixed width, 16 lengths and levels of 5."""
 
-CHECKSUMS_ROW_BYTES: Final = 20
-"""Upper bound of the columns that CHECKSUMS_FORMAT adds to a row: 8 of fixed width, two lengths and levels of 5."""
+REWRITTEN_BYTES: Final = 8
+"""What `rewritten_at` adds to a row that has it."""
+
+PART_BYTES: Final = 24
+"""What the columns of a part add to a row that has them: 2 × 4 and 2 × 8."""
 
 HEADERS_ALLOWANCE_BYTES: Final = 96
 """Room that a plan leaves in each row for content type, other headers, user metadata and S3's checksum, which no listing shows.
@@ -71,10 +61,17 @@ MANIFEST_SCHEMA: Final = pa.schema(
         pa.field("key", pa.string(), nullable=False),
         pa.field("version_id", pa.string()),
         pa.field("etag", pa.string(), nullable=False),
-        pa.field("size_bytes", pa.int64(), nullable=False),
+        pa.field("size_bytes", pa.int64(), nullable=False),  # of the whole object
+        pa.field("rewritten_at", pa.timestamp("us", tz="UTC")),  # null: not archived before with this ETag and size
+        pa.field("part", pa.int32()),  # from 1
+        pa.field("part_count", pa.int32()),
+        pa.field("part_start_byte", pa.int64()),  # of the object
+        pa.field("part_end_byte", pa.int64()),  # exclusive
         pa.field("start_byte", pa.int64()),
         pa.field("end_byte", pa.int64()),  # exclusive
         pa.field("sha256", pa.binary(32)),
+        pa.field("crc64nvme", pa.binary(8)),  # of the member's bytes, big-endian
+        pa.field("s3_checksum", pa.string()),  # of the whole object, as `Checksum.text`; null: S3 gave none
         pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("storage_class", pa.string(), nullable=False),
         pa.field("content_type", pa.string()),
@@ -90,42 +87,10 @@ MANIFEST_SCHEMA: Final = pa.schema(
     ]
 )
 
-IDENTITY_SCHEMA: Final = MANIFEST_SCHEMA.append(pa.field("object_version", pa.string()))
-"""With the identity of objects that were written again with other headers: null where version id, ETag and size tell it."""
+PART_COLUMNS: Final = ("part", "part_count", "part_start_byte", "part_end_byte")
+"""The fields of a PartRange, in their order. All are null if the member is a whole object."""
 
-PARTS_SCHEMA: Final = pa.schema(
-    [
-        *IDENTITY_SCHEMA,
-        pa.field("part", pa.int32(), nullable=False),  # from 1
-        pa.field("part_count", pa.int32(), nullable=False),
-        pa.field("part_start_byte", pa.int64(), nullable=False),  # of the object
-        pa.field("part_end_byte", pa.int64(), nullable=False),  # exclusive
-    ]
-)
-"""With the bytes of the object that the member is; its size, headers and identity are those of the whole object."""
-
-PART_COLUMNS: Final = tuple(PARTS_SCHEMA.names[len(IDENTITY_SCHEMA.names) :])
-"""The fields of a PartRange, in their order."""
-
-_CHECKSUMS: Final = (
-    pa.field("crc64nvme", pa.binary(8)),  # of the member's bytes, big-endian; null: skipped
-    pa.field("s3_checksum", pa.string()),  # of the whole object, as `Checksum.text`; null: S3 gave none
-)
-
-CHECKSUM_COLUMNS: Final = tuple(field.name for field in _CHECKSUMS)
-
-CHECKSUMS_SCHEMA: Final = pa.schema([*IDENTITY_SCHEMA, *_CHECKSUMS])
-PART_CHECKSUMS_SCHEMA: Final = pa.schema([*PARTS_SCHEMA, *_CHECKSUMS])
-
-_SCHEMAS: Final = {
-    CHUNK_FORMAT: MANIFEST_SCHEMA,
-    IDENTITY_FORMAT: IDENTITY_SCHEMA,
-    PARTS_FORMAT: PARTS_SCHEMA,
-    CHECKSUMS_FORMAT: CHECKSUMS_SCHEMA,
-    PART_CHECKSUMS_FORMAT: PART_CHECKSUMS_SCHEMA,
-}
-
-FORMATS: Final = tuple(_SCHEMAS)
+CHECKSUM_COLUMNS: Final = ("crc64nvme", "s3_checksum")
 
 LOCATION_SCHEMA: Final = pa.schema(
     [
@@ -137,7 +102,7 @@ LOCATION_SCHEMA: Final = pa.schema(
         pa.field("etag", pa.string(), nullable=False),
         pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("sha256", pa.binary(32), nullable=False),
-        *_CHECKSUMS,
+        *(MANIFEST_SCHEMA.field(name) for name in CHECKSUM_COLUMNS),
     ]
 )
 """What a manifest tells of where a chunk's objects are: a row for each member that is a whole object."""
@@ -145,8 +110,7 @@ LOCATION_SCHEMA: Final = pa.schema(
 METADATA_KEY: Final = b"caf-pipeline"
 
 LOGS_KEY: Final = b"caf-pipeline-clps"
-"""The key in the Parquet file's own metadata under which the times of clp-s archives are: a JSON list of LogTimes. It is there,
-maybe empty, where packing looked for them."""
+"""The key in the Parquet file's own metadata under which the times of clp-s archives are: a JSON list of LogTimes."""
 
 LOG_BYTES: Final = 64
 """Upper bound of what one of them adds: three numbers of at most 20 digits, in brackets."""
@@ -166,8 +130,8 @@ below 100 MB."""
 class ChunkIdentity:
     """What the head and the manifest's metadata say of a chunk.
 
-    `plan_sha256` is the plan's full hash, `planned_objects` and `planned_bytes` are the chunk's part of it. Where the plan's
-    files do not tell the hash, the manifest tells none of the three, as those of earlier versions.
+    `plan_sha256` is the plan's full hash, `planned_objects` and `planned_bytes` are the chunk's part of it. If the hash is None,
+    the manifest has none of the three.
     """
 
     archive_id: str
@@ -179,7 +143,6 @@ class ChunkIdentity:
     plan_sha256: bytes | None = None
     planned_objects: int = 0
     planned_bytes: int = 0
-    format: str = CHUNK_FORMAT
 
 
 _Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -198,48 +161,47 @@ class LogTimes(NamedTuple):
 
 def head_bytes(identity: ChunkIdentity) -> bytes:
     """Return the head member: one line of JSON, padded with spaces and a newline to 512 bytes."""
-    text = json.dumps({"format": identity.format, "archive": identity.archive_id, "chunk": identity.chunk}, separators=(",", ":"))
+    text = json.dumps({"format": CHUNK_FORMAT, "archive": identity.archive_id, "chunk": identity.chunk}, separators=(",", ":"))
     return text.encode().ljust(HEAD_SIZE_BYTES - 1) + b"\n"
 
 
 def manifest_row_bound(key: bytes, version_id: str | None, etag: str) -> int:
     """Return the bytes that a plan reserves for one row; the member's name counted as long as the key."""
-    fixed = MANIFEST_ROW_BYTES + CHECKSUMS_ROW_BYTES + HEADERS_ALLOWANCE_BYTES
-    return 2 * len(key) + len(version_id or "") + len(etag) + fixed
+    return 2 * len(key) + len(version_id or "") + len(etag) + MANIFEST_ROW_BYTES + HEADERS_ALLOWANCE_BYTES
 
 
-IDENTITY_COLUMNS: Final = ("version_id", "etag", "size_bytes", "object_version")
+IDENTITY_COLUMNS: Final = ("version_id", "etag", "size_bytes", "rewritten_at")
 """The columns that `row_identity` and `identities` need."""
 
 
 def row_identity(row: Mapping[str, Any]) -> str:
-    """Return the object version of a row of a manifest of any format."""
-    told: str | None = row.get("object_version")
-    return object_version(row["version_id"], row["etag"], row["size_bytes"]) if told is None else told
+    """Return the object version of a manifest's row."""
+    return object_version(*(row[name] for name in IDENTITY_COLUMNS))
 
 
 def identities(batch: pa.RecordBatch) -> pa.Array:
     """Return `row_identity` of each row of a batch."""
-    told = [batch["object_version"]] if "object_version" in batch.schema.names else []
-    return pc.coalesce(*told, object_versions(batch))
+    if batch["rewritten_at"].null_count == batch.num_rows:
+        return object_versions(batch)
+    return pa.array([row_identity(row) for row in batch.select(IDENTITY_COLUMNS).to_pylist()], pa.string())
 
 
 class ManifestWriter:
     """Writes rows to a Parquet file as they come, holding at most one row group in memory.
 
-    Rows are dicts by column name; columns that are left out are null, and those that the format lacks are dropped.
+    Rows are dicts by column name; columns that are left out are null.
     `bound_bytes` is an upper bound of the finished file's size, so that a chunk can be closed before the manifest no longer
-    fits. If `tells_logs` is true, the file's metadata has the times of clp-s archives, which `add_log` takes.
+    fits. The file's metadata has the times of clp-s archives, which `add_log` takes.
     """
 
-    def __init__(self, path: Path, identity: ChunkIdentity, *, tells_logs: bool = False) -> None:
-        self._logs: list[LogTimes] | None = [] if tells_logs else None
+    def __init__(self, path: Path, identity: ChunkIdentity) -> None:
+        self._logs: list[LogTimes] = []
         self.row_count = 0
         self.bound_bytes = MANIFEST_FIXED_BYTES
         self._inventory_time = identity.inventory_time
         self._rows: list[dict[str, Any]] = []
         described: dict[str, str | int] = {
-            "format": identity.format,
+            "format": CHUNK_FORMAT,
             "archive": identity.archive_id,
             "source": identity.source,
             "chunk": identity.chunk,
@@ -252,19 +214,17 @@ class ManifestWriter:
                 "planned_objects": identity.planned_objects,
                 "planned_bytes": identity.planned_bytes,
             }
-        self._schema = _SCHEMAS[identity.format]
-        self._columns = frozenset(self._schema.names)
-        self._row_bytes = MANIFEST_ROW_BYTES + (CHECKSUMS_ROW_BYTES if "crc64nvme" in self._columns else 0)
         self._writer = pq.ParquetWriter(
-            path, self._schema.with_metadata({METADATA_KEY: json.dumps(described).encode()}), compression="zstd"
+            path, MANIFEST_SCHEMA.with_metadata({METADATA_KEY: json.dumps(described).encode()}), compression="zstd"
         )
 
     def row_bound(self, row: Mapping[str, Any]) -> int:
         """Return the most bytes that this row can add to the file."""
-        texts = sum(len(value.encode()) for name, value in row.items() if isinstance(value, str) and name in self._columns)
+        texts = sum(len(value.encode()) for value in row.values() if isinstance(value, str))
         pairs = sum(len(k.encode()) + len(v.encode()) + 16 for k, v in (row.get("user_metadata") or {}).items())
         group = MANIFEST_GROUP_BYTES if self.row_count % MANIFEST_GROUP_ROWS == 0 else 0
-        return texts + pairs + self._row_bytes + group
+        fixed = sum(size for name, size in (("rewritten_at", REWRITTEN_BYTES), ("part", PART_BYTES)) if row.get(name) is not None)
+        return texts + pairs + MANIFEST_ROW_BYTES + fixed + group
 
     def add(self, row: dict[str, Any]) -> None:
         """Add one row."""
@@ -276,23 +236,21 @@ class ManifestWriter:
             self._flush()
 
     def add_log(self, log: LogTimes) -> None:
-        """Add the times of a clp-s archive, where it tells such."""
-        if self._logs is not None:
-            self._logs.append(log)
-            self.bound_bytes += LOG_BYTES
+        """Add the times of a clp-s archive."""
+        self._logs.append(log)
+        self.bound_bytes += LOG_BYTES
 
     def _flush(self) -> None:
         if self._rows:
             for row in self._rows:
                 row["user_metadata"] = sorted((row.get("user_metadata") or {}).items())
-            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
+            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=MANIFEST_SCHEMA))
             self._rows = []
 
     def close(self) -> None:
         """Finish the file."""
         self._flush()
-        if self._logs is not None:
-            self._writer.add_key_value_metadata({LOGS_KEY: msgspec.json.encode(self._logs)})
+        self._writer.add_key_value_metadata({LOGS_KEY: msgspec.json.encode(self._logs)})
         self._writer.close()
 
     def __enter__(self) -> Self:
@@ -340,15 +298,14 @@ class OpenedManifest:
     def batches(
         self, columns: Collection[str] | None = None, *, between: tuple[str, str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, at most `MANIFEST_GROUP_ROWS` at a time. Columns that the manifest does not have are left out.
+        """Yield the rows in order, at most `MANIFEST_GROUP_ROWS` at a time.
 
         With `between`, row groups without a key from the first to the second, both included, are left out.
 
         Raises:
             MalformedArchive: a row cannot be read; those before it were yielded.
         """
-        present = self._parquet.schema_arrow.names
-        names = [name for name in columns if name in present] if columns else None
+        names = list(columns) if columns else None
         with _as_malformed():
             groups = [number for number in range(self._parquet.num_row_groups) if between is None or self._has(number, *between)]
             for batch in self._parquet.iter_batches(batch_size=MANIFEST_GROUP_ROWS, columns=names, row_groups=groups):
@@ -369,7 +326,7 @@ class OpenedManifest:
 
     def locations(self) -> Iterator[pa.RecordBatch]:
         """Yield the members that are whole objects in batches of LOCATION_SCHEMA; as `batches`."""
-        return iter(()) if self.has_part else self.members()
+        return iter(()) if self._part_row() else self.members()
 
     def part(self) -> "PartLocation | None":
         """Return the part that the chunk has; None where it has whole objects, or skipped the part.
@@ -377,26 +334,33 @@ class OpenedManifest:
         Raises:
             MalformedArchive: it is of a part and has another row, which no packing of ours writes.
         """
-        if not self.has_part:
+        row = self._part_row()
+        if row is None:
             return None
-        if self.row_count != 1:
-            raise MalformedArchive(f"the manifest of a chunk of a part has {self.row_count} rows")
         members = [row for batch in self.members() for row in batch.to_pylist()]
-        rows = list(self.rows(("key", "size_bytes", *PART_COLUMNS)))
-        (row,) = rows
         return (
             PartLocation(row["size_bytes"], PartRange(*(row[name] for name in PART_COLUMNS)), **members[0]) if members else None
         )
 
-    def logs(self) -> Sequence[LogTimes] | None:
-        """Return the times of its clp-s archives; None where its packing did not look for any.
+    def _part_row(self) -> dict[str, Any] | None:
+        """Return the only row of a chunk of a part; None if the chunk is one of whole objects. Raises as `part`."""
+        for batch in self.batches(PART_COLUMNS):
+            if all(batch[name].null_count == batch.num_rows for name in PART_COLUMNS):
+                continue
+            if self.row_count != 1:
+                raise MalformedArchive(f"the manifest of a chunk of a part has {self.row_count} rows")
+            return next(self.rows(("size_bytes", *PART_COLUMNS)))
+        return None
+
+    def logs(self) -> Sequence[LogTimes]:
+        """Return the times of its clp-s archives.
 
         Raises:
             MalformedArchive: they are nothing that a packing of ours writes.
         """
         told = (self._parquet.metadata.metadata or {}).get(LOGS_KEY)
         if told is None:
-            return None
+            raise MalformedArchive("the manifest has no times of logs")
         if len(told) > 2 + LOG_BYTES * self.row_count:
             raise MalformedArchive(f"the manifest has {len(told)} bytes of times of logs for {self.row_count} rows")
         with _as_malformed():
@@ -406,18 +370,13 @@ class OpenedManifest:
             raise MalformedArchive("the manifest's times of logs are none that packing writes")
         return logs
 
-    @property
-    def has_part(self) -> bool:
-        """Whether the chunk is one of a part of an object."""
-        return self.described["format"] in (PARTS_FORMAT, PART_CHECKSUMS_FORMAT)
-
     def members(self) -> Iterator[pa.RecordBatch]:
         """Yield all members, a part among them, in batches of LOCATION_SCHEMA: which bytes have which SHA-256; as `batches`."""
-        for batch in self.batches({*LOCATION_SCHEMA.names, *IDENTITY_COLUMNS, "skip_reason"}):
+        columns = {*LOCATION_SCHEMA.names, *IDENTITY_COLUMNS, "skip_reason"} - {"object_version"}
+        for batch in self.batches(columns):
             members = batch.filter(pc.is_null(batch["skip_reason"]))
-            columns = {name: pa.nulls(len(members), LOCATION_SCHEMA.field(name).type) for name in CHECKSUM_COLUMNS}
-            columns |= {name: members[name] for name in members.schema.names} | {"object_version": identities(members)}
-            yield pa.record_batch([columns[name] for name in LOCATION_SCHEMA.names], schema=LOCATION_SCHEMA)
+            found = {name: members[name] for name in members.schema.names} | {"object_version": identities(members)}
+            yield pa.record_batch([found[name] for name in LOCATION_SCHEMA.names], schema=LOCATION_SCHEMA)
 
 
 def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
@@ -434,17 +393,21 @@ def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:
         described = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
         groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
         row_count = parquet.metadata.num_rows
-    found = described.get("format") if isinstance(described, dict) else None
-    if found not in FORMATS:
-        raise MalformedArchive(
-            f"the manifest's format is '{found}', expected one of {', '.join(map(repr, FORMATS))}",
-            hint="a newer version of caf-pipeline may know it",
-        )
-    if not schema.remove_metadata().equals(_SCHEMAS[found]):
+    if not isinstance(described, dict) or described.get("format") != CHUNK_FORMAT:
+        raise unknown_format("manifest", described.get("format") if isinstance(described, dict) else None)
+    if not schema.remove_metadata().equals(MANIFEST_SCHEMA):
         raise MalformedArchive("the manifest's columns are not those of its format")
     if any(not 0 <= group.num_rows <= MANIFEST_GROUP_ROWS or group.total_byte_size > MAX_GROUP_BYTES for group in groups):
         raise MalformedArchive("the manifest has a row group that is larger than any that was ever written")
     return OpenedManifest(described, row_count, parquet)
+
+
+def unknown_format(member: str, found: object) -> MalformedArchive:
+    """Return the error for a chunk whose head or manifest (`member`) names another format."""
+    return MalformedArchive(
+        f"its {member} has the format {found!r:.60}, and this version reads only '{CHUNK_FORMAT}'",
+        hint="`caf list` and `caf extract` read the chunk as a CAF file",
+    )
 
 
 def refuse_bloated(file: Path) -> None:

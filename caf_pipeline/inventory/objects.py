@@ -84,7 +84,8 @@ class S3Object:
         last_modified: aware, in UTC.
         checksum: "<algorithm>/<type>" as listed, e.g. "CRC64NVME/FULL_OBJECT", or "<algorithm>" where the listing names no
             type; "" where it names no checksum.
-        rewritten: the same ETag and size are located, written at another time: the time is part of the identity.
+        rewritten_at: when it was written, if the same ETag and size are located with another time: part of the identity. None
+            otherwise.
         is_latest: whether it is what the key has now; an older version otherwise.
         is_delete_marker: it is not an object, and says that the key was deleted then: no ETag, no bytes.
     """
@@ -96,15 +97,14 @@ class S3Object:
     last_modified: datetime
     storage_class: str = "STANDARD"
     checksum: str = ""
-    rewritten: bool = False
+    rewritten_at: datetime | None = None
     is_latest: bool = True
     is_delete_marker: bool = False
 
     @property
     def object_version(self) -> str:
         """What, beside source and key, makes up the object's identity."""
-        version = object_version(self.version_id, self.etag, self.size_bytes)
-        return rewritten_version(version, self.last_modified) if self.rewritten else version
+        return object_version(self.version_id, self.etag, self.size_bytes, self.rewritten_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +173,14 @@ def cut_into_parts(size_bytes: int, most_bytes: int) -> list[PartRange]:
     return [PartRange(number, count, *ends[number - 1 : number + 1]) for number in range(1, count + 1)]
 
 
-def object_version(version_id: str | None, etag: str, size_bytes: int) -> str:
-    """Return the version id, or `etag:<ETag>:<size>` where the bucket has no versions."""
-    return version_id if version_id is not None else f"etag:{etag}:{size_bytes}"
+def object_version(version_id: str | None, etag: str, size_bytes: int, rewritten_at: datetime | None = None) -> str:
+    """Return the version id, or `etag:<ETag>:<size>` where the bucket has no versions.
+
+    The identity of an object that was written again with the same ETag and size is `etag:<ETag>:<size>:<LastModified>`, with a
+    time in UTC as `2026-11-21T23:10:05.000000Z`.
+    """
+    version = version_id if version_id is not None else f"etag:{etag}:{size_bytes}"
+    return version if rewritten_at is None else rewritten_version(version, rewritten_at)
 
 
 def version_id_of(object_version: str) -> str:
@@ -188,13 +193,10 @@ def is_rewritten(version: str, etag: str, size_bytes: int) -> bool:
     return not version_id_of(version) and version != object_version(None, etag, size_bytes)
 
 
-def rewritten_version(version: str, last_modified: datetime) -> str:
-    """Return the identity of an object that was written again with the same ETag and size: `etag:<ETag>:<size>:<LastModified>`.
-
-    LastModified is in UTC, as `2026-11-21T23:10:05.000000Z`.
-    """
+def rewritten_version(version: str, rewritten_at: datetime) -> str:
+    """Return `object_version` of an object that was written again, by that of the bytes that it had before."""
     # Python's strftime gives a year before 1000 fewer digits than DuckDB's.
-    return f"{version}:{last_modified.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+    return f"{version}:{rewritten_at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 
 TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"

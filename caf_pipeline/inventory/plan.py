@@ -5,7 +5,7 @@
     chunks.parquet      one row a chunk: counts, expected size, names of our two members
     parts.parquet       only where objects are split: the parts, one a chunk, from chunk 1 on
     too_large.parquet   objects that cannot be split either
-    SHA256SUMS          the SHA-256 of each file, as sha256sum writes it; plans of earlier versions have none
+    SHA256SUMS          the SHA-256 of each file, as sha256sum writes it
 
 `cutting` writes them.
 Source: "A chunk" in docs/design.md.
@@ -27,11 +27,9 @@ import pyarrow.parquet as pq
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, Limits
 from caf_pipeline.errors import CafError, first_line
-from caf_pipeline.inventory.manifest import (
-    IDENTITY_COLUMNS,
-)
+from caf_pipeline.inventory.manifest import CHUNK_FORMAT
 from caf_pipeline.inventory.objects import PartRange, S3Object
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, object_versions, s3_object
+from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, s3_object
 
 MAX_GENERATIONS: Final = 10_000
 """How often the same objects may have been planned for a plan's full hash to be found from its short name: a run an hour that
@@ -76,14 +74,6 @@ CHUNKS_SCHEMA: Final = pa.schema(
         pa.field("manifest_member", pa.string(), nullable=False),
     ]
 )
-
-LOGS_TERM: Final = "logs"
-"""Of which logs the manifests of a plan's chunks tell the times. Plans of earlier versions do not say it, and their chunks tell
-none: one that was posted may have to be packed once more, byte for byte."""
-
-CHECKSUMS_TERM: Final = "checksums"
-"""Which checksums, beside SHA-256, the manifests of a plan's chunks record. Plans of earlier versions lack it, and their chunks
-keep their earlier format: a chunk that was posted may have to be packed once more, byte for byte."""
 
 PLAN_METADATA_KEY: Final = b"caf-pipeline"
 
@@ -202,37 +192,21 @@ class PlannedObject:
 def read_terms(folder: Path) -> dict[str, str]:
     """Return what a plan's files say of it.
 
-    That is source, archive, snapshot, inventory_time (ISO 8601), target_size and limit_size (bytes), logs (`LOGS_TERM`),
-    checksums (`CHECKSUMS_TERM`) and content_sha256 (hex). Plans of earlier versions lack target_size, content_sha256,
-    limit_size, logs or checksums.
+    That is format (of its chunks), source, archive, snapshot, inventory_time (ISO 8601), target_size and limit_size (bytes) and
+    content_sha256 (hex).
 
     Raises:
         CafError: there is no readable plan in `folder`.
     """
     with _opened(folder / CHUNKS_FILE) as file:
-        described: dict[str, str] = json.loads(file.schema_arrow.metadata[PLAN_METADATA_KEY])
-        _require_terms(described)
-    return described
-
-
-def _require_terms(described: Mapping[str, str]) -> None:
-    """Raise KeyError, TypeError or ValueError for terms that no version writes. A plan without checksums may be damaged here."""
-    for name in ("source", "archive", "snapshot"):
-        if not described[name]:
-            raise ValueError(f"{name} is empty")
-    datetime.fromisoformat(described["inventory_time"])
-    for name in ("target_size", "limit_size"):
-        int(described.get(name, "0"))
-    bytes.fromhex(described.get("content_sha256", ""))
+        return _terms_of(file)
 
 
 def plan_hash(terms: Mapping[str, str], name: str) -> bytes | None:
     """Return the full hash of the plan of this short name, from what its files say (`read_terms`).
 
-    None for a plan whose files do not tell, as those of earlier versions: what is packed of it must stay as it was.
+    None if the same objects were planned more than MAX_GENERATIONS times.
     """
-    if "content_sha256" not in terms:
-        return None
     content_sha256 = bytes.fromhex(terms["content_sha256"])
     hashes = (_full_hash(content_sha256, generation) for generation in range(MAX_GENERATIONS))
     return next((found for found in hashes if found.hex().startswith(name)), None)
@@ -309,10 +283,15 @@ def read_chunk_batches(folder: Path, number: int, columns: Sequence[str]) -> Ite
         yield part
         return
     with _opened(folder / OBJECTS_FILE) as file:
-        groups = [group for group, _ in _groups_of(file, number)]
-        named = dict.fromkeys([*columns, "chunk_number"])
-        for batch in file.iter_batches(batch_size=OBJECTS_PER_BATCH, row_groups=groups, columns=list(named)):
-            yield batch.filter(pc.equal(batch["chunk_number"], number))
+        yield from chunk_batches(file, number, columns)
+
+
+def chunk_batches(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the whole objects of one chunk from a plan's open file of objects, with these columns of PLAN_SCHEMA."""
+    groups = [group for group, _ in _groups_of(file, number)]
+    named = dict.fromkeys([*columns, "chunk_number"])
+    for batch in file.iter_batches(batch_size=OBJECTS_PER_BATCH, row_groups=groups, columns=list(named)):
+        yield batch.filter(pc.equal(batch["chunk_number"], number))
 
 
 def count_chunk_objects(folder: Path, number: int) -> int:
@@ -332,12 +311,6 @@ def count_chunk_objects(folder: Path, number: int) -> int:
     return sum(counts)
 
 
-def has_rewritten(folder: Path, number: int) -> bool:
-    """Tell whether an object of one chunk has an identity that version id, ETag and size do not tell; as `read_chunk_objects`."""
-    batches = read_chunk_batches(folder, number, IDENTITY_COLUMNS)
-    return any(pc.any(pc.not_equal(batch["object_version"], object_versions(batch))).as_py() for batch in batches)
-
-
 OF_CLAIMS: Final = ["chunk_number", "key", "object_version", "version_id", "etag", "size_bytes", "last_modified"]
 
 
@@ -354,10 +327,7 @@ def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
 
 
 def require_undamaged(folder: Path) -> None:
-    """Compare a plan's files with their checksums, which DuckDB does not do; raises as `read_chunk_objects`.
-
-    Plans of earlier versions have checksums of pages only.
-    """
+    """Compare a plan's files with their checksums, which DuckDB does not do; raises as `read_chunk_objects`."""
     if (folder / PARTS_FILE).exists():
         with _opened(folder / PARTS_FILE):
             pass
@@ -374,13 +344,20 @@ def read_waiting(plan: Plan) -> Iterator[S3Object]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open one of a plan's files; damage found while it is read raises the plan's error."""
+    """Open one of a plan's files; damage found while it is read raises the plan's error, as does another format."""
     try:
         _require_sum(path)
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            if (found := _terms_of(file).get("format")) != CHUNK_FORMAT:
+                raise ValueError(f"it is of the format {found!r:.60}, and this version reads only '{CHUNK_FORMAT}'")
             yield file
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise unreadable(f"the plan's file {path}", error) from error
+
+
+def _terms_of(file: pq.ParquetFile) -> dict[str, str]:
+    terms: dict[str, str] = json.loads(file.schema_arrow.metadata[PLAN_METADATA_KEY])
+    return terms
 
 
 def write_sums(folder: Path) -> None:
@@ -391,10 +368,7 @@ def write_sums(folder: Path) -> None:
 
 def _require_sum(path: Path) -> None:
     """Raise ValueError or KeyError if one of a plan's files differs from what was written."""
-    sums = path.with_name(SUMS_FILE)
-    if not sums.exists():  # of an earlier version
-        return
-    lines = (line.partition("  ") for line in sums.read_text().splitlines())
+    lines = (line.partition("  ") for line in path.with_name(SUMS_FILE).read_text().splitlines())
     written = {name: sha256 for sha256, _, name in lines}
     now = path.stat()
     if written[path.name] != _sha256_of(path, now.st_ino, now.st_mtime_ns, now.st_size):

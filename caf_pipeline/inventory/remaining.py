@@ -21,9 +21,7 @@ from caf_pipeline.inventory.snapshot import (
     has_rows,
     inventory_query,
     opened_parquet,
-    show_snapshot,
     supported_keys,
-    with_flags,
 )
 from caf_pipeline.system.ahead import one_ahead
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, WholeParquet, sum_of, translate_errors, write_whole
@@ -134,7 +132,7 @@ def ended_skips(snapshot: Path, standing: Path, *, filters: ObjectFilter = NO_FI
         query.table("whole_standing", standing)
         if not query.hold("skips", _STANDING_SKIPS):
             return []
-        show_snapshot(query, "whole_snapshot", snapshot)
+        query.table("whole_snapshot", snapshot)
         return [(bytes(key).decode(), version) for key, version in query.rows(_ENDED_SKIPS.replace("{left_out}", filters.sql))]
 
 
@@ -166,7 +164,6 @@ def _windows_of_rows(snapshot: Path) -> Iterator[pa.Table]:
 
 def _objects_of(rows: pa.Table) -> pa.Table:
     """Return rows of a snapshot without delete markers."""
-    rows = with_flags(rows)
     return rows.filter(pc.invert(rows["is_delete_marker"])) if pc.any(rows["is_delete_marker"]).as_py() else rows
 
 

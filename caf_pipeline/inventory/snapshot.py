@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -58,9 +58,6 @@ SNAPSHOT_SCHEMA: Final = pa.schema(
 )
 """A snapshot: sorted by key (bytes), then last_modified. Fields as in `S3Object`."""
 
-_EARLIER_SCHEMA: Final = pa.schema(list(SNAPSHOT_SCHEMA)[:-2])
-"""Of the snapshots of earlier versions, which have current objects only."""
-
 _SNAPSHOT_KEY: Final = "caf.snapshot"
 
 SORT_BUDGET: Final = QueryBudget(memory_bytes=1 << 30)
@@ -88,16 +85,16 @@ class Snapshot:
 
     Attributes:
         listed_at: when the listing began, by this machine's clock; aware. The report's own time where it is of one.
-        taken_at: the same by S3's clock; by this machine's where an earlier version took it.
+        taken_at: the same by S3's clock.
         after: the listing holds keys greater than this; b"" for all.
         until: the listing holds keys up to and including this; None for all.
         object_count: delete markers are not objects.
         unsupported_count: of the objects, those whose key cannot be archived.
         all_versions: whether it has every version and delete marker; where not, the current versions only.
-        beside: what keys had beside their current versions, in the file or left out of it; None where an earlier version took it.
-        run: who took it, as the ledger names holders; "" where an earlier version took it.
+        beside: what keys had beside their current versions, in the file or left out of it.
+        run: who took it, as the ledger names holders.
         report: the address of the inventory report that it is of; "" where it is of a listing.
-        address: which bucket and prefix it is of; "" where an earlier version took it.
+        address: which bucket and prefix it is of.
     """
 
     path: Path
@@ -112,13 +109,13 @@ class Snapshot:
     run: str = ""
     report: str = ""
     all_versions: bool = False
-    beside: VersionCounts | None = None
+    beside: VersionCounts = field(default_factory=VersionCounts)
     address: str = ""
 
     @property
     def row_count(self) -> int:
         """How many rows the file has."""
-        return self.object_count + (self.beside.markers if self.all_versions and self.beside else 0)
+        return self.object_count + (self.beside.markers if self.all_versions else 0)
 
     def versions_as_json(self) -> dict[str, str | int | None]:
         """Return which versions its objects are, and what keys had beside the current ones, as a program reads it."""
@@ -356,21 +353,6 @@ def inventory_query(path: Path, budget: QueryBudget) -> Query:
     )
 
 
-def show_snapshot(query: Query, name: str, path: Path) -> None:
-    """Give the rows of a snapshot, which an earlier version may have taken, a name."""
-    query.table(f"{name}_rows", path)
-    old = "is_latest" not in pq.read_schema(path).names
-    query.view(name, f"SELECT *{', true AS is_latest, false AS is_delete_marker' if old else ''} FROM {name}_rows")
-
-
-def with_flags(rows: pa.Table) -> pa.Table:
-    """Return rows of a snapshot, which an earlier version may have taken, with `is_latest` and `is_delete_marker`."""
-    if "is_latest" not in rows.column_names:
-        for name, value in (("is_latest", True), ("is_delete_marker", False)):
-            rows = rows.append_column(SNAPSHOT_SCHEMA.field(name), pa.repeat(value, len(rows)))
-    return rows
-
-
 def show_objects(query: Query, within: str) -> None:
     """Let `snapshot` stand for the objects of `whole_snapshot` that meet a condition, `marker` for the delete markers."""
     query.view("snapshot", f"SELECT * FROM whole_snapshot WHERE NOT is_delete_marker AND {within}")
@@ -400,7 +382,7 @@ def _described(snapshot: Snapshot) -> str:
             "report": snapshot.report,
             "address": snapshot.address,
             "all_versions": snapshot.all_versions,
-            "beside": snapshot.beside and asdict(snapshot.beside),
+            "beside": asdict(snapshot.beside),
         },
         sort_keys=True,
     )
@@ -421,7 +403,7 @@ def read_snapshot(path: Path) -> Snapshot:
         snapshot = _parsed(path, json.loads(stated(metadata, _SNAPSHOT_KEY)))
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"{path} is not a snapshot: its description is missing or damaged", hint=TAKE_AGAIN) from error
-    if schema.remove_metadata() not in (SNAPSHOT_SCHEMA, _EARLIER_SCHEMA):
+    if schema.remove_metadata() != SNAPSHOT_SCHEMA:
         raise IntegrityError(f"the columns of {path} are not those of a snapshot", hint=TAKE_AGAIN)
     if metadata.num_rows != snapshot.row_count:
         raise IntegrityError(f"{path} has {metadata.num_rows} rows and declares {snapshot.row_count}", hint=TAKE_AGAIN)
@@ -442,7 +424,9 @@ def read_objects(path: Path) -> Iterator[S3Object]:
 def s3_object(row: dict[str, Any]) -> S3Object:
     """Return the object of a row of SNAPSHOT_SCHEMA."""
     identity = row.pop("object_version")
-    return S3Object(**row, rewritten=identity != object_version(row["version_id"], row["etag"], row["size_bytes"]))
+    version = object_version(row["version_id"], row["etag"], row["size_bytes"])
+    rewritten_at = datetime.fromisoformat(identity.removeprefix(f"{version}:")) if identity != version else None
+    return S3Object(**row, rewritten_at=rewritten_at)
 
 
 def require_whole(path: Path) -> None:
@@ -507,10 +491,10 @@ def _parsed(path: Path, described: Mapping[str, Any]) -> Snapshot:
         object_count=int(described["object_count"]),
         object_bytes=int(described["object_bytes"]),
         unsupported_count=int(described["unsupported_count"]),
-        taken_at=datetime.fromisoformat(described.get("taken_at", described["listed_at"])),
-        run=str(described.get("run", "")),
-        report=str(described.get("report", "")),
-        address=str(described.get("address", "")),
-        all_versions=bool(described.get("all_versions", False)),
-        beside=VersionCounts(**described["beside"]) if described.get("beside") else None,
+        taken_at=datetime.fromisoformat(described["taken_at"]),
+        run=str(described["run"]),
+        report=str(described["report"]),
+        address=str(described["address"]),
+        all_versions=bool(described["all_versions"]),
+        beside=VersionCounts(**described["beside"]),
     )

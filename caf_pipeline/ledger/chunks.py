@@ -25,10 +25,12 @@ _CHUNK: Final = """
     SELECT caf_file_id, caf_files.name, sources.name AS source, archive_id, plans.name AS plan, folder AS plan_folder,
         number, state, epoch, attempts, caf_files.object_count, caf_files.object_bytes, expected_size_bytes,
         caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
-        proof_type, owner, start, {samples} AS samples, reason, updated_at, located_at, checked_at, read_back_at, unanswered_at,
+        proof_type, owner, start, {samples} AS samples, reason, updated_at, located_at, checked_at,
+        full_reads.read_at AS read_back_at, unanswered_at,
         tail_start, tail_sha256, coalesce(part, 0) AS part, coalesce(part_count, 0) AS part_count,
         coalesce(abandoned, false) AS part_abandoned, adopted_at IS NOT NULL AS adopted
     FROM caf_files JOIN sources USING (source_id) JOIN plans USING (plan_id) LEFT JOIN object_parts USING (caf_file_id)
+        LEFT JOIN full_reads USING (caf_file_id)
 """
 _WAITING: Final = """SELECT caf_file_id FROM caf_files JOIN sources USING (source_id)
     WHERE sources.name = %(source)s AND state = %(located)s AND look_again_at <= now()

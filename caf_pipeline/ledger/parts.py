@@ -48,7 +48,7 @@ _REGISTER: Final = f"""
     SELECT %(plan_id)s, %(source_id)s, caf_file_id, {_KEY}, part, part_count, start_byte, end_byte, part + parts_before
     FROM splitting JOIN numbered USING ({_KEY})
     """
-_OWN: Final = "SELECT * FROM object_parts WHERE caf_file_id = %(id)s"
+_HAS_PART: Final = "SELECT EXISTS (SELECT FROM object_parts WHERE caf_file_id = %(id)s)"
 # In one order, by all who wait for each other.
 _ALL: Final = """
     SELECT parts.caf_file_id FROM object_parts AS own JOIN object_parts AS parts
@@ -102,7 +102,7 @@ def register_parts(
             planned.object.version_id or "",
             planned.object.etag,
             planned.object.size_bytes,
-            planned.object.last_modified if planned.object.rewritten else None,
+            planned.object.rewritten_at,
             planned.part.number,
             planned.part.count,
             planned.part.start_byte,
@@ -143,7 +143,7 @@ def _register(connection: Connection, source_id: int, plan_id: int, rows: Iterab
 
 def has_part(connection: Connection, caf_file_id: int) -> bool:
     """Tell whether a chunk has a part of an object."""
-    return connection.execute(_OWN, {"id": caf_file_id}).fetchone() is not None
+    return bool(connection.execute(_HAS_PART, {"id": caf_file_id}).scalar_one())
 
 
 def locate_part(connection: Connection, caf_file_id: int, part: "PartLocation") -> None:

@@ -48,7 +48,7 @@ from caf_pipeline.ledger.progress import Progress
 from caf_pipeline.ledger.provider_stats import ProviderRecords
 from caf_pipeline.ledger.records import Holder, PlanRecord, ReadFailures, Seal, Skip, plan_lease
 from caf_pipeline.ledger.removal import OF_AN_ADDRESS, SourceRemoval
-from caf_pipeline.ledger.replicas import Replicas, require_right_copy, samples_as_json, unlist
+from caf_pipeline.ledger.replicas import Replicas, forget_full_read, require_right_copy, samples_as_json, unlist
 from caf_pipeline.ledger.storage_plans import StoragePlans
 from caf_pipeline.ledger.transactions import TransactionLog, before_move, end_waiting
 from caf_pipeline.ledger.waits import RunWaits
@@ -292,11 +292,13 @@ class Ledger(
         if (before, after) == (_S.SEALED, _S.PACKING):  # what was sealed is gone, and its root must never be posted
             changes += ", sealed_at = NULL, merkle_root = NULL, tail_start = NULL, tail_sha256 = NULL"
         if before in GOOD:  # what came back once says nothing of a chunk that was found damaged since
-            changes += ", read_back_at = NULL, read_back_from = NULL, look_again_at = NULL"
+            changes += ", look_again_at = NULL"
         facts = {"reason": reason if after in _KEEPS_REASON else ""}
         with self._database.transaction() as connection:
             moved = move_row(connection, lease, chunk, before, after, changes=changes, facts=facts)
             before_move(connection, moved.caf_file_id, chunk, before, after)
+            if before in GOOD:
+                forget_full_read(connection, moved.caf_file_id)
             if (before, after) == (_S.DAMAGED, _S.LOCATED):
                 require_right_copy(connection, moved.caf_file_id, chunk)
             if not follow_move(connection, moved.caf_file_id, after) and after not in CLAIMING:
@@ -419,13 +421,14 @@ class Ledger(
             require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")
             statement = (
                 "UPDATE caf_files SET owner = %(owner)s, start = %(start)s, posted_at = now(), updated_at = now(),"
-                " read_back_at = NULL, read_back_from = NULL, look_again_at = NULL"
+                " look_again_at = NULL"
                 " WHERE name = %(chunk)s"
                 " RETURNING caf_file_id, merkle_root, stored_size_bytes"
             )
             row = connection.execute(statement, {"chunk": chunk, "owner": posting.owner, "start": posting.start}).one()
             require_sealed_bytes(chunk, row, posting)
             end_waiting(connection, row.caf_file_id)
+            forget_full_read(connection, row.caf_file_id)
             unlist(connection, row.caf_file_id)  # those that are known are of a post that the chain no longer has
 
     # --- what stores keep here ---

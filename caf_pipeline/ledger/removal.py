@@ -33,7 +33,15 @@ OF_AN_ADDRESS: Final = (
 )
 """Tables with rows about a source's bucket that are written before the source has a chunk."""
 
-OF_A_CHUNK: Final = ("staging_reservations", "copies", "transaction_posts", "read_failures", "object_parts", "log_times")
+OF_A_CHUNK: Final = (
+    "staging_reservations",
+    "copies",
+    "full_reads",
+    "transaction_posts",
+    "read_failures",
+    "object_parts",
+    "log_times",
+)
 """Tables with rows of a chunk by its `caf_file_id`. Rows of `posts` and `file_locations` forbid a removal."""
 
 _POSTED_OR_LOCATED = """

@@ -37,14 +37,20 @@ _LOOKED_AT = """
             WHEN excluded.last_window IS NULL OR excluded.last_window <= old.last_window THEN old.windows
             WHEN %(apart)s OR excluded.last_window = old.last_window + 1 THEN old.windows + 1 ELSE 1 END
     """
-# What came back from a copy counts as long as that copy does.
 _SEEN = """
     UPDATE caf_files SET checked_at = now(), suspected_at = NULL, unanswered_at = CASE WHEN %(unanswered)s THEN now() END,
         look_again_at = CASE WHEN %(enough)s > (SELECT count(*) FROM copies WHERE caf_file_id = %(id)s AND listed AND fault = ''
-            AND windows >= %(required)s) THEN now() + make_interval(secs => CAST(%(again_in)s AS double precision)) END,
-        read_back_at = CASE WHEN read_back_from IS NULL OR EXISTS (SELECT FROM copies WHERE caf_file_id = %(id)s
-            AND provider = read_back_from AND listed AND fault = '') THEN read_back_at END
+            AND windows >= %(required)s) THEN now() + make_interval(secs => CAST(%(again_in)s AS double precision)) END
     WHERE caf_file_id = %(id)s
+    """
+# What came back from a copy counts as long as that copy does.
+_END_FULL_READ = """
+    DELETE FROM full_reads WHERE caf_file_id = %(id)s AND NOT EXISTS (SELECT FROM copies
+        WHERE copies.caf_file_id = %(id)s AND copies.provider = full_reads.provider AND listed AND fault = '')
+    """
+_FULL_READ = """
+    INSERT INTO full_reads (caf_file_id, provider) VALUES (%(id)s, %(provider)s)
+    ON CONFLICT (caf_file_id) DO UPDATE SET provider = excluded.provider, read_at = now()
     """
 _KNOWN = """
     SELECT provider, proof, listed, last_proven, windows, fault, copies.checked_at, last_window
@@ -89,6 +95,7 @@ class Replicas(LedgerPart):
             facts = {"id": caf_file_id, "again_in": again_in, "enough": enough, "required": WINDOWS_REQUIRED}
             facts |= {"unanswered": unanswered}
             connection.execute(_SEEN, facts)
+            connection.execute(_END_FULL_READ, {"id": caf_file_id})
 
     def record_unanswered(self, lease: Lease, chunk: str) -> None:
         """Record that no copy of a located or damaged chunk answered. Nothing else of the chunk changes."""
@@ -104,8 +111,12 @@ class Replicas(LedgerPart):
         """
         with self._database.transaction() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "read back")
-            statement = "UPDATE caf_files SET read_back_at = now(), read_back_from = %(provider)s WHERE caf_file_id = %(id)s"
-            connection.execute(statement, {"id": caf_file_id, "provider": provider})
+            connection.execute(_FULL_READ, {"id": caf_file_id, "provider": provider})
+
+
+def forget_full_read(connection: Connection, caf_file_id: int) -> None:
+    """Let what came back of the chunk count no more."""
+    connection.execute("DELETE FROM full_reads WHERE caf_file_id = %(id)s", {"id": caf_file_id})
 
 
 def record_verified(connection: Connection, caf_file_id: int, copies: Sequence[Copy]) -> None:

@@ -182,8 +182,6 @@ CAF_FILES: Final = Table(
     Column("look_again_at", TIMESTAMPTZ, comment="from when a check can see the next proof window; NULL: no such time"),
     Column("suspected_at", TIMESTAMPTZ, comment="time of the store's list that differs from the ledger; NULL: no difference"),
     Column("unanswered_at", TIMESTAMPTZ, comment="when a check had no answer from a copy; NULL: all answered in the last check"),
-    Column("read_back_at", TIMESTAMPTZ, comment="when all stored bytes last came back with the Merkle root; NULL: not known"),
-    Column("read_back_from", Text, info=refers_to("providers.provider"), comment="provider that returned them; NULL: not known"),
     UniqueConstraint("plan_id", "number"),
     # A state claims that something was done. The moves say in which order; these checks say that it was done at all.
     CheckConstraint(
@@ -478,6 +476,15 @@ COPIES: Final = Table(
         "fault", Text, nullable=False, server_default=EMPTY, comment="what was wrong with its bytes when last checked; else ''"
     ),
     comment="Copies of chunks at providers.",
+)
+
+FULL_READS: Final = Table(
+    "full_reads",
+    METADATA,
+    Column("caf_file_id", BigInteger, ForeignKey("caf_files.caf_file_id"), primary_key=True, comment="chunk that was read"),
+    Column("provider", Text, nullable=False, info=refers_to("providers.provider"), comment="provider that returned the bytes"),
+    Column("read_at", TIMESTAMPTZ, nullable=False, server_default=NOW, comment="when the last byte was compared"),
+    comment="Chunks of which all stored bytes came back with the Merkle root. Only a verifier inserts here.",
 )
 
 PROVIDERS: Final = Table(

@@ -304,6 +304,7 @@ def import_found_chunk(context: RunContext, finding: FileFinding) -> int:
     chunk, replaces = finding.chunk, finding.replaces
     if chunk is None:
         raise CafError(f"file {finding.file.posting.merkle_root.hex()} is no chunk to be restored: {finding.why}")
+    work.store.bind()
     with ExitStack() as stack:
         lease = stack.enter_context(context.lease(chunk_lease(replaces.name))) if replaces else None
         rows = _import(context, finding, chunk, lease)
@@ -379,7 +380,6 @@ def _restored(context: RunContext, finding: FileFinding, *, dry_run: bool) -> Re
     fault = fault_of(context, finding.chunk)
     if dry_run:
         return RebuildOutcome(finding, None, fault)
-    context.store.bind()
     try:
         rows = import_found_chunk(context, finding)
     except (ClaimConflict, IllegalMove, IntegrityError) as error:
@@ -402,6 +402,6 @@ NOT_KNOWN: Final[Mapping[str, str]] = {
     "adopted files": "CAF files of other programs do not name this archive; 'caf adopt SOURCE --from-chain' finds them and loads"
     " their rows again",
     "times": "when chunks were sealed, posted and located; all of it counts as now",
-    "plans": "a plan's objects as a whole; of a chunk packed by an earlier version, also what was planned for it and put off",
+    "plans": "a plan's objects as a whole",
 }
 """What was in a ledger and is in no chunk, in words for whoever has just lost one."""

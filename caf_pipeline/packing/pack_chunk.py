@@ -13,25 +13,8 @@ from pathlib import Path
 from caf_pipeline.caf.archive import DEFAULT_LIMITS
 from caf_pipeline.caf.merkle import type_of_root
 from caf_pipeline.errors import LedgerError, ObjectReadFailed
-from caf_pipeline.inventory.manifest import (
-    CHECKSUMS_FORMAT,
-    CHUNK_FORMAT,
-    IDENTITY_FORMAT,
-    PART_CHECKSUMS_FORMAT,
-    PARTS_FORMAT,
-    ChunkIdentity,
-)
-from caf_pipeline.inventory.plan import (
-    CHECKSUMS_TERM,
-    LOGS_TERM,
-    ChunkPlan,
-    has_rewritten,
-    holds_part,
-    plan_hash,
-    read_chunk_objects,
-    read_chunk_plan,
-    read_terms,
-)
+from caf_pipeline.inventory.manifest import ChunkIdentity
+from caf_pipeline.inventory.plan import ChunkPlan, plan_hash, read_chunk_objects, read_chunk_plan, read_terms
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.journal.takeover import find_left, take_over
@@ -83,19 +66,16 @@ def packer_of(context: RunContext, lease: Lease, chunk: Chunk, plan: ChunkPlan) 
     terms = read_terms(Path(chunk.plan_folder))
     # Headers, which the plan did not know, must not keep out an object that is larger than the limit and has its chunk to itself.
     least_limit = DEFAULT_LIMITS.max_bytes if plan.object_count == 1 else plan.expected_size_bytes
-    # Plans of earlier versions say no limit: theirs was the target, and a chunk that was posted has to come out the same.
-    limit_size = int(terms.get("limit_size") or terms.get("target_size") or context.source_settings.target_size)
     packer = Packer(
         plan,
         _identity(chunk, terms),
         context.objects,
         context.settings.packing,
         # What was sealed is packed once more to come out the same, whatever is set by now.
-        proof_type=context.store.proof_type if chunk.merkle_root is None else type_of_root(chunk.merkle_root),
-        limit_bytes=max(limit_size, least_limit),
-        tells_logs=LOGS_TERM in terms,
-        give_up_on=lambda planned: give_up_on(context, chunk, packer, planned),
-        progress=_held_progress(context, lease),
+        proof_type=work.store.proof_type if chunk.merkle_root is None else type_of_root(chunk.merkle_root),
+        limit_bytes=max(int(terms["limit_size"]), least_limit),
+        give_up_on=lambda planned: give_up_on(work, chunk, packer, planned),
+        progress=_held_progress(work, lease),
     )
     return packer
 
@@ -160,13 +140,4 @@ def _identity(chunk: Chunk, terms: Mapping[str, str]) -> ChunkIdentity:
         plan_sha256=plan_hash(terms, chunk.plan),
         planned_objects=chunk.object_count,
         planned_bytes=chunk.object_bytes,
-        format=_format_of(Path(chunk.plan_folder), chunk.number, terms),
     )
-
-
-def _format_of(folder: Path, number: int, terms: Mapping[str, str]) -> str:
-    if CHECKSUMS_TERM in terms:
-        return PART_CHECKSUMS_FORMAT if holds_part(folder, number) else CHECKSUMS_FORMAT
-    if holds_part(folder, number):
-        return PARTS_FORMAT
-    return IDENTITY_FORMAT if has_rewritten(folder, number) else CHUNK_FORMAT

@@ -69,7 +69,6 @@ class Packer:
 
     Args:
         limit_bytes: the finished file is not larger.
-        tells_logs: whether the manifest tells the times of clp-s archives.
         give_up_on: asked when an object could not be read in this run; True skips it as unreadable, else the run fails.
         progress: told objects and bytes as they are done, bytes part by part, and taken back with the sign reversed where an
             object is skipped after all; may raise to end the packing.
@@ -90,7 +89,6 @@ class Packer:
         limit_bytes: int,
         give_up_on: Callable[[PlannedObject], bool],
         progress: Callable[[int, int], None],
-        tells_logs: bool = False,
         pace: CheckpointPace | None = None,
     ) -> None:
         self._chunk = chunk
@@ -99,7 +97,6 @@ class Packer:
         self._settings = settings
         self._proof_type = proof_type
         self._limit_bytes = limit_bytes
-        self._tells_logs = tells_logs
         self._give_up_on = give_up_on
         self._progress = progress
         self._told_bytes = 0  # of the object under way
@@ -141,7 +138,7 @@ class Packer:
         self.kept_bytes = part.size_bytes  # until it is cut, a failure leaves it as it is
         with (
             StagingSink(part, proof_type=self._proof_type) as sink,
-            ManifestWriter(spool, self._identity, tells_logs=self._tells_logs) as manifest,
+            ManifestWriter(spool, self._identity) as manifest,
         ):
             reached, fault = self._begin(queue, sink, manifest, journal)
             with self._journaled(journal, sink, reached), self._fetching(queue, reached) as fetch:
@@ -369,16 +366,11 @@ class Packer:
 
     def _is_log(self, planned: PlannedObject, first: Buffer) -> bool:
         """Tell whether the manifest is to tell the times of a member that begins with these bytes."""
-        return self._may_be_log(planned) and begins_as_archive(first)
+        return planned.part is None and begins_as_archive(first)
 
     def _is_staged_log(self, planned: PlannedObject, sink: StagingSink, start_byte: int, end_byte: int) -> bool:
         """Tell the same of a member that is staged, as far as `end_byte`."""
-        return self._may_be_log(planned) and begins_as_archive(
-            sink.read_staged(start_byte, min(start_byte + MAGIC_BYTES, end_byte))
-        )
-
-    def _may_be_log(self, planned: PlannedObject) -> bool:
-        return self._tells_logs and planned.part is None
+        return planned.part is None and begins_as_archive(sink.read_staged(start_byte, min(start_byte + MAGIC_BYTES, end_byte)))
 
     def _count_member(self, planned: PlannedObject, row: dict[str, Any], manifest: ManifestWriter) -> None:
         self._index.add(planned.member, row["start_byte"], row["end_byte"])
@@ -472,7 +464,7 @@ def _described(planned: PlannedObject) -> dict[str, Any]:
         "size_bytes": obj.size_bytes,
         "last_modified": obj.last_modified,
         "storage_class": obj.storage_class,
-        **({"object_version": obj.object_version} if obj.rewritten else {}),
+        "rewritten_at": obj.rewritten_at,
         **(dict(zip(PART_COLUMNS, astuple(planned.part), strict=True)) if planned.part else {}),
     }
 

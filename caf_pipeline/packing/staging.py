@@ -131,7 +131,7 @@ def read_record(context: RunContext, name: str) -> dict[str, Any] | None:
         return None
     if not isinstance(described, dict) or described.pop(_CHECK, "") != _check_of(described):
         return None
-    return described if described.keys() >= {*_RECORDED, "file", "run"} else None  # another version's
+    return described if described.keys() == {*_RECORDED, "file", "run"} else None  # another version's
 
 
 _NOT_RECORDED: Final = {"stored_size_bytes", "proof_type", "samples"}

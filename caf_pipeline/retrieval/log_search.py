@@ -1,7 +1,7 @@
 """Searches archived logs that clp-s packed: picks the objects by their times, fetches them, and lets clp-s search each.
 
-The ledger has each log's first and last time, where the version that packed it recorded them; of other objects the header is
-read. The query is passed to clp-s as it is.
+The ledger has each log's first and last time. For parts of an object and adopted files, the header is read instead. The query is
+passed to clp-s as it is.
 """
 
 import math

@@ -33,13 +33,11 @@ MANIFESTS_BYTES: Final = 4 << 30
 keys, in which each plan of a source goes through its chunks again."""
 
 HEADERS: Final = ("content_type", "content_encoding", "content_language", "content_disposition", "cache_control", "expires")
-"""What a manifest keeps of an object's headers, beside its user metadata.
-
-Until 0.3.0 Expires was not kept: an object that has one, is archived without it and was written again is archived once more."""
+"""What a manifest keeps of an object's headers, beside its user metadata."""
 
 
 FOLDER: Final = "caf-manifests."
-"""Begins the names of folders for manifests. Those that begin with 'caf-manifests-' are of a version that locked none."""
+"""Begins the names of folders for manifests."""
 
 _SUFFIX: Final = ".manifest"
 

@@ -31,15 +31,16 @@ from caf_pipeline.errors import (
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.cutting import MAX_CHUNKS
 from caf_pipeline.inventory.manifest import (
-    FORMATS,
+    CHUNK_FORMAT,
     HEAD_SIZE_BYTES,
     PART_COLUMNS,
     OpenedManifest,
     open_manifest,
     refuse_bloated,
     row_identity,
+    unknown_format,
 )
-from caf_pipeline.inventory.objects import PartRange, SkipReason, can_be_stored, object_version, rewritten_version
+from caf_pipeline.inventory.objects import PartRange, SkipReason, can_be_stored
 from caf_pipeline.ledger.records import RemoteChunk
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile
 from caf_pipeline.packing.samples import samples_of
@@ -241,9 +242,8 @@ def read_head(source: AgreedSource, size_bytes: int) -> Head:
     head = source.read(0, HEAD_SIZE_BYTES)
     try:
         described = json.loads(head)
-        if described["format"] not in FORMATS:
-            known = " and ".join(map(repr, FORMATS))
-            raise MalformedArchive(f"its head is of the format {described['format']!r:.60}, only {known} are known")
+        if described["format"] != CHUNK_FORMAT:
+            raise unknown_format("head", described["format"])
         archive_id, chunk = described["archive"], described["chunk"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise MalformedArchive("it does not begin with the head of a chunk") from error
@@ -422,10 +422,9 @@ def _check_identity(row: Mapping[str, Any], tally: _Tally) -> None:
         raise MalformedArchive(f"its manifest does not say which version of {key[:60]!r} it has")
     if type(size_bytes) is not int or not 0 <= size_bytes <= _LARGEST:
         raise MalformedArchive(f"its manifest gives {key[:60]!r} a size of {size_bytes}")
+    if row["rewritten_at"] is not None and (version_id is not None or row["rewritten_at"] != row["last_modified"]):
+        raise MalformedArchive(f"its manifest gives {key[:60]!r} a `rewritten_at` that no packing writes: {row['rewritten_at']}")
     version = row_identity(row)
-    bytes_of = object_version(version_id, etag, size_bytes)
-    if version != bytes_of and (version_id is not None or version != rewritten_version(bytes_of, row["last_modified"])):
-        raise MalformedArchive(f"its manifest gives {key[:60]!r} an identity that no packing writes: {version[:60]!r}")
     encoded = key.encode()
     if encoded != tally.key:
         if encoded < tally.key:
@@ -460,9 +459,12 @@ def _check_member(row: Mapping[str, Any], chunk_file: ChunkFile, tally: _Tally) 
 def _member_bytes(row: Mapping[str, Any]) -> int:
     """Return the size of the member that a row tells of: of a part, where the row describes one that can be."""
     size_bytes: int = row["size_bytes"]
-    if "part" not in row:
+    numbers = [row[name] for name in PART_COLUMNS]
+    if numbers == [None] * len(numbers):
         return size_bytes
-    part = PartRange(*(row[name] for name in PART_COLUMNS))
+    if None in numbers:
+        raise MalformedArchive(f"its manifest does not say which part of {row['key'][:60]!r} it has")
+    part = PartRange(*numbers)
     in_order = 1 <= part.number <= part.count and 0 <= part.start_byte < part.end_byte <= size_bytes
     ends = (part.number == 1, part.number == part.count) == (part.start_byte == 0, part.end_byte == size_bytes)
     if not in_order or not ends or part.count > MAX_CHUNKS:

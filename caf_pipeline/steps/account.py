@@ -7,7 +7,7 @@ Source: promise 2 in docs/design.md.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, PART_COLUMNS, identities
-from caf_pipeline.inventory.objects import PartRange, SkipReason
-from caf_pipeline.inventory.plan import PLAN_SCHEMA, count_chunk_objects, read_chunk_batches, read_chunk_objects
+from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.inventory.plan import PLAN_SCHEMA, count_chunk_objects, holds_part, read_chunk_batches, read_chunk_objects
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile
 from caf_pipeline.system.quantities import counted
@@ -61,6 +61,7 @@ class ChunkAuditor:
         self._chunk = chunk
         self._chunk_file = chunk_file
         self._planned = count_chunk_objects(folder, chunk.number)
+        self._part = next(read_chunk_objects(folder, chunk.number)).part if holds_part(folder, chunk.number) else None
         self._plan = _PlanRows(read_chunk_batches(folder, chunk.number, _PLAN_COLUMNS))
         self._members = 0
         self._skipped = 0
@@ -106,11 +107,11 @@ class ChunkAuditor:
     def _misplaced(self, batch: pa.RecordBatch) -> str:
         members = batch.filter(pc.is_null(batch["skip_reason"]))
         sizes = members["size_bytes"]
-        if "part" in batch.schema.names:
-            planned = next(read_chunk_objects(Path(self._chunk.plan_folder), self._chunk.number)).part
-            told = [PartRange(*values) for values in zip(*(members[name].to_pylist() for name in PART_COLUMNS), strict=True)]
-            if any(part != planned for part in told):
+        planned = astuple(self._part) if self._part else (None,) * len(PART_COLUMNS)
+        for name, value in zip(PART_COLUMNS, planned, strict=True):
+            if any(found != value for found in members[name].unique().to_pylist()):
                 return "the chunk has another part of the object than was planned"
+        if self._part:
             sizes = pc.subtract(members["part_end_byte"], members["part_start_byte"])
         columns = (column.to_pylist() for column in (*(members[name] for name in ("member", "start_byte", "end_byte")), sizes))
         return next(filter(None, map(self._chunk_file.misplaced, *columns)), "")

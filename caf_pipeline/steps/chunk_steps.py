@@ -208,8 +208,8 @@ def _accounted_skips(chunk_file: ChunkFile, seal: Seal, account: ChunkAuditor, r
         )
 
 
-def _seal_report(context: RunContext, chunk: Chunk, manifest: ManifestReport) -> SealReport:
-    record = read_record(context, chunk.name) or {"seconds": 0.0, "fetched_bytes": 0}
+def _seal_report(work: Workplace, chunk: Chunk, manifest: ManifestReport) -> SealReport:
+    record = read_record(work, chunk.name) or {"seconds": 0.0, "fetched_bytes": 0, "resumed_bytes": 0, "not_resumed": ""}
     seconds = float(record["seconds"])
     return SealReport(
         chunk=chunk,
@@ -218,8 +218,8 @@ def _seal_report(context: RunContext, chunk: Chunk, manifest: ManifestReport) ->
         bytes_per_second=record["fetched_bytes"] / seconds if seconds else 0.0,
         skipped=manifest.skipped,
         largest=manifest.largest,
-        resumed_bytes=record.get("resumed_bytes", 0),
-        not_resumed=record.get("not_resumed", ""),
+        resumed_bytes=record["resumed_bytes"],
+        not_resumed=record["not_resumed"],
     )
 
 

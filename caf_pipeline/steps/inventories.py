@@ -311,9 +311,7 @@ def latest_snapshot(
             raise
         if run not in (None, snapshot.run) or (complete and not snapshot.complete):
             continue
-        if snapshot.address not in ("", context.address) or (
-            planned and not context.ledger.is_planned(context.source, snapshot.name)
-        ):
+        if snapshot.address != work.address or (planned and not work.ledger.is_planned(work.source, snapshot.name)):
             continue
         if not complete:
             return snapshot
@@ -335,7 +333,7 @@ def _prune(context: RunContext, taken: Snapshot) -> None:
 
     What a dry run listed under another bucket or prefix pushes none of the source's own out.
     """
-    ours = {"", context.ledger.address(context.source) or context.address}
+    ours = work.ledger.address(work.source) or work.address
     whole, partial, foreign = (list[tuple[datetime, Path]]() for _ in range(3))
     for path in context.inventories().glob("*.parquet"):
         try:
@@ -344,7 +342,7 @@ def _prune(context: RunContext, taken: Snapshot) -> None:
             with suppress(FileNotFoundError):  # another process has removed it
                 partial.append((datetime.fromtimestamp(path.stat().st_mtime, UTC), path))
         else:
-            kept = foreign if snapshot.address not in ours else whole if snapshot.complete else partial
+            kept = foreign if snapshot.address != ours else whole if snapshot.complete else partial
             kept.append((snapshot.taken_at, path))
     for _, path in (*sorted(whole)[:-WHOLE_KEPT], *sorted(partial)[:-PARTIAL_KEPT], *sorted(foreign)[:-1]):
         if path != taken.path:

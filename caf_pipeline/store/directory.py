@@ -7,8 +7,7 @@
 A copy "proves" itself by its length; its bytes are compared by the read-back as everywhere.
 
 The first post writes the id, into the folder and then into the ledger. From then on the store is away while the folder lacks the
-id, e.g. because the disk is not mounted: nothing is judged, and nothing is written. An earlier version wrote no id. Its folder
-gets an id if it has a chunk that the ledger knows.
+id, e.g. because the disk is not mounted: nothing is judged, and nothing is written.
 """
 
 import contextlib
@@ -65,10 +64,6 @@ class FolderLedger(Protocol):
         """Record that the folder with this id has the chunks; return the id that counts."""
         ...
 
-    def posted_sizes(self, owner: str) -> Mapping[bytes, int]:
-        """Return the stored size of each posted chunk, by Merkle root."""
-        ...
-
 
 class NoLedger:
     """The memory of a store without a ledger."""
@@ -84,10 +79,6 @@ class NoLedger:
         """Keep the id while the process runs."""
         self._store = FolderStore(folder_id, marked=True)
         return folder_id
-
-    def posted_sizes(self, owner: str) -> Mapping[bytes, int]:
-        """Return nothing."""
-        return {}
 
 
 class DirectoryReader(ChunkReader):
@@ -117,15 +108,30 @@ class DirectoryReader(ChunkReader):
         recorded = self._ledger.folder_store(OWNER)
         if recorded is None:
             return
-        if recorded.marked and marker == recorded.id:
-            self._id = marker
-        elif marker == recorded.id or (not recorded.marked and self._has_known_chunk()):
-            self._recognized(marker or recorded.id)
-        else:
-            raise self._away(marker, recorded)
+        if marker != recorded.id:
+            raise self._away(marker, recorded.id)
+        self._id = recorded.id
 
-    def _recognized(self, folder_id: str) -> None:
-        """Do nothing with a folder whose id is not recorded yet: reading records nothing."""
+    def bind(self) -> None:
+        """Write an id into the folder if it has none, and record the id in the ledger.
+
+        Raises:
+            StoreAway: the ledger knows another folder. StoreError: the folder cannot be written.
+        """
+        self.require_here()
+        if self._id:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._mark(self._read_marker() or self._write_marker(secrets.token_hex(16)))
+        except OSError as error:
+            raise self._not_made(error) from error
+
+    def _mark(self, marker: str) -> None:
+        counts = self._ledger.mark_folder_store(marker)
+        if counts != marker:  # another process was first, with another folder
+            raise self._away(marker, counts)
+        self._id = marker
 
     def _read_marker(self) -> str:
         """Return the id in the folder; "" if there is none.
@@ -151,31 +157,32 @@ class DirectoryReader(ChunkReader):
             )
         return text
 
-    def _has_known_chunk(self) -> bool:
-        """Return whether the folder has a chunk of the ledger in its right size, or the post of such a chunk."""
-        there = {path.stem for folder in (self._chunks, self._posts) for path in folder.glob("*")}
-        if not there:
-            return False
-        for merkle_root, size_bytes in self._ledger.posted_sizes(OWNER).items():
-            if merkle_root.hex() in there:
-                posting = Posting(merkle_root, OWNER, 1, size_bytes)
-                with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-                    if self._chunk_path(posting).exists():
-                        if self._chunk_path(posting).stat().st_size == size_bytes:
-                            return True
-                    elif self._posting(merkle_root) == posting:
-                        return True
-        return False
+    def _write_marker(self, folder_id: str) -> str:
+        """Write the marker, durable and whole. Return the id that the folder then has: another process may have been first."""
+        path = self.folder / MARKER
+        temporary = path.with_name(f".{MARKER}-{secrets.token_hex(8)}")
+        try:
+            _write_new(temporary, folder_id)
+            try:
+                os.link(temporary, path)  # unlike a rename, it replaces nothing
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without hard links
+                with contextlib.suppress(FileExistsError):
+                    _write_new(path, folder_id)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(self.folder)
+        sync_folder(self.folder.parent)
+        return self._read_marker()
 
-    def _away(self, marker: str, known: FolderStore) -> StoreAway:
-        why = f"its file {MARKER} has the id {marker}, not {known.id}" if marker else f"it has no file {MARKER}"
-        if not known.marked and not marker:
-            why = "it has no chunk that the ledger knows"
+    def _away(self, marker: str, recorded: str) -> StoreAway:
+        why = f"its file {MARKER} has the id {marker}, not {recorded}" if marker else f"it has no file {MARKER}"
         folder = shlex.quote(str(self.folder))
         return StoreAway(
             f"the store's folder {self.folder} is not the one that has the chunks: {why}",
             hint="mount its disk, or correct store.folder; only if the disk is lost for good, let an empty folder take its place:"
-            f" mkdir -p {folder} && echo {known.id} > {shlex.quote(str(self.folder / MARKER))}",
+            f" mkdir -p {folder} && echo {recorded} > {shlex.quote(str(self.folder / MARKER))}",
         )
 
     def copies(self, posting: Posting) -> Sequence[Copy]:
@@ -383,13 +390,13 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         return OWNER
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
-        """Yield the posts of an archive, and posts written before a post had the archive's id, of whatever archive they are.
+        """Yield the posts of an archive.
 
         Raises:
             StoreError: a file in the folder of posts is no post.
         """
         for listed, archive in self._listed():
-            if archive in (archive_id, None):
+            if archive == archive_id:
                 yield listed
 
     def posted_as(self, merkle_root: bytes) -> Sequence[PostedFile]:
@@ -401,7 +408,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         return (listed for listed, _ in self._listed() if listed.posting.owner == owner)
 
     def archives(self) -> Mapping[str | None, ArchiveFiles]:
-        """Return the posts by their archive's id; None has those written before a post had one. Raises as `posted`."""
+        """Return the posts by their archive's id. Raises as `posted`."""
         times = defaultdict[str | None, list[float]](list)
         for listed, archive in self._listed():
             times[archive].append(self._post_path(listed.posting.merkle_root).stat().st_mtime)
@@ -410,22 +417,21 @@ class DirectoryStore(DirectoryReader, ChunkStore):
             for archive, of in times.items()
         }
 
-    def _listed(self) -> Iterator[tuple[PostedFile, str | None]]:
+    def _listed(self) -> Iterator[tuple[PostedFile, str]]:
         self.require_here()
         return map(self._read_post, sorted(self._posts.glob("*.json")))
 
-    def _read_post(self, path: Path) -> tuple[PostedFile, str | None]:
+    def _read_post(self, path: Path) -> tuple[PostedFile, str]:
         try:
             described = json.loads(path.read_bytes())
             root = bytes.fromhex(path.stem)
             posting = Posting(root, described["owner"], int(described["start"]), int(described["stored_size_bytes"]))
-            listed = PostedFile(posting, int(described.get("proof_type", self.proof_type)))
-            archive = described.get("archive")
+            listed, archive = PostedFile(posting, int(described["proof_type"])), str(described["archive"])
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"{path} is not a post of this store: {error}", hint="move this file and its chunk out of the store's folder"
             ) from error
-        return listed, None if archive is None else str(archive)
+        return listed, archive
 
     def half_copies(self) -> Sequence[tuple[bytes, Path]]:
         """Return unfinished files, of copies under way or killed, each with the Merkle root of its chunk."""

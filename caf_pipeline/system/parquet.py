@@ -119,12 +119,12 @@ def stated(file: pq.FileMetaData, name: str) -> bytes:
     """Return the metadata that a file was closed with under a name.
 
     Raises:
-        KeyError: it has none. ValueError: it is not as it was written; a file of an earlier version has no checksum of it.
+        KeyError: it has none, or no checksum of it. ValueError: it is not as it was written.
     """
     said: dict[bytes, bytes] = file.metadata or {}
     text = said[name.encode()]
     digest = hashlib.sha256(text).hexdigest().encode()
-    if said.get(f"{name}{_SUM}".encode(), digest) != digest:
+    if said[f"{name}{_SUM}".encode()] != digest:
         raise ValueError(f"{name} is not as it was written")
     return text
 

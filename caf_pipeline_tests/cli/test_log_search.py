@@ -130,7 +130,7 @@ def test_providers_that_lie_spoil_no_search(caf, network):
     assert "'logs/23' could not be searched" in done.err
 
 
-def test_of_what_an_earlier_version_archived_the_headers_are_read(caf):
+def test_headers_of_logs_without_recorded_times_are_read(caf):
     def record(value):
         with caf.surroundings(), opened_ledger(load_settings()) as ledger, ledger._database.transaction() as connection:
             connection.execute("UPDATE caf_files SET has_log_times = %(value)s", {"value": value})

@@ -52,10 +52,6 @@ def changed_mark(run: DagsterRun, **changes: Any) -> dict[str, str]:
     return process_tags(replace(holder, **changes))
 
 
-def old_marks(boot_id: str, pid: int, started: float) -> dict[str, str]:
-    return {"caf/boot_id": boot_id, "caf/pid": str(pid), "caf/process_started": repr(started)}
-
-
 @pytest.mark.thorough
 def test_a_killed_run_is_failed_and_its_slot_freed_by_the_next_start(instance, sleeping):
     (run,) = instance.get_runs()
@@ -100,21 +96,10 @@ def test_a_pid_that_was_given_to_another_process_is_not_taken_for_the_run(instan
 
 
 @pytest.mark.thorough
-def test_a_killed_run_of_the_release_before_is_failed_by_the_next_start(instance, sleeping):
-    (run,) = instance.get_runs()
-    sleeping.kill()
-    sleeping.wait()
-    _, *process = json.loads(run.tags[PROCESS_TAG])
-    old = instance.create_run_for_job(sleeper.sleeper, status=DagsterRunStatus.STARTED, tags=old_marks(*process))
-    assert set(reap_dead_runs(instance)) == {run.run_id, old.run_id}
-
-
-@pytest.mark.thorough
 def test_a_run_that_inherited_the_mark_of_a_dead_one_is_left_alone(instance, sleeping):
     (run,) = instance.get_runs()
     sleeping.kill()
     sleeping.wait()
-    _, *process = json.loads(run.tags[PROCESS_TAG])
-    for tags in ({PROCESS_TAG: run.tags[PROCESS_TAG]}, old_marks(*process)):
-        instance.create_run_for_job(sleeper.sleeper, tags=tags, parent_run_id=run.run_id, root_run_id=run.run_id)
+    tags = {PROCESS_TAG: run.tags[PROCESS_TAG]}
+    instance.create_run_for_job(sleeper.sleeper, tags=tags, parent_run_id=run.run_id, root_run_id=run.run_id)
     assert reap_dead_runs(instance) == [run.run_id]

@@ -35,8 +35,7 @@ from caf_pipeline.store.directory import MARKER
 from caf_pipeline_tests.support.dagster_private import TagType, get_tag_type
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.jackal_network import jackal_settings
-from caf_pipeline_tests.support.plans import as_by_an_earlier_version
-from caf_pipeline_tests.support.run_contexts import archive_chunk
+from caf_pipeline_tests.support.plans import limit_to_target
 from caf_pipeline_tests.support.s3_server import make_bucket
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
@@ -94,7 +93,7 @@ def test_what_chunks_gave_back_is_planned_and_archived_by_the_same_run(pipeline)
     put_with_metadata(mine, 150)
     mine.plan()
     for chunk in mine.ledger.chunks(SOURCE):
-        as_by_an_earlier_version(Path(chunk.plan_folder))
+        limit_to_target(Path(chunk.plan_folder))
     (summary,) = run_source(SOURCE, settings=mine.settings, console=Console(file=io.StringIO()))
     assert sum(chunk.released_count for chunk in mine.ledger.chunks(SOURCE)) > 0
     assert (summary.objects, summary.complete, summary.exit_status) == (150, True, 0)

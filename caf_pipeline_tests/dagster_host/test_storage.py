@@ -1,6 +1,5 @@
 """Where Dagster keeps its own state: one folder, SQLite or Postgres by the environment."""
 
-import importlib
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -224,16 +223,3 @@ def test_the_instance_does_what_our_file_says(home_settings, monkeypatch):
         assert not instance.run_retries_retry_on_asset_or_op_failure
         assert not instance.telemetry_enabled
         assert instance.run_coordinator.dequeue_use_threads  # else no run begins while another's process loads
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "where"),
-    [
-        ("storage", "ChosenStorage", "storage"),
-        ("launcher", "CheckedRunLauncher", "run_launcher"),
-        ("command", "run_source", "run_source"),
-    ],
-)
-def test_a_dagster_yaml_and_an_entry_point_of_version_0_3_0_find_what_they_name(module, name, where):
-    found = getattr(importlib.import_module(f"caf_pipeline.defs.{module}"), name)
-    assert found.__module__ == f"caf_pipeline.dagster_host.{where}"

@@ -73,7 +73,6 @@ GONE = {"key": b"key", "stated_at": MOMENT, "object_version": None, "last_modifi
         pytest.param([LISTED], [LOCATED | {"standing": "skipped", "reason": "denied"}], [], id="skipped"),
         pytest.param([LISTED], [LOCATED | {"object_version": "etag:other:7"}], [], id="located with another content"),
         pytest.param([LISTED], [LOCATED | {"last_modified": MOMENT}], [], id="located with another time"),
-        pytest.param([LISTED], [LOCATED | {"last_modified": None}], [], id="located before times were kept"),
         pytest.param([LISTED], [LOCATED, LOCATED | {"standing": "claimed"}], [], id="located and claimed"),
         pytest.param([LISTED], [LOCATED, LOCATED | {"object_version": "etag:old:7"}], [], id="an older content is located too"),
         pytest.param([LISTED], [LOCATED], [GONE], id="something was stated of it"),

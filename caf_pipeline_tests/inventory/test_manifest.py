@@ -51,7 +51,7 @@ def written(path, rows):
 def test_the_head_has_a_fixed_length_and_names_the_chunk():
     head = head_bytes(IDENTITY)
     assert len(head) == HEAD_SIZE_BYTES
-    assert json.loads(head) == {"format": "caf-pipeline/1", "archive": "a" * 32, "chunk": "src-00000000-00001"}
+    assert json.loads(head) == {"format": "caf-pipeline/6", "archive": "a" * 32, "chunk": "src-00000000-00001"}
 
 
 def test_the_head_of_the_longest_names_fits():
@@ -95,7 +95,7 @@ def test_what_is_no_manifest_is_refused(data):
 
 
 def with_logs(path, logs, rows):
-    with ManifestWriter(path, IDENTITY, tells_logs=True) as manifest:
+    with ManifestWriter(path, IDENTITY) as manifest:
         for number in range(rows):
             manifest.add(a_row(number))
         for log in logs:
@@ -116,12 +116,6 @@ def test_the_times_of_logs_are_read_as_written_and_within_the_bound(tmp_path_fac
     assert opened.logs() == logs
     assert opened.row_count == len(logs)
     assert path.stat().st_size <= manifest.bound_bytes
-
-
-def test_a_manifest_that_tells_no_logs_is_told_from_one_that_looked_for_them(tmp_path):
-    written(tmp_path / "never looked", [a_row(0)])
-    with_logs(tmp_path / "none found", [], rows=1)
-    assert [open_manifest(tmp_path / name).logs() for name in ("never looked", "none found")] == [None, []]
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,10 @@
 """What a plan's files say of its chunks."""
 
-import json
-
-import pyarrow.parquet as pq
 import pytest
 
 from caf_pipeline.errors import CafError
 from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.plan import (
-    CHUNKS_FILE,
-    PLAN_METADATA_KEY,
     SUMS_FILE,
     count_chunk_objects,
     read_chunk_objects,
@@ -56,17 +51,3 @@ def test_a_flipped_byte_of_a_plan_is_damage(tmp_path, name):
             require_undamaged(tmp_path)
     (tmp_path / name).write_bytes(whole)
     require_undamaged(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "flipped", [{"inventory_time": None}, {"inventory_time": "2026-11-2q"}, {"limit_size": "1q"}, {"content_sha256": "q"}]
-)
-def test_flipped_terms_of_an_older_plan_are_damage(tmp_path, flipped):
-    plan_of(tmp_path, [an_object("k", 1)], target_size_bytes=TARGET)
-    (tmp_path / SUMS_FILE).unlink()
-    assert read_terms(tmp_path)["snapshot"] == "snapshot"
-    terms = {name: value for name, value in (read_terms(tmp_path) | flipped).items() if value}
-    table = pq.read_table(tmp_path / CHUNKS_FILE).replace_schema_metadata({PLAN_METADATA_KEY: json.dumps(terms)})
-    pq.write_table(table, tmp_path / CHUNKS_FILE)
-    with pytest.raises(CafError, match="cannot be read"):
-        read_terms(tmp_path)

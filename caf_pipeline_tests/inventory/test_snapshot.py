@@ -16,7 +16,7 @@ from caf_pipeline.inventory import snapshot as inventory
 from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, SnapshotWriter, read_objects, read_snapshot
-from caf_pipeline.system.parquet import ROWS_PER_GROUP, QueryBudget
+from caf_pipeline.system.parquet import ROWS_PER_GROUP, QueryBudget, WholeParquet
 from caf_pipeline_tests.support.disks import files_of_at_most
 from caf_pipeline_tests.support.snapshots import (
     MOMENT,
@@ -133,12 +133,19 @@ def without_metadata(path: Path) -> None:
 
 
 def with_metadata(text: str, schema: pa.Schema = SNAPSHOT_SCHEMA):
-    return lambda path: pq.write_table(schema.empty_table().replace_schema_metadata({"caf.snapshot": text}), path)
+    def write(path: Path) -> None:
+        file = WholeParquet(path, schema)
+        file.close({"caf.snapshot": text})
+        file.publish()
+
+    return write
 
 
-GOOD = {"source": "d", "listed_at": MOMENT.isoformat(), "after": "", "until": None} | dict.fromkeys(
-    ("object_count", "object_bytes", "unsupported_count"), 0
-)
+GOOD = {
+    **{"source": "d", "listed_at": MOMENT.isoformat(), "taken_at": MOMENT.isoformat(), "after": "", "until": None},
+    **{"run": "", "report": "", "address": "", "all_versions": False, "beside": {"older": 0, "markers": 0, "deleted_keys": 0}},
+    **dict.fromkeys(("object_count", "object_bytes", "unsupported_count"), 0),
+}
 
 
 @pytest.mark.parametrize(
@@ -151,6 +158,7 @@ GOOD = {"source": "d", "listed_at": MOMENT.isoformat(), "after": "", "until": No
         (with_metadata("{"), "is not a snapshot"),
         (with_metadata("[]"), "is not a snapshot"),
         (with_metadata(json.dumps(GOOD | {"listed_at": "yesterday"})), "is not a snapshot"),
+        (with_metadata(json.dumps({name: GOOD[name] for name in GOOD if name != "beside"})), "is not a snapshot"),
         (with_metadata(json.dumps(GOOD | {"object_count": 3})), "has 0 rows and declares 3"),
         (with_metadata(json.dumps(GOOD), STANDING_SCHEMA), "columns"),
     ],

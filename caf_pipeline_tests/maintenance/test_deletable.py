@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from caf_pipeline.errors import IntegrityError, StagingError, UsageError
 from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA
-from caf_pipeline.inventory.manifest import CHECKSUMS_SCHEMA, MANIFEST_SCHEMA
+from caf_pipeline.inventory.manifest import MANIFEST_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.maintenance.deletion.deletable import ChunkAssessment, Decisions, LocatedRows, Unsafe, tallied
 from caf_pipeline.maintenance.deletion.files import REPORT_COLUMNS, BatchManifest, Report, require_manifest, require_report
@@ -244,7 +244,8 @@ def test_located_keys_that_are_not_listed_are_gone(tmp_path):
 
 def test_a_rewritten_object_is_decided_once_with_its_detail(tmp_path):
     archived = thing(b"a")
-    again = replace(archived, last_modified=MOMENT + timedelta(days=1), rewritten=True)
+    later = MOMENT + timedelta(days=1)
+    again = replace(archived, last_modified=later, rewritten_at=later)
     decided = decide(tmp_path, [again], [row(archived)], rewritten=[(again, "no SHA-256"), (again, "no SHA-256")])
     assert (decided.reasons(), decided.details()) == (["rewritten"], ["no SHA-256"])
     decided = decide(tmp_path, [again], [row(archived), row(again)], rewritten=[(again, "no SHA-256")])
@@ -503,8 +504,8 @@ def manifest_row(obj: S3Object, **changes) -> dict:
     return values | changes
 
 
-def differing(folder: Path, rows: list[dict], manifest: list[dict], chunk: int = GOOD, *, schema=MANIFEST_SCHEMA) -> int:
-    pq.write_table(pa.Table.from_pylist(manifest, schema=schema), folder / "manifest.parquet")
+def differing(folder: Path, rows: list[dict], manifest: list[dict], chunk: int = GOOD) -> int:
+    pq.write_table(pa.Table.from_pylist(manifest, schema=MANIFEST_SCHEMA), folder / "manifest.parquet")
     return LocatedRows(write_located(folder / "l.parquet", rows)).differing(chunk, folder / "manifest.parquet")
 
 
@@ -538,8 +539,8 @@ def test_a_row_that_is_not_in_the_manifest_as_it_is_differs(tmp_path, changes):
 def test_a_row_with_other_checksums_than_the_manifest_differs(tmp_path, changes):
     obj, recorded = thing(b"a"), {"crc64nvme": b"\0" * 8, "s3_checksum": "crc32:00000000"}
     manifest = [manifest_row(obj, **recorded)]
-    assert differing(tmp_path, [row(obj, **recorded)], manifest, schema=CHECKSUMS_SCHEMA) == 0
-    assert differing(tmp_path, [row(obj, **recorded | changes)], manifest, schema=CHECKSUMS_SCHEMA) == 1
+    assert differing(tmp_path, [row(obj, **recorded)], manifest) == 0
+    assert differing(tmp_path, [row(obj, **recorded | changes)], manifest) == 1
 
 
 def test_a_row_of_an_object_that_the_manifest_has_as_skipped_differs(tmp_path):

@@ -14,7 +14,6 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, HeldByOther
-from caf_pipeline.inventory.manifest import PARTS_FORMAT
 from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.maintenance import rebuild
@@ -318,7 +317,7 @@ def test_a_chunk_made_by_hand_as_ours_are_is_restored(bare, tmp_path):
     assert bare.ledger.plan_name_taken("src", forged.plan)
 
 
-def test_a_plan_of_an_earlier_version_has_a_hash_that_no_plan_can_have(bare, tmp_path):
+def test_a_plan_without_a_hash_gets_one_that_no_plan_can_have(bare, tmp_path):
     put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
     put(bare.store, Forgery(bare.archive_id, {"d": b"4"}, number=2).write(tmp_path / "y"), bare.archive_id)
     list(rebuild.rebuild(bare))
@@ -353,10 +352,11 @@ def bloated(path):
     keys = pa.DictionaryArray.from_arrays(pa.array([0] * 400), pa.array(["x" * 2_000_000]))
     place = table.schema.get_field_index("key")
     rows = rows.set_column(place, pa.field("key", keys.type, nullable=False), keys)
+    described = pq.read_metadata(path).metadata
     # Its Arrow schema, which would tell that the text is in a dictionary, is not written along.
     with pq.ParquetWriter(path, rows.schema.remove_metadata(), compression="zstd", store_schema=False) as writer:
         writer.write_table(rows.replace_schema_metadata(None))
-        writer.add_key_value_metadata(table.schema.metadata)
+        writer.add_key_value_metadata({name: text for name, text in described.items() if name != b"ARROW:schema"})
     assert path.stat().st_size < 50_000
 
 
@@ -372,7 +372,7 @@ def row_with(**changes):
 
 SPOOFS = {
     "no head": ({"head": b"x" * 512}, "does not begin with the head"),
-    "a head of another format": ({"head": b'{"format":"other/1"}'.ljust(512)}, "is of the format 'other/1'"),
+    "a head of another format": ({"head": b'{"format":"other/1"}'.ljust(512)}, "has the format 'other/1'"),
     "a head that is not an object": ({"head": b"7".ljust(512)}, "does not begin with the head"),
     "a head that is nested deep": ({"head": b"[" * 512}, "does not begin with the head"),
     "another archive": ({"archive_id": "f" * 32}, "names the archive 'ffff"),
@@ -400,6 +400,8 @@ SPOOFS = {
     "a key with a NUL": ({"bodies": {"a\0": b"1"}}, "no chunk can hold"),
     "a key that is too long": ({"bodies": {"a" * 1025: b"1"}}, "no chunk can hold"),
     "an ETag with a NUL": (row_with(etag="\0"), "which version"),
+    "a time of writing beside a version id": (row_with(version_id="v", rewritten_at=MOMENT), "rewritten_at"),
+    "a time of writing that is not LastModified": (row_with(rewritten_at=MOMENT + timedelta(days=1)), "rewritten_at"),
     "a negative size": ({"skipped": [a_skip("c", size_bytes=-1)]}, "a size of -1"),
     "a reason that there is not": ({"skipped": [a_skip("c", "boredom")]}, "an unknown reason"),
     "fewer planned than there are": (
@@ -439,6 +441,7 @@ NO_PARTS = {
     "beyond the object": {"size_bytes": 5},
     "a negative range": {"part_start_byte": -3, "part_end_byte": 0},
     "more parts than a plan has chunks": {"part_count": 100_000},
+    "no count": {"part_count": None},
     "another size than its member": {"part_end_byte": 7},
 }
 
@@ -447,8 +450,7 @@ def a_part(archive_id, **changes):
     return Forgery(
         archive_id,
         {"big": b"two"},
-        described={"format": PARTS_FORMAT},
-        change_row=lambda row: row.update({"object_version": "etag:e:9"} | OF_A_PART | changes),
+        change_row=lambda row: row.update(OF_A_PART | changes),
     )
 
 
@@ -460,7 +462,7 @@ def test_a_part_that_cannot_be_gives_no_row(bare, tmp_path, name):
 
 
 def test_a_part_alone_is_restored_and_is_no_object(bare, tmp_path):
-    put(bare.store, a_part(bare.archive_id, object_version=None).write(tmp_path / "x"), bare.archive_id)
+    put(bare.store, a_part(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
     assert kinds(rebuild.rebuild(bare)) == [FileKind.CHUNK]
     (chunk,) = bare.ledger.chunks()
     assert (chunk.state, chunk.part, chunk.part_count) == (ChunkState.LOCATED, 2, 3)
@@ -469,7 +471,7 @@ def test_a_part_alone_is_restored_and_is_no_object(bare, tmp_path):
 
 
 def test_a_chunk_of_a_part_and_another_object_gives_no_row(bare, tmp_path):
-    forged = dataclasses.replace(a_part(bare.archive_id, object_version=None), bodies={"big": b"two", "c": b"two"})
+    forged = dataclasses.replace(a_part(bare.archive_id), bodies={"big": b"two", "c": b"two"})
     put(bare.store, forged.write(tmp_path / "x"), bare.archive_id)
     assert kinds(rebuild.rebuild(bare)) == [FileKind.NO_CHUNK]
     assert bare.ledger.chunks() == []

@@ -12,7 +12,6 @@ from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest
 from caf_pipeline.packing import staging
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline.store.directory import MARKER
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything, plan
@@ -346,21 +345,4 @@ def test_an_unmounted_folder_marks_no_chunk_as_damaged(tmp_path, ledger, look):
     with pytest.raises(StoreAway):
         look(context, name)
     assert ledger.chunk(name).state is ChunkState.LOCATED
-    assert list(context.store.folder.iterdir()) == []
-
-
-def test_a_ledger_of_an_earlier_version_adopts_its_folder_alone(tmp_path, ledger):
-    (name,) = archive_everything(a_run_context(tmp_path, MemorySource({"key": b"x" * 40_000}), ledger))
-    with ledger._database.transaction() as connection:
-        connection.execute("DELETE FROM folder_store")
-    folder = tmp_path / "store"
-    (folder / MARKER).unlink()
-    folder.rename(tmp_path / "disk")
-    folder.mkdir()
-    again = a_run_context(tmp_path, MemorySource({}), ledger)
-    with pytest.raises(StoreAway):
-        prove_chunk(again, name)
-    folder.rmdir()
-    (tmp_path / "disk").rename(folder)
-    assert prove_chunk(again, name).proven
-    assert (folder / MARKER).read_text().strip() == ledger.folder_store("directory").id
+    assert list(work.store.folder.iterdir()) == []

@@ -86,8 +86,8 @@ def test_a_resumed_chunk_tells_the_times_of_the_same_logs(tmp_path, after):
             made.bodies | {"a001-log": log, "a010": log[:100], "b-large": log + made.bodies["b-large"], "d": untimed}
         )
 
-    first, packed = undisturbed(tmp_path / "whole", source(), tells_logs=True)
-    second = broken_off(tmp_path / "broken", source(), after, tells_logs=True)
+    first, packed = undisturbed(tmp_path / "whole", source())
+    second = broken_off(tmp_path / "broken", source(), after)
     assert second.run().merkle_root == packed.merkle_root
     assert second.part.read_bytes() == first.part.read_bytes()
     manifest = ChunkFile(StagedSource(first.part), "it").manifest(packed.tail_start)
@@ -95,11 +95,6 @@ def test_a_resumed_chunk_tells_the_times_of_the_same_logs(tmp_path, after):
     told = {members[one.start_byte]: (one.first_ms, one.last_ms) for one in manifest.logs()}
     times = (1_700_000_000_000, 1_700_001_009_500)
     assert told == {"a001-log": times, "a010": (None, None), "b-large": times, "d": (None, None)}
-
-
-def test_a_chunk_of_an_earlier_versions_plan_stays_as_it_was(tmp_path):
-    packing, packed = undisturbed(tmp_path / "whole", a_source())
-    assert ChunkFile(StagedSource(packing.part), "it").manifest(packed.tail_start).logs() is None
 
 
 def test_a_resumed_chunk_has_every_header_and_skip(tmp_path):

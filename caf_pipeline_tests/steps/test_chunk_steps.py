@@ -16,7 +16,6 @@ from caf_pipeline.errors import (
     SourceUnreachable,
     StagingError,
 )
-from caf_pipeline.inventory.manifest import CHECKSUM_COLUMNS
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
@@ -28,8 +27,9 @@ from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.plans import as_by_an_earlier_version
-from caf_pipeline_tests.support.run_contexts import (
+from caf_pipeline_tests.support.plans import limit_to_target
+from caf_pipeline_tests.support.tiers import sampled
+from caf_pipeline_tests.support.workplaces import (
     CHUNK_STEPS,
     a_run_context,
     account_for_plan,
@@ -377,10 +377,10 @@ def test_metadata_that_the_plan_did_not_know_of_closes_no_chunk_early(context, s
 
 def test_objects_that_an_early_close_released_are_in_the_next_plan(context, source):
     fat_headers(source)
-    for chunk in plan(context).chunks:
-        as_by_an_earlier_version(Path(chunk.plan_folder))
-        archive_chunk(context, chunk.name)
-    released = sum(chunk.released_count for chunk in context.ledger.chunks(source="src"))
+    for chunk in plan(work).chunks:
+        limit_to_target(Path(chunk.plan_folder))
+        archive_chunk(work, chunk.name)
+    released = sum(chunk.released_count for chunk in work.ledger.chunks(source="src"))
     assert released > 0
     while plan(context).plan:
         for chunk in context.ledger.chunks(source="src", states=[ChunkState.PLANNED]):
@@ -407,19 +407,6 @@ def test_after_a_chunk_was_too_large_the_next_ones_fit_with_their_manifests(tmp_
     located = ledger.chunks(source="src", states=[ChunkState.LOCATED])
     assert max(chunk.stored_size_bytes for chunk in located) <= 500_000
     every_object_reads_back(context)
-
-
-def test_a_chunk_of_an_earlier_versions_plan_keeps_its_format(context):
-    (chunk, *_) = plan(context).chunks
-    as_by_an_earlier_version(Path(context.ledger.chunk(chunk.name).plan_folder))
-    archive_chunk(context, chunk.name)
-    manifest = chunk_steps.open_chunk(context, context.ledger.chunk(chunk.name)).manifest()
-    assert manifest.described["format"] == "caf-pipeline/1"
-    (row, *_) = manifest.rows()
-    assert row.keys().isdisjoint(CHECKSUM_COLUMNS)
-    (version,) = context.ledger.located_versions("src", [row["key"]])
-    assert version.checksums == {"sha256": row["sha256"]}
-    assert account_for_chunk(context, chunk.name).explanation == ""
 
 
 def test_an_older_version_loaded_later_does_not_become_the_current_one(tmp_path, ledger):

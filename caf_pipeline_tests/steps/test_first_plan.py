@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import MnemonicRefused, StoredAlready, StoreUnreachable
+from caf_pipeline.errors import MnemonicRefused, StoredAlready, StoreError, StoreUnreachable
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import inventories, planning
@@ -187,10 +187,10 @@ def test_files_of_a_source_that_the_ledger_or_the_settings_have_elsewhere_are_no
     assert len(first_plan(context).chunks) == 1
 
 
-def test_a_post_of_before_posts_named_an_archive_counts(emptied):
+def test_a_post_that_names_no_archive_ends_the_plan(emptied):
     (post,) = (emptied.store.folder / "posts").iterdir()
-    post.write_text(post.read_text().replace('"archive"', '"earlier"'))
-    with pytest.raises(StoredAlready):
+    post.write_text(post.read_text().replace('"archive"', '"other"'))
+    with pytest.raises(StoreError):
         first_plan(registered(emptied))
 
 

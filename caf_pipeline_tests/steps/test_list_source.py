@@ -288,19 +288,6 @@ def test_a_listing_that_was_begun_by_a_clock_that_was_ahead_is_removed(interrupt
     assert left_in(tmp_path) == []
 
 
-def test_a_listing_that_does_not_say_whether_it_is_by_version_is_removed(interrupted, tmp_path):
-    """As one that an earlier version of the software began."""
-    listed, objects = interrupted
-    [name] = left_in(tmp_path)
-    record = tmp_path / "inventories" / "src" / name / "listing.json"
-    said = json.loads(record.read_text())
-    del said["by_version"]
-    record.write_text(json.dumps(said))
-    take_inventory(a_run_context(tmp_path, objects))
-    assert len(listed.pages) >= 40
-    assert left_in(tmp_path) == []
-
-
 @pytest.mark.thorough
 def test_a_listing_older_than_a_whole_inventory_is_removed(interrupted, tmp_path):
     listed, objects = interrupted

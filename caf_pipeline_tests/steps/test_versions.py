@@ -386,28 +386,6 @@ def test_what_was_located_since_an_inventory_was_counted_is_not_said_to_be_curre
     assert (content.current_objects, content.older_objects, content.uncounted_objects) == (1, versions == "all", 0)
 
 
-def test_a_snapshot_of_an_earlier_version_is_planned_as_it_was(run_context, bucket):
-    """It has neither of the columns that tell of versions, nor counts."""
-    context = run_context("current")
-    bucket.put("k", A)
-    bucket.put("k", B)
-    snapshot = inventories.take_inventory(context)
-    table = pq.read_table(snapshot.path)
-    described = pq.read_metadata(snapshot.path).metadata[b"caf.snapshot"].replace(b'"all_versions": false, ', b"")
-    described = described.replace(b'"beside": {"deleted_keys": 0, "markers": 0, "older": 1}, ', b"")
-    assert b"beside" not in described
-    old = table.drop_columns(["is_latest", "is_delete_marker"]).replace_schema_metadata({b"caf.snapshot": described})
-    pq.write_table(old, snapshot.path)
-    snapshot = read_snapshot(snapshot.path)
-    assert (snapshot.all_versions, snapshot.beside, snapshot.object_count) == (False, None, 1)
-    assert [obj.is_latest for obj in read_objects(snapshot.path)] == [True]
-    report = planning.cut_plan(context, snapshot, new_archive=True)
-    account = account_for_plan(context, report)
-    assert (account.claimed, account.holds) == (1, True)
-    archive_chunk(context, report.chunks[0].name)
-    assert current(context)[0] == B
-
-
 # --- reports ---------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -94,21 +93,17 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
 
 
 class FolderMemory:
-    """The part of a ledger that the store needs; `posted` has the sizes of its chunks by root."""
+    """The part of a ledger that the store needs."""
 
-    def __init__(self, store: FolderStore | None = None, posted: dict[bytes, int] | None = None) -> None:
-        self.store, self.posted = store, posted or {}
+    def __init__(self) -> None:
+        self.store: FolderStore | None = None
 
     def folder_store(self, owner):
         return self.store
 
     def mark_folder_store(self, folder_id):
-        if self.store is None or not self.store.marked:
-            self.store = FolderStore(folder_id, marked=True)
+        self.store = self.store or FolderStore(folder_id, marked=True)
         return self.store.id
-
-    def posted_sizes(self, owner):
-        return self.posted
 
 
 @pytest.fixture
@@ -117,7 +112,6 @@ def kept(tmp_path):
     ledger = FolderMemory()
     store = DirectoryStore(tmp_path / "store", ledger)
     posting = stored(store, staged_file(tmp_path, b"x" * 1000))
-    ledger.posted = {posting.merkle_root: 1000}
     return store, ledger, posting
 
 
@@ -201,50 +195,6 @@ def test_the_hint_makes_an_empty_folder_the_store(kept, tmp_path):
     again = DirectoryStore(store.folder, ledger)
     assert list(again.copies(posting)) == []
     assert stored(again, tmp_path / "staged.caf") == posting
-
-
-@pytest.mark.parametrize("left", ["chunk", "post"])
-def test_a_folder_of_an_earlier_version_gets_a_marker(kept, left):
-    store, ledger, posting = kept
-    (store.folder / MARKER).unlink()
-    if left == "post":
-        next((store.folder / "chunks").iterdir()).unlink()
-    ledger.store = FolderStore("a" * 32, marked=False)
-    again = DirectoryStore(store.folder, ledger)
-    assert len(again.copies(posting)) == (left == "chunk")
-    assert (store.folder / MARKER).read_text() == f"{'a' * 32}\n"
-    assert ledger.store.marked
-
-
-def test_reading_a_folder_without_an_id_records_nothing(kept):
-    store, ledger, posting = kept
-    (store.folder / MARKER).unlink()
-    ledger.store = FolderStore("a" * 32, marked=False)
-    reader = DirectoryReader(store.folder, ledger)
-    assert reader.holders(posting)
-    assert not ledger.store.marked
-    assert not (store.folder / MARKER).exists()
-
-
-@pytest.mark.parametrize("there", ["nothing", "another size", "other chunks", "another marker"])
-def test_a_folder_without_a_known_chunk_is_not_adopted(kept, there):
-    store, ledger, posting = kept
-    (store.folder / MARKER).unlink()
-    if there == "another size":
-        ledger.posted = {posting.merkle_root: 1001}
-    elif there == "other chunks":
-        ledger.posted = {bytes(32): 1000}
-    else:
-        shutil.rmtree(store.folder)
-        store.folder.mkdir()
-        if there == "another marker":
-            (store.folder / MARKER).write_text("b" * 32)
-    ledger.store = FolderStore("a" * 32, marked=False)
-    before = sorted(store.folder.rglob("*"))
-    with pytest.raises(StoreAway):
-        DirectoryStore(store.folder, ledger).copies(posting)
-    assert sorted(store.folder.rglob("*")) == before
-    assert not ledger.store.marked
 
 
 def test_two_homes_share_the_id_of_one_folder(kept, tmp_path):

@@ -80,7 +80,7 @@ def manifests() -> tuple[bytes, ...]:
 
     found, usual = [], module.MANIFEST_GROUP_ROWS
     moment = datetime(2026, 11, 1, tzinfo=UTC)
-    identity = module.ChunkIdentity("a" * 32, "src", "src-1", "p" * 64, "s", moment, format=module.CHECKSUMS_FORMAT)
+    identity = module.ChunkIdentity("a" * 32, "src", "src-1", "p" * 64, "s", moment)
     with tempfile.TemporaryDirectory() as folder:
         for rows, group in ((0, usual), (1, usual), (30, usual), (30, 7)):
             module.MANIFEST_GROUP_ROWS = group

@@ -44,7 +44,6 @@ class Packing:
     identity: ChunkIdentity = IDENTITY
     proof_type: int = 3
     give_up: bool = False
-    tells_logs: bool = False
     told: list = field(default_factory=list)
 
     def __post_init__(self):
@@ -83,7 +82,6 @@ class Packing:
             give_up_on=lambda planned: self.give_up,
             progress=progress,
             pace=self.pace,
-            tells_logs=self.tells_logs,
         )
 
     def run(self, *, break_after: int | None = None) -> Packed:

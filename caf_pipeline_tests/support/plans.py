@@ -11,7 +11,16 @@ import pyarrow.parquet as pq
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, Limits
 from caf_pipeline.inventory.cutting import write_plan
 from caf_pipeline.inventory.objects import S3Object
-from caf_pipeline.inventory.plan import CHECKSUMS_TERM, CHUNKS_FILE, SUMS_FILE, Plan, PlannedObject, PlanTerms, read_chunk_objects
+from caf_pipeline.inventory.plan import (
+    CHUNKS_FILE,
+    PLAN_METADATA_KEY,
+    Plan,
+    PlannedObject,
+    PlanTerms,
+    read_chunk_objects,
+    read_terms,
+    write_sums,
+)
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, snapshot_batch
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -41,18 +50,17 @@ def plan_of(
     return write_plan(write_delta(folder / "delta.parquet", objects), folder, terms)
 
 
-def as_by_an_earlier_version(folder: Path) -> None:
-    """Let a plan say no limit, as those of 0.3.0: the target was the limit of a chunk, manifest included.
-
-    The plan's files have no SHA256SUMS, and its chunks no checksums beside SHA-256.
-    """
-    (folder / SUMS_FILE).unlink(missing_ok=True)
+def with_terms(folder: Path, **changes: str) -> None:
+    """Let a plan say other terms."""
     table = pq.read_table(folder / CHUNKS_FILE)
-    (key,) = table.schema.metadata
-    terms = json.loads(table.schema.metadata[key])
-    for name in ("limit_size", CHECKSUMS_TERM):
-        terms.pop(name, None)
-    pq.write_table(table.replace_schema_metadata({key: json.dumps(terms)}), folder / CHUNKS_FILE, write_page_checksum=True)
+    terms = json.loads(table.schema.metadata[PLAN_METADATA_KEY]) | changes
+    pq.write_table(table.replace_schema_metadata({PLAN_METADATA_KEY: json.dumps(terms)}), folder / CHUNKS_FILE)
+    write_sums(folder)
+
+
+def limit_to_target(folder: Path) -> None:
+    """Let the target of a plan be the limit of its chunks, too: one with large headers closes before its last object."""
+    with_terms(folder, limit_size=read_terms(folder)["target_size"])
 
 
 def chunks_of(plan: Plan) -> list[list[PlannedObject]]:

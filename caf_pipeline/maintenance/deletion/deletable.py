@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from caf_pipeline.inventory.key_windows import key_windows
 from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA, STANDING_SCHEMA
-from caf_pipeline.inventory.manifest import CHECKSUM_COLUMNS
+from caf_pipeline.inventory.objects import TIME_FORMAT
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, inventory_query
 from caf_pipeline.steps.compare_headers import REWRITTEN_SCHEMA
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, translate_errors, write_whole
@@ -244,16 +244,18 @@ class _Ascending:
 
 # --- a chunk's rows and its manifest -------------------------------------------------------------------------------
 
-_DIFFERING: Final = """SELECT count(*) FROM located LEFT JOIN manifest ON located.key = encode(manifest.key)
-        AND located.object_version =
-            coalesce(manifest.object_version, manifest.version_id, concat('etag:', manifest.etag, ':', manifest.size_bytes))
-        AND manifest.skip_reason IS NULL AND located.part = manifest.part AND located.start_byte = manifest.start_byte
-        AND located.end_byte = manifest.end_byte AND located.sha256 = manifest.sha256 AND located.etag = manifest.etag
+_DIFFERING: Final = f"""SELECT count(*) FROM located LEFT JOIN manifest ON located.key = encode(manifest.key)
+        AND located.object_version = coalesce(manifest.version_id, concat('etag:', manifest.etag, ':', manifest.size_bytes))
+            || coalesce(':' || strftime(make_timestamp(epoch_us(manifest.rewritten_at)), '{TIME_FORMAT}'), '')
+        AND manifest.skip_reason IS NULL AND located.part = coalesce(manifest.part, 0)
+        AND located.start_byte = manifest.start_byte AND located.end_byte = manifest.end_byte
+        AND located.sha256 = manifest.sha256 AND located.etag = manifest.etag
         AND located.version_id IS NOT DISTINCT FROM manifest.version_id
         AND (located.crc64nvme IS NULL OR located.crc64nvme = manifest.crc64nvme)
         AND (located.s3_checksum IS NULL OR located.s3_checksum = manifest.s3_checksum)
-        AND located.end_byte - located.start_byte = manifest.member_bytes
-    WHERE located.caf_file_id = {} AND manifest.key IS NULL"""
+        AND located.end_byte - located.start_byte
+            = coalesce(manifest.part_end_byte - manifest.part_start_byte, manifest.size_bytes)
+    WHERE located.caf_file_id = {{}} AND manifest.key IS NULL"""
 
 
 class LocatedRows:
@@ -275,14 +277,7 @@ class LocatedRows:
         """Return how many of the chunk's rows are not in its manifest with the same range, checksums, version, ETag and size."""
         with translate_errors(self._located), inventory_query(self._located, DEFAULT_BUDGET) as query:
             query.table("located", self._located)
-            query.table("read_manifest", manifest)
-            # Manifests of earlier formats lack some columns, and those of whole objects lack those of a part.
-            names = pq.read_schema(manifest).names
-            columns = ("object_version", *CHECKSUM_COLUMNS)
-            missing = [f"NULL AS {name}" for name in columns if name not in names]
-            whole = ["0 AS part", "size_bytes AS member_bytes"]
-            missing += ["part_end_byte - part_start_byte AS member_bytes"] if "part" in names else whole
-            query.view("manifest", f"SELECT *, {', '.join(missing)} FROM read_manifest")
+            query.table("manifest", manifest)
             return int(query.rows(_DIFFERING.format(int(caf_file_id)))[0][0])
 
 

@@ -32,7 +32,7 @@ from caf_pipeline.packing.sink import staging_error, sync_data
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.system.hashes import RunningHash
 
-JOURNAL_FORMAT: Final = 3
+JOURNAL_FORMAT: Final = 4
 """Of the entries. It grows with every change of them, and of how a member's bytes come to be."""
 
 MAX_ENTRY_BYTES: Final = 64 << 20

@@ -1,0 +1,86 @@
+"""The roles of sql/roles.sql: who may read, work, and claim that all bytes of a chunk came back."""
+
+import contextlib
+
+import psycopg
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.errors import LedgerError
+from caf_pipeline.ledger.database import Database
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.schema_files import sql_folder
+from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, holder, register
+
+ROLES = ("caf_reader", "caf_worker", "caf_verifier")
+
+
+@pytest.fixture
+def ledger_as(database_url):
+    """Open the ledger with the rights of a role."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute((sql_folder() / "roles.sql").read_bytes())
+    with contextlib.ExitStack() as opened:
+
+        def open_as(role):
+            database = Database(f"{database_url}&options=-c%20role%3D{role}")
+            opened.callback(database.close)
+            return Ledger(database)
+
+        yield open_as
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        for role in ROLES:
+            connection.execute(f"DROP OWNED BY {role}")
+
+
+@pytest.fixture
+def located(ledger_as):
+    """A located chunk that a worker archived."""
+    worker = ledger_as("caf_worker")
+    (chunk,) = register(worker, ["a"])
+    bring_to(worker, chunk, ChunkState.LOCATED, ["a"])
+    return chunk
+
+
+def read_back(ledger, chunk):
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        ledger.record_read_back(lease, chunk, "provider")
+
+
+def test_a_reader_finds_what_a_worker_archived(ledger_as, located):
+    reader = ledger_as("caf_reader")
+    assert reader.database.is_current()
+    assert reader.locate(SOURCE, "a").chunk == located
+    assert reader.chunk(located).state is ChunkState.LOCATED
+
+
+@pytest.mark.parametrize("table", ["sources", "leases", "file_locations", "full_reads", "schema_files"])
+def test_a_reader_writes_nothing(ledger_as, located, table):
+    database = ledger_as("caf_reader").database
+    for statement in (f"DELETE FROM {table}", f"TRUNCATE {table}"):
+        with pytest.raises(LedgerError, match="permission denied"), database.transaction() as connection:
+            connection.execute(statement)
+
+
+def test_only_a_verifier_records_a_full_read(ledger_as, located):
+    worker, verifier = ledger_as("caf_worker"), ledger_as("caf_verifier")
+    with pytest.raises(LedgerError, match="permission denied"):
+        read_back(worker, located)
+    assert worker.chunk(located).read_back_at is None
+    read_back(verifier, located)
+    assert worker.chunk(located).read_back_at is not None
+
+
+def test_a_worker_cannot_change_a_full_read_but_ends_it(ledger_as, located):
+    worker = ledger_as("caf_worker")
+    read_back(ledger_as("caf_verifier"), located)
+    with pytest.raises(LedgerError, match="permission denied"), worker.database.transaction() as connection:
+        connection.execute("UPDATE full_reads SET read_at = now()")
+    with worker.lease(f"chunk/{located}", holder()) as lease:
+        worker.move(lease, located, ChunkState.LOCATED, ChunkState.DAMAGED, reason="lost")
+    assert worker.chunk(located).read_back_at is None
+
+
+def test_a_worker_cannot_say_that_other_files_made_the_tables(ledger_as):
+    with pytest.raises(LedgerError, match="permission denied"), ledger_as("caf_worker").database.transaction() as connection:
+        connection.execute("UPDATE schema_files SET sha256 = 'x'")
