@@ -238,8 +238,8 @@ def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
     result = planning.account_for(run_context, snapshot)
     left_out = sum(result.left_out.values())
     older = 0 if snapshot.all_versions else snapshot.beside.older
-    only_current = work.all_versions and not snapshot.all_versions
-    damaged = len(work.ledger.chunks(work.source, [ChunkState.DAMAGED]))
+    only_current = run_context.all_versions and not snapshot.all_versions
+    damaged = len(run_context.ledger.chunks(run_context.source, [ChunkState.DAMAGED]))
     away = ""
     try:
         run_context.store.require_here()

@@ -388,9 +388,9 @@ class _Adopter:
         rows = found.objects
         if not self._terms.dry_run:
             self._lease.check()
-            work.store.bind()
-            rows = work.ledger.restore_chunk(chunk, found.locations(), (), plan_folder=str(work.plans() / chunk.plan))
-            self._known[posted.posting.merkle_root] = work.ledger.chunk(chunk.name)
+            context.store.bind()
+            rows = context.ledger.restore_chunk(chunk, found.locations(), (), plan_folder=str(context.plans() / chunk.plan))
+            self._known[posted.posting.merkle_root] = context.ledger.chunk(chunk.name)
         return FileAdoption(name, AdoptionKind.ADOPTED, posted, chunk.name, members, rows, found.left_out, right)
 
 

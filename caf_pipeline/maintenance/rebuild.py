@@ -304,7 +304,7 @@ def import_found_chunk(context: RunContext, finding: FileFinding) -> int:
     chunk, replaces = finding.chunk, finding.replaces
     if chunk is None:
         raise CafError(f"file {finding.file.posting.merkle_root.hex()} is no chunk to be restored: {finding.why}")
-    work.store.bind()
+    context.store.bind()
     with ExitStack() as stack:
         lease = stack.enter_context(context.lease(chunk_lease(replaces.name))) if replaces else None
         rows = _import(context, finding, chunk, lease)

@@ -72,10 +72,10 @@ def packer_of(context: RunContext, lease: Lease, chunk: Chunk, plan: ChunkPlan) 
         context.objects,
         context.settings.packing,
         # What was sealed is packed once more to come out the same, whatever is set by now.
-        proof_type=work.store.proof_type if chunk.merkle_root is None else type_of_root(chunk.merkle_root),
+        proof_type=context.store.proof_type if chunk.merkle_root is None else type_of_root(chunk.merkle_root),
         limit_bytes=max(int(terms["limit_size"]), least_limit),
-        give_up_on=lambda planned: give_up_on(work, chunk, packer, planned),
-        progress=_held_progress(work, lease),
+        give_up_on=lambda planned: give_up_on(context, chunk, packer, planned),
+        progress=_held_progress(context, lease),
     )
     return packer
 

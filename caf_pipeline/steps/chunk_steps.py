@@ -208,8 +208,8 @@ def _accounted_skips(chunk_file: ChunkFile, seal: Seal, account: ChunkAuditor, r
         )
 
 
-def _seal_report(work: Workplace, chunk: Chunk, manifest: ManifestReport) -> SealReport:
-    record = read_record(work, chunk.name) or {"seconds": 0.0, "fetched_bytes": 0, "resumed_bytes": 0, "not_resumed": ""}
+def _seal_report(context: RunContext, chunk: Chunk, manifest: ManifestReport) -> SealReport:
+    record = read_record(context, chunk.name) or {"seconds": 0.0, "fetched_bytes": 0, "resumed_bytes": 0, "not_resumed": ""}
     seconds = float(record["seconds"])
     return SealReport(
         chunk=chunk,

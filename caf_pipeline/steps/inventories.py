@@ -311,7 +311,7 @@ def latest_snapshot(
             raise
         if run not in (None, snapshot.run) or (complete and not snapshot.complete):
             continue
-        if snapshot.address != work.address or (planned and not work.ledger.is_planned(work.source, snapshot.name)):
+        if snapshot.address != context.address or (planned and not context.ledger.is_planned(context.source, snapshot.name)):
             continue
         if not complete:
             return snapshot
@@ -333,7 +333,7 @@ def _prune(context: RunContext, taken: Snapshot) -> None:
 
     What a dry run listed under another bucket or prefix pushes none of the source's own out.
     """
-    ours = work.ledger.address(work.source) or work.address
+    ours = context.ledger.address(context.source) or context.address
     whole, partial, foreign = (list[tuple[datetime, Path]]() for _ in range(3))
     for path in context.inventories().glob("*.parquet"):
         try:

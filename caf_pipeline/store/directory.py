@@ -112,27 +112,6 @@ class DirectoryReader(ChunkReader):
             raise self._away(marker, recorded.id)
         self._id = recorded.id
 
-    def bind(self) -> None:
-        """Write an id into the folder if it has none, and record the id in the ledger.
-
-        Raises:
-            StoreAway: the ledger knows another folder. StoreError: the folder cannot be written.
-        """
-        self.require_here()
-        if self._id:
-            return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._mark(self._read_marker() or self._write_marker(secrets.token_hex(16)))
-        except OSError as error:
-            raise self._not_made(error) from error
-
-    def _mark(self, marker: str) -> None:
-        counts = self._ledger.mark_folder_store(marker)
-        if counts != marker:  # another process was first, with another folder
-            raise self._away(marker, counts)
-        self._id = marker
-
     def _read_marker(self) -> str:
         """Return the id in the folder; "" if there is none.
 
@@ -156,25 +135,6 @@ class DirectoryReader(ChunkReader):
                 hint=f"copy the file from a backup; remove it if no chunk was ever stored in {self.folder}",
             )
         return text
-
-    def _write_marker(self, folder_id: str) -> str:
-        """Write the marker, durable and whole. Return the id that the folder then has: another process may have been first."""
-        path = self.folder / MARKER
-        temporary = path.with_name(f".{MARKER}-{secrets.token_hex(8)}")
-        try:
-            _write_new(temporary, folder_id)
-            try:
-                os.link(temporary, path)  # unlike a rename, it replaces nothing
-            except FileExistsError:
-                pass
-            except OSError:  # a file system without hard links
-                with contextlib.suppress(FileExistsError):
-                    _write_new(path, folder_id)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_folder(self.folder)
-        sync_folder(self.folder.parent)
-        return self._read_marker()
 
     def _away(self, marker: str, recorded: str) -> StoreAway:
         why = f"its file {MARKER} has the id {marker}, not {recorded}" if marker else f"it has no file {MARKER}"
@@ -248,13 +208,6 @@ class DirectoryStore(DirectoryReader, ChunkStore):
 
     proof_type = 3  # the shorter root, and the faster one
 
-    def _recognized(self, folder_id: str) -> None:
-        """Record that the folder has the chunks, in the folder if it has no id, and in the ledger."""
-        try:
-            self._mark(self._read_marker() or self._write_marker(folder_id))
-        except OSError:
-            return  # the chunks are there even if the disk can only be read
-
     def bind(self) -> None:
         """Write an id into the folder if it has none, and record the id in the ledger.
 
@@ -273,7 +226,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
     def _mark(self, marker: str) -> None:
         counts = self._ledger.mark_folder_store(marker)
         if counts != marker:  # another process was first, with another folder
-            raise self._away(marker, FolderStore(counts, marked=True))
+            raise self._away(marker, counts)
         self._id = marker
 
     def _write_marker(self, folder_id: str) -> str:

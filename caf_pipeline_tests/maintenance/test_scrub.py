@@ -345,4 +345,4 @@ def test_an_unmounted_folder_marks_no_chunk_as_damaged(tmp_path, ledger, look):
     with pytest.raises(StoreAway):
         look(context, name)
     assert ledger.chunk(name).state is ChunkState.LOCATED
-    assert list(work.store.folder.iterdir()) == []
+    assert list(context.store.folder.iterdir()) == []

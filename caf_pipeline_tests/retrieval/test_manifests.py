@@ -61,9 +61,9 @@ def test_what_was_not_asked_for_longest_makes_room(fetched, monkeypatch):
 
 
 @pytest.fixture(params=["its hash was sealed", "its copies have to agree"])
-def headers(request, work, tmp_path, monkeypatch):
+def headers(request, context, tmp_path, monkeypatch):
     """Asks for the headers of an object, whose chunk was sealed here or rebuilt."""
-    located = next(list_objects(work.ledger, "src"))
+    located = next(list_objects(context.ledger, "src"))
     if request.param == "its copies have to agree":
         chunk = replace(context.ledger.chunk(located.chunk), tail_start=None, tail_sha256=None)
         monkeypatch.setattr(context.ledger, "chunk", lambda _: chunk)

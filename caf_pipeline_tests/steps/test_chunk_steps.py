@@ -28,8 +28,7 @@ from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import limit_to_target
-from caf_pipeline_tests.support.tiers import sampled
-from caf_pipeline_tests.support.workplaces import (
+from caf_pipeline_tests.support.run_contexts import (
     CHUNK_STEPS,
     a_run_context,
     account_for_plan,
@@ -377,10 +376,10 @@ def test_metadata_that_the_plan_did_not_know_of_closes_no_chunk_early(context, s
 
 def test_objects_that_an_early_close_released_are_in_the_next_plan(context, source):
     fat_headers(source)
-    for chunk in plan(work).chunks:
+    for chunk in plan(context).chunks:
         limit_to_target(Path(chunk.plan_folder))
-        archive_chunk(work, chunk.name)
-    released = sum(chunk.released_count for chunk in work.ledger.chunks(source="src"))
+        archive_chunk(context, chunk.name)
+    released = sum(chunk.released_count for chunk in context.ledger.chunks(source="src"))
     assert released > 0
     while plan(context).plan:
         for chunk in context.ledger.chunks(source="src", states=[ChunkState.PLANNED]):

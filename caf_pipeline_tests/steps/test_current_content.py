@@ -178,8 +178,8 @@ def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(context, b
     rows = rows_of(ledger)["file_locations"]
     with database.transaction() as connection:
         connection.execute("TRUNCATE sources, file_locations, current_exceptions, skipped_objects, leases CASCADE")
-    ledger.register_source("src", work.archive_id, work.address)
-    assert all(outcome.complete for outcome in rebuild(work))
+    ledger.register_source("src", context.archive_id, context.address)
+    assert all(outcome.complete for outcome in rebuild(context))
     assert rows_of(ledger)["file_locations"] == rows
     assert (plan(context).chunks, headers_of(context)[1]) == ([], {"a": "2"})
 
@@ -489,7 +489,7 @@ class BucketMachine(RuleBasedStateMachine):
             self.other = a_run_context(home, self.bucket.source(all_versions=True), ledger, sources={"src": source})
         with ledger._database.transaction() as connection:
             connection.execute("TRUNCATE sources, claims, file_locations, current_exceptions, skipped_objects, leases CASCADE")
-        ledger.register_source("src", self.work.archive_id, self.work.address)
+        ledger.register_source("src", self.context.archive_id, self.context.address)
         self.written = set()
         self.archived = set()
 
