@@ -28,11 +28,11 @@ from benchmarks.case import CAF
 from benchmarks.inputs import KEPT
 from benchmarks.server import BUCKET, SOURCE_KEYS, S3Server
 from benchmarks.server import running as running_s3
+from caf_pipeline.automation.launching import UNFINISHED
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import backfill
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
-from caf_pipeline.defs.launching import UNFINISHED
 from caf_pipeline.defs.naming import PARTITION_TAG
 from caf_pipeline.ledger.database import embedded_url
 from caf_pipeline.ledger.embedded import embedded_server

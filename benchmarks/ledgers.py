@@ -80,16 +80,24 @@ def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
     try:
         keys = [key(number) for number in range(count)]
         numbers = pa.array([1 + at // per_chunk for at in range(count)], pa.int32())
-        versions = [f"etag:{number * 2654435761:032x}:{OBJECT_BYTES}" for number in range(count)]
-        columns = {"chunk_number": numbers, "key": pa.array(keys, pa.binary()), "object_version": pa.array(versions)}
-        columns["last_modified"] = pa.repeat(pa.scalar(MOMENT, pa.timestamp("us", tz="UTC")), count)
+        etags = [f"{number * 2654435761:032x}" for number in range(count)]
+        columns = {
+            "chunk_number": numbers,
+            "key": pa.array(keys, pa.binary()),
+            "object_version": pa.array([f"etag:{etag}:{OBJECT_BYTES}" for etag in etags]),
+            "version_id": pa.nulls(count, pa.string()),
+            "etag": pa.array(etags),
+            "size_bytes": pa.repeat(pa.scalar(OBJECT_BYTES, pa.int64()), count),
+            "last_modified": pa.repeat(pa.scalar(MOMENT, pa.timestamp("us", tz="UTC")), count),
+        }
         pq.write_table(pa.table(columns), rows, compression="zstd")
         lines.write_text(
             "".join(
-                f"1\t{one}\t{two}\t{at}\t{MOMENT}\n" for one, two, at in zip(keys, versions, numbers.to_pylist(), strict=True)
+                f"1\t{key}\t\t{etag}\t{OBJECT_BYTES}\t-infinity\t{number}\t{MOMENT}\n"
+                for key, etag, number in zip(keys, etags, numbers.to_pylist(), strict=True)
             )
         )
-        copy = "COPY claims (source_id, file_path, object_version, caf_file_id, last_modified) FROM STDIN"
+        copy = "COPY claims FROM STDIN"  # all columns, in their order
         our_command = ours("claim", database_at(url, RUN), rows, CLAIM_CHUNKS, per_chunk).argv
         their_command = _copied_by_psql(database_at(url, RUN), copy, lines)
         yield Command(lambda: ready(our_command)), Command(lambda: ready(their_command))  # type: ignore[arg-type]
@@ -128,7 +136,7 @@ def verified(bench: Bench, count: int, *, in_order: bool) -> Iterator[Verified]:
         with lines.open("wb") as file:
             file.write(SIGNATURE)
             for batch in location_batches(open_manifest(manifest).locations()):
-                file.write(as_rows([(1).to_bytes(4, "big")] * 2, batch))
+                file.write(as_rows([(1).to_bytes(4, "big"), (1).to_bytes(8, "big")], batch))
             file.write(TRAILER)
         copy = f"COPY file_locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
         at = database_at(url, RUN)

@@ -11,17 +11,24 @@ PACKAGE = Path(caf_pipeline.__file__).parent
 
 ORDER = (
     "errors | setting_values | settings_errors | settings chunk_state | system | caf formats | inventory | waits | ports"
-    " | throttle | source store ledger | run_context | packing | retrieval | steps | maintenance | wiring"
-    " | run_wiring | filesystem | defs | dagster_host | cli | entry definitions"
+    " | throttle | context | source store ledger | packing | retrieval | steps | maintenance | wiring | filesystem"
+    " | naming | automation | defs | dagster_host | cli | entry | definitions"
 )
 """From the bottom up. A module imports from its own folder and from those before it; what stands together is kept apart."""
 
 RANK = {name: rank for rank, names in enumerate(ORDER.split("|")) for name in names.split()}
 PORTS = {"source.protocol", "store.protocol", "ledger.protocol", "ledger.records"}
 ADAPTERS = {"source", "store", "ledger"}
-DAGSTER = {"defs", "dagster_host"}
-LEDGER = "ledger.postgres.Ledger"
-"""There is one ledger, so that everything above it may name its class."""
+NAMING = "defs.naming"  # Dagster's names of ours, which `automation` needs, too
+DAGSTER = {"naming", "automation", "defs", "dagster_host"}
+TYPES = {
+    "ledger.postgres.Ledger",
+    "ledger.leases.HeldLease",
+    "ledger.controls.Controls",
+    "ledger.provider_stats.ProviderRecords",
+    "ledger.transactions.TransactionLog",
+}
+"""Classes of the ledger, the only one there is: others may name them as types, but not import them when they run."""
 
 BESIDE_WIRING = {
     # who holds a lease, and the database's name in a message
@@ -58,6 +65,8 @@ def imports_of(module: str) -> set[str]:
 
 
 def top(module: str) -> str:
+    if module == NAMING or module.startswith(f"{NAMING}."):
+        return "naming"
     return "ports" if ".".join(module.split(".")[:2]) in PORTS else module.partition(".")[0]
 
 

@@ -16,15 +16,14 @@ from typing import Final
 from dagster import DagsterExecutionInterruptedError, DagsterInstance, ExecuteInProcessResult
 from rich.console import Console
 
+from caf_pipeline.automation.dead_runs import reap_dead_runs
+from caf_pipeline.automation.launching import chunks_with_work
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
 from caf_pipeline.dagster_host.progress_bar import ChunkProgress, object_of
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.source_runs import Archived, SourceRuns, open_instance
 from caf_pipeline.dagster_host.summary import InventoryTotals, Summary, exit_status, sentence
 from caf_pipeline.dagster_host.workers import Workers, workers_worth
-from caf_pipeline.defs.dead_runs import reap_dead_runs
-from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
-from caf_pipeline.defs.launching import chunks_with_work
 from caf_pipeline.defs.metadata import (
     DELETE_MARKERS,
     DELETED_KEYS,
@@ -40,6 +39,7 @@ from caf_pipeline.defs.metadata import (
 from caf_pipeline.defs.naming import op_name
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.errors import (
+    HITS_EVERY_CHUNK,
     CafError,
     ChunkTooLarge,
     NotLocated,

@@ -20,13 +20,15 @@ from dagster import (
     asset_check,
 )
 
-from caf_pipeline import run_wiring
+from caf_pipeline import wiring
+from caf_pipeline.automation.alerting import conditions_of, is_paused
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, NOT_POSTED, ChunkState
 from caf_pipeline.defs import metadata
-from caf_pipeline.defs.alerting import CHECKED_ASSET, CHECKS, check_result, conditions_of, is_paused
+from caf_pipeline.defs.evaluations import CHECKS, check_result
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.naming import (
     ALERT_SENSOR,
+    CHECKED_ASSET,
     CHUNK_IS_PROVEN,
     FEW_OBJECTS_ARE_SKIPPED,
     NO_CHUNK_IS_DAMAGED,

@@ -10,9 +10,10 @@ from typing import Any, Final, TypeVar
 from dagster import ConfigurableResource, InitResourceContext, ResourceDependency, SensorEvaluationContext
 from pydantic import PrivateAttr
 
-from caf_pipeline import run_wiring, wiring
+from caf_pipeline import wiring
+from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.defs.dead_runs import process_tags
+from caf_pipeline.context import Workplace
 from caf_pipeline.defs.failures import Context, attempt
 from caf_pipeline.defs.naming import LEDGER, RUN, SOURCE_TAG, STORE, s3_key
 from caf_pipeline.defs.run_log import RunLog
@@ -24,7 +25,6 @@ from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.store.protocol import ChunkStore
-from caf_pipeline.system.deadline import Deadline
 from caf_pipeline.waits import Listener, Wait, Waits
 
 T = TypeVar("T")
@@ -114,8 +114,11 @@ class RunResource(ConfigurableResource["RunResource"]):
     _works: dict[str, RunContext] = PrivateAttr(default_factory=dict)
     _logs: dict[str, RunLog] = PrivateAttr(default_factory=dict)
 
-    def open(self, context: Context | SensorEvaluationContext, source: str) -> RunContext:
-        """Return the run context of a source, which the first step of the run opens. Its objects are not asked for."""
+    def open(self, context: Context | SensorEvaluationContext, source: str) -> Workplace:
+        """Return the workplace of a source, which the first step of the run opens.
+
+        It reads the bucket if the definition of the step or sensor asks for the source's S3.
+        """
         run = f"sensor {context.sensor_name}" if isinstance(context, SensorEvaluationContext) else context.run.run_id
         if not isinstance(context, SensorEvaluationContext):
             self._logs.setdefault(source, RunLog(source, run, context.instance)).follow(context)
@@ -138,7 +141,11 @@ class RunResource(ConfigurableResource["RunResource"]):
             if not isinstance(context, SensorEvaluationContext):  # so that it can be told when this process is dead
                 of_source = {} if SOURCE_TAG in context.run.tags else {SOURCE_TAG: source}  # a run of the UI has none
                 context.instance.add_run_tags(run, of_source | process_tags(self._works[source].holder))
-        return self._works[source]
+        work = self._works[source]
+        s3 = getattr(context.resources, s3_key(source), None)
+        if s3 is None:
+            return work
+        return replace(work, objects=wiring.open_source(work.settings, source, work.waits, s3.get_client()))
 
     def _listener(self, source: str) -> Listener:
         def told(waits: Sequence[Wait]) -> None:
@@ -149,30 +156,10 @@ class RunResource(ConfigurableResource["RunResource"]):
         return told
 
 
-def open_run_context(context: Context | SensorEvaluationContext, source: str) -> RunContext:
-    """Return what a step or a look of a sensor works with: of the resources, those that its definition asks for."""
-    run_context: RunContext = context.resources.run.open(context, source)
-    s3 = getattr(context.resources, s3_key(source), None)
-    if s3 is None:
-        return run_context
-    settings, waits = run_context.settings, run_context.waits
-    return replace(run_context, lazy_objects=Lazy(lambda: run_wiring.open_source(settings, source, waits, s3.get_client())))
-
-
-def ask_in_time(context: SensorEvaluationContext, deadline: Deadline, whom: str, question: Callable[[], T]) -> T:
-    """Return what a tick asks of a server; see `Deadline.ask`. What it opens after the tick is over is closed."""
-    resources = context.resources  # made here: where Dagster makes them in another thread, it does not find them again
-
-    def close() -> None:
-        resources.ledger.close()
-        resources.store.close()
-
-    return deadline.ask(whom, question, late=close)
-
-
-def attempt_step(context: Context, source: str, step: Callable[[RunContext], T]) -> T | None:
+def attempt_step(context: Context, source: str, step: Callable[[Workplace], T]) -> T | None:
     """Return what a step returns, or None where another live run holds the chunk; see `failures.attempt`."""
-    return attempt(context, lambda: step(open_run_context(context, source)), context.resources.run.on_error)
+    run: RunResource = context.resources.run
+    return attempt(context, lambda: step(run.open(context, source)), run.on_error)
 
 
 def build_resources(settings: Settings) -> dict[str, Any]:

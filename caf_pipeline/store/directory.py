@@ -26,17 +26,7 @@ from typing import Final, Protocol
 
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import IntegrityError, RootRefused, StoreAway, StoredChunkMissing, StoreError, StoreUnreachable
-from caf_pipeline.ledger.records import FolderStore
-from caf_pipeline.store.protocol import (
-    ArchiveFiles,
-    ChunkReader,
-    ChunkStore,
-    ChunkToStore,
-    Copy,
-    PostedFile,
-    Posting,
-    TransactionLog,
-)
+from caf_pipeline.store.protocol import ArchiveFiles, ChunkStore, ChunkToStore, Copy, PostedFile, Posting
 from caf_pipeline.system.atomic_files import WholeFile, sync_folder
 from caf_pipeline.system.quantities import show_size
 
@@ -56,8 +46,8 @@ _MARKER_BYTES: Final = 1000  # an id and white space; a longer file is no marker
 class FolderLedger(Protocol):
     """The part of the ledger that the store needs: see `ledger.folder_store`."""
 
-    def folder_store(self, owner: str) -> FolderStore | None:
-        """Return the folder store; None while no chunk was posted."""
+    def folder_store(self) -> str | None:
+        """Return the id of the folder that has the chunks; None before `mark_folder_store`."""
         ...
 
     def mark_folder_store(self, folder_id: str) -> str:
@@ -69,15 +59,15 @@ class NoLedger:
     """The memory of a store without a ledger."""
 
     def __init__(self) -> None:
-        self._store: FolderStore | None = None
+        self._id: str | None = None
 
-    def folder_store(self, owner: str) -> FolderStore | None:
+    def folder_store(self) -> str | None:
         """Return the id that was marked."""
-        return self._store
+        return self._id
 
     def mark_folder_store(self, folder_id: str) -> str:
         """Keep the id while the process runs."""
-        self._store = FolderStore(folder_id, marked=True)
+        self._id = folder_id
         return folder_id
 
 
@@ -105,12 +95,12 @@ class DirectoryReader(ChunkReader):
         marker = self._read_marker()
         if self._id and marker == self._id:
             return
-        recorded = self._ledger.folder_store(OWNER)
+        recorded = self._ledger.folder_store()
         if recorded is None:
             return
-        if marker != recorded.id:
-            raise self._away(marker, recorded.id)
-        self._id = recorded.id
+        if marker != recorded:
+            raise self._away(marker, recorded)
+        self._id = recorded
 
     def _read_marker(self) -> str:
         """Return the id in the folder; "" if there is none.

@@ -16,14 +16,13 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import backfill
 from caf_pipeline.dagster_host.backfill import Selection, backfill_command, choose
 from caf_pipeline.dagster_host.home import dagster_home
-from caf_pipeline.defs.dagster_private import BulkActionStatus
 from caf_pipeline.defs.naming import BACKFILL_TAG, PRIORITY_TAG
 from caf_pipeline.errors import NoDaemon, NotLocated, SettingsError, UsageError
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline_tests.defs.test_sensors import ARCHIVE, SOURCE, fail_run, start_run
+from caf_pipeline_tests.automation.test_sensors import ARCHIVE, SOURCE, fail_run, start_run
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of
-from caf_pipeline_tests.support.dagster_private import DaemonHeartbeat
+from caf_pipeline_tests.support.dagster_private import BulkActionStatus, DaemonHeartbeat
 from caf_pipeline_tests.support.patience import wait_for
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]

@@ -6,18 +6,19 @@ from functools import partial
 
 import pytest
 
+from caf_pipeline.automation.launching import failed_runs, runs_of
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.dagster_host import remove
 from caf_pipeline.dagster_host.remove import remove_command
-from caf_pipeline.defs.launching import failed_runs, runs_of
 from caf_pipeline.defs.naming import partitions_name
 from caf_pipeline.errors import HeldByOther, IllegalMove, NotLocated, SettingsError, StagingError
 from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.folder_lock import writing_into
-from caf_pipeline_tests.defs.test_sensors import SOURCE, fail_run
+from caf_pipeline.wiring import close_store, open_workplace
+from caf_pipeline_tests.automation.test_sensors import SOURCE, fail_run
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
 from caf_pipeline_tests.support.run_contexts import archive_chunk, plan
 

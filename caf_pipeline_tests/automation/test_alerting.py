@@ -15,8 +15,8 @@ import pytest
 from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity, AssetKey, AssetObservation
 from pydantic import SecretStr
 
-from caf_pipeline.defs import alerting
-from caf_pipeline.defs.alerting import due_alerts
+from caf_pipeline.automation.alerting import due_alerts
+from caf_pipeline.defs import evaluations
 from caf_pipeline.defs.metadata import progress_metadata
 from caf_pipeline.errors import AlertNotSent
 from caf_pipeline.ledger.records import ChunkSums
@@ -508,7 +508,7 @@ def test_a_source_is_observed_once_an_hour_where_a_number_has_changed(pipeline, 
     evaluate_tick(pipeline, SENSOR)
     assert observations(pipeline) == [before]
 
-    monkeypatch.setattr(alerting, "OBSERVE_SECONDS", 0)
+    monkeypatch.setattr(evaluations, "OBSERVE_SECONDS", 0)
     evaluate_tick(pipeline, SENSOR)
     assert observations(pipeline) == [
         {

@@ -12,8 +12,7 @@ import pytest
 from dagster import DefaultRunLauncher
 from dagster_postgres import PostgresEventLogStorage
 
-from caf_pipeline.dagster_host import quiet
-from caf_pipeline.defs import dagster_private
+from caf_pipeline.dagster_host import dagster_private, logging_filters
 from caf_pipeline_tests.support import dagster_private as of_tests
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +75,7 @@ def test_what_comments_say_of_a_version_of_dagster_was_read_in_this_one():
     assert {version for _, version in named} == {dagster_private.READ_IN}, sorted(named)
 
 
-@pytest.mark.parametrize("logger", quiet._LEFT_OUT)
+@pytest.mark.parametrize("logger", logging_filters._LEFT_OUT)
 def test_a_logger_whose_lines_are_left_out_is_still_one_of_dagsters_modules(logger):
     daemon = logger.startswith("dagster.daemon.")  # named after a class, not a module
     assert daemon or importlib.util.find_spec(logger)

@@ -1,4 +1,4 @@
-"""One look of a sensor for new objects: at inventory reports, then round the bucket part by part, or where events say."""
+"""One tick of the sensor for new objects: at inventory reports, then round the bucket part by part, or where events say."""
 
 import json
 import time
@@ -10,10 +10,11 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from dagster import RunRequest, RunsFilter, SensorEvaluationContext, SensorResult, SkipReason
 
-from caf_pipeline.defs.launch_look import ENOUGH, Tick, pause_reason
-from caf_pipeline.defs.launching import UNFINISHED, by_outage, waits
+from caf_pipeline.automation.launch_tick import ENOUGH
+from caf_pipeline.automation.launching import UNFINISHED, by_outage, waits
+from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
+from caf_pipeline.context import Workplace
 from caf_pipeline.defs.naming import REPORT_TAG, job_name, op_name
-from caf_pipeline.defs.resources import ask_in_time, open_run_context
 from caf_pipeline.errors import CafError, SourceError, with_hint
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.run_context import RunContext
@@ -46,7 +47,7 @@ def pages_of_events(its: SourceSettings) -> int:
 
 
 @dataclass(frozen=True)
-class _Cursor:
+class NewObjectsCursor:
     """Where the next look begins, and the part before it that is not planned yet; empty where it was written by hand and is none.
 
     Attributes:
@@ -60,7 +61,8 @@ class _Cursor:
     pages: int = 0
 
     @classmethod
-    def read(cls, written: str | None) -> "_Cursor":
+    def read(cls, written: str | None) -> "NewObjectsCursor":
+        """Return the cursor of the tick before."""
         try:
             said = json.loads(written or "{}")
             after = unquote_to_bytes(said["after"])
@@ -72,16 +74,17 @@ class _Cursor:
             return cls()
 
     def written(self) -> str:
+        """Return the cursor for the next tick."""
         part = {"since": quote_from_bytes(self.since), "pages": self.pages} if self.pages else {}
         return json.dumps({"after": quote_from_bytes(self.after), **part})
 
 
 @dataclass
-class NewObjectsLook:
-    """One look at one source.
+class NewObjectsTick:
+    """One tick for one source.
 
     Attributes:
-        context: of the tick.
+        context: Dagster's.
         settings: all.
         source: its name.
         deadline: for all questions to servers.
@@ -96,7 +99,7 @@ class NewObjectsLook:
     notes: list[str] = field(default_factory=list)
     unread: CafError | None = None
 
-    def tick(self) -> Tick:
+    def result(self) -> TickResult:
         """Ask for a plan of what is new.
 
         Raises:
@@ -109,7 +112,7 @@ class NewObjectsLook:
             raise self.unread
         return answer
 
-    def _look(self) -> Tick:
+    def _look(self) -> TickResult:
         database = describe_database(self.settings)
         if paused := self._ask(database, lambda: pause_reason(self.context.resources.ledger.get())):
             return SkipReason(paused)
@@ -124,7 +127,7 @@ class NewObjectsLook:
             return SkipReason(self._said(f"Run {busy[0].run_id} is planning this source already."))
         if self._its.inventory and (request := self._new_report()):
             return SensorResult([request], cursor=self.context.cursor)
-        cursor = _Cursor.read(self.context.cursor)
+        cursor = NewObjectsCursor.read(self.context.cursor)
         if not self._its.queue:
             return self._round(cursor)
         if self._planned_lately():
@@ -135,12 +138,16 @@ class NewObjectsLook:
     def _its(self) -> SourceSettings:
         return self.settings.sources[self.source]
 
+    def _work(self) -> Workplace:
+        work: Workplace = self.context.resources.run.open(self.context, self.source)
+        return work
+
     def _ask(self, whom: str, question: Callable[[], T]) -> T:
         return ask_in_time(self.context, self.deadline, whom, question)
 
     def _ask_bucket(self, look: Callable[[RunContext], T]) -> T:
         whom = f"bucket '{self._its.bucket}' at {self._its.endpoint_url or 'AWS'}, or the ledger,"
-        return self._ask(whom, lambda: look(open_run_context(self.context, self.source)))
+        return self._ask(whom, lambda: look(self._work()))
 
     def _is_enough(self, share: float) -> bool:
         return self.deadline.left() < self.deadline.seconds * share
@@ -161,9 +168,7 @@ class NewObjectsLook:
         whom = f"the folder of inventory reports {self._its.inventory}, or the ledger,"
         deadline = Deadline(self.deadline.left() * REPORT_SHARE)
         try:
-            name = ask_in_time(
-                self.context, deadline, whom, lambda: inventories.find_new_report(open_run_context(self.context, self.source))
-            )
+            name = ask_in_time(self.context, deadline, whom, lambda: inventories.find_new_report(self._work()))
         except (CafError, Overdue) as error:
             self.notes.append(f"No inventory report is taken: {with_hint(error)}.")
             return None
@@ -190,32 +195,32 @@ class NewObjectsLook:
     def _lately(self) -> str:
         return f"The latest plan began less than {counted(self._its.watch_interval_seconds, 'second')} ago; after that"
 
-    def _round(self, at: _Cursor) -> Tick:
+    def _round(self, at: NewObjectsCursor) -> TickResult:
         """Look at what comes next. What is new is planned at once; if all of it is, or it is too soon, with what follows."""
         look = partial(
             inventories.look_for_new, after=at.after, max_pages=self._its.watch_pages, enough=partial(self._is_enough, ENOUGH)
         )
         seen = self._ask_bucket(look)
         pages = at.pages + seen.pages
-        cursor = _Cursor(seen.next_after or b"").written()  # None: again from the start
+        cursor = NewObjectsCursor(seen.next_after or b"").written()  # None: again from the start
         if not seen.new_objects and not at.pages:
             return SensorResult(skip_reason=self._said(f"Nothing new after '{quote_from_bytes(at.after)}'."), cursor=cursor)
         soon = self._planned_lately()
         if (seen.all_new or soon) and seen.next_after is not None and pages < PART_PAGES:
             said = f"New in {counted(pages, 'page')} after '{quote_from_bytes(at.since)}': planned with what comes next."
-            return SensorResult(skip_reason=self._said(said), cursor=_Cursor(seen.next_after, at.since, pages).written())
+            return SensorResult(skip_reason=self._said(said), cursor=NewObjectsCursor(seen.next_after, at.since, pages).written())
         if soon:
             return SkipReason(self._said(f"{self._lately()} what is new after '{quote_from_bytes(at.since)}' is planned."))
         self._log_notes()
         return SensorResult([RunRequest(run_config=self._window(at.since, seen.next_after))], cursor=cursor)
 
-    def _where_events_say(self, cursor: _Cursor) -> Tick:
+    def _where_events_say(self, cursor: NewObjectsCursor) -> TickResult:
         """Look at one part of the bucket after another that has keys which events named, up to one that is to be planned."""
         after, enough = cursor.after, partial(self._is_enough, ENOUGH_FOR_EVENTS)
         if cursor.pages:  # what a round saw before the source had a queue: no event names it
             self._log_notes()
             request = RunRequest(run_config=self._window(cursor.since, after))
-            return SensorResult([request], cursor=_Cursor(after).written())
+            return SensorResult([request], cursor=NewObjectsCursor(after).written())
         while not enough():
             look = partial(notices.look_at_noticed, after=after, max_pages=pages_of_events(self._its), enough=enough)
             seen = self._ask_bucket(look)
@@ -225,14 +230,15 @@ class NewObjectsLook:
             if seen.to_plan:
                 self._log_notes()
                 request = RunRequest(run_config=self._window(seen.after, seen.until))
-                return SensorResult([request], cursor=_Cursor(after).written())
-        return SensorResult(skip_reason=self._said("Nothing new so far; the next look goes on."), cursor=_Cursor(after).written())
+                return SensorResult([request], cursor=NewObjectsCursor(after).written())
+        said = self._said("Nothing new so far; the next look goes on.")
+        return SensorResult(skip_reason=said, cursor=NewObjectsCursor(after).written())
 
     def _drain(self) -> None:
         """Take what the source's queue has into the ledger, and note what is to be said of it."""
-        run_context, queue = open_run_context(self.context, self.source), open_queue(self.settings, self.source)
-        drained = notices.drain_queue(run_context, queue, enough=partial(self._is_enough, ENOUGH))
-        _, apart = run_context.ledger.count_noticed([self.source]).get(self.source, (0, 0))
+        work, queue = self._work(), open_queue(self.settings, self.source)
+        drained = notices.drain_queue(work, queue, enough=partial(self._is_enough, ENOUGH))
+        _, apart = work.ledger.count_noticed([self.source]).get(self.source, (0, 0))
         if drained.taken:
             self.notes.append(f"{counted(drained.taken, 'message')} taken from the queue.")
         if apart:

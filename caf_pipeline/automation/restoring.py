@@ -1,30 +1,14 @@
-"""The job that restores: archived objects of any source, below a folder or into a bucket, as `caf restore` does."""
+"""What a run that restores does: archived objects of a source, below a folder or into a bucket, as `caf restore` does."""
 
 import time
 from collections.abc import Mapping
 from typing import Final
 
-from dagster import (
-    AssetKey,
-    AssetObservation,
-    Config,
-    Failure,
-    GraphDefinition,
-    IntMetadataValue,
-    JobDefinition,
-    MetadataValue,
-    Nothing,
-    OpExecutionContext,
-    Out,
-    Output,
-    op,
-)
+from dagster import AssetKey, AssetObservation, Config, IntMetadataValue, MetadataValue, OpExecutionContext
 from pydantic import Field
 
-from caf_pipeline import run_wiring
-from caf_pipeline.defs.dead_runs import process_tags
-from caf_pipeline.defs.failures import RETRY_TRANSIENT, attempt
-from caf_pipeline.defs.naming import ASSETS, BEFORE_BACKFILLS, LEDGER, RUN, SOURCE_TAG, STORE, asset_key
+from caf_pipeline import wiring
+from caf_pipeline.defs.naming import ASSETS, asset_key
 from caf_pipeline.errors import HeldByOther, NotLocated, StagingError, UsageError, with_hint
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.retrieval.listing import count_not_archived, every, is_current, list_objects
@@ -33,8 +17,6 @@ from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome, Resto
 from caf_pipeline.retrieval.side_by_side import take_all
 from caf_pipeline.system.quantities import counted, show_size
 from caf_pipeline.waits import LINE_SECONDS, Announcer, Waits
-
-RESTORE_JOB: Final = "restore"
 
 MOST_TOLD: Final = 20
 """Errors of objects in the log of a run, each an event in Dagster's storage, and as many that are different; all are counted."""
@@ -57,35 +39,7 @@ class Restore(Config):
     endpoint_url: str = Field(default="", description="The bucket's server, where that is not AWS.")
 
 
-def restore_job() -> JobDefinition:
-    """Return the job; there is one for all sources."""
-    return GraphDefinition(name=RESTORE_JOB, node_defs=[_restore_objects]).to_job(
-        tags=BEFORE_BACKFILLS,
-        description="Write archived objects of a source below a folder, or into a bucket: give `source` and `destination`. "
-        "What is there and equal is left, so that the same run goes on after a failure; what is not equal is replaced only with "
-        "`force`.",
-    )
-
-
-@op(
-    name="restore_objects",
-    description="Write the objects that are not there, each compared with its SHA-256; count what is not archived.",
-    out=Out(Nothing),
-    retry_policy=RETRY_TRANSIENT,
-    required_resource_keys={LEDGER, STORE, RUN},
-)
-def _restore_objects(context: OpExecutionContext, config: Restore) -> Output[None]:
-    context.instance.add_run_tags(context.run_id, {SOURCE_TAG: config.source, **process_tags(this_process(context.run_id))})
-    sums = RestoreSums()
-    try:
-        attempt(context, lambda: _restore(context, config, sums), context.resources.run.on_error)
-    except Failure as failure:
-        failure.metadata = {**failure.metadata, **_shown(sums)}
-        raise
-    return Output(None, metadata=_shown(sums))
-
-
-def _restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) -> None:
+def restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) -> None:
     """Restore, and count into the sums.
 
     Raises:
@@ -160,7 +114,7 @@ class _Progress:
 
     def observe(self) -> None:
         """Let the locations show how far the run is."""
-        shown = {f"restore_{name}": count for name, count in _shown(self._sums).items()}
+        shown = {f"restore_{name}": count for name, count in sums_metadata(self._sums).items()}
         run = MetadataValue.dagster_run(self._context.run_id)
         self._context.log_event(AssetObservation(self._locations, description=self._line, metadata={**shown, "run": run}))
 
@@ -171,7 +125,8 @@ class _Progress:
         return f"{counted(sums.listed, 'object')}: {sums.restored:,} restored ({size}), {sums.equal:,} there"
 
 
-def _shown(sums: RestoreSums) -> Mapping[str, IntMetadataValue]:
+def sums_metadata(sums: RestoreSums) -> Mapping[str, IntMetadataValue]:
+    """Return the sums as Dagster shows them."""
     shown = {
         "objects": sums.restored,
         "bytes": sums.restored_bytes,

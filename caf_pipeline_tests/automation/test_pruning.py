@@ -22,13 +22,14 @@ from dagster import (
     op,
 )
 
+from caf_pipeline.automation import pruning
+from caf_pipeline.automation.pruning import PRUNED
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.run_source import open_instance
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
-from caf_pipeline.defs import pruning
+from caf_pipeline.defs import maintenance_jobs
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import SOURCE_TAG
-from caf_pipeline.defs.pruning import PRUNED
 from caf_pipeline.settings import Settings, SourceSettings
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
@@ -220,7 +221,7 @@ def test_the_job_keeps_what_the_setting_says(home_settings, monkeypatch, setting
         run_id = run(instance)
         before = types(instance, run_id)
         later = mock.Mock(wraps=datetime, now=lambda zone: datetime.now(zone) + timedelta(days=days_later))
-        monkeypatch.setattr(pruning, "datetime", later)
+        monkeypatch.setattr(maintenance_jobs, "datetime", later)
         done = build_defs(settings).resolve_job_def("prune_events").execute_in_process(instance=instance)
         assert done.success
         assert (types(instance, run_id) == before) is kept

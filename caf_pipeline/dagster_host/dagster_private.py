@@ -7,14 +7,8 @@ the import, and set `READ_IN`. Where Dagster has a public name for it by then, i
 
 from typing import Final
 
-# A check's result names the materialization it is of, or the partition does not show it. Else: leave the target out.
-from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
-
 # `execute_here`: what `JobDefinition.execute_in_process` does, on a run that says which code location it is of. Else: that.
 from dagster._core.definitions.job_base import InMemoryJob
-
-# The type that the public `define_asset_job` returns. Else: Any.
-from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 # The run launcher: a code server that is gone is an answer about its runs.
 from dagster._core.errors import DagsterUserCodeUnreachableError
@@ -23,8 +17,8 @@ from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._core.events import RunFailureReason
 from dagster._core.execution.api import execute_run_iterator
 
-# The launch sensor: partitions that an unfinished backfill will have runs for. `caf backfill`: what the UI makes of it.
-from dagster._core.execution.backfill import BULK_ACTION_TERMINAL_STATUSES, BulkActionStatus, PartitionBackfill
+# `caf backfill`: what the UI makes of it.
+from dagster._core.execution.backfill import BULK_ACTION_TERMINAL_STATUSES, PartitionBackfill
 
 # `FollowedComputeLogs`: Dagster's local manager, without the programs that it starts. Else: name Dagster's in dagster.yaml.
 from dagster._core.execution.compute_logs import redirect_to_file
@@ -37,21 +31,12 @@ from dagster._core.instance.ref import InstanceRef
 from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, RunLauncher, WorkerStatus
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
-# The launch sensor: whether `source_is_complete` passed when it was last evaluated. The alert sensor: whether a check ever was.
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
-
 # `ChosenStorage`: SQLite or Postgres, by the environment. Else: name one of the two in dagster.yaml.
 from dagster._core.storage.base_storage import DagsterStorage
 from dagster._core.storage.compute_log_manager import CapturedLogContext
 
-# `prune`: the event log's table, which has no public way to remove rows and keep the run. Else: leave the schedule out.
-from dagster._core.storage.event_log import SqlEventLogStorage
-
 # `sqlite_storage`: Dagster's storages on SQLite, for the name by which each makes engines. Else: leave them as they are.
 from dagster._core.storage.event_log.sqlite import sqlite_event_log
-
-# With `SqlEventLogStorage`: a file for each run.
-from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
 from dagster._core.storage.noop_compute_log_manager import NoOpComputeLogManager
 from dagster._core.storage.runs.sqlite import sqlite_run_storage
@@ -59,8 +44,8 @@ from dagster._core.storage.schedules.sqlite import sqlite_schedule_storage
 from dagster._core.storage.sql import create_engine
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 
-# With `RunFailureReason`. The launch sensor: which failed runs Dagster means to retry. Else: leave `give_up_lost_retries` out.
-from dagster._core.storage.tags import RUN_FAILURE_REASON_TAG, WILL_RETRY_TAG
+# With `RunFailureReason`.
+from dagster._core.storage.tags import RUN_FAILURE_REASON_TAG
 from dagster._core.workspace.load_target import WorkspaceFileTarget
 
 # The run launcher: the question whether a code server knows the process of a run.

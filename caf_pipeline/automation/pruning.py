@@ -1,4 +1,4 @@
-"""The schedule that keeps Dagster's storage small. It removes events and captured output of old runs of our sources.
+"""Pruning keeps Dagster's storage small. It removes events and captured output of old runs of our sources.
 
 It is off unless `runs.keep_events_days` is set, and leaves runs of other projects in the same Dagster instance alone.
 A chunk's run leaves some forty events; of 100,000 chunks that is gigabytes, which the UI reads through. What a run is and how it
@@ -12,29 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from dagster import (
-    DagsterEventType,
-    DagsterInstance,
-    DefaultScheduleStatus,
-    GraphDefinition,
-    JobDefinition,
-    Nothing,
-    OpExecutionContext,
-    Out,
-    Output,
-    RunsFilter,
-    ScheduleDefinition,
-    op,
-)
+from dagster import DagsterEventType, DagsterInstance, RunsFilter
 from sqlalchemy import bindparam, text
 
-from caf_pipeline.defs.dagster_private import SqlEventLogStorage, SqliteEventLogStorage
-from caf_pipeline.defs.launching import ENDED
-from caf_pipeline.defs.naming import BEFORE_BACKFILLS, SOURCE_TAG
-
-PRUNE_JOB: Final = "prune_events"
+from caf_pipeline.automation.launching import ENDED
+from caf_pipeline.defs.naming import SOURCE_TAG
 
 CURSOR: Final = "caf/events_pruned_until/{source}"
 """The cursor in Dagster's storage with the time up to which a source's runs were pruned, in ISO 8601."""
@@ -67,36 +51,6 @@ _DELETE_IN_FILE: Final = (
     f"DELETE FROM event_logs WHERE dagster_event_type IN ({','.join('?' * len(_TYPES))}) OR dagster_event_type IS NULL"
 )
 _BUSY_SECONDS: Final = 10
-
-
-def prune_job(days: int, sources: Sequence[str]) -> JobDefinition:
-    """Return the job, which keeps the events of so many days (0: all); there is one for all sources."""
-
-    @op(name="remove_old_events", out=Out(Nothing))
-    def remove_old_events(context: OpExecutionContext) -> Output[None]:
-        if not days:
-            context.log.info("runs.keep_events_days is 0: all events are kept")
-            return Output(None)
-        runs, events = prune(context.instance, datetime.now(UTC) - timedelta(days=days), sources)
-        return Output(None, metadata={"runs": runs, "events": events})
-
-    return GraphDefinition(name=PRUNE_JOB, node_defs=[remove_old_events]).to_job(
-        tags=BEFORE_BACKFILLS,
-        description="Remove events and output of old runs of the sources from Dagster's storage. Runs, partitions, "
-        "materializations, checks and failures stay. How old: `runs.keep_events_days`; nothing is removed if that is 0.",
-    )
-
-
-def prune_schedule(days: int) -> ScheduleDefinition:
-    """Return the schedule: daily, at an hour of its own; off if the events of all days are kept."""
-    return ScheduleDefinition(
-        name=f"{PRUNE_JOB}_daily",
-        job_name=PRUNE_JOB,
-        cron_schedule="30 1 * * *",
-        execution_timezone="UTC",
-        default_status=DefaultScheduleStatus.RUNNING if days else DefaultScheduleStatus.STOPPED,
-        description="Keeps Dagster's event log small, if `runs.keep_events_days` is set.",
-    )
 
 
 def prune(instance: DagsterInstance, until: datetime, sources: Sequence[str]) -> tuple[int, int]:
@@ -140,10 +94,9 @@ def _ended(instance: DagsterInstance, source: str, after: datetime | None, until
 
 
 def _delete(instance: DagsterInstance, runs: list[str]) -> int:
-    storage = instance.event_log_storage
-    if isinstance(storage, SqliteEventLogStorage):  # a file for each run; materializations, checks and states are in another, too
+    storage: Any = instance.event_log_storage
+    if hasattr(storage, "path_for_shard"):  # SQLite: a file for each run; materializations, checks and states are in another, too
         return sum(_delete_in(Path(storage.path_for_shard(run))) for run in runs)
-    assert isinstance(storage, SqlEventLogStorage)
     with storage.index_connection() as connection:
         return int(connection.execute(_DELETE, {"runs": runs}).rowcount)
 

@@ -9,7 +9,7 @@ from urllib.parse import quote_plus, unquote_to_bytes
 import boto3
 import pytest
 
-from caf_pipeline.defs import new_objects_look
+from caf_pipeline.automation import new_objects_tick
 from caf_pipeline.errors import SourceError
 from caf_pipeline.inventory.key_split import just_before
 from caf_pipeline.inventory.objects import SkipReason
@@ -173,7 +173,7 @@ def test_what_events_name_is_taken_from_the_queue_at_each_look_and_planned_once_
             queue.plan(tick.run_requests[0])
     assert (queue.left(), queue.noticed(), tick.run_requests) == (0, [b"b"], [])
     assert tick.skip_message.startswith("The latest plan began less than 300 seconds ago")
-    monkeypatch.setattr(new_objects_look, "time", SimpleNamespace(time=lambda: time.time() + 300))
+    monkeypatch.setattr(new_objects_tick, "time", SimpleNamespace(time=lambda: time.time() + 300))
     assert len(queue.tick().run_requests) == 1
 
 

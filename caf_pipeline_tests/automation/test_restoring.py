@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from dagster import AssetKey, Definitions, RetryPolicy, asset, build_resources, define_asset_job
 
-from caf_pipeline import run_wiring
-from caf_pipeline.defs import restoring
+from caf_pipeline import wiring
+from caf_pipeline.automation import restoring
+from caf_pipeline.defs import restore_job
 from caf_pipeline.defs.object_reader import ObjectReader
 from caf_pipeline.errors import StoreUnreachable
 from caf_pipeline.retrieval import restore as retrieval_restore
@@ -128,7 +129,7 @@ def test_a_store_that_goes_away_fails_the_run_with_the_reason_and_what_was_resto
     monkeypatch.setattr(run_wiring, "open_store", lambda *_: store)
     monkeypatch.setattr(restore_folder, "BATCH_OBJECTS", 2)
     monkeypatch.setattr(retrieval_restore, "UNREAD_IN_A_ROW", 3)
-    monkeypatch.setattr(restoring._restore_objects, "_retry_policy", RetryPolicy(max_retries=1))  # at once
+    monkeypatch.setattr(restore_job.restore_archived, "_retry_policy", RetryPolicy(max_retries=1))  # at once
     result, shown, said = restore(archived, destination=str(tmp_path / "out"))
     assert not result.success
     assert "3 objects in a row could not be read; the last: no provider gives" in said

@@ -7,11 +7,9 @@ from types import SimpleNamespace
 import pytest
 from dagster import AssetKey, DagsterEvent, DagsterEventType, DagsterRun, DagsterRunStatus, RetryPolicy
 
-from caf_pipeline import run_wiring
+from caf_pipeline.automation import launching, new_objects_tick
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.defs import launching, new_objects_look
-from caf_pipeline.defs.dagster_private import (
-    BulkActionStatus,
+from caf_pipeline.dagster_host.dagster_private import (
     PartitionBackfill,
     RegisteredCodeLocationOrigin,
     RemoteJobOrigin,
@@ -22,7 +20,7 @@ from caf_pipeline.errors import BucketMissing
 from caf_pipeline.settings import StoreSettings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.steps.test_current_content import next_second
-from caf_pipeline_tests.support.run_contexts import archive_chunk
+from caf_pipeline_tests.support.dagster_private import BulkActionStatus
 from caf_pipeline_tests.support.ticks import evaluate_tick
 from caf_pipeline_tests.support.tiers import sampled
 
@@ -181,7 +179,7 @@ def test_what_arrives_at_the_end_of_a_bucket_is_one_plan_when_a_look_comes_there
 
 
 def test_a_part_that_is_wholly_new_ends_at_its_limit_of_pages(looks, monkeypatch):
-    monkeypatch.setattr(new_objects_look, "PART_PAGES", 3)
+    monkeypatch.setattr(new_objects_tick, "PART_PAGES", 3)
     looks.put("a b c d e f g h")
     assert [looks.look() for _ in range(3)] == [None, None, {"after": "", "until": "f"}]
     assert looks.look() == {"after": "f"}
@@ -205,7 +203,7 @@ def test_a_part_that_is_wholly_new_waits_for_another_plan_of_the_source_and_is_p
 def test_a_look_that_is_cut_short_goes_on_with_its_part(looks, monkeypatch):
     looks.set(watch_pages=10)
     looks.put("a b c d e")
-    monkeypatch.setattr(new_objects_look, "ENOUGH", 2)  # as if half of the time had passed
+    monkeypatch.setattr(new_objects_tick, "ENOUGH", 2)  # as if half of the time had passed
     assert [looks.look(), looks.look(), looks.look()] == [None, None, {"after": ""}]
 
 
@@ -231,7 +229,7 @@ def test_what_trickles_in_is_one_plan_each_interval_while_the_looks_go_round(loo
     looks.put("f")
     assert [looks.look() for _ in range(3)] == [None] * 3  # at the end of the bucket it waits
     assert looks.cursor == '{"after": "f", "since": "b", "pages": 2}'
-    monkeypatch.setattr(new_objects_look, "time", SimpleNamespace(time=lambda: time.time() + 300))
+    monkeypatch.setattr(new_objects_tick, "time", SimpleNamespace(time=lambda: time.time() + 300))
     assert looks.look() == {"after": "b"}
     assert looks.cursor == '{"after": ""}'
 
@@ -241,7 +239,7 @@ def test_a_plan_of_a_time_to_come_which_a_wrong_clock_wrote_holds_up_no_other(lo
     looks.plan({})
     looks.set(watch_interval_seconds=300)
     looks.put("b")
-    monkeypatch.setattr(new_objects_look, "time", SimpleNamespace(time=lambda: time.time() - 86_400))
+    monkeypatch.setattr(new_objects_tick, "time", SimpleNamespace(time=lambda: time.time() - 86_400))
     assert looks.look() == {"after": ""}
 
 

@@ -1,4 +1,4 @@
-"""One look of the sensor that launches chunks: what it asks of ledger, Dagster and store, and what it does with the answers."""
+"""One tick of the sensor that launches chunks: what it asks of ledger, Dagster and store, and what it does with the answers."""
 
 import json
 from collections import defaultdict
@@ -9,9 +9,7 @@ from typing import Final, TypeVar
 
 from dagster import RunRecord, RunRequest, SensorEvaluationContext, SensorResult, SkipReason
 
-from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, NOT_POSTED
-from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
-from caf_pipeline.defs.launching import (
+from caf_pipeline.automation.launching import (
     PAGE,
     Backfills,
     Choice,
@@ -19,12 +17,21 @@ from caf_pipeline.defs.launching import (
     choose_chunks,
     end_unsubmitted_runs,
     give_up_lost_retries,
-    unfinished_backfills,
 )
+from caf_pipeline.automation.pod_size import pod_tags
+from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
+from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, NOT_POSTED
+from caf_pipeline.context import Workplace, address_of
 from caf_pipeline.defs.naming import BEFORE_BACKFILLS, PARKED_TAG, job_name, partitions_name
-from caf_pipeline.defs.pod_size import pod_tags
-from caf_pipeline.defs.resources import ask_in_time, open_run_context
-from caf_pipeline.errors import ChunkTooLarge, HeldByOther, NoProvider, PlanTooSmall, StoreUnreachable, with_hint
+from caf_pipeline.errors import (
+    HITS_EVERY_CHUNK,
+    ChunkTooLarge,
+    HeldByOther,
+    NoProvider,
+    PlanTooSmall,
+    StoreUnreachable,
+    with_hint,
+)
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import LaunchableChunk
@@ -47,18 +54,11 @@ MOST_PARKED: Final = 20
 MOST_ASKED: Final = 3
 """How often one look asks the store, each time for smaller chunks."""
 
-Tick = SensorResult | SkipReason
 T = TypeVar("T")
 
 
-def pause_reason(ledger: Ledger) -> str:
-    """Return the reason for which a tick is skipped while an operator has paused everything; "" otherwise."""
-    reason = ledger.controls().current().paused
-    return f"Paused: {reason}. `caf resume` ends it." if reason else ""
-
-
 @dataclass(frozen=True)
-class _Cursor:
+class LaunchCursor:
     """Where the next look goes on: after which chunk of a source, and with which source; empty where nothing was left.
 
     One that was written by hand and is none is empty, too.
@@ -68,7 +68,8 @@ class _Cursor:
     source: str = ""
 
     @classmethod
-    def read(cls, written: str | None) -> "_Cursor":
+    def read(cls, written: str | None) -> "LaunchCursor":
+        """Return the cursor of the tick before."""
         try:
             said = json.loads(written or "{}")
             after = {source: int(at) for source, at in said["after"].items()}
@@ -77,15 +78,16 @@ class _Cursor:
             return cls()
 
     def written(self) -> str:
+        """Return the cursor for the next tick."""
         return json.dumps({"after": self.after, "source": self.source})
 
 
 @dataclass
-class LaunchLook:
-    """One look.
+class LaunchTick:
+    """One tick.
 
     Attributes:
-        context: of the tick.
+        context: Dagster's.
         settings: all.
         deadline: for all questions to servers.
         notes: sentences on what is held back.
@@ -96,7 +98,7 @@ class LaunchLook:
     deadline: Deadline
     notes: list[str] = field(default_factory=list)
 
-    def tick(self) -> Tick:
+    def result(self) -> TickResult:
         """Launch, park and audit what is due.
 
         Raises:
@@ -105,15 +107,15 @@ class LaunchLook:
         ledger: Ledger = self._of_ledger(self.context.resources.ledger.get)
         if paused := self._of_ledger(partial(pause_reason, ledger)):
             return SkipReason(paused)
-        backfills = unfinished_backfills(self.context.instance)
-        give_up_lost_retries(self.context.instance, backfills, self.settings.sources)
+        backfills = Backfills(self.context.instance)
+        give_up_lost_retries(self.context.instance, backfills.ids, self.settings.sources)
         end_unsubmitted_runs(self.context.instance, self.settings.sources)
-        cursor, sources = _Cursor.read(self.context.cursor), self._launched_sources(ledger)
+        cursor, sources = LaunchCursor.read(self.context.cursor), self._launched_sources(ledger)
         after = {source: cursor.after.get(source, 0) for source in sources}
         pages: defaultdict[str, list[LaunchableChunk]] = defaultdict(list)
         for chunk in self._of_ledger(lambda: ledger.launchable_chunks(after, PAGE)):
             pages[chunk.source].append(chunk)
-        choices, next_source = self._choices(pages, Backfills(backfills), cursor.source)
+        choices, next_source = self._choices(pages, backfills, cursor.source)
         next_after = {source: choices[source].next_after if source in choices else after[source] for source in pages}
         parked = self._park([one for choice in choices.values() for one in choice.give_up])
         audits = self._audits(ledger, [source for source in sources if source not in pages and not after[source]])
@@ -121,13 +123,17 @@ class LaunchLook:
         launch = self._admitted(ledger, [chunk for choice in choices.values() for chunk in choice.launch])
         self._register(launch)
         requests = [self._request(chunk) for chunk in launch] + audits
-        written = _Cursor({source: at for source, at in next_after.items() if at}, next_source).written()
+        written = LaunchCursor({source: at for source, at in next_after.items() if at}, next_source).written()
         if requests:
             for note in self.notes:
                 self.context.log.warning(note)
             return SensorResult(requests, cursor=written)
         counts = _counts(choices.values(), parked)
         return SensorResult(skip_reason=" ".join([counts, *self.notes]), cursor=written)
+
+    def _work(self, source: str) -> Workplace:
+        work: Workplace = self.context.resources.run.open(self.context, source)
+        return work
 
     def _of_ledger(self, question: Callable[[], T]) -> T:
         return ask_in_time(self.context, self.deadline, describe_database(self.settings), question)
@@ -178,7 +184,7 @@ class LaunchLook:
         return parked
 
     def _park_one(self, chunk: LaunchableChunk, reason: str) -> None:
-        chunk_steps.park(open_run_context(self.context, chunk.source), chunk.name, reason)
+        chunk_steps.park(self._work(chunk.source), chunk.name, reason)
 
     def _admitted(self, ledger: Ledger, chosen: Sequence[LaunchableChunk]) -> Sequence[LaunchableChunk]:
         """Return those that are launched now, the oldest first.
@@ -220,7 +226,7 @@ class LaunchLook:
         return [one for one in launch if one.name not in left_out]
 
     def _refused(self, unposted: Sequence[LaunchableChunk], waiting: int, *, public: bool) -> tuple[set[str], str]:
-        store = open_run_context(self.context, unposted[0].source).store
+        store = self._work(unposted[0].source).store
         return refused_chunks(store, unposted, public=public, waiting_bytes=waiting)
 
     def _store(self) -> str:

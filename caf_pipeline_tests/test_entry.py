@@ -1,17 +1,18 @@
-"""How often a process of ours looks for garbage."""
+"""What processes of ours do without: looks for garbage, the interpreter's own end, pandas."""
 
 import gc
+import importlib.util
 import os
 import subprocess
 import sys
 
 import pytest
 
-from caf_pipeline.system.garbage import no_looks
+from caf_pipeline.entry import NoLooks
 
 PROGRAM = """
 import gc, weakref
-from caf_pipeline.system.garbage import look_rarely
+from caf_pipeline.entry import look_rarely
 
 looks = []
 gc.callbacks.append(lambda phase, info: looks.append((gc.get_threshold()[0], len(kept))) if phase == "start" else None)
@@ -41,20 +42,20 @@ def put_back():
 @pytest.mark.parametrize("enabled", [True, False])
 def test_while_modules_are_loaded_nothing_is_looked_at_and_afterwards_all_is_as_it_was(put_back, enabled):
     (gc.enable if enabled else gc.disable)()
-    with no_looks():
+    with NoLooks():
         assert not gc.isenabled()
     assert gc.isenabled() is enabled
 
 
 PASSED_OVER = """
 import gc
-from caf_pipeline.system.garbage import no_looks
+from caf_pipeline.entry import NoLooks
 
-with no_looks():
+with NoLooks():
     kept = [[] for _ in range(1000)]
 found = gc.get_freeze_count()
 assert found > 1000
-with no_looks():
+with NoLooks():
     import duckdb
 assert gc.get_freeze_count() <= found
 """
@@ -73,9 +74,9 @@ import duckdb
 """
 DUCKDB = """
 import gc, sys
-from caf_pipeline.system.garbage import end_without_looks, look_rarely
+from caf_pipeline.entry import end_early, ends_with, look_rarely
 
-ends_with = end_without_looks()
+end_early()
 look_rarely()
 {loaded}
 cycle = [duckdb.connect(":memory:")]
@@ -95,13 +96,13 @@ def test_duckdb_complains_of_nothing_that_is_left_in_a_cycle_at_the_end(loaded, 
 
 ENDING = """
 import atexit, concurrent.futures, sys, threading, weakref
-from caf_pipeline.system.garbage import end_without_looks
+from caf_pipeline.entry import end_early, ends_with
 
 class Left:
     def __del__(self):
         print("looked at", flush=True)
 
-ends_with = end_without_looks()
+end_early()
 left = Left()
 left.cycle = left
 atexit.register(print, "registered")
@@ -126,9 +127,7 @@ def test_a_process_ends_when_its_threads_have_and_after_all_that_was_to_be_calle
 
 
 def test_output_that_cannot_be_written_at_the_end_is_no_success():
-    code = (
-        "import sys; from caf_pipeline.system.garbage import end_without_looks; print('lost'); sys.exit(end_without_looks()(0))"
-    )
+    code = "import sys; from caf_pipeline.entry import end_early, ends_with; end_early(); print('lost'); sys.exit(ends_with(0))"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
         run = subprocess.run(
@@ -136,3 +135,21 @@ def test_output_that_cannot_be_written_at_the_end_is_no_success():
         )
     assert run.returncode == 120  # as Python itself says
     assert "No space left" in run.stderr
+
+
+NO_PANDAS = """
+import sys
+from caf_pipeline.entry import leave_out_unused
+
+leave_out_unused()
+import duckdb, pyarrow
+
+listed = pyarrow.table({"number": [1, 2]})
+print(duckdb.sql("SELECT sum(number) FROM listed").fetchall(), "pandas" in sys.modules)
+"""
+
+
+def test_a_process_of_ours_loads_no_pandas():
+    assert importlib.util.find_spec("pandas")
+    run = subprocess.run([sys.executable, "-c", NO_PANDAS], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == ("[(3,)] False\n", "")

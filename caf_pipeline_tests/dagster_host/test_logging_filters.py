@@ -6,7 +6,7 @@ import logging
 import pytest
 from sqlalchemy import NullPool, QueuePool, SingletonThreadPool, create_engine, text
 
-from caf_pipeline.dagster_host.quiet import hush
+from caf_pipeline.dagster_host.logging_filters import add_logging_filters
 from caf_pipeline_tests.support.dagster_private import DagsterUserCodeProcessError, SerializableErrorInfo
 
 NOT_FOR_USERS = [
@@ -17,10 +17,10 @@ NOT_FOR_USERS = [
 
 
 @pytest.fixture(autouse=True)
-def hushed(monkeypatch):
+def filtered(monkeypatch):
     monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
-    hush()
-    hush()
+    add_logging_filters()
+    add_logging_filters()
     yield
     for name, _ in NOT_FOR_USERS:
         assert len(logging.getLogger(name).filters) == 1

@@ -7,11 +7,12 @@ import pytest
 from dagster import AssetCheckEvaluation, AssetKey, SensorDefinition
 from sqlalchemy import Engine, event
 
+from caf_pipeline.automation import launch_tick, launching
+from caf_pipeline.automation.launch_tick import MOST_LAUNCHED, refused_chunks
+from caf_pipeline.automation.launching import PAGE
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.defs import launch_look, launching
+from caf_pipeline.context import address_of
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.launch_look import MOST_LAUNCHED, refused_chunks
-from caf_pipeline.defs.launching import PAGE
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, PlanTooSmall
 from caf_pipeline.ledger import launchable
 from caf_pipeline.ledger.database import Connection
@@ -20,7 +21,7 @@ from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import SourceSettings, StoreSettings
 from caf_pipeline.steps import inventories
-from caf_pipeline_tests.defs.test_sensors import SOURCE, fail_run
+from caf_pipeline_tests.automation.test_sensors import SOURCE, fail_run
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
@@ -225,7 +226,7 @@ def test_one_sensor_launches_the_chunks_of_100_sources_a_bounded_number_a_look(o
 def test_a_look_that_has_no_time_for_all_sources_lets_the_next_one_begin_there(of_100_sources, monkeypatch):
     begins = json.dumps({"after": {"s61": 7}, "source": "s60"})
     with monkeypatch.context() as patched:
-        patched.setattr(launch_look, "ENOUGH", 2)  # as if half of the time had passed
+        patched.setattr(launch_tick, "ENOUGH", 2)  # as if half of the time had passed
         tick = evaluate_tick(of_100_sources, "launch_chunks", begins)
     assert tick.run_requests == []
     assert json.loads(tick.cursor) == json.loads(begins)
@@ -233,7 +234,7 @@ def test_a_look_that_has_no_time_for_all_sources_lets_the_next_one_begin_there(o
 
 def test_chunks_behind_many_that_wait_are_launched_by_the_next_look(pipeline, monkeypatch):
     page = 5
-    for module in (launching, launch_look):
+    for module in (launching, launch_tick):
         monkeypatch.setattr(module, "PAGE", page)
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS)  # longer than this test takes
     plan_chunks(pipeline, SOURCE, page + 3)
@@ -314,12 +315,12 @@ def test_chunks_that_the_store_refuses_are_in_the_way_of_no_other(pipeline, monk
     pipeline = with_settings(pipeline, sources={**pipeline.settings.sources, "other": other})
     plan_chunks(pipeline, "other", 3)
     plan_chunks(pipeline, SOURCE, 1)
-    monkeypatch.setattr(launch_look, "MOST_LAUNCHED", 2)
+    monkeypatch.setattr(launch_tick, "MOST_LAUNCHED", 2)
 
     def refuse_private(_, unposted, *, public, waiting_bytes):
         return (set(), "") if public else ({chunk.name for chunk in unposted}, "Not public.")
 
-    monkeypatch.setattr(launch_look, "refused_chunks", refuse_private)
+    monkeypatch.setattr(launch_tick, "refused_chunks", refuse_private)
     (name,) = requested(pipeline)
     assert pipeline.ledger.chunk(name).source == SOURCE
 

@@ -49,7 +49,7 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
     return raised is None or issubclass(raised, Exception)
 
 
-def hush() -> None:
+def add_logging_filters() -> None:
     """Leave them out in this process; and what gRPC says of every fork, in those that it starts as well. May be repeated."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     for name in _LEFT_OUT:

@@ -1,4 +1,4 @@
-"""Jobs that go through stored chunks, many partitions in one run: the proof watch, and repairs.
+"""Jobs that go through stored chunks, many partitions in one run: the proof watch, and repairs. And the job that prunes.
 
 A run for each chunk would take seconds of start-up for a question that takes a fraction of one. Each look is reported as an
 evaluation of `chunk_is_proven` for the chunk's own partition, which Dagster (1.13.27) stores for any partition that an op
@@ -6,6 +6,7 @@ names, whether or not its job is partitioned.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from dagster import (
@@ -28,14 +29,16 @@ from dagster import (
 )
 from pydantic import Field
 
+from caf_pipeline.automation import pruning
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.asset_checks import proof_description, proof_severity
-from caf_pipeline.defs.dagster_private import AssetCheckEvaluationTargetMaterializationData
-from caf_pipeline.defs.failures import HITS_EVERY_CHUNK, RETRY_TRANSIENT, as_failure
+from caf_pipeline.defs.evaluations import evaluation_target
+from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.naming import (
     BEFORE_BACKFILLS,
     CHUNK_IS_PROVEN,
+    PRUNE_JOB,
     SOURCE_TAG,
     UPLOAD_POOL,
     JobKind,
@@ -46,7 +49,7 @@ from caf_pipeline.defs.naming import (
 )
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
-from caf_pipeline.errors import CafError, HeldByOther, UsageError, with_hint
+from caf_pipeline.errors import HITS_EVERY_CHUNK, CafError, HeldByOther, UsageError, with_hint
 from caf_pipeline.maintenance import bulk_look, repair, scrub
 from caf_pipeline.packing import staging
 from caf_pipeline.run_context import RunContext
@@ -60,7 +63,7 @@ class Repairs(Config):
     limit: int = Field(default=10, description="Damaged chunks that this run repairs at most, at least 1; each is an upload.")
 
 
-def watching_jobs(source: str) -> list[JobDefinition]:
+def source_maintenance_jobs(source: str) -> list[JobDefinition]:
     """Return the jobs of one source that go through its stored chunks."""
 
     def job(what: JobKind, op: OpDefinition, description: str, partitions: PartitionsDefinition | None = None) -> JobDefinition:
@@ -234,10 +237,6 @@ def _evaluation(
     """Return the check's result for a chunk's partition, tied to the partition's latest materialization as Dagster would."""
     key = AssetKey(asset_key(source, "stored_chunk"))
     latest = instance.fetch_materializations(AssetRecordsFilter(asset_key=key, asset_partitions=[chunk]), limit=1).records
-    target = [
-        AssetCheckEvaluationTargetMaterializationData(storage_id=each.storage_id, run_id=each.run_id, timestamp=each.timestamp)
-        for each in latest
-    ]
     return AssetCheckEvaluation(
         asset_key=key,
         check_name=CHUNK_IS_PROVEN,
@@ -246,9 +245,30 @@ def _evaluation(
         metadata=shown,
         severity=severity,
         partition=chunk,
-        target_materialization_data=target[0] if target else None,
+        target_materialization_data=evaluation_target(latest[0]) if latest else None,
     )
 
 
 def _names(chunks: Sequence[str]) -> str:
     return ", ".join(chunks[: metadata.MAX_ROWS]) or "none"
+
+
+# --- pruning ---------------------------------------------------------------------------------------------------------
+
+
+def prune_job(days: int, sources: Sequence[str]) -> JobDefinition:
+    """Return the job, which keeps the events of so many days (0: all); there is one for all sources."""
+
+    @op(name="remove_old_events", out=Out(Nothing))
+    def remove_old_events(context: OpExecutionContext) -> Output[None]:
+        if not days:
+            context.log.info("runs.keep_events_days is 0: all events are kept")
+            return Output(None)
+        runs, events = pruning.prune(context.instance, datetime.now(UTC) - timedelta(days=days), sources)
+        return Output(None, metadata={"runs": runs, "events": events})
+
+    return GraphDefinition(name=PRUNE_JOB, node_defs=[remove_old_events]).to_job(
+        tags=BEFORE_BACKFILLS,
+        description="Remove events and output of old runs of the sources from Dagster's storage. Runs, partitions, "
+        "materializations, checks and failures stay. How old: `runs.keep_events_days`; nothing is removed if that is 0.",
+    )

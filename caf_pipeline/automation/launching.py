@@ -14,12 +14,6 @@ from typing import Final
 from dagster import AssetCheckKey, AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
-from caf_pipeline.defs.dagster_private import (
-    WILL_RETRY_TAG,
-    AssetCheckExecutionRecordStatus,
-    BulkActionStatus,
-    PartitionBackfill,
-)
 from caf_pipeline.defs.naming import (
     ASSETS,
     BACKFILL_TAG,
@@ -29,6 +23,7 @@ from caf_pipeline.defs.naming import (
     PARTITION_TAG,
     SOURCE_IS_COMPLETE,
     SOURCE_TAG,
+    WILL_RETRY_TAG,
     asset_key,
     job_name,
 )
@@ -172,19 +167,19 @@ def _pause_seconds(failed: Sequence[RunRecord]) -> int:
     return min(FIRST_WAIT_SECONDS << min(len(failed) - 1, 6), LONGEST_WAIT_SECONDS)
 
 
-def unfinished_backfills(instance: DagsterInstance) -> Sequence[PartitionBackfill]:
-    """Return the backfills that are under way now."""
-    return instance.get_backfills(status=BulkActionStatus.REQUESTED)
-
-
 class Backfills:
     """Which chunks unfinished backfills have or will have a run of.
 
     Attributes:
+        ids: of all unfinished backfills.
         of_jobs: the ids of those that run a source's job; the others run assets.
     """
 
-    def __init__(self, found: Sequence[PartitionBackfill]) -> None:
+    def __init__(self, instance: DagsterInstance) -> None:
+        latest = instance.get_backfills(limit=1)
+        # Dagster exports the type of a backfill's status nowhere; a backfill has it.
+        found = instance.get_backfills(status=type(latest[0].status)("REQUESTED")) if latest else ()
+        self.ids = [backfill.backfill_id for backfill in found]
         self.of_jobs = [backfill.backfill_id for backfill in found if backfill.partition_names is not None]
         self._named = {name: backfill.backfill_id for backfill in found for name in backfill.partition_names or ()}
         self._of_assets = [
@@ -207,7 +202,7 @@ class Backfills:
         return "" if its and all(run.status in ENDED for run in its) else backfill_id
 
 
-def give_up_lost_retries(instance: DagsterInstance, backfills: Sequence[PartitionBackfill], sources: Collection[str]) -> None:
+def give_up_lost_retries(instance: DagsterInstance, backfills: Sequence[str], sources: Collection[str]) -> None:
     """Let backfills end which wait for retries of runs that Dagster will not launch any more.
 
     It changes only runs of chunks of these sources: other projects may share the Dagster instance.
@@ -215,7 +210,7 @@ def give_up_lost_retries(instance: DagsterInstance, backfills: Sequence[Partitio
     run is marked and never retried, and its backfill is under way for ever. The chunk itself is launched from the ledger.
     """
     for backfill in backfills:
-        of_it = {BACKFILL_TAG: backfill.backfill_id}
+        of_it = {BACKFILL_TAG: backfill}
         if instance.get_runs(RunsFilter(tags=of_it, statuses=UNFINISHED), limit=1):
             continue  # it goes on anyhow; to look at all of its failed runs each time is work for nothing
         long_ago = datetime.now(UTC) - timedelta(seconds=RETRY_LOST_SECONDS)
@@ -249,7 +244,7 @@ def audits_due(instance: DagsterInstance, sources: Sequence[str], located: Mappi
     due = []
     for source, key in keys.items():
         last = checks.get(key)
-        failed = last is not None and last.status is not AssetCheckExecutionRecordStatus.SUCCEEDED
+        failed = last is not None and last.status.value != "SUCCEEDED"
         if last and failed and source in located and located[source].timestamp() > last.create_timestamp:
             due.append(source)
     return due
