@@ -11,8 +11,8 @@ PACKAGE = Path(caf_pipeline.__file__).parent
 
 ORDER = (
     "errors | setting_values | settings_errors | settings chunk_state | system | caf formats | inventory | waits | ports"
-    " | throttle | context | source store ledger | packing | retrieval | steps | maintenance | wiring | filesystem"
-    " | naming | automation | defs | dagster_host | cli | entry | definitions"
+    " | throttle | source store ledger | run_context | packing | retrieval | steps | maintenance | wiring"
+    " | run_wiring | filesystem | naming | automation | defs | dagster_host | cli | entry | definitions"
 )
 """From the bottom up. A module imports from its own folder and from those before it; what stands together is kept apart."""
 
@@ -21,14 +21,8 @@ PORTS = {"source.protocol", "store.protocol", "ledger.protocol", "ledger.records
 ADAPTERS = {"source", "store", "ledger"}
 NAMING = "defs.naming"  # Dagster's names of ours, which `automation` needs, too
 DAGSTER = {"naming", "automation", "defs", "dagster_host"}
-TYPES = {
-    "ledger.postgres.Ledger",
-    "ledger.leases.HeldLease",
-    "ledger.controls.Controls",
-    "ledger.provider_stats.ProviderRecords",
-    "ledger.transactions.TransactionLog",
-}
-"""Classes of the ledger, the only one there is: others may name them as types, but not import them when they run."""
+LEDGER = "ledger.postgres.Ledger"
+"""There is one ledger, so that everything above it may name its class."""
 
 BESIDE_WIRING = {
     # who holds a lease, and the database's name in a message

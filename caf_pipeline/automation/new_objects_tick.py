@@ -13,7 +13,6 @@ from dagster import RunRequest, RunsFilter, SensorEvaluationContext, SensorResul
 from caf_pipeline.automation.launch_tick import ENOUGH
 from caf_pipeline.automation.launching import UNFINISHED, by_outage, waits
 from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
-from caf_pipeline.context import Workplace
 from caf_pipeline.defs.naming import REPORT_TAG, job_name, op_name
 from caf_pipeline.errors import CafError, SourceError, with_hint
 from caf_pipeline.ledger.database import describe_database
@@ -138,9 +137,9 @@ class NewObjectsTick:
     def _its(self) -> SourceSettings:
         return self.settings.sources[self.source]
 
-    def _work(self) -> Workplace:
-        work: Workplace = self.context.resources.run.open(self.context, self.source)
-        return work
+    def _work(self) -> RunContext:
+        run_context: RunContext = self.context.resources.run.open(self.context, self.source)
+        return run_context
 
     def _ask(self, whom: str, question: Callable[[], T]) -> T:
         return ask_in_time(self.context, self.deadline, whom, question)
@@ -236,9 +235,9 @@ class NewObjectsTick:
 
     def _drain(self) -> None:
         """Take what the source's queue has into the ledger, and note what is to be said of it."""
-        work, queue = self._work(), open_queue(self.settings, self.source)
-        drained = notices.drain_queue(work, queue, enough=partial(self._is_enough, ENOUGH))
-        _, apart = work.ledger.count_noticed([self.source]).get(self.source, (0, 0))
+        run_context, queue = self._work(), open_queue(self.settings, self.source)
+        drained = notices.drain_queue(run_context, queue, enough=partial(self._is_enough, ENOUGH))
+        _, apart = run_context.ledger.count_noticed([self.source]).get(self.source, (0, 0))
         if drained.taken:
             self.notes.append(f"{counted(drained.taken, 'message')} taken from the queue.")
         if apart:

@@ -7,7 +7,7 @@ from typing import Final
 from dagster import AssetKey, AssetObservation, Config, IntMetadataValue, MetadataValue, OpExecutionContext
 from pydantic import Field
 
-from caf_pipeline import wiring
+from caf_pipeline import run_wiring
 from caf_pipeline.defs.naming import ASSETS, asset_key
 from caf_pipeline.errors import HeldByOther, NotLocated, StagingError, UsageError, with_hint
 from caf_pipeline.ledger.processes import this_process

@@ -20,7 +20,7 @@ from dagster import (
     asset_check,
 )
 
-from caf_pipeline import wiring
+from caf_pipeline import run_wiring
 from caf_pipeline.automation.alerting import conditions_of, is_paused
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, NOT_POSTED, ChunkState
 from caf_pipeline.defs import metadata

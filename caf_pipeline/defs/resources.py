@@ -10,10 +10,9 @@ from typing import Any, Final, TypeVar
 from dagster import ConfigurableResource, InitResourceContext, ResourceDependency, SensorEvaluationContext
 from pydantic import PrivateAttr
 
-from caf_pipeline import wiring
+from caf_pipeline import run_wiring, wiring
 from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.defs.failures import Context, attempt
 from caf_pipeline.defs.naming import LEDGER, RUN, SOURCE_TAG, STORE, s3_key
 from caf_pipeline.defs.run_log import RunLog
@@ -114,8 +113,8 @@ class RunResource(ConfigurableResource["RunResource"]):
     _works: dict[str, RunContext] = PrivateAttr(default_factory=dict)
     _logs: dict[str, RunLog] = PrivateAttr(default_factory=dict)
 
-    def open(self, context: Context | SensorEvaluationContext, source: str) -> Workplace:
-        """Return the workplace of a source, which the first step of the run opens.
+    def open(self, context: Context | SensorEvaluationContext, source: str) -> RunContext:
+        """Return the run context of a source, which the first step of the run opens.
 
         It reads the bucket if the definition of the step or sensor asks for the source's S3.
         """
@@ -141,11 +140,12 @@ class RunResource(ConfigurableResource["RunResource"]):
             if not isinstance(context, SensorEvaluationContext):  # so that it can be told when this process is dead
                 of_source = {} if SOURCE_TAG in context.run.tags else {SOURCE_TAG: source}  # a run of the UI has none
                 context.instance.add_run_tags(run, of_source | process_tags(self._works[source].holder))
-        work = self._works[source]
+        run_context = self._works[source]
         s3 = getattr(context.resources, s3_key(source), None)
         if s3 is None:
-            return work
-        return replace(work, objects=wiring.open_source(work.settings, source, work.waits, s3.get_client()))
+            return run_context
+        settings, waits = run_context.settings, run_context.waits
+        return replace(run_context, lazy_objects=Lazy(lambda: run_wiring.open_source(settings, source, waits, s3.get_client())))
 
     def _listener(self, source: str) -> Listener:
         def told(waits: Sequence[Wait]) -> None:
@@ -156,7 +156,7 @@ class RunResource(ConfigurableResource["RunResource"]):
         return told
 
 
-def attempt_step(context: Context, source: str, step: Callable[[Workplace], T]) -> T | None:
+def attempt_step(context: Context, source: str, step: Callable[[RunContext], T]) -> T | None:
     """Return what a step returns, or None where another live run holds the chunk; see `failures.attempt`."""
     run: RunResource = context.resources.run
     return attempt(context, lambda: step(run.open(context, source)), run.on_error)

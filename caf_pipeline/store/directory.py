@@ -26,7 +26,16 @@ from typing import Final, Protocol
 
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import IntegrityError, RootRefused, StoreAway, StoredChunkMissing, StoreError, StoreUnreachable
-from caf_pipeline.store.protocol import ArchiveFiles, ChunkStore, ChunkToStore, Copy, PostedFile, Posting
+from caf_pipeline.store.protocol import (
+    ArchiveFiles,
+    ChunkReader,
+    ChunkStore,
+    ChunkToStore,
+    Copy,
+    PostedFile,
+    Posting,
+    TransactionLog,
+)
 from caf_pipeline.system.atomic_files import WholeFile, sync_folder
 from caf_pipeline.system.quantities import show_size
 

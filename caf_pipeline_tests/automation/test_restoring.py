@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from dagster import AssetKey, Definitions, RetryPolicy, asset, build_resources, define_asset_job
 
-from caf_pipeline import wiring
+from caf_pipeline import run_wiring
 from caf_pipeline.automation import restoring
 from caf_pipeline.defs import restore_job
 from caf_pipeline.defs.object_reader import ObjectReader

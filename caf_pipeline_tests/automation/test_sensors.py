@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from dagster import AssetKey, DagsterEvent, DagsterEventType, DagsterRun, DagsterRunStatus, RetryPolicy
 
+from caf_pipeline import run_wiring
 from caf_pipeline.automation import launching, new_objects_tick
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.dagster_private import (
@@ -21,6 +22,7 @@ from caf_pipeline.settings import StoreSettings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.dagster_private import BulkActionStatus
+from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
 from caf_pipeline_tests.support.tiers import sampled
 

@@ -11,7 +11,6 @@ from caf_pipeline.automation import launch_tick, launching
 from caf_pipeline.automation.launch_tick import MOST_LAUNCHED, refused_chunks
 from caf_pipeline.automation.launching import PAGE
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.context import address_of
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, PlanTooSmall
 from caf_pipeline.ledger import launchable

@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.errors import StoreAway, StoreError, StoreUnreachable
-from caf_pipeline.store.directory import MARKER, DirectoryStore
-from caf_pipeline_tests.contracts.chunk_store import ChunkStoreContract, MemoryLog, staged_file, stored, to_store
+from caf_pipeline.store.directory import MARKER, DirectoryReader, DirectoryStore
+from caf_pipeline_tests.contracts.chunk_store import (
+    ChunkReaderContract,
+    ChunkStoreContract,
+    MemoryLog,
+    staged_file,
+    stored,
+    to_store,
+)
 from caf_pipeline_tests.system.test_files_below import ordinary_user
 
 
