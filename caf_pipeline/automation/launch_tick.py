@@ -21,7 +21,6 @@ from caf_pipeline.automation.launching import (
 from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
 from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, NOT_POSTED
-from caf_pipeline.context import Workplace, address_of
 from caf_pipeline.defs.naming import BEFORE_BACKFILLS, PARKED_TAG, job_name, partitions_name
 from caf_pipeline.errors import (
     HITS_EVERY_CHUNK,
@@ -35,6 +34,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.ledger.database import describe_database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import LaunchableChunk
+from caf_pipeline.run_context import RunContext, address_of
 from caf_pipeline.settings import Settings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.protocol import ChunkStore
@@ -130,9 +130,9 @@ class LaunchTick:
         counts = _counts(choices.values(), parked)
         return SensorResult(skip_reason=" ".join([counts, *self.notes]), cursor=written)
 
-    def _work(self, source: str) -> Workplace:
-        work: Workplace = self.context.resources.run.open(self.context, source)
-        return work
+    def _work(self, source: str) -> RunContext:
+        run_context: RunContext = self.context.resources.run.open(self.context, source)
+        return run_context
 
     def _of_ledger(self, question: Callable[[], T]) -> T:
         return ask_in_time(self.context, self.deadline, describe_database(self.settings), question)

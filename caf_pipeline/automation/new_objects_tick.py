@@ -13,15 +13,15 @@ from dagster import RunRequest, RunsFilter, SensorEvaluationContext, SensorResul
 from caf_pipeline.automation.launch_tick import ENOUGH
 from caf_pipeline.automation.launching import UNFINISHED, by_outage, waits
 from caf_pipeline.automation.tick import TickResult, ask_in_time, pause_reason
-from caf_pipeline.context import Workplace
 from caf_pipeline.defs.naming import REPORT_TAG, job_name, op_name
 from caf_pipeline.errors import CafError, SourceError, with_hint
 from caf_pipeline.ledger.database import describe_database
+from caf_pipeline.run_context import RunContext
+from caf_pipeline.run_wiring import open_queue
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.steps import inventories, notices
 from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
-from caf_pipeline.wiring import open_queue
 
 ENOUGH_FOR_EVENTS: Final = 0.2
 """As `ENOUGH`, of a look that has asked the queue before the bucket."""
@@ -137,14 +137,14 @@ class NewObjectsTick:
     def _its(self) -> SourceSettings:
         return self.settings.sources[self.source]
 
-    def _work(self) -> Workplace:
-        work: Workplace = self.context.resources.run.open(self.context, self.source)
-        return work
+    def _work(self) -> RunContext:
+        run_context: RunContext = self.context.resources.run.open(self.context, self.source)
+        return run_context
 
     def _ask(self, whom: str, question: Callable[[], T]) -> T:
         return ask_in_time(self.context, self.deadline, whom, question)
 
-    def _ask_bucket(self, look: Callable[[Workplace], T]) -> T:
+    def _ask_bucket(self, look: Callable[[RunContext], T]) -> T:
         whom = f"bucket '{self._its.bucket}' at {self._its.endpoint_url or 'AWS'}, or the ledger,"
         return self._ask(whom, lambda: look(self._work()))
 
@@ -235,9 +235,9 @@ class NewObjectsTick:
 
     def _drain(self) -> None:
         """Take what the source's queue has into the ledger, and note what is to be said of it."""
-        work, queue = self._work(), open_queue(self.settings, self.source)
-        drained = notices.drain_queue(work, queue, enough=partial(self._is_enough, ENOUGH))
-        _, apart = work.ledger.count_noticed([self.source]).get(self.source, (0, 0))
+        run_context, queue = self._work(), open_queue(self.settings, self.source)
+        drained = notices.drain_queue(run_context, queue, enough=partial(self._is_enough, ENOUGH))
+        _, apart = run_context.ledger.count_noticed([self.source]).get(self.source, (0, 0))
         if drained.taken:
             self.notes.append(f"{counted(drained.taken, 'message')} taken from the queue.")
         if apart:

@@ -7,7 +7,7 @@ from typing import Final
 from dagster import AssetKey, AssetObservation, Config, IntMetadataValue, MetadataValue, OpExecutionContext
 from pydantic import Field
 
-from caf_pipeline import wiring
+from caf_pipeline import run_wiring
 from caf_pipeline.defs.naming import ASSETS, asset_key
 from caf_pipeline.errors import HeldByOther, NotLocated, StagingError, UsageError, with_hint
 from caf_pipeline.ledger.processes import this_process
@@ -48,17 +48,17 @@ def restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) -> 
     ledger, waits = context.resources.ledger.get(), Waits(Announcer(context.log.info), context.resources.run.waiting)
     if unknown := no_source(ledger, config.source):
         raise unknown
-    if not config.destination.startswith((wiring.BUCKET_SCHEME, "/")) or "\0" in config.destination:
+    if not config.destination.startswith((run_wiring.BUCKET_SCHEME, "/")) or "\0" in config.destination:
         raise UsageError(
             f"destination {config.destination!r} is neither the absolute path of a folder nor s3://BUCKET/PREFIX",
             hint="give an absolute path: a run has a working folder of its own",
         )
-    if (config.profile or config.endpoint_url) and not config.destination.startswith(wiring.BUCKET_SCHEME):
+    if (config.profile or config.endpoint_url) and not config.destination.startswith(run_wiring.BUCKET_SCHEME):
         raise UsageError("`profile` and `endpoint_url` are for a bucket", hint="give s3://BUCKET/PREFIX as `destination`")
     store = context.resources.store.open(ledger, this_process(context.run_id), waits)
     progress = _Progress(context, config, sums)
     try:
-        with wiring.open_restore(
+        with run_wiring.open_restore(
             ledger,
             store,
             config.destination,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings, opened_ledger
+from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.errors import CafError, UsageError
+from caf_pipeline.settings import load_settings
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

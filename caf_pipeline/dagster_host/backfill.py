@@ -33,11 +33,12 @@ from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.errors import HeldByOther, NoDaemon, NotLocated, UsageError
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk, chunk_of_lease
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.quantities import counted
-from caf_pipeline.wiring import close_store, open_ledger, open_workplace
+from caf_pipeline.wiring import open_ledger
 
 DAEMON: Final = "BACKFILL"
 """What the part of Dagster's daemon that submits backfills calls itself in its heartbeats."""
@@ -294,16 +295,16 @@ def _unparked(settings: Settings, ledger: Ledger, chunks: Sequence[Chunk]) -> li
     parked = {chunk.name for chunk in chunks if chunk.state is ChunkState.PARKED}
     if parked:
         nothing = UnaskedObjects("a backfill is only submitted")
-        work = open_workplace(settings, chunks[0].source, run="caf backfill", ledger=ledger, objects=nothing)
+        context = open_run_context(settings, chunks[0].source, run="caf backfill", ledger=ledger, objects=nothing)
         try:
             for name in sorted(parked):
                 try:
-                    chunk_steps.unpark(work, name)
+                    chunk_steps.unpark(context, name)
                 except HeldByOther:
                     continue
                 parked.remove(name)
         finally:
-            close_store(work.store)
+            context.close()
     return [chunk.name for chunk in chunks if chunk.name not in parked]
 
 

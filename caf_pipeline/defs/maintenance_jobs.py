@@ -31,7 +31,6 @@ from pydantic import Field
 
 from caf_pipeline.automation import pruning
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.asset_checks import proof_description, proof_severity
 from caf_pipeline.defs.evaluations import evaluation_target
@@ -53,6 +52,7 @@ from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import HITS_EVERY_CHUNK, CafError, HeldByOther, UsageError, with_hint
 from caf_pipeline.maintenance import bulk_look, repair, scrub
 from caf_pipeline.packing import staging
+from caf_pipeline.run_context import RunContext
 
 Reports = Iterator[AssetCheckEvaluation | Output[None]]
 
@@ -110,18 +110,18 @@ def _op(source: str, name: str, description: str, *, repairs: bool = False) -> C
 def _prove_op(source: str) -> OpDefinition:
     @_op(source, "prove_chunks", "Prove some located chunks, oldest first, and clear staging of what nobody will need.")
     def prove_chunks(context: OpExecutionContext) -> Reports:
-        def begin(work: Workplace) -> Workplace | None:
-            if reason := work.ledger.controls().current().paused:
+        def begin(run_context: RunContext) -> RunContext | None:
+            if reason := run_context.ledger.controls().current().paused:
                 context.log.info(f"paused: {reason}")
                 return None
-            list(staging.sweep(work))
-            return work
+            list(staging.sweep(run_context))
+            return run_context
 
-        work = attempt_step(context, source, begin)
-        if work is None:
+        run_context = attempt_step(context, source, begin)
+        if run_context is None:
             return
         in_bulk = attempt_step(context, source, partial(_look_in_bulk, context))
-        reports = iter(scrub.prove_oldest(work, work.settings.jackal.prove_per_run))
+        reports = iter(scrub.prove_oldest(run_context, run_context.settings.jackal.prove_per_run))
         looked_at = 0
         chunks: dict[str, list[str]] = {"damaged": [], "unanswered": [], "unverified": [], "proven": []}
         while (report := attempt_step(context, source, lambda _: next(reports, None))) is not None:
@@ -147,10 +147,10 @@ def _prove_op(source: str) -> OpDefinition:
     return prove_chunks
 
 
-def _look_in_bulk(context: OpExecutionContext, work: Workplace) -> metadata.Metadata:
+def _look_in_bulk(context: OpExecutionContext, run_context: RunContext) -> metadata.Metadata:
     """Go through the store's lists where that is due, and return what is shown of it."""
-    found = bulk_look.look_in_bulk(work)
-    whole_at, suspected = work.ledger.suspicions(work.store.name, work.source)
+    found = bulk_look.look_in_bulk(run_context)
+    whole_at, suspected = run_context.ledger.suspicions(run_context.store.name, run_context.source)
     shown: metadata.Metadata = {"suspected": suspected}
     if whole_at is not None:
         shown["last_whole_bulk_look"] = MetadataValue.timestamp(whole_at)
@@ -168,10 +168,10 @@ def _repair_op(source: str) -> OpDefinition:
     def repair_chunks(context: OpExecutionContext, config: Repairs) -> Reports:
         if config.limit < 1:  # Dagster would show pydantic's own words
             raise as_failure(UsageError(f"'limit' is {config.limit}: a run repairs one chunk at least"))
-        work = attempt_step(context, source, lambda work: work)
-        if work is None:
+        run_context = attempt_step(context, source, lambda run_context: run_context)
+        if run_context is None:
             return
-        damaged = sorted(work.ledger.chunks(source, [ChunkState.DAMAGED]), key=lambda chunk: chunk.updated_at)
+        damaged = sorted(run_context.ledger.chunks(source, [ChunkState.DAMAGED]), key=lambda chunk: chunk.updated_at)
         failed, repaired = list[CafError](), 0
         for chunk in damaged[: config.limit]:
             outcome = attempt_step(context, source, partial(_repair, name=chunk.name))
@@ -193,7 +193,7 @@ def _repair_op(source: str) -> OpDefinition:
 def _repair_chunk_op(source: str) -> OpDefinition:
     @_op(source, "repair_chunk", "Repair the chunk of this partition.", repairs=True)
     def repair_chunk(context: OpExecutionContext) -> Reports:
-        report = attempt_step(context, source, lambda work: repair.repair_chunk(work, context.partition_key))
+        report = attempt_step(context, source, lambda run_context: repair.repair_chunk(run_context, context.partition_key))
         if report is not None:
             yield _repaired(context.instance, source, report)
             yield Output(None, metadata=metadata.repair_metadata(report))
@@ -201,10 +201,10 @@ def _repair_chunk_op(source: str) -> OpDefinition:
     return repair_chunk
 
 
-def _repair(work: Workplace, name: str) -> repair.RepairReport | CafError:
+def _repair(run_context: RunContext, name: str) -> repair.RepairReport | CafError:
     """Repair one of several; return an error that only this one has, and raise what the next one would meet, too."""
     try:
-        return repair.repair_chunk(work, name)
+        return repair.repair_chunk(run_context, name)
     except HITS_EVERY_CHUNK:
         raise
     except CafError as error:

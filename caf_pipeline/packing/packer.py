@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from typing_extensions import Buffer
 
@@ -40,9 +40,7 @@ from caf_pipeline.packing.prefetch import BodySums, OrderedFetch, checksum_diffe
 from caf_pipeline.packing.sink import Mark, PartFile, StagingSink, staging_error
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectSource
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
+from caf_pipeline.system.hashes import RunningHash
 
 _COPY_BYTES: Final = 1 << 20
 
@@ -394,7 +392,7 @@ class Packer:
 
     # --- manifest and index ----------------------------------------------------------------------------------------
 
-    def _add_manifest(self, manifest: ManifestWriter, sink: StagingSink, spool: Path, tail: "_Hash") -> None:
+    def _add_manifest(self, manifest: ManifestWriter, sink: StagingSink, spool: Path, tail: RunningHash) -> None:
         try:
             manifest.close()
             start_byte = sink.size_bytes
@@ -406,7 +404,7 @@ class Packer:
             raise staging_error(spool, error) from error
         self._index.add(self._chunk.manifest_member, start_byte, sink.size_bytes)
 
-    def _add_index(self, sink: StagingSink, tail: "_Hash") -> None:
+    def _add_index(self, sink: StagingSink, tail: RunningHash) -> None:
         for piece in chain(self._index.iter_index(), [self._index.footer()]):
             tail.update(piece)
             sink.write(piece)
@@ -415,7 +413,7 @@ class Packer:
 class _MemberChecks:
     """The running checksums of a member that comes in several parts, and S3's own of the object."""
 
-    def __init__(self, s3: Checksum | None, *, compare: bool, sha256: "_Hash | None" = None) -> None:
+    def __init__(self, s3: Checksum | None, *, compare: bool, sha256: RunningHash | None = None) -> None:
         self.s3 = s3
         self.sha256 = sha256 or hashlib.sha256()
         self._crc64nvme = new_crc64nvme()
@@ -439,7 +437,7 @@ class _MemberChecks:
         return BodySums(self.sha256.digest(), self._crc64nvme.digest())
 
 
-def _checks_of(planned: PlannedObject, fetch: OrderedFetch, sha256: "_Hash | None" = None) -> _MemberChecks:
+def _checks_of(planned: PlannedObject, fetch: OrderedFetch, sha256: RunningHash | None = None) -> _MemberChecks:
     return _MemberChecks(fetch.s3_checksum(planned), compare=fetch.is_comparable(planned), sha256=sha256)
 
 

@@ -26,8 +26,8 @@ from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.conditions import Condition, ConditionKind, find_conditions
 from caf_pipeline_tests.support.free_ports import free_port
+from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
-from caf_pipeline_tests.support.workplaces import archive_chunk
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -98,7 +98,7 @@ def parked(pipeline):
     """A source with a parked chunk."""
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    chunk_steps.park(pipeline.workplace(), chunk, "failed too often")
+    chunk_steps.park(pipeline.run_context(), chunk, "failed too often")
     return pipeline, chunk
 
 
@@ -135,7 +135,7 @@ def test_a_parked_chunk_reaches_a_webhook_and_a_mailbox_once_and_so_does_its_end
     again = evaluate_tick(pipeline, SENSOR, tick.cursor)
     assert again.skip_message == "1 condition in 1 source; nothing to send."
     assert again.cursor == tick.cursor
-    chunk_steps.unpark(pipeline.workplace(), chunk)
+    chunk_steps.unpark(pipeline.run_context(), chunk)
     evaluate_tick(pipeline, SENSOR, again.cursor)
     assert [one["status"] for one in webhook.got[-1]["alerts"]] == ["ended"]
     assert len(webhook.got) == 2
@@ -267,7 +267,7 @@ def test_a_run_that_is_to_evaluate_a_check_or_failed_before_it_did_keeps_nobody_
     tick = evaluate_tick(pipeline, SENSOR)
     assert tick.skip_message == "3 conditions in 1 source; 3 alerts sent to the webhook."
     assert [one["condition"] for one in webhook.got[0]["alerts"]] == ["parked", "space_ends", "unaccounted"]
-    chunk_steps.unpark(pipeline.workplace(), chunk)
+    chunk_steps.unpark(pipeline.run_context(), chunk)
     begin_a_run(pipeline, "plan_my_source", failed=failed)
     tick = evaluate_tick(pipeline, SENSOR, tick.cursor)  # what the last evaluation found goes on
     assert [(one["condition"], one["status"]) for one in webhook.got[1]["alerts"]] == [("parked", "ended")]
@@ -371,7 +371,7 @@ def test_each_condition_is_found_from_what_the_ledger_recorded_and_a_pause_expla
     assert kinds(pipeline) == {"stalled", "late", "no_inventory", "messages_set_apart"}
     assert kinds(pipeline, paused=True) == {"messages_set_apart"}
     age(pipeline, noticed_keys="noticed_at = now() - interval '3 days'")
-    chunk_steps.park(pipeline.workplace(), chunk, "why")  # something moves again
+    chunk_steps.park(pipeline.run_context(), chunk, "why")  # something moves again
     assert kinds(pipeline) == {"parked", "late", "no_inventory", "messages_set_apart", "unlisted_events"}
 
     age(pipeline, caf_files=f"state = 'packing', {long_ago.replace('7 hours', '1 minute')}")  # tried again while S3 is away
@@ -393,13 +393,13 @@ def test_stored_chunks_that_nothing_looks_at_are_told_of_on_jackal(pipeline):
     pipeline.put(12)
     chunk, other = pipeline.plan()
     for name in (chunk, other):
-        archive_chunk(pipeline.workplace(), name)
+        archive_chunk(pipeline.run_context(), name)
     assert "unwatched" not in kinds(pipeline, on_jackal=True)
     age(pipeline, caf_files=f"located_at = now() - interval '3 days' WHERE name = '{chunk}'")
     assert "unwatched" in kinds(pipeline, on_jackal=True)  # though new ones are located
     assert "unwatched" not in kinds(pipeline, on_jackal=True, paused=True)
     assert "unwatched" not in kinds(pipeline)  # in a folder nothing is to be proven
-    assert prove_chunk(pipeline.workplace(), chunk).proven
+    assert prove_chunk(pipeline.run_context(), chunk).proven
     assert "unwatched" not in kinds(pipeline, on_jackal=True)
     age(pipeline, caf_files="checked_at = checked_at - interval '3 days'")
     assert "unwatched" in kinds(pipeline, on_jackal=True)
@@ -435,7 +435,7 @@ def automatic(pipeline):
 
 
 def test_only_an_automatic_source_must_have_been_planned(pipeline):
-    pipeline.workplace()
+    pipeline.run_context()
     age(pipeline, sources="created_at = now() - interval '3 days'")
     assert kinds(pipeline) == set()
     assert "its daily schedule" in no_inventory(automatic(pipeline)).hint
@@ -444,7 +444,7 @@ def test_only_an_automatic_source_must_have_been_planned(pipeline):
 def test_an_old_inventory_of_a_source_that_nobody_runs_names_the_command(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    archive_chunk(pipeline.workplace(), chunk)
+    archive_chunk(pipeline.run_context(), chunk)
     age(pipeline, inventories="taken_at = now() - interval '3 days'")
     hint = no_inventory(pipeline).hint
     assert f"`caf run {SOURCE}`" in hint
@@ -503,7 +503,7 @@ def test_a_source_is_observed_once_an_hour_where_a_number_has_changed(pipeline, 
     (before,) = observations(pipeline)
     assert (before["archived_objects"], before["pending_objects"], before["pending_bytes"]) == (0, 12, 36_000)
     for chunk in chunks:
-        archive_chunk(pipeline.workplace(), chunk)
+        archive_chunk(pipeline.run_context(), chunk)
     age(pipeline, caf_files="located_at = located_at - interval '10 minutes'")
     evaluate_tick(pipeline, SENSOR)
     assert observations(pipeline) == [before]
@@ -551,7 +551,7 @@ def test_what_waits_longest_and_how_fast_it_goes_are_observed(pipeline):
     shown = progress_metadata(archived, {(SOURCE, "faulty"): 1, ("other", "listed"): 5})
     assert (shown["oldest_pending_hours"], shown["archived_mib_per_second"]) == (1.5, 10.0)
     assert (shown["copies_listed"], shown["copies_faulty"]) == (0, 1)
-    chunk_steps.park(pipeline.workplace(), third, "why")
+    chunk_steps.park(pipeline.run_context(), third, "why")
     (progress,) = pipeline.ledger.progress([SOURCE])
     assert progress_metadata(progress, {})["pending_objects"] == 18
 

@@ -16,6 +16,7 @@ from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline.ledger import notices as ledger_notices
 from caf_pipeline.ledger.records import Skip
+from caf_pipeline.run_wiring import open_queue
 from caf_pipeline.settings import AlertSettings, SourceSettings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.source.s3 import queue as s3_queue
@@ -23,11 +24,10 @@ from caf_pipeline.source.s3.queue import events_of, open_event_queue
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.conditions import ConditionKind, find_conditions
 from caf_pipeline.steps.notices import drain_queue, look_at_noticed
-from caf_pipeline.wiring import open_queue
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, plan
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -47,7 +47,7 @@ class Queue:
         self.url = self.client.create_queue(QueueName=pipeline.bucket.name)["QueueUrl"]
         its = pipeline.settings.sources[SOURCE].model_copy(update={"queue": self.url, "prefix": ""})
         self.pipeline = replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}}))
-        self.work = self.pipeline.workplace()
+        self.context = self.pipeline.run_context()
         self.queue = open_queue(self.pipeline.settings, SOURCE)
 
     def notify(self) -> None:
@@ -85,13 +85,13 @@ class Queue:
         )
 
     def noticed(self) -> list[bytes]:
-        return list(self.work.ledger.noticed_keys(SOURCE, b"", 1000))
+        return list(self.context.ledger.noticed_keys(SOURCE, b"", 1000))
 
     def tick(self, cursor: str | None = None):
         return evaluate_tick(self.pipeline, SENSOR, cursor)
 
     def drain(self) -> None:
-        drain_queue(self.work, self.queue, enough=lambda: False)
+        drain_queue(self.context, self.queue, enough=lambda: False)
 
     def plan(self, request=None) -> None:
         options = {"run_config": dict(request.run_config)} if request else {}
@@ -129,11 +129,11 @@ def test_what_is_put_and_deleted_becomes_a_plan_of_the_part_of_the_bucket_that_h
     assert queue.pipeline.ledger.account(SOURCE).claimed_objects == 4
 
     for chunk in queue.pipeline.chunks():
-        archive_chunk(queue.work, chunk)
+        archive_chunk(queue.context, chunk)
     queue.bucket.delete("new/c")
     (request,) = queue.tick(tick.cursor).run_requests
     queue.plan(request)
-    assert queue.work.ledger.locate(SOURCE, "new/c").status == "gone"
+    assert queue.context.ledger.locate(SOURCE, "new/c").status == "gone"
     tick = queue.tick()
     assert (tick.run_requests, tick.skip_message) == ([], "Nothing new: no event names a key that is to be looked for.")
 
@@ -144,7 +144,7 @@ def test_events_that_come_by_eventbridge_name_their_keys_as_these_are(queue):
         queue.bucket.put(key, b"1")
     queue.bucket.delete(ODD_KEYS[0])
     tick = queue.tick()
-    assert (queue.left(), queue.work.ledger.messages_set_apart(SOURCE)) == (0, [])
+    assert (queue.left(), queue.context.ledger.messages_set_apart(SOURCE)) == (0, [])
     assert queue.noticed() == sorted(key.encode() for key in ODD_KEYS)
     queue.plan(tick.run_requests[0])
     assert queue.noticed() == []
@@ -199,10 +199,10 @@ def test_an_event_that_comes_during_a_listing_stays_unless_it_is_known_to_be_old
     queue.bucket.put("k", b"1")
     queue.send("k", sequencer="0A")
     queue.drain()
-    snapshot = inventories.take_inventory(queue.work)
+    snapshot = inventories.take_inventory(queue.context)
     queue.send("k", sequencer=sequencer or None)
     queue.drain()
-    planning.cut_plan(queue.work, snapshot, new_archive=True)
+    planning.cut_plan(queue.context, snapshot, new_archive=True)
     assert queue.noticed() == ([b"k"] if stays else [])
 
 
@@ -211,13 +211,13 @@ def test_a_key_that_is_written_all_the_time_waits_since_its_last_listing_and_not
     queue.bucket.put("k", b"1")
     queue.send("k", sequencer="0A")
     queue.drain()
-    with queue.work.ledger._database.transaction() as connection:
+    with queue.context.ledger._database.transaction() as connection:
         connection.execute("UPDATE noticed_keys SET noticed_at = now() - interval '3 days'")
-    snapshot = inventories.take_inventory(queue.work)
+    snapshot = inventories.take_inventory(queue.context)
     queue.send("k", sequencer="0B")
     queue.drain()
-    planning.cut_plan(queue.work, snapshot, new_archive=True)
-    (progress,) = queue.work.ledger.progress([SOURCE])
+    planning.cut_plan(queue.context, snapshot, new_archive=True)
+    (progress,) = queue.context.ledger.progress([SOURCE])
     assert progress.noticed_keys == 1
     assert snapshot.listed_at <= progress.noticed_at <= progress.at
 
@@ -269,14 +269,14 @@ def test_messages_of_strangers_are_set_apart_and_hold_nothing_up(queue, monkeypa
     assert len(tick.run_requests) == 1
     assert queue.left() == 0
     assert queue.noticed() == [b"good"]
-    apart = queue.work.ledger.messages_set_apart(SOURCE)
+    apart = queue.context.ledger.messages_set_apart(SOURCE)
     assert {one.reason for one in apart} == {
         "it is not JSON",
         f"it has an event of another bucket than '{queue.bucket.name}'",
         "it has an event without 'bucket'",
     }
     assert b"{ no JSON" in [one.body for one in apart]
-    assert queue.work.ledger.count_noticed([SOURCE]) == {SOURCE: (1, 3)}
+    assert queue.context.ledger.count_noticed([SOURCE]) == {SOURCE: (1, 3)}
 
     monkeypatch.setattr(ledger_notices, "MOST_SET_APART", 4)
     for text in ("one", "too many"):
@@ -287,7 +287,7 @@ def test_messages_of_strangers_are_set_apart_and_hold_nothing_up(queue, monkeypa
     assert queue.left() == 1
     again = QueueMessage(apart[0].message_id, "", apart[0].body, (), apart[0].reason)
     other = replace(again, message_id="other")
-    assert queue.work.ledger.take_messages(SOURCE, [other, again]) == {again.message_id}  # its deletion had failed
+    assert queue.context.ledger.take_messages(SOURCE, [other, again]) == {again.message_id}  # its deletion had failed
 
 
 @pytest.mark.parametrize(
@@ -411,29 +411,29 @@ def test_without_its_queue_what_is_noticed_is_planned_all_the_same_and_the_queue
         queue.tick()
 
     def found():
-        (progress,) = queue.work.ledger.progress([SOURCE])
+        (progress,) = queue.context.ledger.progress([SOURCE])
         its = queue.pipeline.settings.sources[SOURCE]
         return [one.kind for one in find_conditions(progress, its, AlertSettings(), paused=False, on_jackal=False)]
 
     assert found() == []
-    with queue.work.ledger._database.transaction() as connection:
+    with queue.context.ledger._database.transaction() as connection:
         connection.execute("UPDATE queue_reads SET read_at = now() - interval '3 days'")
     assert found() == [ConditionKind.QUEUE_UNREAD]
-    drain_queue(queue.work, queue.queue, enough=lambda: True)  # no time was left to ask it
+    drain_queue(queue.context, queue.queue, enough=lambda: True)  # no time was left to ask it
     assert found() == [ConditionKind.QUEUE_UNREAD]
-    with queue.work.ledger._database.transaction() as connection:
+    with queue.context.ledger._database.transaction() as connection:
         connection.execute("DELETE FROM queue_reads")
     assert found() == []  # of a queue that was never to be read
     with pytest.raises(SourceError):
-        drain_queue(queue.work, queue.queue, enough=lambda: False)
-    with queue.work.ledger._database.transaction() as connection:
+        drain_queue(queue.context, queue.queue, enough=lambda: False)
+    with queue.context.ledger._database.transaction() as connection:
         connection.execute("UPDATE queue_reads SET read_at = now() - interval '3 days'")
     assert found() == [ConditionKind.QUEUE_UNREAD]  # of one that was to be read and never could be
 
 
 def test_the_queue_is_read_while_a_plan_is_registered(queue):
     queue.send("k")
-    with queue.work.ledger._of_source(SOURCE, lock="FOR NO KEY UPDATE"):  # as a plan of millions of claims does for minutes
+    with queue.context.ledger._of_source(SOURCE, lock="FOR NO KEY UPDATE"):  # as a plan of millions of claims does for minutes
         queue.drain()
     assert queue.noticed() == [b"k"]
 
@@ -443,10 +443,10 @@ def test_an_object_that_comes_back_from_cold_storage_is_planned_at_once(queue):
     queue.bucket.put("denied", b"2")
     queue.plan()
     reasons = {"cold": SkipReason.COLD_STORAGE, "denied": SkipReason.ACCESS_DENIED}
-    with queue.work.ledger._database.transaction() as connection:
+    with queue.context.ledger._database.transaction() as connection:
         connection.execute("DELETE FROM claims")
-    listed = inventories.take_inventory(queue.work, to_plan=False)
-    queue.work.ledger.record_skips(SOURCE, [Skip.of(obj, reasons[obj.key.decode()], "") for obj in read_objects(listed.path)])
+    listed = inventories.take_inventory(queue.context, to_plan=False)
+    queue.context.ledger.record_skips(SOURCE, [Skip.of(obj, reasons[obj.key.decode()], "") for obj in read_objects(listed.path)])
     for key in reasons:
         queue.send(key)
     assert queue.tick().run_requests == []
@@ -455,49 +455,49 @@ def test_an_object_that_comes_back_from_cold_storage_is_planned_at_once(queue):
     before = set(queue.pipeline.chunks())
     queue.plan(queue.tick().run_requests[0])
     (chunk,) = set(queue.pipeline.chunks()) - before
-    assert queue.work.ledger.chunk(chunk).object_count == 1
+    assert queue.context.ledger.chunk(chunk).object_count == 1
 
 
 @pytest.mark.parametrize("still_there", [True, False])
 def test_an_object_that_comes_back_while_the_chunk_that_skips_it_is_packed_is_planned_after_it(tmp_path, ledger, still_there):
     source = MemorySource({"a": b"1" * 100, "b": b"2" * 100}, unavailable={"a": (SkipReason.COLD_STORAGE, 0)})
-    work = a_workplace(tmp_path, source, ledger)
+    context = a_run_context(tmp_path, source, ledger)
 
     def look():
-        found = look_at_noticed(work, after=b"", max_pages=20, enough=lambda: False)
+        found = look_at_noticed(context, after=b"", max_pages=20, enough=lambda: False)
         return found and found.to_plan
 
-    (chunk,) = plan(work).chunks
-    archive_chunk(work, chunk.name, until=chunk_steps.pack_chunk)  # S3 has answered that it is cold
+    (chunk,) = plan(context).chunks
+    archive_chunk(context, chunk.name, until=chunk_steps.pack_chunk)  # S3 has answered that it is cold
     ledger.take_messages("src", [QueueMessage("1", "r", b"", [ObjectEvent(b"a", "01", restored=True)], "")])
     assert look() is False
-    archive_chunk(work, chunk.name)
+    archive_chunk(context, chunk.name)
     assert look() is True
     if still_there:
         source.unavailable.clear()
-    (chunk,) = plan(work).chunks
-    archive_chunk(work, chunk.name)
+    (chunk,) = plan(context).chunks
+    archive_chunk(context, chunk.name)
     assert ledger.account("src").located_objects == 1 + still_there
     assert look() is None  # a copy that is gone again is not asked for again and again
 
 
 def test_noticed_keys_are_looked_for_in_bounded_parts_from_where_the_last_look_ended(tmp_path, ledger):
     objects = MemorySource({f"k{number:04}": b"x" for number in range(2_500)})
-    work = a_workplace(tmp_path, objects, ledger)
+    context = a_run_context(tmp_path, objects, ledger)
     named = ["k0000", "k0999", "k1500", "k2499", "k9"]
     ledger.take_messages("src", [QueueMessage("m", "", b"", [ObjectEvent(key.encode(), "") for key in named], "")])
 
     def look(after, max_pages):
-        found = look_at_noticed(work, after=after, max_pages=max_pages, enough=lambda: False)
+        found = look_at_noticed(context, after=after, max_pages=max_pages, enough=lambda: False)
         return found and (found.to_plan, found.until)
 
     assert look(b"", 1) == (True, b"k0000")  # of k0999, which ends the page, the next page might have more
     assert look(b"k0000", 1) == (True, b"k1500")
     assert look(b"k1500", 20) == (True, b"k9")  # k9 is gone
-    planning.cut_plan(work, inventories.take_inventory(work, after=just_before(b"k0000"), until=b"k1500"), new_archive=True)
+    planning.cut_plan(context, inventories.take_inventory(context, after=just_before(b"k0000"), until=b"k1500"), new_archive=True)
     assert ledger.noticed_keys("src", b"", 9) == [b"k2499", b"k9"]
     assert look(b"k9", 20) == (True, b"k9")  # again from the first
-    planning.cut_plan(work, inventories.take_inventory(work, after=just_before(b"k2499")), new_archive=True)
+    planning.cut_plan(context, inventories.take_inventory(context, after=just_before(b"k2499")), new_archive=True)
     assert look(b"", 20) is None
 
 

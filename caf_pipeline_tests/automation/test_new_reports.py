@@ -87,7 +87,7 @@ def test_a_report_that_s3_has_not_finished_is_not_planned_yet(reported, missing)
 def test_a_report_that_is_older_than_a_planned_listing_is_not_planned(reported):
     pipeline, reports = reported
     reports.write(YESTERDAY)
-    planning.cut_plan(pipeline.workplace(), inventories.take_inventory(pipeline.workplace()))
+    planning.cut_plan(pipeline.run_context(), inventories.take_inventory(pipeline.run_context()))
     assert tick(pipeline) == (None, "Nothing new after ''.")
 
 
@@ -117,7 +117,7 @@ def test_a_report_that_cannot_be_used_launches_nothing_and_the_bucket_is_looked_
     pipeline, reports = reported
     reports.write(YESTERDAY, **changes)
     assert tick(pipeline)[0] == ""
-    planning.cut_plan(pipeline.workplace(), inventories.take_inventory(pipeline.workplace(), until=b"z"))
+    planning.cut_plan(pipeline.run_context(), inventories.take_inventory(pipeline.run_context(), until=b"z"))
     found, said = tick(pipeline)
     assert found is None
     assert said.startswith("Nothing new after ''. No inventory report is taken: the inventory report s3://")
@@ -128,7 +128,7 @@ def test_a_bucket_of_reports_that_is_gone_is_told_and_the_other_one_is_looked_th
     pipeline, _ = reported
     pipeline = with_source(pipeline, inventory=f"s3://no-such-bucket/{pipeline.bucket.name}/daily/")
     assert tick(pipeline)[0] == ""
-    planning.cut_plan(pipeline.workplace(), inventories.take_inventory(pipeline.workplace(), until=b"z"))
+    planning.cut_plan(pipeline.run_context(), inventories.take_inventory(pipeline.run_context(), until=b"z"))
     assert "No inventory report is taken: there is no bucket 'no-such-bucket'" in tick(pipeline)[1]
 
 
@@ -147,7 +147,7 @@ def test_a_report_whose_plan_failed_is_tried_again_after_pauses_and_then_left_to
     run_id = fail_plan(pipeline, name)
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS)  # longer than this test takes
     assert tick(pipeline)[0] == ""
-    planning.cut_plan(pipeline.workplace(), inventories.take_inventory(pipeline.workplace(), until=b"z"))
+    planning.cut_plan(pipeline.run_context(), inventories.take_inventory(pipeline.run_context(), until=b"z"))
     assert f"Run {run_id} did not plan the inventory report {name}: the next one waits." in tick(pipeline)[1]
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
     for _ in range(attempts - 1):
@@ -194,7 +194,7 @@ def test_whether_there_is_a_new_report_is_one_request_however_many_reports_and_f
     names = [reports.write(NOW - days * DAY) for days in range(12)]
     for number in range(40):
         reports.put(f"{reports.prefix}data/{number}.parquet", b"")
-    source = pipeline.workplace().objects
+    source = pipeline.run_context().objects
     assert source.find_reports(None) == names
     assert source.find_reports(NOW - 3 * DAY) == names[:3]
     assert source.find_reports(NOW) == []

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from dagster import AssetKey, Definitions, RetryPolicy, asset, build_resources, define_asset_job
 
-from caf_pipeline import wiring
+from caf_pipeline import run_wiring
 from caf_pipeline.automation import restoring
 from caf_pipeline.defs import restore_job
 from caf_pipeline.defs.object_reader import ObjectReader
@@ -16,7 +16,7 @@ from caf_pipeline.retrieval import restore as retrieval_restore
 from caf_pipeline.retrieval import restore_folder
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.support.command_line import source_text
-from caf_pipeline_tests.support.workplaces import archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import archive_everything, plan
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -26,7 +26,7 @@ SOURCE = "my-source"
 @pytest.fixture
 def archived(pipeline):
     pipeline.put(9)
-    archive_everything(pipeline.workplace())
+    archive_everything(pipeline.run_context())
     return pipeline
 
 
@@ -53,7 +53,7 @@ def test_a_run_restores_a_prefix_and_counts_what_it_did(archived, tmp_path):
 def test_a_run_says_what_below_its_prefix_no_archive_has(archived, tmp_path):
     for number in range(9, 12):  # a key that is written again may be of a later second, and so be planned again
         archived.bucket.put(f"key-{number:03}", b"new")
-    plan(archived.workplace())
+    plan(archived.run_context())
     result, shown, _ = restore(archived, prefix="key-0", destination=str(tmp_path / "out"))
     assert (shown["objects"], shown["not_yet_archived"], shown["skipped"]) == (9, 3, 0)
     said = [entry.user_message for entry in archived.instance.all_logs(result.run_id)]
@@ -126,7 +126,7 @@ def test_a_store_that_goes_away_fails_the_run_with_the_reason_and_what_was_resto
             yield from super().read(*given, **options)
 
     store = Leaving(archived.settings.store.folder)
-    monkeypatch.setattr(wiring, "open_store", lambda *_: store)
+    monkeypatch.setattr(run_wiring, "open_store", lambda *_: store)
     monkeypatch.setattr(restore_folder, "BATCH_OBJECTS", 2)
     monkeypatch.setattr(retrieval_restore, "UNREAD_IN_A_ROW", 3)
     monkeypatch.setattr(restore_job.restore_archived, "_retry_policy", RetryPolicy(max_retries=1))  # at once

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from dagster import AssetKey, DagsterEvent, DagsterEventType, DagsterRun, DagsterRunStatus, RetryPolicy
 
+from caf_pipeline import run_wiring
 from caf_pipeline.automation import launching, new_objects_tick
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.dagster_private import (
@@ -17,12 +18,13 @@ from caf_pipeline.dagster_host.dagster_private import (
 )
 from caf_pipeline.defs.naming import SOURCE_TAG
 from caf_pipeline.errors import BucketMissing
+from caf_pipeline.settings import StoreSettings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.dagster_private import BulkActionStatus
+from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
 from caf_pipeline_tests.support.tiers import sampled
-from caf_pipeline_tests.support.workplaces import archive_chunk
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -75,6 +77,14 @@ def test_new_objects_become_one_run_of_the_plan(pipeline, tick):
 
     requests, why, _ = tick("new_objects_my_source", cursor)
     assert (requests, why) == ([], "Nothing new after ''.")
+
+
+def test_a_tick_that_lists_opens_neither_store_nor_wallet(pipeline, monkeypatch):
+    monkeypatch.setattr(run_wiring, "open_store", lambda *_: pytest.fail("the store was opened"))
+    pipeline.put(1)
+    on_jackal = replace(pipeline, settings=pipeline.settings.model_copy(update={"store": StoreSettings(kind="jackal")}))
+    (request,) = evaluate_tick(on_jackal, "new_objects_my_source").run_requests
+    assert request.run_config
 
 
 class Looks:
@@ -248,10 +258,10 @@ def test_a_look_at_a_source_with_inventory_reports_plans_what_was_listed(pipelin
 def test_a_chunk_whose_run_died_in_its_last_step_is_launched_again(pipeline, tick):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    archive_chunk(pipeline.workplace(), chunk, until=chunk_steps.load_locations)
+    archive_chunk(pipeline.run_context(), chunk, until=chunk_steps.load_locations)
     requests, _, _ = tick("launch_chunks")
     assert [request.partition_key for request in requests] == [chunk]
-    chunk_steps.release_staging(pipeline.workplace(), chunk)
+    chunk_steps.release_staging(pipeline.run_context(), chunk)
     requests, _, _ = tick("launch_chunks")
     assert [request.partition_key for request in requests] == [None]  # only the question whether the source is complete
 
@@ -440,7 +450,7 @@ def test_a_chunk_that_failed_too_often_is_parked_and_may_be_sent_on_its_way_agai
     assert parked.state is ChunkState.PARKED
     assert "failed too often" in parked.reason
 
-    unpark(pipeline.workplace(), chunk)
+    unpark(pipeline.run_context(), chunk)
     requests, _, _ = tick("launch_chunks")
     assert [request.partition_key for request in requests] == [chunk]
 
@@ -449,7 +459,7 @@ def test_a_run_that_another_one_held_back_is_no_success_between_failures(pipelin
     pipeline.put(2)
     (chunk,) = pipeline.plan()
     fail_run(pipeline, chunk)
-    held = pipeline.workplace("another")
+    held = pipeline.run_context("another")
     with held.lease(f"chunk/{chunk}"):
         assert pipeline.execute(ARCHIVE, partition_key=chunk).success
     fail_run(pipeline, chunk)
@@ -481,7 +491,7 @@ def test_an_outage_parks_no_chunk_however_many_runs_it_ends_and_other_failures_d
     fail_run(pipeline, chunk)
     assert "1 parked now" in evaluate_tick(pipeline, "launch_chunks").skip_message
 
-    chunk_steps.unpark(pipeline.workplace(), chunk)
+    chunk_steps.unpark(pipeline.run_context(), chunk)
     unruly_s3.well_behaved()
     assert pipeline.execute(ARCHIVE, partition_key=chunk).success
     assert pipeline.ledger.chunk(chunk).state is ChunkState.LOCATED

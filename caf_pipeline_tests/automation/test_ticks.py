@@ -11,13 +11,13 @@ from caf_pipeline.automation import launch_tick, launching
 from caf_pipeline.automation.launch_tick import MOST_LAUNCHED, refused_chunks
 from caf_pipeline.automation.launching import PAGE
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.context import address_of
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, PlanTooSmall
 from caf_pipeline.ledger import launchable
 from caf_pipeline.ledger.database import Connection
 from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
 from caf_pipeline.ledger.waits import RunWaits
+from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import SourceSettings, StoreSettings
 from caf_pipeline.steps import inventories
 from caf_pipeline_tests.automation.test_sensors import SOURCE, fail_run
@@ -155,7 +155,7 @@ def test_a_bucket_that_hangs_is_asked_no_second_time_while_the_first_question_is
 def test_a_bucket_that_answers_slowly_is_gone_through_a_page_a_look(pipeline):
     for number in range(1001):
         pipeline.bucket.put(f"k-{number:04}")
-    seen = inventories.look_for_new(pipeline.workplace(), after=b"", max_pages=20, enough=lambda: True)
+    seen = inventories.look_for_new(pipeline.run_context(), after=b"", max_pages=20, enough=lambda: True)
     assert (seen.new_objects, seen.next_after) == (1000, b"k-0999")
 
 
@@ -253,7 +253,7 @@ def test_chunks_behind_many_that_wait_are_launched_by_the_next_look(pipeline, mo
 def test_a_chunk_that_something_works_on_is_not_launched(pipeline):
     plan_chunks(pipeline, SOURCE, 2)
     first, second = pipeline.chunks()
-    with pipeline.workplace().lease(chunk_lease(first)):
+    with pipeline.run_context().lease(chunk_lease(first)):
         requests = evaluate_tick(pipeline, "launch_chunks").run_requests
         assert [request.partition_key for request in requests] == [second]
 
@@ -303,7 +303,7 @@ def test_no_more_chunks_are_launched_than_staging_has_room_for(pipeline):
     pipeline = with_settings(pipeline, packing=narrow)
     assert requested(pipeline) == [first, second]
     folder = str(pipeline.settings.staging_folder)
-    with pipeline.workplace().lease(chunk_lease(third)) as lease:
+    with pipeline.run_context().lease(chunk_lease(third)) as lease:
         pipeline.ledger.reserve_staging(lease, third, folder, 1_400, 2_500)
         assert requested(pipeline) == [first]
     assert requested(pipeline) == [first, third]  # which has its room already

@@ -97,8 +97,8 @@ def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_ever
         submit_backfill(world, instance, chunks, BACKFILL)
 
         def waiting():
-            with world.workplace() as work:
-                return {wait.run for wait in work.ledger.waits() if wait.wait.chunk}
+            with world.run_context() as context:
+                return {wait.run for wait in context.ledger.waits() if wait.wait.chunk}
 
         wait_for(lambda: len(waiting()) == 2)
         one.kill()

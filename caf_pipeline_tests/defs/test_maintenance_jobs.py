@@ -19,13 +19,12 @@ from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.settings import Settings, SourceSettings, StoreSettings
 from caf_pipeline.store.jackal.chain import Chain
-from caf_pipeline.wiring import close_store
 from caf_pipeline_tests.contracts.transaction_log import commit, signed
 from caf_pipeline_tests.support.dagster_private import AssetCheckExecutionRecordStatus
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
-from caf_pipeline_tests.support.workplaces import archive_chunk
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
 
@@ -40,7 +39,7 @@ def archived(pipeline):
     """A source of some chunks in a folder, all located: by the steps of a run, since a run of each takes seconds."""
     pipeline.put(30)
     for chunk in pipeline.plan():
-        archive_chunk(pipeline.workplace(), chunk)
+        archive_chunk(pipeline.run_context(), chunk)
     return pipeline
 
 
@@ -181,7 +180,7 @@ def test_one_chunk_that_is_held_or_beyond_repair_does_not_keep_the_others(archiv
     for chunk in (first, second):
         lose(archived, chunk)
     archived.execute(PROVE)
-    other = archived.workplace("another run")
+    other = archived.run_context("another run")
     with other.ledger.lease(chunk_lease(first), other.holder):
         result = archived.execute(REPAIR)
     assert result.success
@@ -267,8 +266,8 @@ def test_chunks_stored_without_a_plan_are_an_error(on_jackal, network, monkeypat
     mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
     mine.put(1)
     (chunk,) = mine.plan()
-    archive_chunk(work := mine.workplace(), chunk)
-    close_store(work.store)
+    archive_chunk(context := mine.run_context(), chunk)
+    context.close()
     monkeypatch.setattr(Chain, "confirmed_plan", lambda chain, _: (None, chain.now()))
     check = lasting(mine)
     assert (check.passed, check.severity.value) == (False, "ERROR")

@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.errors import StoreAway, StoreError, StoreUnreachable
-from caf_pipeline.store.directory import MARKER, DirectoryStore
-from caf_pipeline_tests.contracts.chunk_store import ChunkStoreContract, MemoryLog, staged_file, stored, to_store
+from caf_pipeline.store.directory import MARKER, DirectoryReader, DirectoryStore
+from caf_pipeline_tests.contracts.chunk_store import (
+    ChunkReaderContract,
+    ChunkStoreContract,
+    MemoryLog,
+    staged_file,
+    stored,
+    to_store,
+)
 from caf_pipeline_tests.system.test_files_below import ordinary_user
 
 
@@ -21,6 +28,14 @@ def store(tmp_path):
 
 class TestDirectoryStore(ChunkStoreContract):
     """Passes the contract."""
+
+
+class TestDirectoryReader(ChunkReaderContract):
+    """Passes the contract of readers."""
+
+    @pytest.fixture
+    def reader(self, store):
+        return DirectoryReader(store.folder)
 
 
 def test_an_upload_that_breaks_leaves_no_copy(store, tmp_path):

@@ -1,13 +1,13 @@
-"""Workplaces for tests: a memory source or a real one, a folder for a store or any other, a real ledger."""
+"""Run contexts for tests: a memory source or a real one, a folder for a store or any other, a real ledger."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from caf_pipeline.context import Workplace
 from caf_pipeline.inventory.accounting import Accounting
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Holder
+from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.store.directory import DirectoryStore
@@ -28,7 +28,7 @@ CHUNK_STEPS = (
 StoreMaker = Callable[[Settings, Ledger, Holder], ChunkStore]
 
 
-def a_workplace(
+def a_run_context(
     folder: Path,
     source,
     ledger,
@@ -39,8 +39,8 @@ def a_workplace(
     store: ChunkStore | StoreMaker | None = None,
     throttle=None,
     **settings,
-) -> Workplace:
-    """Open a workplace of the source `src`.
+) -> RunContext:
+    """Open a run context of the source `src`.
 
     Args:
         store: an open store, or what opens one as `open_jackal_store` does; a folder under `folder` by default.
@@ -58,32 +58,32 @@ def a_workplace(
         store = DirectoryStore(described.store.folder, ledger)
     elif callable(store):
         store = store(described, ledger, holder)
-    work = Workplace("src", described, source, store, ledger, holder, throttle=throttle)
-    ledger.register_source(work.source, work.archive_id, work.address)
-    return work
+    context = RunContext("src", described, holder, Lazy.of(source), Lazy.of(store), Lazy.of(ledger), throttle=throttle)
+    ledger.register_source(context.source, context.archive_id, context.address)
+    return context
 
 
-def plan(work: Workplace):
+def plan(context: RunContext):
     """Take an inventory and plan what is new; a store that a module's tests share has files of other tests."""
-    return planning.cut_plan(work, inventories.take_inventory(work), new_archive=True)
+    return planning.cut_plan(context, inventories.take_inventory(context), new_archive=True)
 
 
-def account_for_plan(work: Workplace, report: planning.PlanReport) -> Accounting:
+def account_for_plan(context: RunContext, report: planning.PlanReport) -> Accounting:
     """Account for the inventory of a plan, as the check of a plan does."""
-    return planning.account_for(work, report.snapshot)
+    return planning.account_for(context, report.snapshot)
 
 
-def archive_chunk(work: Workplace, name: str, *, until=None) -> None:
+def archive_chunk(context: RunContext, name: str, *, until=None) -> None:
     """Run the steps of a chunk, all or up to and including one."""
     for step in CHUNK_STEPS:
-        step(work, name)
+        step(context, name)
         if step is until:
             return
 
 
-def archive_everything(work: Workplace) -> list[str]:
+def archive_everything(context: RunContext) -> list[str]:
     """Plan what is new and archive every planned chunk; return the chunks' names."""
-    names = [chunk.name for chunk in plan(work).chunks]
+    names = [chunk.name for chunk in plan(context).chunks]
     for name in names:
-        archive_chunk(work, name)
+        archive_chunk(context, name)
     return names

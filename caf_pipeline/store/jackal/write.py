@@ -10,20 +10,17 @@ from datetime import datetime, timedelta
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, NoStoragePlan, NotPublic, PlanExpired, PlanTooSmall
-from caf_pipeline.ledger.records import Holder
-from caf_pipeline.settings import JackalSettings, Settings
+from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.accepting_providers import AcceptingProviders
 from caf_pipeline.store.jackal.answers import ChainFile
 from caf_pipeline.store.jackal.chain import Chain
-from caf_pipeline.store.jackal.download import Downloads
-from caf_pipeline.store.jackal.messages import DENOM, archive_of, is_ours
-from caf_pipeline.store.jackal.nodes import Nodes
+from caf_pipeline.store.jackal.names import DENOM, archive_of, is_ours
 from caf_pipeline.store.jackal.posting import GAS_BASE, GAS_MARGIN, GAS_POST, Poster
-from caf_pipeline.store.jackal.provider_selection import ProviderSelection
+from caf_pipeline.store.jackal.read import JackalReader, open_chain
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet, read_mnemonic
 from caf_pipeline.store.protocol import (
@@ -34,33 +31,25 @@ from caf_pipeline.store.protocol import (
     ListedProof,
     PostedFile,
     Posting,
+    ProviderRecords,
     StorageCost,
+    TransactionLog,
 )
 from caf_pipeline.system.quantities import show_size
-from caf_pipeline.throttle import Throttle, open_throttle
+from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import Waits
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.ledger.provider_stats import ProviderRecords
-    from caf_pipeline.ledger.transactions import TransactionLog
-
 
 INTERVALS_KEPT: Final = 1024
 """Files whose proof window is remembered: a look at a file needs it for each copy, and some times more."""
 
 
-class JackalStore:
+class JackalStore(JackalReader):
     """Keeps chunks on Jackal. Safe for several threads.
 
     Attributes:
-        chain: the network's nodes.
         wallet: who pays and owns.
         poster: what pays.
-        settings: of the network.
     """
-
-    name = "jackal"
 
     def __init__(  # noqa: PLR0917 - the parts, each a type of its own
         self,
@@ -68,26 +57,17 @@ class JackalStore:
         wallet: Wallet,
         chain: Chain,
         poster: Poster,
-        records: "ProviderRecords",
+        records: ProviderRecords,
         throttle: Throttle,
         waits: Waits | None = None,
     ) -> None:
-        self.settings = settings
+        super().__init__(settings, chain, records, waits)
         self.wallet = wallet
-        self.chain = chain
         self.poster = poster
-        self.required_copies = settings.copies_required
         self.proof_type: int = settings.proof_type
-        self._selection = ProviderSelection(chain, records, allow_private_addresses=settings.allow_private_addresses)
         self._uploads = Uploads(chain, settings, records, self._selection, throttle, waits or Waits())
         self._accepting = AcceptingProviders(settings, self._selection, self._uploads)
-        self._downloads = Downloads(chain, records, self._selection, waits)
         self._interval = lru_cache(INTERVALS_KEPT)(self._ask_interval)
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._selection.close()
-        self.chain.close()
 
     # --- before anything is sent ---------------------------------------------------------------------------------------
 
@@ -170,43 +150,22 @@ class JackalStore:
     def bind(self) -> None:
         """Do nothing: the wallet's address says whose files these are."""
 
-    def post(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting:
+    def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
         """Announce the chunk on the chain, once enough providers would take it: see `Poster.post`."""
         _require_public(chunk.public)
         return self.poster.post(chunk, log, ready=lambda: self._accepting.require(chunk.stored_size_bytes))
 
-    def posted_already(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting | None:
+    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
         """Return the chunk's post where there is one; what is pending is settled first, and nothing is signed."""
         return self.poster.found(chunk, log)
 
-    def unknown_posts(self, archive_id: str, log: "TransactionLog") -> Sequence[bytes]:
+    def unknown_posts(self, archive_id: str, log: TransactionLog) -> Sequence[bytes]:
         """Return the roots of the wallet's posts of an archive that the ledger does not know: see `Poster.unknown_posts`."""
         return self.poster.unknown_posts(archive_id, log)
 
     def put(self, posting: Posting, staged: Path, progress: Callable[[int], None], *, wrong: Collection[str] = ()) -> None:
         """Bring the staged file to providers: see `ChunkStore.put`."""
         self._uploads.put(posting, staged, progress, wrong=wrong)
-
-    def copies(self, posting: Posting) -> Sequence[Copy]:
-        """Return what the chain lists, with what it keeps of each copy's proofs."""
-        merkle_root, owner, start = posting.merkle_root, posting.owner, posting.start
-        file = self.chain.file(merkle_root, owner, start)
-        if file is None:
-            return []
-        copies = []
-        for provider, listed in zip(file.providers, file.proofs, strict=True):
-            proof = self.chain.proof(provider, merkle_root, owner, start)
-            height, verified = (proof.last_proven, proof.verified) if proof else (None, False)
-            copies.append(Copy(provider, listed, height, verified))
-        return copies
-
-    def holders(self, posting: Posting) -> Sequence[str]:
-        """Return the providers that the chain lists, fastest first, those that failed of late last."""
-        return self._downloads.holders(posting)
-
-    def urls(self, posting: Posting) -> Mapping[str, str]:
-        """Return where providers give the file to whoever asks, by the address of each on the chain."""
-        return self._downloads.urls(posting)
 
     def proof_window(self, posting: Posting, copy: Copy) -> int | None:
         """Return the number of the proof window since the post: windows of a file begin with its start."""
@@ -250,14 +209,6 @@ class JackalStore:
                 for one in page
                 if one.provider in ("", provider)
             ]
-
-    def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
-        """Yield a range of the stored bytes: see `ChunkStore.read`."""
-        return self._downloads.read(posting, start_byte, end_byte, provider=provider)
-
-    def has_lost(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str) -> bool:
-        """Return whether a provider that answers sends nothing of a range: see `ChunkStore.has_lost`."""
-        return self._downloads.has_lost(posting, start_byte, end_byte, provider=provider)
 
     def owner(self) -> str:
         """Return the wallet's address."""
@@ -317,27 +268,22 @@ def _require_public(public: bool) -> None:
         )
 
 
-def open_jackal_store(settings: Settings, ledger: "Ledger", holder: Holder, waits: Waits | None = None) -> JackalStore:
-    """Open the store that the settings describe. The wallet is opened when something is to be paid: reading needs none.
+def open_jackal_store(
+    settings: JackalSettings,
+    log: TransactionLog,
+    records: ProviderRecords,
+    throttle: Throttle,
+    waits: Waits | None = None,
+) -> JackalStore:
+    """Open the store that the settings describe. The wallet is opened when something is to be paid.
 
     Raises:
         SettingsError: no LCD is set.
     """
-    jackal = settings.jackal
-    given = jackal.mnemonic.get_secret_value() if jackal.mnemonic else None
-    wallet = Wallet(lambda: read_mnemonic(given, jackal.mnemonic_file))
-    log = ledger.transactions(holder)
-    throttle = open_throttle(jackal, ledger.controls(), waits)
-    chain = Chain(
-        Nodes(
-            jackal.lcd,
-            jackal.chain_id,
-            seen_height=lambda: log.seen_height(jackal.chain_id),
-            see_height=lambda height: log.see_height(jackal.chain_id, height),
-            waits=waits,
-        )
-    )
+    given = settings.mnemonic.get_secret_value() if settings.mnemonic else None
+    wallet = Wallet(lambda: read_mnemonic(given, settings.mnemonic_file))
+    chain = open_chain(settings, log, waits)
     poster = Poster(
-        chain, wallet, jackal, spend_cap=throttle.spend_cap, wait_while_paused=throttle.wait_while_paused, waits=waits
+        chain, wallet, settings, spend_cap=throttle.spend_cap, wait_while_paused=throttle.wait_while_paused, waits=waits
     )
-    return JackalStore(jackal, wallet, chain, poster, ledger.providers(), throttle, waits)
+    return JackalStore(settings, wallet, chain, poster, records, throttle, waits)
