@@ -4,19 +4,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.registry import Collector
 
 from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.terminal import note
 from caf_pipeline.errors import CafError, UsageError
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import load_settings
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-    from prometheus_client.core import Metric
-
-    from caf_pipeline.ledger.postgres import Ledger
 
 
 def metrics(
@@ -51,20 +51,16 @@ def metrics(
             sys.stdout.write(render(ledger).decode())
 
 
-def render(ledger: "Ledger") -> bytes:
+def render(ledger: Ledger) -> bytes:
     """Return all metrics, as OpenMetrics text."""
-    from prometheus_client.openmetrics.exposition import generate_latest  # noqa: PLC0415  loaded by the command that uses it
-
     text: bytes = generate_latest(_registry(ledger))  # type: ignore[no-untyped-call]
     return text
 
 
-def _registry(ledger: "Ledger") -> "CollectorRegistry":
-    from prometheus_client import CollectorRegistry  # noqa: PLC0415
-    from prometheus_client.registry import Collector  # noqa: PLC0415
+def _registry(ledger: Ledger) -> CollectorRegistry:
 
     class LedgerCollector(Collector):
-        def collect(self) -> "Iterable[Metric]":
+        def collect(self) -> Iterable[Metric]:
             return families(ledger)
 
     registry = CollectorRegistry(auto_describe=False)
@@ -72,10 +68,8 @@ def _registry(ledger: "Ledger") -> "CollectorRegistry":
     return registry
 
 
-def families(ledger: "Ledger") -> "Iterator[Metric]":
+def families(ledger: Ledger) -> Iterator[Metric]:
     """Yield every metric with its samples."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
-
     sources = ledger.sources()
     found = ledger.progress(sources)
     chunks = GaugeMetricFamily("caf_chunks", "Chunks, by state.", labels=["source", "state"])
@@ -88,7 +82,7 @@ def families(ledger: "Ledger") -> "Iterator[Metric]":
             sizes.add_metric([one.source, state], sums.size_bytes)
     yield from (chunks, objects, sizes)
 
-    def gauge(name: str, said: str, value: Callable[[Any], int | datetime | None]) -> "Metric":
+    def gauge(name: str, said: str, value: Callable[[Any], int | datetime | None]) -> Metric:
         family = GaugeMetricFamily(name, said, labels=["source"])
         for one in found:
             if (number := value(one)) is not None:
@@ -151,12 +145,8 @@ def _host_and_port(text: str) -> tuple[str, int]:
     raise UsageError(f"{text!r} is not HOST:PORT.", hint="For example 127.0.0.1:9180.")
 
 
-def _serve(host: str, port: int, ledger: "Ledger") -> None:
+def _serve(host: str, port: int, ledger: Ledger) -> None:
     """Answer scrapes until it is interrupted; says on standard error where it listens."""
-    from prometheus_client import start_http_server  # noqa: PLC0415
-
-    from caf_pipeline.cli.terminal import note  # noqa: PLC0415
-
     try:
         server, thread = start_http_server(port, host, _registry(ledger))
     except OSError as error:

@@ -10,6 +10,7 @@ from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.download import Downloads
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
+from caf_pipeline.store.jackal.reader_memory import ReaderHeights, ReaderRecords
 from caf_pipeline.store.protocol import ChainHeights, Copy, Posting, ProviderRecords
 from caf_pipeline.waits import Waits
 
@@ -86,5 +87,5 @@ def open_chain(settings: JackalSettings, heights: ChainHeights, waits: Waits | N
 def open_jackal_reader(
     settings: JackalSettings, heights: ChainHeights, records: ProviderRecords, waits: Waits | None = None
 ) -> JackalReader:
-    """Open what reads the chunks of a network. Raises as `open_chain`."""
-    return JackalReader(settings, open_chain(settings, heights, waits), records, waits)
+    """Open what reads the chunks of a network, and writes neither heights nor records. Raises as `open_chain`."""
+    return JackalReader(settings, open_chain(settings, ReaderHeights(heights), waits), ReaderRecords(records), waits)
