@@ -52,7 +52,7 @@ class Case:
 
     Attributes:
         name: as in `make bench CASE=name`.
-        work: what ours does.
+        context: what ours does.
         against: what theirs does.
         goal: what the ratio of wall times should not exceed.
         sides: yields both commands once, ours first; makes the inputs before and cleans up behind.

@@ -28,18 +28,19 @@ from benchmarks.case import CAF
 from benchmarks.inputs import KEPT
 from benchmarks.server import BUCKET, SOURCE_KEYS, S3Server
 from benchmarks.server import running as running_s3
+from caf_pipeline.automation.launching import UNFINISHED
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import backfill
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
-from caf_pipeline.defs.launching import UNFINISHED
 from caf_pipeline.defs.naming import PARTITION_TAG
 from caf_pipeline.ledger.database import embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import inventories, planning
-from caf_pipeline.wiring import close_store, open_ledger, open_workplace
+from caf_pipeline.wiring import open_ledger
 from caf_pipeline_tests.support.dagster_daemon import daemon
 from caf_pipeline_tests.support.postgres import database_at
 
@@ -146,11 +147,11 @@ def _backfill(settings: Settings, instance: DagsterInstance, url: str | None, ho
 
 def _plan(settings: Settings, ledger: Ledger) -> list[str]:
     """Plan what is in the bucket; return the chunks' names."""
-    work = open_workplace(settings, SOURCE, run="benchmark", ledger=ledger)
+    context = open_run_context(settings, SOURCE, run="benchmark", ledger=ledger)
     try:
-        return [chunk.name for chunk in planning.cut_plan(work, inventories.take_inventory(work)).chunks]
+        return [chunk.name for chunk in planning.cut_plan(context, inventories.take_inventory(context)).chunks]
     finally:
-        close_store(work.store)
+        context.close()
 
 
 def _unfinished(instance: DagsterInstance) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.case import Bench, ours
@@ -30,7 +31,7 @@ from caf_pipeline.inventory.manifest import (
     ManifestWriter,
     open_manifest,
 )
-from caf_pipeline.inventory.plan import PLAN_SCHEMA, ChunkPlan
+from caf_pipeline.inventory.plan import OF_CLAIMS, PLAN_SCHEMA, ChunkPlan
 from caf_pipeline.ledger.arrow import LOCATION, SIGNATURE, TRAILER, as_rows, location_batches
 from caf_pipeline.ledger.copy import copy_location_batches
 from caf_pipeline.ledger.database import Database, embedded_url
@@ -81,16 +82,24 @@ def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
     try:
         keys = [key(number) for number in range(count)]
         numbers = pa.array([1 + at // per_chunk for at in range(count)], pa.int32())
-        versions = [f"etag:{number * 2654435761:032x}:{OBJECT_BYTES}" for number in range(count)]
-        columns = {"chunk_number": numbers, "key": pa.array(keys, pa.binary()), "object_version": pa.array(versions)}
-        columns["last_modified"] = pa.repeat(pa.scalar(MOMENT, pa.timestamp("us", tz="UTC")), count)
+        etags = [f"{number * 2654435761:032x}" for number in range(count)]
+        columns = {
+            "chunk_number": numbers,
+            "key": pa.array(keys, pa.binary()),
+            "object_version": pa.array([f"etag:{etag}:{OBJECT_BYTES}" for etag in etags]),
+            "version_id": pa.nulls(count, pa.string()),
+            "etag": pa.array(etags),
+            "size_bytes": pa.repeat(pa.scalar(OBJECT_BYTES, pa.int64()), count),
+            "last_modified": pa.repeat(pa.scalar(MOMENT, pa.timestamp("us", tz="UTC")), count),
+        }
         pq.write_table(pa.table(columns), rows, compression="zstd")
         lines.write_text(
             "".join(
-                f"1\t{one}\t{two}\t{at}\t{MOMENT}\n" for one, two, at in zip(keys, versions, numbers.to_pylist(), strict=True)
+                f"1\t{key}\t\t{etag}\t{OBJECT_BYTES}\t-infinity\t{number}\t{MOMENT}\n"
+                for key, etag, number in zip(keys, etags, numbers.to_pylist(), strict=True)
             )
         )
-        copy = "COPY claims (source_id, file_path, object_version, caf_file_id, last_modified) FROM STDIN"
+        copy = "COPY claims FROM STDIN"  # all columns, in their order
         our_command = ours("claim", database_at(url, RUN), rows, CLAIM_CHUNKS, per_chunk).argv
         their_command = _copied_by_psql(database_at(url, RUN), copy, lines)
         yield Command(lambda: ready(our_command)), Command(lambda: ready(their_command))  # type: ignore[arg-type]
@@ -129,7 +138,7 @@ def verified(bench: Bench, count: int, *, in_order: bool) -> Iterator[Verified]:
         with lines.open("wb") as file:
             file.write(SIGNATURE)
             for batch in location_batches(open_manifest(manifest).locations()):
-                file.write(as_rows([(1).to_bytes(4, "big")] * 2, batch))
+                file.write(as_rows([(1).to_bytes(4, "big"), (1).to_bytes(8, "big")], batch))
             file.write(TRAILER)
         copy = f"COPY file_locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
         at = database_at(url, RUN)
@@ -144,12 +153,13 @@ IN_FOLDERS = (
     f"INSERT INTO file_locations ({COLUMNS}) SELECT source_id, caf_file_id, '{FOLDERS}' || substr(file_path, 21, 10) || '/'"
     f" || substr(file_path, 31), {', '.join(LOCATION[1:])} FROM file_locations WHERE file_path < %(end)s"
 )
-SELECT_ONE = """import sys, psycopg
+SELECTED = "caf_file_id, start_byte, end_byte, last_modified, version_id, etag, sha256"
+SELECT_ONE = f"""import sys, psycopg
 url, keys = sys.argv[1:]
 with psycopg.connect(url, autocommit=True) as connection:
     for key in open(keys):
         found = connection.execute(
-            "SELECT * FROM file_locations WHERE source_id = 1 AND file_path = %s", [key.rstrip()], binary=True).fetchall()
+            "SELECT {SELECTED} FROM file_locations WHERE source_id = 1 AND file_path = %s", [key.strip()], binary=True).fetchall()
         assert len(found) == 1"""
 SELECT_MANY = f"""import sys, psycopg
 url, path = sys.argv[1:]
@@ -158,7 +168,7 @@ with psycopg.connect(url, autocommit=True) as connection:
     for at in range(0, len(keys), {BATCH}):
         some = keys[at:at + {BATCH}]
         found = connection.execute(
-            "SELECT * FROM file_locations WHERE source_id = 1 AND file_path = ANY(%s)", [some], binary=True).fetchall()
+            "SELECT {SELECTED} FROM file_locations WHERE source_id = 1 AND file_path = ANY(%s)", [some], binary=True).fetchall()
         assert len(found) == len(some)"""
 
 
@@ -211,7 +221,7 @@ def _fill(url: str, manifest: Path, count: int) -> None:
     write_manifest(manifest, count, in_order=True)
     ledger, database, _ = _planned(url, count, ())
     with database.transaction() as connection:
-        copy_location_batches(connection, "locations", 1, 1, open_manifest(manifest).locations())
+        copy_location_batches(connection, "file_locations", 1, 1, open_manifest(manifest).locations())
         connection.execute(IN_FOLDERS, {"end": key(count // 10)})
         set_state(connection, "located")
     ledger.close()
@@ -289,12 +299,13 @@ def _planned(url: str, count: int, claims: Iterable[pa.RecordBatch]) -> tuple[Le
 
 
 def _claims(manifest: Path) -> Iterator[pa.RecordBatch]:
-    schema = pa.schema([PLAN_SCHEMA.field(name) for name in ("chunk_number", "key", "object_version", "last_modified")])
+    schema = pa.schema([PLAN_SCHEMA.field(name) for name in OF_CLAIMS])
     for batch in open_manifest(manifest).locations():
-        ones = pa.repeat(pa.scalar(1, schema.field("chunk_number").type), batch.num_rows)
-        yield pa.record_batch(
-            [ones, batch["key"].cast(pa.binary()), batch["object_version"], batch["last_modified"]], schema=schema
-        )
+        columns = {name: batch[name] for name in OF_CLAIMS if name in batch.schema.names}
+        columns["chunk_number"] = pa.repeat(pa.scalar(1, schema.field("chunk_number").type), batch.num_rows)
+        columns["key"] = batch["key"].cast(pa.binary())
+        columns["size_bytes"] = pc.subtract(batch["end_byte"], batch["start_byte"])
+        yield pa.record_batch([columns[name] for name in OF_CLAIMS], schema=schema)
 
 
 def _administer(url: str, *statements: str) -> None:

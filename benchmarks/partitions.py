@@ -19,7 +19,6 @@ from dagster import DagsterInstance, Definitions
 
 from benchmarks import report
 from benchmarks.inputs import KEPT
-from caf_pipeline.context import address_of
 from caf_pipeline.dagster_host import backfill
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ALERT_SENSOR, LAUNCH_SENSOR, partitions_name
@@ -27,6 +26,7 @@ from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline_tests.support.ticks import evaluate_tick
 from caf_pipeline_tests.support.webserver import webserver

@@ -11,8 +11,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from caf_pipeline.system.garbage import look_rarely
-from caf_pipeline.system.left_out import leave_out_unused
+from caf_pipeline.entry import leave_out_unused, look_rarely
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 LIMIT_BYTES = 32 << 30

@@ -1,10 +1,10 @@
 """What Dagster's tools load: the definitions for the settings found in the working directory and the environment."""
 
-from caf_pipeline.system.garbage import no_looks
+from caf_pipeline.entry import NoLooks
 
-with no_looks():  # on its own: it comes before DuckDB
+with NoLooks():  # on its own: it comes before DuckDB
     from dagster import Definitions
-with no_looks():
+with NoLooks():
     from caf_pipeline.defs.build import build_defs
     from caf_pipeline.errors import SettingsError, with_hint
     from caf_pipeline.settings import load_settings

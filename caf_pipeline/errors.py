@@ -393,3 +393,15 @@ class NoDaemon(CafError):
 
     exit_code = 16  # 12 to 15 and 18 are those of commands that came to their end
     permanent = False
+
+
+HITS_EVERY_CHUNK: Final = (
+    SettingsError,
+    NotPublic,
+    NoStoragePlan,
+    EmptyWallet,
+    SpendCapReached,
+    UploadsRefused,
+    StoredAlready,
+)
+"""What the next chunk would meet just the same: nothing is gained by trying it before somebody has changed something."""

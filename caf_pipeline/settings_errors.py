@@ -1,19 +1,20 @@
 """The messages about wrong settings: name, value found, value expected, and the variable that it came from.
 
-The sentences are ours, not pydantic's, and no secret is in them: neither its value, nor that of a setting that is not known,
-nor what stands where a table must be, since either may be a secret at the wrong place.
+Pydantic says what a value must be; `_MUST` has other words for what only programmers understand. No secret is in a message:
+neither its value, nor that of a setting that is not known, nor what stands where a table must be, since either may be a secret
+at the wrong place.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Union, get_args, get_origin
 
-from pydantic import BaseModel, ByteSize, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from caf_pipeline.errors import SettingsError
@@ -28,6 +29,21 @@ LIKE: Final = 0.6
 
 LIKE_VARIABLE: Final = 0.9
 """The same for variables, of which other programs have some that begin as ours do."""
+
+_A_LIST: Final = 'a list such as ["one", "two"]'
+_A_SIZE: Final = "a size such as 65536, 64MiB or 30GiB"
+
+_MUST: Final = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a number",
+    "string": "text",
+    "path": "a path",
+    "tuple": _A_LIST,
+    "byte": _A_SIZE,
+}
+"""What a value must be, by the first word of pydantic's type of an error."""
 
 _PREFIX: Final = "CAF_"
 _BETWEEN: Final = "__"
@@ -79,9 +95,9 @@ def not_json(model: type[BaseModel], origin: Origin) -> SettingsError:
     """Return the error for a variable that stands for a list or a table and is not JSON."""
     for name in sorted(each for each in origin.environment if each.startswith(_PREFIX)):
         place = tuple(name.removeprefix(_PREFIX).lower().split(_BETWEEN))
-        kind, limits = _kind(model, place)
+        kind = _kind(model, place)
         if _from_json(origin.environment[name]) is None and (_is_table(kind) or get_origin(kind) is tuple):
-            what = "a table" if _is_table(kind) else _expected(kind, limits)
+            what = "a table" if _is_table(kind) else _A_LIST
             return SettingsError(f"{name}: {'.'.join(place)} must be {what}, written as JSON", hint=DOCUMENTATION)
     return SettingsError(f"a variable that begins with {_PREFIX} must be JSON, and is not", hint=DOCUMENTATION)
 
@@ -114,18 +130,21 @@ def _problem(error: ErrorDetails, model: type[BaseModel], secrets: frozenset[str
         return f"{name} is missing"
     if type_of_error == "extra_forbidden":
         return f"{name} is not a setting{_did_you_mean(model, place)}"
-    kind, limits = _kind(model, place)
-    text = str(error["ctx"]["error"]) if type_of_error == "value_error" else ""
+    kind = _kind(model, place)
     if _is_table(kind):
-        return f"{name}: {text}" if text else _not_a_table(kind, place)
-    of_list = get_origin(kind) is tuple and isinstance(error["loc"][-1], int)
-    if of_list:
-        kind, limits = _plain(get_args(kind)[0]), ()
+        return f"{name}: {error['ctx']['error']}" if type_of_error == "value_error" else _not_a_table(kind, place)
     shown = "" if place[-1] in secrets else _shown(error["input"])
-    must = text or f"must be {_expected(kind, limits)}"
     if not shown:
-        return f"{name} {must}"
-    return f"{name} has {shown}, which {must}" if of_list else f"{name} is {shown}, but {must}"
+        return f"{name} {_must(error)}"
+    of_list = isinstance(error["loc"][-1], int)
+    return f"{name} has {shown}, which {_must(error)}" if of_list else f"{name} is {shown}, but {_must(error)}"
+
+
+def _must(error: ErrorDetails) -> str:
+    if error["type"] == "value_error":  # raised by a validator of ours
+        return str(error["ctx"]["error"])
+    must = _MUST.get(error["type"].partition("_")[0])
+    return f"must be {must}" if must else error["msg"].replace("Input should", "must", 1)
 
 
 def _origin_of(error: ErrorDetails, model: type[BaseModel], origin: Origin) -> str:
@@ -133,7 +152,7 @@ def _origin_of(error: ErrorDetails, model: type[BaseModel], origin: Origin) -> s
     place = _place(error)
     if error["type"] == "missing":
         place = place[:-1]
-    kind, _ = _kind(model, place)
+    kind = _kind(model, place)
     if error["type"] == "value_error" and isinstance(kind, type) and issubclass(kind, BaseModel):
         # Two settings that do not go together: the environment's, where one of them is.
         named = (name for name in kind.model_fields if name in str(error["ctx"]["error"]))
@@ -156,7 +175,7 @@ def _not_a_table(kind: Any, place: Place) -> str:  # noqa: ANN401 - an annotatio
 
 
 def _did_you_mean(model: type[BaseModel], place: Place) -> str:
-    section, _ = _kind(model, place[:-1])
+    section = _kind(model, place[:-1])
     if near := nearest(place[-1], section.model_fields):
         return f": did you mean '{near}'?"
     for other in _settings(model):
@@ -178,53 +197,23 @@ def _shown(value: object) -> str:
     return f"'{value}'" if len(value) <= SHOWN_CHARACTERS else f"'{value[:SHOWN_CHARACTERS]}…'"
 
 
-# --- what a setting must be ----------------------------------------------------------------------------------------------
+# --- the model -----------------------------------------------------------------------------------------------------------
 
 
-def _expected(kind: Any, limits: Sequence[Any]) -> str:  # noqa: ANN401 - an annotation may be anything
-    origin = get_origin(kind)
-    if origin is Literal:
-        return " or ".join(f"'{each}'" for each in get_args(kind))
-    if origin is tuple:
-        return 'a list such as ["one", "two"]'
-    if kind is ByteSize:
-        return f"a size such as 65536, 64MiB or 30GiB{_range(limits, _size)}"
-    words = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path"}
-    return f"{words.get(kind, 'text')}{_range(limits, '{:,}'.format)}"
-
-
-def _range(limits: Sequence[Any], show: Any) -> str:  # noqa: ANN401 - str is a type, not a function
-    words = {"ge": "at least", "gt": "more than", "le": "at most"}
-    said = [f"{word} {show(getattr(each, name))}" for name, word in words.items() for each in limits if hasattr(each, name)]
-    return f", {' and '.join(said)}" if said else ""
-
-
-def _size(size_bytes: int) -> str:
-    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size_bytes >= factor and size_bytes % factor == 0:
-            return f"{size_bytes // factor}{unit}"
-    return str(size_bytes)
-
-
-def _kind(model: type[BaseModel], place: Place) -> tuple[Any, Sequence[Any]]:
-    """Return the type of a setting or a table, without None, and its limits; (None, ()) where there is no such setting."""
+def _kind(model: type[BaseModel], place: Place) -> Any:  # noqa: ANN401 - an annotation may be anything
+    """Return the type of a setting or a table, without None; None if there is no such setting."""
     kind: Any = model
-    limits: Sequence[Any] = ()
     for part in place:
         if get_origin(kind) is dict:
-            kind, limits = get_args(kind)[1], ()
+            kind = get_args(kind)[1]
         elif isinstance(kind, type) and issubclass(kind, BaseModel) and part in kind.model_fields:
-            field = kind.model_fields[part]
-            kind, limits = _plain(field.annotation), field.metadata
+            kind = kind.model_fields[part].annotation
+            if get_origin(kind) in (Union, UnionType):
+                kind = next(each for each in get_args(kind) if each is not type(None))
+            kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
         else:
-            return None, ()
-    return kind, limits
-
-
-def _plain(annotation: Any) -> Any:  # noqa: ANN401 - an annotation may be anything
-    if get_origin(annotation) in (Union, UnionType):
-        annotation = next(each for each in get_args(annotation) if each is not type(None))
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+            return None
+    return kind
 
 
 def _is_table(kind: Any) -> bool:  # noqa: ANN401 - an annotation may be anything
@@ -235,7 +224,7 @@ def _settings(model: type[BaseModel]) -> Iterator[Place]:
     """Yield the places of all sections and settings whose names are fixed."""
     for name in model.model_fields:
         yield (name,)
-        kind, _ = _kind(model, (name,))
+        kind = _kind(model, (name,))
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield from ((name, inner) for inner in kind.model_fields)
 
@@ -250,7 +239,7 @@ def _variable(place: Place) -> str:
 def _of_a_table(model: type[BaseModel], variable: str) -> Iterator[str]:
     """Yield how a variable would be written that sets something of one of many tables, e.g. of a source."""
     for name in model.model_fields:
-        kind, _ = _kind(model, (name,))
+        kind = _kind(model, (name,))
         if get_origin(kind) is not dict:
             continue
         for field in get_args(kind)[1].model_fields:

@@ -3,15 +3,12 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.records import OperatorControls
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.controls import Controls
 
 CONTROLS_SECONDS: Final = 2.0
 """How old what is known of the controls may be: they are obeyed within seconds, and a look is a query to the ledger."""
@@ -37,7 +34,7 @@ class Throttle:
 
     def __init__(
         self,
-        controls: "Controls",
+        controls: Callable[[], OperatorControls],
         *,
         bandwidth: int = 0,
         spend_cap: int | None = None,
@@ -48,7 +45,7 @@ class Throttle:
         """Take what holds while the operator has set nothing.
 
         Args:
-            controls: has what the operator has set.
+            controls: returns what the operator has set.
             bandwidth: bytes a second of all uploads together, 0 for no limit.
             spend_cap: ujkl, None for no cap.
             waits: where it is said while work is held up.
@@ -147,13 +144,13 @@ class Throttle:
 
     def _read(self) -> OperatorControls:
         try:
-            return self._controls.current()
+            return self._controls()
         except CafError as error:
             if error.permanent or self._last is None:
                 raise
             return self._last
 
 
-def open_throttle(settings: JackalSettings, controls: "Controls", waits: Waits | None = None) -> Throttle:
+def open_throttle(settings: JackalSettings, controls: Callable[[], OperatorControls], waits: Waits | None = None) -> Throttle:
     """Return what holds work back as the operator has set it, and as the settings say where nothing is set."""
     return Throttle(controls, bandwidth=settings.bandwidth, spend_cap=settings.spend_cap, waits=waits)

@@ -29,8 +29,8 @@ from caf_pipeline_tests.cli.test_pipeline import KEYS
 from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 from caf_pipeline_tests.support.s3_server import make_bucket
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
 
 TABLE = pa.table({"number": range(50_000), "text": [f"row {number}" for number in range(50_000)]})
 
@@ -40,21 +40,21 @@ class FilledFileSystem(CafFileSystem):
 
     cachable = False
 
-    def __init__(self, work):
+    def __init__(self, context):
         super().__init__()
-        self.work = work
+        self.context = context
         self.written = 0
-        self.reading = Archive(work.ledger, work.store)
+        self.reading = Archive(context.ledger, context.store)
 
     @property
     def archive(self):
-        if len(self.work.objects.bodies) > self.written:
-            self.written = len(self.work.objects.bodies)
-            archive_everything(self.work)
+        if len(self.context.objects.bodies) > self.written:
+            self.written = len(self.context.objects.bodies)
+            archive_everything(self.context)
         return self.reading
 
     def pipe_file(self, path, value, **_):
-        self.work.objects.bodies[path.removeprefix("src/")] = value
+        self.context.objects.bodies[path.removeprefix("src/")] = value
 
     pipe = pipe_file
 
@@ -70,14 +70,14 @@ class FilledFileSystem(CafFileSystem):
 @pytest.fixture
 def fs(tmp_path, ledger):
     store = BreakingFolders(tmp_path / "store")
-    return FilledFileSystem(a_workplace(tmp_path, MemorySource({}), ledger, store=store))
+    return FilledFileSystem(a_run_context(tmp_path, MemorySource({}), ledger, store=store))
 
 
 @pytest.mark.thorough
 class TestReading(AbstractFixtures, AbstractGetTests):
     @pytest.fixture
     def fs(self, tmp_path, ledger):
-        return FilledFileSystem(a_workplace(tmp_path, MemorySource({}), ledger))
+        return FilledFileSystem(a_run_context(tmp_path, MemorySource({}), ledger))
 
     @pytest.fixture
     def fs_path(self):
@@ -249,11 +249,11 @@ def test_ranges_are_read_by_few_requests(fs):
     paths = [f"caf://src/{key}" for key in bodies for _ in range(2)] + ["src/none", "other/none"]
     starts, ends = [0, 1000] * 50 + [0, 0], [10, 2000] * 50 + [1, 1]
     assert fs.archive
-    fs.work.store.asked.clear()
+    fs.context.store.asked.clear()
     *given, missing, unknown = fs.cat_ranges(paths, starts, ends)
     assert given == [body[start:end] for body in bodies.values() for start, end in ((0, 10), (1000, 2000))]
     assert (type(missing), type(unknown)) == (FileNotFoundError, FileNotFoundError)
-    assert len(fs.work.store.asked) == 1
+    assert len(fs.context.store.asked) == 1
     edges = np.array([3, 9])  # of an index, as Zarr and Parquet readers have them
     assert fs.cat_ranges(paths[:2], *edges) == fs.cat_ranges(paths[:2], edges[[0, 0]], edges[[1, 1]]) == [bodies["k00"][3:9]] * 2
     with pytest.raises(FileNotFoundError):
@@ -325,8 +325,8 @@ def damage(store, location, provider):
 def test_a_file_is_written_whole_or_not_at_all(filled, tmp_path, monkeypatch):
     assert filled.archive
     location = filled.archive.find("src", "a/b").location
-    for provider in filled.work.store.folders:
-        damage(filled.work.store, location, provider)
+    for provider in filled.context.store.folders:
+        damage(filled.context.store, location, provider)
     with pytest.raises(Exception, match="SHA-256"):
         filled.get_file("src/a/b", str(tmp_path / "out" / "b"))
     assert list((tmp_path / "out").iterdir()) == []
@@ -342,7 +342,7 @@ def test_a_callback_is_told_the_size_of_a_file_and_how_far_it_is_also_where_anot
     assert (told[0], told[-1]) == ((9 << 20, 0), (9 << 20, 9 << 20))
     assert len(told) > 9
     location = fs.archive.find("src", "large").location
-    damage(fs.work.store, location, next(iter(fs.work.store.holders(location.posting))))
+    damage(fs.context.store, location, next(iter(fs.context.store.holders(location.posting))))
     again = []
     callback = Callback(hooks={"told": lambda size, value, **_: again.append(value)})
     fs.get_file("src/large", str(tmp_path / "two"), callback=callback)
@@ -353,7 +353,7 @@ def test_a_callback_is_told_the_size_of_a_file_and_how_far_it_is_also_where_anot
 
 @pytest.mark.parametrize("odd", ["a//odd", "a/x/../odd", "../../outside"])
 def test_keys_that_are_no_paths_are_not_written_over_each_other_nor_outside(fs, tmp_path, odd):
-    fs.work.objects.bodies.update({"a/odd": b"1", "b/c": b"2", odd: b"3"})
+    fs.context.objects.bodies.update({"a/odd": b"1", "b/c": b"2", odd: b"3"})
     (out := tmp_path / "in" / "out").mkdir(parents=True)
     for one, options in [("src", {"recursive": True}), ("src/**", {}), (["src"], {"recursive": True})]:
         with pytest.raises(UsageError, match="cannot be a path") as refused:

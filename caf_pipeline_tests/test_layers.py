@@ -11,31 +11,26 @@ PACKAGE = Path(caf_pipeline.__file__).parent
 
 ORDER = (
     "errors | setting_values | settings_errors | settings chunk_state | system | caf formats | inventory | waits | ports"
-    " | throttle | context | source store ledger | packing | retrieval | steps | maintenance | wiring | filesystem"
-    " | defs | dagster_host | cli | entry definitions"
+    " | throttle | source store ledger | run_context | packing | retrieval | steps | maintenance | wiring"
+    " | run_wiring | filesystem | naming | automation | defs | dagster_host | cli | entry | definitions"
 )
 """From the bottom up. A module imports from its own folder and from those before it; what stands together is kept apart."""
 
 RANK = {name: rank for rank, names in enumerate(ORDER.split("|")) for name in names.split()}
-PORTS = {"source.protocol", "store.protocol", "ledger.records"}
+PORTS = {"source.protocol", "store.protocol", "ledger.protocol", "ledger.records"}
 ADAPTERS = {"source", "store", "ledger"}
-DAGSTER = {"defs", "dagster_host"}
-TYPES = {
-    "ledger.postgres.Ledger",
-    "ledger.leases.HeldLease",
-    "ledger.controls.Controls",
-    "ledger.provider_stats.ProviderRecords",
-    "ledger.transactions.TransactionLog",
-}
-"""Classes of the ledger, the only one there is: others may name them as types, but not import them when they run."""
+NAMING = "defs.naming"  # Dagster's names of ours, which `automation` needs, too
+DAGSTER = {"naming", "automation", "defs", "dagster_host"}
+LEDGER = "ledger.postgres.Ledger"
+"""There is one ledger, so that everything above it may name its class."""
 
 BESIDE_WIRING = {
     # who holds a lease, and the database's name in a message
     *("ledger.processes.is_alive", "ledger.processes.this_process", "ledger.database.describe_database"),
     "ledger.backup.BackupContents",  # as a type
-    "ledger.postgres.Ledger",  # as a type, which Dagster and dataclasses look up when they run
+    LEDGER,
     # the commands and pages that are of Jackal alone: types, limits, and what is computed from what the store gave
-    *("store.jackal.store.JackalStore", "store.jackal.answers.ChainFile", "store.jackal.answers.StoragePlan"),
+    *("store.jackal.write.JackalStore", "store.jackal.answers.ChainFile", "store.jackal.answers.StoragePlan"),
     *("store.jackal.LEAST_BYTES", "store.jackal.LEAST_DAYS", "store.jackal.wallet.words_named"),
     *("store.jackal.wallet.require_address", "store.jackal.chain_diff.ChainDiff", "store.jackal.chain_diff.compare"),
     *("store.jackal.storage_forecast.StorageForecast", "store.jackal.storage_forecast.charged_per_day"),
@@ -52,22 +47,20 @@ MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for p
 
 
 def imports_of(module: str) -> set[str]:
-    """Return what a module imports; not what it names as a type only, where others may."""
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
-    typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    types = {statement for block in typing for statement in block.body}
+    """Return what a module imports, also what it names as a type only."""
     found = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         assert not (isinstance(node, ast.ImportFrom) and node.level), f"{module} has a relative import"
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= names - {f"caf_pipeline.{name}" for name in TYPES} if node in types else names
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
 def top(module: str) -> str:
+    if module == NAMING or module.startswith(f"{NAMING}."):
+        return "naming"
     return "ports" if ".".join(module.split(".")[:2]) in PORTS else module.partition(".")[0]
 
 
@@ -78,11 +71,11 @@ def test_a_module_imports_only_from_its_own_folder_and_those_before_it(module):
             other = top(name.removeprefix("caf_pipeline."))
             assert other == top(module) or RANK[other] < RANK[top(module)], f"{module} imports {name}"
             assert not (top(module) == "cli" and other in DAGSTER), f"{module} imports {name}: it is found by an entry point"
-            between = RANK["context"] < RANK[top(module)] < RANK["wiring"] and top(module) not in ADAPTERS
+            between = RANK["ledger"] < RANK[top(module)] < RANK["wiring"] and name != f"caf_pipeline.{LEDGER}"
             assert not (between and other in ADAPTERS), f"{module} imports {name}: only `wiring` opens an adapter"
 
 
 def test_above_wiring_nothing_of_an_adapter_is_imported_but_what_is_listed():
-    above = [module for module in MODULES if module != "__init__" and RANK[top(module)] > RANK["wiring"]]
+    above = [module for module in MODULES if module != "__init__" and RANK[top(module)] > RANK["run_wiring"]]
     names = {name.removeprefix("caf_pipeline.") for module in above for name in imports_of(module)}
     assert {name for name in names if top(name) in ADAPTERS} == BESIDE_WIRING

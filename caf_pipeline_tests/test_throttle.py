@@ -31,7 +31,7 @@ class Board:
             self.given = self.at.pop(time)
 
     def throttle(self, **settings):
-        return Throttle(self, clock=lambda: self.now, sleep=self.sleep, **settings)
+        return Throttle(self.current, clock=lambda: self.now, sleep=self.sleep, **settings)
 
 
 @pytest.fixture

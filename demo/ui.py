@@ -28,9 +28,9 @@ from dagster import DagsterInstance
 # `dg dev`, which has the keys itself.
 from dagster._cli.proxy_server_manager import ProxyServerManager
 
+from caf_pipeline.dagster_host.dagster_private import WorkspaceFileTarget
 from caf_pipeline.dagster_host.home import prepare_dagster_home
-from caf_pipeline.dagster_host.quiet import hush
-from caf_pipeline.defs.dagster_private import WorkspaceFileTarget
+from caf_pipeline.dagster_host.logging_filters import add_logging_filters
 from caf_pipeline.settings import load_settings
 from caf_pipeline.system.child_environment import Need, child_environment
 
@@ -48,7 +48,7 @@ def main() -> int:
         sys.exit(f"PORT is {arguments.port!r}: it must be a number from 1 to 65535")
     if arguments.bucket:
         bucket.use(arguments.bucket)
-    hush()
+    add_logging_filters()
     settings = load_settings()
     # Dagster's webserver would end, and leave the rest running.
     ports.require_free(

@@ -406,8 +406,7 @@ CREATE TABLE bulk_looks (
 -- The folder that has the chunks of this ledger, if they are in a folder.
 CREATE TABLE folder_store (
     only_row  boolean PRIMARY KEY DEFAULT true CHECK (only_row),
-    id        text NOT NULL CHECK (id ~ '^[0-9a-f]{32}$'),
-    marked    boolean NOT NULL
+    id        text NOT NULL CHECK (id ~ '^[0-9a-f]{32}$')
 );
 
 -- An order that is not here was not given: the settings hold.

@@ -70,25 +70,24 @@ def _stand_in_for_closed_streams() -> None:
 
 
 def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa: PLR0911, PLR0912 - one for each way to end
-    from typer import Abort  # noqa: PLC0415  loading typer takes longer than most of what uses this package
-    from typer.exceptions import TyperException  # noqa: PLC0415
-    from typer.main import get_command  # noqa: PLC0415
+    import typer.main  # noqa: PLC0415  loading typer takes longer than most of what uses this package
 
-    from caf_pipeline.cli.app import build  # noqa: PLC0415
+    from caf_pipeline.cli.app import build  # noqa: PLC0415  as above
 
+    wanted = next((word for word in words if word != "--"), "")
     try:
-        status = get_command(build(words[0] if words else "")).main(args=arguments, prog_name="caf", standalone_mode=False)
+        status = typer.main.get_command(build(wanted)).main(args=arguments, prog_name="caf", standalone_mode=False)
         sys.stdout.flush()
     except CafError as error:
         if interrupt_behind(error):
             raise KeyboardInterrupt from error
         return _fail(str(error), error.hint, error.exit_code)
-    except TyperException as error:
+    except typer.exceptions.TyperException as error:
         hint = "`caf --help` and `caf COMMAND --help` say how."
         if type(error).__name__ == "NoSuchOption":
             hint += " A name or key that begins with '-' follows '--', as in: caf get SOURCE -- -KEY"
         return _fail(_in_our_words(error.format_message()), hint, error.exit_code)
-    except Abort as error:
+    except typer.Abort as error:
         if isinstance(error.__context__, KeyboardInterrupt):  # else a question that was answered by the end of the input
             raise KeyboardInterrupt from error
         return INTERRUPTED

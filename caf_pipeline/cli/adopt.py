@@ -3,17 +3,19 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, a_path, counted, note, print_json, printable, progress
 from caf_pipeline.errors import CafError, UsageError
-
-if TYPE_CHECKING:
-    from caf_pipeline.context import Workplace
-    from caf_pipeline.maintenance.adopt import FileAdoption, Terms
+from caf_pipeline.maintenance import adopt as steps
+from caf_pipeline.maintenance.adopt import FileAdoption, Terms
+from caf_pipeline.run_context import RunContext
+from caf_pipeline.settings import load_settings
+from caf_pipeline.source.protocol import UnaskedObjects
 
 
 def adopt(  # noqa: PLR0917 - the command line's options
@@ -59,9 +61,6 @@ def adopt(  # noqa: PLR0917 - the command line's options
     """
     if bool(files) == from_chain:
         raise UsageError("caf adopt takes files, or --from-chain.", hint="Name CAF files, or give --from-chain and no file.")
-    from caf_pipeline.maintenance import adopt as steps  # noqa: PLC0415  loaded by the commands that use it
-    from caf_pipeline.source.protocol import UnaskedObjects  # noqa: PLC0415
-
     settings = load_settings()
     settings.source(source)
     kinds: Counter[steps.AdoptionKind] = Counter()
@@ -75,10 +74,10 @@ def adopt(  # noqa: PLR0917 - the command line's options
     objects = UnaskedObjects("files are adopted by an inventory that was taken")
     with (
         opened_ledger(settings) as ledger,
-        opened_workplace(settings, ledger, source, objects, register=not dry_run) as work,
+        opened_run_context(settings, ledger, source, objects, register=not dry_run) as context,
         progress("reading", None) as advance,
     ):
-        for one in _adoptions(work, files or (), steps.Terms(strip, dry_run, tell, advance, lenient)):
+        for one in _adoptions(context, files or (), steps.Terms(strip, dry_run, tell, advance, lenient)):
             kinds[one.kind] += 1
             rows += one.rows
             left_out.update(one.left_out)
@@ -92,13 +91,11 @@ def adopt(  # noqa: PLR0917 - the command line's options
         raise CafError(f"{counted(len(errors), 'file')} could not be adopted; the reasons are above", hint=errors[0].hint)
 
 
-def _adoptions(work: "Workplace", files: "list[Path] | tuple[()]", terms: "Terms") -> "Iterator[FileAdoption]":
-    from caf_pipeline.maintenance import adopt as steps  # noqa: PLC0415  loaded by the commands that use it
-
-    return steps.adopt_files(work, files, terms) if files else steps.adopt_from_chain(work, terms)
+def _adoptions(context: RunContext, files: list[Path] | tuple[()], terms: Terms) -> Iterator[FileAdoption]:
+    return steps.adopt_files(context, files, terms) if files else steps.adopt_from_chain(context, terms)
 
 
-def _print(source: str, one: "FileAdoption", *, dry_run: bool, json: bool) -> None:
+def _print(source: str, one: FileAdoption, *, dry_run: bool, json: bool) -> None:
     if json:
         print_json(_described(source, one, dry_run))
     elif one.error:
@@ -107,7 +104,7 @@ def _print(source: str, one: "FileAdoption", *, dry_run: bool, json: bool) -> No
         typer.echo(printable(f"{one.name}: {_said(one, dry_run)}"))
 
 
-def _described(source: str, one: "FileAdoption", dry_run: bool) -> dict[str, Any]:
+def _described(source: str, one: FileAdoption, dry_run: bool) -> dict[str, Any]:
     posting = one.file.posting if one.file else None
     return {
         "source": source,
@@ -126,7 +123,7 @@ def _described(source: str, one: "FileAdoption", dry_run: bool) -> dict[str, Any
     }
 
 
-def _said(one: "FileAdoption", dry_run: bool) -> str:
+def _said(one: FileAdoption, dry_run: bool) -> str:
     left_out = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in one.left_out.items())
     rest = f"; left out: {left_out}" if left_out else ""
     if one.kind == "adopted":
@@ -141,7 +138,7 @@ def _said(one: "FileAdoption", dry_run: bool) -> str:
     }[one.kind]
 
 
-def _print_sums(source: str, kinds: "Counter[Any]", rows: int, left_out: "Counter[str]", *, dry_run: bool, json: bool) -> None:
+def _print_sums(source: str, kinds: Counter[Any], rows: int, left_out: Counter[str], *, dry_run: bool, json: bool) -> None:
     if json:
         print_json(
             {

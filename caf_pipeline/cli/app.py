@@ -64,33 +64,45 @@ def _show_help(context: typer.Context) -> None:
         raise typer.Exit(UsageError.exit_code)
 
 
-_COMMANDS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("create", "list", "extract", "cat", "verify", "merkle"), "archives"),
-    "convert": "convert",
-    "setup": "setup",
-    "run": "run",
-    "backfill": "backfill",
-    **dict.fromkeys(("plan", "plans"), "plans"),
-    "get": "get",
-    "status": "status",
-    "runs": "runs",
-    "queue": "queue",
-    "metrics": "metrics",
-    **dict.fromkeys(("unpark", "withdraw"), "chunks"),
-    "remove": "remove",
-    **dict.fromkeys(("ls", "find", "du"), "listing"),
-    "restore": "restore",
-    "check": "check",
-    "export-references": "export_references",
-    **dict.fromkeys(("prove", "repair"), "prove"),
-    **dict.fromkeys(("pause", "resume", "limit"), "controls"),
-    "safe-to-delete": "safe_to_delete",
-    "doctor": "doctor",
-    "backup": "backup",
-    "rebuild": "rebuild",
-    "adopt": "adopt",
+_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "create": ("archives", "Pack files into a CAF file."),
+    "list": ("archives", "List the members of a CAF file."),
+    "extract": ("archives", "Write a CAF file's members below a folder."),
+    "cat": ("archives", "Write one member of a CAF file to stdout."),
+    "verify": ("archives", "Check a CAF file's structure and read every byte of it."),
+    "merkle": ("archives", "Print the Jackal Merkle root of any file, in hex."),
+    "convert": ("convert", "Make a tar archive of a CAF, or a CAF of a tar archive."),
+    "setup": ("setup", "Prepare DAGSTER_HOME and the limits of Dagster's pools."),
+    "run": ("run", "Take an inventory, plan what is new, and archive it."),
+    "backfill": ("backfill", "Let Dagster's daemon archive a source's planned chunks."),
+    "plan": ("plans", "Show what a plan of a source would do and cost."),
+    "plans": ("plans", "List plans; show one plan, or one of its chunks."),
+    "get": ("get", "Fetch one archived object."),
+    "status": ("status", "Show sources and chunks as the ledger has them."),
+    "runs": ("runs", "Show the runs that go on, and how the last ones ended."),
+    "queue": ("queue", "Show messages of a source's queue that are not events."),
+    "metrics": ("metrics", "Print the numbers of each source as OpenMetrics."),
+    "unpark": ("chunks", "Let runs work on a parked chunk again."),
+    "withdraw": ("chunks", "Give up a chunk before its post, or a damaged one."),
+    "remove": ("remove", "Remove a source that has no stored chunk."),
+    "ls": ("listing", "List what is archived below a prefix."),
+    "find": ("listing", "Find archived objects by pattern, size and time."),
+    "du": ("listing", "Sum up archived objects below a prefix."),
+    "restore": ("restore", "Write archived objects to a folder or a bucket."),
+    "check": ("check", "Read archived objects back and compare their SHA-256."),
+    "export-references": ("export_references", "Write where each archived object's bytes are."),
+    "prove": ("prove", "Check the proofs and some bytes of stored chunks."),
+    "repair": ("prove", "Store damaged chunks again."),
+    "pause": ("controls", "Hold every run where it is, and launch no more."),
+    "resume": ("controls", "End a pause."),
+    "limit": ("controls", "Limit what runs may upload and spend."),
+    "safe-to-delete": ("safe_to_delete", "List the objects that may be deleted in S3."),
+    "doctor": ("doctor", "Find what crashes left, and mend it."),
+    "backup": ("backup", "Back up the ledger, or restore it."),
+    "rebuild": ("rebuild", "Restore a lost ledger from what the store lists."),
+    "adopt": ("adopt", "Take over CAF files that other programs posted."),
 }
-"""In the order of the help: each with its module in this folder."""
+"""In the order of the help: each with its module in this folder, and the first sentence of its help."""
 
 _GROUPS: Final[Mapping[str, tuple[Callable[[typer.Context], None], Mapping[str, str]]]] = {
     "jackal": (
@@ -104,8 +116,11 @@ _GROUPS: Final[Mapping[str, tuple[Callable[[typer.Context], None], Mapping[str, 
 }
 
 
-def build(wanted: str = "") -> typer.Typer:
-    """Return `caf` with one command or group; with all where there is none of that name."""
+def build(wanted: str | None = None) -> typer.Typer:
+    """Return `caf` with all commands, or with the wanted one alone.
+
+    If there is no command of the wanted name, each is there with its summary, and no command's module is loaded.
+    """
     app = typer.Typer(
         name="caf",
         invoke_without_command=True,
@@ -116,17 +131,25 @@ def build(wanted: str = "") -> typer.Typer:
     )
     app.callback()(_options)
     is_known = wanted in _COMMANDS or wanted in _GROUPS
-    for name, module in _COMMANDS.items():
-        if name == wanted or not is_known:
+    for name, (module, summary) in _COMMANDS.items():
+        if wanted in (None, name):
             _add(app, name, module)
+        elif not is_known:
+            app.command(name, help=summary)(_not_loaded)
     for name, (describe, commands) in _GROUPS.items():
-        if name == wanted or not is_known:
-            group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
-            group.callback()(describe)
-            for each, module in commands.items():
-                _add(group, each, module)
-            app.add_typer(group, name=name)
+        if is_known and wanted != name:
+            continue
+        group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
+        group.callback()(describe)
+        if wanted in (None, name):
+            for command, module in commands.items():
+                _add(group, command, module)
+        app.add_typer(group, name=name)
     return app
+
+
+def _not_loaded() -> None:
+    """Stand for a command that is not wanted."""
 
 
 def _add(to: typer.Typer, name: str, module: str) -> None:

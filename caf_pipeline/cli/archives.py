@@ -9,7 +9,9 @@ from typing import Annotated, Final, Literal
 import typer
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, CafReader
+from caf_pipeline.caf.merkle import MerkleTree, roots_of
 from caf_pipeline.cli import creating
+from caf_pipeline.cli.files import open_s3
 from caf_pipeline.cli.terminal import (
     a_path,
     counted,
@@ -42,13 +44,6 @@ Lenient = Annotated[
 
 _READ_STATUSES: Final = """Exit statuses: 0 all went well; 2 wrong arguments; 4 the file is missing, is not a CAF file, or
 has no such member; 5 the server refuses or cannot be reached."""
-
-
-def open_s3(address: str) -> FileRanges:
-    """Open a file by `s3://bucket/key`."""
-    from caf_pipeline.source.s3.ranges import S3File  # noqa: PLC0415  half a second that only s3:// needs
-
-    return S3File(address)
 
 
 @contextmanager
@@ -306,8 +301,6 @@ def merkle(
 
 def _root_of(file: str, proof_type: str) -> tuple[str, int]:
     """Return the root of a file, in hex, and the file's size."""
-    from caf_pipeline.caf.merkle import MerkleTree, roots_of  # noqa: PLC0415  the other commands need no numpy
-
     with open_ranges(file, open_s3) as source:
         _, size_bytes = source.read_suffix(1)
         with progress("hashing", size_bytes) as advance:

@@ -3,19 +3,19 @@
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings, opened_ledger
+from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.cli.terminal import confirm, counted, printable, show_size
-from caf_pipeline.context import address_of
 from caf_pipeline.errors import HeldByOther, UsageError
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.backup import BackupContents
-    from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.settings import Settings
+from caf_pipeline.ledger.backup import BackupContents
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.processes import is_alive
+from caf_pipeline.run_context import address_of
+from caf_pipeline.run_wiring import back_up_ledger, inspect_backup, restore_ledger
+from caf_pipeline.settings import Settings, load_settings
 
 
 def backup(
@@ -42,8 +42,6 @@ def backup(
     version can read; 3 a setting is wrong; 6 the database failed, or no pg_dump has its version; 8 FILE cannot be written; 10 a
     run is under way.
     """
-    from caf_pipeline.wiring import back_up_ledger  # noqa: PLC0415  loaded by the command that uses it
-
     settings = load_settings()
     with opened_ledger(settings) as ledger:
         if restore:
@@ -53,9 +51,7 @@ def backup(
             typer.echo(f"{printable(str(file))}: {show_size(size_bytes)}")
 
 
-def _restore(settings: "Settings", ledger: "Ledger", file: Path, *, yes: bool) -> None:
-    from caf_pipeline.wiring import inspect_backup, restore_ledger  # noqa: PLC0415  as above
-
+def _restore(settings: Settings, ledger: Ledger, file: Path, *, yes: bool) -> None:
     contents = inspect_backup(settings, ledger, file)
     _require_same_sources(settings, contents)
     _require_no_run(ledger)
@@ -75,7 +71,7 @@ def _named(sources: Iterable[str]) -> str:
     return printable(f"{counted(len(names), 'source')} ({', '.join(names)})" if names else "no source")
 
 
-def _require_same_sources(settings: "Settings", contents: "BackupContents") -> None:
+def _require_same_sources(settings: Settings, contents: BackupContents) -> None:
     for name, source in settings.sources.items():
         recorded = contents.sources.get(name)
         if recorded is not None and recorded != address_of(source):
@@ -85,10 +81,8 @@ def _require_same_sources(settings: "Settings", contents: "BackupContents") -> N
             )
 
 
-def _require_no_run(ledger: "Ledger") -> None:
+def _require_no_run(ledger: Ledger) -> None:
     """Raise HeldByOther if a run may hold a lease; give back the leases of dead processes."""
-    from caf_pipeline.ledger.processes import is_alive  # noqa: PLC0415  as above
-
     for lease in ledger.leases():
         holder = lease.holder
         alive = is_alive(holder.boot_id, holder.pid, holder.process_started)

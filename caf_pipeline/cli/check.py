@@ -3,22 +3,22 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
-from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import opened_ledger, opened_reader
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, object_progress, print_json, printable, show_size
 from caf_pipeline.errors import HeldByOther, IntegrityError, StoreUnreachable, UsageError
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.records import Location
+from caf_pipeline.retrieval.check import CheckedObject, check_objects, sampled
+from caf_pipeline.retrieval.listing import list_objects
+from caf_pipeline.retrieval.side_by_side import take_all
+from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.store.protocol import Sample
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.ledger.records import Location
-    from caf_pipeline.retrieval.check import CheckedObject
-    from caf_pipeline.settings import Settings
 
 DEFAULT_SHARE: Final = "1%"
 
@@ -70,10 +70,6 @@ def check(  # noqa: PLR0917 - the command line's options
     database failed; 9 no provider gives some object right, or none has it; 7 else, where some object could not be read; 11 no
     archived key begins with PREFIX.
     """
-    from caf_pipeline.retrieval.check import check_objects, sampled  # noqa: PLC0415  loaded by the commands that use it
-    from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415
-    from caf_pipeline.retrieval.side_by_side import take_all  # noqa: PLC0415
-
     if full and sample is not None:
         raise UsageError("--sample and --full exclude each other.", hint="Give one of them.")
     share = 1.0 if full else _parse_share(DEFAULT_SHARE if sample is None else sample)
@@ -81,12 +77,12 @@ def check(  # noqa: PLR0917 - the command line's options
 
     with (
         opened_ledger(settings) as ledger,
-        opened_archive(settings, ledger, source) as store,
+        opened_reader(settings, ledger, source) as store,
         object_progress(f"checking {source}") as advance,
     ):
         listed = _counted(list_objects(ledger, source, prefix, wanted=wanted_status(current)), sums)
 
-        def take(one: "CheckedObject") -> None:
+        def take(one: CheckedObject) -> None:
             _take(sums, one, json)
             advance(one.location.size_bytes)
 
@@ -112,17 +108,18 @@ def check(  # noqa: PLR0917 - the command line's options
         )
 
 
-def _recorded(settings: "Settings", ledger: "Ledger", source: str, sums: _Sums) -> bool:
+def _recorded(settings: Settings, ledger: Ledger, source: str, sums: _Sums) -> bool:
     """Look at the chunks of wrong objects as the proof watch does; return whether the source has a damaged chunk."""
     if sums.suspects and source in settings.sources:
-        from caf_pipeline.maintenance.scrub import prove_chunk  # noqa: PLC0415  loaded only if an object is wrong
+        from caf_pipeline.cli.run_opening import opened_run_context  # noqa: PLC0415  loaded only if an object is wrong
+        from caf_pipeline.maintenance.scrub import prove_chunk  # noqa: PLC0415  as above
 
-        with opened_workplace(settings, ledger, source) as work:
+        with opened_run_context(settings, ledger, source) as context:
             for name, an_object in sums.suspects.items():
                 if ledger.chunk(name).state is not ChunkState.LOCATED:
                     continue
                 try:
-                    report = prove_chunk(work, name, an_object=an_object)
+                    report = prove_chunk(context, name, an_object=an_object)
                 except (HeldByOther, StoreUnreachable) as error:
                     note(f"{name} could not be looked at: {error}")
                     continue
@@ -139,13 +136,13 @@ def _parse_share(text: str) -> float:
     return share
 
 
-def _counted(locations: "Iterator[Location]", sums: _Sums) -> "Iterator[Location]":
+def _counted(locations: Iterator[Location], sums: _Sums) -> Iterator[Location]:
     for one in locations:
         sums.listed += 1
         yield one
 
 
-def _take(sums: _Sums, one: "CheckedObject", json: bool) -> None:
+def _take(sums: _Sums, one: CheckedObject, json: bool) -> None:
     """Add what was found to the sums; print an object that is not right."""
     sums.objects += 1
     for provider in one.failed:

@@ -6,18 +6,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Final, Literal
+from typing import IO, Annotated, Final, Literal
 
 import typer
 
 from caf_pipeline.cli.clps import LogArgument
-from caf_pipeline.cli.opening import opened_ranges, replacing
+from caf_pipeline.cli.files import opened_ranges, replacing
 from caf_pipeline.cli.terminal import JsonOption, a_path, counted, print_json, show_size, write_bytes
 from caf_pipeline.errors import ArchiveError, CafError, IntegrityError, MalformedArchive, MemberNotFound
-
-if TYPE_CHECKING:
-    from caf_pipeline.formats.chunkio import LogEntry, LogReader
-    from caf_pipeline.system.ranges import FileRanges
+from caf_pipeline.formats.chunkio import FILE_HEADER, LogDamage, LogEntry, LogReader, LogWriter, inflated
+from caf_pipeline.system.atomic_files import WholeFile
+from caf_pipeline.system.ranges import FileRanges, LocalFile
 
 _ALL_BYTES: Final = 8 << 20  # read at once from a file elsewhere, of which all is read
 _SOME_BYTES: Final = 1 << 20  # the same, of which one entry is
@@ -86,8 +85,6 @@ def cat(
     wrong or there is no such source; 6 the database or 7 the store failed; 9 what is to be had has other bytes, or no
     provider has it; 11 the object is not archived.
     """
-    from caf_pipeline.formats.chunkio import inflated  # noqa: PLC0415
-
     with _opened(file, _SOME_BYTES) as log, tempfile.SpooledTemporaryFile(_SPOOL_BYTES) as content:
         entry = log.reader.entry_at(position)
         if entry is None:
@@ -121,8 +118,6 @@ def verify(file: LogArgument, json: JsonOption = False) -> None:
     server refuses or cannot be reached. Of an archived object also: 3 a setting is wrong or there is no such source; 6 the
     database or 7 the store failed; 9 what is to be had has other bytes, or no provider has it; 11 the object is not archived.
     """
-    from caf_pipeline.formats.chunkio import LogDamage  # noqa: PLC0415
-
     entries = places = 0
     with _opened(file, _ALL_BYTES) as log:
         for one in log.reader.check():
@@ -172,8 +167,6 @@ def salvage(
     reached; 8 OUT cannot be written. Of an archived object also: 3 a setting is wrong or there is no such source; 6 the
     database or 7 the store failed; 9 what is to be had has other bytes, or no provider has it; 11 the object is not archived.
     """
-    from caf_pipeline.formats.chunkio import LogWriter  # noqa: PLC0415
-
     whole, writer = 0, LogWriter()
     with _opened(file, _ALL_BYTES, damaged=True) as log, _output(output, file) as out:
         for one in log.reader.salvage():
@@ -198,7 +191,7 @@ def salvage(
 class _Log:
     name: str
     size_bytes: int
-    reader: "LogReader"
+    reader: LogReader
 
 
 @contextmanager
@@ -208,9 +201,6 @@ def _opened(words: Sequence[str], piece_bytes: int, *, damaged: bool = False) ->
     Raises:
         MalformedArchive: it has neither a log's header nor an entry, and is not said to be `damaged`. Else as `opened_ranges`.
     """
-    from caf_pipeline.formats.chunkio import FILE_HEADER, LogReader  # noqa: PLC0415  numpy, which `caf --help` does not need
-    from caf_pipeline.system.ranges import LocalFile  # noqa: PLC0415
-
     with opened_ranges(words) as ranges:
         header, size_bytes = ranges.read_prefix(len(FILE_HEADER))
         read = ranges.read if isinstance(ranges, LocalFile) else _Pieces(ranges, size_bytes, piece_bytes).read
@@ -223,7 +213,7 @@ def _opened(words: Sequence[str], piece_bytes: int, *, damaged: bool = False) ->
 class _Pieces:
     """A file elsewhere, of which whole pieces are read; the last two are kept, since readers go forward."""
 
-    def __init__(self, ranges: "FileRanges", size_bytes: int, piece_bytes: int) -> None:
+    def __init__(self, ranges: FileRanges, size_bytes: int, piece_bytes: int) -> None:
         self._ranges = ranges
         self._size_bytes = size_bytes
         self._piece_bytes = piece_bytes
@@ -242,8 +232,6 @@ class _Pieces:
 @contextmanager
 def _output(path: Path | None, words: Sequence[str]) -> Iterator[IO[bytes] | None]:
     """Open a file that appears when the context ends without an error; it may not be the one that `words` name."""
-    from caf_pipeline.system.atomic_files import WholeFile  # noqa: PLC0415
-
     if path is None:
         yield None
         return
@@ -257,7 +245,7 @@ def _pieces(file: IO[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _as_json(entry: "LogEntry") -> dict[str, object]:
+def _as_json(entry: LogEntry) -> dict[str, object]:
     return {
         "begin": entry.begin,
         "end": entry.end,
@@ -266,5 +254,5 @@ def _as_json(entry: "LogEntry") -> dict[str, object]:
     }
 
 
-def _line(entry: "LogEntry") -> str:
+def _line(entry: LogEntry) -> str:
     return f"{entry.begin:>14} {entry.content_size_bytes:>14} {entry.user_data.hex()}"

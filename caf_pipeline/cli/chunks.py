@@ -4,7 +4,10 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.run_opening import opened_run_context
+from caf_pipeline.settings import load_settings
+from caf_pipeline.steps import chunk_steps
 
 ChunkArgument = Annotated[str, typer.Argument(metavar="CHUNK", help="A chunk's id, as `caf status` shows it.")]
 
@@ -16,11 +19,9 @@ def unpark(chunk: ChunkArgument) -> None:
 
     Exit status: 0; 6 the chunk is not parked, or the database failed; 10 a run works on it; 11 there is no such chunk.
     """
-    from caf_pipeline.steps import chunk_steps  # noqa: PLC0415  loaded by the commands that use it
-
     settings = load_settings()
-    with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, ledger.chunk(chunk).source) as work:
-        typer.echo(f"{chunk} is '{chunk_steps.unpark(work, chunk).state}'; the next run goes on with it")
+    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, ledger.chunk(chunk).source) as context:
+        typer.echo(f"{chunk} is '{chunk_steps.unpark(context, chunk).state}'; the next run goes on with it")
 
 
 def withdraw(chunk: ChunkArgument) -> None:
@@ -31,9 +32,7 @@ def withdraw(chunk: ChunkArgument) -> None:
     Exit status: 0; 6 the chunk is posted and not damaged, its post may still be included, or the database failed; 10 a run works
     on it; 11 there is no such chunk.
     """
-    from caf_pipeline.steps import chunk_steps  # noqa: PLC0415  loaded by the commands that use it
-
     settings = load_settings()
-    with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, ledger.chunk(chunk).source) as work:
-        chunk_steps.withdraw(work, chunk)
+    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, ledger.chunk(chunk).source) as context:
+        chunk_steps.withdraw(context, chunk)
         typer.echo(f"{chunk} is withdrawn; its objects are planned again by the next plan")

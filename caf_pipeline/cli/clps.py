@@ -2,17 +2,23 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.opening import opened_ranges
+from caf_pipeline.cli.files import opened_ranges
 from caf_pipeline.cli.terminal import JsonOption, counted, note, print_json, printable, show_size
 from caf_pipeline.errors import ArchiveLimitReached
-
-if TYPE_CHECKING:
-    from caf_pipeline.formats.clps import ArchiveMetadata, TimeRange
-    from caf_pipeline.system.ranges import FileRanges
+from caf_pipeline.formats.clps import (
+    EPOCH_MILLISECONDS,
+    FIRST_READ_BYTES,
+    MAX_METADATA_BYTES,
+    ArchiveMetadata,
+    TimeRange,
+    count_records,
+    read_metadata,
+)
+from caf_pipeline.system.ranges import FileRanges
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -48,8 +54,6 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
     server refuses or cannot be reached. Of an archived object also: 3 a setting is wrong or there is no such source; 6 the
     database or 7 the store failed; 9 what is to be had has other bytes, or no provider has it; 11 the object is not archived.
     """
-    from caf_pipeline.formats.clps import FIRST_READ_BYTES, read_metadata  # noqa: PLC0415  a tenth of a second, for pyarrow
-
     with opened_ranges(file) as ranges:
         first, file_size = ranges.read_prefix(FIRST_READ_BYTES)
         archive = read_metadata(first, file_size, ranges.read, name=ranges.name)
@@ -67,16 +71,14 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
     print("\n".join(_lines(archive, records)))
 
 
-def _count_records(archive: "ArchiveMetadata", ranges: "FileRanges", file_size: int) -> int:
-    from caf_pipeline.formats.clps import MAX_METADATA_BYTES, count_records  # noqa: PLC0415
-
+def _count_records(archive: ArchiveMetadata, ranges: FileRanges, file_size: int) -> int:
     table = archive.section("/table_metadata")
     if table.size > MAX_METADATA_BYTES:
         raise ArchiveLimitReached(f"{ranges.name}: the table metadata have {table.size} bytes, more than {MAX_METADATA_BYTES}.")
     return count_records(ranges.read(table.offset, min(table.offset + table.size, file_size)), name=ranges.name)
 
 
-def _as_json(archive: "ArchiveMetadata", file_size: int, records: int) -> dict[str, object]:
+def _as_json(archive: ArchiveMetadata, file_size: int, records: int) -> dict[str, object]:
     header, inputs = archive.header, archive.inputs
     return {
         "version": ".".join(map(str, header.version)),
@@ -101,7 +103,7 @@ def _as_json(archive: "ArchiveMetadata", file_size: int, records: int) -> dict[s
     }
 
 
-def _lines(archive: "ArchiveMetadata", records: int) -> Iterator[str]:
+def _lines(archive: ArchiveMetadata, records: int) -> Iterator[str]:
     header, inputs = archive.header, archive.inputs
     of_inputs = "" if inputs is None else f" of {counted(len(inputs), 'input')}"
     yield f"clp-s archive, format {'.'.join(map(str, header.version))}: {counted(records, 'record')}{of_inputs}"
@@ -123,9 +125,7 @@ def _lines(archive: "ArchiveMetadata", records: int) -> Iterator[str]:
         yield f"{each.e - each.s:>14} {printable(str(fields.get('_filename', '')))}{part}"
 
 
-def _show_range(one: "TimeRange") -> str:
-    from caf_pipeline.formats.clps import EPOCH_MILLISECONDS  # noqa: PLC0415
-
+def _show_range(one: TimeRange) -> str:
     if one.begin is None and one.end is None:
         return "the archive gives no times"
     if one.encoding != EPOCH_MILLISECONDS:

@@ -1,16 +1,15 @@
 """The commands pause, resume and limit. Runs under way apply them within seconds."""
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings, opened_ledger
+from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.cli.terminal import parse_size, print_json, printable, show_coins, show_size
 from caf_pipeline.errors import UsageError
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.settings import Settings
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.throttle import open_throttle
 
 NOTHING: Final = "none"
 DEFAULT: Final = "default"
@@ -106,10 +105,8 @@ def _spend_cap(text: str) -> str | None:
     return amount
 
 
-def _show(settings: "Settings", ledger: "Ledger", json: bool) -> None:
-    from caf_pipeline.throttle import open_throttle  # noqa: PLC0415  loaded by the command that uses it
-
-    current, throttle = ledger.controls().current(), open_throttle(settings.jackal, ledger.controls())
+def _show(settings: Settings, ledger: Ledger, json: bool) -> None:
+    current, throttle = ledger.controls().current(), open_throttle(settings.jackal, ledger.controls().current)
     rate, cap = throttle.limit() or None, throttle.spend_cap()
     if json:
         print_json({"paused": current.paused or None, "bandwidth": rate, "spend_cap": cap})

@@ -11,11 +11,12 @@ from typing_extensions import Buffer
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, CafReader, CafWriter, Member
 from caf_pipeline.caf.index import ByteRange
-from caf_pipeline.cli.archives import FILE_HELP, AsJson, Lenient, open_s3, read_caf
+from caf_pipeline.cli.archives import FILE_HELP, AsJson, Lenient, read_caf
 from caf_pipeline.cli.cotar import IgnoreZeros, copy_tar, opened_cotar, pieces_of, tar_files, tell_left_out
-from caf_pipeline.cli.opening import replacing
+from caf_pipeline.cli.files import open_s3, replacing
 from caf_pipeline.cli.terminal import a_path, counted, print_json, printable, progress, show_size
 from caf_pipeline.errors import ArchiveLimitReached, MemberRefused, UsageError
+from caf_pipeline.formats.cotar_builder import index_of, require_fits
 from caf_pipeline.formats.tar import FileRange, end_of, header, padding
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.ranges import FileRanges, LocalFile, LocalRange, open_ranges, write_piece
@@ -50,8 +51,6 @@ def convert(
     that ustar cannot hold is in a PAX header. Into a CAF go the files, hard links as copies; of files of one name the last;
     what is not a file is left out and listed. OUT appears whole, or not at all; an older file there is replaced.
     """
-    from caf_pipeline.formats.cotar_builder import index_of  # noqa: PLC0415  most commands need no numpy
-
     if not out.name.endswith((".caf", ".tar", ".tar.co")):
         raise UsageError(f"The name {str(out)!r} does not say what to make.", hint="OUT ends with .caf, .tar or .tar.co.")
     made = _kind(str(out))
@@ -88,8 +87,6 @@ def _kind(name: str) -> str:
 
 def _to_tar(source: FileRanges, reader: CafReader, out: Path, *, indexed: bool) -> int:
     """Write the members of a CAF as a tar, in the order of their bytes."""
-    from caf_pipeline.formats.cotar_builder import index_of, require_fits  # noqa: PLC0415  likewise
-
     size_bytes = sum(member.size_bytes for member in reader.members)
     if size_bytes > max(reader.data_size_bytes, DEFAULT_LIMITS.max_bytes):  # a small file may ask for any number of copies
         raise ArchiveLimitReached(f"{source.name} has members that share bytes; a tar of it would have {size_bytes} bytes.")

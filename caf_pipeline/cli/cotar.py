@@ -12,11 +12,12 @@ from typing import Annotated, Final
 import typer
 from typing_extensions import Buffer
 
-from caf_pipeline.cli.archives import FILE_HELP, AsJson, open_s3
-from caf_pipeline.cli.opening import replacing
+from caf_pipeline.cli.archives import FILE_HELP, AsJson
+from caf_pipeline.cli.files import open_s3, replacing
 from caf_pipeline.cli.terminal import a_path, counted, note, print_json, printable, progress, show_size, write_bytes
 from caf_pipeline.errors import CafError, MalformedArchive, MemberNotFound, UsageError
 from caf_pipeline.formats.cotar import SUFFIX_BYTES, CotarIndex, Slot
+from caf_pipeline.formats.cotar_builder import index_of
 from caf_pipeline.formats.tar import BLOCK_BYTES, TarFiles, TarMember, files_of, pax_size_in, size_in, walk
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.ranges import PIECE_BYTES, FileRanges, LocalFile, LocalRange, RemoteFile, open_ranges, write_piece
@@ -195,8 +196,6 @@ def index(
     archives are read, uncompressed. What is not a file (folders, links of the symbolic kind, devices) is left out and listed.
     A file of 4 GiB and more is an error. Nothing is written of a tar that is cut off or damaged.
     """
-    from caf_pipeline.formats.cotar_builder import index_of  # noqa: PLC0415  the other commands need no numpy
-
     if out is None and "://" in tar:
         raise UsageError("The index of a tar behind a URL needs a name.", hint="Give it with -o.")
     path = out or Path(f"{tar}.co" if embed else f"{tar}.index")

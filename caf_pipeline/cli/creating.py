@@ -19,9 +19,11 @@ import msgspec
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS, PIECE_BYTES, CafWriter, Limits
 from caf_pipeline.caf.index import EMPTY_INDEX_SIZE_BYTES, FOOTER_SIZE_BYTES, index_entry_size_bytes
+from caf_pipeline.caf.merkle import FileRoots
 from caf_pipeline.cli.terminal import note
 from caf_pipeline.errors import ArchiveLimitReached, CafError, MemberRefused, StagingError, UsageError
 from caf_pipeline.system.atomic_files import WholeFile
+from caf_pipeline.system.hashes import RunningHash
 from caf_pipeline.system.small_files import list_folder, read_files
 
 _PIECES_BEHIND: Final = 8  # of a MiB, that wait to be hashed
@@ -301,8 +303,6 @@ def _write_archive(
     archive: CafWriter, files: Sequence[InputFile], advance: Callable[[int], None], sums: WholeFile | None, proof_type: int | None
 ) -> Written:
     """Write one archive, which is sealed then, and a line of the sums for each member."""
-    from caf_pipeline.caf.merkle import FileRoots  # noqa: PLC0415  numpy, where nothing is compiled
-
     with contextlib.ExitStack() as stack:
         roots = stack.enter_context(FileRoots(archive.temporary, proof_type)) if proof_type is not None else None
 
@@ -369,7 +369,7 @@ def _groups(files: Sequence[InputFile]) -> Iterator[Sequence[InputFile]]:
         first, end_byte = last, ends[last - 1]
 
 
-def _stream(file: InputFile, advance: Callable[[int], None], sha256: "hashlib._Hash | None", hasher: Executor) -> Iterator[bytes]:
+def _stream(file: InputFile, advance: Callable[[int], None], sha256: RunningHash | None, hasher: Executor) -> Iterator[bytes]:
     """Yield a file's bytes, which are hashed by a thread meanwhile; raise CafError where it is not what was found."""
     hashing: deque[Future[None]] = deque()
     for piece in _read(file):

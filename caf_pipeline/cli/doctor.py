@@ -1,23 +1,25 @@
 """The command doctor: says what crashes left, and mends it."""
 
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Final, cast
+from typing import Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.opening import dagster_command, known_sources, load_settings, opened_ledger, opened_store, require_source
+from caf_pipeline.caf.merkle import IMPLEMENTATION
+from caf_pipeline.cli.dagster_commands import dagster_command
+from caf_pipeline.cli.opening import known_sources, opened_ledger, require_source
+from caf_pipeline.cli.run_opening import opened_store
 from caf_pipeline.cli.terminal import JsonOption, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
-
-if TYPE_CHECKING:
-    from caf_pipeline.context import Workplace
-    from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.ledger.transactions import TransactionLog
-    from caf_pipeline.maintenance.doctor.examine import Settler
-    from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Mended
-    from caf_pipeline.settings import Settings
-    from caf_pipeline.store.jackal.store import JackalStore
-    from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.processes import is_alive, this_process
+from caf_pipeline.maintenance.doctor.examine import Settler, examine
+from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Mended, not_checked
+from caf_pipeline.run_context import Lazy, RunContext
+from caf_pipeline.run_wiring import jackal_of
+from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.source.protocol import UnaskedObjects
+from caf_pipeline.store.protocol import ChunkStore
 
 RUN: Final = "caf doctor"
 """The holder of the doctor's leases, which another run shows in 'held by run …'."""
@@ -53,8 +55,6 @@ def doctor(
     source; 6 the database or 7 the store failed: what needs it was not looked at; 8 a folder cannot be read or changed; 130
     interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP or a closed terminal.
     """
-    from caf_pipeline.caf.merkle import IMPLEMENTATION  # noqa: PLC0415  loaded by the command that uses it
-
     settings = load_settings()
     note(f"Merkle roots are taken in {IMPLEMENTATION} code")
     with opened_ledger(settings) as ledger:
@@ -78,24 +78,19 @@ class _Examination:
         self._counts: Counter[Actor] = Counter()
         self._errors: list[CafError] = []
 
-    def examine_source(self, settings: "Settings", ledger: "Ledger", store: "ChunkStore", source: str) -> None:
+    def examine_source(self, settings: Settings, ledger: Ledger, store: ChunkStore, source: str) -> None:
         """Look at one source, and mend what can be mended as it is found."""
-        from caf_pipeline.ledger.processes import is_alive  # noqa: PLC0415
-        from caf_pipeline.maintenance.doctor.examine import examine  # noqa: PLC0415  loaded by the command that uses it
-
-        work = _workplace(settings, ledger, store, source)
-        settler = _settler(settings, store, ledger.transactions(work.holder))
+        context = _run_context(settings, ledger, store, source)
+        settler = _settler(context)
         for finding in examine(
-            work, alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started), settler=settler
+            context, alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started), settler=settler
         ):
             if (finding.kind, finding.name) not in self._told:
                 self._told.add((finding.kind, finding.name))
                 self._handle(finding)
 
-    def examine_partitions(self, settings: "Settings", ledger: "Ledger", source: str) -> None:
+    def examine_partitions(self, settings: Settings, ledger: Ledger, source: str) -> None:
         """Look at a source's partitions in Dagster."""
-        from caf_pipeline.maintenance.doctor.findings import not_checked  # noqa: PLC0415
-
         try:
             stray_partitions = dagster_command("stray_partitions")
         except CafError as error:
@@ -110,8 +105,6 @@ class _Examination:
         Raises:
             CafError: what could not be looked at or mended, or that something waits for an operator.
         """
-        from caf_pipeline.maintenance.doctor.findings import Actor  # noqa: PLC0415
-
         counts = self._counts
         if not self._json:
             typer.echo(_sentence(counts))
@@ -124,9 +117,7 @@ class _Examination:
             hint = "the lines above say what to do" if operator else "run it without --dry-run"
             raise CafError(_needs(operator, waiting), hint=hint)
 
-    def _handle(self, finding: "Finding") -> None:
-        from caf_pipeline.maintenance.doctor.findings import Actor, Mended  # noqa: PLC0415
-
+    def _handle(self, finding: Finding) -> None:
         outcome: Mended | None = None
         error = finding.error
         if finding.mend is not None and not self._dry_run:
@@ -144,7 +135,7 @@ class _Examination:
             self._errors.append(error)
         self._print(finding, outcome, error)
 
-    def _print(self, finding: "Finding", outcome: "Mended | None", error: CafError | None) -> None:
+    def _print(self, finding: Finding, outcome: Mended | None, error: CafError | None) -> None:
         actor = outcome.actor if outcome else finding.actor
         if self._json:
             print_json(
@@ -168,10 +159,8 @@ class _Examination:
         typer.echo(printable(f"{finding.kind}  {finding.name}: {finding.found}") + (f"; {printable(then)}" if then else ""))
 
 
-def _sentence(counts: "Counter[Actor]") -> str:
+def _sentence(counts: Counter[Actor]) -> str:
     """Count what was found, by who acts next."""
-    from caf_pipeline.maintenance.doctor.findings import Actor  # noqa: PLC0415
-
     words = {
         Actor.MENDED: "mended",
         Actor.DOCTOR: "not mended",
@@ -198,20 +187,14 @@ def _needs(operator: int, waiting: int) -> str:
 # --- what is looked at -----------------------------------------------------------------------------------------------
 
 
-def _workplace(settings: "Settings", ledger: "Ledger", store: "ChunkStore", source: str) -> "Workplace":
-    """Return a source's workplace without its S3 side. Nothing is registered: looking changes nothing."""
-    from caf_pipeline.context import Workplace  # noqa: PLC0415
-    from caf_pipeline.ledger.processes import this_process  # noqa: PLC0415  loaded by the command that uses it
-    from caf_pipeline.source.protocol import UnaskedObjects  # noqa: PLC0415
-
+def _run_context(settings: Settings, ledger: Ledger, store: ChunkStore, source: str) -> RunContext:
+    """Return a source's run context without its S3 side. Nothing is registered: looking changes nothing."""
     objects = UnaskedObjects("the doctor does not ask S3")
-    return Workplace(source, settings, objects, store, ledger, this_process(RUN))
+    return RunContext(source, settings, this_process(RUN), Lazy.of(objects), Lazy.of(store), Lazy.of(ledger))
 
 
-def _settler(settings: "Settings", store: "ChunkStore", log: "TransactionLog") -> "Settler | None":
-    from caf_pipeline.maintenance.doctor.examine import Settler  # noqa: PLC0415  loaded by the command that uses it
-
-    if settings.store.kind != "jackal":
+def _settler(context: RunContext) -> Settler | None:
+    if context.settings.store.kind != "jackal":
         return None
-    poster = cast("JackalStore", store).poster
+    poster, log = jackal_of(context).poster, context.ledger.transactions(context.holder)
     return Settler(lambda: poster.account, lambda: poster.settle(log))

@@ -7,9 +7,12 @@ from typing import Annotated, Final
 import typer
 
 from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
-from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger
+from caf_pipeline.cli.opening import opened_ledger, opened_reader
 from caf_pipeline.cli.terminal import SourceArgument, a_path, counted, note
 from caf_pipeline.errors import CafError, UsageError
+from caf_pipeline.retrieval.listing import list_objects
+from caf_pipeline.retrieval.references import write_references
+from caf_pipeline.settings import load_settings
 
 KINDS: Final = (".json", ".parquet")
 
@@ -45,13 +48,10 @@ def export_references(
     source; 6 the database failed; 7 some chunk cannot be read now; 8 FILE cannot be written; 9 no provider gives an object of
     some chunk right, or none has it; 11 no archived key begins with PREFIX. After any but 0 and 1, FILE is as it was.
     """
-    from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415  loaded by the commands that use it
-    from caf_pipeline.retrieval.references import write_references  # noqa: PLC0415
-
     if output.suffix not in KINDS:
         raise UsageError(f"{str(output)!r} ends neither in .json nor in .parquet.", hint="The ending selects the format.")
     settings = load_settings()
-    with opened_ledger(settings) as ledger, opened_archive(settings, ledger, source) as store:
+    with opened_ledger(settings) as ledger, opened_reader(settings, ledger, source) as store:
         listed = list_objects(ledger, source, prefix, wanted=wanted_status(current))
         first = next(listed, None)
         if first is None:

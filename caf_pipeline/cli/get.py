@@ -2,24 +2,25 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.listing import AsOfOption, parse_time
-from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger
+from caf_pipeline.cli.opening import opened_ledger, opened_reader
 from caf_pipeline.cli.terminal import (
+    AsOfOption,
     SourceArgument,
     a_path,
     note,
+    parse_time,
     printable,
     show_time,
     write_bytes,
 )
 from caf_pipeline.inventory.objects import SkipReason
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.records import Location
+from caf_pipeline.ledger.records import Location
+from caf_pipeline.retrieval.reader import fetch, save, write_whole
+from caf_pipeline.settings import load_settings
 
 
 def get(  # noqa: PLR0917 - the command line's options
@@ -65,19 +66,16 @@ def get(  # noqa: PLR0917 - the command line's options
     4 the object has no cotar index or no such file; 6 the database or 7 the store failed; 9 all that is to be had has other
     bytes, or no provider has the object; 11 the object, or this version of it, is not archived.
     """
-    from caf_pipeline.retrieval.reader import fetch, save, write_whole  # noqa: PLC0415  loaded by the commands that use it
-
     moment = None if as_of is None else parse_time(as_of)
     settings = load_settings()
-    with opened_ledger(settings) as ledger, opened_archive(settings, ledger, source) as store:
+    with opened_ledger(settings) as ledger, opened_reader(settings, ledger, source) as store:
         found = fetch(ledger, store, source, key, version, as_of=moment)
         if said := _not_current(key, found.location):
             note(said)
         if member is not None:
-            from caf_pipeline.cli.cotar import opened_cotar  # noqa: PLC0415  likewise
-            from caf_pipeline.retrieval.object_ranges import ObjectRanges  # noqa: PLC0415
+            from caf_pipeline.cli.object_files import opened_tar  # noqa: PLC0415  only an object that is a .tar.co needs it
 
-            with opened_cotar(ObjectRanges(found)) as tar:
+            with opened_tar(found) as tar:
                 pieces = tar.pieces(os.fsencode(member))
                 if output:
                     write_whole(output, lambda file: file.writelines(pieces))
@@ -89,7 +87,7 @@ def get(  # noqa: PLR0917 - the command line's options
             write_bytes(found.pieces)
 
 
-def _not_current(key: str, location: "Location") -> str:
+def _not_current(key: str, location: Location) -> str:
     """Return a warning where the object is known not to be what S3 has, or had at the time that was asked for; "" else."""
     known = location.currency
     if known is None or known.is_current:

@@ -2,13 +2,18 @@ r"""The commands of `caf jackal`: the wallet and its space, prices, purchases, a
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Final
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Annotated, Final
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, has_reached
-from caf_pipeline.cli.opening import known_sources, load_settings, opened_ledger, opened_network, opened_workplace
+from caf_pipeline.cli.opening import RUN, known_sources, opened_ledger
+from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourcesArgument,
@@ -22,17 +27,21 @@ from caf_pipeline.cli.terminal import (
     show_size,
 )
 from caf_pipeline.errors import StoredChunkMissing, UsageError
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.ledger.records import Chunk, StoragePlanRow
+from caf_pipeline.run_wiring import jackal_of, open_jackal
+from caf_pipeline.settings import Settings, SourceSettings, load_settings
+from caf_pipeline.steps.inventories import last_whole
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.ledger.records import Chunk, StoragePlanRow
-    from caf_pipeline.settings import Settings
-    from caf_pipeline.store.jackal.answers import ChainFile, StoragePlan
-    from caf_pipeline.store.jackal.chain_diff import ChainDiff
-    from caf_pipeline.store.jackal.store import JackalStore
+from caf_pipeline.store.jackal.answers import ChainFile, StoragePlan
+from caf_pipeline.store.jackal.chain_diff import ChainDiff, compare
+from caf_pipeline.store.jackal.storage_forecast import end_warning, to_buy
+from caf_pipeline.store.jackal.wallet import words_named
+from caf_pipeline.store.jackal.write import JackalStore
+from caf_pipeline.store.protocol import TransactionLog
+from caf_pipeline.throttle import open_throttle
+from caf_pipeline.waits import Announcer, Waits
 
 MOST_DAYS: Final = 36_500
 
@@ -40,6 +49,29 @@ DaysOption = Annotated[int, typer.Option("--days", metavar="N", min=LEAST_DAYS, 
 
 
 # --- the wallet and its space ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Jackal as a command sees it. `account` is the wallet's name in the ledger."""
+
+    ledger: Ledger
+    store: JackalStore
+    log: TransactionLog
+    account: str
+
+
+@contextmanager
+def opened_network(settings: Settings) -> Iterator[Network]:
+    """Open Jackal while the context lasts.
+
+    Raises:
+        SettingsError: chunks are kept elsewhere, or the network's settings are incomplete.
+    """
+    holder = this_process(RUN)
+    with opened_ledger(settings) as ledger, closing(open_jackal(settings, ledger, holder, Waits(Announcer(note)))) as store:
+        account = f"{settings.jackal.chain_id}/{store.wallet.address}"
+        yield Network(ledger, store, ledger.transactions(holder), account)
 
 
 def wallet(json: JsonOption = False) -> None:
@@ -56,9 +88,6 @@ def wallet(json: JsonOption = False) -> None:
     Exit status: 0, also where nothing was bought yet; 3 a setting or the wallet is wrong; 6 the database or 7 the chain
     failed.
     """
-    from caf_pipeline.store.jackal.wallet import words_named  # noqa: PLC0415  loaded by the commands that use it
-    from caf_pipeline.throttle import open_throttle  # noqa: PLC0415
-
     settings = load_settings()
     with opened_network(settings) as network:
         chain, address = network.store.chain, network.store.wallet.address
@@ -67,7 +96,7 @@ def wallet(json: JsonOption = False) -> None:
         last_reading = next((row for row in network.ledger.storage_plans() if row.account == network.account), None)
         pending = any(transaction.purpose == "buy" for transaction in network.log.pending(network.account))
         at_list_price = network.log.at_list_price(network.account)
-        throttle = open_throttle(settings.jackal, network.ledger.controls())
+        throttle = open_throttle(settings.jackal, network.ledger.controls().current)
         cap, rate, paused = throttle.spend_cap(), throttle.limit() or None, throttle.paused()
         chunks = network.ledger.chunks()
     types = Counter(chunk.proof_type for chunk in chunks if has_reached(chunk.state, ChunkState.POSTED))
@@ -115,7 +144,7 @@ def wallet(json: JsonOption = False) -> None:
         typer.echo(f"paused     {paused}")
 
 
-def _proofs_line(proof_type: int, posted: "Counter[int | None]") -> str:
+def _proofs_line(proof_type: int, posted: Counter[int | None]) -> str:
     others = sum(count for other, count in posted.items() if other != proof_type)
     if not others:
         return f"type {proof_type}"
@@ -123,7 +152,7 @@ def _proofs_line(proof_type: int, posted: "Counter[int | None]") -> str:
     return f"type {proof_type} for new chunks; {counted(others, 'chunk')} posted with another type {goes_on}"
 
 
-def _plan_json(plan: "StoragePlan | None") -> dict[str, object] | None:
+def _plan_json(plan: StoragePlan | None) -> dict[str, object] | None:
     if plan is None:
         return None
     return {
@@ -134,17 +163,15 @@ def _plan_json(plan: "StoragePlan | None") -> dict[str, object] | None:
     }
 
 
-def _space_warning(plan: "StoragePlan", last_reading: "StoragePlanRow | None", now: "datetime", warn_days: int) -> str:
+def _space_warning(plan: StoragePlan, last_reading: StoragePlanRow | None, now: datetime, warn_days: int) -> str:
     """Return what is wrong with the end of the space, and the purchase that mends it; "" if the end is far."""
-    from caf_pipeline.store.jackal.storage_forecast import end_warning, to_buy  # noqa: PLC0415
-
     latest_end, space_bytes = (last_reading.latest_end, last_reading.latest_end_space or 0) if last_reading else (None, 0)
     text = end_warning(plan, latest_end, now, warn_days).rstrip(".")
     needed_bytes = max(plan.used_bytes, plan.space_bytes)
     return f"{text}: {to_buy(needed_bytes, space_bytes, latest_end, now, warn_days)}" if text else ""
 
 
-def _plan_line(plan: "StoragePlan | None", now: "datetime") -> str:
+def _plan_line(plan: StoragePlan | None, now: datetime) -> str:
     if plan is None:
         return "none bought: caf jackal price SOURCE, then caf jackal buy"
     over = "it ended" if plan.ends_at <= now else "until"
@@ -219,25 +246,21 @@ def price(
         typer.echo(f"missing  {show_size(charged - free)}: caf jackal buy --bytes {max(needed, LEAST_BYTES)} --days {days}")
 
 
-def _not_yet_archived(settings: "Settings", ledger: "Ledger", source: str) -> tuple[int, int]:
+def _not_yet_archived(settings: Settings, ledger: Ledger, source: str) -> tuple[int, int]:
     """Return the bytes and chunks that are still to be posted: those planned, else by the latest whole inventory."""
     registered = source in ledger.sources()
     waiting = ledger.chunks(source, NOT_POSTED) if registered else ()
     if waiting:
         return sum(chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in waiting), len(waiting)
-    from caf_pipeline.steps.inventories import last_whole  # noqa: PLC0415  loaded where no plan says it
-
-    with opened_workplace(settings, ledger, source) as work:
-        snapshot = last_whole(work, hint=f"caf run {source} takes one; or give a size")
+    with opened_run_context(settings, ledger, source) as context:
+        snapshot = last_whole(context, hint=f"caf run {source} takes one; or give a size")
     left = max(0, snapshot.object_bytes - ledger.account(source).located_bytes)
     return left, -(-left // _usual_chunk_bytes(settings, source))
 
 
-def _usual_chunk_bytes(settings: "Settings", source: str | None = None) -> int:
+def _usual_chunk_bytes(settings: Settings, source: str | None = None) -> int:
     if source is not None and source in settings.sources:
         return int(settings.sources[source].target_size)
-    from caf_pipeline.settings import SourceSettings  # noqa: PLC0415
-
     return int(SourceSettings.model_fields["target_size"].default)
 
 
@@ -337,13 +360,10 @@ def files(
         )
 
 
-def _compared(settings: "Settings", ledger: "Ledger", source: str, *, with_urls: bool) -> tuple["ChainDiff", Mapping[str, str]]:
+def _compared(settings: Settings, ledger: Ledger, source: str, *, with_urls: bool) -> tuple[ChainDiff, Mapping[str, str]]:
     """Return what the chain lists beside what the ledger has, and the URLs of the providers, where they are asked for."""
-    from caf_pipeline.store.jackal.chain_diff import compare  # noqa: PLC0415
-    from caf_pipeline.wiring import jackal_of  # noqa: PLC0415  loaded by the commands that use it
-
-    with opened_workplace(settings, ledger, source) as work:
-        store = jackal_of(work)
+    with opened_run_context(settings, ledger, source) as context:
+        store = jackal_of(context)
         ahead = timedelta(days=settings.jackal.warn_days)
         blocks = ahead.total_seconds() / store.chain.block_seconds()
         plan = store.chain.plan(store.wallet.address)
@@ -351,7 +371,7 @@ def _compared(settings: "Settings", ledger: "Ledger", source: str, *, with_urls:
         chunks = ledger.chunks(source)
         owners = {store.wallet.address, *(chunk.owner for chunk in chunks if chunk.owner)}  # also wallets used before
         found = compare(
-            [*store.listed(work.archive_id, owners), *_adopted(store, chunks)],
+            [*store.listed(context.archive_id, owners), *_adopted(store, chunks)],
             chunks,
             owner=store.wallet.address,
             required_copies=store.required_copies,
@@ -361,7 +381,7 @@ def _compared(settings: "Settings", ledger: "Ledger", source: str, *, with_urls:
         return found, urls
 
 
-def _adopted(store: "JackalStore", chunks: "Sequence[Chunk]") -> "Iterator[ChainFile]":
+def _adopted(store: JackalStore, chunks: Sequence[Chunk]) -> Iterator[ChainFile]:
     """Yield the files of adopted chunks, which do not name the archive, as far as the chain has them."""
     for chunk in chunks:
         if chunk.adopted and chunk.merkle_root and chunk.owner and chunk.start is not None:
@@ -370,7 +390,7 @@ def _adopted(store: "JackalStore", chunks: "Sequence[Chunk]") -> "Iterator[Chain
                 yield file
 
 
-def _print_files_json(source: str, found: "ChainDiff", urls: Mapping[str, str]) -> None:
+def _print_files_json(source: str, found: ChainDiff, urls: Mapping[str, str]) -> None:
     for chunk, file in (*found.listed, *((chunk, None) for chunk in found.missing)):
         print_json(
             {
@@ -405,7 +425,7 @@ def _print_files_json(source: str, found: "ChainDiff", urls: Mapping[str, str]) 
         )
 
 
-def _file_json(file: "ChainFile | None", urls: Mapping[str, str]) -> dict[str, object]:
+def _file_json(file: ChainFile | None, urls: Mapping[str, str]) -> dict[str, object]:
     providers = sorted(set(file.providers)) if file else []
     root = file.merkle_root.hex() if file else ""
     return {
@@ -415,10 +435,7 @@ def _file_json(file: "ChainFile | None", urls: Mapping[str, str]) -> dict[str, o
     }
 
 
-def _print_files(source: str, found: "ChainDiff", everything: bool) -> None:
-    from rich.console import Console  # noqa: PLC0415  only where a table is shown
-    from rich.table import Table  # noqa: PLC0415
-
+def _print_files(source: str, found: ChainDiff, everything: bool) -> None:
     console = Console(soft_wrap=True, markup=False, highlight=False)
     console.print(
         f"{source}: {counted(len(found.listed), 'chunk')} on the chain, {len(found.missing):,} missing, "
@@ -435,7 +452,7 @@ def _print_files(source: str, found: "ChainDiff", everything: bool) -> None:
     console.print(table)
 
 
-def _rows(found: "ChainDiff", everything: bool) -> Iterator[Sequence[str]]:
+def _rows(found: ChainDiff, everything: bool) -> Iterator[Sequence[str]]:
     for chunk in found.missing:
         yield _row("missing", chunk, None)
     for file in found.foreign:
@@ -447,7 +464,7 @@ def _rows(found: "ChainDiff", everything: bool) -> Iterator[Sequence[str]]:
             yield _row(noted.get(chunk.name, ""), chunk, listed)
 
 
-def _row(what: str, chunk: "Chunk", file: "ChainFile | None") -> Sequence[str]:
+def _row(what: str, chunk: Chunk, file: ChainFile | None) -> Sequence[str]:
     root = f"{chunk.merkle_root.hex()[:16]}…" if chunk.merkle_root else ""
     return (
         what,

@@ -7,38 +7,34 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings, opened_ledger, require_archived
+from caf_pipeline.cli.opening import opened_ledger, require_archived
 from caf_pipeline.cli.terminal import (
+    AsOfOption,
     JsonOption,
     SourceArgument,
     counted,
     note,
     parse_size,
+    parse_time,
     print_json,
     printable,
     show_size,
     show_time,
 )
 from caf_pipeline.errors import NotLocated, UsageError
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.ledger.records import Location
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.records import Location
+from caf_pipeline.retrieval.listing import common_prefix, every, is_current, list_level, list_objects, list_versions
+from caf_pipeline.retrieval.reader import not_located
+from caf_pipeline.settings import load_settings
 
 PrefixArgument = Annotated[str, typer.Argument(metavar="[PREFIX]", help="What the keys begin with, as in S3; all by default.")]
 CurrentOption = Annotated[
     bool, typer.Option("--current", help="Only objects that S3 had at the last inventory: none that are gone or older.")
-]
-
-AsOfOption = Annotated[
-    str | None,
-    typer.Option(
-        "--as-of", metavar="TIME", help="What is archived as of TIME: 2026-11-21T10:00 (UTC), 2026-11-21T10:00:00+02:00."
-    ),
 ]
 
 _TIME: Final = "%Y-%m-%d %H:%M:%S"
@@ -86,8 +82,6 @@ def ls(  # noqa: PLR0917 - the command line's options
     Exit status: 0; 2 TIME is not a time, or options exclude each other; 3 a setting is wrong or there is no such source; 6 the
     database failed; 11 no archived key begins with PREFIX.
     """
-    from caf_pipeline.retrieval.listing import list_level, list_objects, list_versions  # noqa: PLC0415  loaded when used
-
     moment = read_moment(as_of, current)
     if versions and (moment or current):
         raise UsageError("--versions excludes --as-of and --current.", hint="Give one of them.")
@@ -137,8 +131,6 @@ def find(  # noqa: PLR0917 - the command line's options
     Exit status: 0, also where nothing is found; 2 PATTERN is empty, SIZE not a size, or TIME not a time; 3 a setting is wrong
     or there is no such source; 6 the database failed; 11 the ledger does not know the source yet.
     """
-    from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415  loaded by the commands that use it
-
     if not pattern:
         raise UsageError("PATTERN is empty, and no key is.", hint="Leave it out for all keys, or give what a whole key matches.")
     least, most = (None if one is None else parse_size(one) for one in (larger, smaller))
@@ -147,7 +139,7 @@ def find(  # noqa: PLR0917 - the command line's options
     matches = re.compile(fnmatch.translate(pattern.replace("[", "[[]"))).match
     moment, is_wanted = read_moment(as_of, current), wanted_status(current)
 
-    def wanted(one: "Location") -> bool:
+    def wanted(one: Location) -> bool:
         return (
             matches(one.row.key) is not None
             and (least is None or one.size_bytes > least)
@@ -184,8 +176,6 @@ def du(  # noqa: PLR0917 - the command line's options
     Exit status: 0; 2 TIME is not a time; 3 a setting is wrong or there is no such source; 6 the database failed; 11 no
     archived key begins with PREFIX.
     """
-    from caf_pipeline.retrieval.listing import common_prefix, list_objects  # noqa: PLC0415  loaded by the commands that use it
-
     moment = read_moment(as_of, current)
     total_objects = total_bytes = 0
     with _opened(source) as ledger:
@@ -203,7 +193,7 @@ def du(  # noqa: PLR0917 - the command line's options
 
 
 @contextmanager
-def _opened(source: str) -> "Iterator[Ledger]":
+def _opened(source: str) -> Iterator[Ledger]:
     """Open the ledger, which has something of the source."""
     settings = load_settings()
     with opened_ledger(settings) as ledger:
@@ -211,18 +201,14 @@ def _opened(source: str) -> "Iterator[Ledger]":
         yield ledger
 
 
-def wanted_status(current: bool) -> "Callable[[Location], bool]":
+def wanted_status(current: bool) -> Callable[[Location], bool]:
     """Return what an option asks of objects that are listed."""
-    from caf_pipeline.retrieval.listing import every, is_current  # noqa: PLC0415  loaded by the commands that use it
-
     return is_current if current else every
 
 
-def nothing_listed(ledger: "Ledger", source: str, prefix: str, current: bool, as_of: datetime | None = None) -> NotLocated:
+def nothing_listed(ledger: Ledger, source: str, prefix: str, current: bool, as_of: datetime | None = None) -> NotLocated:
     """Return the error of a listing that has nothing; where the prefix is a key, it says why that is not archived."""
     if prefix and not current and not as_of and ledger.not_archived(source, prefix):
-        from caf_pipeline.retrieval.reader import not_located  # noqa: PLC0415  loaded by the commands that use it
-
         return not_located(ledger, source, prefix)
     then = f" as of {show_time(as_of)}" if as_of else ""
     what = "is current and" if current else f"is archived{then} and"
@@ -232,15 +218,6 @@ def nothing_listed(ledger: "Ledger", source: str, prefix: str, current: bool, as
     return NotLocated(f"no key of source '{source}' {what} begins with '{prefix}'", hint=f"'caf ls {source}' shows what there is")
 
 
-def parse_time(text: str) -> datetime:
-    """Read a date, or a date and a time, in UTC where it names no zone."""
-    try:
-        moment = datetime.fromisoformat(text)
-        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
-    except (ValueError, OverflowError) as error:
-        raise UsageError(f"{text!r} is not a time.", hint="Give a date, or a date and a time: 2026-11-21T10:00:00Z.") from error
-
-
 def read_moment(as_of: str | None, current: bool) -> datetime | None:
     """Return the time of --as-of; raises UsageError where --current is given, too."""
     if as_of is not None and current:
@@ -248,7 +225,7 @@ def read_moment(as_of: str | None, current: bool) -> datetime | None:
     return None if as_of is None else parse_time(as_of)
 
 
-def _print_entry(entry: "Location | str", long: bool, json: bool, *, versions: bool = False) -> None:
+def _print_entry(entry: Location | str, long: bool, json: bool, *, versions: bool = False) -> None:
     if json:
         print_json({"prefix": entry} if isinstance(entry, str) else _as_json(entry))
         return
@@ -264,7 +241,7 @@ def _print_entry(entry: "Location | str", long: bool, json: bool, *, versions: b
     sys.stdout.write(f"{shown}{printable(key)}\n")
 
 
-def _as_json(one: "Location") -> dict[str, object]:
+def _as_json(one: Location) -> dict[str, object]:
     row = one.row
     return {
         "key": row.key,

@@ -2,17 +2,17 @@
 
 import json as json_text
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import msgspec
 import typer
 
-from caf_pipeline.cli.listing import nothing_listed, parse_time
-from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger
-from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, printable
+from caf_pipeline.cli.listing import nothing_listed
+from caf_pipeline.cli.opening import opened_ledger, opened_reader
+from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, parse_time, printable
 from caf_pipeline.errors import CafError, UsageError, one_line
-
-if TYPE_CHECKING:
-    from caf_pipeline.retrieval.log_search import SearchedLog
+from caf_pipeline.retrieval.log_search import LogSearch, Period, SearchedLog
+from caf_pipeline.settings import load_settings
 
 _SILENT_SECONDS = 600
 
@@ -56,8 +56,6 @@ def search(  # noqa: PLR0917 - the command line's options
     QUERY is not a query, or TIME not a time; 3 a setting is wrong, there is no such source, or clp-s is not installed; 6 the
     database failed; 8 staging cannot be written; 11 no archived key begins with PREFIX.
     """
-    from caf_pipeline.retrieval.log_search import LogSearch, Period  # noqa: PLC0415  loaded by the command that uses it
-
     moments = [parse_time(one) if one else None for one in (begin, end)]
     if moments[0] and moments[1] and moments[1] < moments[0]:
         raise UsageError("--to is before --from.", hint="Give the earlier time as --from.")
@@ -66,7 +64,7 @@ def search(  # noqa: PLR0917 - the command line's options
         query, settings.staging_folder, period=Period.between(*moments), ignore_case=ignore_case, silent_seconds=timeout
     )
     searched = failed = 0
-    with opened_ledger(settings) as ledger, opened_archive(settings, ledger, source) as store, searching:
+    with opened_ledger(settings) as ledger, opened_reader(settings, ledger, source) as store, searching:
         for log in searching.search(ledger, store, source, prefix):
             searched += 1
             failed += not _print_matches(log, json)
@@ -78,7 +76,7 @@ def search(  # noqa: PLR0917 - the command line's options
         raise CafError(f"{counted(failed, 'log')} of {searched:,} could not be searched, or not to the end")
 
 
-def _print_matches(log: "SearchedLog", json: bool) -> bool:
+def _print_matches(log: SearchedLog, json: bool) -> bool:
     """Print what was found in an object; return whether all of it could be searched."""
     row = log.location.row
     before = _json_before(row.key, row.object_version) if json else f"{printable(row.key)}: ".encode(errors="backslashreplace")
@@ -102,8 +100,6 @@ def _json_before(key: str, version: str) -> bytes:
 
 def _json_value(match: bytes) -> bytes:
     """Return a record as it is, where it is JSON: read and written again, its numbers might be others."""
-    import msgspec  # noqa: PLC0415  as above
-
     try:
         msgspec.json.decode(match)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

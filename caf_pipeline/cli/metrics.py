@@ -4,19 +4,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.registry import Collector
 
-from caf_pipeline.cli.opening import load_settings, opened_ledger
+from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.terminal import note
 from caf_pipeline.errors import CafError, UsageError
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
-
-    from caf_pipeline.ledger.postgres import Ledger
-
-PATH: Final = "/metrics"
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.settings import load_settings
 
 
 def metrics(
@@ -46,31 +46,30 @@ def metrics(
     """
     with opened_ledger(load_settings()) as ledger:
         if serve is not None:
-            _serve(*_host_and_port(serve), lambda: render(ledger))
+            _serve(*_host_and_port(serve), ledger)
         else:
             sys.stdout.write(render(ledger).decode())
 
 
-def render(ledger: "Ledger") -> bytes:
+def render(ledger: Ledger) -> bytes:
     """Return all metrics, as OpenMetrics text."""
-    from prometheus_client import CollectorRegistry  # noqa: PLC0415  loaded by the command that uses it
-    from prometheus_client.openmetrics.exposition import generate_latest  # noqa: PLC0415
-    from prometheus_client.registry import Collector  # noqa: PLC0415
+    text: bytes = generate_latest(_registry(ledger))  # type: ignore[no-untyped-call]
+    return text
 
-    class OfLedger(Collector):
-        def collect(self) -> "Iterable[Metric]":
+
+def _registry(ledger: Ledger) -> CollectorRegistry:
+
+    class LedgerCollector(Collector):
+        def collect(self) -> Iterable[Metric]:
             return families(ledger)
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(OfLedger())
-    found: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]
-    return found
+    registry.register(LedgerCollector())
+    return registry
 
 
-def families(ledger: "Ledger") -> "Iterator[Metric]":
+def families(ledger: Ledger) -> Iterator[Metric]:
     """Yield every metric with its samples."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
-
     sources = ledger.sources()
     found = ledger.progress(sources)
     chunks = GaugeMetricFamily("caf_chunks", "Chunks, by state.", labels=["source", "state"])
@@ -83,7 +82,7 @@ def families(ledger: "Ledger") -> "Iterator[Metric]":
             sizes.add_metric([one.source, state], sums.size_bytes)
     yield from (chunks, objects, sizes)
 
-    def gauge(name: str, said: str, value: Callable[[Any], int | datetime | None]) -> "Metric":
+    def gauge(name: str, said: str, value: Callable[[Any], int | datetime | None]) -> Metric:
         family = GaugeMetricFamily(name, said, labels=["source"])
         for one in found:
             if (number := value(one)) is not None:
@@ -146,42 +145,26 @@ def _host_and_port(text: str) -> tuple[str, int]:
     raise UsageError(f"{text!r} is not HOST:PORT.", hint="For example 127.0.0.1:9180.")
 
 
-def _serve(host: str, port: int, render: Callable[[], bytes]) -> None:
+def _serve(host: str, port: int, ledger: Ledger) -> None:
     """Answer scrapes until it is interrupted; says on standard error where it listens."""
-    import socket  # noqa: PLC0415
-    from socketserver import ThreadingMixIn  # noqa: PLC0415
-    from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server  # noqa: PLC0415
-
-    from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST  # noqa: PLC0415
-
-    from caf_pipeline.cli.terminal import note  # noqa: PLC0415
-
-    class Server(ThreadingMixIn, WSGIServer):
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        daemon_threads = True
-
-    class Handler(WSGIRequestHandler):
-        timeout = 30  # seconds for a request: who connects and says nothing holds a thread
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: ANN401 - as the base has it
-            """Say nothing of each scrape."""
-
-    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> list[bytes]:
-        status, kind, body = "200 OK", CONTENT_TYPE_LATEST, b""
-        if environ["PATH_INFO"] != PATH:
-            status, kind, body = "404 Not Found", "text/plain", f"it is {PATH}\n".encode()
-        else:
-            try:
-                body = render()
-            except CafError as error:
-                status, kind, body = "503 Service Unavailable", "text/plain; charset=utf-8", f"{error}\n".encode()
-        start(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
-        return [body]
-
     try:
-        server = make_server(host, port, answer, server_class=Server, handler_class=Handler)
+        server, thread = start_http_server(port, host, _registry(ledger))
     except OSError as error:
         raise UsageError(f"{host}:{port} cannot be listened on: {error.strerror}.") from error
-    with server:
-        note(f"metrics at http://{f'[{host}]' if ':' in host else host}:{server.server_port}{PATH}")
-        server.serve_forever()
+    answer: Any = server.get_app()
+
+    def answer_or_refuse(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        try:
+            pieces: Iterable[bytes] = answer(environ, start)
+        except CafError as error:  # the library would print a traceback and answer 500
+            start("503 Service Unavailable", [("Content-Type", "text/plain; charset=utf-8")])
+            pieces = [f"{error}\n".encode()]
+        return pieces
+
+    server.set_app(answer_or_refuse)
+    note(f"metrics at http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics")
+    try:
+        thread.join()
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace, require_source
+from caf_pipeline.cli.opening import opened_ledger, require_source
+from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.cli.terminal import (
     JsonOption,
     ReportOption,
@@ -23,13 +26,13 @@ from caf_pipeline.cli.terminal import (
 )
 from caf_pipeline.errors import CafError, NotLocated, UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
-
-if TYPE_CHECKING:
-    from caf_pipeline.inventory.plan_statistics import PlanStatistics
-    from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.ledger.records import Chunk, PlanRow
-    from caf_pipeline.settings import Settings
-    from caf_pipeline.steps.preview import PlanEstimate, PlanPreview
+from caf_pipeline.inventory.plan import read_chunk_batches, read_terms, require_undamaged
+from caf_pipeline.inventory.plan_statistics import PlanStatistics, histogram_lines, plan_statistics
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.records import Chunk, PlanRow
+from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.steps import inventories
+from caf_pipeline.steps.preview import PlanEstimate, PlanPreview, preview_plan
 
 SHOWN: Final = 50
 """Plans of a source, and chunks of a plan, on a terminal; `--json` has all."""
@@ -65,27 +68,24 @@ def plan(
     source, 6 the database failed; 8 the disk under home failed; 9 the inventory is damaged; 11 there is no inventory yet, or
     the last one has other versions than are to be archived now.
     """
-    from caf_pipeline.steps import inventories  # noqa: PLC0415  loaded by the commands that use it
-    from caf_pipeline.steps.preview import preview_plan  # noqa: PLC0415
-
     settings = load_settings()
     settings.source(source)
     chosen = {"--last-inventory": last_inventory, "--report": report, "--list": list_bucket}
     first, *more = [option for option, value in chosen.items() if value] or [""]
     if more:
         raise UsageError(f"{first} and {more[0]} exclude each other.", hint="Give one of them.")
-    with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source, register=False) as work:
+    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, source, register=False) as context:
         if last_inventory:
-            snapshot = inventories.last_whole(work, hint="run it without --last-inventory: it takes an inventory then")
-        elif report or (work.source_settings.inventory and not list_bucket):
-            snapshot, taken = inventories.take_report(work, report or "")
+            snapshot = inventories.last_whole(context, hint="run it without --last-inventory: it takes an inventory then")
+        elif report or (context.source_settings.inventory and not list_bucket):
+            snapshot, taken = inventories.take_report(context, report or "")
             if taken.warning:
                 note(taken.warning)
         else:
-            snapshot = inventories.take_inventory(work, to_plan=False)
-        if warning := inventories.nothing_found(work, snapshot):
+            snapshot = inventories.take_inventory(context, to_plan=False)
+        if warning := inventories.nothing_found(context, snapshot):
             note(warning)
-        preview = preview_plan(work, snapshot)
+        preview = preview_plan(context, snapshot)
     if json:
         print_json(preview.as_json())
     else:
@@ -127,7 +127,7 @@ def plans(
 # --- a preview -------------------------------------------------------------------------------------------------------
 
 
-def _print_preview(preview: "PlanPreview") -> None:
+def _print_preview(preview: PlanPreview) -> None:
     snapshot, estimate = preview.snapshot, preview.estimate
     seen = estimate.statistics
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in preview.skipped.items())
@@ -165,18 +165,18 @@ def _age(moment: datetime) -> str:
     return _duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))  # S3's clock may be ahead of this machine's
 
 
-def _split(seen: "PlanStatistics") -> str:
+def _split(seen: PlanStatistics) -> str:
     if not seen.split_objects:
         return ""
     return f"{counted(seen.split_objects, 'object')} larger than a chunk, over {counted(seen.parts, 'chunk')}, a part each"
 
 
-def _at_least(seen: "PlanStatistics") -> str:
+def _at_least(seen: PlanStatistics) -> str:
     """Say where plans may be more: the parts of an object are all in one plan, so that one may end with room left."""
     return "at least " if seen.split_objects > 1 else ""
 
 
-def _estimated(estimate: "PlanEstimate") -> dict[str, str]:
+def _estimated(estimate: PlanEstimate) -> dict[str, str]:
     storage, target = estimate.storage, show_size(estimate.target_bytes)
     priced = f" of {storage.priced_as}" if storage and storage.priced_as else ""
     return {
@@ -216,7 +216,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
-def _compared(preview: "PlanPreview") -> str:
+def _compared(preview: PlanPreview) -> str:
     last = preview.difference
     if last is None:
         return "none yet"
@@ -230,9 +230,7 @@ def _print_lines(lines: Mapping[str, str]) -> None:
             typer.echo(f"{name:<10}{text}")
 
 
-def _print_objects(seen: "PlanStatistics") -> None:
-    from caf_pipeline.inventory.plan_statistics import histogram_lines  # noqa: PLC0415  loaded where it is shown
-
+def _print_objects(seen: PlanStatistics) -> None:
     for name, (objects, size_bytes) in seen.storage_classes.items():
         typer.echo(f"{'class':<10}{printable(name)}: {counted(objects, 'object')}, {show_size(size_bytes)}")
     for title, named in (("largest", seen.largest), ("smallest", seen.smallest)):
@@ -245,7 +243,7 @@ def _print_objects(seen: "PlanStatistics") -> None:
 # --- plans that were made --------------------------------------------------------------------------------------------
 
 
-def _list_plans(settings: "Settings", ledger: "Ledger", source: str, *, json: bool) -> None:
+def _list_plans(settings: Settings, ledger: Ledger, source: str, *, json: bool) -> None:
     require_source(settings, ledger, source)
     found = ledger.plans(source)
     if json:
@@ -255,9 +253,6 @@ def _list_plans(settings: "Settings", ledger: "Ledger", source: str, *, json: bo
     if not found:
         typer.echo(f"{source}: nothing planned yet")
         return
-    from rich.console import Console  # noqa: PLC0415  only where a table is shown
-    from rich.table import Table  # noqa: PLC0415
-
     table = Table(box=None, pad_edge=False)
     table.add_column("plan", no_wrap=True)
     table.add_column("planned at", no_wrap=True)
@@ -275,7 +270,7 @@ def _list_plans(settings: "Settings", ledger: "Ledger", source: str, *, json: bo
         console.print(f"… and {len(found) - SHOWN} more: caf plans {source} --json")
 
 
-def _plan_json(row: "PlanRow") -> dict[str, object]:
+def _plan_json(row: PlanRow) -> dict[str, object]:
     return {
         "plan": row.record.name,
         "source": row.record.source,
@@ -292,7 +287,7 @@ def _states(chunks: Mapping[ChunkState, int]) -> str:
     return ", ".join(f"{count:,} {state}" for state, count in chunks.items())
 
 
-def _find_plan(ledger: "Ledger", name: str) -> "PlanRow":
+def _find_plan(ledger: Ledger, name: str) -> PlanRow:
     found = [row for row in ledger.plans() if name in (row.record.name, f"{row.record.source}-{row.record.name}")]
     if not found:
         raise NotLocated(f"there is no plan {name}", hint="caf plans SOURCE lists the plans of a source")
@@ -302,10 +297,7 @@ def _find_plan(ledger: "Ledger", name: str) -> "PlanRow":
     return found[0]
 
 
-def _show_plan(settings: "Settings", ledger: "Ledger", name: str, *, json: bool) -> None:
-    from caf_pipeline.inventory.plan import read_terms, require_undamaged  # noqa: PLC0415  loaded by the commands that use it
-    from caf_pipeline.inventory.plan_statistics import plan_statistics  # noqa: PLC0415
-
+def _show_plan(settings: Settings, ledger: Ledger, name: str, *, json: bool) -> None:
     row = _find_plan(ledger, name)
     folder = Path(row.record.folder)
     gone = not folder.exists()  # as after `caf rebuild`, or on another machine
@@ -344,7 +336,7 @@ def _show_plan(settings: "Settings", ledger: "Ledger", name: str, *, json: bool)
         typer.echo(f"… and {len(chunks) - SHOWN} more chunks: caf plans show {name} --json")
 
 
-def _chunk_json(chunk: "Chunk") -> dict[str, object]:
+def _chunk_json(chunk: Chunk) -> dict[str, object]:
     return {
         "chunk": chunk.name,
         "state": str(chunk.state),
@@ -367,7 +359,7 @@ def _iso(moment: datetime | None) -> str | None:
     return moment.isoformat() if moment else None
 
 
-def _show_chunk(ledger: "Ledger", name: str, *, json: bool) -> None:
+def _show_chunk(ledger: Ledger, name: str, *, json: bool) -> None:
     if ChunkId.parse(name) is None:
         raise UsageError(
             f"'{printable(name)}' is not a chunk's id.", hint="It looks like demo-2f20e129-00006; caf status lists them."
@@ -402,8 +394,6 @@ def _show_chunk(ledger: "Ledger", name: str, *, json: bool) -> None:
 
 def _key_range(folder: Path, number: int) -> tuple[str, str]:
     """Return the first and the last key of a chunk, as its plan's files have them."""
-    from caf_pipeline.inventory.plan import read_chunk_batches  # noqa: PLC0415  loaded by the commands that use it
-
     keys: list[bytes] = []
     for batch in read_chunk_batches(folder, number, ["key"]):
         if batch.num_rows:

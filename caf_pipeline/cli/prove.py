@@ -1,20 +1,21 @@
 """Commands that look after what is stored: prove, repair."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.cli.opening import known_sources, load_settings, opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import known_sources, opened_ledger
+from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, NoChainAnswer, StoreUnreachable, UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
-
-if TYPE_CHECKING:
-    from caf_pipeline.context import Workplace
-    from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.maintenance.repair import RepairReport
-    from caf_pipeline.maintenance.scrub import ProofReport
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.maintenance.bulk_look import look_in_bulk
+from caf_pipeline.maintenance.repair import RepairReport, concerns_one_chunk, repair_chunk
+from caf_pipeline.maintenance.scrub import ProofReport, prove_oldest
+from caf_pipeline.run_context import RunContext
+from caf_pipeline.settings import load_settings
 
 
 def prove(
@@ -43,17 +44,14 @@ def prove(
     unverified; 3 a setting is wrong or there is no such source; 6 the database failed; 7 the store failed, or some are
     unanswered and none is damaged or unverified.
     """
-    from caf_pipeline.maintenance.bulk_look import look_in_bulk  # noqa: PLC0415  loaded by the commands that use it
-    from caf_pipeline.maintenance.scrub import prove_oldest  # noqa: PLC0415  loaded by the commands that use it
-
     settings = load_settings()
     settings.source(source)
     names_by_verdict: dict[str, list[str]] = {"damaged": [], "unanswered": [], "unverified": [], "proven": []}
-    with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source) as work:
-        if (in_bulk := look_in_bulk(work)) is not None:
+    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, source) as context:
+        if (in_bulk := look_in_bulk(context)) is not None:
             note(in_bulk.described())
         try:
-            for report in prove_oldest(work, limit or settings.jackal.prove_per_run):
+            for report in prove_oldest(context, limit or settings.jackal.prove_per_run):
                 _print_proof(report, json)
                 names_by_verdict[report.verdict].append(report.chunk.name)
         except NoChainAnswer:
@@ -71,7 +69,7 @@ def prove(
         )
 
 
-def _add_earlier(ledger: "Ledger", source: str, names_by_verdict: dict[str, list[str]]) -> None:
+def _add_earlier(ledger: Ledger, source: str, names_by_verdict: dict[str, list[str]]) -> None:
     """Add chunks that are damaged or unanswered since an earlier look."""
     looked_at = {name for names in names_by_verdict.values() for name in names}
     earlier = {"damaged": ledger.chunks(source, [ChunkState.DAMAGED]), "unanswered": ledger.unanswered_chunks(source)}
@@ -100,7 +98,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
 
 
-def _print_proof(report: "ProofReport", json: bool) -> None:
+def _print_proof(report: ProofReport, json: bool) -> None:
     if json:
         copies = [
             {
@@ -163,18 +161,16 @@ def repair(
         if not chunks:
             note(f"no chunk of '{what}' is damaged")
             return
-        with opened_workplace(settings, ledger, source) as work:
-            _repair_all(work, chunks, json)
+        with opened_run_context(settings, ledger, source) as context:
+            _repair_all(context, chunks, json)
 
 
-def _repair_all(work: "Workplace", chunks: list[str], json: bool) -> None:
+def _repair_all(context: RunContext, chunks: list[str], json: bool) -> None:
     """Repair one after the other; raise the first error at the end, or at once if every chunk would meet it."""
-    from caf_pipeline.maintenance.repair import concerns_one_chunk, repair_chunk  # noqa: PLC0415  loaded by the commands that use it
-
     failed: list[CafError] = []
     for name in chunks:
         try:
-            _print_repair(repair_chunk(work, name), json)
+            _print_repair(repair_chunk(context, name), json)
         except CafError as error:
             if not concerns_one_chunk(error):
                 raise
@@ -185,7 +181,7 @@ def _repair_all(work: "Workplace", chunks: list[str], json: bool) -> None:
         raise failed[0]
 
 
-def _print_repair(report: "RepairReport", json: bool) -> None:
+def _print_repair(report: RepairReport, json: bool) -> None:
     chunk = report.chunk
     if json:
         providers = [copy.provider for copy in report.copies]

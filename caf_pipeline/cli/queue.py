@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings, opened_ledger, require_source
+from caf_pipeline.cli.opening import opened_ledger, require_source
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, print_json, printable, show_time
+from caf_pipeline.settings import load_settings
 
 
 def queue(

@@ -2,19 +2,21 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.cli.terminal import JsonOption, SourcesArgument, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, MnemonicRefused, UsageError
-
-if TYPE_CHECKING:
-    from caf_pipeline.context import Workplace
-    from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.maintenance.rebuild import FileKind, RebuildOutcome
-    from caf_pipeline.settings import Settings
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.maintenance import rebuild as steps
+from caf_pipeline.maintenance.rebuild import NOT_KNOWN, NOTHING_MISSING, FileKind, RebuildOutcome
+from caf_pipeline.run_context import RunContext
+from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline.source.protocol import UnaskedObjects
+from caf_pipeline.store.jackal.wallet import require_address
 
 
 def rebuild(
@@ -55,8 +57,6 @@ def rebuild(
     if source is not None:
         settings.source(source)
     owner = _require_owner(settings, owner)
-    from caf_pipeline.maintenance.rebuild import NOTHING_MISSING, FileKind  # noqa: PLC0415  loaded by the command that uses it
-
     kinds: Counter[FileKind] = Counter()
     with opened_ledger(settings) as ledger:
         for name in [source] if source else sorted(settings.sources):
@@ -72,28 +72,23 @@ def rebuild(
         )
 
 
-def _require_owner(settings: "Settings", owner: str | None) -> str | None:
+def _require_owner(settings: Settings, owner: str | None) -> str | None:
     if owner is None:
         return None
     if settings.store.kind != "jackal":
         raise UsageError("--owner is for chunks on Jackal.", hint=f"store.kind is '{settings.store.kind}': leave it out.")
-    from caf_pipeline.store.jackal.wallet import require_address  # noqa: PLC0415  loaded by the commands that use it
-
     return require_address(owner)
 
 
 def _rebuild(
-    settings: "Settings", ledger: "Ledger", name: str, *, owner: str | None, whole: bool, dry_run: bool, json: bool
-) -> "Counter[FileKind]":
+    settings: Settings, ledger: Ledger, name: str, *, owner: str | None, whole: bool, dry_run: bool, json: bool
+) -> Counter[FileKind]:
     """Rebuild one source; return its files by kind."""
-    from caf_pipeline.maintenance import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
-    from caf_pipeline.source.protocol import UnaskedObjects  # noqa: PLC0415
-
     objects = UnaskedObjects("a ledger is rebuilt without its source")
     kinds: Counter[FileKind] = Counter()
     left_out = 0
-    with opened_workplace(settings, ledger, name, objects) as work:
-        for outcome in _outcomes(work, owner, whole=whole, dry_run=dry_run):
+    with opened_run_context(settings, ledger, name, objects) as context:
+        for outcome in _outcomes(context, owner, whole=whole, dry_run=dry_run):
             kinds[outcome.finding.kind] += 1
             left_out += not outcome.complete
             if json:
@@ -116,16 +111,14 @@ def _rebuild(
     return kinds
 
 
-def _outcomes(work: "Workplace", owner: str | None, *, whole: bool, dry_run: bool) -> "Iterator[RebuildOutcome]":
-    from caf_pipeline.maintenance import rebuild as steps  # noqa: PLC0415  loaded by the commands that use it
-
+def _outcomes(context: RunContext, owner: str | None, *, whole: bool, dry_run: bool) -> Iterator[RebuildOutcome]:
     try:
-        yield from steps.rebuild(work, owner=owner, whole=whole, dry_run=dry_run)
+        yield from steps.rebuild(context, owner=owner, whole=whole, dry_run=dry_run)
     except MnemonicRefused as error:
         raise MnemonicRefused(str(error), hint=f"{error.hint}; or give --owner and the wallet's address, jkl1…") from None
 
 
-def _described(source: str, outcome: "RebuildOutcome") -> dict[str, Any]:
+def _described(source: str, outcome: RebuildOutcome) -> dict[str, Any]:
     finding = outcome.finding
     posting, chunk = finding.file.posting, finding.chunk
     return {
@@ -148,7 +141,7 @@ def _described(source: str, outcome: "RebuildOutcome") -> dict[str, Any]:
     }
 
 
-def _print(outcome: "RebuildOutcome", dry_run: bool) -> None:
+def _print(outcome: RebuildOutcome, dry_run: bool) -> None:
     finding = outcome.finding
     chunk, posting = finding.chunk, finding.file.posting
     if chunk is None:
@@ -166,9 +159,7 @@ def _print(outcome: "RebuildOutcome", dry_run: bool) -> None:
         typer.echo(printable(f"{chunk.name}: damaged: {outcome.fault}"))
 
 
-def _print_not_known(settings: "Settings") -> None:
-    from caf_pipeline.maintenance.rebuild import NOT_KNOWN  # noqa: PLC0415  loaded by the commands that use it
-
+def _print_not_known(settings: Settings) -> None:
     typer.echo("Not restored, since no chunk contains it:")
     for what, sentence in NOT_KNOWN.items():
         typer.echo(f"  {what}: {sentence}")

@@ -8,6 +8,8 @@ from typing import Final
 from typer import Typer
 from typer.testing import CliRunner
 
+from caf_pipeline.cli.app import build
+
 WIDTH: Final = "100"  # of the help texts, whatever terminal they are generated in
 
 _OPENING: Final = """\
@@ -34,8 +36,6 @@ def _commands(app: Typer) -> Iterator[list[str]]:
 
 def reference() -> str:
     """Return docs/cli.md as it should be."""
-    from caf_pipeline.cli.app import build  # noqa: PLC0415 - the commands load what they show only when they run
-
     app, runner = build(), CliRunner(env={"COLUMNS": WIDTH, "TERMINAL_WIDTH": WIDTH, "NO_COLOR": "1"})
     parts = [_OPENING]
     for words in [[], *_commands(app)]:

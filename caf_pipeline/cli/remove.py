@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opening import RUN, dagster_command, load_settings
+from caf_pipeline.cli.dagster_commands import dagster_command
+from caf_pipeline.cli.opening import RUN
 from caf_pipeline.cli.terminal import confirm, printable
+from caf_pipeline.settings import load_settings
 
 
 def remove(

@@ -2,13 +2,14 @@
 
 import os
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.listing import AsOfOption, CurrentOption, nothing_listed, read_moment, wanted_status
-from caf_pipeline.cli.opening import load_settings, opened_archive, opened_ledger
+from caf_pipeline.cli.listing import CurrentOption, nothing_listed, read_moment, wanted_status
+from caf_pipeline.cli.opening import opened_ledger, opened_reader
 from caf_pipeline.cli.terminal import (
+    AsOfOption,
     JsonOption,
     SourceArgument,
     counted,
@@ -19,11 +20,13 @@ from caf_pipeline.cli.terminal import (
     show_size,
 )
 from caf_pipeline.errors import UsageError
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.retrieval.listing import count_not_archived, list_named_versions, list_objects
+from caf_pipeline.retrieval.restore import RestoredObject, RestoreSums, restore_objects
+from caf_pipeline.retrieval.side_by_side import take_all
+from caf_pipeline.run_wiring import BUCKET_SCHEME, open_restore
+from caf_pipeline.settings import load_settings
 from caf_pipeline.waits import Announcer, Waits
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import Ledger
-    from caf_pipeline.retrieval.restore import RestoredObject, RestoreSums
 
 
 class RestoredVersions(StrEnum):
@@ -84,11 +87,6 @@ def restore(  # noqa: PLR0917 - the command line's options
     some object could not be read; 8 the folder cannot be written; 9 no provider gives some object right, or none has it; 10
     another process restores into the folder, into one in it or into one that it is in; 11 no archived key begins with PREFIX.
     """
-    from caf_pipeline.retrieval.listing import count_not_archived, list_named_versions, list_objects  # noqa: PLC0415
-    from caf_pipeline.retrieval.restore import RestoreSums, restore_objects  # noqa: PLC0415
-    from caf_pipeline.retrieval.side_by_side import take_all  # noqa: PLC0415
-    from caf_pipeline.wiring import BUCKET_SCHEME, open_restore  # noqa: PLC0415
-
     if len(where) > 2:
         raise UsageError("There are more arguments than SOURCE, PREFIX and DEST.", hint="Quote names that have spaces.")
     prefix, destination = (where[0] if len(where) == 2 else ""), where[-1]
@@ -106,7 +104,7 @@ def restore(  # noqa: PLR0917 - the command line's options
     settings, sums = load_settings(), RestoreSums()
     with (
         opened_ledger(settings) as ledger,
-        opened_archive(settings, ledger, source) as store,
+        opened_reader(settings, ledger, source) as store,
         open_restore(
             ledger,
             store,
@@ -121,7 +119,7 @@ def restore(  # noqa: PLR0917 - the command line's options
     ):
         sums.not_yet_archived, sums.skipped = count_not_archived(ledger, source, prefix)
 
-        def take(one: "RestoredObject") -> None:
+        def take(one: RestoredObject) -> None:
             sums.add(one)
             _print(one, dry_run, json)
             advance(one.location.size_bytes)
@@ -144,10 +142,8 @@ def restore(  # noqa: PLR0917 - the command line's options
         raise failure
 
 
-def _destination(ledger: "Ledger", source: str, where: list[str]) -> str:
+def _destination(ledger: Ledger, source: str, where: list[str]) -> str:
     """Return DEST; raises UsageError where it was more likely meant as PREFIX: all of the source would go to a new folder."""
-    from caf_pipeline.retrieval.listing import list_objects  # noqa: PLC0415  loaded by the commands that use it
-
     only = where[0] if len(where) == 1 else ""
     if only.endswith("/") and not os.path.exists(only) and any(True for _ in list_objects(ledger, source, only)):
         raise UsageError(
@@ -157,7 +153,7 @@ def _destination(ledger: "Ledger", source: str, where: list[str]) -> str:
     return where[-1]
 
 
-def _print(one: "RestoredObject", dry_run: bool, json: bool) -> None:
+def _print(one: RestoredObject, dry_run: bool, json: bool) -> None:
     key = one.location.row.key
     why = "something else is there" if one.outcome == "different" else str(one.error) if one.error else None
     if one.error:
@@ -172,7 +168,7 @@ def _print(one: "RestoredObject", dry_run: bool, json: bool) -> None:
         typer.echo(printable(one.place))
 
 
-def _print_sums(sums: "RestoreSums", source: str, destination: str, *, dry_run: bool, json: bool) -> None:
+def _print_sums(sums: RestoreSums, source: str, destination: str, *, dry_run: bool, json: bool) -> None:
     if json:
         counts = {name: getattr(sums, name) for name in ("listed", "equal", "different", "failed")}
         restored = {"would_restore" if dry_run else "restored": sums.restored, "bytes": sums.restored_bytes}

@@ -4,9 +4,10 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opening import dagster_command, load_settings
+from caf_pipeline.cli.dagster_commands import dagster_command
 from caf_pipeline.cli.terminal import ReportOption
 from caf_pipeline.errors import UsageError
+from caf_pipeline.settings import load_settings
 
 
 def run(  # noqa: PLR0917 - the command line's options

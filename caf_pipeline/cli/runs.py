@@ -4,8 +4,9 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opening import dagster_command, load_settings
+from caf_pipeline.cli.dagster_commands import dagster_command
 from caf_pipeline.cli.terminal import JsonOption
+from caf_pipeline.settings import load_settings
 
 
 def runs(

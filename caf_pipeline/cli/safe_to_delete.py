@@ -4,11 +4,12 @@ Nothing in this project deletes anything in S3.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.opening import load_settings, opened_ledger, opened_workplace
+from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.cli.terminal import (
     JsonOption,
     SourceArgument,
@@ -21,10 +22,10 @@ from caf_pipeline.cli.terminal import (
     show_size,
 )
 from caf_pipeline.errors import CafError, SettingsError
-
-if TYPE_CHECKING:
-    from caf_pipeline.inventory.snapshot import Snapshot
-    from caf_pipeline.maintenance.deletion.safe_to_delete import DeletionReport, NotSafe
+from caf_pipeline.inventory.snapshot import Snapshot
+from caf_pipeline.maintenance.deletion.assessment import ProgressReporter
+from caf_pipeline.maintenance.deletion.safe_to_delete import DeletionReport, NotSafe, find_deletable
+from caf_pipeline.settings import load_settings
 
 _SENTENCES: Final = {
     "not_planned": "not archived: no plan has them yet",
@@ -123,9 +124,6 @@ def safe_to_delete(
     while the list was written; 8 no room; 9 the accounting does not hold; 10 the same is under way. Nothing is written from
     2 on.
     """
-    from caf_pipeline.maintenance.deletion.assessment import ProgressReporter  # noqa: PLC0415
-    from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable  # noqa: PLC0415  loaded by the commands that use it
-
     settings = load_settings()
     settings.source(source)
     if settings.store.kind == "directory":
@@ -135,8 +133,8 @@ def safe_to_delete(
         )
     manifest = output or Path(f"{source}-safe-to-delete.csv")
     reporter = ProgressReporter(tell=note, progress=progress)
-    with opened_ledger(settings) as ledger, opened_workplace(settings, ledger, source) as work:
-        found = find_deletable(work, manifest, report=report, reads_back=not no_read_back, reporter=reporter)
+    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, source) as context:
+        found = find_deletable(context, manifest, report=report, reads_back=not no_read_back, reporter=reporter)
     if json:
         _print_json(source, found)
     else:
@@ -145,14 +143,14 @@ def safe_to_delete(
         raise _not_everything(source, found)
 
 
-def _not_everything(source: str, found: "DeletionReport") -> CafError:
+def _not_everything(source: str, found: DeletionReport) -> CafError:
     objects = counted(found.snapshot.object_count, "object")
     unsafe = sum(each.objects for each in found.not_safe)
     helps = [_WHAT_HELPS[each.reason].format(source=source) for each in found.not_safe if each.reason in _WHAT_HELPS]
     return CafError(f"{unsafe:,} of {objects} of '{source}' are not safe to delete", hint="; ".join(dict.fromkeys(helps)))
 
 
-def _print(source: str, found: "DeletionReport", report: Path | None) -> None:
+def _print(source: str, found: DeletionReport, report: Path | None) -> None:
     snapshot = found.snapshot
     if not snapshot.object_count:
         typer.echo(f"{source}: S3 has no objects of it: there is nothing to delete")
@@ -180,7 +178,7 @@ def _print(source: str, found: "DeletionReport", report: Path | None) -> None:
         typer.echo(f"{counted(found.gone, 'archived key')} gone from S3 already, nothing to delete: {names}{more}")
 
 
-def _beside(source: str, snapshot: "Snapshot") -> str:
+def _beside(source: str, snapshot: Snapshot) -> str:
     """Say what S3 has of the source that is no object of the inventory, and so is not on the list; "" without any."""
     beside, said = snapshot.beside, []
     if beside.older and not snapshot.all_versions:
@@ -195,7 +193,7 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _print_examples(each: "NotSafe") -> None:
+def _print_examples(each: NotSafe) -> None:
     """Print some objects; a reason that all of them share is printed once."""
     said = ""
     for key, detail in each.examples:
@@ -205,7 +203,7 @@ def _print_examples(each: "NotSafe") -> None:
         typer.echo(f"  … and {each.objects - len(each.examples):,} more")
 
 
-def _print_json(source: str, found: "DeletionReport") -> None:
+def _print_json(source: str, found: DeletionReport) -> None:
     print_json(
         {
             "source": source,

@@ -1,11 +1,12 @@
 """`caf status`."""
 
-from typing import TYPE_CHECKING, Annotated, Final
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final
 
 import typer
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
-from caf_pipeline.cli.opening import known_sources, load_settings, opened_ledger
+from caf_pipeline.cli.opening import known_sources, opened_ledger
 from caf_pipeline.cli.terminal import (
     JsonOption,
     counted,
@@ -15,11 +16,8 @@ from caf_pipeline.cli.terminal import (
     show_time,
 )
 from caf_pipeline.inventory.objects import versions_as_json
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from caf_pipeline.ledger.records import Chunk, RunWait, SourceAccount, StoragePlanRow
+from caf_pipeline.ledger.records import Chunk, RunWait, SourceAccount, StoragePlanRow
+from caf_pipeline.settings import load_settings
 
 CHUNKS_SHOWN: Final = 50  # of a source, on a terminal; more is what --all is for
 
@@ -92,7 +90,7 @@ def status(
                 typer.echo(f"{said}; {counted(apart, 'message')} of its queue set apart" if apart else said)
 
 
-def _space_json(row: "StoragePlanRow") -> dict[str, object]:
+def _space_json(row: StoragePlanRow) -> dict[str, object]:
     return {
         "account": row.account,
         "space_bytes": row.space_bytes,
@@ -106,10 +104,10 @@ def _space_json(row: "StoragePlanRow") -> dict[str, object]:
 
 def _print_status_json(
     name: str,
-    account: "SourceAccount | None",
-    chunks: "list[Chunk]",
-    waits: "Sequence[RunWait]",
-    beside: "Mapping[str, object]",
+    account: SourceAccount | None,
+    chunks: list[Chunk],
+    waits: Sequence[RunWait],
+    beside: Mapping[str, object],
 ) -> None:
     content = account.content if account else None
     print_json(
@@ -157,7 +155,7 @@ def _print_status_json(
 
 
 def _print_status(
-    name: str, account: "SourceAccount | None", chunks: "list[Chunk]", waits: "Sequence[RunWait]", everything: bool
+    name: str, account: SourceAccount | None, chunks: list[Chunk], waits: Sequence[RunWait], everything: bool
 ) -> None:
     from rich.console import Console  # noqa: PLC0415  only where a table is shown
     from rich.table import Table  # noqa: PLC0415
@@ -193,7 +191,7 @@ def _print_status(
         console.print(f"… and {len(chunks) - len(shown)} more: caf status {name} --all")
 
 
-def _objects(chunk: "Chunk") -> int:
+def _objects(chunk: Chunk) -> int:
     """Return how many objects a chunk has, and before it is packed how many were planned for it."""
     return chunk.member_count if chunk.merkle_root else chunk.object_count
 
@@ -205,7 +203,7 @@ def _urgency(state: ChunkState) -> int:
     return 2 if state in (*IN_GOOD_STANDING, ChunkState.EMPTY) else 1
 
 
-def _sentence(name: str, account: "SourceAccount | None") -> str:
+def _sentence(name: str, account: SourceAccount | None) -> str:
     if account is None:
         return f"{name}: nothing planned yet"
     skipped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(account.skipped.items()) if count)

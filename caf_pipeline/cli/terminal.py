@@ -23,6 +23,13 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="A source of caf.toml.")]
 SourcesArgument = Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="One source; all of caf.toml by default.")]
 
+AsOfOption = Annotated[
+    str | None,
+    typer.Option(
+        "--as-of", metavar="TIME", help="What is archived as of TIME: 2026-11-21T10:00 (UTC), 2026-11-21T10:00:00+02:00."
+    ),
+]
+
 PROGRESS_FROM_BYTES: Final = 64 << 20  # less is over before a bar could be read
 
 _DECIMAL_UNITS: Final = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -66,6 +73,15 @@ def parse_size(text: str, *, decimal: bool = False) -> int:
         also = " (or KB, MB, GB, TB)" if decimal else ""
         raise UsageError(f"{text!r} is not a size.", hint=f"Give bytes, or a whole number of KiB, MiB, GiB or TiB{also}: 30GiB.")
     return int(match[1]) * units[match[2]]
+
+
+def parse_time(text: str) -> datetime:
+    """Read a date, or a date and a time, in UTC where it names no zone."""
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{text!r} is not a time.", hint="Give a date, or a date and a time: 2026-11-21T10:00:00Z.") from error
 
 
 def show_time(moment: datetime) -> str:

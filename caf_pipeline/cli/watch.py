@@ -2,21 +2,20 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
+
+from rich.live import Live
+from rich.text import Text
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
 from caf_pipeline.cli.opening import opened_ledger, require_source
 from caf_pipeline.cli.terminal import counted, note, print_json, show_size, show_time
 from caf_pipeline.errors import CafError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from caf_pipeline.ledger.records import SourceProgress
-    from caf_pipeline.settings import Settings
+from caf_pipeline.ledger.records import SourceProgress
+from caf_pipeline.settings import Settings
 
 _SHOWN: Final = frozenset({*UNDER_WAY, *IN_GOOD_STANDING, ChunkState.PARKED})
 """What is archived, or is to be. Chunks that were given up are not part of the whole: their objects are in others."""
@@ -24,7 +23,7 @@ _SHOWN: Final = frozenset({*UNDER_WAY, *IN_GOOD_STANDING, ChunkState.PARKED})
 _NOTHING: Final = "nothing is planned yet"
 
 
-def watch(settings: "Settings", source: str | None, *, interval: float, json: bool) -> NoReturn:
+def watch(settings: Settings, source: str | None, *, interval: float, json: bool) -> NoReturn:
     """Say how far a source is, or all, every `interval` seconds.
 
     A database that does not answer is said and asked again, once it was opened.
@@ -46,25 +45,22 @@ def watch(settings: "Settings", source: str | None, *, interval: float, json: bo
 
 
 @contextmanager
-def _shown(json: bool) -> "Iterator[Callable[[Sequence[SourceProgress]], None]]":
+def _shown(json: bool) -> Iterator[Callable[[Sequence[SourceProgress]], None]]:
     """Give what shows one look: JSON lines; lines, one a source, with the time; or on a terminal lines that are replaced."""
     if json:
         yield _print_json
     elif not sys.stdout.isatty():
         yield _print_lines
     else:
-        from rich.live import Live  # noqa: PLC0415  only where a terminal is
-        from rich.text import Text  # noqa: PLC0415
-
         with Live(auto_refresh=False) as live:
             yield lambda found: live.update(Text("\n".join(map(_line, found)) or _NOTHING), refresh=True)
 
 
-def _print_lines(found: "Sequence[SourceProgress]") -> None:
+def _print_lines(found: Sequence[SourceProgress]) -> None:
     print("\n".join(f"{show_time(one.at)} {_line(one)}" for one in found) or _NOTHING, flush=True)
 
 
-def _line(one: "SourceProgress") -> str:
+def _line(one: SourceProgress) -> str:
     done, whole, left = one.sums(IN_GOOD_STANDING), one.sums(_SHOWN), one.sums(UNDER_WAY)
     parked, damaged = one.sums([ChunkState.PARKED]).chunks, one.sums([ChunkState.DAMAGED]).chunks
     said = f"{one.source}: {done.chunks:,} of {counted(whole.chunks, 'chunk')} located"
@@ -81,7 +77,7 @@ def _line(one: "SourceProgress") -> str:
     return f"{said}; {rate}; about {timedelta(seconds=round(one.seconds_left))} left"
 
 
-def _print_json(found: "Sequence[SourceProgress]") -> None:
+def _print_json(found: Sequence[SourceProgress]) -> None:
     for one in found:
         print_json(
             {

@@ -20,24 +20,25 @@ from typing import Any, Final
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunsFilter
 from rich.console import Console
 
+from caf_pipeline.automation.launching import UNFINISHED, Backfills, failed_runs, runs_of
+from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
+from caf_pipeline.dagster_host.dagster_private import BULK_ACTION_TERMINAL_STATUSES, PartitionBackfill
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.summary import CHUNKS_FAILED, HELD_BY_OTHERS
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.dagster_private import BULK_ACTION_TERMINAL_STATUSES, PartitionBackfill
-from caf_pipeline.defs.launching import UNFINISHED, Backfills, failed_runs, runs_of, unfinished_backfills
 from caf_pipeline.defs.naming import ASSETS, BACKFILL_TAG, PRIORITY_TAG, SOURCE_TAG, asset_key
 from caf_pipeline.defs.partitions import register_chunks
-from caf_pipeline.defs.pod_size import pod_tags
 from caf_pipeline.errors import HeldByOther, NoDaemon, NotLocated, UsageError
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk, chunk_of_lease
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.quantities import counted
-from caf_pipeline.wiring import close_store, open_ledger, open_workplace
+from caf_pipeline.wiring import open_ledger
 
 DAEMON: Final = "BACKFILL"
 """What the part of Dagster's daemon that submits backfills calls itself in its heartbeats."""
@@ -175,7 +176,7 @@ def _position(ledger: Ledger, source: str, name: str, plan: str) -> int | None:
 
 def _free(instance: DagsterInstance, ledger: Ledger, chunks: Sequence[Chunk], *, failed: bool) -> Chosen:
     """Put each chunk where it belongs."""
-    chosen, backfills = Chosen(), Backfills(unfinished_backfills(instance))
+    chosen, backfills = Chosen(), Backfills(instance)
     leased = {chunk_of_lease(lease.name) for lease in ledger.leases() if lease.live}
     for page in (chunks[start : start + PAGE] for start in range(0, len(chunks), PAGE)):
         runs = runs_of(instance, [chunk.name for chunk in page])
@@ -294,16 +295,16 @@ def _unparked(settings: Settings, ledger: Ledger, chunks: Sequence[Chunk]) -> li
     parked = {chunk.name for chunk in chunks if chunk.state is ChunkState.PARKED}
     if parked:
         nothing = UnaskedObjects("a backfill is only submitted")
-        work = open_workplace(settings, chunks[0].source, run="caf backfill", ledger=ledger, objects=nothing)
+        context = open_run_context(settings, chunks[0].source, run="caf backfill", ledger=ledger, objects=nothing)
         try:
             for name in sorted(parked):
                 try:
-                    chunk_steps.unpark(work, name)
+                    chunk_steps.unpark(context, name)
                 except HeldByOther:
                     continue
                 parked.remove(name)
         finally:
-            close_store(work.store)
+            context.close()
     return [chunk.name for chunk in chunks if chunk.name not in parked]
 
 

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from dagster import DagsterEvent, DagsterInstance, ExecuteInProcessResult, JobDefinition
 
-from caf_pipeline.defs.dagster_private import (
+from caf_pipeline.automation.dead_runs import process_tags
+from caf_pipeline.dagster_host.dagster_private import (
     InMemoryJob,
     RegisteredCodeLocationOrigin,
     RemoteRepositoryOrigin,
     execute_run_iterator,
     merge_run_tags,
 )
-from caf_pipeline.defs.dead_runs import process_tags
 from caf_pipeline.defs.naming import COMMAND, COMMAND_TAG, LOCATION_NAME, MAX_RETRIES_TAG, REPOSITORY_NAME
 from caf_pipeline.ledger.processes import this_process
 

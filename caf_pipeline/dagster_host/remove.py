@@ -9,9 +9,9 @@ from contextlib import closing, contextmanager
 
 from dagster import DagsterInstance
 
+from caf_pipeline.automation.launching import PAGE, failed_runs, runs_of
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import may_have_state
-from caf_pipeline.defs.launching import PAGE, failed_runs, runs_of
 from caf_pipeline.defs.naming import PARKED_TAG, partitions_name
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.ledger.postgres import Ledger

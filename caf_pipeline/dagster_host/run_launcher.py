@@ -9,7 +9,8 @@ from typing import Final
 
 from dagster import DagsterInstance, DagsterRun, DefaultRunLauncher, deserialize_value
 
-from caf_pipeline.defs.dagster_private import (
+from caf_pipeline.automation.dead_runs import process_lives
+from caf_pipeline.dagster_host.dagster_private import (
     CanCancelExecutionRequest,
     CanCancelExecutionResult,
     CheckRunHealthResult,
@@ -18,7 +19,6 @@ from caf_pipeline.defs.dagster_private import (
     RunLauncher,
     WorkerStatus,
 )
-from caf_pipeline.defs.dead_runs import process_lives
 from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG, MAX_RETRIES_TAG, RETRY_STRATEGY_TAG
 
 ASK_SECONDS: Final = 10

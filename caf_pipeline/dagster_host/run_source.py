@@ -16,16 +16,14 @@ from typing import Final
 from dagster import DagsterExecutionInterruptedError, DagsterInstance, ExecuteInProcessResult
 from rich.console import Console
 
+from caf_pipeline.automation.dead_runs import reap_dead_runs
+from caf_pipeline.automation.launching import chunks_with_work
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.dagster_host.progress_bar import ChunkProgress, object_of
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.source_runs import Archived, SourceRuns, open_instance
 from caf_pipeline.dagster_host.summary import InventoryTotals, Summary, exit_status, sentence
 from caf_pipeline.dagster_host.workers import Workers, workers_worth
-from caf_pipeline.defs.dead_runs import reap_dead_runs
-from caf_pipeline.defs.failures import HITS_EVERY_CHUNK
-from caf_pipeline.defs.launching import chunks_with_work
 from caf_pipeline.defs.metadata import (
     DELETE_MARKERS,
     DELETED_KEYS,
@@ -41,6 +39,7 @@ from caf_pipeline.defs.metadata import (
 from caf_pipeline.defs.naming import op_name
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.errors import (
+    HITS_EVERY_CHUNK,
     CafError,
     ChunkTooLarge,
     NotLocated,
@@ -53,13 +52,15 @@ from caf_pipeline.inventory.filters import FILTERS
 from caf_pipeline.inventory.objects import SkipReason, VersionCounts
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk
+from caf_pipeline.run_context import RunContext
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.system.ending import interrupted_status
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import Announcer, Wait, Waits
-from caf_pipeline.wiring import close_store, open_ledger, open_workplace
+from caf_pipeline.wiring import open_ledger
 
 MOST_ALIKE: Final = 3
 """Chunks that fail for good by the same error, after which no further chunk is tried."""
@@ -229,8 +230,8 @@ class _Command:
 
     def run(self) -> Summary:
         """Plan, archive every chunk under way, and count the objects of the inventory by what became of them."""
-        with self._workplace() as work:
-            work.store.require_here()
+        with self._run_context() as context:
+            context.store.require_here()
         with self._progress:
             snapshot = self._plan()
             self._archive_under_way()
@@ -369,9 +370,9 @@ class _Command:
         if latest is not None and latest.snapshot == snapshot:
             return latest
         try:
-            with self._workplace() as work:
-                taken = inventories.open_snapshot(work, snapshot)
-                accounting = planning.account_for(work, taken)
+            with self._run_context() as context:
+                taken = inventories.open_snapshot(context, snapshot)
+                accounting = planning.account_for(context, taken)
         except NotLocated:
             # Others took so many inventories meanwhile that this one was removed: theirs are later, and say as much.
             if latest is None or latest.snapshot < snapshot:
@@ -390,14 +391,14 @@ class _Command:
         )
 
     @contextmanager
-    def _workplace(self) -> Iterator[Workplace]:
+    def _run_context(self) -> Iterator[RunContext]:
         """Open the source's store and ledger. The source itself is not asked."""
         objects = UnaskedObjects("this command asks the source only in runs of Dagster")
-        work = open_workplace(self._settings, self._source, run="caf run", ledger=self._ledger, objects=objects)
+        context = open_run_context(self._settings, self._source, run="caf run", ledger=self._ledger, objects=objects)
         try:
-            yield work
+            yield context
         finally:
-            close_store(work.store)
+            context.close()
 
     def _say(self, line: str, style: str | None = None) -> None:
         _say(self._console, f"{self._source}: {line}", style=style)

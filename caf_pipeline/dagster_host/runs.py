@@ -13,10 +13,10 @@ from dagster import DagsterEventType, DagsterInstance, DagsterRun, DagsterRunSta
 from rich.console import Console
 from rich.table import Table
 
+from caf_pipeline.automation.dead_runs import process_lives
+from caf_pipeline.automation.launching import ENDED, UNFINISHED
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.source_runs import open_instance
-from caf_pipeline.defs.dead_runs import process_lives
-from caf_pipeline.defs.launching import ENDED, UNFINISHED
 from caf_pipeline.defs.naming import BACKFILL_TAG, HELD_TAG, PARTITION_TAG, SOURCE_TAG
 from caf_pipeline.errors import NotLocated, first_line, one_line
 from caf_pipeline.inventory.chunk_id import ChunkId

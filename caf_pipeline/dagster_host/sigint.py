@@ -11,14 +11,11 @@ import signal
 import sys
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from dagster import DagsterExecutionInterruptedError
 
 from caf_pipeline.system.ending import ENDING, received
-
-if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
 
 _INTERRUPTS: Final = (KeyboardInterrupt, DagsterExecutionInterruptedError)
 
@@ -66,6 +63,6 @@ class InterruptWatch:
                 received(number)
         return not {signal.SIGINT, *ENDING}.isdisjoint(numbers)
 
-    def _unraisable(self, lost: "UnraisableHookArgs") -> None:
+    def _unraisable(self, lost: "sys.UnraisableHookArgs") -> None:
         if not isinstance(lost.exc_value, _INTERRUPTS):
             self._hook(lost)

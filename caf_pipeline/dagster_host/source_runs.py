@@ -18,12 +18,12 @@ from dagster import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.dagster_host.dagster_private import RUN_FAILURE_REASON_TAG, InstanceRef, NoOpComputeLogManager, RunFailureReason
 from caf_pipeline.dagster_host.executing import execute_here
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.sigint import InterruptWatch
 from caf_pipeline.dagster_host.storage import require_database
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.defs.dagster_private import RUN_FAILURE_REASON_TAG, InstanceRef, NoOpComputeLogManager, RunFailureReason
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
 from caf_pipeline.defs.naming import HELD_TAG, LEDGER, RUN, JobKind, job_name
 from caf_pipeline.defs.ops import PACK, seal_chunk

@@ -13,7 +13,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, QueuePool, event
 
-from caf_pipeline.defs.dagster_private import create_engine, sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage
+from caf_pipeline.dagster_host.dagster_private import create_engine, sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage
 
 ENGINES_KEPT: Final = 64
 """A run writes to four files; the UI reads those of the runs that it shows."""

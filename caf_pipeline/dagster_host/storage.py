@@ -18,9 +18,14 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from caf_pipeline.dagster_host import postgres_storage, sqlite_storage
+from caf_pipeline.dagster_host.dagster_private import (
+    ConfigurableClass,
+    ConfigurableClassData,
+    DagsterSqliteStorage,
+    DagsterStorage,
+)
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
-from caf_pipeline.dagster_host.quiet import hush
-from caf_pipeline.defs.dagster_private import ConfigurableClass, ConfigurableClassData, DagsterSqliteStorage, DagsterStorage
+from caf_pipeline.dagster_host.logging_filters import add_logging_filters
 from caf_pipeline.errors import SettingsError, first_line
 from caf_pipeline.setting_values import ENCODE_IN_URL, is_database_url
 from caf_pipeline.settings import Settings, load_settings
@@ -103,7 +108,7 @@ def _creating(folder: Path) -> Iterator[Path]:
         yield folder
 
 
-hush()
+add_logging_filters()
 sqlite_storage.make_once()
 
 

@@ -4,7 +4,6 @@ Each of its messages is a name, arguments, and named ones. It ends with the comm
 """
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -14,8 +13,6 @@ from typing import Final, cast
 
 from caf_pipeline.errors import INTERRUPTED, CafError
 from caf_pipeline.settings import Settings
-from caf_pipeline.system.garbage import end_without_looks, look_rarely
-from caf_pipeline.system.left_out import leave_out_unused
 from caf_pipeline.waits import Wait, Waits
 
 READY: Final = "ready"  # to begin, and to be interrupted
@@ -97,8 +94,6 @@ def main(descriptor: int, command: int) -> int:
         descriptor: of this end of the pipe.
         command: the process id of the command that listens at the other.
     """
-    look_rarely()
-    leave_out_unused()
     threading.Thread(target=_die_with, args=(command,), daemon=True).start()
     connection: Connection[object, object] = Connection(descriptor)
     teller = _Teller(connection)
@@ -114,7 +109,6 @@ def main(descriptor: int, command: int) -> int:
 
 
 def _archive(connection: "Connection[object, object]", teller: _Teller, settings: Settings, source: str) -> None:
-    # Dagster is loaded when this process looks for garbage rarely: what it is made of would be looked through again and again.
     from dagster import DagsterExecutionInterruptedError  # noqa: PLC0415
 
     from caf_pipeline.dagster_host.sigint import InterruptWatch  # noqa: PLC0415
@@ -144,8 +138,3 @@ def _die_with(command: int) -> None:
     while os.getppid() == command:
         time.sleep(LOOK_SECONDS)
     os._exit(1)
-
-
-if __name__ == "__main__":
-    _ends_with = end_without_looks()
-    sys.exit(_ends_with(main(*map(int, sys.argv[1:]))))

@@ -47,7 +47,7 @@ class _Worker:
         with theirs:
             # A group of its own: at a terminal, Ctrl-C goes to the whole group, and the command passes it on once.
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", worker.__name__, str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-m", "caf_pipeline.entry", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,

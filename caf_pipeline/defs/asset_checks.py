@@ -20,14 +20,15 @@ from dagster import (
     asset_check,
 )
 
-from caf_pipeline import wiring
+from caf_pipeline import run_wiring
+from caf_pipeline.automation.alerting import conditions_of, is_paused
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, NOT_POSTED, ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata
-from caf_pipeline.defs.alerting import CHECKED_ASSET, CHECKS, check_result, conditions_of, is_paused
+from caf_pipeline.defs.evaluations import CHECKS, check_result
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.naming import (
     ALERT_SENSOR,
+    CHECKED_ASSET,
     CHUNK_IS_PROVEN,
     FEW_OBJECTS_ARE_SKIPPED,
     NO_CHUNK_IS_DAMAGED,
@@ -43,13 +44,14 @@ from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import HeldByOther, StoreAway, StoreUnreachable
 from caf_pipeline.maintenance import scrub
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps import audit, chunk_steps, inventories, planning
 from caf_pipeline.store.jackal.answers import StoragePlan
 from caf_pipeline.store.jackal.storage_forecast import charged_per_day, end_warning, look_ahead, to_buy
 from caf_pipeline.system.quantities import counted
 
-Look = Callable[[Workplace, str], AssetCheckResult]
-"""What a check does with a source's workplace and a chunk's id, which is "" where the check is of the whole source."""
+Look = Callable[[RunContext, str], AssetCheckResult]
+"""What a check does with a source's run context and a chunk's id, which is "" where the check is of the whole source."""
 
 
 SAID_OF_CONDITIONS: Final = {
@@ -164,7 +166,7 @@ def _check(
     )
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
         chunk = context.op_execution_context.partition_key if partitioned else ""
-        result = attempt_step(context, source, lambda work: look(work, chunk))
+        result = attempt_step(context, source, lambda run_context: look(run_context, chunk))
         if result is None:
             skipped = f"a check of '{source}' was skipped: another run holds the lease that it needs"
             raise as_failure(HeldByOther(skipped, holder="another run"))
@@ -173,20 +175,20 @@ def _check(
     return check
 
 
-def _plan_accounts(work: Workplace, _: str) -> AssetCheckResult:
-    snapshot = inventories.latest_snapshot(work, run=work.holder.run, skip_damaged=True, planned=True)
-    snapshot = snapshot or inventories.latest_snapshot(work, planned=True)
+def _plan_accounts(run_context: RunContext, _: str) -> AssetCheckResult:
+    snapshot = inventories.latest_snapshot(run_context, run=run_context.holder.run, skip_damaged=True, planned=True)
+    snapshot = snapshot or inventories.latest_snapshot(run_context, planned=True)
     if snapshot is None:
-        inventories.snapshot_to_plan(work)  # says where there is none at all
+        inventories.snapshot_to_plan(run_context)  # says where there is none at all
         unplanned = "No inventory is planned yet: materialize chunk_plan."
         return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description=unplanned)
-    result = planning.account_for(work, snapshot)
+    result = planning.account_for(run_context, snapshot)
     shown = metadata.versions_beside(snapshot) | metadata.accounting_metadata(result)
     return AssetCheckResult(passed=result.holds, metadata=shown)
 
 
-def _chunk_accounts(work: Workplace, chunk: str) -> AssetCheckResult:
-    result = audit.account_for_chunk(work, chunk)
+def _chunk_accounts(run_context: RunContext, chunk: str) -> AssetCheckResult:
+    result = audit.account_for_chunk(run_context, chunk)
     numbers: metadata.Metadata = {
         "planned": result.planned,
         "members": result.members,
@@ -196,11 +198,11 @@ def _chunk_accounts(work: Workplace, chunk: str) -> AssetCheckResult:
     return AssetCheckResult(passed=result.agrees, description=result.explanation or None, metadata=numbers)
 
 
-def _chunk_is_proven(work: Workplace, chunk: str) -> AssetCheckResult:
-    state = work.ledger.chunk(chunk).state
+def _chunk_is_proven(run_context: RunContext, chunk: str) -> AssetCheckResult:
+    state = run_context.ledger.chunk(chunk).state
     if state in (ChunkState.EMPTY, ChunkState.WITHDRAWN):
         return AssetCheckResult(passed=True, description=f"The chunk is {state}: no object is located in it.")
-    report = scrub.prove_chunk(work, chunk)
+    report = scrub.prove_chunk(run_context, chunk)
     return AssetCheckResult(
         passed=report.proven,
         severity=proof_severity(report),
@@ -220,26 +222,29 @@ def proof_description(report: scrub.ProofReport) -> str:
     return metadata.shorten_hashes(reason if not reason or report.explanation else f"{report.verdict}: {reason}")
 
 
-def _chunk_reads_back(work: Workplace, chunk: str) -> AssetCheckResult:
-    result = audit.fetch_members(work, chunk)
+def _chunk_reads_back(run_context: RunContext, chunk: str) -> AssetCheckResult:
+    result = audit.fetch_members(run_context, chunk)
     return AssetCheckResult(passed=not result.mismatched, metadata=metadata.read_back_metadata(result))
 
 
-def _source_is_complete(work: Workplace, _: str) -> AssetCheckResult:
-    snapshot, planned = inventories.latest_snapshot(work, complete=True), work.ledger.last_inventory(work.source)
+def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
+    snapshot, planned = (
+        inventories.latest_snapshot(run_context, complete=True),
+        run_context.ledger.last_inventory(run_context.source),
+    )
     if planned and (snapshot is None or snapshot.taken_at < planned):
         missing = f"The last whole inventory, of {planned.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, is not on this machine."
         return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description=missing)
     if snapshot is None:
         return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description="No whole inventory yet.")
-    result = planning.account_for(work, snapshot)
+    result = planning.account_for(run_context, snapshot)
     left_out = sum(result.left_out.values())
     older = 0 if snapshot.all_versions else snapshot.beside.older
-    only_current = work.all_versions and not snapshot.all_versions
-    damaged = len(work.ledger.chunks(work.source, [ChunkState.DAMAGED]))
+    only_current = run_context.all_versions and not snapshot.all_versions
+    damaged = len(run_context.ledger.chunks(run_context.source, [ChunkState.DAMAGED]))
     away = ""
     try:
-        work.store.require_here()
+        run_context.store.require_here()
     except StoreAway as error:
         away = f"{error}."
     said = [
@@ -261,18 +266,20 @@ def _source_is_complete(work: Workplace, _: str) -> AssetCheckResult:
     )
 
 
-def _conditions(check: str, work: Workplace, _: str) -> AssetCheckResult:
-    found = conditions_of(work.ledger.progress([work.source]), work.settings, paused=is_paused(work.ledger))
-    return check_result(found[work.source], check)
+def _conditions(check: str, run_context: RunContext, _: str) -> AssetCheckResult:
+    found = conditions_of(
+        run_context.ledger.progress([run_context.source]), run_context.settings, paused=is_paused(run_context.ledger)
+    )
+    return check_result(found[run_context.source], check)
 
 
-def _last_known_end(work: Workplace, account: str, error: StoreUnreachable) -> AssetCheckResult | None:
+def _last_known_end(run_context: RunContext, account: str, error: StoreUnreachable) -> AssetCheckResult | None:
     """Return an error if the space ends soon by the ledger's last reading; else None. The chain cannot be read now."""
-    last = next((row for row in work.ledger.storage_plans() if row.account == account), None)
+    last = next((row for row in run_context.ledger.storage_plans() if row.account == account), None)
     if last is None or last.ends_at is None:
         return None
     plan = StoragePlan(last.space_bytes or 0, last.used_bytes or 0, last.ends_at)
-    now, warn_days = max(last.read_at, datetime.now(UTC)), work.settings.jackal.warn_days
+    now, warn_days = max(last.read_at, datetime.now(UTC)), run_context.settings.jackal.warn_days
     warning = end_warning(plan, last.latest_end, now, warn_days)
     if not warning:
         return None
@@ -281,26 +288,26 @@ def _last_known_end(work: Workplace, account: str, error: StoreUnreachable) -> A
     return AssetCheckResult(passed=False, severity=AssetCheckSeverity.ERROR, description=f"{warning} {age}: {buy}.")
 
 
-def _storage_plan_lasts(work: Workplace, _: str) -> AssetCheckResult:
-    store = wiring.jackal_of(work)
+def _storage_plan_lasts(run_context: RunContext, _: str) -> AssetCheckResult:
+    store = run_wiring.jackal_of(run_context)
     address = store.wallet.address
-    account = f"{work.settings.jackal.chain_id}/{address}"
+    account = f"{run_context.settings.jackal.chain_id}/{address}"
     try:
         plan, now = store.chain.confirmed_plan(address)
     except StoreUnreachable as error:
-        if result := _last_known_end(work, account, error):
+        if result := _last_known_end(run_context, account, error):
             return result
         raise
-    work.ledger.record_storage_plan(
+    run_context.ledger.record_storage_plan(
         account,
         read_at=now,
         balance=store.chain.balance(address),
         plan=None if plan is None else (plan.space_bytes, plan.used_bytes, plan.ends_at),
     )
-    last = next(row for row in work.ledger.storage_plans() if row.account == account)
-    copies, warn_days = work.settings.jackal.copies, work.settings.jackal.warn_days
-    waiting = copies * chunk_steps.bytes_to_post(work.ledger, NOT_POSTED)
-    chunks = work.ledger.chunks(states=IN_GOOD_STANDING)
+    last = next(row for row in run_context.ledger.storage_plans() if row.account == account)
+    copies, warn_days = run_context.settings.jackal.copies, run_context.settings.jackal.warn_days
+    waiting = copies * chunk_steps.bytes_to_post(run_context.ledger, NOT_POSTED)
+    chunks = run_context.ledger.chunks(states=IN_GOOD_STANDING)
     used = plan.used_bytes if plan else sum(chunk.stored_size_bytes for chunk in chunks if chunk.owner == address) * copies
     buy = to_buy(used + waiting, last.latest_end_space or 0, last.latest_end, now, warn_days)
     if plan is None:
@@ -310,7 +317,7 @@ def _storage_plan_lasts(work: Workplace, _: str) -> AssetCheckResult:
         return AssetCheckResult(passed=False, severity=severity, description=f"{reason}: {buy}.")
     forecast = look_ahead(plan, charged_per_day(chunks, copies, now), now)
     warning = forecast.warning(plan, warn_days, waiting)
-    log = work.ledger.transactions(work.holder)
+    log = run_context.ledger.transactions(run_context.holder)
     pending = any(transaction.purpose == "buy" for transaction in log.pending(account))  # it may have set an earlier end
     ends = end_warning(plan, None if pending else last.latest_end, now, warn_days)
     warning = ends or warning

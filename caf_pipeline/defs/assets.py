@@ -26,7 +26,6 @@ from dagster import (
 )
 from pydantic import Field
 
-from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata, ops
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
 from caf_pipeline.defs.naming import COMMAND_TAG, LAUNCH_SENSOR, asset_key, identifier, new_objects_name, reconcile_name, s3_key
@@ -35,6 +34,7 @@ from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory.plan import PLAN_SCHEMA
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import inventories, planning, preview
 from caf_pipeline.system.quantities import show_size
@@ -125,15 +125,17 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
         metadata=metadata.file_definition(SNAPSHOT_SCHEMA),
     )
     def s3_inventory(context: AssetExecutionContext, config: InventoryTerms) -> Results:
-        def take(work: Workplace) -> metadata.Metadata:
+        def take(run_context: RunContext) -> metadata.Metadata:
             after, until = config.window()
-            work.wait_while_paused(lambda: None)  # now, not behind a long listing
+            run_context.wait_while_paused(lambda: None)  # now, not behind a long listing
             report = None
             if config.takes_report(settings):
-                snapshot, report = inventories.take_report(work, config.report)
+                snapshot, report = inventories.take_report(run_context, config.report)
             else:
-                snapshot = inventories.take_inventory(work, after=after, until=until)
-            warning = "; ".join(filter(None, [inventories.nothing_found(work, snapshot), report.warning if report else ""]))
+                snapshot = inventories.take_inventory(run_context, after=after, until=until)
+            warning = "; ".join(
+                filter(None, [inventories.nothing_found(run_context, snapshot), report.warning if report else ""])
+            )
             if warning:
                 context.log.warning(warning)
             return metadata.snapshot_metadata(snapshot, warning, report)
@@ -185,18 +187,18 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
         metadata=metadata.file_definition(PLAN_SCHEMA),
     )
     def chunk_plan(context: AssetExecutionContext, config: PlanConfig) -> Results:
-        def cut(work: Workplace) -> metadata.Metadata:
-            snapshot = inventories.snapshot_to_plan(work)
+        def cut(run_context: RunContext) -> metadata.Metadata:
+            snapshot = inventories.snapshot_to_plan(run_context)
             # What a sensor's plan leaves out, its next look sees; a daily inventory that is not planned is lost with its day.
             patience = PATIENCE_SECONDS if snapshot.complete and COMMAND_TAG not in context.run.tags else 0.0
-            report = planning.cut_plan(work, snapshot, new_archive=config.new_archive, patience_seconds=patience)
+            report = planning.cut_plan(run_context, snapshot, new_archive=config.new_archive, patience_seconds=patience)
             if report.warning:
                 context.log.warning(report.warning)
-            copies = work.settings.jackal.copies if work.settings.store.kind == "jackal" else 0
-            registered = register_chunks(context.instance, work.ledger, source)
-            estimate = preview.estimate_report(work, report)
+            copies = run_context.settings.jackal.copies if run_context.settings.store.kind == "jackal" else 0
+            registered = register_chunks(context.instance, run_context.ledger, source)
+            estimate = preview.estimate_report(run_context, report)
             shown = metadata.plan_metadata(report, registered, copies=copies, estimate=estimate)
-            return shown | metadata.skips(work.ledger.account(source).skipped)
+            return shown | metadata.skips(run_context.ledger.account(source).skipped)
 
         shown = attempt_step(context, source, cut)
         if shown is not None:

@@ -8,16 +8,14 @@ from typing import Any
 
 from dagster import Definitions, in_process_executor
 
-from caf_pipeline.defs.alerting import alert_sensor
 from caf_pipeline.defs.asset_checks import source_checks
 from caf_pipeline.defs.assets import source_assets
 from caf_pipeline.defs.jobs import source_jobs
-from caf_pipeline.defs.pruning import prune_job, prune_schedule
+from caf_pipeline.defs.maintenance_jobs import prune_job, source_maintenance_jobs
 from caf_pipeline.defs.resources import build_resources
-from caf_pipeline.defs.restoring import restore_job
-from caf_pipeline.defs.schedules import source_schedules
-from caf_pipeline.defs.sensors import TICK_SECONDS, launching_sensor, new_objects_sensor
-from caf_pipeline.defs.watching import watching_jobs
+from caf_pipeline.defs.restore_job import restore_job
+from caf_pipeline.defs.schedules import prune_schedule, source_schedules
+from caf_pipeline.defs.sensors import TICK_SECONDS, alert_sensor, launching_sensor, new_objects_sensor
 from caf_pipeline.settings import Settings
 
 
@@ -36,7 +34,7 @@ def build_defs(
         asset_checks=[each for source, _ in sources for each in source_checks(source, on_jackal=on_jackal)],
         jobs=[
             *(each for its in jobs.values() for each in its),
-            *(each for source, _ in sources for each in watching_jobs(source)),
+            *(each for source, _ in sources for each in source_maintenance_jobs(source)),
             restore_job(),
             prune_job(settings.runs.keep_events_days, list(settings.sources)),
         ],

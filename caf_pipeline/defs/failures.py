@@ -23,20 +23,14 @@ from dagster import (
 
 from caf_pipeline.defs.naming import COMMAND_TAG, HELD_TAG, OUTAGE_TAG
 from caf_pipeline.errors import (
+    HITS_EVERY_CHUNK,
     CafError,
-    EmptyWallet,
     HeldByOther,
     LedgerUnreachable,
-    NoStoragePlan,
-    NotPublic,
     PlanTooSmall,
-    SettingsError,
     SourceUnreachable,
-    SpendCapReached,
     StagingError,
-    StoredAlready,
     StoreUnreachable,
-    UploadsRefused,
 )
 
 T = TypeVar("T")
@@ -44,18 +38,6 @@ Context = AssetCheckExecutionContext | AssetExecutionContext | OpExecutionContex
 
 RETRY_TRANSIENT: Final = RetryPolicy(max_retries=3, delay=2, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
 """For every op: 2, 4 and 8 seconds. Requests have back-off of their own; this is for what outlasts it."""
-
-HITS_EVERY_CHUNK: Final = (
-    SettingsError,
-    NotPublic,
-    NoStoragePlan,
-    EmptyWallet,
-    SpendCapReached,
-    UploadsRefused,
-    StoredAlready,
-)
-"""What the next chunk would meet just the same: nothing is gained by trying it before somebody has changed something."""
-
 
 OUTAGES: Final = (SourceUnreachable, LedgerUnreachable, StoreUnreachable, StagingError, PlanTooSmall, *HITS_EVERY_CHUNK)
 """What all chunks need did not answer, or has no room. That says nothing of the chunk: a run that ends by it is no attempt."""

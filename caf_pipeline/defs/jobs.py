@@ -1,10 +1,10 @@
 """Jobs: which assets and checks are run together."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from dagster import AssetCheckKey, AssetKey, AssetSelection, define_asset_job
 
-from caf_pipeline.defs.dagster_private import UnresolvedAssetJobDefinition
 from caf_pipeline.defs.naming import (
     ASSETS,
     BEFORE_BACKFILLS,
@@ -18,10 +18,10 @@ from caf_pipeline.defs.naming import (
 )
 
 
-def source_jobs(source: str, *, on_jackal: bool) -> list[UnresolvedAssetJobDefinition]:
+def source_jobs(source: str, *, on_jackal: bool) -> list[Any]:
     """Return the jobs of one source."""
 
-    def job(what: JobKind, selection: AssetSelection, description: str) -> UnresolvedAssetJobDefinition:
+    def job(what: JobKind, selection: AssetSelection, description: str) -> Any:  # noqa: ANN401 - Dagster exports no type for it
         # Chunks may be a backfill's, whose runs come later: the sensor that launches them says so itself.
         tags = {SOURCE_TAG: source, **({} if what == "archive" else BEFORE_BACKFILLS)}
         return define_asset_job(job_name(source, what), selection=selection, tags=tags, description=description)

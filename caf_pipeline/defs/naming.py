@@ -24,6 +24,8 @@ BEFORE_BACKFILLS: Final = {PRIORITY_TAG: "1"}
 queue 100,000 runs, has 0."""
 MAX_RETRIES_TAG: Final = "dagster/max_retries"
 RETRY_STRATEGY_TAG: Final = "dagster/retry_strategy"
+WILL_RETRY_TAG: Final = "dagster/will_retry"
+"""Set to "true" on a failed run that Dagster means to retry."""
 
 SOURCE_TAG: Final = "caf/source"
 HELD_TAG: Final = "caf/held_by"
@@ -53,6 +55,11 @@ RUN: Final = "run"
 JobKind = Literal["plan", "archive", "audit", "prove", "repair", "repair_chunk", "storage_plan"]
 
 ALERT_SENSOR: Final = "watch_sources"
+
+PRUNE_JOB: Final = "prune_events"
+
+CHECKED_ASSET: Final = "chunk_plan"
+"""The asset whose checks the conditions are: it has no partitions."""
 
 CHUNK_IS_PROVEN: Final = "chunk_is_proven"
 SOURCE_IS_COMPLETE: Final = "source_is_complete"
@@ -95,7 +102,7 @@ def source_of(chunk: str) -> str:
 
 
 def job_name(source: str, what: JobKind) -> str:
-    """Return the name of one of the source's jobs; `jobs` and `watching` say what each does."""
+    """Return the name of one of the source's jobs; `jobs` and `maintenance_jobs` say what each does."""
     return f"{what}_{identifier(source)}"
 
 

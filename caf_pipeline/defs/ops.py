@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from dagster import In, Nothing, OpDefinition, OpExecutionContext, Out, Output, op
 
-from caf_pipeline.context import Workplace
 from caf_pipeline.defs import metadata
 from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
 from caf_pipeline.defs.naming import S3_POOL, UPLOAD_POOL, op_name, s3_key, source_of
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import CafError, UsageError
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps import chunk_steps, planning
 
 PACK: Final = "pack_chunk"
@@ -26,7 +26,7 @@ PACK: Final = "pack_chunk"
 def _step(
     name: str,
     description: str,
-    call: Callable[[Workplace, str], Any],
+    call: Callable[[RunContext, str], Any],
     shown: Callable[[Any], metadata.Metadata] | None = None,
     *,
     pool: str | None = None,
@@ -52,22 +52,22 @@ def _step(
                 raise UsageError(wrong, hint="`caf doctor` removes a partition that no plan made")
         except UsageError as error:  # a partition that somebody added
             raise as_failure(error) from error
-        result = attempt_step(context, source, lambda work: call(work, chunk))
+        result = attempt_step(context, source, lambda run_context: call(run_context, chunk))
         if result is not None:
             yield Output(None, metadata=shown(result) if shown else None)
 
     return step
 
 
-def _seal(work: Workplace, chunk: str) -> metadata.Metadata:
-    return metadata.seal_metadata(chunk_steps.seal_chunk(work, chunk))
+def _seal(run_context: RunContext, chunk: str) -> metadata.Metadata:
+    return metadata.seal_metadata(chunk_steps.seal_chunk(run_context, chunk))
 
 
-def _release(work: Workplace, chunk: str) -> metadata.Metadata:
-    released = chunk_steps.release_staging(work, chunk)
+def _release(run_context: RunContext, chunk: str) -> metadata.Metadata:
+    released = chunk_steps.release_staging(run_context, chunk)
     with suppress(CafError):  # the chunk is archived; the daily check counts again, and reports a damaged inventory
-        planning.count_again(work)
-    return metadata.locations_metadata(released, work.ledger.account(work.source))
+        planning.count_again(run_context)
+    return metadata.locations_metadata(released, run_context.ledger.account(run_context.source))
 
 
 load_batch = _step("load_batch", "Read the chunk's part of the plan and see that it can be worked on.", chunk_steps.load_batch)

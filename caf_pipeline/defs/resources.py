@@ -10,10 +10,9 @@ from typing import Any, Final, TypeVar
 from dagster import ConfigurableResource, InitResourceContext, ResourceDependency, SensorEvaluationContext
 from pydantic import PrivateAttr
 
-from caf_pipeline import wiring
+from caf_pipeline import run_wiring, wiring
+from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.context import Workplace
-from caf_pipeline.defs.dead_runs import process_tags
 from caf_pipeline.defs.failures import Context, attempt
 from caf_pipeline.defs.naming import LEDGER, RUN, SOURCE_TAG, STORE, s3_key
 from caf_pipeline.defs.run_log import RunLog
@@ -21,10 +20,10 @@ from caf_pipeline.defs.source_resource import S3SourceResource
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Holder
+from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.store.protocol import ChunkStore
-from caf_pipeline.system.deadline import Deadline
 from caf_pipeline.waits import Listener, Wait, Waits
 
 T = TypeVar("T")
@@ -80,14 +79,14 @@ class StoreResource(ConfigurableResource[ChunkStore]):
     _opened: list[ChunkStore] = PrivateAttr(default_factory=list)
 
     def open(self, ledger: Ledger, holder: Holder, waits: Waits) -> ChunkStore:
-        """Open the store; see `wiring.open_store`."""
-        self._opened.append(wiring.open_store(self.settings, ledger, holder, waits))
+        """Open the store; see `run_wiring.open_store`."""
+        self._opened.append(run_wiring.open_store(self.settings, ledger, holder, waits))
         return self._opened[-1]
 
     def close(self) -> None:
         """Close what was opened."""
         while self._opened:
-            wiring.close_store(self._opened.pop())
+            self._opened.pop().close()
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """Close what was opened."""
@@ -95,12 +94,12 @@ class StoreResource(ConfigurableResource[ChunkStore]):
 
 
 class RunResource(ConfigurableResource["RunResource"]):
-    """One run: whom it tells what, and the workplaces of its sources.
+    """One run: whom it tells what, and the run contexts of its sources.
 
     Attributes:
         progress: told objects and bytes as they are packed, as differences.
         upload_progress: told bytes as they are sent, as differences.
-        ended: told the state in which the run leaves a chunk; see `Workplace`.
+        ended: told the state in which the run leaves a chunk; see `RunContext`.
         on_error: told an error of a step before Dagster makes text of it.
         waiting: told what a run waits for.
     """
@@ -111,16 +110,19 @@ class RunResource(ConfigurableResource["RunResource"]):
     ended: ResourceDependency[Callable[[ChunkState], None]]
     on_error: ResourceDependency[Callable[[CafError], None]]
     waiting: ResourceDependency[Listener]
-    _works: dict[str, Workplace] = PrivateAttr(default_factory=dict)
+    _works: dict[str, RunContext] = PrivateAttr(default_factory=dict)
     _logs: dict[str, RunLog] = PrivateAttr(default_factory=dict)
 
-    def open(self, context: Context | SensorEvaluationContext, source: str) -> Workplace:
-        """Return the workplace of a source, which the first step of the run opens. Its objects are not asked for."""
+    def open(self, context: Context | SensorEvaluationContext, source: str) -> RunContext:
+        """Return the run context of a source, which the first step of the run opens.
+
+        It reads the bucket if the definition of the step or sensor asks for the source's S3.
+        """
         run = f"sensor {context.sensor_name}" if isinstance(context, SensorEvaluationContext) else context.run.run_id
         if not isinstance(context, SensorEvaluationContext):
             self._logs.setdefault(source, RunLog(source, run, context.instance)).follow(context)
         if source not in self._works:
-            self._works[source] = wiring.open_workplace(
+            self._works[source] = run_wiring.open_run_context(
                 self.settings,
                 source,
                 run=run,
@@ -138,7 +140,12 @@ class RunResource(ConfigurableResource["RunResource"]):
             if not isinstance(context, SensorEvaluationContext):  # so that it can be told when this process is dead
                 of_source = {} if SOURCE_TAG in context.run.tags else {SOURCE_TAG: source}  # a run of the UI has none
                 context.instance.add_run_tags(run, of_source | process_tags(self._works[source].holder))
-        return self._works[source]
+        run_context = self._works[source]
+        s3 = getattr(context.resources, s3_key(source), None)
+        if s3 is None:
+            return run_context
+        settings, waits = run_context.settings, run_context.waits
+        return replace(run_context, lazy_objects=Lazy(lambda: run_wiring.open_source(settings, source, waits, s3.get_client())))
 
     def _listener(self, source: str) -> Listener:
         def told(waits: Sequence[Wait]) -> None:
@@ -149,29 +156,10 @@ class RunResource(ConfigurableResource["RunResource"]):
         return told
 
 
-def open_work(context: Context | SensorEvaluationContext, source: str) -> Workplace:
-    """Return what a step or a look of a sensor works with: of the resources, those that its definition asks for."""
-    work: Workplace = context.resources.run.open(context, source)
-    s3 = getattr(context.resources, s3_key(source), None)
-    if s3 is None:
-        return work
-    return replace(work, objects=wiring.open_source(work.settings, source, work.waits, s3.get_client()))
-
-
-def ask_in_time(context: SensorEvaluationContext, deadline: Deadline, whom: str, question: Callable[[], T]) -> T:
-    """Return what a tick asks of a server; see `Deadline.ask`. What it opens after the tick is over is closed."""
-    resources = context.resources  # made here: where Dagster makes them in another thread, it does not find them again
-
-    def close() -> None:
-        resources.ledger.close()
-        resources.store.close()
-
-    return deadline.ask(whom, question, late=close)
-
-
-def attempt_step(context: Context, source: str, step: Callable[[Workplace], T]) -> T | None:
+def attempt_step(context: Context, source: str, step: Callable[[RunContext], T]) -> T | None:
     """Return what a step returns, or None where another live run holds the chunk; see `failures.attempt`."""
-    return attempt(context, lambda: step(open_work(context, source)), context.resources.run.on_error)
+    run: RunResource = context.resources.run
+    return attempt(context, lambda: step(run.open(context, source)), run.on_error)
 
 
 def build_resources(settings: Settings) -> dict[str, Any]:

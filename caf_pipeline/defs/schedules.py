@@ -19,8 +19,8 @@ from dagster import (
     SkipReason,
 )
 
-from caf_pipeline.defs.launching import UNFINISHED
-from caf_pipeline.defs.naming import JobKind, identifier, job_name, reconcile_name
+from caf_pipeline.automation.launching import UNFINISHED
+from caf_pipeline.defs.naming import PRUNE_JOB, JobKind, identifier, job_name, reconcile_name
 
 _HOUR: Final = 3
 
@@ -80,3 +80,15 @@ def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[S
         said = "Whether the bought space ends, or will be full, within `jackal.warn_days`."
         schedules.append(schedule(f"storage_plan_{identifier(source)}_hourly", "storage_plan", "*", said, one_at_a_time=True))
     return schedules
+
+
+def prune_schedule(days: int) -> ScheduleDefinition:
+    """Return the schedule: daily, at an hour of its own; off if the events of all days are kept."""
+    return ScheduleDefinition(
+        name=f"{PRUNE_JOB}_daily",
+        job_name=PRUNE_JOB,
+        cron_schedule="30 1 * * *",
+        execution_timezone="UTC",
+        default_status=DefaultScheduleStatus.RUNNING if days else DefaultScheduleStatus.STOPPED,
+        description="Keeps Dagster's event log small, if `runs.keep_events_days` is set.",
+    )

@@ -9,12 +9,10 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from caf_pipeline.inventory.objects import MAX_SIZE_BYTES, S3Object
-
-if TYPE_CHECKING:
-    from caf_pipeline.settings import SourceSettings
+from caf_pipeline.settings import SourceSettings
 
 FILTERS: Final = ("include", "exclude", "storage_classes", "max_size", "min_age")
 """Names of the settings."""
@@ -39,7 +37,7 @@ class ObjectFilter:
     newest: datetime | None = None
 
     @classmethod
-    def of(cls, settings: "SourceSettings", at: datetime) -> Self:
+    def of(cls, settings: SourceSettings, at: datetime) -> Self:
         """Return the filters that the settings name; ages are those at a time."""
         newest = at - timedelta(seconds=settings.min_age) if settings.min_age else None
         largest = min(settings.max_size, MAX_SIZE_BYTES)  # no inventory has a larger one, and DuckDB has no number of any size

@@ -158,7 +158,7 @@ def _look_up(
             return cursor.execute(_LOOK_UP_ONE, {"source": source, "key": keys[0]}).fetchall()
         return cursor.execute(_LOOK_UP, {"source": source, "keys": keys}).fetchall()
     known = cursor.execute(_LOOK_UP_AS_OF, {"source": source, "keys": keys, "as_of": as_of}).fetchall()
-    # Of a claim that 0.3.0 wrote the LastModified is not known (None).
+    # Of a claim or skip the LastModified may be unknown (None).
     return [one for one in known if one.told == "next" or (one.moment is not None and one.moment <= as_of)]
 
 

@@ -138,7 +138,7 @@ class Chunk:
     `reason` says why it is parked, damaged or withdrawn; `checked_at` when the proof watch last looked at it; `read_back_at`
     when all of its stored bytes last came back from the store with its Merkle root, from a copy that was right ever since.
     `unanswered_at` is the time of a look in which a copy did not answer, None once a later look had all answers.
-    `tail_start` and `tail_sha256` are those of the seal, None where 0.3.0 or earlier sealed it, or it was rebuilt.
+    `tail_start` and `tail_sha256` are those of the seal, None where it was rebuilt.
     A chunk of an object that is larger than a chunk has its `part` of `part_count`, from 1, and nothing else; 0 for all others.
     Where `part_abandoned`, another chunk gave up a part of the object, which these parts will never make up.
     An `adopted` one is another program's CAF file: it has no head and no manifest, and members that are no objects of the source.
@@ -682,14 +682,6 @@ class SourceProgress:
             return 0.0
         rate = self.bytes_per_second
         return None if rate is None else under_way.size_bytes / rate
-
-
-@dataclass(frozen=True, slots=True)
-class FolderStore:
-    """The folder that has the ledger's chunks. `marked`: whether a folder with this id was ever seen."""
-
-    id: str
-    marked: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -680,7 +680,6 @@ FOLDER_STORE: Final = Table(
         comment="always true: the table has at most one row",
     ),
     Column("id", Text, CheckConstraint("id ~ '^[0-9a-f]{32}$'"), nullable=False, comment="id in the folder's file store-id"),
-    Column("marked", Boolean, nullable=False, comment="whether a folder with this id was seen"),
     comment="The folder that has the chunks of this ledger, if they are in a folder.",
 )
 

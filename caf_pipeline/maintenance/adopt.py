@@ -25,7 +25,6 @@ import pyarrow as pa
 
 from caf_pipeline.caf.archive import CafReader, Member
 from caf_pipeline.caf.merkle import MerkleTree
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
     ArchiveError,
     CafError,
@@ -48,10 +47,12 @@ from caf_pipeline.packing.chunk_reader import RemoteSource
 from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy, samples_of
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.packing.staging import download_from
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.inventories import last_whole
 from caf_pipeline.steps.planning import export_standing
 from caf_pipeline.store.protocol import Copy, Lease, PostedFile, Sample
 from caf_pipeline.system.folder_lock import reading, writing_into
+from caf_pipeline.system.hashes import RunningHash
 from caf_pipeline.system.parquet import write_whole
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.system.ranges import LocalFile
@@ -140,59 +141,59 @@ def chunk_of_root(source: str, merkle_root: bytes) -> tuple[ChunkId, bytes]:
 # --- the files -----------------------------------------------------------------------------------------------------
 
 
-def adopt_files(work: Workplace, paths: Iterable[Path], terms: Terms) -> Iterator[FileAdoption]:
+def adopt_files(context: RunContext, paths: Iterable[Path], terms: Terms) -> Iterator[FileAdoption]:
     """Adopt local files, each at once and in this order; yield what became of each. May be ended at any moment.
 
     Raises:
         NotLocated: as `last_whole`. HeldByOther: a plan of it is cut, or another adoption goes on.
         StoreUnreachable: the chain does not answer. StagingError: no room. IntegrityError: the inventory is damaged.
     """
-    with _adopter(work, terms) as adopter:
+    with _adopter(context, terms) as adopter:
         for path in paths:
             yield adopter.told(str(path), partial(adopter.local, path))
 
 
-def adopt_from_chain(work: Workplace, terms: Terms) -> Iterator[FileAdoption]:
+def adopt_from_chain(context: RunContext, terms: Terms) -> Iterator[FileAdoption]:
     """Adopt what the store lists of the wallet, and of wallets that the ledger's chunks were posted by; as `adopt_files`.
 
     A file is brought to staging, one at a time, where some provider's last bytes are those of a CAF file of another program.
     """
-    with _adopter(work, terms) as adopter:
+    with _adopter(context, terms) as adopter:
         files: dict[bytes, PostedFile] = {}
         for owner in sorted(adopter.owners):
-            for file in work.store.posted_by(owner):
+            for file in context.store.posted_by(owner):
                 files.setdefault(file.posting.merkle_root, file)
         for root, file in files.items():
             yield adopter.told(root.hex(), partial(adopter.stored, file))
 
 
 @contextmanager
-def _adopter(work: Workplace, terms: Terms) -> Iterator["_Adopter"]:
-    takes_one = f"'caf plan {work.source} --dry-run' takes one, which decides which members are objects, and plans nothing"
-    snapshot = last_whole(work, hint=takes_one)
-    staging = work.staging()
-    with work.lease(plan_lease(work.source)) as lease, writing_into(staging), reading(snapshot.path):
+def _adopter(context: RunContext, terms: Terms) -> Iterator["_Adopter"]:
+    takes_one = f"'caf plan {context.source} --dry-run' takes one, which decides which members are objects, and plans nothing"
+    snapshot = last_whole(context, hint=takes_one)
+    staging = context.staging()
+    with context.lease(plan_lease(context.source)) as lease, writing_into(staging), reading(snapshot.path):
         require_whole(snapshot.path)
         try:
             folder = tempfile.TemporaryDirectory(dir=staging, prefix=TEMPORARY)
         except OSError as error:
             raise staging_error(staging / TEMPORARY, error) from error
         with folder:
-            yield _Adopter(work, terms, lease, snapshot, Path(folder.name))
+            yield _Adopter(context, terms, lease, snapshot, Path(folder.name))
 
 
 class _Adopter:
     """Adopts files of one source while nothing of it is planned."""
 
-    def __init__(self, work: Workplace, terms: Terms, lease: Lease, snapshot: Snapshot, folder: Path) -> None:
-        self._work = work
+    def __init__(self, context: RunContext, terms: Terms, lease: Lease, snapshot: Snapshot, folder: Path) -> None:
+        self._work = context
         self._terms = terms
         self._lease = lease
         self._snapshot = snapshot
         self._folder = folder
-        chunks = work.ledger.chunks()
-        self.owners = {work.store.owner(), *(chunk.owner for chunk in chunks if chunk.owner)}
-        self._known = {chunk.merkle_root: chunk for chunk in chunks if chunk.source == work.source and chunk.merkle_root}
+        chunks = context.ledger.chunks()
+        self.owners = {context.store.owner(), *(chunk.owner for chunk in chunks if chunk.owner)}
+        self._known = {chunk.merkle_root: chunk for chunk in chunks if chunk.source == context.source and chunk.merkle_root}
 
     def told(self, name: str, adopt: Callable[[], FileAdoption]) -> FileAdoption:
         """Return what became of a file; one that is not as it should be ends nothing but itself."""
@@ -346,17 +347,17 @@ class _Adopter:
 
     def _standing(self) -> Path:
         """Export what the ledger knows of the source's objects, as it is now."""
-        standing, work = self._folder / "standing", self._work
-        if work.source in work.ledger.sources():
-            export_standing(work, standing)
+        standing, context = self._folder / "standing", self._work
+        if context.source in context.ledger.sources():
+            export_standing(context, standing)
         else:
             write_whole((), standing, STANDING_SCHEMA)
         return standing
 
     def _loaded(self, name: str, post: "_Post", members: int, found: Adoption) -> FileAdoption:
         """Load the rows of a file, where it has any."""
-        work, posted = self._work, post.file
-        chunk_id, plan_sha256 = chunk_of_root(work.source, posted.posting.merkle_root)
+        context, posted = self._work, post.file
+        chunk_id, plan_sha256 = chunk_of_root(context.source, posted.posting.merkle_root)
         right = [copy.provider for copy in post.right]
         if not found.objects:
             kind = (
@@ -370,7 +371,7 @@ class _Adopter:
             silent={},
             wrong={},
             name=str(chunk_id),
-            source=work.source,
+            source=context.source,
             plan=chunk_id.plan,
             number=chunk_id.number,
             snapshot=self._snapshot.name,
@@ -387,9 +388,9 @@ class _Adopter:
         rows = found.objects
         if not self._terms.dry_run:
             self._lease.check()
-            work.store.bind()
-            rows = work.ledger.restore_chunk(chunk, found.locations(), (), plan_folder=str(work.plans() / chunk.plan))
-            self._known[posted.posting.merkle_root] = work.ledger.chunk(chunk.name)
+            context.store.bind()
+            rows = context.ledger.restore_chunk(chunk, found.locations(), (), plan_folder=str(context.plans() / chunk.plan))
+            self._known[posted.posting.merkle_root] = context.ledger.chunk(chunk.name)
         return FileAdoption(name, AdoptionKind.ADOPTED, posted, chunk.name, members, rows, found.left_out, right)
 
 
@@ -416,7 +417,7 @@ class _HashedStream:
         self._progress = progress
         self._rest = memoryview(b"")
 
-    def pass_over(self, end_byte: int, *digests: "hashlib._Hash") -> None:
+    def pass_over(self, end_byte: int, *digests: RunningHash) -> None:
         """Go on to a byte, at or behind the present one; let the digests take what is passed."""
         while self.position < end_byte:
             if not self._rest:

@@ -13,10 +13,10 @@ from datetime import datetime
 from sys import intern
 from typing import Final, TypeVar
 
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import HeldByOther, LeaseLost, StoreError
 from caf_pipeline.ledger.records import LocatedCopies, lists_lease
 from caf_pipeline.maintenance.scrub import WINDOWS_BEHIND
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.quantities import counted
 
@@ -77,7 +77,7 @@ class BulkLook:
         return len(self.suspected)
 
 
-def look_in_bulk(work: Workplace) -> BulkLook | None:
+def look_in_bulk(context: RunContext) -> BulkLook | None:
     """Go through the store's lists, where that is due, and let chunks be looked at first of which they say something amiss.
 
     Suspected is a chunk that a whole list of files does not have, that has fewer providers there than copies are required, that
@@ -92,15 +92,15 @@ def look_in_bulk(work: Workplace) -> BulkLook | None:
     Raises:
         LedgerError: the ledger failed.
     """
-    if not work.ledger.begin_bulk_look(work.store.name, RETRY_SECONDS):
+    if not context.ledger.begin_bulk_look(context.store.name, RETRY_SECONDS):
         return None
     found = BulkLook()
     try:
-        height = work.store.listed_at()
+        height = context.store.listed_at()
         if height is None:
             return None
-        with work.lease(lists_lease(work.store.name)) as lease:
-            _go_through(work, lease, height, found)
+        with context.lease(lists_lease(context.store.name)) as lease:
+            _go_through(context, lease, height, found)
     except HeldByOther:
         return None
     except (StoreError, LeaseLost) as error:
@@ -108,19 +108,19 @@ def look_in_bulk(work: Workplace) -> BulkLook | None:
     return found
 
 
-def _go_through(work: Workplace, lease: Lease, height: int, found: BulkLook) -> None:
-    found.began, located = work.ledger.located_copies()
+def _go_through(context: RunContext, lease: Lease, height: int, found: BulkLook) -> None:
+    found.began, located = context.ledger.located_copies()
     found.chunks = len(located)
 
     def before_page() -> None:
-        work.wait_while_paused(lease.check)
+        context.wait_while_paused(lease.check)
 
-    listed = _look_for_files(work, located, found, before_page) if located else {}
-    work.ledger.suspect(found.began, found.suspected)  # before the proofs, which may be cut off
-    _look_at_proofs(work, height, listed, found, before_page)
-    work.ledger.suspect(found.began, found.suspected)
+    listed = _look_for_files(context, located, found, before_page) if located else {}
+    context.ledger.suspect(found.began, found.suspected)  # before the proofs, which may be cut off
+    _look_at_proofs(context, height, listed, found, before_page)
+    context.ledger.suspect(found.began, found.suspected)
     lease.check()
-    work.ledger.end_bulk_look(work.store.name, found.began, AGAIN_SECONDS, whole=not found.left_out)
+    context.ledger.end_bulk_look(context.store.name, found.began, AGAIN_SECONDS, whole=not found.left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +131,14 @@ class _Listed:
 
 
 def _look_for_files(
-    work: Workplace, located: Sequence[LocatedCopies], found: BulkLook, before_page: Callable[[], None]
+    context: RunContext, located: Sequence[LocatedCopies], found: BulkLook, before_page: Callable[[], None]
 ) -> Mapping[_Place, _Listed]:
     """Look for the chunks in the list of files; return those whose copies are all there."""
     unseen = {chunk.place: chunk for chunk in located}
     listed: dict[_Place, _Listed] = {}
     amiss = set[int]()
     archives = {chunk.archive_id for chunk in located}
-    pages = work.store.file_pages(archives.pop() if len(archives) == 1 else None)
+    pages = context.store.file_pages(archives.pop() if len(archives) == 1 else None)
     for page in _bounded("files", pages, FILE_PAGES, found, before_page):
         for file in page:
             chunk = unseen.pop((file.merkle_root, file.owner, file.start), None)
@@ -146,7 +146,7 @@ def _look_for_files(
                 continue
             found.listed += 1
             providers = tuple(intern(one) for one in dict.fromkeys(file.providers))
-            if len(providers) < work.store.required_copies or not set(providers).issuperset(chunk.providers):
+            if len(providers) < context.store.required_copies or not set(providers).issuperset(chunk.providers):
                 amiss.add(chunk.caf_file_id)
             else:
                 listed[chunk.place] = _Listed(chunk.caf_file_id, providers, file.window_blocks)
@@ -157,7 +157,7 @@ def _look_for_files(
 
 
 def _look_at_proofs(
-    work: Workplace, height: int, listed: Mapping[_Place, _Listed], found: BulkLook, before_page: Callable[[], None]
+    context: RunContext, height: int, listed: Mapping[_Place, _Listed], found: BulkLook, before_page: Callable[[], None]
 ) -> None:
     """Look at the last proof of each copy in its provider's list, of those first that have most of the copies."""
     before = found.pages
@@ -167,7 +167,7 @@ def _look_at_proofs(
             unseen[provider].add(one.caf_file_id)
     for provider, its in sorted(unseen.items(), key=lambda item: len(item[1]), reverse=True):
         most, left_out = min(PROVIDER_PAGES, PROOF_PAGES - (found.pages - before)), len(found.left_out)
-        for page in _bounded(f"proofs of {provider}", work.store.proof_pages(provider), most, found, before_page):
+        for page in _bounded(f"proofs of {provider}", context.store.proof_pages(provider), most, found, before_page):
             for proof in page:
                 chunk = listed.get((proof.merkle_root, proof.owner, proof.start))
                 if chunk is None or provider not in chunk.providers:

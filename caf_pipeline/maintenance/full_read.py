@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from caf_pipeline.caf.merkle import MerkleTree
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreError, StoreUnreachable
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.samples import CopyFinding, lost_range
 from caf_pipeline.packing.staging import proof_type_of
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Copy, Lease, Posting
 
 Range = tuple[int, int, bytes]
@@ -75,7 +75,7 @@ class RangeCheck:
 
 
 def read_back(
-    work: Workplace,
+    context: RunContext,
     lease: Lease,
     chunk: Chunk,
     posting: Posting,
@@ -92,14 +92,14 @@ def read_back(
     """
     tree, check = MerkleTree(proof_type_of(chunk)), RangeCheck(ranges)
     try:
-        for piece in work.store.read(posting, 0, chunk.stored_size_bytes, provider=provider):
-            work.wait_while_paused(lease.check)
+        for piece in context.store.read(posting, 0, chunk.stored_size_bytes, provider=provider):
+            context.wait_while_paused(lease.check)
             tree.update(piece)
             check.update(piece)
             if progress:
                 progress(len(piece))
     except StoreUnreachable as error:
-        if lost := lost_range(work.store, posting, provider, tree.size_bytes, chunk.stored_size_bytes):
+        if lost := lost_range(context.store, posting, provider, tree.size_bytes, chunk.stored_size_bytes):
             raise StoredChunkMissing(lost) from error
         raise
     if tree.size_bytes != chunk.stored_size_bytes or tree.root() != chunk.merkle_root:
@@ -107,10 +107,10 @@ def read_back(
     return check.finish()
 
 
-def look_at_whole_copy(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, copy: Copy) -> CopyFinding:
+def look_at_whole_copy(context: RunContext, lease: Lease, chunk: Chunk, posting: Posting, copy: Copy) -> CopyFinding:
     """Read all of one copy, and say what it gave."""
     try:
-        read_back(work, lease, chunk, posting, copy.provider)
+        read_back(context, lease, chunk, posting, copy.provider)
     except (StoreError, IntegrityError) as error:
         return unread_copy(copy, error)
     return CopyFinding(copy, whole=True)

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Final
 
 from caf_pipeline.chunk_state import CLAIMING, NOT_POSTED, ChunkState, CopyState
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
     ArchiveError,
     CafError,
@@ -43,6 +42,7 @@ from caf_pipeline.ledger.records import Chunk, RemoteChunk, chunk_lease, plan_le
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, skips_of
 from caf_pipeline.packing.staging import remove_all
 from caf_pipeline.retrieval.remote_chunk import AgreedSource, Head, fetch_manifest, read_chunk, read_head
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Copy, Lease, PostedFile
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.quantities import counted
@@ -124,12 +124,12 @@ class RebuildOutcome:
 
 
 def find_chunks(
-    work: Workplace, *, owner: str | None = None, whole: bool = False, left: Set[bytes] = frozenset()
+    context: RunContext, *, owner: str | None = None, whole: bool = False, left: Set[bytes] = frozenset()
 ) -> Iterator[FileFinding]:
     """Yield one finding for each file that is listed under the source's archive; chunks with enough copies before the others.
 
     Args:
-        work: the source. Its objects are not asked for.
+        context: the source. Its objects are not asked for.
         owner: who posted the chunks; the store's own owner where None.
         whole: whether copies that differ are read whole, and those believed that have the Merkle root which the store lists.
         left: Merkle roots of files that are not read again: they are superseded, or `--new-archive` left them.
@@ -138,14 +138,14 @@ def find_chunks(
         StoreUnreachable: the chain does not answer. StagingError: no room for a manifest. A file that cannot be read raises
         nothing; it is reported.
     """
-    owner = owner or work.store.owner()
+    owner = owner or context.store.owner()
     ours = []
-    for file in work.store.posted(work.archive_id):
+    for file in context.store.posted(context.archive_id):
         if file.posting.owner == owner:
             ours.append(file)
         else:
             yield FileFinding(file, FileKind.FOREIGN, f"it is owned by {file.posting.owner}, and not by {owner}")
-    known = {(chunk.merkle_root, chunk.start): chunk for chunk in work.ledger.chunks() if chunk.source == work.source}
+    known = {(chunk.merkle_root, chunk.start): chunk for chunk in context.ledger.chunks() if chunk.source == context.source}
     unknown = []
     for file in ours:
         chunk = known.get((file.posting.merkle_root, file.posting.start))
@@ -155,33 +155,33 @@ def find_chunks(
             unknown.append(file)
         else:
             yield FileFinding(file, FileKind.KNOWN, name=chunk.name)
-    copies = {file: _copies(work, file) for file in unknown}
+    copies = {file: _copies(context, file) for file in unknown}
     # A chunk that is not under way and was never posted does not tell whether its bytes were posted.
     roots = {root: chunk for (root, _), chunk in known.items() if root and (chunk.start is not None or chunk.state in CLAIMING)}
-    posted_once = yield from _without_doubles(work, unknown, copies, roots)
-    named = yield from _with_heads(work, posted_once, copies, whole=whole)
-    chunks = {chunk.name: chunk for chunk in work.ledger.chunks()}
+    posted_once = yield from _without_doubles(context, unknown, copies, roots)
+    named = yield from _with_heads(context, posted_once, copies, whole=whole)
+    chunks = {chunk.name: chunk for chunk in context.ledger.chunks()}
     claimants = Counter(head.chunk for _, _, head in named)
-    required, taken = work.store.required_copies, set[str]()
+    required, taken = context.store.required_copies, set[str]()
     for file, source, head in sorted(named, key=lambda one: (len(copies[one[0]]) < required, one[0].posting.start)):
         other = chunks.get(head.chunk)
         finding = _Named(file, copies[file], source, head, other=other, must_prove=other is not None or claimants[head.chunk] > 1)
-        yield from _read(work, finding, taken)
+        yield from _read(context, finding, taken)
 
 
-def _copies(work: Workplace, file: PostedFile) -> Sequence[Copy]:
+def _copies(context: RunContext, file: PostedFile) -> Sequence[Copy]:
     """Return the listed copies, one a provider."""
-    return list({copy.provider: copy for copy in work.store.copies(file.posting)}.values())
+    return list({copy.provider: copy for copy in context.store.copies(file.posting)}.values())
 
 
 def _without_doubles(
-    work: Workplace, files: Sequence[PostedFile], copies: Mapping[PostedFile, Sequence[Copy]], known: Mapping[bytes, Chunk]
+    context: RunContext, files: Sequence[PostedFile], copies: Mapping[PostedFile, Sequence[Copy]], known: Mapping[bytes, Chunk]
 ) -> Generator[FileFinding, None, Sequence[PostedFile]]:
     """Leave one post of each root: that with the most copies, of these the first. Yield the others; return what is left."""
     best: dict[bytes, PostedFile] = {}
     for file in sorted(files, key=lambda one: (-len(copies[one]), one.posting.start)):
         root = file.posting.merkle_root
-        if root in known and copies[file] and is_unposted(work, known[root]) and root not in best:
+        if root in known and copies[file] and is_unposted(context, known[root]) and root not in best:
             best[root] = file
         elif root in known and known[root].state in CLAIMING:
             why = f"the ledger has this chunk as '{known[root].state}': its own run goes on with it"
@@ -200,7 +200,7 @@ _Opened = tuple[PostedFile, AgreedSource, Head]
 
 
 def _with_heads(
-    work: Workplace, files: Sequence[PostedFile], copies: Mapping[PostedFile, Sequence[Copy]], *, whole: bool
+    context: RunContext, files: Sequence[PostedFile], copies: Mapping[PostedFile, Sequence[Copy]], *, whole: bool
 ) -> Generator[FileFinding, None, Sequence[_Opened]]:
     """Read the heads. Yield the files that have none; return the others with theirs."""
     opened: list[_Opened] = []
@@ -209,26 +209,26 @@ def _with_heads(
         if not providers:
             yield FileFinding(file, FileKind.NOT_UPLOADED, "it was posted, but the chain lists no provider that has it")
             continue
-        source = AgreedSource(work.store, file.posting, providers, proof_type=file.proof_type if whole else None)
+        source = AgreedSource(context.store, file.posting, providers, proof_type=file.proof_type if whole else None)
         try:
             head = read_head(source, file.posting.stored_size_bytes)
         except (ArchiveError, IntegrityError, StoredChunkMissing, StoreUnreachable) as error:
             yield _refused(file, error)
             continue
-        if head.archive_id != work.archive_id:
+        if head.archive_id != context.archive_id:
             yield FileFinding(file, FileKind.NO_CHUNK, f"its head names the archive {head.archive_id[:40]!r}", head.chunk)
         else:
             opened.append((file, source, head))
     return opened
 
 
-def is_unposted(work: Workplace, chunk: Chunk) -> bool:
+def is_unposted(context: RunContext, chunk: Chunk) -> bool:
     """Return whether a chunk is under way, and the ledger knows no post of it and no transaction that may still post it."""
     if chunk.start is not None or chunk.state not in _UNPOSTED:
         return False
     # In a store that signs nothing, a killed run may have posted it: the next run goes on.
-    return not work.ledger.has_live_post(chunk.name) and (
-        chunk.copy_state is not CopyState.POSTING or work.settings.store.kind == "jackal"
+    return not context.ledger.has_live_post(chunk.name) and (
+        chunk.copy_state is not CopyState.POSTING or context.settings.store.kind == "jackal"
     )
 
 
@@ -244,21 +244,21 @@ class _Named:
     must_prove: bool
 
 
-def _read(work: Workplace, named: _Named, taken: set[str]) -> Iterator[FileFinding]:
+def _read(context: RunContext, named: _Named, taken: set[str]) -> Iterator[FileFinding]:
     """Yield what a file with the head of a chunk is; its manifest is there until the next one is asked for."""
     file, name = named.file, named.head.chunk
-    with _spool(work) as spool:
+    with _spool(context) as spool:
         try:
-            chunk = read_chunk(file, named.copies, named.source, named.head, of=work.source, spool=spool)
+            chunk = read_chunk(file, named.copies, named.source, named.head, of=context.source, spool=spool)
             if named.must_prove:
                 named.source.prove(file.proof_type)
         except (ArchiveError, IntegrityError, StoredChunkMissing, StoreUnreachable) as error:
             yield _refused(file, error, name)
             return
-        replaces = named.other if named.other and name not in taken and is_unposted(work, named.other) else None
+        replaces = named.other if named.other and name not in taken and is_unposted(context, named.other) else None
         if name in taken or (named.other and not replaces):
             # This name has the form of other names, and is the same in each rebuild.
-            other_id = ChunkId(work.source, file.posting.merkle_root.hex()[:12], 1)
+            other_id = ChunkId(context.source, file.posting.merkle_root.hex()[:12], 1)
             chunk = replace(chunk, name=str(other_id), plan=other_id.plan, number=other_id.number, plan_sha256=None)
         taken.add(name)
         yield FileFinding(file, FileKind.CHUNK, name=chunk.name, chunk=chunk, spool=spool, replaces=replaces)
@@ -277,13 +277,13 @@ def _refused(file: PostedFile, error: CafError, name: str = "") -> FileFinding:
 
 
 @contextmanager
-def _spool(work: Workplace) -> Iterator[Path]:
-    with writing_into(work.staging()):  # who tidies up there leaves the folder alone meanwhile
+def _spool(context: RunContext) -> Iterator[Path]:
+    with writing_into(context.staging()):  # who tidies up there leaves the folder alone meanwhile
         try:
-            folder = tempfile.TemporaryDirectory(dir=work.staging(), prefix=_PREFIX)
+            folder = tempfile.TemporaryDirectory(dir=context.staging(), prefix=_PREFIX)
         except OSError as error:
             raise StagingError(
-                f"the folder {work.staging()} cannot take a manifest: {error.strerror}",
+                f"the folder {context.staging()} cannot take a manifest: {error.strerror}",
                 hint="make room there, or set 'staging' elsewhere",
             ) from error
         with folder:
@@ -293,7 +293,7 @@ def _spool(work: Workplace) -> Iterator[Path]:
 # --- into the ledger -----------------------------------------------------------------------------------------------
 
 
-def import_found_chunk(work: Workplace, finding: FileFinding) -> int:
+def import_found_chunk(context: RunContext, finding: FileFinding) -> int:
     """Write a chunk that was found into the ledger; return the location rows written, 0 where other chunks have all its objects.
 
     Raises:
@@ -304,50 +304,52 @@ def import_found_chunk(work: Workplace, finding: FileFinding) -> int:
     chunk, replaces = finding.chunk, finding.replaces
     if chunk is None:
         raise CafError(f"file {finding.file.posting.merkle_root.hex()} is no chunk to be restored: {finding.why}")
-    work.store.bind()
+    context.store.bind()
     with ExitStack() as stack:
-        lease = stack.enter_context(work.lease(chunk_lease(replaces.name))) if replaces else None
-        rows = _import(work, finding, chunk, lease)
+        lease = stack.enter_context(context.lease(chunk_lease(replaces.name))) if replaces else None
+        rows = _import(context, finding, chunk, lease)
         if replaces and rows:
-            remove_all(work, replaces.name)  # what was packed here and never posted
+            remove_all(context, replaces.name)  # what was packed here and never posted
         if not rows:
-            work.ledger.leave_posts(work.source, [finding.file.posting.merkle_root], superseded=True)
+            context.ledger.leave_posts(context.source, [finding.file.posting.merkle_root], superseded=True)
         return rows
 
 
-def _import(work: Workplace, finding: FileFinding, chunk: RemoteChunk, lease: Lease | None) -> int:
+def _import(context: RunContext, finding: FileFinding, chunk: RemoteChunk, lease: Lease | None) -> int:
     if finding.spool is not None and finding.spool.exists():
-        return _import_from(work, chunk, finding.spool, lease)
-    with _spool(work) as spool:
-        source = AgreedSource(work.store, chunk.file.posting, chunk.read_from)
+        return _import_from(context, chunk, finding.spool, lease)
+    with _spool(context) as spool:
+        source = AgreedSource(context.store, chunk.file.posting, chunk.read_from)
         if chunk.manifest is None or fetch_manifest(source, chunk.manifest, spool) != chunk.manifest_sha256:
             raise IntegrityError(f"the manifest of chunk {chunk.name} is not the one that was read before")
-        return _import_from(work, chunk, spool, lease)
+        return _import_from(context, chunk, spool, lease)
 
 
-def _import_from(work: Workplace, chunk: RemoteChunk, spool: Path, lease: Lease | None) -> int:
+def _import_from(context: RunContext, chunk: RemoteChunk, spool: Path, lease: Lease | None) -> int:
     manifest = open_manifest(spool)
     skips = chain.from_iterable(map(skips_of, manifest.batches(SKIP_COLUMNS))) if chunk.skipped_count else ()
-    plan_folder = str(work.plans() / chunk.plan)
-    fault = fault_of(work, chunk)
+    plan_folder = str(context.plans() / chunk.plan)
+    fault = fault_of(context, chunk)
     if manifest.part() != chunk.part:
         raise IntegrityError(f"the manifest of chunk {chunk.name} is not the one that was read before")
-    return work.ledger.restore_chunk(
+    return context.ledger.restore_chunk(
         chunk, manifest.locations(), skips, plan_folder=plan_folder, fault=fault, logs=manifest.logs(), lease=lease
     )
 
 
-def fault_of(work: Workplace, chunk: RemoteChunk) -> str:
+def fault_of(context: RunContext, chunk: RemoteChunk) -> str:
     """Say what a restored chunk lacks; "" where as many copies as required are listed, and none is known to be wrong."""
     listed = [copy.provider for copy in chunk.copies]
-    right, required = len(listed) - len(chunk.wrong), work.store.required_copies
+    right, required = len(listed) - len(chunk.wrong), context.store.required_copies
     if right >= required and not chunk.wrong:
         return ""
     faults = "".join(f"; {provider} {fault}" for provider, fault in chunk.wrong.items())
     return f"{right} of {counted(required, 'copy', 'copies')} right when it was restored (listed: {', '.join(listed)}{faults})"
 
 
-def rebuild(work: Workplace, *, owner: str | None = None, whole: bool = False, dry_run: bool = False) -> Iterator[RebuildOutcome]:
+def rebuild(
+    context: RunContext, *, owner: str | None = None, whole: bool = False, dry_run: bool = False
+) -> Iterator[RebuildOutcome]:
     """Restore every chunk of the source that the ledger does not know; yield what became of each file.
 
     While it goes on nothing is planned, nor after it was ended in its middle or left a file out, until one leaves nothing out:
@@ -357,29 +359,29 @@ def rebuild(work: Workplace, *, owner: str | None = None, whole: bool = False, d
     Raises:
         HeldByOther: a plan of the source is being cut, or another rebuild goes on. And as `find_chunks`.
     """
-    with work.lease(plan_lease(work.source)) as lease:
+    with context.lease(plan_lease(context.source)) as lease:
         if not dry_run:
-            work.ledger.register_source(work.source, work.archive_id, work.address, lease=lease)
+            context.ledger.register_source(context.source, context.archive_id, context.address, lease=lease)
         complete = True
-        for finding in find_chunks(work, owner=owner, whole=whole):
+        for finding in find_chunks(context, owner=owner, whole=whole):
             lease.check()
             if not dry_run and (finding.chunk is not None or finding.kind not in NOTHING_MISSING):
-                work.ledger.begin_rebuild(work.source)
-            outcome = _restored(work, finding, dry_run=dry_run)
+                context.ledger.begin_rebuild(context.source)
+            outcome = _restored(context, finding, dry_run=dry_run)
             complete = complete and outcome.complete
             yield outcome
         if complete and not dry_run:
-            work.ledger.end_rebuild(work.source)
+            context.ledger.end_rebuild(context.source)
 
 
-def _restored(work: Workplace, finding: FileFinding, *, dry_run: bool) -> RebuildOutcome:
+def _restored(context: RunContext, finding: FileFinding, *, dry_run: bool) -> RebuildOutcome:
     if finding.chunk is None:
         return RebuildOutcome(finding)
-    fault = fault_of(work, finding.chunk)
+    fault = fault_of(context, finding.chunk)
     if dry_run:
         return RebuildOutcome(finding, None, fault)
     try:
-        rows = import_found_chunk(work, finding)
+        rows = import_found_chunk(context, finding)
     except (ClaimConflict, IllegalMove, IntegrityError) as error:
         return RebuildOutcome(FileFinding(finding.file, FileKind.CONFLICTING, str(error), finding.name))
     if not rows:

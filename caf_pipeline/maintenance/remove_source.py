@@ -9,17 +9,15 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from caf_pipeline.errors import HeldByOther, StagingError
 from caf_pipeline.inventory.chunk_id import ChunkId
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.packing.staging import StagedFile, files_in
 from caf_pipeline.settings import Settings
 from caf_pipeline.system.folder_lock import alone_in
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import Ledger
 
 INVENTORIES: Final = "inventories"
 _OF_A_SOURCE: Final = ("plans", INVENTORIES, "located")
@@ -51,7 +49,7 @@ class Leftovers:
         return sum(file.size_bytes for file in self.staged)
 
 
-def find_leftovers(settings: Settings, ledger: "Ledger", source: str) -> Leftovers:
+def find_leftovers(settings: Settings, ledger: Ledger, source: str) -> Leftovers:
     """Return the folders and files of the source. `source` has to be a valid name."""
     candidates = [settings.home / folder / source for folder in _OF_A_SOURCE]
     try:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
     CafError,
     LedgerError,
@@ -28,6 +27,7 @@ from caf_pipeline.maintenance.scrub import WHOLE_COPY, checks_of, is_small, loca
 from caf_pipeline.packing.packer import remove_staged
 from caf_pipeline.packing.samples import CopyFinding, described, too_few_copies
 from caf_pipeline.packing.staging import download, let_go, staged_has_root, staged_path
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.chunk_steps import lease_chunk, put_staged, repeat_packing, to_store
 from caf_pipeline.store.protocol import Copy, Lease, Posting
 
@@ -53,7 +53,7 @@ class RepairReport:
     explanation: str
 
 
-def repair_chunk(work: Workplace, name: str) -> RepairReport:
+def repair_chunk(context: RunContext, name: str) -> RepairReport:
     """Bring a damaged chunk, or a located one that lacks copies, back to enough right copies: damaged → located.
 
     May be run again after any failure; what is right already is left as it is.
@@ -62,29 +62,29 @@ def repair_chunk(work: Workplace, name: str) -> RepairReport:
         StoreError: its bytes are nowhere to be had; the message says what was tried. NotProven, IntegrityError: the store
             did not come to enough right copies. What `ChunkStore.post` and `put` raise. The chunk stays damaged.
     """
-    with lease_chunk(work, name) as lease:
-        chunk = located_or_damaged(work, name)
+    with lease_chunk(context, name) as lease:
+        chunk = located_or_damaged(context, name)
         posting = posting_of(chunk)
-        findings = _look(work, lease, chunk, posting)
-        if not any(finding.fault for finding in findings) and len(findings) >= work.store.required_copies:
+        findings = _look(context, lease, chunk, posting)
+        if not any(finding.fault for finding in findings) and len(findings) >= context.store.required_copies:
             if any(finding.unanswered for finding in findings):
                 raise StoreUnreachable(
                     f"chunk {name} cannot be checked: providers do not answer ({described(findings)})", hint="try again later"
                 )
-            return _finish(work, lease, chunk, posting, findings, origin="none needed")
+            return _finish(context, lease, chunk, posting, findings, origin="none needed")
         if chunk.state is ChunkState.LOCATED:
-            work.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=described(findings))
-            chunk = work.ledger.chunk(name)
+            context.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=described(findings))
+            chunk = context.ledger.chunk(name)
         # Before anything is mended: a copy that was found wrong has to be proven again, in windows of its own.
-        work.ledger.record_checks(lease, name, checks_of(work, chunk, posting, findings))
+        context.ledger.record_checks(lease, name, checks_of(context, chunk, posting, findings))
         try:
-            origin = _find_bytes(work, lease, chunk, posting, findings)
-            now = _posted(work, lease, chunk, posting) if not findings else posting
-            put_staged(work, lease, chunk, now, wrong=[finding.copy.provider for finding in findings if finding.fault])
-            findings = _look(work, lease, chunk, now)
-            return _finish(work, lease, chunk, now, findings, origin=origin, posted_again=now != posting)
+            origin = _find_bytes(context, lease, chunk, posting, findings)
+            now = _posted(context, lease, chunk, posting) if not findings else posting
+            put_staged(context, lease, chunk, now, wrong=[finding.copy.provider for finding in findings if finding.fault])
+            findings = _look(context, lease, chunk, now)
+            return _finish(context, lease, chunk, now, findings, origin=origin, posted_again=now != posting)
         finally:
-            work.ledger.release_staging(name)
+            context.ledger.release_staging(name)
 
 
 def concerns_one_chunk(error: CafError) -> bool:
@@ -92,12 +92,14 @@ def concerns_one_chunk(error: CafError) -> bool:
     return error.permanent or (isinstance(error, NotProven | StoreUnreachable) and not isinstance(error, NoChainAnswer))
 
 
-def _look(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting) -> Sequence[CopyFinding]:
+def _look(context: RunContext, lease: Lease, chunk: Chunk, posting: Posting) -> Sequence[CopyFinding]:
     """Ask every copy for all samples, and those once found wrong as a whole for all of their bytes."""
-    wrong = {copy.provider for copy in work.ledger.known_copies(chunk.name) if copy.listed and copy.fault.startswith(WHOLE_COPY)}
-    findings = look_at_copies(work, lease, chunk, posting, chunk.samples)
+    wrong = {
+        copy.provider for copy in context.ledger.known_copies(chunk.name) if copy.listed and copy.fault.startswith(WHOLE_COPY)
+    }
+    findings = look_at_copies(context, lease, chunk, posting, chunk.samples)
     return [
-        look_at_whole_copy(work, lease, chunk, posting, finding.copy)
+        look_at_whole_copy(context, lease, chunk, posting, finding.copy)
         if finding.good and finding.copy.provider in wrong
         else finding
         for finding in findings
@@ -105,7 +107,7 @@ def _look(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting) -> Sequ
 
 
 def _finish(
-    work: Workplace,
+    context: RunContext,
     lease: Lease,
     chunk: Chunk,
     posting: Posting,
@@ -116,25 +118,25 @@ def _finish(
 ) -> RepairReport:
     """Record what the copies gave; the chunk is located again only where enough of them are right, and known to be proven."""
     copies = [finding.copy for finding in findings if finding.good]
-    checks = checks_of(work, chunk, posting, findings)
-    work.ledger.record_checks(lease, chunk.name, checks)
-    if len(copies) < work.store.required_copies:
-        raise too_few_copies(chunk, findings, work.store.required_copies)
+    checks = checks_of(context, chunk, posting, findings)
+    context.ledger.record_checks(lease, chunk.name, checks)
+    if len(copies) < context.store.required_copies:
+        raise too_few_copies(chunk, findings, context.store.required_copies)
     if chunk.state is ChunkState.DAMAGED:
-        _require_proven(work, chunk, posting, checks)
-        work.ledger.move(lease, chunk.name, ChunkState.DAMAGED, ChunkState.LOCATED)
-    let_go(work, chunk.name)  # also of what a repair left that broke off after its last move
-    return RepairReport(work.ledger.chunk(chunk.name), origin, copies, posted_again, described(findings))
+        _require_proven(context, chunk, posting, checks)
+        context.ledger.move(lease, chunk.name, ChunkState.DAMAGED, ChunkState.LOCATED)
+    let_go(context, chunk.name)  # also of what a repair left that broke off after its last move
+    return RepairReport(context.ledger.chunk(chunk.name), origin, copies, posted_again, described(findings))
 
 
-def _require_proven(work: Workplace, chunk: Chunk, posting: Posting, checks: Sequence[CopyCheck]) -> None:
+def _require_proven(context: RunContext, chunk: Chunk, posting: Posting, checks: Sequence[CopyCheck]) -> None:
     """Raise NotProven where a damaged chunk is listed and right by its pieces, and the chain verified too few of its copies.
 
     A provider that was dropped since its proofs failed joins again within seconds, and is listed like any other.
     """
     right = sum(1 for check in checks if not check.fault)
-    read_whole = is_small(chunk) and right >= work.store.required_copies
-    unverified = "" if read_whole else unverified_copies(work, chunk, posting, checks)
+    read_whole = is_small(chunk) and right >= context.store.required_copies
+    unverified = "" if read_whole else unverified_copies(context, chunk, posting, checks)
     if unverified:
         raise NotProven(
             f"chunk {chunk.name} stays damaged: {unverified}",
@@ -143,33 +145,33 @@ def _require_proven(work: Workplace, chunk: Chunk, posting: Posting, checks: Seq
         )
 
 
-def _posted(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting) -> Posting:
+def _posted(context: RunContext, lease: Lease, chunk: Chunk, posting: Posting) -> Posting:
     """Return the chunk's post: the one that the store still has, which costs nothing, or a new one, which is charged."""
-    now = work.store.post(to_store(work, chunk), work.ledger.transactions(work.holder))
+    now = context.store.post(to_store(context, chunk), context.ledger.transactions(context.holder))
     if now != posting:
-        work.ledger.record_repost(lease, chunk.name, now)
+        context.ledger.record_repost(lease, chunk.name, now)
     return now
 
 
 # --- where the bytes are -------------------------------------------------------------------------------------------
 
 
-def _find_bytes(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]) -> Origin:
+def _find_bytes(context: RunContext, lease: Lease, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]) -> Origin:
     """Bring the chunk's stored bytes into its place in staging, compared with its root; return where they came from."""
-    if staged_has_root(work, chunk):
+    if staged_has_root(context, chunk):
         return "staging"
     tried = ["they are not in staging"]
-    remove_staged(staged_path(work, chunk.name))
-    limit = work.settings.packing.staging_limit
-    work.ledger.reserve_staging(lease, chunk.name, str(work.staging()), chunk.stored_size_bytes, limit)
-    downloaded, said = download(work, lease, chunk, posting, _providers(work, chunk, posting, findings))
+    remove_staged(staged_path(context, chunk.name))
+    limit = context.settings.packing.staging_limit
+    context.ledger.reserve_staging(lease, chunk.name, str(context.staging()), chunk.stored_size_bytes, limit)
+    downloaded, said = download(context, lease, chunk, posting, _providers(context, chunk, posting, findings))
     if downloaded:
         return "provider"
     tried += said
     try:
         if chunk.adopted:
             raise CafError("another program made the file")
-        if repeat_packing(work, lease, chunk):
+        if repeat_packing(context, lease, chunk):
             return "source"
     except CafError as error:
         if not error.permanent or isinstance(error, LedgerError | StagingError):
@@ -184,13 +186,13 @@ def _find_bytes(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, f
     )
 
 
-def _providers(work: Workplace, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]) -> Iterator[str]:
+def _providers(context: RunContext, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]) -> Iterator[str]:
     """Yield the providers to ask: right copies, other holders that were not found wrong, and providers that once had it."""
     wrong = {finding.copy.provider for finding in findings if finding.fault}
     right = {finding.copy.provider for finding in findings if finding.good}
-    holders = sorted(work.store.holders(posting), key=lambda provider: provider not in right)
+    holders = sorted(context.store.holders(posting), key=lambda provider: provider not in right)
     seen = set(wrong)
-    for provider in [*holders, *(copy.provider for copy in work.ledger.known_copies(chunk.name))]:
+    for provider in [*holders, *(copy.provider for copy in context.ledger.known_copies(chunk.name))]:
         if provider not in seen:
             seen.add(provider)
             yield provider

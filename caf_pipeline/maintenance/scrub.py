@@ -14,11 +14,11 @@ from typing import Final
 
 from caf_pipeline.caf.merkle_hashes import BLOCK_BYTES
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, HeldByOther, NoChainAnswer, StoreUnreachable
 from caf_pipeline.ledger.records import Chunk, CopyCheck, posting_of
 from caf_pipeline.maintenance.full_read import look_at_whole_copy
 from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.chunk_steps import lease_chunk
 from caf_pipeline.store.protocol import Lease, Posting, Sample
 
@@ -78,7 +78,7 @@ class ProofReport:
         return "unverified" if self.unverified else "proven"
 
 
-def prove_chunk(work: Workplace, name: str, *, an_object: Sample | None = None) -> ProofReport:
+def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = None) -> ProofReport:
     """Look at a located or damaged chunk and record what was found; a located one that is not proven becomes `damaged`.
 
     A damaged chunk stays damaged, whatever is found: `repair` ends that. Each copy is asked for `an_object`, or for one that is
@@ -88,44 +88,44 @@ def prove_chunk(work: Workplace, name: str, *, an_object: Sample | None = None) 
         StoreUnreachable: the chain, or every provider, is out of reach. That says nothing of the chunk; it is recorded that no
             provider answered. CafError: the chunk is neither located nor damaged.
     """
-    with lease_chunk(work, name) as lease:
-        chunk = located_or_damaged(work, name)
+    with lease_chunk(context, name) as lease:
+        chunk = located_or_damaged(context, name)
         posting = posting_of(chunk)
-        an_object = an_object or work.ledger.any_object(name, OBJECT_BYTES)
-        findings = look_at_copies(work, lease, chunk, posting, _pieces(chunk), an_object=an_object)
+        an_object = an_object or context.ledger.any_object(name, OBJECT_BYTES)
+        findings = look_at_copies(context, lease, chunk, posting, _pieces(chunk), an_object=an_object)
         right = [finding.copy.provider for finding in findings if finding.good]
         if findings and all(finding.unanswered for finding in findings):
-            work.ledger.record_unanswered(lease, name)
+            context.ledger.record_unanswered(lease, name)
             raise StoreUnreachable(f"no provider of chunk {name} answers: {described(findings)}", hint="try again later")
-        checks = checks_of(work, chunk, posting, findings)
-        explanation = _explanation(checks, work.store.required_copies)
+        checks = checks_of(context, chunk, posting, findings)
+        explanation = _explanation(checks, context.store.required_copies)
         if chunk.state is ChunkState.DAMAGED:
             explanation = explanation or f"its copies are right now, but it was found damaged before: {chunk.reason}"
         elif explanation:
             # Before the checks: were they written alone, a piece at another place might be right the next time.
-            work.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation)
-        work.ledger.record_checks(
-            lease, name, checks, again_in=_again_in(work, posting, checks), enough=work.store.required_copies
+            context.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation)
+        context.ledger.record_checks(
+            lease, name, checks, again_in=_again_in(context, posting, checks), enough=context.store.required_copies
         )
-        unverified = "" if explanation else unverified_copies(work, chunk, posting, checks)
+        unverified = "" if explanation else unverified_copies(context, chunk, posting, checks)
         silent = [] if explanation else [finding for finding in findings if finding.unanswered]
         unanswered = described(silent) if silent else ""
-        return ProofReport(work.ledger.chunk(name), checks, right, explanation, unverified, unanswered)
+        return ProofReport(context.ledger.chunk(name), checks, right, explanation, unverified, unanswered)
 
 
-def mark_wrong(work: Workplace, lease: Lease, chunk: Chunk, findings: Sequence[CopyFinding]) -> str:
+def mark_wrong(context: RunContext, lease: Lease, chunk: Chunk, findings: Sequence[CopyFinding]) -> str:
     """Let a located chunk be damaged, since copies that were read as a whole gave other bytes; return what is wrong."""
     posting = posting_of(chunk)
     found = {finding.copy.provider: finding for finding in findings}
-    unasked = (CopyFinding(copy, unanswered="not asked") for copy in work.store.copies(posting))
-    checks = checks_of(work, chunk, posting, [found.get(finding.copy.provider, finding) for finding in unasked])
-    explanation = _explanation(checks, work.store.required_copies) or described(findings)
-    work.ledger.move(lease, chunk.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation)
-    work.ledger.record_checks(lease, chunk.name, checks)
+    unasked = (CopyFinding(copy, unanswered="not asked") for copy in context.store.copies(posting))
+    checks = checks_of(context, chunk, posting, [found.get(finding.copy.provider, finding) for finding in unasked])
+    explanation = _explanation(checks, context.store.required_copies) or described(findings)
+    context.ledger.move(lease, chunk.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation)
+    context.ledger.record_checks(lease, chunk.name, checks)
     return explanation
 
 
-def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
+def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
     """Look at this many located chunks of the source, those first that were looked at longest ago.
 
     First come chunks with a copy that did not answer the last time. This group ends when a quarter of the looks, and at least
@@ -147,11 +147,11 @@ def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
         end = limit if group == "oldest" else limit - limit // 4
         most = limit + MOST_UNANSWERED
         if group == "unanswered":
-            chunks = work.ledger.unanswered_chunks(work.source)
+            chunks = context.ledger.unanswered_chunks(context.source)
         elif group == "suspected":
-            chunks = work.ledger.suspected_chunks(work.source, most)
+            chunks = context.ledger.suspected_chunks(context.source, most)
         else:
-            chunks = work.ledger.chunks_to_prove(work.source, most, waiting=-(-(limit - looked_at) // 2))
+            chunks = context.ledger.chunks_to_prove(context.source, most, waiting=-(-(limit - looked_at) // 2))
         again = 0
         for chunk in chunks:
             if looked_at == end or (group == "unanswered" and again == max(1, limit // 4)):
@@ -160,7 +160,7 @@ def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
                 continue
             tried.add(chunk.name)
             try:
-                report = prove_chunk(work, chunk.name)
+                report = prove_chunk(context, chunk.name)
             except HeldByOther:
                 continue
             except NoChainAnswer:
@@ -178,9 +178,9 @@ def prove_oldest(work: Workplace, limit: int) -> Iterator[ProofReport]:
         raise unanswered
 
 
-def located_or_damaged(work: Workplace, name: str) -> Chunk:
+def located_or_damaged(context: RunContext, name: str) -> Chunk:
     """Return the chunk's row, or raise CafError where it is neither located nor damaged."""
-    chunk = work.ledger.chunk(name)
+    chunk = context.ledger.chunk(name)
     if chunk.state not in (ChunkState.LOCATED, ChunkState.DAMAGED):
         raise CafError(
             f"chunk {name} is '{chunk.state}': only a located or damaged chunk is proven and repaired",
@@ -190,23 +190,29 @@ def located_or_damaged(work: Workplace, name: str) -> Chunk:
 
 
 def look_at_copies(
-    work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, samples: Sequence[Sample], *, an_object: Sample | None = None
+    context: RunContext,
+    lease: Lease,
+    chunk: Chunk,
+    posting: Posting,
+    samples: Sequence[Sample],
+    *,
+    an_object: Sample | None = None,
 ) -> Sequence[CopyFinding]:
     """Ask every copy that the store lists for these samples and the bytes of an object, or for all of a small file.
 
     A copy that gives another object than the ledger's row says is read as a whole: its Merkle root tells which of them is wrong.
     """
     findings = []
-    for copy in work.store.copies(posting):
-        work.wait_while_paused(lease.check)
+    for copy in context.store.copies(posting):
+        context.wait_while_paused(lease.check)
         if is_small(chunk):
-            findings.append(look_at_whole_copy(work, lease, chunk, posting, copy))
+            findings.append(look_at_whole_copy(context, lease, chunk, posting, copy))
             continue
-        finding = look_at_copy(work.store, posting, copy, samples)
+        finding = look_at_copy(context.store, posting, copy, samples)
         if finding.good and an_object is not None:
-            finding = look_at_copy(work.store, posting, copy, [an_object])
+            finding = look_at_copy(context.store, posting, copy, [an_object])
             if finding.fault:
-                finding = look_at_whole_copy(work, lease, chunk, posting, copy)
+                finding = look_at_whole_copy(context, lease, chunk, posting, copy)
         findings.append(finding)
     return findings
 
@@ -216,22 +222,22 @@ def is_small(chunk: Chunk) -> bool:
     return chunk.stored_size_bytes <= SMALL_BYTES
 
 
-def checks_of(work: Workplace, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]) -> Sequence[CopyCheck]:
+def checks_of(context: RunContext, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]) -> Sequence[CopyCheck]:
     """Return what to record of copies.
 
     Of a provider that does not answer, what was known before still holds; so does, while it stays listed, what only reading
     all of its bytes can tell.
     """
-    before = {copy.provider: copy for copy in work.ledger.known_copies(chunk.name)}
-    now = work.store.current_window(posting)
+    before = {copy.provider: copy for copy in context.ledger.known_copies(chunk.name)}
+    now = context.store.current_window(posting)
     checks = []
     for finding in findings:
         copy = finding.copy
-        proven = work.store.proof_window(posting, copy)
+        proven = context.store.proof_window(posting, copy)
         if proven is not None and now is not None and now - proven > WINDOWS_BEHIND:
             # Reading the copies may have outlasted the window in which they were listed.
-            copy = next((listed for listed in work.store.copies(posting) if listed.provider == copy.provider), copy)
-            proven = work.store.proof_window(posting, copy)
+            copy = next((listed for listed in context.store.copies(posting) if listed.provider == copy.provider), copy)
+            proven = context.store.proof_window(posting, copy)
         fault, known = finding.fault, before.get(copy.provider)
         beyond_samples = known is not None and known.listed and known.fault.startswith(WHOLE_COPY) and not finding.whole
         if known is not None and (finding.unanswered or (finding.good and beyond_samples)):
@@ -249,11 +255,11 @@ def checks_of(work: Workplace, chunk: Chunk, posting: Posting, findings: Sequenc
     return checks
 
 
-def unverified_copies(work: Workplace, chunk: Chunk, posting: Posting, checks: Sequence[CopyCheck]) -> str:
+def unverified_copies(context: RunContext, chunk: Chunk, posting: Posting, checks: Sequence[CopyCheck]) -> str:
     """Say that fewer copies than required are known to be proven; "" where enough are, or where the store has no windows."""
     verified = [check for check in checks if not check.fault and check.copy.verified]
-    required = work.store.required_copies
-    if len(verified) >= required or work.store.current_window(posting) is None:
+    required = context.store.required_copies
+    if len(verified) >= required or context.store.current_window(posting) is None:
         return ""
     if is_small(chunk):
         return f"the chain never shows a verified proof of so small a file ({chunk.stored_size_bytes} bytes); all of it was read"
@@ -261,12 +267,12 @@ def unverified_copies(work: Workplace, chunk: Chunk, posting: Posting, checks: S
     return f"{len(verified)} of {required} copies show a verified proof ({others}); the next proof window may tell more"
 
 
-def _again_in(work: Workplace, posting: Posting, checks: Sequence[CopyCheck]) -> float | None:
+def _again_in(context: RunContext, posting: Posting, checks: Sequence[CopyCheck]) -> float | None:
     """Return after how many seconds a look can see another window than the checks count; None where there are no windows."""
-    now = work.store.current_window(posting)
+    now = context.store.current_window(posting)
     if now is not None and any(check.window is not None and check.window < now for check in checks):
         return 0.0
-    return work.store.window_ends_in(posting)
+    return context.store.window_ends_in(posting)
 
 
 def _pieces(chunk: Chunk) -> Sequence[Sample]:

@@ -25,7 +25,7 @@ from caf_pipeline.inventory.manifest import (
 )
 from caf_pipeline.inventory.objects import MAX_KEY_BYTES, SkipReason
 from caf_pipeline.ledger.records import Skip
-from caf_pipeline.store.protocol import ChunkStore, Posting
+from caf_pipeline.store.protocol import ChunkReader, Posting
 from caf_pipeline.system.quantities import counted
 
 MANIFEST_BUFFER_BYTES: Final = 1 << 20
@@ -57,7 +57,7 @@ class StagedSource:
 class RemoteSource:
     """A stored chunk, or one provider's copy of it, as a `RangeSource`; stored bytes are the CAF."""
 
-    def __init__(self, store: ChunkStore, posting: Posting, provider: str | None = None) -> None:
+    def __init__(self, store: ChunkReader, posting: Posting, provider: str | None = None) -> None:
         self._store = store
         self._posting = posting
         self._provider = provider

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS
 from caf_pipeline.caf.merkle import type_of_root
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import LedgerError, ObjectReadFailed
 from caf_pipeline.inventory.manifest import ChunkIdentity
 from caf_pipeline.inventory.plan import ChunkPlan, plan_hash, read_chunk_objects, read_chunk_plan, read_terms
@@ -23,11 +22,12 @@ from caf_pipeline.packing.packer import Packed, Packer, remove_staged
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.packing.staging import leftovers, make_room, write_packed
 from caf_pipeline.packing.unreadable import give_up_on, named_together
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import sync_folder
 
 
-def pack_again(work: Workplace, lease: Lease, chunk: Chunk) -> Packed:
+def pack_again(context: RunContext, lease: Lease, chunk: Chunk) -> Packed:
     """Pack into files of this lease's epoch, so that a run that lost its lease cannot write into them.
 
     What an earlier run has packed of the chunk is resumed; the rest of it in staging is removed. Where room is
@@ -37,31 +37,31 @@ def pack_again(work: Workplace, lease: Lease, chunk: Chunk) -> Packed:
         StagingError: no room. SourceError: the run cannot go on. What is safe by the journal stays, and the next run goes on
             with it. ObjectReadFailed: at least one object cannot be read, and too few runs have failed on it to skip it.
     """
-    staging, folder = work.staging(), Path(chunk.plan_folder)
+    staging, folder = context.staging(), Path(chunk.plan_folder)
     plan = read_chunk_plan(folder, chunk.number)
-    packer = packer_of(work, lease, chunk, plan)
+    packer = packer_of(context, lease, chunk, plan)
     part_path, journal_path, spool = (staging / f"{chunk.name}.{lease.epoch}.{kind}" for kind in ("part", "journal", "manifest"))
-    part, journal, why = _files_to_pack_into(work, lease, chunk, packer, plan.expected_size_bytes)
+    part, journal, why = _files_to_pack_into(context, lease, chunk, packer, plan.expected_size_bytes)
     try:
         try:
             packed = packer.pack(read_chunk_objects(folder, chunk.number), part, spool, journal)
         except ObjectReadFailed as error:
-            raise named_together(work, chunk, error) from error
+            raise named_together(context, chunk, error) from error
         finally:
             journal.close()
         lease.check()
-        write_packed(work, chunk.name, lease.epoch, part_path, replace(packed, not_resumed=packed.not_resumed or why))
+        write_packed(context, chunk.name, lease.epoch, part_path, replace(packed, not_resumed=packed.not_resumed or why))
     except BaseException:
         if not packer.kept_bytes:
             remove_staged(part_path, journal_path)
-        _reserve_what_stays(work, lease, chunk.name, packer.kept_bytes and packer.kept_bytes + journal.size_bytes)
+        _reserve_what_stays(context, lease, chunk.name, packer.kept_bytes and packer.kept_bytes + journal.size_bytes)
         raise
     finally:
         remove_staged(spool)
     return packed
 
 
-def packer_of(work: Workplace, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> Packer:
+def packer_of(context: RunContext, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> Packer:
     """Return what packs this chunk, under this lease."""
     terms = read_terms(Path(chunk.plan_folder))
     # Headers, which the plan did not know, must not keep out an object that is larger than the limit and has its chunk to itself.
@@ -69,35 +69,35 @@ def packer_of(work: Workplace, lease: Lease, chunk: Chunk, plan: ChunkPlan) -> P
     packer = Packer(
         plan,
         _identity(chunk, terms),
-        work.objects,
-        work.settings.packing,
+        context.objects,
+        context.settings.packing,
         # What was sealed is packed once more to come out the same, whatever is set by now.
-        proof_type=work.store.proof_type if chunk.merkle_root is None else type_of_root(chunk.merkle_root),
+        proof_type=context.store.proof_type if chunk.merkle_root is None else type_of_root(chunk.merkle_root),
         limit_bytes=max(int(terms["limit_size"]), least_limit),
-        give_up_on=lambda planned: give_up_on(work, chunk, packer, planned),
-        progress=_held_progress(work, lease),
+        give_up_on=lambda planned: give_up_on(context, chunk, packer, planned),
+        progress=_held_progress(context, lease),
     )
     return packer
 
 
 def _files_to_pack_into(
-    work: Workplace, lease: Lease, chunk: Chunk, packer: Packer, size_bytes: int
+    context: RunContext, lease: Lease, chunk: Chunk, packer: Packer, size_bytes: int
 ) -> tuple[PartFile, Journal, str]:
     """Return part and journal of this lease, reserved for: those of an earlier run, or new ones and why they are new."""
-    name, staging = chunk.name, work.staging()
+    name, staging = chunk.name, context.staging()
     part_path, journal_path = (staging / f"{name}.{lease.epoch}.{kind}" for kind in ("part", "journal"))
     # What is to be removed is listed before the reservation, which a lost lease does not get: what a later lease makes is not
     # in the list, however long this process sleeps before it removes.
-    files = leftovers(work, name)
+    files = leftovers(context, name)
     left, why = find_left(files)
     try:
-        make_room(work, name, size_bytes, held_bytes=left.allocated_bytes if left and left.locked else 0)
-        work.ledger.reserve_staging(lease, name, str(staging), size_bytes, work.settings.packing.staging_limit)
+        make_room(context, name, size_bytes, held_bytes=left.allocated_bytes if left and left.locked else 0)
+        context.ledger.reserve_staging(lease, name, str(staging), size_bytes, context.settings.packing.staging_limit)
     except BaseException:
         if left:
             left.close()
         raise
-    part = take_over(left, part_path, packer.opening, lambda: work.wait_while_paused(lease.check)) if left else None
+    part = take_over(left, part_path, packer.opening, lambda: context.wait_while_paused(lease.check)) if left else None
     remove_staged(*(file.path for file in files if file.kind != "sealed" and file.epoch != lease.epoch))
     if part is None:
         remove_staged(part_path, journal_path)
@@ -111,20 +111,20 @@ def _files_to_pack_into(
     return part, journal, why
 
 
-def _reserve_what_stays(work: Workplace, lease: Lease, name: str, size_bytes: int) -> None:
+def _reserve_what_stays(context: RunContext, lease: Lease, name: str, size_bytes: int) -> None:
     """After a packing that failed, reserve no more than it left. The error that ended it is the one to tell."""
     with contextlib.suppress(LedgerError):  # another run's by now, or the database is away: the next run reserves again
-        work.ledger.reserve_staging(lease, name, str(work.staging()), size_bytes, 0)
+        context.ledger.reserve_staging(lease, name, str(context.staging()), size_bytes, 0)
         if not size_bytes:
-            work.ledger.release_staging(name)
+            context.ledger.release_staging(name)
 
 
-def _held_progress(work: Workplace, lease: Lease) -> Callable[[int, int], None]:
+def _held_progress(context: RunContext, lease: Lease) -> Callable[[int, int], None]:
     """Return a `progress` that ends the packing where the lease is lost, and waits while everything is paused."""
 
     def told(objects: int, size_bytes: int) -> None:
-        work.wait_while_paused(lease.check)
-        work.progress(objects, size_bytes)
+        context.wait_while_paused(lease.check)
+        context.progress(objects, size_bytes)
 
     return told
 

@@ -11,22 +11,22 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from typing_extensions import Buffer
 
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
-from caf_pipeline.errors import ArchiveError, LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
-from caf_pipeline.formats.clps import MAGIC_BYTES, begins_as_archive, read_times
+from caf_pipeline.errors import LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
 from caf_pipeline.inventory.checksums import Digest, new_crc64nvme, new_digest
-from caf_pipeline.inventory.manifest import LOG_BYTES, PART_COLUMNS, ChunkIdentity, LogTimes, ManifestWriter, head_bytes
+from caf_pipeline.inventory.manifest import PART_COLUMNS, ChunkIdentity, ManifestWriter, head_bytes
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.ledger.records import Seal
+from caf_pipeline.packing.inspectors import HEAD_BYTES, MemberInspector, inspectors_of
 from caf_pipeline.packing.journal.format import (
     Journal,
     Opening,
@@ -40,9 +40,7 @@ from caf_pipeline.packing.prefetch import BodySums, OrderedFetch, checksum_diffe
 from caf_pipeline.packing.sink import Mark, PartFile, StagingSink, staging_error
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectSource
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
+from caf_pipeline.system.hashes import RunningHash
 
 _COPY_BYTES: Final = 1 << 20
 
@@ -195,8 +193,8 @@ class Packer:
                 row = _member_row(planned, outcome.headers or ObjectHeaders(), outcome.start_byte, outcome.end_byte)
                 sums = {"sha256": outcome.sha256, "crc64nvme": outcome.crc64nvme, "s3_checksum": outcome.s3_checksum}
                 self._count_member(planned, row | sums, manifest)
-                if self._is_staged_log(planned, sink, outcome.start_byte, outcome.end_byte):
-                    manifest.add_log(_log_times(sink, outcome.start_byte, outcome.end_byte))
+                for inspector in self._inspectors_of_staged(planned, sink, outcome.start_byte, outcome.end_byte):
+                    inspector.inspect(manifest, outcome.start_byte, outcome.end_byte, sink.read_staged)
                 size_bytes += planned.size_bytes
         self._progress(len(outcomes), size_bytes)
 
@@ -305,19 +303,20 @@ class Packer:
         checks: _MemberChecks | None = None
         headers: ObjectHeaders | None = None
         row: dict[str, Any] = {}
-        is_log = False
+        inspectors: Sequence[MemberInspector] = ()
         if opened:
             headers = opened.headers
             checks = self._go_on(planned, fetch, sink, opened)
             row = _member_row(planned, headers or ObjectHeaders(), start_byte, end_byte) | _s3_column(checks.s3)
-            is_log = self._is_staged_log(planned, sink, start_byte, sink.size_bytes)
+            inspectors = self._inspectors_of_staged(planned, sink, start_byte, sink.size_bytes)
         for part, sums in fetch.parts(planned):
             if not row:
                 checks = _checks_of(planned, fetch) if mark else None
                 row = _member_row(planned, part.headers, start_byte, end_byte)
                 row |= _s3_column(checks.s3 if checks else part.checksum)
-                is_log = self._is_log(planned, part.body)
-                manifest_bytes = manifest.bound_bytes + manifest.row_bound(row) + is_log * LOG_BYTES
+                inspectors = inspectors_of(planned, part.body)
+                manifest_bytes = manifest.bound_bytes + manifest.row_bound(row)
+                manifest_bytes += sum(inspector.manifest_bytes for inspector in inspectors)
                 if not self._fits(planned.member, start_byte, end_byte, manifest_bytes):
                     return False
                 headers = part.headers if part.headers != ObjectHeaders() else None
@@ -340,8 +339,8 @@ class Packer:
                 f"{planned.object.key!r} gave {sink.size_bytes - start_byte} bytes instead of {end_byte - start_byte}"
             )
         self._count_member(planned, row, manifest)
-        if is_log:
-            manifest.add_log(_log_times(sink, start_byte, end_byte))
+        for inspector in inspectors:
+            inspector.inspect(manifest, start_byte, end_byte, sink.read_staged)
         member = PackedMember(start_byte, end_byte, row["sha256"], row["crc64nvme"], row["s3_checksum"], headers)
         self._checkpoints.done(planned, member)
         self._progress(1, planned.size_bytes - self._told_bytes)
@@ -366,13 +365,11 @@ class Packer:
                 self._checkpoints.rolled_back()
             raise
 
-    def _is_log(self, planned: PlannedObject, first: Buffer) -> bool:
-        """Tell whether the manifest is to tell the times of a member that begins with these bytes."""
-        return planned.part is None and begins_as_archive(first)
-
-    def _is_staged_log(self, planned: PlannedObject, sink: StagingSink, start_byte: int, end_byte: int) -> bool:
-        """Tell the same of a member that is staged, as far as `end_byte`."""
-        return planned.part is None and begins_as_archive(sink.read_staged(start_byte, min(start_byte + MAGIC_BYTES, end_byte)))
+    def _inspectors_of_staged(
+        self, planned: PlannedObject, sink: StagingSink, start_byte: int, end_byte: int
+    ) -> Sequence[MemberInspector]:
+        """Return the inspectors of a member that is staged up to `end_byte`."""
+        return inspectors_of(planned, sink.read_staged(start_byte, min(start_byte + HEAD_BYTES, end_byte)))
 
     def _count_member(self, planned: PlannedObject, row: dict[str, Any], manifest: ManifestWriter) -> None:
         self._index.add(planned.member, row["start_byte"], row["end_byte"])
@@ -395,7 +392,7 @@ class Packer:
 
     # --- manifest and index ----------------------------------------------------------------------------------------
 
-    def _add_manifest(self, manifest: ManifestWriter, sink: StagingSink, spool: Path, tail: "_Hash") -> None:
+    def _add_manifest(self, manifest: ManifestWriter, sink: StagingSink, spool: Path, tail: RunningHash) -> None:
         try:
             manifest.close()
             start_byte = sink.size_bytes
@@ -407,7 +404,7 @@ class Packer:
             raise staging_error(spool, error) from error
         self._index.add(self._chunk.manifest_member, start_byte, sink.size_bytes)
 
-    def _add_index(self, sink: StagingSink, tail: "_Hash") -> None:
+    def _add_index(self, sink: StagingSink, tail: RunningHash) -> None:
         for piece in chain(self._index.iter_index(), [self._index.footer()]):
             tail.update(piece)
             sink.write(piece)
@@ -416,7 +413,7 @@ class Packer:
 class _MemberChecks:
     """The running checksums of a member that comes in several parts, and S3's own of the object."""
 
-    def __init__(self, s3: Checksum | None, *, compare: bool, sha256: "_Hash | None" = None) -> None:
+    def __init__(self, s3: Checksum | None, *, compare: bool, sha256: RunningHash | None = None) -> None:
         self.s3 = s3
         self.sha256 = sha256 or hashlib.sha256()
         self._crc64nvme = new_crc64nvme()
@@ -440,21 +437,12 @@ class _MemberChecks:
         return BodySums(self.sha256.digest(), self._crc64nvme.digest())
 
 
-def _checks_of(planned: PlannedObject, fetch: OrderedFetch, sha256: "_Hash | None" = None) -> _MemberChecks:
+def _checks_of(planned: PlannedObject, fetch: OrderedFetch, sha256: RunningHash | None = None) -> _MemberChecks:
     return _MemberChecks(fetch.s3_checksum(planned), compare=fetch.is_comparable(planned), sha256=sha256)
 
 
 def _s3_column(checksum: Checksum | None) -> dict[str, str | None]:
     return {"s3_checksum": checksum.text if checksum else None}
-
-
-def _log_times(sink: StagingSink, start_byte: int, end_byte: int) -> LogTimes:
-    """Return the times of a clp-s archive that is staged; one that is damaged is archived like any object, and tells none."""
-    try:
-        times = read_times(end_byte - start_byte, lambda begin, end: sink.read_staged(start_byte + begin, start_byte + end))
-    except ArchiveError:
-        times = None
-    return LogTimes(start_byte, *(times or (None, None)))
 
 
 def _described(planned: PlannedObject) -> dict[str, Any]:

@@ -26,12 +26,12 @@ from typing import Any, Final, Literal
 
 from caf_pipeline.caf.merkle import MerkleTree, merkle_root, type_of_root
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, HeldByOther, IntegrityError, NotLocated, StoreError
 from caf_pipeline.ledger.records import Chunk, chunk_lease
 from caf_pipeline.packing.packer import Packed, remove_staged
 from caf_pipeline.packing.samples import staged_matches
 from caf_pipeline.packing.sink import staging_error
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Lease, Posting
 from caf_pipeline.system.atomic_files import WholeFile, rename_durably
 
@@ -59,9 +59,9 @@ class StagedFile:
     size_bytes: int
 
 
-def leftovers(work: Workplace, chunk: str | None = None) -> Sequence[StagedFile]:
-    """Return every file of the workplace's staging folder, or those of one chunk: see `files_in`."""
-    return files_in(work.staging(), chunk)
+def leftovers(context: RunContext, chunk: str | None = None) -> Sequence[StagedFile]:
+    """Return every file of the run context's staging folder, or those of one chunk: see `files_in`."""
+    return files_in(context.staging(), chunk)
 
 
 def files_in(folder: Path, chunk: str | None = None) -> Sequence[StagedFile]:
@@ -89,14 +89,14 @@ def files_in(folder: Path, chunk: str | None = None) -> Sequence[StagedFile]:
     return found
 
 
-def staged_path(work: Workplace, name: str) -> Path:
+def staged_path(context: RunContext, name: str) -> Path:
     """Return the path of a sealed chunk."""
-    return work.staging() / f"{name}{_SEALED}"
+    return context.staging() / f"{name}{_SEALED}"
 
 
-def staged_is_whole(work: Workplace, chunk: Chunk) -> bool:
+def staged_is_whole(context: RunContext, chunk: Chunk) -> bool:
     """Tell whether the sealed file is there with its length and samples."""
-    path = staged_path(work, chunk.name)
+    path = staged_path(context, chunk.name)
     try:
         return path.stat().st_size == chunk.stored_size_bytes and staged_matches(path, chunk.samples)
     except FileNotFoundError:
@@ -106,14 +106,14 @@ def staged_is_whole(work: Workplace, chunk: Chunk) -> bool:
 # --- a finished packing --------------------------------------------------------------------------------------------
 
 
-def write_packed(work: Workplace, name: str, epoch: int, part: Path, packed: Packed) -> None:
+def write_packed(context: RunContext, name: str, epoch: int, part: Path, packed: Packed) -> None:
     """Make a finished packing durable: first the file under its new name, then the record that points to it."""
-    final, record = part.with_name(f"{name}.{epoch}.packed"), _record_path(work, name)
+    final, record = part.with_name(f"{name}.{epoch}.packed"), _record_path(context, name)
     described = {name: value for name, value in asdict(packed).items() if name not in _NOT_RECORDED} | {
         "merkle_root": packed.merkle_root.hex(),
         "tail_sha256": packed.tail_sha256.hex(),
         "file": final.name,
-        "run": work.holder.run,
+        "run": context.holder.run,
     }
     try:
         os.replace(part, final)
@@ -123,10 +123,10 @@ def write_packed(work: Workplace, name: str, epoch: int, part: Path, packed: Pac
         raise staging_error(final, error) from error
 
 
-def read_record(work: Workplace, name: str) -> dict[str, Any] | None:
+def read_record(context: RunContext, name: str) -> dict[str, Any] | None:
     """Return the record of a finished packing as it was written; None where there is none, or only a damaged one."""
     try:
-        described = json.loads(_record_path(work, name).read_bytes())
+        described = json.loads(_record_path(context, name).read_bytes())
     except (FileNotFoundError, ValueError):
         return None
     if not isinstance(described, dict) or described.pop(_CHECK, "") != _check_of(described):
@@ -144,17 +144,17 @@ def _check_of(described: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-def read_packed(work: Workplace, name: str) -> tuple[Packed, Path] | None:
+def read_packed(context: RunContext, name: str) -> tuple[Packed, Path] | None:
     """Return the finished packing of a chunk that is not sealed, and its file, if that is there in full.
 
     Its manifest and index are what was written; the rest of its bytes is not looked at.
     """
-    record = read_record(work, name)
+    record = read_record(context, name)
     if record is None:
         return None
     packed = _packed_of(record)
     # Under its final name already, where a run was killed while it sealed.
-    for file in (work.staging() / record["file"], staged_path(work, name)):
+    for file in (context.staging() / record["file"], staged_path(context, name)):
         if file.exists() and file.stat().st_size == packed.caf_size_bytes and _has_tail(file, packed):
             return packed, file
     return None
@@ -182,82 +182,82 @@ def _has_tail(file: Path, packed: Packed) -> bool:
     return digest.digest() == packed.tail_sha256
 
 
-def was_packed_by(work: Workplace, chunk: Chunk) -> str:
+def was_packed_by(context: RunContext, chunk: Chunk) -> str:
     """Return the run that packed the chunk that is in staging; "" where that is not known."""
-    record = read_record(work, chunk.name)
+    record = read_record(context, chunk.name)
     if record is None or bytes.fromhex(record["merkle_root"]) != chunk.merkle_root:
         return ""
     return str(record["run"])
 
 
-def staged_has_root(work: Workplace, chunk: Chunk) -> bool:
+def staged_has_root(context: RunContext, chunk: Chunk) -> bool:
     """Tell whether the sealed file is there with its length and Merkle root: all of it is read, at some 500 MiB/s."""
-    path = staged_path(work, chunk.name)
+    path = staged_path(context, chunk.name)
     try:
         return path.stat().st_size == chunk.stored_size_bytes and merkle_root(path, proof_type_of(chunk)) == chunk.merkle_root
     except FileNotFoundError:
         return False
 
 
-def manifest_is_right(work: Workplace, chunk: Chunk) -> bool:
+def manifest_is_right(context: RunContext, chunk: Chunk) -> bool:
     """Tell whether the sealed file is there and its manifest and index are those that were sealed.
 
     By the SHA-256 that was taken of them while packing; where its record is gone, by the whole file's Merkle root.
     """
-    path, record = staged_path(work, chunk.name), read_record(work, chunk.name)
+    path, record = staged_path(context, chunk.name), read_record(context, chunk.name)
     if record is None or bytes.fromhex(record["merkle_root"]) != chunk.merkle_root:
-        return staged_has_root(work, chunk)
+        return staged_has_root(context, chunk)
     try:
         return path.stat().st_size == chunk.stored_size_bytes and _has_tail(path, _packed_of(record))
     except FileNotFoundError:
         return False
 
 
-def give_final_name(work: Workplace, name: str, file: Path) -> Path:
+def give_final_name(context: RunContext, name: str, file: Path) -> Path:
     """Give a whole file the name of the sealed chunk, in place of any file of that name; durable when this returns."""
-    path = staged_path(work, name)
+    path = staged_path(context, name)
     rename_durably(file, path)
     return path
 
 
-def remove_packing(work: Workplace, name: str) -> None:
+def remove_packing(context: RunContext, name: str) -> None:
     """Remove what is of use only until the chunk is sealed; the record stays with the sealed file."""
-    remove_staged(*(file.path for file in leftovers(work, name) if file.kind not in ("sealed", "record")))
+    remove_staged(*(file.path for file in leftovers(context, name) if file.kind not in ("sealed", "record")))
 
 
-def remove_unsealed(work: Workplace, name: str) -> None:
+def remove_unsealed(context: RunContext, name: str) -> None:
     """Remove what a packing or a download left; the sealed file stays."""
-    remove_staged(_record_path(work, name))
-    remove_packing(work, name)
+    remove_staged(_record_path(context, name))
+    remove_packing(context, name)
 
 
-def remove_all(work: Workplace, name: str) -> None:
+def remove_all(context: RunContext, name: str) -> None:
     """Remove everything of a chunk and give its reservation back."""
-    remove_unsealed(work, name)
-    remove_staged(staged_path(work, name))
-    work.ledger.release_staging(name)
+    remove_unsealed(context, name)
+    remove_staged(staged_path(context, name))
+    context.ledger.release_staging(name)
 
 
-def _record_path(work: Workplace, name: str) -> Path:
-    return work.staging() / f"{name}.packed.json"
+def _record_path(context: RunContext, name: str) -> Path:
+    return context.staging() / f"{name}.packed.json"
 
 
 # --- back from the store -------------------------------------------------------------------------------------------
 
 
 def download(
-    work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, providers: Iterable[str]
+    context: RunContext, lease: Lease, chunk: Chunk, posting: Posting, providers: Iterable[str]
 ) -> tuple[bool, Sequence[str]]:
     """Bring a stored chunk back as its sealed file, from the first provider whose bytes have its Merkle root.
 
     Returns whether one had them, and what each of those said that had not. Room is made first.
     """
-    remove_staged(*(file.path for file in leftovers(work, chunk.name) if file.kind in ("download", "record")))
-    make_room(work, chunk.name, chunk.stored_size_bytes)
+    remove_staged(*(file.path for file in leftovers(context, chunk.name) if file.kind in ("download", "record")))
+    make_room(context, chunk.name, chunk.stored_size_bytes)
     said = []
     for provider in providers:
         try:
-            _download(work, lease, chunk, posting, provider)
+            _download(context, lease, chunk, posting, provider)
         except (StoreError, IntegrityError) as error:
             said.append(f"{provider}: {error}")
         else:
@@ -265,16 +265,16 @@ def download(
     return False, said
 
 
-def _download(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, provider: str) -> None:
-    part = work.staging() / f"{chunk.name}.{lease.epoch}.download"
+def _download(context: RunContext, lease: Lease, chunk: Chunk, posting: Posting, provider: str) -> None:
+    part = context.staging() / f"{chunk.name}.{lease.epoch}.download"
     try:
-        download_from(work, lease, posting, proof_type_of(chunk), provider=provider, path=part)
-        give_final_name(work, chunk.name, part)
+        download_from(context, lease, posting, proof_type_of(chunk), provider=provider, path=part)
+        give_final_name(context, chunk.name, part)
     finally:
         remove_staged(part)
 
 
-def download_from(work: Workplace, lease: Lease, posting: Posting, proof_type: int, *, provider: str, path: Path) -> None:
+def download_from(context: RunContext, lease: Lease, posting: Posting, proof_type: int, *, provider: str, path: Path) -> None:
     """Write a posted file, as one provider gives it.
 
     Raises:
@@ -282,8 +282,8 @@ def download_from(work: Workplace, lease: Lease, posting: Posting, proof_type: i
     """
     tree = MerkleTree(proof_type)
     with path.open("wb") as file:
-        for piece in work.store.read(posting, 0, posting.stored_size_bytes, provider=provider):
-            work.wait_while_paused(lease.check)
+        for piece in context.store.read(posting, 0, posting.stored_size_bytes, provider=provider):
+            context.wait_while_paused(lease.check)
             tree.update(piece)
             file.write(piece)
     if tree.size_bytes != posting.stored_size_bytes or tree.root() != posting.merkle_root:
@@ -300,43 +300,43 @@ def proof_type_of(chunk: Chunk) -> int:
 # --- what is kept, and room ----------------------------------------------------------------------------------------
 
 
-def let_go(work: Workplace, name: str) -> None:
+def let_go(context: RunContext, name: str) -> None:
     """Remove what a located chunk has in staging: its reservation at once, its sealed file once the store no longer needs it."""
-    if work.store.staging_hold_seconds() > 0:
-        remove_unsealed(work, name)
-        work.ledger.release_staging(name)
+    if context.store.staging_hold_seconds() > 0:
+        remove_unsealed(context, name)
+        context.ledger.release_staging(name)
     else:
-        remove_all(work, name)
+        remove_all(context, name)
 
 
-def make_room(work: Workplace, name: str, size_bytes: int, *, held_bytes: int = 0) -> None:
+def make_room(context: RunContext, name: str, size_bytes: int, *, held_bytes: int = 0) -> None:
     """Remove kept files, that of the chunk located first before the others, until this many bytes fit or none is left.
 
     `held_bytes` of them the chunk has on the disk already. What then still does not fit is for the reservation, or the disk
     itself, to refuse.
     """
-    if _has_room(work, name, size_bytes, held_bytes):
+    if _has_room(context, name, size_bytes, held_bytes):
         return
-    for kept in _kept(work):
-        if kept.name != name and _remove_kept(work, kept.name) and _has_room(work, name, size_bytes, held_bytes):
+    for kept in _kept(context):
+        if kept.name != name and _remove_kept(context, kept.name) and _has_room(context, name, size_bytes, held_bytes):
             return
 
 
-def sweep(work: Workplace) -> Iterator[str]:
+def sweep(context: RunContext) -> Iterator[str]:
     """Remove the kept files whose hold is over; yield the names of their chunks."""
-    hold = timedelta(seconds=work.store.staging_hold_seconds())
+    hold = timedelta(seconds=context.store.staging_hold_seconds())
     now = datetime.now(UTC)
-    for kept in _kept(work):
-        if _located_at(kept) + hold <= now and _remove_kept(work, kept.name):
+    for kept in _kept(context):
+        if _located_at(kept) + hold <= now and _remove_kept(context, kept.name):
             yield kept.name
 
 
-def _kept(work: Workplace) -> list[Chunk]:
+def _kept(context: RunContext) -> list[Chunk]:
     """Return the chunks of any source that are located and still have a sealed file here, the one located first before."""
     kept = []
-    for path in work.staging().glob(f"*{_SEALED}"):
+    for path in context.staging().glob(f"*{_SEALED}"):
         try:
-            chunk = work.ledger.chunk(path.name.removesuffix(_SEALED))
+            chunk = context.ledger.chunk(path.name.removesuffix(_SEALED))
         except NotLocated:  # not ours: another ledger's, or put there by hand
             continue
         if chunk.state is ChunkState.LOCATED:
@@ -348,25 +348,25 @@ def _located_at(chunk: Chunk) -> datetime:
     return chunk.located_at or chunk.updated_at
 
 
-def _remove_kept(work: Workplace, name: str) -> bool:
+def _remove_kept(context: RunContext, name: str) -> bool:
     """Remove a kept file, unless a run works with it."""
     try:
-        with work.ledger.lease(chunk_lease(name), work.holder):
-            if work.ledger.chunk(name).state is not ChunkState.LOCATED:
+        with context.ledger.lease(chunk_lease(name), context.holder):
+            if context.ledger.chunk(name).state is not ChunkState.LOCATED:
                 return False
-            remove_staged(staged_path(work, name))
+            remove_staged(staged_path(context, name))
             return True
     except HeldByOther:
         return False
 
 
-def _has_room(work: Workplace, name: str, size_bytes: int, held_bytes: int) -> bool:
+def _has_room(context: RunContext, name: str, size_bytes: int, held_bytes: int) -> bool:
     """Tell whether the disk and the limit have this many bytes for the chunk, beside the files of other chunks."""
-    staging = work.staging()
+    staging = context.staging()
     disk = os.statvfs(staging)
     if disk.f_bavail * disk.f_frsize < size_bytes - held_bytes:
         return False
-    limit_bytes = work.settings.packing.staging_limit
+    limit_bytes = context.settings.packing.staging_limit
     if not limit_bytes:
         return True
     others = sum(_size(path) for path in staging.iterdir() if not path.name.startswith(f"{name}."))

@@ -9,12 +9,12 @@ from itertools import chain, dropwhile, islice
 from pathlib import Path
 from typing import Final
 
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import ObjectReadFailed, ObjectUnavailable, SourceUnreachable
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.inventory.plan import PlannedObject, read_chunk_objects
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.packer import Packer
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.waits import UNANSWERED_SECONDS
 
 MOST_UNREADABLE: Final = 1_000
@@ -26,7 +26,7 @@ SAMPLED_OBJECTS: Final = 8
 SAMPLE_BYTES: Final = 64 << 10
 
 
-def give_up_on(work: Workplace, chunk: Chunk, packer: Packer, planned: PlannedObject) -> bool:
+def give_up_on(context: RunContext, chunk: Chunk, packer: Packer, planned: PlannedObject) -> bool:
     """Count a run that failed on this object; return whether enough runs did to skip it as unreadable.
 
     If no run failed on the object before, the run reads the objects behind it in the chunk, too. Objects that cannot be read are
@@ -36,32 +36,32 @@ def give_up_on(work: Workplace, chunk: Chunk, packer: Packer, planned: PlannedOb
     Raises:
         SourceUnreachable: the source gives no object at all; nothing is counted. And as `Packer.find_unreadable`.
     """
-    require_answers(work, chunk, planned.object)
-    failures = work.ledger.read_failures(chunk.name)
+    require_answers(context, chunk, planned.object)
+    failures = context.ledger.read_failures(chunk.name)
     earlier = failures.get(_identity(planned))
     times = earlier.times if earlier else 0
-    if earlier is None or earlier.last_run != work.holder.run:
+    if earlier is None or earlier.last_run != context.holder.run:
         objects = read_chunk_objects(Path(chunk.plan_folder), chunk.number)
         behind = islice(dropwhile(lambda candidate: candidate != planned, objects), 1, None)
         suspects = (candidate for candidate in behind if _identity(candidate) in failures) if earlier else behind
-        failed = [planned, *_unreadable_among(work, packer, suspects)]
-        require_answers(work, chunk, planned.object)  # it may have gone down meanwhile
-        work.ledger.count_read_failures(chunk.name, [*map(_identity, failed)], work.holder.run)
+        failed = [planned, *_unreadable_among(context, packer, suspects)]
+        require_answers(context, chunk, planned.object)  # it may have gone down meanwhile
+        context.ledger.count_read_failures(chunk.name, [*map(_identity, failed)], context.holder.run)
         times += 1
-    return times >= work.settings.packing.unreadable_after
+    return times >= context.settings.packing.unreadable_after
 
 
-def named_together(work: Workplace, chunk: Chunk, error: ObjectReadFailed) -> ObjectReadFailed:
+def named_together(context: RunContext, chunk: Chunk, error: ObjectReadFailed) -> ObjectReadFailed:
     """Return the error of a run that failed on an object; if it failed on several, their number is in it."""
-    failures = work.ledger.read_failures(chunk.name).values()
-    limit, run = work.settings.packing.unreadable_after, work.holder.run
+    failures = context.ledger.read_failures(chunk.name).values()
+    limit, run = context.settings.packing.unreadable_after, context.holder.run
     count = sum(failure.last_run == run and failure.times < limit for failure in failures)
     if count < 2:
         return error
     return ObjectReadFailed(f"{count} objects of chunk {chunk.name} cannot be read; the first: {error}", hint=error.hint)
 
 
-def require_answers(work: Workplace, chunk: Chunk, failed: S3Object) -> None:
+def require_answers(context: RunContext, chunk: Chunk, failed: S3Object) -> None:
     """Return if the source lists its objects and answers for an object other than `failed`.
 
     A source that has no other object only has to list it.
@@ -69,11 +69,11 @@ def require_answers(work: Workplace, chunk: Chunk, failed: S3Object) -> None:
     Raises:
         SourceUnreachable: it does not. And as `ObjectSource.list_pages` and `read`.
     """
-    page = next(iter(work.objects.list_pages(versions=True)), [])
+    page = next(iter(context.objects.list_pages(versions=True)), [])
     error: ObjectReadFailed | None = None
     for sample in chain(_sampled(page, len(page), failed), _sampled_of_chunk(chunk, failed)):
         try:
-            work.objects.read(sample, 0, min(sample.size_bytes, SAMPLE_BYTES))
+            context.objects.read(sample, 0, min(sample.size_bytes, SAMPLE_BYTES))
         except ObjectUnavailable:
             return
         except ObjectReadFailed as sample_error:
@@ -82,7 +82,7 @@ def require_answers(work: Workplace, chunk: Chunk, failed: S3Object) -> None:
             return
     if error:
         raise SourceUnreachable(
-            f"{work.address} lists its objects, but none of the tried objects can be read: {error}",
+            f"{context.address} lists its objects, but none of the tried objects can be read: {error}",
             hint="wait, and run the chunk again",
         ) from error
 
@@ -99,8 +99,8 @@ def _sampled(objects: Iterable[S3Object], count: int, failed: S3Object) -> Itera
     return islice(readable, SAMPLED_OBJECTS)
 
 
-def _unreadable_among(work: Workplace, packer: Packer, suspects: Iterable[PlannedObject]) -> Sequence[PlannedObject]:
-    with work.waits.waiting(
+def _unreadable_among(context: RunContext, packer: Packer, suspects: Iterable[PlannedObject]) -> Sequence[PlannedObject]:
+    with context.waits.waiting(
         "the other objects of the chunk, which are read to find all that cannot be read",
         ends_by="the run then fails, and counts them together",
         grace=UNANSWERED_SECONDS,

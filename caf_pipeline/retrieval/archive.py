@@ -12,19 +12,17 @@ from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 from weakref import WeakSet
 
 from caf_pipeline.errors import IntegrityError, StoreError, UsageError
+from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import Location, require_zone
 from caf_pipeline.retrieval.bulk import ObjectRead, Wanted, read_many
 from caf_pipeline.retrieval.listing import list_level, list_objects
 from caf_pipeline.retrieval.object_file import BLOCK_BYTES
 from caf_pipeline.retrieval.reader import Found, fetch, no_source, save
-from caf_pipeline.store.protocol import ChunkStore
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.store.protocol import ChunkReader
 
 LOOKUP_SECONDS: Final = 5.0
 """How long a look-up is used again. Inventories, which alone change what is current, are minutes apart at least."""
@@ -45,7 +43,7 @@ class Archive:
             it was closed. TypeError: a name is not text, `as_of` no datetime.
     """
 
-    def __init__(self, ledger: "Ledger", store: ChunkStore, *closing: Callable[[], object]) -> None:
+    def __init__(self, ledger: LocationLookups, store: ChunkReader, *closing: Callable[[], object]) -> None:
         """Read by an open ledger and an open store; `closing` is called when it is closed."""
         self.ledger = ledger
         self.store = store

@@ -10,18 +10,16 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain, groupby, islice, zip_longest
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from caf_pipeline.errors import CafError, IntegrityError, StoreError
+from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import LocatedRange, Location
 from caf_pipeline.retrieval.holders import RangeHolders, holders_of, pieces_between
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
 from caf_pipeline.retrieval.reader import Found, not_located
 from caf_pipeline.retrieval.side_by_side import side_by_side
-from caf_pipeline.store.protocol import ChunkStore, Posting
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.store.protocol import ChunkReader, Posting
 
 MERGE_GAP_BYTES: Final = 256 << 10
 """Between two ranges that are read by one request, and thrown away. A provider at 50 MB/s gives that in 5 ms, which is less than
@@ -123,7 +121,9 @@ def is_small(one: Location) -> bool:
     return one.size_bytes <= SMALL_BYTES and not one.parts
 
 
-def read_many(ledger: "Ledger", store: ChunkStore, source: str, wanted: Iterable[Wanted]) -> Generator[ObjectRead, None, None]:
+def read_many(
+    ledger: LocationLookups, store: ChunkReader, source: str, wanted: Iterable[Wanted]
+) -> Generator[ObjectRead, None, None]:
     """Yield what comes of each thing that is asked for, in an order that is good for reading; its `number` says which it is.
 
     A look-up is for 1,000 keys. Ranges of one chunk that are at most `MERGE_GAP_BYTES` apart are one request; requests go in the
@@ -142,7 +142,7 @@ def read_many(ledger: "Ledger", store: ChunkStore, source: str, wanted: Iterable
     yield from _read(store, _looked_up(ledger, source, wanted))
 
 
-def read_located(store: ChunkStore, locations: Iterable[Location]) -> Iterator[ObjectRead]:
+def read_located(store: ChunkReader, locations: Iterable[Location]) -> Iterator[ObjectRead]:
     """Yield what comes of each whole object, as `read_many`, for who knows all their locations; `number` counts these.
 
     An object that is not had with its neighbours, since providers do not answer, is read alone before that is its error.
@@ -166,7 +166,7 @@ def in_order(reads: Iterable[ObjectRead]) -> Iterator[ObjectRead]:
             number += 1
 
 
-def _read(store: ChunkStore, requests: Iterable[_Request | ObjectRead]) -> Iterator[ObjectRead]:
+def _read(store: ChunkReader, requests: Iterable[_Request | ObjectRead]) -> Iterator[ObjectRead]:
     """Yield what requests give, and what needed none."""
     for request, done in side_by_side(requests, partial(_try_small, store)):
         if isinstance(request, ObjectRead):
@@ -175,7 +175,7 @@ def _read(store: ChunkStore, requests: Iterable[_Request | ObjectRead]) -> Itera
             yield from done if done is not None else _get(store, request)
 
 
-def _looked_up(ledger: "Ledger", source: str, wanted: Iterable[Wanted]) -> Iterator[_Request | ObjectRead]:
+def _looked_up(ledger: LocationLookups, source: str, wanted: Iterable[Wanted]) -> Iterator[_Request | ObjectRead]:
     """Look up what is wanted, and yield what to read; what needs no reading is yielded as it is."""
     numbered = enumerate(wanted)
     while some := list(islice(numbered, LOOKUP_KEYS)):
@@ -234,14 +234,14 @@ def _merged(parts: Iterable[_Part]) -> Iterator[_Request]:
         yield _Request(start_byte, end_byte, taken)
 
 
-def _try_small(store: ChunkStore, request: _Request | ObjectRead) -> tuple[_Request | ObjectRead, Sequence[ObjectRead] | None]:
+def _try_small(store: ChunkReader, request: _Request | ObjectRead) -> tuple[_Request | ObjectRead, Sequence[ObjectRead] | None]:
     """Return what a request gives; None where it is so large that memory would not hold several at once."""
     if isinstance(request, ObjectRead) or request.end_byte - request.start_byte > REQUEST_BYTES:
         return request, None
     return request, _get(store, request)
 
 
-def _get(store: ChunkStore, request: _Request) -> Sequence[ObjectRead]:
+def _get(store: ChunkReader, request: _Request) -> Sequence[ObjectRead]:
     """Return what a request gives. A provider that gives some object wrong is believed nothing that cannot be compared."""
     first, last = request.parts[0].location, request.parts[-1].location
     one = LocatedRange(request.start_byte, request.end_byte, b"", first.chunk, first.posting)
@@ -298,7 +298,7 @@ def _cut_out(part: _Part, body: bytearray, at: int, failed: Mapping[str, CafErro
     return part.read(its, failed, compared=part.is_compared)
 
 
-def _alone(store: ChunkStore, part: _Part) -> ObjectRead:
+def _alone(store: ChunkReader, part: _Part) -> ObjectRead:
     """Read one object or range as if it alone were asked for."""
     location, begin, end = part.location, part.start_byte, part.end_byte
     try:
@@ -317,7 +317,7 @@ def _is_unread(read: ObjectRead) -> bool:
     return read.error is not None and not read.error.permanent
 
 
-def _again(store: ChunkStore, read: ObjectRead) -> ObjectRead:
+def _again(store: ChunkReader, read: ObjectRead) -> ObjectRead:
     """Read alone what could not be read with its neighbours."""
     assert read.location
     return _alone(store, _Part(read.number, read.location, read.start_byte, read.end_byte))

@@ -15,7 +15,7 @@ from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.bulk import in_order, is_small, read_located
 from caf_pipeline.retrieval.reader import Found
 from caf_pipeline.retrieval.side_by_side import side_by_side
-from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.store.protocol import ChunkReader
 
 UNREAD_IN_A_ROW: Final = 50
 """After so many objects that no provider could give, the network is away: to ask for a million more would tell nothing."""
@@ -39,7 +39,7 @@ class CheckedObject:
     failed: Mapping[str, CafError] = field(default_factory=dict)
 
 
-def check_objects(locations: Iterable[Location], store: ChunkStore) -> Iterator[CheckedObject]:
+def check_objects(locations: Iterable[Location], store: ChunkReader) -> Iterator[CheckedObject]:
     """Read each object whole, and yield what was found, in order; small ones that lie close together by one request.
 
     Memory: what `BATCH_OBJECTS` locations take, and what is read at once: 16 requests of 8 MiB, a piece of each larger object.
@@ -57,7 +57,7 @@ def check_objects(locations: Iterable[Location], store: ChunkStore) -> Iterator[
             )
 
 
-def _checked(locations: Iterator[Location], store: ChunkStore) -> Iterator[CheckedObject]:
+def _checked(locations: Iterator[Location], store: ChunkReader) -> Iterator[CheckedObject]:
     while batch := list(islice(locations, BATCH_OBJECTS)):
         # What was read and compared is not held until its turn comes.
         small = in_order(replace(read, given=b"") for read in read_located(store, filter(is_small, batch)))
@@ -70,7 +70,7 @@ def _checked(locations: Iterator[Location], store: ChunkStore) -> Iterator[Check
                 yield next(large)
 
 
-def _check(store: ChunkStore, location: Location) -> CheckedObject:
+def _check(store: ChunkReader, location: Location) -> CheckedObject:
     try:
         return CheckedObject(location, failed=Found(location, store).compare())
     except (StoreError, IntegrityError) as error:

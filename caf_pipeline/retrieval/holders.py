@@ -9,7 +9,7 @@ from typing import Final
 
 from caf_pipeline.errors import CafError, IntegrityError, ObjectMissing, StoreError, StoreUnreachable
 from caf_pipeline.ledger.records import LocatedRange, Location
-from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.ahead import use_behind
 
 ALONE_BYTES: Final = 4 << 20
@@ -29,7 +29,7 @@ class RangeHolders:
         failed: the last error of each provider that did not give it right.
     """
 
-    def __init__(self, one: LocatedRange, store: ChunkStore, key: str) -> None:
+    def __init__(self, one: LocatedRange, store: ChunkReader, key: str) -> None:
         self.size_bytes = one.end_byte - one.start_byte
         self.failed: dict[str, CafError] = {}
         self._one = one
@@ -141,7 +141,7 @@ def not_given(what: str, failed: Mapping[str, CafError]) -> CafError:
     return ObjectMissing(message, hint="'caf repair' stores its chunk again")
 
 
-def holders_of(location: Location, store: ChunkStore) -> list[RangeHolders]:
+def holders_of(location: Location, store: ChunkReader) -> list[RangeHolders]:
     """Return the ranges that an object is made of, in order, with who holds them; nobody is asked yet.
 
     Raises:

@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote_from_bytes
 
 from caf_pipeline.inventory.objects import VERSION_MARK, can_be_stored, is_supported
+from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import Location
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import Ledger
 
 PAGE_KEYS: Final = 1000
 """Of one question; S3 lists as many."""
@@ -38,7 +36,7 @@ def is_current(location: Location) -> bool:
 
 
 def list_objects(
-    ledger: "Ledger", source: str, prefix: str = "", *, wanted: Wanted = every, as_of: datetime | None = None
+    ledger: LocationLookups, source: str, prefix: str = "", *, wanted: Wanted = every, as_of: datetime | None = None
 ) -> Iterator[Location]:
     """Yield the object of each key that begins with `prefix`, where it is `wanted`; as of a time, what is known up to it.
 
@@ -51,7 +49,7 @@ def list_objects(
 
 
 def list_level(
-    ledger: "Ledger", source: str, prefix: str = "", *, wanted: Wanted = every, as_of: datetime | None = None
+    ledger: LocationLookups, source: str, prefix: str = "", *, wanted: Wanted = every, as_of: datetime | None = None
 ) -> Iterator[Location | str]:
     """Yield what is below `prefix` up to the next '/', as S3 lists with a delimiter: objects, and common prefixes as text.
 
@@ -74,7 +72,7 @@ def list_level(
                     pages.skip(group)
 
 
-def list_versions(ledger: "Ledger", source: str, entries: Iterable[Location | str]) -> Iterator[Location | str]:
+def list_versions(ledger: LocationLookups, source: str, entries: Iterable[Location | str]) -> Iterator[Location | str]:
     """Yield what `list_level` or `list_objects` yields, and behind each object the older versions of its key, newer first."""
     listed = iter(entries)
     while page := list(islice(listed, PAGE_KEYS)):
@@ -86,7 +84,7 @@ def list_versions(ledger: "Ledger", source: str, entries: Iterable[Location | st
                 yield entry
 
 
-def list_named_versions(ledger: "Ledger", source: str, prefix: str = "") -> Iterator[Location]:
+def list_named_versions(ledger: LocationLookups, source: str, prefix: str = "") -> Iterator[Location]:
     """Yield every version of each key below a prefix under its own key, as members of a chunk are named.
 
     An older version of `key` is `key~caf-v-<version>`; `~` is appended while an archived key has that name.
@@ -110,7 +108,7 @@ def list_named_versions(ledger: "Ledger", source: str, prefix: str = "") -> Iter
                 yield replace(location, row=replace(location.row, key=next(named)))
 
 
-def count_not_archived(ledger: "Ledger", source: str, prefix: str) -> tuple[int, int]:
+def count_not_archived(ledger: LocationLookups, source: str, prefix: str) -> tuple[int, int]:
     """Return how many objects below a prefix are still to be archived, and how many were skipped: what no listing has."""
     try:
         raw = prefix.encode("utf-8", "surrogateescape")  # as names of the operating system are
@@ -124,7 +122,7 @@ def count_not_archived(ledger: "Ledger", source: str, prefix: str) -> tuple[int,
 class _Pages:
     """The keys of a source that begin with a prefix, a page at a time."""
 
-    def __init__(self, ledger: "Ledger", source: str, prefix: str) -> None:
+    def __init__(self, ledger: LocationLookups, source: str, prefix: str) -> None:
         self._ledger = ledger
         self._source = source
         self._start: str | None = prefix if not prefix or can_be_stored(prefix) else None

@@ -21,21 +21,19 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Final, Self
+from typing import IO, Final, Self
 
 from caf_pipeline.errors import ArchiveError, ArchiveLimitReached, CafError, SettingsError, StagingError, UsageError
 from caf_pipeline.formats.clps import FIRST_READ_BYTES, HEADER_BYTES, begins_as_archive, read_metadata, read_times
+from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.listing import PAGE_KEYS, list_objects
 from caf_pipeline.retrieval.object_ranges import ObjectRanges
 from caf_pipeline.retrieval.reader import Found
 from caf_pipeline.retrieval.side_by_side import side_by_side
-from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.child_environment import child_environment
 from caf_pipeline.system.folder_lock import writing_into
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import Ledger
 
 FOLDER_PREFIX: Final = ".searching-"
 
@@ -194,7 +192,7 @@ class LogSearch:
 
     # --- which objects ---------------------------------------------------------------------------------------------
 
-    def search(self, ledger: "Ledger", store: ChunkStore, source: str, prefix: str) -> Iterator[SearchedLog]:
+    def search(self, ledger: LocationLookups, store: ChunkReader, source: str, prefix: str) -> Iterator[SearchedLog]:
         """Yield what comes of each log below a prefix that may have records of the period, in the order of the keys.
 
         Several are fetched and searched at once. The matches of one are to be taken before the next is asked for.
@@ -209,7 +207,7 @@ class LogSearch:
                 if log is not None:
                     yield log
 
-    def _picked(self, ledger: "Ledger", source: str, prefix: str) -> Iterator[tuple[Location, bool]]:
+    def _picked(self, ledger: LocationLookups, source: str, prefix: str) -> Iterator[tuple[Location, bool]]:
         """Yield the objects that are, or may be, logs of the period, and whether they are known to be."""
         listed = list_objects(ledger, source, prefix)
         while page := list(islice(listed, PAGE_KEYS)):
@@ -224,7 +222,7 @@ class LogSearch:
                 elif number in times and self._period.meets(*times[number]):
                     yield one, True
 
-    def _begin(self, store: ChunkStore, picked: tuple[Location, bool]) -> SearchedLog | None:
+    def _begin(self, store: ChunkReader, picked: tuple[Location, bool]) -> SearchedLog | None:
         """Fetch an object and start its search; None where it turns out to be no log of the period."""
         location, is_known = picked
         found = Found(location, store)

@@ -10,25 +10,23 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, parse_footer
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import ArchiveError, CafError, IntegrityError, NoChainAnswer, StagingError, StoreError, StoreUnreachable
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, open_manifest, row_identity
+from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import Chunk, posting_of
 from caf_pipeline.packing.chunk_reader import ChunkFile, RemoteSource, StagedSource
 from caf_pipeline.packing.staging import proof_type_of
 from caf_pipeline.retrieval.holders import REPAIR, not_given
 from caf_pipeline.retrieval.remote_chunk import AgreedSource, CopiesDiffer, fetch_manifest
 from caf_pipeline.source.protocol import ObjectHeaders
-from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.folder_lock import alone_in, writing_into
 from caf_pipeline.system.quantities import show_size
 from caf_pipeline.waits import Waits
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import Ledger
 
 MANIFESTS_BYTES: Final = 4 << 30
 """Of manifests that are kept on the disk, at some 100 bytes an object: those of 40 million objects. Objects come in the order of
@@ -97,8 +95,8 @@ class Manifests:
 
     def __init__(
         self,
-        ledger: "Ledger",
-        store: ChunkStore,
+        ledger: LocationLookups,
+        store: ChunkReader,
         folder: Path,
         *,
         staged: Callable[[Chunk], Path | None] = lambda chunk: None,

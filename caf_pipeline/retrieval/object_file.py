@@ -17,7 +17,7 @@ from typing_extensions import Buffer
 from caf_pipeline.errors import CafError, IntegrityError
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.holders import RangeHolders, holders_of, pieces_between
-from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.store.protocol import ChunkReader
 
 IN_MEMORY_BYTES: Final = 8 << 20
 """An object is compared in memory up to this size, in a temporary file or as it passes beyond it."""
@@ -49,7 +49,7 @@ class ObjectFile(io.RawIOBase):
     Raises on reading: ObjectMissing, StoreUnreachable, IntegrityError; of a stream, again on each reading until a `seek`.
     """
 
-    def __init__(self, location: Location, store: ChunkStore) -> None:
+    def __init__(self, location: Location, store: ChunkReader) -> None:
         """Prepare to read; raises IntegrityError where the parts of the object are not as long as it is."""
         self.location = location
         self._ranges = holders_of(location, store)

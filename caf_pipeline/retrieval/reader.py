@@ -14,19 +14,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, Final
 
 from caf_pipeline.chunk_state import CLAIMING
 from caf_pipeline.errors import CafError, NotLocated, UsageError
 from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import Location, NotArchived
 from caf_pipeline.retrieval.holders import holders_of
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES, ObjectFile, cut
-from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.atomic_files import WholeFile
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import Ledger
 
 PIECE_BYTES: Final = 1 << 20
 
@@ -47,7 +45,7 @@ class Found:
     """
 
     location: Location
-    store: ChunkStore
+    store: ChunkReader
     folder: Path | None = None
 
     @property
@@ -111,8 +109,8 @@ class Found:
 
 
 def fetch(
-    ledger: "Ledger",
-    store: ChunkStore,
+    ledger: LocationLookups,
+    store: ChunkReader,
     source: str,
     key: str,
     object_version: str | None = None,
@@ -144,7 +142,7 @@ def fetch(
 
 
 def not_located(
-    ledger: "Ledger", source: str, key: str, object_version: str | None = None, *, as_of: datetime | None = None
+    ledger: LocationLookups, source: str, key: str, object_version: str | None = None, *, as_of: datetime | None = None
 ) -> NotLocated:
     """Return the error of a key, or of a version of one, that has no location: it says what is known of it."""
     known = ledger.not_archived(source, key)
@@ -173,7 +171,7 @@ def _shown(moment: datetime) -> str:
         return moment.isoformat(" ")
 
 
-def no_source(ledger: "Ledger", source: str) -> NotLocated | None:
+def no_source(ledger: LocationLookups, source: str) -> NotLocated | None:
     """Return the error of a source that the ledger does not know; None where it does."""
     if source in (sources := ledger.sources()):
         return None

@@ -22,7 +22,7 @@ import pyarrow as pa
 from caf_pipeline.errors import CafError, IntegrityError, StoreError
 from caf_pipeline.ledger.records import LocatedRange, Location
 from caf_pipeline.retrieval.holders import not_given
-from caf_pipeline.store.protocol import ChunkStore, Posting
+from caf_pipeline.store.protocol import ChunkReader, Posting
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.parquet import ROWS_PER_GROUP, translate_errors, write_whole
 
@@ -72,7 +72,7 @@ class Reference:
     last_modified: datetime
 
 
-def write_references(locations: Iterable[Location], store: ChunkStore, path: Path) -> ReferenceSums:
+def write_references(locations: Iterable[Location], store: ChunkReader, path: Path) -> ReferenceSums:
     """Write references to a file, JSON or Parquet by its name; it appears when it is whole. Memory does not grow with objects.
 
     Where a link is, what it leads to is written.
@@ -104,7 +104,7 @@ def _without_parts(locations: Iterable[Location], sums: ReferenceSums) -> Iterat
             sums.in_parts += 1
 
 
-def _references(locations: Iterable[Location], store: ChunkStore, sums: ReferenceSums) -> Iterator[Reference]:
+def _references(locations: Iterable[Location], store: ChunkReader, sums: ReferenceSums) -> Iterator[Reference]:
     urls: dict[Posting, str] = {}
     for location in locations:
         row, ranges = location.row, location.ranges
@@ -118,7 +118,7 @@ def _references(locations: Iterable[Location], store: ChunkStore, sums: Referenc
             yield Reference(row.key, part, len(ranges), url, one.start_byte, size, one.sha256, row.last_modified)
 
 
-def _url(one: LocatedRange, store: ChunkStore) -> str:
+def _url(one: LocatedRange, store: ChunkReader) -> str:
     """Return where a chunk can be read: at a provider that gives this object of it right now, or a byte of a larger one."""
     failed: dict[str, CafError] = {}
     size_bytes, urls = one.end_byte - one.start_byte, store.urls(one.posting)

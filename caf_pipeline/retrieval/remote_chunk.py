@@ -45,7 +45,7 @@ from caf_pipeline.ledger.records import RemoteChunk
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile
 from caf_pipeline.packing.samples import samples_of
 from caf_pipeline.packing.sink import staging_error
-from caf_pipeline.store.protocol import ChunkStore, Copy, PostedFile, Posting, Sample
+from caf_pipeline.store.protocol import ChunkReader, Copy, PostedFile, Posting, Sample
 
 PIECE_BYTES: Final = 4 << 20
 """What is read from each copy before the next piece: two of them are in memory at once."""
@@ -83,7 +83,7 @@ class AgreedSource:
         wrong: what was found to be wrong with a copy, by provider; it is asked no more.
     """
 
-    def __init__(self, store: ChunkStore, posting: Posting, providers: Sequence[str], *, proof_type: int | None = None) -> None:
+    def __init__(self, store: ChunkReader, posting: Posting, providers: Sequence[str], *, proof_type: int | None = None) -> None:
         """Take the copies to read; with the file's `proof_type`, those that differ are read whole to find which are wrong."""
         self.providers = list(dict.fromkeys(providers))
         self.silent: dict[str, str] = {}

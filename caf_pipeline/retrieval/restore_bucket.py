@@ -21,7 +21,7 @@ from caf_pipeline.retrieval.reader import Found
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome
 from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.source.protocol import KeyTaken, ObjectHeaders, ObjectTarget, ObjectThere
-from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.files_below import NotRestored
 
 OBJECTS_AT_ONCE: Final = 2_000
@@ -35,7 +35,7 @@ and its bytes where they were read."""
 class RestoreBucket:
     """A `RestoreTarget`: each object appears when its bytes were compared, both here and by S3."""
 
-    def __init__(self, bucket: ObjectTarget, store: ChunkStore, manifests: Manifests, *, force: bool, dry_run: bool) -> None:
+    def __init__(self, bucket: ObjectTarget, store: ChunkReader, manifests: Manifests, *, force: bool, dry_run: bool) -> None:
         self._bucket = bucket
         self._store = store
         self._manifests = manifests

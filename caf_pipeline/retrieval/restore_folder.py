@@ -17,7 +17,7 @@ from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
 from caf_pipeline.retrieval.reader import PIECE_BYTES, Found
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome
 from caf_pipeline.retrieval.side_by_side import side_by_side
-from caf_pipeline.store.protocol import ChunkStore
+from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.files_below import FilesBelow, NameRefused, NotRestored, UnfinishedFile
 
 BATCH_BYTES: Final = 64 << 20
@@ -36,7 +36,7 @@ LARGE_AT_ONCE: Final = 4
 class RestoreFolder:
     """A `RestoreTarget`: each file appears when it is whole and compared, with the object's LastModified as its mtime."""
 
-    def __init__(self, files: FilesBelow | None, store: ChunkStore, *, force: bool, dry_run: bool) -> None:
+    def __init__(self, files: FilesBelow | None, store: ChunkReader, *, force: bool, dry_run: bool) -> None:
         """Take the folder, which no other process restores into; None in a dry run where there is no such folder."""
         self._files = files
         self._store = store

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError
 from caf_pipeline.inventory.manifest import PartLocation
 from caf_pipeline.ledger.records import Chunk, Location, LocationRow, posting_of
 from caf_pipeline.retrieval.reader import Found, fetch
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, ChunkAccount, ChunkAuditor
 from caf_pipeline.steps.chunk_steps import open_chunk
 from caf_pipeline.system.quantities import counted
@@ -30,15 +30,15 @@ class FetchedMembers:
     mismatched: Sequence[str]
 
 
-def account_for_chunk(work: Workplace, name: str) -> ChunkAccount:
+def account_for_chunk(context: RunContext, name: str) -> ChunkAccount:
     """Hold the chunk against its part of the plan: the same objects in the same order, each at the range that it claims."""
-    chunk = work.ledger.chunk(name)
+    chunk = context.ledger.chunk(name)
     if chunk.state is ChunkState.EMPTY:
         return _account_for_empty(chunk)
     if chunk.state is ChunkState.WITHDRAWN:
         return ChunkAccount(chunk.object_count, 0, 0, chunk.object_count, "")
     try:
-        chunk_file = open_chunk(work, chunk)
+        chunk_file = open_chunk(context, chunk)
         account = ChunkAuditor(chunk, chunk_file)
         for batch in chunk_file.manifest().batches(ACCOUNT_COLUMNS):
             account.take(batch)
@@ -55,34 +55,36 @@ def _account_for_empty(chunk: Chunk) -> ChunkAccount:
     return ChunkAccount(chunk.object_count, 0, chunk.skipped_count, chunk.released_count, explanation)
 
 
-def fetch_members(work: Workplace, name: str, *, members: int = 20) -> FetchedMembers:
+def fetch_members(context: RunContext, name: str, *, members: int = 20) -> FetchedMembers:
     """Fetch this many members (or all of fewer), chosen again each time, as a user would, and compare their SHA-256."""
-    chunk = work.ledger.chunk(name)
+    chunk = context.ledger.chunk(name)
     if chunk.state in CLAIMING:
         return FetchedMembers(0, [f"none: the chunk is {chunk.state}, and not located"])
     if not chunk.member_count or chunk.state is ChunkState.WITHDRAWN:
         return FetchedMembers(0, [])
     try:
-        return _fetch_members(work, chunk, members)
+        return _fetch_members(context, chunk, members)
     except CafError as error:
         if not error.permanent:
             raise
         return FetchedMembers(min(members, chunk.member_count), [f"all of {name} ({error})"])
 
 
-def _fetch_members(work: Workplace, chunk: Chunk, members: int) -> FetchedMembers:
+def _fetch_members(context: RunContext, chunk: Chunk, members: int) -> FetchedMembers:
     chosen = random.SystemRandom().sample(range(chunk.member_count), min(members, chunk.member_count))
     mismatched = []
     first = 0  # of the batch, among the members
-    manifest = open_chunk(work, chunk).manifest()
+    manifest = open_chunk(context, chunk).manifest()
     if part := manifest.part():
-        return FetchedMembers(1, _mismatched_part(work, chunk, part))
+        return FetchedMembers(1, _mismatched_part(context, chunk, part))
     for batch in manifest.locations():
         here = sorted(number - first for number in chosen if first <= number < first + batch.num_rows)
         first += batch.num_rows
         for row in batch.take(pa.array(here, pa.int64())).to_pylist():
             try:
-                found = fetch(work.ledger, work.store, work.source, row["key"], row["object_version"], folder=work.staging())
+                found = fetch(
+                    context.ledger, context.store, context.source, row["key"], row["object_version"], folder=context.staging()
+                )
                 digest = hashlib.sha256()
                 for piece in found.pieces:
                     digest.update(piece)
@@ -95,13 +97,13 @@ def _fetch_members(work: Workplace, chunk: Chunk, members: int) -> FetchedMember
     return FetchedMembers(len(chosen), mismatched)
 
 
-def _mismatched_part(work: Workplace, chunk: Chunk, part: PartLocation) -> Sequence[str]:
+def _mismatched_part(context: RunContext, chunk: Chunk, part: PartLocation) -> Sequence[str]:
     """Read the part that a chunk has through the store; return its key where the bytes differ."""
     row = LocationRow(
         part.key, part.object_version, part.version_id, part.start_byte, part.end_byte, part.etag, part.last_modified, part.sha256
     )
     try:
-        Found(Location(row, chunk.name, posting_of(chunk)), work.store).compare()
+        Found(Location(row, chunk.name, posting_of(chunk)), context.store).compare()
     except CafError as error:
         if not error.permanent:
             raise

@@ -12,11 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from caf_pipeline.caf.merkle import merkle_roots
 from caf_pipeline.chunk_state import BEGUN_NOT_POSTED, CLAIMING, ChunkState, has_reached, unparked_state
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
     CafError,
     ChunkTooLarge,
@@ -28,6 +26,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import count_chunk_objects
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Chunk, Seal, Skip, chunk_lease, posting_of
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile, RemoteSource, StagedSource, skips_of
 from caf_pipeline.packing.pack_chunk import pack_again
@@ -50,13 +49,11 @@ from caf_pipeline.packing.staging import (
     staged_path,
     was_packed_by,
 )
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, REPORT_COLUMNS, ChunkAuditor, ManifestReport
 from caf_pipeline.steps.first_plan import refuse_unknown
 from caf_pipeline.store.protocol import ChunkToStore, Copy, Lease, Posting
 from caf_pipeline.system.quantities import counted
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.postgres import Ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,79 +96,79 @@ class VerifyReport:
 # --- caf_chunk -----------------------------------------------------------------------------------------------------
 
 
-def load_batch(work: Workplace, name: str) -> Chunk:
+def load_batch(context: RunContext, name: str) -> Chunk:
     """Take the chunk's part of the plan: planned → packing, after the plan's files were found to hold what was claimed.
 
     Raises:
         What `ChunkStore.admit` raises: the store would not take a chunk of the expected size, so that it is not packed.
         StoredAlready: the store has posts of the source that the ledger does not know.
     """
-    with lease_chunk(work, name) as lease:
-        chunk = _wanted(work, lease, _workable(work, name))
+    with lease_chunk(context, name) as lease:
+        chunk = _wanted(context, lease, _workable(context, name))
         if chunk.state not in (ChunkState.PLANNED, ChunkState.PACKING):
             return chunk
-        refuse_unknown(work)
+        refuse_unknown(context)
         planned = count_chunk_objects(Path(chunk.plan_folder), chunk.number)
         if planned != chunk.object_count:
             raise CafError(
                 f"the plan of chunk {name} lists {counted(planned, 'object')}, the ledger {chunk.object_count}",
                 hint=f"the folder {chunk.plan_folder} is not the one that was written; restore it or withdraw the chunk",
             )
-        if read_packed(work, name) is None:
+        if read_packed(context, name) is None:
             try:
-                _ask_store(work, chunk, chunk.expected_size_bytes, waiting_in=BEGUN_NOT_POSTED)
+                _ask_store(context, chunk, chunk.expected_size_bytes, waiting_in=BEGUN_NOT_POSTED)
             except ChunkTooLarge as error:
-                raise _withdrawn_as_too_large(work, lease, chunk, error) from error
-        work.ledger.move(lease, name, chunk.state, ChunkState.PACKING)
-        return work.ledger.chunk(name)
+                raise _withdrawn_as_too_large(context, lease, chunk, error) from error
+        context.ledger.move(lease, name, chunk.state, ChunkState.PACKING)
+        return context.ledger.chunk(name)
 
 
-def pack_chunk(work: Workplace, name: str) -> Chunk:
+def pack_chunk(context: RunContext, name: str) -> Chunk:
     """Pack the chunk into a staged file, unless that is done; what was lost from staging since is packed again."""
-    with lease_chunk(work, name) as lease:
-        chunk = _wanted(work, lease, _workable(work, name))
+    with lease_chunk(context, name) as lease:
+        chunk = _wanted(context, lease, _workable(context, name))
         if chunk.state is ChunkState.PLANNED:
             raise CafError(f"chunk {name} was not loaded yet", hint="run the partition from its first step")
-        if chunk.state is ChunkState.PACKING and read_packed(work, name) is None:
-            pack_again(work, lease, chunk)
-        return _restored(work, lease, chunk)
+        if chunk.state is ChunkState.PACKING and read_packed(context, name) is None:
+            pack_again(context, lease, chunk)
+        return _restored(context, lease, chunk)
 
 
-def seal_chunk(work: Workplace, name: str) -> SealReport:
+def seal_chunk(context: RunContext, name: str) -> SealReport:
     """Check the packed file, take its samples, give it its final name: packing → sealed, or → empty."""
-    with lease_chunk(work, name) as lease:
-        chunk = _wanted(work, lease, _workable(work, name))
+    with lease_chunk(context, name) as lease:
+        chunk = _wanted(context, lease, _workable(context, name))
         manifest = ManifestReport()
         if chunk.state is ChunkState.PACKING:
-            if read_packed(work, name) is None:
-                pack_again(work, lease, chunk)
-            manifest = _seal(work, lease, chunk)
+            if read_packed(context, name) is None:
+                pack_again(context, lease, chunk)
+            manifest = _seal(context, lease, chunk)
         elif has_reached(chunk.state, ChunkState.SEALED):
-            for batch in open_chunk(work, chunk).manifest().batches(REPORT_COLUMNS):
+            for batch in open_chunk(context, chunk).manifest().batches(REPORT_COLUMNS):
                 manifest.take(batch)
-        remove_packing(work, name)  # also where a run was killed between the seal and this
-        return _seal_report(work, work.ledger.chunk(name), manifest)
+        remove_packing(context, name)  # also where a run was killed between the seal and this
+        return _seal_report(context, context.ledger.chunk(name), manifest)
 
 
-def _ask_store(work: Workplace, chunk: Chunk, size_bytes: int, *, waiting_in: Sequence[ChunkState]) -> None:
+def _ask_store(context: RunContext, chunk: Chunk, size_bytes: int, *, waiting_in: Sequence[ChunkState]) -> None:
     """Raise what would keep the store from taking the chunk, beside the ledger's other chunks in these states."""
-    waiting_bytes = bytes_to_post(work.ledger, waiting_in, beside={chunk.name})
-    work.store.admit(public=work.source_settings.public, stored_size_bytes=size_bytes, waiting_bytes=waiting_bytes)
+    waiting_bytes = bytes_to_post(context.ledger, waiting_in, beside={chunk.name})
+    context.store.admit(public=context.source_settings.public, stored_size_bytes=size_bytes, waiting_bytes=waiting_bytes)
 
 
-def bytes_to_post(ledger: "Ledger", states: Sequence[ChunkState], beside: Collection[str] = ()) -> int:
+def bytes_to_post(ledger: Ledger, states: Sequence[ChunkState], beside: Collection[str] = ()) -> int:
     """Return the stored bytes, or those expected, of one copy of all sources' chunks in these states, but for some."""
     chunks = ledger.chunks(states=states)
     return sum(one.stored_size_bytes or one.expected_size_bytes for one in chunks if one.name not in beside)
 
 
-def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ManifestReport:
+def _seal(context: RunContext, lease: Lease, chunk: Chunk) -> ManifestReport:
     """Seal what was packed, in one pass over its manifest.
 
     Raises:
         IntegrityError: the packed file does not account for the plan; nothing was sealed.
     """
-    found = read_packed(work, chunk.name)
+    found = read_packed(context, chunk.name)
     if found is None:
         raise StagingError(
             f"the packed file of chunk {chunk.name} is gone or damaged", hint="run the partition again: it is packed again"
@@ -181,15 +178,15 @@ def _seal(work: Workplace, lease: Lease, chunk: Chunk) -> ManifestReport:
     seal = replace(packed, samples=samples)
     lease.check()
     if packed.member_count:
-        file = give_final_name(work, chunk.name, file)
+        file = give_final_name(context, chunk.name, file)
     chunk_file = ChunkFile(StagedSource(file), chunk.name)
     account, report = ChunkAuditor(chunk, chunk_file), ManifestReport()
     skips = _accounted_skips(chunk_file, seal, account, report)
-    work.ledger.seal(lease, chunk.name, seal, skips, account.released() if packed.released_count else ())
+    context.ledger.seal(lease, chunk.name, seal, skips, account.released() if packed.released_count else ())
     if not packed.member_count:
-        work.ended(ChunkState.EMPTY)
-        remove_unsealed(work, chunk.name)
-        work.ledger.release_staging(chunk.name)
+        context.ended(ChunkState.EMPTY)
+        remove_unsealed(context, chunk.name)
+        context.ledger.release_staging(chunk.name)
     return report
 
 
@@ -211,12 +208,12 @@ def _accounted_skips(chunk_file: ChunkFile, seal: Seal, account: ChunkAuditor, r
         )
 
 
-def _seal_report(work: Workplace, chunk: Chunk, manifest: ManifestReport) -> SealReport:
-    record = read_record(work, chunk.name) or {"seconds": 0.0, "fetched_bytes": 0, "resumed_bytes": 0, "not_resumed": ""}
+def _seal_report(context: RunContext, chunk: Chunk, manifest: ManifestReport) -> SealReport:
+    record = read_record(context, chunk.name) or {"seconds": 0.0, "fetched_bytes": 0, "resumed_bytes": 0, "not_resumed": ""}
     seconds = float(record["seconds"])
     return SealReport(
         chunk=chunk,
-        fill=chunk.caf_size_bytes / work.source_settings.target_size if chunk.member_count else 0.0,
+        fill=chunk.caf_size_bytes / context.source_settings.target_size if chunk.member_count else 0.0,
         seconds=seconds,
         bytes_per_second=record["fetched_bytes"] / seconds if seconds else 0.0,
         skipped=manifest.skipped,
@@ -229,34 +226,34 @@ def _seal_report(work: Workplace, chunk: Chunk, manifest: ManifestReport) -> Sea
 # --- stored_chunk --------------------------------------------------------------------------------------------------
 
 
-def post_file(work: Workplace, name: str) -> Chunk:
+def post_file(context: RunContext, name: str) -> Chunk:
     """Announce the chunk to the store: sealed → posting → posted.
 
     Raises:
         ChunkTooLarge: no provider takes so much; the chunk is withdrawn, and the next plan has its objects in smaller ones.
         And what else `ChunkStore.post` raises.
     """
-    with lease_chunk(work, name) as lease:
+    with lease_chunk(context, name) as lease:
         chunk = _reached(
-            _restored(work, lease, _wanted(work, lease, _workable(work, name)), to_be_posted=True), ChunkState.SEALED
+            _restored(context, lease, _wanted(context, lease, _workable(context, name)), to_be_posted=True), ChunkState.SEALED
         )
         if chunk.state in (ChunkState.SEALED, ChunkState.POSTING):
-            refuse_unknown(work)
+            refuse_unknown(context)
         if chunk.state is ChunkState.SEALED:
-            chunk = _with_root_of_type(work, lease, chunk, work.store.proof_type)
+            chunk = _with_root_of_type(context, lease, chunk, context.store.proof_type)
             try:
                 # Not beside those that are still packed: each would then wait for the others, and none be posted.
-                _ask_store(work, chunk, chunk.stored_size_bytes, waiting_in=[ChunkState.POSTING])
+                _ask_store(context, chunk, chunk.stored_size_bytes, waiting_in=[ChunkState.POSTING])
             except ChunkTooLarge as error:
-                raise _withdrawn_as_too_large(work, lease, chunk, error) from error
-            work.ledger.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
-            chunk = work.ledger.chunk(name)
+                raise _withdrawn_as_too_large(context, lease, chunk, error) from error
+            context.ledger.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
+            chunk = context.ledger.chunk(name)
         if chunk.state is ChunkState.POSTING:
-            return _post(work, lease, chunk)
+            return _post(context, lease, chunk)
         return chunk
 
 
-def _with_root_of_type(work: Workplace, lease: Lease, chunk: Chunk, proof_type: int) -> Chunk:
+def _with_root_of_type(context: RunContext, lease: Lease, chunk: Chunk, proof_type: int) -> Chunk:
     """Return a sealed chunk with a root of this type, taken of its staged bytes, which stay what they are.
 
     Raises:
@@ -264,35 +261,35 @@ def _with_root_of_type(work: Workplace, lease: Lease, chunk: Chunk, proof_type: 
     """
     if chunk.proof_type == proof_type:
         return chunk
-    path = staged_path(work, chunk.name)
+    path = staged_path(context, chunk.name)
     sealed, root = merkle_roots(path, proof_type_of(chunk), proof_type)
     if sealed != chunk.merkle_root:
         raise IntegrityError(
             f"the staged file of chunk {chunk.name} is not what was sealed", hint="run the partition again: it is packed again"
         )
-    work.ledger.record_root(lease, chunk.name, root, proof_type, samples_of(StagedSource(path), chunk.stored_size_bytes, root))
-    return work.ledger.chunk(chunk.name)
+    context.ledger.record_root(lease, chunk.name, root, proof_type, samples_of(StagedSource(path), chunk.stored_size_bytes, root))
+    return context.ledger.chunk(chunk.name)
 
 
-def _with_type_set_now(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
+def _with_type_set_now(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
     """Return a chunk in `posting` with a root of the type that is set now, if it is known never to have been posted.
 
     What was posted goes on as it is. A staged file that is lost is packed to its root first.
     """
-    if chunk.state is not ChunkState.POSTING or chunk.proof_type == work.store.proof_type:
+    if chunk.state is not ChunkState.POSTING or chunk.proof_type == context.store.proof_type:
         return chunk
-    if work.store.posted_already(to_store(work, chunk), work.ledger.transactions(work.holder)) is not None:
+    if context.store.posted_already(to_store(context, chunk), context.ledger.transactions(context.holder)) is not None:
         return chunk
-    if not staged_is_whole(work, chunk):
-        remove_staged(staged_path(work, chunk.name))
-        if not repeat_packing(work, lease, chunk):
+    if not staged_is_whole(context, chunk):
+        remove_staged(staged_path(context, chunk.name))
+        if not repeat_packing(context, lease, chunk):
             return chunk
-    return _with_root_of_type(work, lease, chunk, work.store.proof_type)
+    return _with_root_of_type(context, lease, chunk, context.store.proof_type)
 
 
-def _withdrawn_as_too_large(work: Workplace, lease: Lease, chunk: Chunk, error: ChunkTooLarge) -> ChunkTooLarge:
+def _withdrawn_as_too_large(context: RunContext, lease: Lease, chunk: Chunk, error: ChunkTooLarge) -> ChunkTooLarge:
     """Withdraw a chunk that no provider takes, before it is posted; return the error that says so."""
-    _withdraw(work, lease, chunk, reason=str(error))
+    _withdraw(context, lease, chunk, reason=str(error))
     return ChunkTooLarge(
         f"chunk {chunk.name} is withdrawn: {error}",
         fitting_bytes=error.fitting_bytes,
@@ -300,27 +297,27 @@ def _withdrawn_as_too_large(work: Workplace, lease: Lease, chunk: Chunk, error: 
     )
 
 
-def _post(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
-    posting = work.store.post(to_store(work, chunk), work.ledger.transactions(work.holder))
-    work.ledger.record_posting(lease, chunk.name, posting)
-    return work.ledger.chunk(chunk.name)
+def _post(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
+    posting = context.store.post(to_store(context, chunk), context.ledger.transactions(context.holder))
+    context.ledger.record_posting(lease, chunk.name, posting)
+    return context.ledger.chunk(chunk.name)
 
 
-def upload_chunk(work: Workplace, name: str) -> UploadReport:
+def upload_chunk(context: RunContext, name: str) -> UploadReport:
     """Bring the stored bytes to the store: posted → uploading."""
-    with lease_chunk(work, name) as lease:
-        chunk = _reached(_restored(work, lease, _workable(work, name)), ChunkState.POSTED)
+    with lease_chunk(context, name) as lease:
+        chunk = _reached(_restored(context, lease, _workable(context, name)), ChunkState.POSTED)
         seconds = 0.0
         if chunk.state in (ChunkState.POSTED, ChunkState.UPLOADING):
-            work.ledger.move(lease, name, chunk.state, ChunkState.UPLOADING)
+            context.ledger.move(lease, name, chunk.state, ChunkState.UPLOADING)
             started = time.monotonic()
-            put_staged(work, lease, work.ledger.chunk(name), posting_of(chunk))
+            put_staged(context, lease, context.ledger.chunk(name), posting_of(chunk))
             seconds = time.monotonic() - started
-        chunk = work.ledger.chunk(name)
+        chunk = context.ledger.chunk(name)
         return UploadReport(chunk, seconds, chunk.stored_size_bytes / seconds if seconds else 0.0)
 
 
-def put_staged(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, *, wrong: Collection[str] = ()) -> None:
+def put_staged(context: RunContext, lease: Lease, chunk: Chunk, posting: Posting, *, wrong: Collection[str] = ()) -> None:
     """Bring the chunk's staged file to the store, in any case to the providers in `wrong`. A lost lease ends the upload.
 
     Where providers say that it is not what was posted, and it is not, it is packed once more and brought then.
@@ -328,160 +325,166 @@ def put_staged(work: Workplace, lease: Lease, chunk: Chunk, posting: Posting, *,
 
     def told(size_bytes: int) -> None:
         lease.check()
-        work.upload_progress(size_bytes)
+        context.upload_progress(size_bytes)
 
     try:
-        work.store.put(posting, staged_path(work, chunk.name), told, wrong=wrong)
+        context.store.put(posting, staged_path(context, chunk.name), told, wrong=wrong)
     except RootRefused as error:
-        if staged_has_root(work, chunk):
+        if staged_has_root(context, chunk):
             hint = "the staged file has the posted root, so that the providers are at fault; run the chunk again later"
             raise RootRefused(str(error), hint=hint) from error
-        remove_staged(staged_path(work, chunk.name))
-        _repeat_or_abandon(work, lease, chunk)
-        work.store.put(posting, staged_path(work, chunk.name), told, wrong=wrong)
+        remove_staged(staged_path(context, chunk.name))
+        _repeat_or_abandon(context, lease, chunk)
+        context.store.put(posting, staged_path(context, chunk.name), told, wrong=wrong)
 
 
-def verify_stored(work: Workplace, name: str) -> VerifyReport:
+def verify_stored(context: RunContext, name: str) -> VerifyReport:
     """Move a chunk from uploading to verified, once enough copies are listed and give all samples back.
 
     Raises:
         NotProven: fewer right copies than required. IntegrityError: fewer, and a copy gives other bytes.
     """
-    with lease_chunk(work, name) as lease:
-        chunk = _workable(work, name)
+    with lease_chunk(context, name) as lease:
+        chunk = _workable(context, name)
         if chunk.state in (ChunkState.EMPTY, ChunkState.WITHDRAWN):
             return VerifyReport(chunk, [], 0)
         posting = posting_of(chunk)
-        copies = work.store.copies(posting)
+        copies = context.store.copies(posting)
         if chunk.state is ChunkState.UPLOADING:
             findings = []
             for copy in copies:
-                work.wait_while_paused(lease.check)
-                findings.append(look_at_copy(work.store, posting, copy, chunk.samples))
+                context.wait_while_paused(lease.check)
+                findings.append(look_at_copy(context.store, posting, copy, chunk.samples))
             copies = [finding.copy for finding in findings if finding.good]
-            if len(copies) < work.store.required_copies:
-                raise too_few_copies(chunk, findings, work.store.required_copies)
-            work.ledger.record_copies(lease, name, copies)
-            return VerifyReport(work.ledger.chunk(name), copies, len(chunk.samples))
+            if len(copies) < context.store.required_copies:
+                raise too_few_copies(chunk, findings, context.store.required_copies)
+            context.ledger.record_copies(lease, name, copies)
+            return VerifyReport(context.ledger.chunk(name), copies, len(chunk.samples))
         return VerifyReport(chunk, copies, 0)
 
 
-def to_store(work: Workplace, chunk: Chunk) -> ChunkToStore:
+def to_store(context: RunContext, chunk: Chunk) -> ChunkToStore:
     """Return a sealed chunk as a store sees it."""
     if chunk.merkle_root is None or chunk.proof_type is None:
         raise CafError(f"chunk {chunk.name} is '{chunk.state}' but has no Merkle root", hint="withdraw it; it is planned again")
     return ChunkToStore(
         name=chunk.name,
         archive_id=chunk.archive_id,
-        public=work.source_settings.public,
+        public=context.source_settings.public,
         stored_size_bytes=chunk.stored_size_bytes,
         proof_type=chunk.proof_type,
         merkle_root=chunk.merkle_root,
     )
 
 
-def _restored(work: Workplace, lease: Lease, chunk: Chunk, *, to_be_posted: bool = False) -> Chunk:
+def _restored(context: RunContext, lease: Lease, chunk: Chunk, *, to_be_posted: bool = False) -> Chunk:
     """Return the chunk with its staged file whole, where the file is still needed; what was lost is packed again.
 
     Before the post it may come out with other members. From then on a plain chunk repeats itself, unless the source has
     changed; then it cannot be completed, and is abandoned.
     """
-    chunk = _with_type_set_now(work, lease, chunk)
+    chunk = _with_type_set_now(context, lease, chunk)
     needed = (ChunkState.SEALED, ChunkState.POSTING, ChunkState.POSTED, ChunkState.UPLOADING)
-    if chunk.state not in needed or (staged_is_whole(work, chunk) and (not to_be_posted or _is_what_was_packed(work, chunk))):
+    if chunk.state not in needed or (
+        staged_is_whole(context, chunk) and (not to_be_posted or _is_what_was_packed(context, chunk))
+    ):
         return chunk
     if chunk.state in (ChunkState.SEALED, ChunkState.POSTING):
-        refuse_unknown(work)  # packed again it may have another root
-    remove_staged(staged_path(work, chunk.name))
+        refuse_unknown(context)  # packed again it may have another root
+    remove_staged(staged_path(context, chunk.name))
     if chunk.state is ChunkState.SEALED:
-        work.ledger.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)
-        chunk = work.ledger.chunk(chunk.name)
-        pack_again(work, lease, chunk)
-        _seal(work, lease, chunk)
-        remove_packing(work, chunk.name)
-        return work.ledger.chunk(chunk.name)
+        context.ledger.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)
+        chunk = context.ledger.chunk(chunk.name)
+        pack_again(context, lease, chunk)
+        _seal(context, lease, chunk)
+        remove_packing(context, chunk.name)
+        return context.ledger.chunk(chunk.name)
     if chunk.state is ChunkState.POSTING:
-        chunk = _post(work, lease, chunk)
-    _repeat_or_abandon(work, lease, chunk)
+        chunk = _post(context, lease, chunk)
+    _repeat_or_abandon(context, lease, chunk)
     return chunk
 
 
-def _is_what_was_packed(work: Workplace, chunk: Chunk) -> bool:
+def _is_what_was_packed(context: RunContext, chunk: Chunk) -> bool:
     """Tell whether the staged file has its root, where it is about to be posted, and paid for, on another run's word.
 
     A run that packed the file itself has just written it; after the post the provider's own root says as much.
     """
-    return chunk.state is not ChunkState.SEALED or was_packed_by(work, chunk) == work.holder.run or staged_has_root(work, chunk)
+    return (
+        chunk.state is not ChunkState.SEALED
+        or was_packed_by(context, chunk) == context.holder.run
+        or staged_has_root(context, chunk)
+    )
 
 
-def _repeat_or_abandon(work: Workplace, lease: Lease, chunk: Chunk) -> None:
+def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
     """Pack a posted chunk once more; where that is impossible, it cannot be completed.
 
     Where it was packed into another folder, its file may still be there, for another machine to go on with.
     """
-    packed_into = next((one for one in work.ledger.reservations() if one.chunk == chunk.name), None)
-    if repeat_packing(work, lease, chunk):
-        path = staged_path(work, chunk.name)
+    packed_into = next((one for one in context.ledger.reservations() if one.chunk == chunk.name), None)
+    if repeat_packing(context, lease, chunk):
+        path = staged_path(context, chunk.name)
         if chunk.merkle_root is not None and not staged_matches(path, chunk.samples):
             # The samples were taken of a file that was damaged between its packing and the seal.
             samples = samples_of(StagedSource(path), chunk.stored_size_bytes, chunk.merkle_root)
-            work.ledger.record_samples(lease, chunk.name, samples)
+            context.ledger.record_samples(lease, chunk.name, samples)
         return
-    if packed_into and packed_into.folder != str(work.staging()):
-        work.ledger.reserve_staging(lease, chunk.name, packed_into.folder, packed_into.size_bytes, 0)
+    if packed_into and packed_into.folder != str(context.staging()):
+        context.ledger.reserve_staging(lease, chunk.name, packed_into.folder, packed_into.size_bytes, 0)
         raise StoreError(
             f"chunk {chunk.name} was posted, its objects have changed since, and its file is in {packed_into.folder},"
-            f" where this run does not look: its staging folder is {work.staging()}",
+            f" where this run does not look: its staging folder is {context.staging()}",
             hint="go on where that folder is; if it is lost, run once with `staging` set to it, which abandons the chunk",
         )
     message = f"chunk {chunk.name} was posted, its staged file is gone or damaged, and its objects have changed since"
     if chunk.state not in (ChunkState.POSTED, ChunkState.UPLOADING):
         raise StoreError(message, hint="restore its staged file, or the object as it was")
-    work.ledger.move(lease, chunk.name, chunk.state, ChunkState.ABANDONED)
-    work.ledger.release_staging(chunk.name)
+    context.ledger.move(lease, chunk.name, chunk.state, ChunkState.ABANDONED)
+    context.ledger.release_staging(chunk.name)
     raise StoreError(message, hint="it is abandoned; its objects are planned again by the next plan")
 
 
-def repeat_packing(work: Workplace, lease: Lease, chunk: Chunk) -> bool:
+def repeat_packing(context: RunContext, lease: Lease, chunk: Chunk) -> bool:
     """Pack a sealed chunk once more from its source, into its place in staging.
 
     Returns False, and leaves nothing, where its objects have changed: other bytes have another root. Raises as `pack_again`.
     """
-    pack_again(work, lease, chunk)
-    found = read_packed(work, chunk.name)
+    pack_again(context, lease, chunk)
+    found = read_packed(context, chunk.name)
     if found is None or found[0].merkle_root != chunk.merkle_root:
-        remove_unsealed(work, chunk.name)
+        remove_unsealed(context, chunk.name)
         return False
-    give_final_name(work, chunk.name, found[1])
-    remove_packing(work, chunk.name)
+    give_final_name(context, chunk.name, found[1])
+    remove_packing(context, chunk.name)
     return True
 
 
 # --- file_locations ------------------------------------------------------------------------------------------------
 
 
-def load_locations(work: Workplace, name: str) -> Chunk:
+def load_locations(context: RunContext, name: str) -> Chunk:
     """Write one location row for each object: verified → located.
 
     Raises:
         NotProven: what stood in staging is gone, and no provider gives the chunk back with its root.
     """
-    with lease_chunk(work, name) as lease:
-        chunk = _reached(_workable(work, name), ChunkState.VERIFIED)
+    with lease_chunk(context, name) as lease:
+        chunk = _reached(_workable(context, name), ChunkState.VERIFIED)
         if chunk.state is ChunkState.VERIFIED:
-            _brought_back(work, lease, chunk)
-            manifest = open_chunk(work, chunk).manifest(chunk.tail_start)
-            work.ledger.load_locations(lease, name, manifest.locations(), manifest.part(), manifest.logs())
-            work.ended(ChunkState.LOCATED)
-        return work.ledger.chunk(name)
+            _brought_back(context, lease, chunk)
+            manifest = open_chunk(context, chunk).manifest(chunk.tail_start)
+            context.ledger.load_locations(lease, name, manifest.locations(), manifest.part(), manifest.logs())
+            context.ended(ChunkState.LOCATED)
+        return context.ledger.chunk(name)
 
 
-def _brought_back(work: Workplace, lease: Lease, chunk: Chunk) -> None:
+def _brought_back(context: RunContext, lease: Lease, chunk: Chunk) -> None:
     """Have the verified chunk's file in staging: rows are claims, and samples say nothing of each byte of a manifest."""
-    if manifest_is_right(work, chunk):
+    if manifest_is_right(context, chunk):
         return
     posting = posting_of(chunk)
-    downloaded, said = download(work, lease, chunk, posting, work.store.holders(posting))
+    downloaded, said = download(context, lease, chunk, posting, context.store.holders(posting))
     if not downloaded:
         raise NotProven(
             f"chunk {chunk.name} was verified, its staged file is gone, and no provider returns it unchanged: {'; '.join(said)}",
@@ -489,98 +492,98 @@ def _brought_back(work: Workplace, lease: Lease, chunk: Chunk) -> None:
         )
 
 
-def release_staging(work: Workplace, name: str) -> Chunk:
+def release_staging(context: RunContext, name: str) -> Chunk:
     """Remove what a located or empty chunk still has in staging; what the store wants kept stays while there is room."""
-    with lease_chunk(work, name):
-        chunk = _reached(_workable(work, name), ChunkState.VERIFIED)
+    with lease_chunk(context, name):
+        chunk = _reached(_workable(context, name), ChunkState.VERIFIED)
         if chunk.state is ChunkState.LOCATED:
-            let_go(work, name)
+            let_go(context, name)
         elif chunk.state is ChunkState.EMPTY:
-            remove_all(work, name)
+            remove_all(context, name)
         return chunk
 
 
 # --- an operator's turn --------------------------------------------------------------------------------------------
 
 
-def park(work: Workplace, name: str, reason: str) -> Chunk:
+def park(context: RunContext, name: str, reason: str) -> Chunk:
     """Give a chunk up until an operator looks at it; its objects stay claimed."""
-    with lease_chunk(work, name, though_paused=True) as lease:
-        chunk = work.ledger.chunk(name)
-        work.ledger.move(lease, name, chunk.state, ChunkState.PARKED, reason=reason)
-        return work.ledger.chunk(name)
+    with lease_chunk(context, name, though_paused=True) as lease:
+        chunk = context.ledger.chunk(name)
+        context.ledger.move(lease, name, chunk.state, ChunkState.PARKED, reason=reason)
+        return context.ledger.chunk(name)
 
 
-def unpark(work: Workplace, name: str) -> Chunk:
+def unpark(context: RunContext, name: str) -> Chunk:
     """Let runs work on a parked chunk again, from the state that its copy has."""
-    with lease_chunk(work, name, though_paused=True) as lease:
-        chunk = work.ledger.chunk(name)
-        work.ledger.move(lease, name, ChunkState.PARKED, unparked_state(chunk.copy_state))
-        return work.ledger.chunk(name)
+    with lease_chunk(context, name, though_paused=True) as lease:
+        chunk = context.ledger.chunk(name)
+        context.ledger.move(lease, name, ChunkState.PARKED, unparked_state(chunk.copy_state))
+        return context.ledger.chunk(name)
 
 
-def withdraw(work: Workplace, name: str, *, reason: str = "") -> Chunk:
+def withdraw(context: RunContext, name: str, *, reason: str = "") -> Chunk:
     """Give a chunk up for good; its objects are planned again.
 
     Raises:
         IllegalMove: it was posted, or it is not known yet whether it was.
     """
-    with lease_chunk(work, name, though_paused=True) as lease:
-        _withdraw(work, lease, work.ledger.chunk(name), reason=reason)
-        return work.ledger.chunk(name)
+    with lease_chunk(context, name, though_paused=True) as lease:
+        _withdraw(context, lease, context.ledger.chunk(name), reason=reason)
+        return context.ledger.chunk(name)
 
 
-def _withdraw(work: Workplace, lease: Lease, chunk: Chunk, *, reason: str) -> None:
-    work.ledger.move(lease, chunk.name, chunk.state, ChunkState.WITHDRAWN, reason=reason)
-    remove_all(work, chunk.name)
+def _withdraw(context: RunContext, lease: Lease, chunk: Chunk, *, reason: str) -> None:
+    context.ledger.move(lease, chunk.name, chunk.state, ChunkState.WITHDRAWN, reason=reason)
+    remove_all(context, chunk.name)
 
 
 # --- what the steps share ------------------------------------------------------------------------------------------
 
 
-def open_chunk(work: Workplace, chunk: Chunk) -> ChunkFile:
+def open_chunk(context: RunContext, chunk: Chunk) -> ChunkFile:
     """Open a chunk that is sealed or further: the staged file where it is whole, else the stored one by range reads."""
-    path = staged_path(work, chunk.name)
+    path = staged_path(context, chunk.name)
     if path.exists() and path.stat().st_size == chunk.stored_size_bytes:
         return ChunkFile(StagedSource(path), chunk.name)
-    return ChunkFile(RemoteSource(work.store, posting_of(chunk)), chunk.name)
+    return ChunkFile(RemoteSource(context.store, posting_of(chunk)), chunk.name)
 
 
 @contextmanager
-def lease_chunk(work: Workplace, name: str, *, though_paused: bool = False) -> Iterator[Lease]:
+def lease_chunk(context: RunContext, name: str, *, though_paused: bool = False) -> Iterator[Lease]:
     """Hold the chunk's lease; the context begins when nothing is paused.
 
     What the operating system refuses meanwhile, it refuses in staging.
     """
-    with work.waits.on(name), work.lease(chunk_lease(name)) as lease:
+    with context.waits.on(name), context.lease(chunk_lease(name)) as lease:
         try:
             if not though_paused:
-                work.wait_while_paused(lease.check)
+                context.wait_while_paused(lease.check)
             yield lease
         except (OSError, StagingError) as error:
             lease.check()  # whoever lost it finds files gone that are another run's by now
             if isinstance(error, StagingError):
                 raise
-            raise staging_error(Path(error.filename or staged_path(work, name)), error) from error
+            raise staging_error(Path(error.filename or staged_path(context, name)), error) from error
 
 
-def _wanted(work: Workplace, lease: Lease, chunk: Chunk) -> Chunk:
+def _wanted(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
     """Return the chunk; withdrawn where it has a part of an object that another chunk gave up, and nothing is posted yet.
 
     What was posted goes on, since it is paid for, and is never given out.
     """
     if chunk.part_abandoned and chunk.state in (ChunkState.PLANNED, ChunkState.PACKING, ChunkState.SEALED):
-        _withdraw(work, lease, chunk, reason="another part of its object cannot be archived")
-        return work.ledger.chunk(chunk.name)
+        _withdraw(context, lease, chunk, reason="another part of its object cannot be archived")
+        return context.ledger.chunk(chunk.name)
     return chunk
 
 
-def _workable(work: Workplace, name: str) -> Chunk:
+def _workable(context: RunContext, name: str) -> Chunk:
     """Return the chunk's row, unless no run has any business with it.
 
     A part that was withdrawn, with the others of its object, is no failure of its run: every step leaves it as it is.
     """
-    chunk = work.ledger.chunk(name)
+    chunk = context.ledger.chunk(name)
     if chunk.state is ChunkState.PARKED:
         raise CafError(f"chunk {name} is parked: {chunk.reason}", hint=f"mend the cause, then 'caf unpark {name}'")
     if chunk.state is ChunkState.DAMAGED:

@@ -19,13 +19,13 @@ from typing import Final
 
 import pyarrow as pa
 
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import IntegrityError, ObjectReadFailed, ObjectUnavailable
 from caf_pipeline.inventory.objects import CurrentException, S3Object, SkipReason
 from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline.ledger.records import Chunk, InventoryRecord, LocatedVersion, Skip
 from caf_pipeline.packing.staging import manifest_is_right, staged_path
 from caf_pipeline.retrieval.manifests import Manifests
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.source.protocol import ObjectHead, ObjectHeaders
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.parquet import write_whole
@@ -68,12 +68,12 @@ class Comparison:
 
 
 def compare_headers(
-    work: Workplace, lease: Lease, inventory: InventoryRecord, to_compare: Path, folder: Path, *, rewritten: Path
+    context: RunContext, lease: Lease, inventory: InventoryRecord, to_compare: Path, folder: Path, *, rewritten: Path
 ) -> Comparison:
     """Compare the objects of a file, and record the equal ones as exceptions, and those that could not be compared as skipped.
 
     Args:
-        work: the source.
+        context: the source.
         lease: on its plan.
         inventory: that lists the objects.
         to_compare: of `inventory.SNAPSHOT_SCHEMA`, in the order of keys.
@@ -83,16 +83,16 @@ def compare_headers(
     Raises:
         SourceError: S3 is out of reach. StoreUnreachable: the chain is. LeaseLost. StagingError: no room.
     """
-    manifests = Manifests(work.ledger, work.store, folder, staged=partial(_staged, work))
+    manifests = Manifests(context.ledger, context.store, folder, staged=partial(_staged, context))
     counts = Counter[str]()
 
     def compared() -> Iterator[pa.RecordBatch]:
         objects = read_objects(to_compare)
-        with ThreadPoolExecutor(work.settings.packing.fetch_threads, "compare") as pool:
+        with ThreadPoolExecutor(context.settings.packing.fetch_threads, "compare") as pool:
             while some := list(islice(objects, OBJECTS_AT_ONCE)):
-                work.wait_while_paused(lease.check)
-                heads = list(pool.map(partial(_read_headers, work), some))
-                yield from _compare(work, manifests, inventory, list(zip(some, heads, strict=True)), counts)
+                context.wait_while_paused(lease.check)
+                heads = list(pool.map(partial(_read_headers, context), some))
+                yield from _compare(context, manifests, inventory, list(zip(some, heads, strict=True)), counts)
 
     write_whole(compared(), rewritten, REWRITTEN_SCHEMA)
     return Comparison(**counts)
@@ -102,14 +102,14 @@ _Head = ObjectHead | ObjectUnavailable | ObjectReadFailed
 
 
 def _compare(
-    work: Workplace,
+    context: RunContext,
     manifests: Manifests,
     inventory: InventoryRecord,
     heads: Sequence[tuple[S3Object, _Head]],
     counts: Counter[str],
 ) -> Iterator[pa.RecordBatch]:
     """Record the results for some objects, count them, and yield those of other or unproven bytes."""
-    versions = _located_versions(work, [obj for obj, _ in heads])
+    versions = _located_versions(context, [obj for obj, _ in heads])
     proven = {obj: _of_same_bytes(versions[obj], head) for obj, head in heads if isinstance(head, ObjectHead)}
     archived = _archived_headers(manifests, [version for some in proven.values() for version in some])
     equal, skips, rewritten = list[CurrentException](), list[Skip](), list[dict[str, object]]()
@@ -130,16 +130,16 @@ def _compare(
             counts["other_bytes" if comparable else "without_checksum"] += 1
             detail = OTHER_BYTES if comparable else WITHOUT_CHECKSUM
             rewritten.append({"key": obj.key, "last_modified": obj.last_modified, "detail": detail})
-    work.ledger.record_exceptions(inventory, equal)
-    work.ledger.record_skips(work.source, skips)
+    context.ledger.record_exceptions(inventory, equal)
+    context.ledger.record_skips(context.source, skips)
     counts["equal"] += len(equal)
     counts["not_compared"] += len(skips)
     yield from pa.Table.from_pylist(rewritten, REWRITTEN_SCHEMA).to_batches()
 
 
-def _read_headers(work: Workplace, obj: S3Object) -> _Head:
+def _read_headers(context: RunContext, obj: S3Object) -> _Head:
     try:
-        return work.objects.read_headers(obj)
+        return context.objects.read_headers(obj)
     except (ObjectUnavailable, ObjectReadFailed) as error:
         return error
 
@@ -157,10 +157,10 @@ def _skip(obj: S3Object, why: Exception) -> Skip:
 # --- what the archive has ------------------------------------------------------------------------------------------
 
 
-def _located_versions(work: Workplace, objects: Sequence[S3Object]) -> Mapping[S3Object, Sequence[LocatedVersion]]:
+def _located_versions(context: RunContext, objects: Sequence[S3Object]) -> Mapping[S3Object, Sequence[LocatedVersion]]:
     """Return the located identities of each object's key with the same ETag and size, the newest first."""
     by_key = defaultdict[str, list[LocatedVersion]](list)
-    for version in work.ledger.located_versions(work.source, [obj.key.decode() for obj in objects]):
+    for version in context.ledger.located_versions(context.source, [obj.key.decode() for obj in objects]):
         by_key[version.key].append(version)
     for versions in by_key.values():
         versions.sort(key=lambda version: version.object_version, reverse=True)
@@ -213,7 +213,7 @@ def _same(
     return None, unread
 
 
-def _staged(work: Workplace, chunk: Chunk) -> Path | None:
+def _staged(context: RunContext, chunk: Chunk) -> Path | None:
     """Return the staged chunk, where it is there and its manifest is right."""
-    path = staged_path(work, chunk.name)
-    return path if path.exists() and manifest_is_right(work, chunk) else None
+    path = staged_path(context, chunk.name)
+    return path if path.exists() and manifest_is_right(context, chunk) else None

@@ -6,13 +6,13 @@ Source: promise 3 in docs/design.md.
 
 from collections.abc import Mapping
 
-from caf_pipeline.context import Workplace, address_of, archive_id_of
 from caf_pipeline.errors import StoredAlready
+from caf_pipeline.run_context import RunContext, address_of, archive_id_of
 from caf_pipeline.store.protocol import ArchiveFiles, refuse_unknown_posts
 from caf_pipeline.system.quantities import counted
 
 
-def refuse_new_archive(work: Workplace) -> None:
+def refuse_new_archive(context: RunContext) -> None:
     """Raise where the source was restored in part, or has no chunk while the store has files that may hold its objects.
 
     Those are files of its owner: of the source's archive; of any other archive, unless the ledger or the settings have it as one
@@ -22,48 +22,48 @@ def refuse_new_archive(work: Workplace) -> None:
     Raises:
         StoredAlready. And what `ChunkStore.archives` raises: what cannot be asked is not taken for "nothing".
     """
-    if began_at := work.ledger.rebuild_began_at(work.source):
+    if began_at := context.ledger.rebuild_began_at(context.source):
         raise StoredAlready(
-            f"the rebuild of '{work.source}' that began at {began_at:%Y-%m-%d %H:%M} UTC has not restored all that the store"
+            f"the rebuild of '{context.source}' that began at {began_at:%Y-%m-%d %H:%M} UTC has not restored all that the store"
             " lists: nothing was planned, since the rest would be archived and paid for again",
-            hint=f"'caf rebuild {work.source}' goes on with it and says what is missing; to archive the rest again,"
-            f" 'caf run {work.source} --new-archive'",
+            hint=f"'caf rebuild {context.source}' goes on with it and says what is missing; to archive the rest again,"
+            f" 'caf run {context.source} --new-archive'",
         )
-    if not all(chunk.adopted for chunk in work.ledger.chunks(work.source)):
+    if not all(chunk.adopted for chunk in context.ledger.chunks(context.source)):
         return
-    elsewhere = {archive for archive, address in _known(work).items() if address != work.address}
-    files = {archive: count for archive, count in work.store.archives().items() if archive not in elsewhere}
+    elsewhere = {archive for archive, address in _known(context).items() if address != context.address}
+    files = {archive: count for archive, count in context.store.archives().items() if archive not in elsewhere}
     if files:
-        raise _refusal(work, files)
+        raise _refusal(context, files)
 
 
-def refuse_unknown(work: Workplace) -> None:
+def refuse_unknown(context: RunContext) -> None:
     """Raise StoredAlready if the store has posts of the source that the ledger does not know.
 
     It has such posts after an older backup of the ledger was restored.
     """
-    refuse_unknown_posts(work.store.unknown_posts(work.archive_id, work.ledger.transactions(work.holder)))
+    refuse_unknown_posts(context.store.unknown_posts(context.archive_id, context.ledger.transactions(context.holder)))
 
 
-def leave_unknown(work: Workplace) -> None:
+def leave_unknown(context: RunContext) -> None:
     """Let the ledger remember that objects of unknown posts may be archived again: an operator ordered a new archive."""
-    log = work.ledger.transactions(work.holder)
-    work.ledger.leave_posts(work.source, work.store.unknown_posts(work.archive_id, log), superseded=False)
-    work.store.unknown_posts(work.archive_id, log)  # records that no post is unknown any more
+    log = context.ledger.transactions(context.holder)
+    context.ledger.leave_posts(context.source, context.store.unknown_posts(context.archive_id, log), superseded=False)
+    context.store.unknown_posts(context.archive_id, log)  # records that no post is unknown any more
 
 
-def _known(work: Workplace) -> Mapping[str, str]:
+def _known(context: RunContext) -> Mapping[str, str]:
     """Return the addresses of all sources that the ledger or the settings have, by their archives' ids."""
-    set_up = {name: address_of(source) for name, source in work.settings.sources.items()}
-    return {**work.ledger.addresses(), **{archive_id_of(name, address): address for name, address in set_up.items()}}
+    set_up = {name: address_of(source) for name, source in context.settings.sources.items()}
+    return {**context.ledger.addresses(), **{archive_id_of(name, address): address for name, address in set_up.items()}}
 
 
-def _refusal(work: Workplace, files: Mapping[str | None, ArchiveFiles]) -> StoredAlready:
-    source, total = work.source, sum(archive.count for archive in files.values())
-    others = {*work.ledger.sources(), *work.settings.sources} - {source}
-    same_place = sorted(name for name in others if archive_id_of(name, work.address) in files)
-    if work.archive_id in files:
-        whose = f"{files[work.archive_id].count:,} of them of this source"
+def _refusal(context: RunContext, files: Mapping[str | None, ArchiveFiles]) -> StoredAlready:
+    source, total = context.source, sum(archive.count for archive in files.values())
+    others = {*context.ledger.sources(), *context.settings.sources} - {source}
+    same_place = sorted(name for name in others if archive_id_of(name, context.address) in files)
+    if context.archive_id in files:
+        whose = f"{files[context.archive_id].count:,} of them of this source"
         remedy = f"'caf rebuild {source}' restores them into the ledger"
     elif same_place:
         whose = f"those of source '{same_place[0]}', which has the same bucket and prefix"
@@ -71,9 +71,9 @@ def _refusal(work: Workplace, files: Mapping[str | None, ArchiveFiles]) -> Store
     else:
         whose = "none of them of a source that the ledger or caf.toml has, so that it may have had another name or address"
         remedy = "give the source the name, endpoint, bucket and prefix that it was archived with, and run 'caf rebuild'"
-    names = {archive_id_of(name, work.address): name for name in {*others, source}}
+    names = {archive_id_of(name, context.address): name for name in {*others, source}}
     listed = "; ".join(_described(archive, of, names) for archive, of in sorted(files.items(), key=lambda one: one[1].first_at))
-    has = "only adopted files" if work.ledger.chunks(source) else "no chunk"
+    has = "only adopted files" if context.ledger.chunks(source) else "no chunk"
     return StoredAlready(
         f"the ledger has {has} of '{source}', but the store lists {counted(total, 'file')} that may hold its objects, {whose}:"
         f" nothing was planned, since all of it may be archived and paid for again. The wallet's archives: {listed}",

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote_from_bytes
 
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import IntegrityError, ListingUnordered, NotLocated, ReportRefused, SourceDenied
 from caf_pipeline.inventory.filters import ObjectFilter
 from caf_pipeline.inventory.objects import S3Object, is_supported
@@ -21,6 +20,7 @@ from caf_pipeline.ledger.records import (
     InventoryRecord,
     recorded_key,
 )
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.source.protocol import InventoryReport, LastPage, ReportCounts
 from caf_pipeline.steps.list_source import Begun, ListingTerms, ParallelListing, kept_of, listing_folder
 from caf_pipeline.system.folder_lock import remove_unread, writing_into
@@ -77,85 +77,85 @@ class Look:
 
 
 def take_inventory(
-    work: Workplace, *, after: bytes = b"", until: bytes | None = None, resume: bool = True, to_plan: bool = True
+    context: RunContext, *, after: bytes = b"", until: bytes | None = None, resume: bool = True, to_plan: bool = True
 ) -> Snapshot:
     """List the source into a snapshot, by several threads, or go on with a listing that was interrupted.
 
     A source that does not list keys in the order of their bytes is listed again, one page after another, and sorted.
 
     Args:
-        work: the source.
+        context: the source.
         after: only keys greater than this.
         until: only keys up to and including this; such a snapshot is not complete.
         resume: whether a part may be what an interrupted listing found. Its `taken_at` is that of the interrupted one.
         to_plan: whether its plan is to end the wait of the keys that events named before it began, which the ledger then notes.
     """
-    home = work.inventories()
+    home = context.inventories()
     bounds = quote_from_bytes(after), None if until is None else quote_from_bytes(until)
-    terms = ListingTerms(work.address, *bounds, work.all_versions)
-    whole = latest_snapshot(work, complete=True, skip_damaged=True)
+    terms = ListingTerms(context.address, *bounds, context.all_versions)
+    whole = latest_snapshot(context, complete=True, skip_damaged=True)
     newest = whole.listed_at if whole else None
     with writing_into(home), listing_folder(home, terms, newest, resume=resume) as folder:
-        begun = folder.begun or folder.begin(_begin(work, after, until, to_plan=to_plan))
+        begun = folder.begun or folder.begin(_begin(context, after, until, to_plan=to_plan))
         try:
-            ParallelListing(work, folder, begun.by_version, after, until, work.source_settings.listing_threads).run()
-            with _listed_into(work, begun, after, until) as writer:
+            ParallelListing(context, folder, begun.by_version, after, until, context.source_settings.listing_threads).run()
+            with _listed_into(context, begun, after, until) as writer:
                 for batch in folder.rows():
                     writer.add_batch(batch)
                 writer.leave_out(folder.left_out())
                 snapshot = writer.finish()
         except ListingUnordered:
-            begun = _begin(work, after, until, to_plan=to_plan)
-            with _listed_into(work, begun, after, until) as writer:
-                for page in work.objects.list_pages(after=after, versions=True, by_version=begun.by_version):
+            begun = _begin(context, after, until, to_plan=to_plan)
+            with _listed_into(context, begun, after, until) as writer:
+                for page in context.objects.list_pages(after=after, versions=True, by_version=begun.by_version):
                     within = page if until is None else [obj for obj in page if obj.key <= until]
-                    kept, left_out = kept_of(within, all_versions=work.all_versions)
+                    kept, left_out = kept_of(within, all_versions=context.all_versions)
                     writer.add(kept)
                     writer.leave_out(left_out)
                 snapshot = writer.finish()
-    _prune(work, snapshot)
+    _prune(context, snapshot)
     return snapshot
 
 
-def _begin(work: Workplace, after: bytes, until: bytes | None, *, to_plan: bool) -> Begun:
+def _begin(context: RunContext, after: bytes, until: bytes | None, *, to_plan: bool) -> Begun:
     """Return the time before the first page, what a listing says was so at this time or later; and how it is listed."""
-    begun = Begun(datetime.now(UTC), work.objects.clock(), by_version(work, work.objects.keeps_versions()))
+    begun = Begun(datetime.now(UTC), context.objects.clock(), by_version(context, context.objects.keeps_versions()))
     if to_plan:
-        work.ledger.mark_noticed(work.source, _snapshot_path(work, begun.listed_at).stem, after, until)
+        context.ledger.mark_noticed(context.source, _snapshot_path(context, begun.listed_at).stem, after, until)
     return begun
 
 
-def by_version(work: Workplace, keeps: bool | None) -> bool:
+def by_version(context: RunContext, keeps: bool | None) -> bool:
     """Tell whether objects have version ids, by what `ObjectSource.keeps_versions` told.
 
     Raises:
         SourceDenied: the bucket may not be asked any more. Without its version id each object would have another identity than
             it was archived under, and would be archived once more.
     """
-    if keeps is None and work.ledger.has_version_ids(work.source):
+    if keeps is None and context.ledger.has_version_ids(context.source):
         raise SourceDenied(
-            f"the bucket of source '{work.source}' does not say whether it keeps versions, and its objects were archived by their"
-            " version ids: each would be archived once more",
+            f"the bucket of source '{context.source}' does not say whether it keeps versions, and its objects were archived by"
+            " their version ids: each would be archived once more",
             hint="grant s3:GetBucketVersioning",
         )
     return bool(keeps)
 
 
-def _listed_into(work: Workplace, begun: Begun, after: bytes, until: bytes | None) -> SnapshotWriter:
+def _listed_into(context: RunContext, begun: Begun, after: bytes, until: bytes | None) -> SnapshotWriter:
     return SnapshotWriter(
-        _snapshot_path(work, begun.listed_at),
-        source=work.source,
+        _snapshot_path(context, begun.listed_at),
+        source=context.source,
         listed_at=begun.listed_at,
         taken_at=begun.taken_at,
         after=after,
         until=until,
-        run=work.holder.run,
-        address=work.address,
-        all_versions=work.all_versions,
+        run=context.holder.run,
+        address=context.address,
+        all_versions=context.all_versions,
     )
 
 
-def take_report(work: Workplace, name: str = "") -> tuple[Snapshot, TakenReport]:
+def take_report(context: RunContext, name: str = "") -> tuple[Snapshot, TakenReport]:
     """Make a snapshot of the newest complete inventory report whose name begins so, as `take_inventory` makes one of a listing.
 
     Raises:
@@ -163,23 +163,23 @@ def take_report(work: Workplace, name: str = "") -> tuple[Snapshot, TakenReport]
             as if it were gone. What `by_version`, `ObjectSource.open_report` and `InventoryReport.fetch` raise. No snapshot
             is there then.
     """
-    report = work.objects.open_report(name)
-    by_version(work, report.keeps_versions)
+    report = context.objects.open_report(name)
+    by_version(context, report.keeps_versions)
     moment = datetime.now(UTC)
-    path = _snapshot_path(work, moment)
-    _refuse_superseded(work, report, path.stem)
+    path = _snapshot_path(context, moment)
+    _refuse_superseded(context, report, path.stem)
     counts = ReportCounts()
     with (
         writing_into(path.parent),
         SnapshotWriter(
             path,
-            source=work.source,
+            source=context.source,
             listed_at=report.taken_at,
             taken_at=report.taken_at,
-            run=work.holder.run,
+            run=context.holder.run,
             report=report.url,
-            address=work.address,
-            all_versions=work.all_versions,
+            address=context.address,
+            all_versions=context.all_versions,
         ) as writer,
         _report_folder(path) as folder,
     ):
@@ -190,12 +190,12 @@ def take_report(work: Workplace, name: str = "") -> tuple[Snapshot, TakenReport]
         writer.add_files(files)
         writer.leave_out(counts.left_out)
         snapshot = writer.finish()
-    _prune(work, snapshot)
+    _prune(context, snapshot)
     age = max(moment - report.taken_at, timedelta(0))  # S3's clock may be ahead of this machine's
     return snapshot, TakenReport(report, counts, age)
 
 
-def find_new_report(work: Workplace) -> str:
+def find_new_report(context: RunContext) -> str:
     """Return the name of the newest complete inventory report, where it is newer than the whole inventories that are planned.
 
     "" where none is. Of those that are named after a later time, the first whose manifest says so, too, counts.
@@ -203,23 +203,23 @@ def find_new_report(work: Workplace) -> str:
     Raises:
         What `ObjectSource.open_report` raises of one that cannot be used.
     """
-    planned = work.ledger.last_inventory(work.source)
-    for name in work.objects.find_reports(planned)[:REPORTS_LOOKED_AT]:
-        taken_at = work.objects.open_report(name).taken_at
+    planned = context.ledger.last_inventory(context.source)
+    for name in context.objects.find_reports(planned)[:REPORTS_LOOKED_AT]:
+        taken_at = context.objects.open_report(name).taken_at
         if planned is None or taken_at > planned:
             return name
     return ""
 
 
-def _snapshot_path(work: Workplace, moment: datetime) -> Path:
-    return work.inventories() / f"{work.source}-{moment:%Y%m%dT%H%M%S%fZ}.parquet"
+def _snapshot_path(context: RunContext, moment: datetime) -> Path:
+    return context.inventories() / f"{context.source}-{moment:%Y%m%dT%H%M%S%fZ}.parquet"
 
 
-def _refuse_superseded(work: Workplace, report: InventoryReport, name: str) -> None:
+def _refuse_superseded(context: RunContext, report: InventoryReport, name: str) -> None:
     whole = (b"", None)
-    if work.source not in work.ledger.sources():  # a preview of a source that was never planned
+    if context.source not in context.ledger.sources():  # a preview of a source that was never planned
         return
-    if whole in work.ledger.later_inventories(InventoryRecord(work.source, name, report.taken_at, *whole)):
+    if whole in context.ledger.later_inventories(InventoryRecord(context.source, name, report.taken_at, *whole)):
         raise ReportRefused(
             f"the inventory report {report.url} is older than what was already archived: it was taken at"
             f" {report.taken_at:%Y-%m-%d %H:%M:%S} UTC, and a later whole inventory is planned already",
@@ -234,22 +234,22 @@ def _report_folder(path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def nothing_found(work: Workplace, snapshot: Snapshot) -> str:
+def nothing_found(context: RunContext, snapshot: Snapshot) -> str:
     """Return a warning where an inventory of the whole source has no object, "" where it has some."""
     if not snapshot.complete or snapshot.object_count or snapshot.unsupported_count:
         return ""
-    settings = work.source_settings
+    settings = context.source_settings
     at = settings.endpoint_url or "AWS"
     if not settings.prefix:
         return f"bucket '{settings.bucket}' at {at} has no objects"
     slash = " (few keys begin with '/')" if settings.prefix.startswith("/") else ""
     return (
         f"bucket '{settings.bucket}' at {at} has no object whose key begins with '{settings.prefix}':"
-        f" check sources.{work.source}.prefix{slash}"
+        f" check sources.{context.source}.prefix{slash}"
     )
 
 
-def snapshot_to_plan(work: Workplace) -> Snapshot:
+def snapshot_to_plan(context: RunContext) -> Snapshot:
     """Return the snapshot that this run took, or the latest where it took none.
 
     Another run may have taken a later one of other keys, which is that run's to plan.
@@ -258,39 +258,39 @@ def snapshot_to_plan(work: Workplace) -> Snapshot:
         NotLocated: there is no snapshot yet, or it has other versions than the settings ask for now.
         IntegrityError: the latest is damaged.
     """
-    snapshot = latest_snapshot(work, run=work.holder.run, skip_damaged=True) or latest_snapshot(work)
+    snapshot = latest_snapshot(context, run=context.holder.run, skip_damaged=True) or latest_snapshot(context)
     if snapshot is None:
-        raise NotLocated(f"there is no inventory of '{work.source}' yet", hint="materialize s3_inventory first")
-    _require_versions(work, snapshot, hint="materialize s3_inventory first")
+        raise NotLocated(f"there is no inventory of '{context.source}' yet", hint="materialize s3_inventory first")
+    _require_versions(context, snapshot, hint="materialize s3_inventory first")
     return snapshot
 
 
-def last_whole(work: Workplace, *, hint: str) -> Snapshot:
+def last_whole(context: RunContext, *, hint: str) -> Snapshot:
     """Return the latest whole snapshot of the source, for what is to be archived of it; `hint` says how one is taken.
 
     Raises:
         NotLocated: there is none yet, or it has other versions than the settings ask for now. IntegrityError: it is damaged.
     """
-    snapshot = latest_snapshot(work, complete=True)
+    snapshot = latest_snapshot(context, complete=True)
     if snapshot is None:
-        raise NotLocated(f"there is no whole inventory of '{work.source}' yet", hint=hint)
-    _require_versions(work, snapshot, hint=hint)
+        raise NotLocated(f"there is no whole inventory of '{context.source}' yet", hint=hint)
+    _require_versions(context, snapshot, hint=hint)
     return snapshot
 
 
-def _require_versions(work: Workplace, snapshot: Snapshot, *, hint: str) -> None:
-    if snapshot.all_versions == work.all_versions:
+def _require_versions(context: RunContext, snapshot: Snapshot, *, hint: str) -> None:
+    if snapshot.all_versions == context.all_versions:
         return
     taken, asked = ("all", "current") if snapshot.all_versions else ("current", "all")
     raise NotLocated(
-        f"the latest inventory of '{work.source}' was taken with versions = \"{taken}\","
-        f' and sources.{work.source}.versions is "{asked}" now',
+        f"the latest inventory of '{context.source}' was taken with versions = \"{taken}\","
+        f' and sources.{context.source}.versions is "{asked}" now',
         hint=hint,
     )
 
 
 def latest_snapshot(
-    work: Workplace, *, complete: bool = False, run: str | None = None, skip_damaged: bool = False, planned: bool = False
+    context: RunContext, *, complete: bool = False, run: str | None = None, skip_damaged: bool = False, planned: bool = False
 ) -> Snapshot | None:
     """Return the snapshot of the source that was made last, or that a run took, or that is planned; None where there is none.
 
@@ -302,7 +302,7 @@ def latest_snapshot(
         IntegrityError: one that was made as late, or later, is damaged, and `skip_damaged` is False.
     """
     latest: Snapshot | None = None
-    for path in sorted(work.inventories().glob("*.parquet"), reverse=True):
+    for path in sorted(context.inventories().glob("*.parquet"), reverse=True):
         try:
             snapshot = read_snapshot(path)
         except IntegrityError:
@@ -311,7 +311,7 @@ def latest_snapshot(
             raise
         if run not in (None, snapshot.run) or (complete and not snapshot.complete):
             continue
-        if snapshot.address != work.address or (planned and not work.ledger.is_planned(work.source, snapshot.name)):
+        if snapshot.address != context.address or (planned and not context.ledger.is_planned(context.source, snapshot.name)):
             continue
         if not complete:
             return snapshot
@@ -320,22 +320,22 @@ def latest_snapshot(
     return latest
 
 
-def open_snapshot(work: Workplace, name: str) -> Snapshot:
+def open_snapshot(context: RunContext, name: str) -> Snapshot:
     """Return the snapshot of this name; raises NotLocated where it is gone."""
-    path = work.inventories() / f"{name}.parquet"
+    path = context.inventories() / f"{name}.parquet"
     if not path.exists():
         raise NotLocated(f"there is no snapshot '{name}' in {path.parent}", hint="take a new inventory")
     return read_snapshot(path)
 
 
-def _prune(work: Workplace, taken: Snapshot) -> None:
+def _prune(context: RunContext, taken: Snapshot) -> None:
     """Remove all snapshots but the latest, the one just taken, and those that a process reads: plans may take hours.
 
     What a dry run listed under another bucket or prefix pushes none of the source's own out.
     """
-    ours = work.ledger.address(work.source) or work.address
+    ours = context.ledger.address(context.source) or context.address
     whole, partial, foreign = (list[tuple[datetime, Path]]() for _ in range(3))
-    for path in work.inventories().glob("*.parquet"):
+    for path in context.inventories().glob("*.parquet"):
         try:
             snapshot = read_snapshot(path)
         except IntegrityError:
@@ -349,7 +349,7 @@ def _prune(work: Workplace, taken: Snapshot) -> None:
             remove_unread(path)
 
 
-def look_for_new(work: Workplace, *, after: bytes, max_pages: int, enough: Callable[[], bool] = lambda: False) -> Look:
+def look_for_new(context: RunContext, *, after: bytes, max_pages: int, enough: Callable[[], bool] = lambda: False) -> Look:
     """List at most `max_pages` pages and count the objects that a plan would take.
 
     It ends after a page where `enough` says so; the next look then goes on there, as after the last of the pages. Pages with
@@ -357,13 +357,13 @@ def look_for_new(work: Workplace, *, after: bytes, max_pages: int, enough: Calla
     """
     new_objects = listed = pages = 0
     next_after: bytes | None = None
-    filters = filters_now(work)
-    bound = max_pages if work.all_versions else None  # in versions the source itself ends with the last one of a key
-    for page in work.objects.list_pages(after=after, max_pages=bound, versions=True):
-        objects, _ = kept_of(page, all_versions=work.all_versions)
+    filters = filters_now(context)
+    bound = max_pages if context.all_versions else None  # in versions the source itself ends with the last one of a key
+    for page in context.objects.list_pages(after=after, max_pages=bound, versions=True):
+        objects, _ = kept_of(page, all_versions=context.all_versions)
         pages += bool(objects)
         listed += sum(not obj.is_delete_marker for obj in objects)
-        new_objects += len(unsettled_objects(work, objects, filters))
+        new_objects += len(unsettled_objects(context, objects, filters))
         next_after = None if isinstance(page, LastPage) else _passed(page, objects)
         if enough() or (bound is None and pages == max_pages):
             break
@@ -381,15 +381,15 @@ def _passed(page: Sequence[S3Object], kept: Sequence[S3Object]) -> bytes:
     return next((obj.key for obj in reversed(page) if obj.key != last), last)
 
 
-def filters_now(work: Workplace) -> ObjectFilter:
+def filters_now(context: RunContext) -> ObjectFilter:
     """Return what would leave objects out of a plan of a listing that is taken now; where ages count, by S3's clock like that."""
-    its = work.source_settings
-    return ObjectFilter.of(its, work.objects.clock() if its.min_age else datetime.now(UTC))
+    its = context.source_settings
+    return ObjectFilter.of(its, context.objects.clock() if its.min_age else datetime.now(UTC))
 
 
-def unsettled_objects(work: Workplace, listed: Sequence[S3Object], filters: ObjectFilter) -> Sequence[S3Object]:
+def unsettled_objects(context: RunContext, listed: Sequence[S3Object], filters: ObjectFilter) -> Sequence[S3Object]:
     """Return what a plan would take of what is listed."""
     objects = [obj for obj in listed if not obj.is_delete_marker]
-    settled = work.ledger.settled_objects(work.source, objects)
+    settled = context.ledger.settled_objects(context.source, objects)
     unsettled = (obj for obj in objects if (recorded_key(obj), obj.object_version) not in settled)
     return [obj for obj in unsettled if not is_supported(obj.key) or filters.left_out_by(obj) is None]

@@ -30,11 +30,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import IntegrityError, ListingUnordered
 from caf_pipeline.inventory.key_split import split_key, text_of
 from caf_pipeline.inventory.objects import S3Object, VersionCounts
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, TAKE_AGAIN, opened_parquet, snapshot_batch
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.source.protocol import LastPage
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.folder_lock import alone_in
@@ -348,7 +348,7 @@ class ParallelListing:
         listed: objects so far, those of an earlier process included.
     """
 
-    work: Workplace
+    context: RunContext
     folder: PieceFolder
     by_version: bool
     after: bytes
@@ -373,8 +373,8 @@ class ParallelListing:
             with self._changed:
                 self._start()
                 while self._failure is None and (self._waiting or self._under_way):
-                    with self.work.waits.waiting(
-                        f"the listing of '{self.work.source}', which has {self.listed:,} objects so far",
+                    with self.context.waits.waiting(
+                        f"the listing of '{self.context.source}', which has {self.listed:,} objects so far",
                         ends_by="its last page ends it",
                         grace=TOLD_SECONDS if len(self._started) < 2 and not self.listed else TOLD_SECONDS / 2,
                     ):
@@ -453,7 +453,7 @@ class ParallelListing:
                 one.last,
                 one.until,
                 alphabet=self._alphabet,
-                prefix=self.work.source_settings.prefix,
+                prefix=self.context.source_settings.prefix,
                 jump=one.splits_in_vain % 2 == 1,
             )
             if at is not None:
@@ -463,7 +463,7 @@ class ParallelListing:
         return None
 
     def _list(self, one: _Range) -> None:
-        with _PieceWriter(self.folder, one.after, all_versions=self.work.all_versions) as writer:
+        with _PieceWriter(self.folder, one.after, all_versions=self.context.all_versions) as writer:
             for page in self._pages(one.after):
                 objects = self._take(one, page)
                 if objects:
@@ -491,7 +491,7 @@ class ParallelListing:
                 one.first = one.first or objects[0].key
                 one.last = objects[-1].key
                 one.pages += 1
-                self.listed += len(kept_of(objects, all_versions=self.work.all_versions)[0])
+                self.listed += len(kept_of(objects, all_versions=self.context.all_versions)[0])
                 self._alphabet.update(*(text_of(obj.key) for obj in objects[::SAMPLED]))
             if within < len(page):
                 self._end(one, page[within].key)
@@ -531,12 +531,12 @@ class ParallelListing:
             behind_end = next((obj.key for obj in self._page(end)), None)
             if behind_last == behind_end:
                 return
-        raise ListingUnordered(f"the listing of '{self.work.source}' in parts leaves something out")
+        raise ListingUnordered(f"the listing of '{self.context.source}' in parts leaves something out")
 
     def _page(self, after: bytes) -> Sequence[S3Object]:
         return next(self._pages(after, max_pages=1), ())
 
     def _pages(self, after: bytes, max_pages: int | None = None) -> Iterator[Sequence[S3Object]]:
-        return self.work.objects.list_pages(
+        return self.context.objects.list_pages(
             after=after, max_pages=max_pages, in_order=True, versions=True, by_version=self.by_version
         )

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from typing import Final
 from uuid import uuid4
 
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import ListingUnordered
 from caf_pipeline.inventory.key_split import just_before
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.source.protocol import EventQueue
 from caf_pipeline.steps.inventories import filters_now, unsettled_objects
 from caf_pipeline.steps.list_source import kept_of
@@ -39,44 +39,44 @@ class NoticedLook:
     until: bytes | None
 
 
-def drain_queue(work: Workplace, queue: EventQueue, *, enough: Callable[[], bool]) -> Drained:
+def drain_queue(context: RunContext, queue: EventQueue, *, enough: Callable[[], bool]) -> Drained:
     """Take messages until there are none, or `enough` says so. A message is deleted once the ledger has what it says."""
     taken = left = 0
-    work.ledger.record_queue(work.source, read=False)
+    context.ledger.record_queue(context.source, read=False)
     read = False
     while not enough():
         messages, read = queue.receive(), True
         if not messages:
             break
-        durable = work.ledger.take_messages(work.source, messages)
+        durable = context.ledger.take_messages(context.source, messages)
         queue.delete([message for message in messages if message.message_id in durable])
         taken += len(durable)
         left += len(messages) - len(durable)
     if read:
-        work.ledger.record_queue(work.source, read=True)
+        context.ledger.record_queue(context.source, read=True)
     return Drained(taken, left)
 
 
-def look_at_noticed(work: Workplace, *, after: bytes, max_pages: int, enough: Callable[[], bool]) -> NoticedLook | None:
+def look_at_noticed(context: RunContext, *, after: bytes, max_pages: int, enough: Callable[[], bool]) -> NoticedLook | None:
     """List at most `max_pages` pages, from the first noticed key after `after` on; None where no key is noticed.
 
     After the last one it begins again from the first. Where there is nothing to plan, the keys that it came to are forgotten.
     It ends after a page where `enough` says so. Pages with nothing that is kept do not count, as in `inventories.look_for_new`.
     """
-    noticed = work.ledger.noticed_keys(work.source, after, KEYS_LOOKED_FOR)
-    noticed = noticed or work.ledger.noticed_keys(work.source, b"", KEYS_LOOKED_FOR)
+    noticed = context.ledger.noticed_keys(context.source, after, KEYS_LOOKED_FOR)
+    noticed = noticed or context.ledger.noticed_keys(context.source, b"", KEYS_LOOKED_FOR)
     if not noticed:
         return None
     start, end, listing = just_before(noticed[0]), noticed[-1], f"look {uuid4().hex}"
     began = datetime.now(UTC)
-    work.ledger.mark_noticed(work.source, listing, start, end)
+    context.ledger.mark_noticed(context.source, listing, start, end)
     there, unsettled, reached, pages = set[bytes](), list[bytes](), start, 0
-    filters = filters_now(work)
+    filters = filters_now(context)
     try:
-        for page in work.objects.list_pages(after=start, in_order=True, versions=True):
-            objects, _ = kept_of(page, all_versions=work.all_versions)
+        for page in context.objects.list_pages(after=start, in_order=True, versions=True):
+            objects, _ = kept_of(page, all_versions=context.all_versions)
             there |= {obj.key for obj in page if obj.is_latest and not obj.is_delete_marker}
-            unsettled += [obj.key for obj in unsettled_objects(work, objects, filters)]
+            unsettled += [obj.key for obj in unsettled_objects(context, objects, filters)]
             reached, pages = page[-1].key, pages + bool(objects)
             if reached > end or pages == max_pages or enough():
                 break
@@ -91,5 +91,5 @@ def look_at_noticed(work: Workplace, *, after: bytes, max_pages: int, enough: Ca
     until = come_to[-1]
     to_plan = any(key <= until for key in unsettled) or not there.issuperset(come_to)
     if not to_plan:
-        work.ledger.forget_noticed(work.source, listing, began, start, until)
+        context.ledger.forget_noticed(context.source, listing, began, start, until)
     return NoticedLook(to_plan, start, until)

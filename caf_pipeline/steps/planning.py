@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState, has_reached
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import HeldByOther, StagingError
 from caf_pipeline.inventory.accounting import Accounting, account_for_files
 from caf_pipeline.inventory.current import Identified, find_exceptions, identify, read_exceptions
@@ -38,6 +37,7 @@ from caf_pipeline.ledger.records import (
     WaitingObjects,
     plan_lease,
 )
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import inventories
 from caf_pipeline.steps.compare_headers import REWRITTEN_SCHEMA, Comparison, compare_headers
@@ -115,11 +115,13 @@ class Current:
     exceptions: int
 
 
-def state_current(work: Workplace, lease: Lease, snapshot: Snapshot, folder: Path, *, compares_left_out: bool = False) -> Current:
+def state_current(
+    context: RunContext, lease: Lease, snapshot: Snapshot, folder: Path, *, compares_left_out: bool = False
+) -> Current:
     """Let the ledger know what is current by this inventory, unless a later one covers the same keys.
 
     Args:
-        work: the source.
+        context: the source.
         lease: on its plan.
         snapshot: of the inventory.
         folder: takes the files, which are the caller's to remove.
@@ -130,18 +132,18 @@ def state_current(work: Workplace, lease: Lease, snapshot: Snapshot, folder: Pat
     """
     inventory = _record_of(snapshot)
     comparison, rewritten = Comparison(), folder / "not_proven.parquet"
-    filters = filters_of(work, snapshot)
+    filters = filters_of(context, snapshot)
     compared = NO_FILTER if compares_left_out else filters
-    files, identified = identify_objects(work, snapshot, folder, filters=compared)
+    files, identified = identify_objects(context, snapshot, folder, filters=compared)
     if identified.to_compare_count:
-        comparison = compare_headers(work, lease, inventory, identified.to_compare, folder, rewritten=rewritten)
-        files, identified = identify_objects(work, snapshot, folder, filters=compared)
+        comparison = compare_headers(context, lease, inventory, identified.to_compare, folder, rewritten=rewritten)
+        files, identified = identify_objects(context, snapshot, folder, filters=compared)
     else:
         write_whole((), rewritten, REWRITTEN_SCHEMA)
     found = folder / "found.parquet"
-    superseded = work.ledger.later_inventories(inventory)
+    superseded = context.ledger.later_inventories(inventory)
     count = find_exceptions(snapshot, identified, *files, found, superseded=superseded, filters=filters)
-    work.ledger.record_planned(inventory, read_exceptions(found))
+    context.ledger.record_planned(inventory, read_exceptions(found))
     return Current(identified.path, identified.unsettled, files[0], comparison, rewritten, count)
 
 
@@ -158,7 +160,7 @@ def _record_of(snapshot: Snapshot) -> InventoryRecord:
 
 
 def identify_objects(
-    work: Workplace, snapshot: Snapshot, folder: Path, *, known: bool = True, filters: ObjectFilter = NO_FILTER
+    context: RunContext, snapshot: Snapshot, folder: Path, *, known: bool = True, filters: ObjectFilter = NO_FILTER
 ) -> tuple[tuple[Path, Path], Identified]:
     """Export what the ledger knows, standings and exceptions, and find the identities of the snapshot's objects by it.
 
@@ -166,8 +168,8 @@ def identify_objects(
     """
     standing, exceptions = folder / "standing", folder / "exceptions.parquet"
     if known:
-        export_standing(work, standing)
-        work.ledger.export_exceptions(work.source, exceptions)
+        export_standing(context, standing)
+        context.ledger.export_exceptions(context.source, exceptions)
     else:
         write_whole((), standing, STANDING_SCHEMA)
         write_whole((), exceptions, EXCEPTION_SCHEMA)
@@ -175,16 +177,16 @@ def identify_objects(
     return files, identify(snapshot, *files, folder / "identified.parquet", filters=filters)
 
 
-def export_standing(work: Workplace, folder: Path) -> None:
+def export_standing(context: RunContext, folder: Path) -> None:
     """Let a folder, in place of an older one, have what the ledger knows of the objects (`inventory.STANDING_SCHEMA`)."""
     shutil.rmtree(folder, ignore_errors=True)
-    work.ledger.export_changes(work.source, folder, work.kept_locations())
+    context.ledger.export_changes(context.source, folder, context.kept_locations())
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------
 
 
-def cut_plan(work: Workplace, snapshot: Snapshot, *, new_archive: bool = False, patience_seconds: float = 0.0) -> PlanReport:
+def cut_plan(context: RunContext, snapshot: Snapshot, *, new_archive: bool = False, patience_seconds: float = 0.0) -> PlanReport:
     """Plan what the snapshot has and the ledger does not know, and claim it. Plans only add.
 
     `new_archive`: plan even if the store may hold objects of a source that the ledger does not know, or if the ledger was
@@ -200,55 +202,55 @@ def cut_plan(work: Workplace, snapshot: Snapshot, *, new_archive: bool = False, 
     plans: list[PlanRecord] = []
     waiting = None
     # Before the lease the other address of another process may replace ours; while the lease is held none does.
-    with reading(snapshot.path), _lease_on_plan(work, patience_seconds) as lease:
-        work.wait_while_paused(lease.check)
-        work.ledger.register_source(work.source, work.archive_id, work.address, lease=lease)
+    with reading(snapshot.path), _lease_on_plan(context, patience_seconds) as lease:
+        context.wait_while_paused(lease.check)
+        context.ledger.register_source(context.source, context.archive_id, context.address, lease=lease)
         if new_archive:
-            work.ledger.end_rebuild(work.source)
-            leave_unknown(work)
+            context.ledger.end_rebuild(context.source)
+            leave_unknown(context)
         elif snapshot.object_count:
-            refuse_new_archive(work)
-        sizes, warning = chunk_sizes(work)
-        _remove_unnamed(work)
-        previous = last_plan(work)
-        with _workspace(work, _CUTTING) as outer:
-            current = state_current(work, lease, snapshot, outer)
+            refuse_new_archive(context)
+        sizes, warning = chunk_sizes(context)
+        _remove_unnamed(context)
+        previous = last_plan(context)
+        with _workspace(context, _CUTTING) as outer:
+            current = state_current(context, lease, snapshot, outer)
             more = True
             while more:
-                with _workspace(work, _CUTTING) as folder:
-                    plan, left_out = _write_plan(work, snapshot, current, folder, sizes)
+                with _workspace(context, _CUTTING) as folder:
+                    plan, left_out = _write_plan(context, snapshot, current, folder, sizes)
                     more = plan.leftover_count > 0
                     if plan.chunks:
-                        work.wait_while_paused(lease.check)
+                        context.wait_while_paused(lease.check)
                         if not new_archive:
-                            refuse_unknown(work)
-                        plans.append(_register(work, lease, snapshot, plan))
+                            refuse_unknown(context)
+                        plans.append(_register(context, lease, snapshot, plan))
                         plan = replace(plan, folder=Path(plans[-1].folder))
                     if more:
-                        export_standing(work, current.standing)  # with what was just claimed
+                        export_standing(context, current.standing)  # with what was just claimed
                     else:
-                        waiting = _let_wait(work, snapshot, plan)
-            filters = filters_of(work, snapshot)
+                        waiting = _let_wait(context, snapshot, plan)
+            filters = filters_of(context, snapshot)
             if snapshot.complete and (ended := ended_skips(current.unsettled, current.standing, filters=filters)):
                 silent_from = snapshot.silent_from or snapshot.taken_at
-                work.ledger.end_skips(work.source, ended, listed_at=snapshot.taken_at, silent_from=silent_from)
+                context.ledger.end_skips(context.source, ended, listed_at=snapshot.taken_at, silent_from=silent_from)
         if snapshot.silent_from is None:  # a report may lack what was written before it
-            work.ledger.forget_noticed(work.source, snapshot.name, snapshot.listed_at, snapshot.after, snapshot.until)
+            context.ledger.forget_noticed(context.source, snapshot.name, snapshot.listed_at, snapshot.after, snapshot.until)
     names = {plan.name for plan in plans}
-    chunks = [chunk for chunk in work.ledger.chunks(work.source) if chunk.plan in names] if plans else []
-    warnings = "; ".join(filter(None, [warning, _other_proof_type(work)]))
+    chunks = [chunk for chunk in context.ledger.chunks(context.source) if chunk.plan in names] if plans else []
+    warnings = "; ".join(filter(None, [warning, _other_proof_type(context)]))
     found = (warnings, current.comparison, current.exceptions, left_out)
     return PlanReport(snapshot, plans, chunks, sizes.target_bytes, previous, waiting, *found)
 
 
 @contextmanager
-def _lease_on_plan(work: Workplace, patience_seconds: float) -> Iterator[Lease]:
+def _lease_on_plan(context: RunContext, patience_seconds: float) -> Iterator[Lease]:
     """Hold the lease on the source's plan; where a live run has it, ask again for so long. Each time takes some seconds."""
     until = time.monotonic() + patience_seconds
     with ExitStack() as stack:
         while True:
             try:
-                lease = stack.enter_context(work.lease(plan_lease(work.source)))
+                lease = stack.enter_context(context.lease(plan_lease(context.source)))
                 break
             except HeldByOther:
                 if time.monotonic() >= until:
@@ -256,12 +258,12 @@ def _lease_on_plan(work: Workplace, patience_seconds: float) -> Iterator[Lease]:
         yield lease
 
 
-def last_plan(work: Workplace) -> PlanRow | None:
+def last_plan(context: RunContext) -> PlanRow | None:
     """Return the source's last plan; where its inventory became several plans at once, all of them as one, under all their names.
 
     Of an inventory that was planned again, as after a withdrawal, only what was planned last counts.
     """
-    plans = work.ledger.plans(work.source, limit=MOST_OF_AN_INVENTORY)
+    plans = context.ledger.plans(context.source, limit=MOST_OF_AN_INVENTORY)
     if not plans:
         return None
     of_it = [plans[0]]
@@ -283,15 +285,15 @@ def last_plan(work: Workplace) -> PlanRow | None:
     return PlanRow(whole, of_it[0].created_at, chunks)
 
 
-def _let_wait(work: Workplace, snapshot: Snapshot, plan: Plan) -> WaitingObjects | None:
+def _let_wait(context: RunContext, snapshot: Snapshot, plan: Plan) -> WaitingObjects | None:
     """Write to the ledger what waits for the next plan, and nothing else where the snapshot is of the whole source."""
-    settings, tail = work.source_settings, plan.waiting
+    settings, tail = context.source_settings, plan.waiting
     if tail is None:
-        work.ledger.record_waiting(work.source, (), None, whole=snapshot.complete)
+        context.ledger.record_waiting(context.source, (), None, whole=snapshot.complete)
         return None
     until = waits_until(settings, tail.oldest)
     detail = f"waits until {until:%Y-%m-%d %H:%M} UTC for more objects: min_chunk_size is {show_size(settings.min_chunk_size)}"
-    work.ledger.record_waiting(work.source, _waiting(plan, detail), until, whole=snapshot.complete)
+    context.ledger.record_waiting(context.source, _waiting(plan, detail), until, whole=snapshot.complete)
     return WaitingObjects(tail.chunk.object_count, tail.chunk.object_bytes, until)
 
 
@@ -303,42 +305,42 @@ class ChunkSizes:
     limit_bytes: int = 0
 
 
-def chunk_sizes(work: Workplace) -> tuple[ChunkSizes, str]:
+def chunk_sizes(context: RunContext) -> tuple[ChunkSizes, str]:
     """Return the sizes of the source's next chunks, and what to say where the store is slow, "" where it is not."""
-    target_size, fitting = int(work.source_settings.target_size), work.store.largest_chunk_bytes()
+    target_size, fitting = int(context.source_settings.target_size), context.store.largest_chunk_bytes()
     if fitting is None:
         return ChunkSizes(target_size), ""
-    withdrawn = work.ledger.chunks(source=work.source, states=[ChunkState.WITHDRAWN])
+    withdrawn = context.ledger.chunks(source=context.source, states=[ChunkState.WITHDRAWN])
     refused = any((chunk.stored_size_bytes or chunk.expected_size_bytes) > fitting for chunk in withdrawn)
     limit_size = max(fitting, LEAST_TARGET_BYTES)
     sizes = ChunkSizes(min(target_size, limit_size), limit_size) if refused else ChunkSizes(target_size)
     if fitting >= target_size:
         return sizes, ""
     return sizes, (
-        f"source {work.source} has a target size of {target_size} bytes, but at the rates measured only {fitting} bytes are"
+        f"source {context.source} has a target size of {target_size} bytes, but at the rates measured only {fitting} bytes are"
         f" uploaded in the time that providers give; "
         + (f"this plan is cut at {sizes.target_bytes} bytes" if refused else "set target_size to that or less")
     )
 
 
-def _other_proof_type(work: Workplace) -> str:
+def _other_proof_type(context: RunContext) -> str:
     """Say what becomes of chunks that were posted with another proof type than new ones get; "" where there are none."""
-    posted = [chunk for chunk in work.ledger.chunks(work.source) if has_reached(chunk.state, ChunkState.POSTED)]
-    others = sum(chunk.proof_type != work.store.proof_type for chunk in posted)
+    posted = [chunk for chunk in context.ledger.chunks(context.source) if has_reached(chunk.state, ChunkState.POSTED)]
+    others = sum(chunk.proof_type != context.store.proof_type for chunk in posted)
     if not others:
         return ""
     goes_on = "goes on as it is" if others == 1 else "go on as they are"
-    return f"new chunks have proof type {work.store.proof_type}; {counted(others, 'chunk')} posted with another {goes_on}"
+    return f"new chunks have proof type {context.store.proof_type}; {counted(others, 'chunk')} posted with another {goes_on}"
 
 
-def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
+def account_for(context: RunContext, snapshot: Snapshot) -> Accounting:
     """Put each object of the snapshot into exactly one of located, claimed, left out, skipped, unaccounted, as the ledger is now.
 
     Of a whole snapshot that was planned, the ledger keeps how many located objects are current, older and gone, and how many
     objects each filter leaves out.
     """
-    with temporary_folder(work) as folder, reading(snapshot.path):
-        (standing, _), identified = identify_objects(work, snapshot, folder)
+    with temporary_folder(context) as folder, reading(snapshot.path):
+        (standing, _), identified = identify_objects(context, snapshot, folder)
         accounting = account_for_files(
             identified.unsettled,
             standing,
@@ -346,10 +348,10 @@ def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
             unsettled_keys=identified.unsettled_keys,
             within=snapshot.keys,
             silent_from=snapshot.silent_from or snapshot.taken_at,  # a sensor's plan may have archived what was written since
-            filters=filters_of(work, snapshot),
+            filters=filters_of(context, snapshot),
         )
     if snapshot.complete:
-        work.ledger.record_content(
+        context.ledger.record_content(
             _record_of(snapshot),
             current=accounting.current,
             older=accounting.older,
@@ -359,27 +361,27 @@ def account_for(work: Workplace, snapshot: Snapshot) -> Accounting:
     return accounting
 
 
-def count_again(work: Workplace) -> Accounting | None:
+def count_again(context: RunContext) -> Accounting | None:
     """Count the latest whole inventory again if no chunk is under way, and chunks that it may list were located since.
 
     Returns None if there is nothing to count, or if the inventory is not on this machine. A chunk of an older plan may be located
     long after a newer inventory was counted, and no plan follows.
     """
-    if work.ledger.chunks(work.source, UNDER_WAY) or not work.ledger.located_since_count(work.source):
+    if context.ledger.chunks(context.source, UNDER_WAY) or not context.ledger.located_since_count(context.source):
         return None
-    snapshot = inventories.latest_snapshot(work, complete=True, skip_damaged=True)
-    planned = work.ledger.last_inventory(work.source)
+    snapshot = inventories.latest_snapshot(context, complete=True, skip_damaged=True)
+    planned = context.ledger.last_inventory(context.source)
     if snapshot is None or planned is None or snapshot.taken_at < planned:
         return None
-    return account_for(work, snapshot)
+    return account_for(context, snapshot)
 
 
-def plan_terms(work: Workplace, snapshot: Snapshot, sizes: ChunkSizes) -> PlanTerms:
+def plan_terms(context: RunContext, snapshot: Snapshot, sizes: ChunkSizes) -> PlanTerms:
     """Return what a plan of this snapshot depends on, beside its objects."""
-    settings = work.source_settings
+    settings = context.source_settings
     return PlanTerms(
-        source=work.source,
-        archive_id=work.archive_id,
+        source=context.source,
+        archive_id=context.archive_id,
         target_size_bytes=sizes.target_bytes,
         snapshot=snapshot.name,
         inventory_time=snapshot.listed_at,
@@ -395,7 +397,7 @@ def _moment_of(snapshot: Snapshot) -> datetime:
 
 
 def write_plan_of(
-    work: Workplace, snapshot: Snapshot, delta: Path, folder: Path, terms: PlanTerms, *, known: bool = True
+    context: RunContext, snapshot: Snapshot, delta: Path, folder: Path, terms: PlanTerms, *, known: bool = True
 ) -> Plan:
     """Write a plan of these objects to a folder, which exists and is empty; `known` False: the ledger does not have the source.
 
@@ -405,9 +407,9 @@ def write_plan_of(
     if plan.waiting is None:
         return plan
     moment = _moment_of(snapshot)
-    seen = work.ledger.waiting_since(work.source, _waiting(plan)) if known else None
+    seen = context.ledger.waiting_since(context.source, _waiting(plan)) if known else None
     oldest = min(plan.waiting.oldest, moment, seen or moment)
-    if waits_until(work.source_settings, oldest) > moment:
+    if waits_until(context.source_settings, oldest) > moment:
         return replace(plan, waiting=replace(plan.waiting, oldest=oldest))
     for file in folder.iterdir():
         file.unlink()
@@ -425,39 +427,39 @@ def waits_until(settings: SourceSettings, oldest: datetime) -> datetime:
 
 
 def _write_plan(
-    work: Workplace, snapshot: Snapshot, current: Current, folder: Path, sizes: ChunkSizes
+    context: RunContext, snapshot: Snapshot, current: Current, folder: Path, sizes: ChunkSizes
 ) -> tuple[Plan, Mapping[str, int]]:
     """Write a plan; return it, and how many objects each filter leaves out."""
-    filters = filters_of(work, snapshot)
+    filters = filters_of(context, snapshot)
     delta = not_yet_archived(current.unsettled, current.standing, folder / "wanted.parquet", filters=filters)
-    work.ledger.record_skips(work.source, map(_unsupported, read_objects(delta.unsupported)))
+    context.ledger.record_skips(context.source, map(_unsupported, read_objects(delta.unsupported)))
     files = folder / "plan"
     files.mkdir()
-    plan = write_plan_of(work, snapshot, delta.path, files, plan_terms(work, snapshot, sizes))
-    work.ledger.record_skips(work.source, map(_too_large, read_objects(files / TOO_LARGE_FILE)))
+    plan = write_plan_of(context, snapshot, delta.path, files, plan_terms(context, snapshot, sizes))
+    context.ledger.record_skips(context.source, map(_too_large, read_objects(files / TOO_LARGE_FILE)))
     return plan, delta.left_out
 
 
-def filters_of(work: Workplace, snapshot: Snapshot) -> ObjectFilter:
+def filters_of(context: RunContext, snapshot: Snapshot) -> ObjectFilter:
     """Return what leaves objects of this snapshot out of its plan."""
-    return ObjectFilter.of(work.source_settings, snapshot.taken_at)
+    return ObjectFilter.of(context.source_settings, snapshot.taken_at)
 
 
-def _register(work: Workplace, lease: Lease, snapshot: Snapshot, plan: Plan) -> PlanRecord:
+def _register(context: RunContext, lease: Lease, snapshot: Snapshot, plan: Plan) -> PlanRecord:
     """Give the plan its name and its place, then write it to the ledger with its claims."""
     generation = 0
-    while work.ledger.find_plan(plan.sha256(generation)):
+    while context.ledger.find_plan(plan.sha256(generation)):
         generation += 1
     sha256 = plan.sha256(generation)
     name = sha256.hex()[:SHORT_NAME]
-    if work.ledger.plan_name_taken(work.source, name):
+    if context.ledger.plan_name_taken(context.source, name):
         name = sha256.hex()[:LONG_NAME]
-    folder = work.plans() / name
+    folder = context.plans() / name
     for file in plan.folder.iterdir():
         sync_file(file)
     rename_durably(plan.folder, folder)
     record = PlanRecord(
-        source=work.source,
+        source=context.source,
         sha256=sha256,
         name=name,
         snapshot=snapshot.name,
@@ -465,7 +467,7 @@ def _register(work: Workplace, lease: Lease, snapshot: Snapshot, plan: Plan) -> 
         object_count=plan.object_count,
         object_bytes=plan.object_bytes,
     )
-    work.ledger.register_plan(lease, record, plan.chunks, read_identities(folder), read_parts(folder))
+    context.ledger.register_plan(lease, record, plan.chunks, read_identities(folder), read_parts(folder))
     return record
 
 
@@ -477,30 +479,31 @@ def _too_large(obj: S3Object) -> Skip:
     return Skip.of(obj, SkipReason.TOO_LARGE, f"{obj.size_bytes} bytes are more than the chunks of one plan can hold")
 
 
-def temporary_folder(work: Workplace) -> AbstractContextManager[Path]:
+def temporary_folder(context: RunContext) -> AbstractContextManager[Path]:
     """Give a folder for files of one that holds no lease; a later plan removes it where this process is killed."""
-    return _workspace(work, _ACCOUNTING)
+    return _workspace(context, _ACCOUNTING)
 
 
 @contextmanager
-def _workspace(work: Workplace, prefix: str) -> Iterator[Path]:
+def _workspace(context: RunContext, prefix: str) -> Iterator[Path]:
     """Give a folder for temporary files, on the disk of the plans so that a plan can be moved there."""
     try:
-        with writing_into(work.plans()), tempfile.TemporaryDirectory(dir=work.plans(), prefix=prefix) as folder:
+        with writing_into(context.plans()), tempfile.TemporaryDirectory(dir=context.plans(), prefix=prefix) as folder:
             yield Path(folder)
     except OSError as error:
         raise StagingError(
-            f"the folder {work.plans()} cannot take the plan: {error.strerror}", hint="make room there, or set 'home' elsewhere"
+            f"the folder {context.plans()} cannot take the plan: {error.strerror}",
+            hint="make room there, or set 'home' elsewhere",
         ) from error
 
 
-def _remove_unnamed(work: Workplace) -> None:
+def _remove_unnamed(context: RunContext) -> None:
     """Remove what a crash left: folders of plans that were never registered. The caller holds the plan's lease."""
-    for path in work.plans().iterdir():
+    for path in context.plans().iterdir():
         if path.name.startswith(_ACCOUNTING):
             left = _is_abandoned(path)
         else:
-            left = path.name.startswith(_CUTTING) or not work.ledger.plan_name_taken(work.source, path.name)
+            left = path.name.startswith(_CUTTING) or not context.ledger.plan_name_taken(context.source, path.name)
         if left:
             shutil.rmtree(path, ignore_errors=True)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from caf_pipeline.chunk_state import NOT_POSTED
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import MnemonicRefused, SettingsError, StoredAlready, StoreError, with_hint
 from caf_pipeline.inventory.accounting import account_for_files
 from caf_pipeline.inventory.cutting import MAX_CHUNKS
@@ -21,6 +20,7 @@ from caf_pipeline.inventory.remaining import not_yet_archived
 from caf_pipeline.inventory.snapshot import Snapshot
 from caf_pipeline.ledger.records import ArchiveRate, PlanRow, WaitingObjects
 from caf_pipeline.packing.journal.writer import part_of
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import planning
 from caf_pipeline.steps.chunk_steps import bytes_to_post
@@ -200,22 +200,24 @@ def difference(statistics: PlanStatistics, chunks: int, previous: PlanRow) -> Pl
     )
 
 
-def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
+def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
     """Return what a plan of this snapshot would be; the ledger may not know the source yet, and learns nothing.
 
     Raises:
         IntegrityError: the snapshot is damaged. StagingError: there is no room for temporary files.
     """
-    known = work.source in work.ledger.sources()
-    with planning.temporary_folder(work) as folder, reading(snapshot.path):
-        filters = planning.filters_of(work, snapshot)
-        (standing, _), identified = planning.identify_objects(work, snapshot, folder, known=known, filters=filters)
+    known = context.source in context.ledger.sources()
+    with planning.temporary_folder(context) as folder, reading(snapshot.path):
+        filters = planning.filters_of(context, snapshot)
+        (standing, _), identified = planning.identify_objects(context, snapshot, folder, known=known, filters=filters)
         delta = not_yet_archived(identified.unsettled, standing, folder / "wanted.parquet", filters=filters)
         files = folder / "plan"
         files.mkdir()
-        sizes, warning = planning.chunk_sizes(work) if known else (planning.ChunkSizes(int(work.source_settings.target_size)), "")
-        terms = planning.plan_terms(work, snapshot, sizes)
-        plan = planning.write_plan_of(work, snapshot, delta.path, files, _as_one(terms), known=known)
+        sizes, warning = (
+            planning.chunk_sizes(context) if known else (planning.ChunkSizes(int(context.source_settings.target_size)), "")
+        )
+        terms = planning.plan_terms(context, snapshot, sizes)
+        plan = planning.write_plan_of(context, snapshot, delta.path, files, _as_one(terms), known=known)
         account = account_for_files(
             identified.unsettled,
             standing,
@@ -226,7 +228,7 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
             filters=filters,
             due_skips=False,
         )
-        statistics = plan_statistics([files], part_bytes=part_of(work.settings.packing))
+        statistics = plan_statistics([files], part_bytes=part_of(context.settings.packing))
         tail = plan.waiting
         in_plan = plan.object_count + (tail.chunk.object_count if tail else 0)
         return PlanPreview(
@@ -235,25 +237,26 @@ def preview_plan(work: Workplace, snapshot: Snapshot) -> PlanPreview:
             claimed=account.claimed - in_plan,
             left_out=account.left_out,
             skipped=_skipped(account.skipped, unsupported=delta.unsupported_count, too_large=plan.too_large_count),
-            waiting=_waiting(work.source_settings, tail),
+            waiting=_waiting(context.source_settings, tail),
             to_compare=identified.to_compare_count,
             plans=-(-len(plan.chunks) // MAX_CHUNKS),
             warning="; ".join(
-                filter(None, [warning, _refusal(work) if snapshot.object_count else "", _not_posted(work, plan.chunks)])
+                filter(None, [warning, _refusal(context) if snapshot.object_count else "", _not_posted(context, plan.chunks)])
             ),
-            estimate=estimate_plan(work, statistics, plan.chunks, sizes.target_bytes, heads=identified.to_compare_count),
-            previous=planning.last_plan(work),
+            estimate=estimate_plan(context, statistics, plan.chunks, sizes.target_bytes, heads=identified.to_compare_count),
+            previous=planning.last_plan(context),
         )
 
 
-def _refusal(work: Workplace) -> str:
+def _refusal(context: RunContext) -> str:
     """Say why a plan would be refused; "" where it would not, or the store cannot be asked."""
-    known = work.ledger.address(work.source)
-    if known not in (None, work.address):
-        return f"this plan would be refused: source '{work.source}' is {known} in the ledger, and {work.address} in the settings"
+    known = context.ledger.address(context.source)
+    if known not in (None, context.address):
+        addresses = f"{known} in the ledger, and {context.address} in the settings"
+        return f"this plan would be refused: source '{context.source}' is {addresses}"
     try:
-        refuse_new_archive(work)
-        refuse_unknown(work)
+        refuse_new_archive(context)
+        refuse_unknown(context)
     except StoredAlready as error:
         return f"this plan would be refused: {with_hint(error)}"
     except (StoreError, MnemonicRefused):  # an estimate without it is better than none
@@ -261,15 +264,15 @@ def _refusal(work: Workplace) -> str:
     return ""
 
 
-def _not_posted(work: Workplace, chunks: Sequence[ChunkPlan]) -> str:
+def _not_posted(context: RunContext, chunks: Sequence[ChunkPlan]) -> str:
     """Say what would keep the store from taking all chunks, as things are; "" where nothing would, or it cannot be asked."""
     if not chunks:
         return ""
     sizes = [chunk.expected_size_bytes for chunk in chunks]
-    largest, others = max(sizes), bytes_to_post(work.ledger, NOT_POSTED)
+    largest, others = max(sizes), bytes_to_post(context.ledger, NOT_POSTED)
     try:
-        work.store.admit(
-            public=work.source_settings.public, stored_size_bytes=largest, waiting_bytes=others + sum(sizes) - largest
+        context.store.admit(
+            public=context.source_settings.public, stored_size_bytes=largest, waiting_bytes=others + sum(sizes) - largest
         )
     except (StoreError, SettingsError) as error:
         return f"as things are, not all of it would be stored: {with_hint(error)}" if error.permanent else ""
@@ -294,18 +297,18 @@ def _waiting(settings: SourceSettings, tail: WaitingTail | None) -> WaitingObjec
 
 
 def estimate_plan(
-    work: Workplace, statistics: PlanStatistics, chunks: Sequence[PlannedChunk], target_bytes: int, *, heads: int
+    context: RunContext, statistics: PlanStatistics, chunks: Sequence[PlannedChunk], target_bytes: int, *, heads: int
 ) -> PlanEstimate:
     """Return what archiving these chunks takes, which were cut at this size; `heads` requests compare headers before.
 
     `chunks` are in the order in which they were cut, but for those of parts, which come first.
     """
-    settings = work.source_settings
+    settings = context.source_settings
     closed = chunks if statistics.parts == len(chunks) else chunks[:-1] or chunks
-    checksums = statistics.checksum_requests if work.settings.packing.compare_checksums else 0
+    checksums = statistics.checksum_requests if context.settings.packing.compare_checksums else 0
     requests = statistics.get_requests + checksums + heads
     expected = sum(chunk.expected_size_bytes for chunk in chunks)
-    storage, unknown = _storage(work, expected, len(chunks))
+    storage, unknown = _storage(context, expected, len(chunks))
     get_price, egress_price = prices(settings)
     return PlanEstimate(
         statistics=statistics,
@@ -319,7 +322,7 @@ def estimate_plan(
         at_aws=not settings.endpoint_url,
         storage=storage,
         storage_unknown=unknown,
-        rate=work.ledger.archive_rate(work.source),
+        rate=context.ledger.archive_rate(context.source),
     )
 
 
@@ -331,18 +334,18 @@ def prices(settings: SourceSettings) -> tuple[float | None, float | None]:
     return get_price, egress_price
 
 
-def _storage(work: Workplace, expected_bytes: int, chunks: int) -> tuple[StorageCost | None, str]:
+def _storage(context: RunContext, expected_bytes: int, chunks: int) -> tuple[StorageCost | None, str]:
     """Return what the store asks, and why that is not known."""
     try:
-        return work.store.cost(expected_bytes, chunks), ""
+        return context.store.cost(expected_bytes, chunks), ""
     except (StoreError, MnemonicRefused) as error:  # an estimate without it is better than none
         return None, str(error)
 
 
-def estimate_report(work: Workplace, report: planning.PlanReport) -> PlanEstimate:
+def estimate_report(context: RunContext, report: planning.PlanReport) -> PlanEstimate:
     """Return what archiving the plans of a report takes."""
     folders = [Path(plan.folder) for plan in report.plans]
-    statistics = plan_statistics(folders, part_bytes=part_of(work.settings.packing))
+    statistics = plan_statistics(folders, part_bytes=part_of(context.settings.packing))
     order = [plan.name for plan in report.plans]
     chunks = sorted(report.chunks, key=lambda chunk: (not chunk.part, order.index(chunk.plan)))
-    return estimate_plan(work, statistics, chunks, report.target_bytes, heads=report.comparison.requests)
+    return estimate_plan(context, statistics, chunks, report.target_bytes, heads=report.comparison.requests)

@@ -22,17 +22,22 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from caf_pipeline.caf.merkle import MerkleTree
 from caf_pipeline.errors import IntegrityError, RootRefused, StoreAway, StoredChunkMissing, StoreError, StoreUnreachable
-from caf_pipeline.ledger.records import FolderStore
-from caf_pipeline.store.protocol import ArchiveFiles, ChunkStore, ChunkToStore, Copy, PostedFile, Posting
+from caf_pipeline.store.protocol import (
+    ArchiveFiles,
+    ChunkReader,
+    ChunkStore,
+    ChunkToStore,
+    Copy,
+    PostedFile,
+    Posting,
+    TransactionLog,
+)
 from caf_pipeline.system.atomic_files import WholeFile, sync_folder
 from caf_pipeline.system.quantities import show_size
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.transactions import TransactionLog
 
 PIECE_BYTES: Final = 1 << 20
 OWNER: Final = "directory"
@@ -50,8 +55,8 @@ _MARKER_BYTES: Final = 1000  # an id and white space; a longer file is no marker
 class FolderLedger(Protocol):
     """The part of the ledger that the store needs: see `ledger.folder_store`."""
 
-    def folder_store(self, owner: str) -> FolderStore | None:
-        """Return the folder store; None while no chunk was posted."""
+    def folder_store(self) -> str | None:
+        """Return the id of the folder that has the chunks; None before `mark_folder_store`."""
         ...
 
     def mark_folder_store(self, folder_id: str) -> str:
@@ -63,27 +68,26 @@ class NoLedger:
     """The memory of a store without a ledger."""
 
     def __init__(self) -> None:
-        self._store: FolderStore | None = None
+        self._id: str | None = None
 
-    def folder_store(self, owner: str) -> FolderStore | None:
+    def folder_store(self) -> str | None:
         """Return the id that was marked."""
-        return self._store
+        return self._id
 
     def mark_folder_store(self, folder_id: str) -> str:
         """Keep the id while the process runs."""
-        self._store = FolderStore(folder_id, marked=True)
+        self._id = folder_id
         return folder_id
 
 
-class DirectoryStore(ChunkStore):
-    """Keeps each chunk as one file. Safe for several processes: files get their names only when they are whole."""
+class DirectoryReader(ChunkReader):
+    """Reads chunks that are files of a folder. Safe for several threads. Writes nothing, neither there nor in the ledger."""
 
     name = "directory"
     required_copies = 1
-    proof_type = 3  # the shorter root, and the faster one
 
     def __init__(self, folder: Path, ledger: FolderLedger | None = None) -> None:
-        """Open the store. Nothing is written before the first post.
+        """Open the folder.
 
         Args:
             folder: where it is.
@@ -100,33 +104,12 @@ class DirectoryStore(ChunkStore):
         marker = self._read_marker()
         if self._id and marker == self._id:
             return
-        recorded = self._ledger.folder_store(OWNER)
+        recorded = self._ledger.folder_store()
         if recorded is None:
             return
-        if marker != recorded.id:
-            raise self._away(marker, recorded.id)
-        self._id = recorded.id
-
-    def bind(self) -> None:
-        """Write an id into the folder if it has none, and record the id in the ledger.
-
-        Raises:
-            StoreAway: the ledger knows another folder. StoreError: the folder cannot be written.
-        """
-        self.require_here()
-        if self._id:
-            return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._mark(self._read_marker() or self._write_marker(secrets.token_hex(16)))
-        except OSError as error:
-            raise self._not_made(error) from error
-
-    def _mark(self, marker: str) -> None:
-        counts = self._ledger.mark_folder_store(marker)
-        if counts != marker:  # another process was first, with another folder
-            raise self._away(marker, counts)
-        self._id = marker
+        if marker != recorded:
+            raise self._away(marker, recorded)
+        self._id = recorded
 
     def _read_marker(self) -> str:
         """Return the id in the folder; "" if there is none.
@@ -152,6 +135,99 @@ class DirectoryStore(ChunkStore):
             )
         return text
 
+    def _away(self, marker: str, recorded: str) -> StoreAway:
+        why = f"its file {MARKER} has the id {marker}, not {recorded}" if marker else f"it has no file {MARKER}"
+        folder = shlex.quote(str(self.folder))
+        return StoreAway(
+            f"the store's folder {self.folder} is not the one that has the chunks: {why}",
+            hint="mount its disk, or correct store.folder; only if the disk is lost for good, let an empty folder take its place:"
+            f" mkdir -p {folder} && echo {recorded} > {shlex.quote(str(self.folder / MARKER))}",
+        )
+
+    def copies(self, posting: Posting) -> Sequence[Copy]:
+        """Return the one copy, where its file has the posted length.
+
+        Raises:
+            StoreUnreachable: it cannot be looked at.
+        """
+        self.require_here()
+        try:
+            size_bytes = self._chunk_path(posting).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            self.require_here()  # its disk may have gone since
+            return []
+        except OSError as error:
+            raise _unreadable(posting, error) from error
+        if size_bytes == posting.stored_size_bytes:
+            return [Copy(provider=str(self.folder), proof=f"{OWNER}/{posting.merkle_root.hex()}/{posting.start}")]
+        return []
+
+    def holders(self, posting: Posting) -> Sequence[str]:
+        """Return the folder, where it has the chunk."""
+        return [copy.provider for copy in self.copies(posting)]
+
+    def urls(self, posting: Posting) -> Mapping[str, str]:
+        """Return the file's address on this machine, as fsspec takes it: nothing in it is percent-encoded."""
+        return {holder: f"file://{self._chunk_path(posting).resolve()}" for holder in self.holders(posting)}
+
+    def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
+        """Yield the range from the file."""
+        self.require_here()
+        try:
+            with self._chunk_path(posting).open("rb") as file:
+                file.seek(start_byte)
+                left = end_byte - start_byte
+                while left and (piece := file.read(min(left, PIECE_BYTES))):
+                    left -= len(piece)
+                    yield piece
+        except FileNotFoundError as error:
+            self.require_here()  # its disk may have gone since
+            raise StoredChunkMissing(f"the store has no chunk {posting.merkle_root.hex()}") from error
+        except OSError as error:
+            raise _unreadable(posting, error) from error
+        if left:
+            raise IntegrityError(f"chunk {posting.merkle_root.hex()} ends {left} bytes before byte {end_byte}")
+
+    def _posting(self, merkle_root: bytes) -> Posting:
+        described = json.loads(self._post_path(merkle_root).read_bytes())
+        return Posting(merkle_root, described["owner"], described["start"], described["stored_size_bytes"])
+
+    def _chunk_path(self, posting: Posting) -> Path:
+        return self._chunks / f"{posting.merkle_root.hex()}.caf"
+
+    def _post_path(self, merkle_root: bytes) -> Path:
+        return self._posts / f"{merkle_root.hex()}.json"
+
+
+class DirectoryStore(DirectoryReader, ChunkStore):
+    """Keeps each chunk as one file. Safe for several processes: files get their names only when they are whole.
+
+    Nothing is written before the first post.
+    """
+
+    proof_type = 3  # the shorter root, and the faster one
+
+    def bind(self) -> None:
+        """Write an id into the folder if it has none, and record the id in the ledger.
+
+        Raises:
+            StoreAway: the ledger knows another folder. StoreError: the folder cannot be written.
+        """
+        self.require_here()
+        if self._id:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._mark(self._read_marker() or self._write_marker(secrets.token_hex(16)))
+        except OSError as error:
+            raise self._not_made(error) from error
+
+    def _mark(self, marker: str) -> None:
+        counts = self._ledger.mark_folder_store(marker)
+        if counts != marker:  # another process was first, with another folder
+            raise self._away(marker, counts)
+        self._id = marker
+
     def _write_marker(self, folder_id: str) -> str:
         """Write the marker, durable and whole. Return the id that the folder then has: another process may have been first."""
         path = self.folder / MARKER
@@ -170,15 +246,6 @@ class DirectoryStore(ChunkStore):
         sync_folder(self.folder)
         sync_folder(self.folder.parent)
         return self._read_marker()
-
-    def _away(self, marker: str, recorded: str) -> StoreAway:
-        why = f"its file {MARKER} has the id {marker}, not {recorded}" if marker else f"it has no file {MARKER}"
-        folder = shlex.quote(str(self.folder))
-        return StoreAway(
-            f"the store's folder {self.folder} is not the one that has the chunks: {why}",
-            hint="mount its disk, or correct store.folder; only if the disk is lost for good, let an empty folder take its place:"
-            f" mkdir -p {folder} && echo {recorded} > {shlex.quote(str(self.folder / MARKER))}",
-        )
 
     def _not_made(self, error: OSError) -> StoreError:
         return StoreError(
@@ -210,7 +277,7 @@ class DirectoryStore(ChunkStore):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         return folder
 
-    def post(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting:
+    def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
         """Write down that the chunk is to come. There is nothing to sign, so `log` stays empty."""
         self.bind()
         path = self._post_path(chunk.merkle_root)
@@ -226,12 +293,12 @@ class DirectoryStore(ChunkStore):
             self._write(path, iter([json.dumps(described).encode()]))
         return self._posting(chunk.merkle_root)
 
-    def posted_already(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting | None:
+    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
         """Return the chunk's post, where the folder has one."""
         self.require_here()
         return self._posting(chunk.merkle_root) if self._post_path(chunk.merkle_root).exists() else None
 
-    def unknown_posts(self, archive_id: str, log: "TransactionLog") -> Sequence[bytes]:
+    def unknown_posts(self, archive_id: str, log: TransactionLog) -> Sequence[bytes]:
         """Return the roots of the archive's posts that the ledger does not know; only such posts are read.
 
         Raises:
@@ -318,66 +385,12 @@ class DirectoryStore(ChunkStore):
             ) from error
         return listed, archive
 
-    def copies(self, posting: Posting) -> Sequence[Copy]:
-        """Return the one copy, where its file has the posted length.
-
-        Raises:
-            StoreUnreachable: it cannot be looked at.
-        """
-        self.require_here()
-        try:
-            size_bytes = self._chunk_path(posting).stat().st_size
-        except (FileNotFoundError, NotADirectoryError):
-            self.require_here()  # its disk may have gone since
-            return []
-        except OSError as error:
-            raise _unreadable(posting, error) from error
-        if size_bytes == posting.stored_size_bytes:
-            return [Copy(provider=str(self.folder), proof=f"{OWNER}/{posting.merkle_root.hex()}/{posting.start}")]
-        return []
-
     def half_copies(self) -> Sequence[tuple[bytes, Path]]:
         """Return unfinished files, of copies under way or killed, each with the Merkle root of its chunk."""
         self.require_here()
         found = [*self._chunks.glob(f"{_PART}*"), *self._posts.glob(f"{_PART}*")]
         named = [(path, path.name.removeprefix(_PART).partition(".")[0]) for path in sorted(found)]
         return [(bytes.fromhex(root), path) for path, root in named if _ROOT.fullmatch(root)]
-
-    def holders(self, posting: Posting) -> Sequence[str]:
-        """Return the folder, where it has the chunk."""
-        return [copy.provider for copy in self.copies(posting)]
-
-    def urls(self, posting: Posting) -> Mapping[str, str]:
-        """Return the file's address on this machine, as fsspec takes it: nothing in it is percent-encoded."""
-        return {holder: f"file://{self._chunk_path(posting).resolve()}" for holder in self.holders(posting)}
-
-    def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
-        """Yield the range from the file."""
-        self.require_here()
-        try:
-            with self._chunk_path(posting).open("rb") as file:
-                file.seek(start_byte)
-                left = end_byte - start_byte
-                while left and (piece := file.read(min(left, PIECE_BYTES))):
-                    left -= len(piece)
-                    yield piece
-        except FileNotFoundError as error:
-            self.require_here()  # its disk may have gone since
-            raise StoredChunkMissing(f"the store has no chunk {posting.merkle_root.hex()}") from error
-        except OSError as error:
-            raise _unreadable(posting, error) from error
-        if left:
-            raise IntegrityError(f"chunk {posting.merkle_root.hex()} ends {left} bytes before byte {end_byte}")
-
-    def _posting(self, merkle_root: bytes) -> Posting:
-        described = json.loads(self._post_path(merkle_root).read_bytes())
-        return Posting(merkle_root, described["owner"], described["start"], described["stored_size_bytes"])
-
-    def _chunk_path(self, posting: Posting) -> Path:
-        return self._chunks / f"{posting.merkle_root.hex()}.caf"
-
-    def _post_path(self, merkle_root: bytes) -> Path:
-        return self._posts / f"{merkle_root.hex()}.json"
 
     def _write(self, path: Path, pieces: Iterator[bytes]) -> None:
         # Files with this prefix were left by killed uploads of the same file: only the holder of the chunk's lease writes it.

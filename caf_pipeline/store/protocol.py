@@ -1,21 +1,20 @@
 """What a store of chunks is: it takes a chunk, says what that costs, proves that it has it, and gives ranges of it back.
 
-The ledger gives it what it must not forget: what it signed (`TransactionLog`), and how fast each provider is
-(`ProviderRecords`); it knows no database. Ends are exclusive, times are aware and in UTC. Every implementation passes the
-contract suite `caf_pipeline_tests/contracts/chunk_store.py`.
+Retrieval needs a `ChunkReader`, archiving a `ChunkStore`, which is also a reader. The ledger gives a store what it must not
+forget: what it signed (`TransactionLog`), and how fast each provider is (`ProviderRecords`); it knows no database.
+Ends are exclusive, times are aware and in UTC. Every implementation passes the contract suite
+`caf_pipeline_tests/contracts/chunk_store.py`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from caf_pipeline.errors import StoredAlready
 from caf_pipeline.system.quantities import counted
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.transactions import TransactionLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +176,159 @@ def refuse_unknown_posts(roots: Sequence[bytes]) -> None:
         )
 
 
-class ChunkStore(Protocol):
+class Lease(Protocol):
+    """The right to move one thing; renewed in the background until released. `epoch` grows with each new holder."""
+
+    name: str
+    epoch: int
+
+    def check(self) -> None:
+        """Raise LeaseLost where the lease is known to have been taken over or could not be renewed in time."""
+        ...
+
+
+class ChainHeights(Protocol):
+    """The greatest height seen of each chain, by whichever process."""
+
+    def seen_height(self, chain_id: str) -> int:
+        """Return the greatest block height ever seen of a chain; 0 if there is none."""
+        ...
+
+    def see_height(self, chain_id: str, height: int) -> None:
+        """Remember a height if it is greater than the remembered one."""
+        ...
+
+
+class TransactionLog(ChainHeights, Protocol):
+    """The transactions of accounts, for one holder: `ledger.transactions` has the contract of each method."""
+
+    def lease(self, account: str) -> AbstractContextManager[Lease]:
+        """Hold the account's sequence while the context lasts: one run at a time signs."""
+        ...
+
+    def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
+        """Let the chunk's message wait for the account's next transaction, in place of an earlier one."""
+        ...
+
+    def other_accounts(self, chunk: str, account: str) -> Sequence[str]:
+        """End what other accounts asked for the chunk; return those that have a live post of it."""
+        ...
+
+    def waiting(self, account: str) -> Sequence[WaitingPost]:
+        """Return the posts that wait for a transaction, oldest first."""
+        ...
+
+    def pending(self, account: str) -> Sequence[SignedTransaction]:
+        """Return the account's transactions whose outcome is not known, by sequence."""
+        ...
+
+    def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
+        """Write a transaction with the chunks that it posts, in the order of its messages; durable when this returns."""
+        ...
+
+    def settle(self, lease: Lease, hash: str, outcome: str, *, starts: Sequence[int] = (), cost: int | None = None) -> None:
+        """Close a transaction; the same outcome again changes nothing."""
+        ...
+
+    def start_of(self, account: str, chunk: str) -> int | None:
+        """Return the start of the chunk's latest included post; None if it has none."""
+        ...
+
+    def spent(self, account: str) -> int:
+        """Return the cost in ujkl of the account's transactions that were included, failed or may be included."""
+        ...
+
+    def at_list_price(self, account: str) -> int:
+        """Return how many purchases that are or may be included are counted at their list price."""
+        ...
+
+    def explains(self, account: str, archive_id: str, sequence: int) -> bool:
+        """Return whether this log has each transaction that the account sent since the last look at an archive."""
+        ...
+
+    def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]:
+        """Return the Merkle roots of a store that the ledger neither posted nor left aside."""
+        ...
+
+    def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
+        """Remember a look at an archive's posts: the account's sequence before it, and the number of unknown posts."""
+        ...
+
+
+class ProviderRecords(Protocol):
+    """Measured rates and failures by provider, kept over runs."""
+
+    def all(self) -> Mapping[str, ProviderRecord]:
+        """Return the records by provider."""
+        ...
+
+    def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
+        """Count a finished upload."""
+        ...
+
+    def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
+        """Count a finished download."""
+        ...
+
+    def failed(self, provider: str) -> None:
+        """Count a failure."""
+        ...
+
+
+class ChunkReader(Protocol):
+    """Reads stored chunks. Ends are exclusive.
+
+    Attributes:
+        name: the kind of the store.
+        required_copies: of each chunk.
+    """
+
+    name: str
+    required_copies: int
+
+    def close(self) -> None:
+        """Close the connections."""
+        return
+
+    def copies(self, posting: Posting) -> Sequence[Copy]:
+        """Return the copies that the store lists now; an empty sequence for an unknown chunk."""
+        ...
+
+    def holders(self, posting: Posting) -> Sequence[str]:
+        """Return the providers to read the chunk from, the best first; empty for an unknown chunk."""
+        ...
+
+    def urls(self, posting: Posting) -> Mapping[str, str]:
+        """Return, for each of `holders` in their order, the URL at which any program reads ranges of the stored bytes.
+
+        Holders without one are left out.
+        """
+        return {}
+
+    def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
+        """Yield `[start_byte, end_byte)` of the stored bytes in pieces of at most 1 MiB, from any or one provider.
+
+        From any: the next holder goes on where one breaks off. From one: only that one is asked.
+
+        Raises:
+            StoredChunkMissing: no provider has it. StoreUnreachable. IntegrityError: fewer bytes than asked for.
+        """
+        ...
+
+    def has_lost(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str) -> bool:
+        """Return whether a provider answers other requests, but again gives nothing of a range that it just did not give.
+
+        False if the provider gives the range this time, answers with an error of its own, or does not answer at all.
+        """
+        return False
+
+
+class ChunkStore(ChunkReader, Protocol):
     """Keeps chunks by their Merkle root. Every call may be repeated: the second does nothing that the first did.
 
     What has a body here is what a store answers that measures nothing and proves nothing over time.
     """
 
-    name: str
-    required_copies: int
     proof_type: int
 
     def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
@@ -232,7 +376,7 @@ class ChunkStore(Protocol):
         """
         return
 
-    def post(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting:
+    def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
         """Announce the chunk; a root that the store already has from us is reused and costs nothing.
 
         Raises:
@@ -240,7 +384,7 @@ class ChunkStore(Protocol):
         """
         ...
 
-    def posted_already(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting | None:
+    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
         """Return the chunk's post where the store has it; None where it was never posted, and no post of it is under way.
 
         Raises:
@@ -248,7 +392,7 @@ class ChunkStore(Protocol):
         """
         ...
 
-    def unknown_posts(self, archive_id: str, log: "TransactionLog") -> Sequence[bytes]:
+    def unknown_posts(self, archive_id: str, log: TransactionLog) -> Sequence[bytes]:
         """Return the Merkle roots of the owner's posts of an archive that the ledger does not know.
 
         There are such posts after an older backup of the ledger was restored.
@@ -299,21 +443,6 @@ class ChunkStore(Protocol):
         """
         ...
 
-    def copies(self, posting: Posting) -> Sequence[Copy]:
-        """Return the copies that the store lists now; an empty sequence for an unknown chunk."""
-        ...
-
-    def holders(self, posting: Posting) -> Sequence[str]:
-        """Return the providers to read the chunk from, the best first; empty for an unknown chunk."""
-        ...
-
-    def urls(self, posting: Posting) -> Mapping[str, str]:
-        """Return, for each of `holders` in their order, the URL at which any program reads ranges of the stored bytes.
-
-        Holders without one are left out.
-        """
-        return {}
-
     def proof_window(self, posting: Posting, copy: Copy) -> int | None:
         """Return the number, from 0, of the proof window since the post that the copy's `last_proven` fell into.
 
@@ -344,31 +473,3 @@ class ChunkStore(Protocol):
     def proof_pages(self, provider: str) -> Iterator[Sequence[ListedProof]]:
         """Yield what is listed of a provider's proofs, whoever owns the files, by pages; raises as `file_pages`."""
         return iter(())
-
-    def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
-        """Yield `[start_byte, end_byte)` of the stored bytes in pieces of at most 1 MiB, from any or one provider.
-
-        From any: the next holder goes on where one breaks off. From one: only that one is asked.
-
-        Raises:
-            StoredChunkMissing: no provider has it. StoreUnreachable. IntegrityError: fewer bytes than asked for.
-        """
-        ...
-
-    def has_lost(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str) -> bool:
-        """Return whether a provider answers other requests, but again gives nothing of a range that it just did not give.
-
-        False if the provider gives the range this time, answers with an error of its own, or does not answer at all.
-        """
-        return False
-
-
-class Lease(Protocol):
-    """The right to move one thing; renewed in the background until released. `epoch` grows with each new holder."""
-
-    name: str
-    epoch: int
-
-    def check(self) -> None:
-        """Raise LeaseLost where the lease is known to have been taken over or could not be renewed in time."""
-        ...

@@ -9,7 +9,7 @@ import pytest
 from caf_pipeline.cli import terminal
 from caf_pipeline.errors import StoreUnreachable
 from caf_pipeline.retrieval import check, restore
-from caf_pipeline.store.directory import MARKER, DirectoryStore
+from caf_pipeline.store.directory import MARKER, DirectoryReader
 from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 
@@ -73,8 +73,8 @@ def test_what_was_found_until_the_network_went_away_is_told(caf, tmp_path, monke
 
     spoil(caf, "a/2")
     (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
-    away_from, given = file.read_bytes().find(BODIES["b/0"]), DirectoryStore.read
-    monkeypatch.setattr(DirectoryStore, "read", read)
+    away_from, given = file.read_bytes().find(BODIES["b/0"]), DirectoryReader.read
+    monkeypatch.setattr(DirectoryReader, "read", read)
     monkeypatch.setattr(check, "UNREAD_IN_A_ROW", 2)
     monkeypatch.setattr(restore, "UNREAD_IN_A_ROW", 2)
 

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from caf_pipeline.cli.app import build
 from caf_pipeline.formats.chunkio import LogWriter
@@ -116,6 +117,12 @@ def test_each_command_does_its_work_as_it_is_installed(tmp_path, network, databa
         assert SAID.get(name, b"") in done.out, name
     assert (tmp_path / "restored" / "key").read_bytes() == b"body" * 10_000
     assert (tmp_path / "extracted" / "folder" / "file").read_bytes() == b"bytes"
+
+
+def test_the_summaries_are_those_of_the_commands():
+    """The help of all commands is made without loading them."""
+    runner = CliRunner()
+    assert runner.invoke(build(""), ["--help"]).output == runner.invoke(build(), ["--help"]).output
 
 
 @pytest.mark.parametrize("group", [(), ("jackal",), ("cotar",), ("clps",), ("logs",), ("chunkio",)], ids="/".join)

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import httpx
@@ -21,6 +22,7 @@ from caf_pipeline_tests.support.command_line import CommandLine, archive_source,
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, new_wallet, wallet_with_space, with_wallet
 from caf_pipeline_tests.support.jackal_network import ADDRESS, WORDS
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
+from caf_pipeline_tests.support.roles import granted_roles
 
 pytest_plugins = ["caf_pipeline_tests.support.jackal_network"]
 
@@ -63,6 +65,18 @@ def funded(network, coins: int = COINS):
     wallet = new_wallet()
     network.fund(wallet.address, coins)
     return wallet
+
+
+def test_reading_needs_neither_a_wallet_nor_a_right_to_write(archived, database_url):
+    with granted_roles(database_url) as url_as:
+        reader = replace(
+            archived, environment=archived.environment | {"JACKAL_MNEMONIC": "", "CAF_DATABASE_URL": url_as("caf_reader")}
+        )
+        done = reader("get", "src", "key-00")
+        assert (done.status, len(done.out)) == (0, 100_000), done.err
+        for command in (("check", "src"), ("restore", "src", "restored"), ("ls", "src", ""), ("status",)):
+            done = reader(*command)
+            assert done.status == 0, (command, done.err)
 
 
 # --- the wallet and its space ----------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from caf_pipeline import wiring
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import LedgerError
 from caf_pipeline_tests.support.command_line import CommandLine, Done, source_text
@@ -198,7 +197,7 @@ def test_a_key_that_is_not_archived_is_said_to_be_so(archived):
 HEAVY = (
     *("dagster", "boto3", "botocore", "awscrt", "pyarrow", "duckdb", "numpy", "cffi", "Crypto", "coincurve", "google.protobuf"),
     *("caf_pipeline.caf.merkle_reference", "caf_pipeline.cli.archives", "caf_pipeline.packing.packer"),
-    *("caf_pipeline.caf.archive", "caf_pipeline.context", "caf_pipeline.source.protocol", "psutil", "sqlalchemy"),
+    *("caf_pipeline.caf.archive", "caf_pipeline.run_context", "caf_pipeline.source.protocol", "psutil", "sqlalchemy"),
 )
 """What a look-up has no use for, each a hundredth of a second or more, alone or with what it loads."""
 
@@ -229,11 +228,14 @@ def test_looking_something_up_loads_nothing_heavy(archived, arguments):
     assert (run.returncode, run.stdout.splitlines()[-1]) == (0, "[]"), run.stderr
 
 
+PAYING = tuple(f"caf_pipeline.store.jackal.{name}" for name in ("wallet", "messages", "posting", "upload", "write"))
+
+
 def test_reading_from_jackal_loads_nothing_that_signs_or_packs():
-    opened = "caf_pipeline.wiring, caf_pipeline.store.jackal.store, caf_pipeline.retrieval.reader"
+    opened = "caf_pipeline.wiring, caf_pipeline.store.jackal.read, caf_pipeline.retrieval.reader"
     program = (
-        f"import sys; from caf_pipeline.system.left_out import leave_out_unused; leave_out_unused(); import {opened};"
-        f"print([name for name in {(*HEAVY, 'rich')} if sys.modules.get(name)])"
+        f"import sys; from caf_pipeline.entry import leave_out_unused; leave_out_unused(); import {opened};"
+        f"print([name for name in {HEAVY} if sys.modules.get(name)])"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
@@ -288,7 +290,7 @@ def test_an_error_that_is_only_of_an_interrupt_is_told_as_one(caf, monkeypatch):
         finally:
             raise LedgerError("the statement under way was broken off")
 
-    monkeypatch.setattr(wiring, "open_ledger", interrupted)
+    monkeypatch.setattr("caf_pipeline.cli.opening.open_ledger", interrupted)
     caf.settings("")
     done = caf("status")
     assert (done.status, done.err) == (130, "caf: interrupted; the same command does it from the beginning\n")

@@ -13,16 +13,16 @@ from caf_pipeline.cli import plans
 from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.plan import OBJECTS_FILE, PLAN_SCHEMA
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import load_settings
 from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.steps import inventories
 from caf_pipeline.steps.preview import preview_plan
-from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.run_contexts import a_run_context, plan
 from caf_pipeline_tests.support.s3_server import make_bucket
-from caf_pipeline_tests.support.workplaces import a_workplace, plan
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -71,8 +71,8 @@ def test_a_dry_run_as_json_is_one_object_with_every_number(caf):
 @pytest.mark.parametrize("prices", [{"get_price": 5}, {"get_price": 5, "egress_price": 1024}])
 def test_of_aws_and_its_regions_a_dry_run_speaks_only_where_no_endpoint_is_set(tmp_path, ledger, capsys, endpoint, prices):
     described = {"bucket": "b", "public": True, **endpoint, **prices}
-    work = a_workplace(tmp_path, MemorySource({"k": b"x" * 100}), ledger, sources={"src": described})
-    plans._print_preview(preview_plan(work, inventories.take_inventory(work)))
+    context = a_run_context(tmp_path, MemorySource({"k": b"x" * 100}), ledger, sources={"src": described})
+    plans._print_preview(preview_plan(context, inventories.take_inventory(context)))
     said = capsys.readouterr().out
     assert ("within the bucket’s region" in said, "AWS's list prices" in said) == (not endpoint, not endpoint)
 
@@ -124,11 +124,11 @@ def test_an_inventory_that_a_dry_run_took_of_another_prefix_is_none_of_the_sourc
     done = caf("plan", "src", "--dry-run", "--last-inventory")
     assert (done.status, done.out) == (11, b"")
     with caf.surroundings(), opened_ledger(settings := load_settings()) as ledger:
-        work = open_workplace(settings, "src", run="another", ledger=ledger)
+        context = open_run_context(settings, "src", run="another", ledger=ledger)
         with pytest.raises(NotLocated, match="there is no inventory of 'src' yet"):
-            inventories.snapshot_to_plan(work)
-        assert inventories.take_inventory(work).object_count == 25
-        assert inventories.snapshot_to_plan(work).object_count == 25
+            inventories.snapshot_to_plan(context)
+        assert inventories.take_inventory(context).object_count == 25
+        assert inventories.snapshot_to_plan(context).object_count == 25
 
 
 def test_an_inventory_of_another_setting_of_versions_is_not_planned(caf, s3_server, new_bucket):
@@ -142,11 +142,11 @@ def test_an_inventory_of_another_setting_of_versions_is_not_planned(caf, s3_serv
     why = 'the latest inventory of \'src\' was taken with versions = "current", and sources.src.versions is "all" now'
     assert f"{why}\n     hint: run it without --last-inventory: it takes an inventory then" in done.err
     with caf.surroundings(), opened_ledger(settings := load_settings()) as ledger:
-        work = open_workplace(settings, "src", run="another", ledger=ledger)
+        context = open_run_context(settings, "src", run="another", ledger=ledger)
         with pytest.raises(NotLocated, match='was taken with versions = "current"'):
-            inventories.snapshot_to_plan(work)
-        listed = inventories.take_inventory(work).object_count
-        assert inventories.snapshot_to_plan(work).object_count == listed
+            inventories.snapshot_to_plan(context)
+        listed = inventories.take_inventory(context).object_count
+        assert inventories.snapshot_to_plan(context).object_count == listed
     assert json.loads(caf("plan", "src", "--dry-run", "--last-inventory", "--json").out)["objects"] == listed
 
 
@@ -162,12 +162,12 @@ def test_a_dry_run_says_that_a_plan_of_another_prefix_would_be_refused(caf, s3_s
 def test_a_dry_run_changes_nothing_in_the_ledger_that_events_wrote(caf):
     archive_source(caf)
     with caf.surroundings(), opened_ledger(load_settings()) as ledger:
-        work = open_workplace(load_settings(), "src", run="another", ledger=ledger)
+        context = open_run_context(load_settings(), "src", run="another", ledger=ledger)
         ledger.take_messages("src", [QueueMessage("1", "receipt", b"", [ObjectEvent(b"empty", "1")], "")])
         ledger.mark_noticed("src", "a-listing-under-way", b"", None)
         assert caf("plan", "src", "--dry-run").status == 0
         assert list(ledger.noticed_keys("src", b"", 5)) == [b"empty"]
-        ledger.forget_noticed("src", "a-listing-under-way", work.objects.clock(), b"", None)
+        ledger.forget_noticed("src", "a-listing-under-way", context.objects.clock(), b"", None)
         assert not ledger.noticed_keys("src", b"", 5)
 
 
@@ -210,7 +210,7 @@ def test_of_a_plan_with_a_flipped_bit_nothing_is_shown(caf, new_bucket):
     for number in range(20):
         new_bucket.put(f"sizes/{number}", bytes(1237 * number))
     with caf.surroundings(), opened_ledger(settings := load_settings()) as ledger:
-        (made,) = plan(open_workplace(settings, "src", run="another", ledger=ledger)).plans
+        (made,) = plan(open_run_context(settings, "src", run="another", ledger=ledger)).plans
     assert caf("plans", "show", made.name).status == 0
     path = Path(made.folder) / OBJECTS_FILE
     sizes = pq.read_metadata(path).row_group(0).column(PLAN_SCHEMA.get_field_index("size_bytes"))

@@ -10,21 +10,21 @@ import httpx
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.rebuild import FileKind
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.settings import SourceSettings, load_settings
-from caf_pipeline.store.jackal.messages import archive_note
-from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline.system.quantities import counted
 from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.chain_user import ChainUser, random_content
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, new_wallet, with_wallet
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, WORDS, jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger, rows_of  # noqa: F401 - a fixture
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -37,16 +37,18 @@ def lines_of(done):
 
 
 @pytest.fixture
-def open_work(tmp_path, network):
+def open_context(tmp_path, network):
     """Opens the same source on any ledger, as a run does; `bucket` makes an archive of its own."""
     opened = []
 
     def make(ledger, bodies=(), *, bucket, **changes):
         sources = {"src": {"bucket": bucket, "target_size": "1MiB", "public": True} | changes}
         jackal = jackal_settings(network, proof_seconds=8)
-        work = a_workplace(tmp_path, MemorySource(dict(bodies)), ledger, store=open_jackal_store, jackal=jackal, sources=sources)
-        opened.append(work.store)
-        return work
+        context = a_run_context(
+            tmp_path, MemorySource(dict(bodies)), ledger, store=open_jackal_store, jackal=jackal, sources=sources
+        )
+        opened.append(context.store)
+        return context
 
     network.grant(ADDRESS, SPACE)
     yield make
@@ -54,9 +56,9 @@ def open_work(tmp_path, network):
         store.close()
 
 
-def test_what_others_and_we_ourselves_post_under_the_archive_is_told_of_and_gives_no_row(ledger, open_work, network):
-    work = open_work(ledger, bucket="spoofed")
-    note = archive_note(work.archive_id)
+def test_what_others_and_we_ourselves_post_under_the_archive_is_told_of_and_gives_no_row(ledger, open_context, network):
+    context = open_context(ledger, bucket="spoofed")
+    note = archive_note(context.archive_id)
     stranger = new_wallet()
     network.fund(stranger.address, 10**9)
     network.grant(stranger.address, 10**9)
@@ -69,60 +71,60 @@ def test_what_others_and_we_ourselves_post_under_the_archive_is_told_of_and_give
         network.wait_for(lambda state: any(one["start"] == noise.start and one["providers"] for one in state["files"]))
         empty = ours.post(random_content(5000), note=note)
         ours.post(random_content(6000), note=archive_note("f" * 32))
-    found = {outcome.finding.file.posting.start: outcome for outcome in rebuild.rebuild(work)}
+    found = {outcome.finding.file.posting.start: outcome for outcome in rebuild.rebuild(context)}
     assert {start: outcome.finding.kind for start, outcome in found.items()} == {
         foreign.start: FileKind.FOREIGN,
         noise.start: FileKind.NO_CHUNK,
         empty.start: FileKind.NOT_UPLOADED,
     }
     assert stranger.address in found[foreign.start].finding.why
-    assert work.ledger.chunks() == []
+    assert context.ledger.chunks() == []
 
 
 @pytest.mark.thorough
-def test_a_provider_that_gives_other_bytes_is_named_and_nothing_is_believed(ledger, new_ledger, open_work, network):  # noqa: F811
+def test_a_provider_that_gives_other_bytes_is_named_and_nothing_is_believed(ledger, new_ledger, open_context, network):  # noqa: F811
     body = {"a": os.urandom(50_000)}
-    before = open_work(ledger, body, bucket="lied-about")
+    before = open_context(ledger, body, bucket="lied-about")
     archive_everything(before)
     liar = before.ledger.known_copies(before.ledger.chunks()[0].name)[0].provider
     network.misbehave(provider=network.provider_addresses.index(liar), flip_byte=-1)
-    work = open_work(new_ledger(), body, bucket="lied-about")
-    (outcome,) = rebuild.rebuild(work)
+    context = open_context(new_ledger(), body, bucket="lied-about")
+    (outcome,) = rebuild.rebuild(context)
     assert outcome.finding.kind is FileKind.DIFFERING
     assert liar in outcome.finding.why
-    assert work.ledger.chunks() == []
+    assert context.ledger.chunks() == []
     network.well_behaved()
-    (outcome,) = rebuild.rebuild(work)
+    (outcome,) = rebuild.rebuild(context)
     assert outcome.rows == 1
 
 
 @pytest.mark.parametrize("nonsense", ["html", "short", "huge"])
-def test_a_provider_that_gives_nonsense_is_passed_over(ledger, new_ledger, open_work, network, nonsense):  # noqa: F811
+def test_a_provider_that_gives_nonsense_is_passed_over(ledger, new_ledger, open_context, network, nonsense):  # noqa: F811
     bucket = f"nonsense-{nonsense}"
-    before = open_work(ledger, {"a": os.urandom(50_000)}, bucket=bucket)
+    before = open_context(ledger, {"a": os.urandom(50_000)}, bucket=bucket)
     archive_everything(before)
     liar = before.ledger.known_copies(before.ledger.chunks()[0].name)[0].provider
     network.misbehave(provider=network.provider_addresses.index(liar), nonsense=nonsense)
-    work = open_work(new_ledger(), bucket=bucket)
-    (outcome,) = rebuild.rebuild(work)
+    context = open_context(new_ledger(), bucket=bucket)
+    (outcome,) = rebuild.rebuild(context)
     assert outcome.rows == 1
     assert liar not in outcome.finding.chunk.read_from
     assert len(outcome.finding.chunk.read_from) == 2
 
 
-def test_far_fewer_bytes_are_read_than_the_chunk_has(ledger, new_ledger, open_work, monkeypatch):  # noqa: F811
+def test_far_fewer_bytes_are_read_than_the_chunk_has(ledger, new_ledger, open_context, monkeypatch):  # noqa: F811
     bodies = {f"key-{number}": os.urandom(8 << 20) for number in range(3)}
-    archive_everything(open_work(ledger, bodies, bucket="large", target_size="64MiB"))
-    work = open_work(new_ledger(), bucket="large", target_size="64MiB")
+    archive_everything(open_context(ledger, bodies, bucket="large", target_size="64MiB"))
+    context = open_context(new_ledger(), bucket="large", target_size="64MiB")
     read = []
-    whole = type(work.store).read
+    whole = type(context.store).read
 
     def counted(self, posting, start_byte, end_byte, *, provider=None):
         read.append(end_byte - start_byte)
         return whole(self, posting, start_byte, end_byte, provider=provider)
 
-    monkeypatch.setattr(type(work.store), "read", counted)
-    (outcome,) = rebuild.rebuild(work)
+    monkeypatch.setattr(type(context.store), "read", counted)
+    (outcome,) = rebuild.rebuild(context)
     assert outcome.rows == 3
     copies = 3
     assert sum(read) < copies * outcome.finding.file.posting.stored_size_bytes / 10
@@ -239,11 +241,11 @@ def test_a_chain_that_is_away_is_one_sentence(caf):
 
 def test_a_file_that_is_no_chunk_ends_it_with_1_and_says_why(caf, network):
     settings = type("S", (), {"source": lambda self, name: SourceSettings(bucket="never-archived", endpoint_url=NOWHERE)})()
-    work = Workplace("src", settings, None, None, None, None)  # type: ignore[arg-type]
+    context = RunContext("src", settings, None, None, None, None)  # type: ignore[arg-type]
     with httpx.Client() as client:
         network.grant(ADDRESS, SPACE)
         user = ChainUser(network, client)
-        post = user.post(random_content(1000), note=archive_note(work.archive_id))
+        post = user.post(random_content(1000), note=archive_note(context.archive_id))
     done = caf("rebuild", "src", "--json")
     one_sentence(done, 1, "1 listed file")
     assert lines_of(done)[0]["kind"] == "not_uploaded"
@@ -254,7 +256,7 @@ def test_with_the_address_of_another_wallet_it_is_said_that_nothing_is_its(caf, 
     caf.settings(source_text(NOWHERE, "of-another-wallet") + "public = true\n")
     with caf.surroundings():
         settings = load_settings()
-    archive_id = Workplace("src", settings, None, None, None, None).archive_id  # type: ignore[arg-type]
+    archive_id = RunContext("src", settings, None, None, None, None).archive_id  # type: ignore[arg-type]
     with httpx.Client() as client:
         network.grant(ADDRESS, SPACE)
         ChainUser(network, client).post(random_content(1000), note=archive_note(archive_id))
@@ -265,8 +267,8 @@ def test_with_the_address_of_another_wallet_it_is_said_that_nothing_is_its(caf, 
 
 
 def test_an_archive_in_a_folder_comes_back_too(tmp_path, ledger, new_ledger):  # noqa: F811
-    work = a_workplace(tmp_path, MemorySource({f"key-{number}": os.urandom(1000) for number in range(9)}), ledger)
-    archive_everything(work)
+    context = a_run_context(tmp_path, MemorySource({f"key-{number}": os.urandom(1000) for number in range(9)}), ledger)
+    archive_everything(context)
     fresh = new_ledger()
     caf = CommandLine(tmp_path, {"CAF_DATABASE_URL": fresh.url, "CAF_STORE__FOLDER": str(tmp_path / "store")})
     caf.settings('[sources.src]\nbucket = "b"\n')

@@ -15,15 +15,15 @@ from caf_pipeline.caf.archive import Limits
 from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.retrieval.file_names import key_of
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import load_settings
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.system.files_below import FilesBelow
-from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
-from caf_pipeline_tests.support.workplaces import archive_everything
+from caf_pipeline_tests.support.run_contexts import archive_everything
 
 BODIES = {
     **{f"some/key-{number:02}": os.urandom(10_000 + number) for number in range(30)},
@@ -51,7 +51,7 @@ def with_archived(folder, databases, source):
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:
-            archive_everything(open_workplace(settings, "src", run="run-1", ledger=ledger, objects=source))
+            archive_everything(open_run_context(settings, "src", run="run-1", ledger=ledger, objects=source))
     return caf
 
 
@@ -133,14 +133,14 @@ def test_objects_below_the_prefix_that_are_not_archived_are_counted_and_no_failu
         settings = load_settings()
         with opened_ledger(settings) as ledger:
             source = MemorySource(BODIES | {"some/later-1": b"1", "some/later-2": b"2", "other": b"3"})
-            work = open_workplace(settings, "src", run="run-2", ledger=ledger, objects=source)
-            (chunk,) = planning.cut_plan(work, inventories.take_inventory(work, after=b"!", until=b"some/z")).chunks
+            context = open_run_context(settings, "src", run="run-2", ledger=ledger, objects=source)
+            (chunk,) = planning.cut_plan(context, inventories.take_inventory(context, after=b"!", until=b"some/z")).chunks
             try:
                 done = caf("restore", "src", "some/", str(folder))
                 said = sums(caf("restore", "src", "some/", str(folder), "--dry-run", "--json"))
                 whole = sums(caf("restore", "src", str(folder), "--dry-run", "--json"))
             finally:
-                chunk_steps.withdraw(work, chunk.name)
+                chunk_steps.withdraw(context, chunk.name)
     assert done.status == 0, done.err
     assert "src: beside these, 2 objects not archived yet and 0 skipped: `caf status src` has the reasons" in done.err
     assert (said["not_yet_archived"], said["skipped"]) == (2, 0)
@@ -355,7 +355,7 @@ def rewritten(tmp_path_factory, databases):
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:
-            archive_everything(open_workplace(settings, "src", run="run-2", ledger=ledger, objects=source))
+            archive_everything(open_run_context(settings, "src", run="run-2", ledger=ledger, objects=source))
     return caf, etag
 
 

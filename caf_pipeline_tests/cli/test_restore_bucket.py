@@ -13,17 +13,17 @@ import pytest
 from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.errors import LedgerUnreachable
 from caf_pipeline.retrieval import listing, restore_bucket
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import load_settings
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.source.s3 import target
 from caf_pipeline.source.s3.target import BucketTarget
 from caf_pipeline.system.files_below import NotRestored
-from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.run_contexts import archive_everything
 from caf_pipeline_tests.support.unruly_s3 import with_header
-from caf_pipeline_tests.support.workplaces import archive_everything
 
 PREFIX = "back/"
 BODIES = {
@@ -61,7 +61,9 @@ def archived(tmp_path_factory, databases):
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:
-            archive_everything(open_workplace(settings, "src", run="run-1", ledger=ledger, objects=MemorySource(BODIES, HEADERS)))
+            archive_everything(
+                open_run_context(settings, "src", run="run-1", ledger=ledger, objects=MemorySource(BODIES, HEADERS))
+            )
     return caf
 
 
@@ -126,7 +128,7 @@ def test_where_the_database_goes_away_all_that_was_written_is_counted(restore, n
         raise LedgerUnreachable("the database is away")
 
     list_objects = listing.list_objects
-    monkeypatch.setattr(listing, "list_objects", breaking_off)
+    monkeypatch.setattr("caf_pipeline.cli.restore.list_objects", breaking_off)
     monkeypatch.setattr(restore_bucket, "OBJECTS_AT_ONCE", 2)
     done = restore("--json", prefix="some/")
     one_sentence(done, 6, "the database is away")

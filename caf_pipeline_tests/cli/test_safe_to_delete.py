@@ -11,18 +11,18 @@ from dataclasses import dataclass
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.run_context import RunContext
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import load_settings
-from caf_pipeline.wiring import close_store, open_workplace
 from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.maintenance.test_safe_to_delete import next_window
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line
 from caf_pipeline_tests.support.jackal_network import ADDRESS, BLOCK_SECONDS, FUNDS, SPACE, WORDS
+from caf_pipeline_tests.support.run_contexts import archive_everything
 from caf_pipeline_tests.support.s3_server import Bucket
-from caf_pipeline_tests.support.workplaces import archive_everything
 
 KEYS = [f"some/key-{number:02d}" for number in range(12)]
 
@@ -34,20 +34,20 @@ class Archived:
     caf: CommandLine
     bucket: Bucket
     network: LoopbackNetwork
-    work: Workplace
+    context: RunContext
 
     def __call__(self, *arguments, **more):
         return self.caf("safe-to-delete", *arguments, **more)
 
     @property
     def ledger(self):
-        return self.work.ledger
+        return self.context.ledger
 
     def pass_window(self) -> None:
         """Let the chunks be looked at, and be proven in the window after."""
         for chunk in self.ledger.chunks("src", [ChunkState.LOCATED]):
-            assert prove_chunk(self.work, chunk.name).proven
-        next_window(self.work, self.network)
+            assert prove_chunk(self.context, chunk.name).proven
+        next_window(self.context, self.network)
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +73,12 @@ def archived(caf, network, ledger, new_bucket, monkeypatch):
         new_bucket.put(key, os.urandom(100_000))
     for name, value in caf.environment.items():
         monkeypatch.setenv(name, value)
-    work = open_workplace(load_settings(caf.folder / "caf.toml"), "src", run="test", ledger=ledger)
+    context = open_run_context(load_settings(caf.folder / "caf.toml"), "src", run="test", ledger=ledger)
     try:
-        archive_everything(work)
-        yield Archived(caf, new_bucket, network, work)
+        archive_everything(context)
+        yield Archived(caf, new_bucket, network, context)
     finally:
-        close_store(work.store)
+        context.close()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What every ChunkStore does. A test class of an implementation inherits it and gives the fixture `store`.
+"""What every ChunkReader and every ChunkStore does. A test class of an implementation inherits it and gives the fixture `store`.
 
 It may give the fixture `log` too: a transaction log that the store's posts go through, in memory by default.
 """
@@ -133,39 +133,74 @@ def stored(store, path: Path, log=None) -> Posting:
     return posting
 
 
-class ChunkStoreContract:
-    """The contract: see `ChunkStore`. Bytes are random: a store may outlive a test and knows each root for ever."""
+class ChunkReaderContract:
+    """The contract of what reads chunks: see `ChunkReader`. The fixture `reader` reads what `store` keeps.
+
+    Bytes are random: a store may outlive a test and knows each root for ever.
+    """
 
     @pytest.fixture
     def log(self):
         return MemoryLog()
 
-    def test_what_was_put_reads_back_in_any_range(self, store, log, tmp_path):
+    @pytest.fixture
+    def reader(self, store):
+        return store
+
+    def test_what_was_put_reads_back_in_any_range(self, reader, store, log, tmp_path):
         data = os.urandom(3 << 20)
         posting = stored(store, staged_file(tmp_path, data), log)
         for start, end in [(0, len(data)), (0, 1), (5, 2_000_000), (len(data) - 1, len(data)), (7, 7)]:
-            assert b"".join(store.read(posting, start, end)) == data[start:end]
+            assert b"".join(reader.read(posting, start, end)) == data[start:end]
 
-    def test_pieces_are_at_most_one_mebibyte(self, store, log, tmp_path):
+    def test_pieces_are_at_most_one_mebibyte(self, reader, store, log, tmp_path):
         posting = stored(store, staged_file(tmp_path, os.urandom(3 << 20)), log)
-        assert max(len(piece) for piece in store.read(posting, 0, 3 << 20)) <= 1 << 20
+        assert max(len(piece) for piece in reader.read(posting, 0, 3 << 20)) <= 1 << 20
 
-    def test_an_uploaded_chunk_has_the_required_copies_and_each_reads_the_same(self, store, log, tmp_path):
+    def test_an_uploaded_chunk_has_the_required_copies_and_each_reads_the_same(self, reader, store, log, tmp_path):
         data = os.urandom(100_000)
         posting = stored(store, staged_file(tmp_path, data), log)
-        copies = store.copies(posting)
-        assert len({copy.provider for copy in copies}) >= store.required_copies
+        copies = reader.copies(posting)
+        assert len({copy.provider for copy in copies}) >= reader.required_copies
         for copy in copies:
-            read = b"".join(store.read(posting, 0, len(data), provider=copy.provider))
+            read = b"".join(reader.read(posting, 0, len(data), provider=copy.provider))
             assert hashlib.sha256(read).digest() == hashlib.sha256(data).digest()
 
-    def test_each_holder_gives_the_bytes(self, store, log, tmp_path):
+    def test_each_holder_gives_the_bytes(self, reader, store, log, tmp_path):
         data = os.urandom(50_000)
         posting = stored(store, staged_file(tmp_path, data), log)
-        holders = store.holders(posting)
-        assert len(set(holders)) == len(holders) >= store.required_copies
+        holders = reader.holders(posting)
+        assert len(set(holders)) == len(holders) >= reader.required_copies
         for provider in holders:
-            assert b"".join(store.read(posting, 10, 40_000, provider=provider)) == data[10:40_000]
+            assert b"".join(reader.read(posting, 10, 40_000, provider=provider)) == data[10:40_000]
+
+    def test_an_unknown_chunk_is_missing(self, reader):
+        unknown = Posting(b"\1" * 32, "nobody", 1, 10)
+        assert list(reader.copies(unknown)) == []
+        assert list(reader.holders(unknown)) == []
+        with pytest.raises(StoredChunkMissing):
+            list(reader.read(unknown, 0, 10))
+
+    def test_a_read_past_the_end_is_an_error_and_not_a_short_answer(self, reader, store, log, tmp_path):
+        posting = stored(store, staged_file(tmp_path, os.urandom(1000)), log)
+        with pytest.raises(IntegrityError):
+            list(reader.read(posting, 0, 1001))
+
+    def test_urls_are_of_holders(self, reader, store, log, tmp_path):
+        posting = stored(store, staged_file(tmp_path, os.urandom(1000)), log)
+        assert set(reader.urls(posting)) <= set(reader.holders(posting))
+
+    def test_a_range_that_a_holder_gives_is_not_lost(self, reader, store, log, tmp_path):
+        posting = stored(store, staged_file(tmp_path, os.urandom(1000)), log)
+        assert not any(reader.has_lost(posting, 0, 1000, provider=provider) for provider in reader.holders(posting))
+
+    def test_closing_twice_is_closing_once(self, reader):
+        reader.close()
+        reader.close()
+
+
+class ChunkStoreContract(ChunkReaderContract):
+    """The contract: see `ChunkStore`. A store is a reader, too."""
 
     def test_a_posted_chunk_that_was_not_uploaded_has_no_copy(self, store, log, tmp_path):
         posting = store.post(to_store(store, staged_file(tmp_path, os.urandom(1000))), log)
@@ -199,13 +234,6 @@ class ChunkStoreContract:
         with pytest.raises(LeaseLost):
             store.put(posting, path, lost)
 
-    def test_an_unknown_chunk_is_missing(self, store):
-        unknown = Posting(b"\1" * 32, "nobody", 1, 10)
-        assert list(store.copies(unknown)) == []
-        assert list(store.holders(unknown)) == []
-        with pytest.raises(StoredChunkMissing):
-            list(store.read(unknown, 0, 10))
-
     def test_what_is_posted_is_listed_under_its_archive_alone(self, store, log, tmp_path):
         chunk = to_store(store, staged_file(tmp_path, os.urandom(1000)))
         posting = store.post(chunk, log)
@@ -228,11 +256,6 @@ class ChunkStoreContract:
         store.post(chunk, log)
         after = {archive: files.count for archive, files in store.archives().items()}
         assert after == {**before, chunk.archive_id: 1}
-
-    def test_a_read_past_the_end_is_an_error_and_not_a_short_answer(self, store, log, tmp_path):
-        posting = stored(store, staged_file(tmp_path, os.urandom(1000)), log)
-        with pytest.raises(IntegrityError):
-            list(store.read(posting, 0, 1001))
 
     def test_what_fits_is_admitted_and_what_never_fits_is_not(self, store):
         store.admit(public=True, stored_size_bytes=1000, waiting_bytes=0)

@@ -16,14 +16,13 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import backfill
 from caf_pipeline.dagster_host.backfill import Selection, backfill_command, choose
 from caf_pipeline.dagster_host.home import dagster_home
-from caf_pipeline.defs.dagster_private import BulkActionStatus
 from caf_pipeline.defs.naming import BACKFILL_TAG, PRIORITY_TAG
 from caf_pipeline.errors import NoDaemon, NotLocated, SettingsError, UsageError
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline_tests.defs.test_sensors import ARCHIVE, SOURCE, fail_run, start_run
+from caf_pipeline_tests.automation.test_sensors import ARCHIVE, SOURCE, fail_run, start_run
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of
-from caf_pipeline_tests.support.dagster_private import DaemonHeartbeat
+from caf_pipeline_tests.support.dagster_private import BulkActionStatus, DaemonHeartbeat
 from caf_pipeline_tests.support.patience import wait_for
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
@@ -79,7 +78,7 @@ def test_an_unknown_source_is_refused(planned):
 @pytest.mark.thorough
 def test_where_there_is_nothing_to_do_it_ends_well(planned, capsys):
     for chunk in planned.chunks():
-        chunk_steps.withdraw(planned.workplace(), chunk)
+        chunk_steps.withdraw(planned.run_context(), chunk)
     assert backfill_command(SOURCE, settings=planned.settings, wanted={}) == 0  # no daemon is needed for that
     assert "nothing to submit" in capsys.readouterr().err
     assert planned.instance.get_backfills() == []
@@ -117,8 +116,8 @@ def test_wrong_ends_and_unknown_plans_are_refused(planned):
 def test_chunks_that_something_works_on_and_parked_ones_are_left_out(planned):
     queued, leased, parked, *others = planned.chunks()
     start_run(planned, ARCHIVE, DagsterRunStatus.QUEUED, **{"dagster/partition": queued})
-    chunk_steps.park(planned.workplace(), parked, "an operator's turn")
-    with planned.workplace().lease(chunk_lease(leased)):
+    chunk_steps.park(planned.run_context(), parked, "an operator's turn")
+    with planned.run_context().lease(chunk_lease(leased)):
         found = choose(planned.instance, planned.ledger, SOURCE, Selection())
         assert ([chunk.name for chunk in found.chunks], found.held, found.parked) == (others, [queued, leased], 1)
 
@@ -127,7 +126,7 @@ def test_chunks_that_something_works_on_and_parked_ones_are_left_out(planned):
 def test_only_what_failed_is_tried_again_and_what_is_parked_is_sent_on_its_way(planned, monkeypatch):
     _, failed, parked, *_ = planned.chunks()
     fail_run(planned, failed)
-    chunk_steps.park(planned.workplace(), parked, "failed too often")
+    chunk_steps.park(planned.run_context(), parked, "failed too often")
     assert chosen(planned, failed=True) == [failed, parked]
     heartbeat(planned)
     monkeypatch.setattr(backfill, "follow", lambda *_: "CANCELED")
@@ -147,7 +146,7 @@ def test_chunks_that_were_given_up_in_a_backfill_are_not_said_to_be_archived(pla
         claimed = connection.execute(its, {"name": empty}).scalars()
 
     def follow(*_):
-        chunk_steps.withdraw(planned.workplace(), withdrawn, reason="too large")
+        chunk_steps.withdraw(planned.run_context(), withdrawn, reason="too large")
         for key in claimed:
             planned.bucket.delete(key)
         for chunk in (empty, located, *others):
@@ -167,7 +166,7 @@ def test_chunks_that_were_given_up_in_a_backfill_are_not_said_to_be_archived(pla
 def test_a_dry_run_names_the_chunks_and_changes_nothing(planned, capsys):
     names = planned.chunks()
     planned.instance.delete_dynamic_partition("my-source_chunks", names[0])
-    chunk_steps.park(planned.workplace(), names[1], "an operator's turn")
+    chunk_steps.park(planned.run_context(), names[1], "an operator's turn")
     assert backfill_command(SOURCE, settings=planned.settings, wanted={"failed": True}, dry_run=True, json=True) == 0
     out = capsys.readouterr()
     assert json.loads(out.out)["chunks"] == [names[1]]

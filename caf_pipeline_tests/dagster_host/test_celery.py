@@ -17,9 +17,9 @@ from kombu.exceptions import OperationalError
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host import celery_launcher, celery_worker
 from caf_pipeline.dagster_host.celery_launcher import CheckedCeleryRunLauncher
+from caf_pipeline.dagster_host.dagster_private import WorkerStatus
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
-from caf_pipeline.defs.dagster_private import WorkerStatus
 from caf_pipeline.defs.naming import PARTITION_TAG
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.ledger.controls import Controls
@@ -97,8 +97,8 @@ def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_ever
         submit_backfill(world, instance, chunks, BACKFILL)
 
         def waiting():
-            with world.workplace() as work:
-                return {wait.run for wait in work.ledger.waits() if wait.wait.chunk}
+            with world.run_context() as context:
+                return {wait.run for wait in context.ledger.waits() if wait.wait.chunk}
 
         wait_for(lambda: len(waiting()) == 2)
         one.kill()

@@ -7,10 +7,10 @@ import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRunStatus, RunsFilter
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.defs.dagster_private import PartitionBackfill
+from caf_pipeline.dagster_host.dagster_private import PartitionBackfill
 from caf_pipeline.defs.naming import ASSETS, REPORT_TAG, S3_POOL
-from caf_pipeline_tests.defs.test_alerting import reported_checks
-from caf_pipeline_tests.defs.test_event_queue import Queue
+from caf_pipeline_tests.automation.test_alerting import reported_checks
+from caf_pipeline_tests.automation.test_event_queue import Queue
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of, wait_for_backfill
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.patience import wait_for

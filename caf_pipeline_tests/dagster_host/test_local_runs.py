@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
-from caf_pipeline.defs.dead_runs import process_tags, reap_dead_runs
+from caf_pipeline.automation.dead_runs import process_tags, reap_dead_runs
 from caf_pipeline.defs.naming import PROCESS_TAG, S3_POOL
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline_tests.support import sleeper

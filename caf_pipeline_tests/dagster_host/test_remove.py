@@ -6,20 +6,20 @@ from functools import partial
 
 import pytest
 
+from caf_pipeline.automation.launching import failed_runs, runs_of
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.dagster_host import remove
 from caf_pipeline.dagster_host.remove import remove_command
-from caf_pipeline.defs.launching import failed_runs, runs_of
 from caf_pipeline.defs.naming import partitions_name
 from caf_pipeline.errors import HeldByOther, IllegalMove, NotLocated, SettingsError, StagingError
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.folder_lock import writing_into
-from caf_pipeline.wiring import close_store, open_workplace
-from caf_pipeline_tests.defs.test_sensors import SOURCE, fail_run
+from caf_pipeline_tests.automation.test_sensors import SOURCE, fail_run
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
-from caf_pipeline_tests.support.workplaces import archive_chunk, plan
+from caf_pipeline_tests.support.run_contexts import archive_chunk, plan
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -39,9 +39,9 @@ def packed(pipeline):
     """A source with five planned chunks: two are packed, and runs of a third have failed."""
     pipeline.put(25)
     names = pipeline.plan()
-    work = pipeline.workplace()
-    archive_chunk(work, names[0], until=chunk_steps.seal_chunk)
-    archive_chunk(work, names[1], until=chunk_steps.pack_chunk)
+    context = pipeline.run_context()
+    archive_chunk(context, names[0], until=chunk_steps.seal_chunk)
+    archive_chunk(context, names[1], until=chunk_steps.pack_chunk)
     for _ in range(5):
         fail_run(pipeline, names[2])
     return pipeline
@@ -104,7 +104,7 @@ def test_files_of_a_lost_ledger_stay(packed, removing, database):
     before = left_of(packed)
     with pytest.raises(NotLocated, match="lost ledger"):
         removing()
-    packed.workplace()  # makes the source known again, as any run does
+    packed.run_context()  # makes the source known again, as any run does
     assert removing() == 0
     staged = [name for name in before if name.endswith((".caf", ".packed", ".json"))]
     assert staged
@@ -180,9 +180,9 @@ def planned_by_mistake(caf: CommandLine, s3_server: str, bucket: str) -> None:
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:
-            work = open_workplace(settings, "src", run="run-1", ledger=ledger)
-            plan(work)
-            close_store(work.store)
+            context = open_run_context(settings, "src", run="run-1", ledger=ledger)
+            plan(context)
+            context.close()
     caf.settings(source_text(s3_server, bucket, prefix="right/") + "public = true\n")
 
 

@@ -36,8 +36,8 @@ from caf_pipeline_tests.support.dagster_private import TagType, get_tag_type
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.plans import limit_to_target
+from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.s3_server import make_bucket
-from caf_pipeline_tests.support.workplaces import archive_chunk
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
 
@@ -121,10 +121,10 @@ def test_an_object_larger_than_a_chunk_is_archived_in_parts_and_counts_as_one(sp
 
 def test_an_object_in_parts_counts_for_the_command_that_made_it_located(split, run):
     split.plan()
-    work = split.workplace()
+    context = split.run_context()
     for chunk in split.ledger.chunks(SOURCE):
         if chunk.part != 2:
-            archive_chunk(work, chunk.name)
+            archive_chunk(context, chunk.name)
     (summary,) = run(workers=1)
     assert (len(summary.chunks), summary.objects, summary.complete) == (1, 1, True)
     assert "1/1 objects" in run.printed.getvalue()
@@ -134,10 +134,10 @@ def test_an_object_in_parts_counts_for_the_command_that_made_it_located(split, r
 def test_runs_of_parts_whose_object_changed_do_not_fail(split, run, monkeypatch):
     pack = chunk_steps.pack_chunk
 
-    def change_before_the_third(work, name):
-        if work.ledger.chunk(name).part == 3:
+    def change_before_the_third(context, name):
+        if context.ledger.chunk(name).part == 3:
             split.bucket.put("key-x", b"another")
-        return pack(work, name)
+        return pack(context, name)
 
     monkeypatch.setattr(chunk_steps, "pack_chunk", change_before_the_third)
     (summary,) = run(workers=1)
@@ -174,7 +174,7 @@ def test_a_run_takes_the_newest_report_or_that_of_a_day_or_lists(pipeline, run):
 def test_what_a_run_that_died_in_its_last_step_left_in_staging_is_removed(pipeline, run):
     pipeline.put(12)
     chunk = pipeline.plan()[0]
-    archive_chunk(pipeline.workplace(), chunk, until=chunk_steps.load_locations)
+    archive_chunk(pipeline.run_context(), chunk, until=chunk_steps.load_locations)
     (summary,) = run()
     assert chunk in summary.chunks
     assert summary.objects == 12 - pipeline.ledger.chunk(chunk).member_count
@@ -274,7 +274,7 @@ def test_what_another_run_archives_meanwhile_is_not_counted_as_archived_by_this_
     def then_another_run(ledger, source):
         found = listed(ledger, source)
         for name in others:
-            archive_chunk(pipeline.workplace(), name)
+            archive_chunk(pipeline.run_context(), name)
         return found
 
     monkeypatch.setattr(run_source_module, "chunks_with_work", then_another_run)
@@ -290,10 +290,10 @@ def test_of_two_runs_that_took_turns_at_a_chunk_the_one_that_located_it_counts_i
     (chunk,) = pipeline.plan()
     own = getattr(chunk_steps, step)
 
-    def then_another_run(work, name):
+    def then_another_run(context, name):
         monkeypatch.setattr(chunk_steps, step, own)
-        result = own(work, name)
-        archive_chunk(pipeline.workplace(), name)
+        result = own(context, name)
+        archive_chunk(pipeline.run_context(), name)
         return result
 
     monkeypatch.setattr(chunk_steps, step, then_another_run)
@@ -305,7 +305,7 @@ def test_of_two_runs_that_took_turns_at_a_chunk_the_one_that_located_it_counts_i
 @pytest.mark.thorough
 def test_a_source_that_a_live_run_plans_is_exit_status_13(pipeline, run):
     pipeline.put(3)
-    pipeline.workplace()
+    pipeline.run_context()
     with pipeline.ledger.lease(f"plan/{SOURCE}", this_process("other-run")):
         (summary,) = run()
     assert summary.planning == "other-run"
@@ -316,7 +316,7 @@ def test_a_source_that_a_live_run_plans_is_exit_status_13(pipeline, run):
 def test_an_object_that_is_to_be_tried_again_is_exit_status_14(pipeline, run):
     pipeline.put(2)
     etag = pipeline.bucket.put("denied", b"x")["ETag"].strip('"')
-    pipeline.workplace()  # makes the source known
+    pipeline.run_context()  # makes the source known
     skip = Skip("denied", object_version(None, etag, 1), SkipReason.ACCESS_DENIED, "not yet", etag, 1)
     pipeline.ledger.record_skips(SOURCE, [skip])
     (summary,) = run()
@@ -371,7 +371,7 @@ def test_unreadable_objects_are_skipped_together_in_the_third_run(pipeline, unru
 def test_a_parked_chunk_is_exit_status_14(pipeline, run):
     pipeline.put(3)
     (chunk,) = pipeline.plan()
-    chunk_steps.park(pipeline.workplace(), chunk, "no money")
+    chunk_steps.park(pipeline.run_context(), chunk, "no money")
     (summary,) = run()
     assert (summary.exit_status, summary.parked, summary.totals.claimed) == (14, 1, 3)
 
@@ -379,11 +379,11 @@ def test_a_parked_chunk_is_exit_status_14(pipeline, run):
 def test_a_damaged_chunk_is_exit_status_18_and_the_source_is_not_complete(pipeline, run):
     pipeline.put(12)
     run()
-    work, (name, *_) = pipeline.workplace(), pipeline.chunks()
-    for copy in (work.store.folder / "chunks").iterdir():
-        if copy.name.startswith(work.ledger.chunk(name).merkle_root.hex()):
+    context, (name, *_) = pipeline.run_context(), pipeline.chunks()
+    for copy in (context.store.folder / "chunks").iterdir():
+        if copy.name.startswith(context.ledger.chunk(name).merkle_root.hex()):
             copy.unlink()
-    prove_chunk(work, name)
+    prove_chunk(context, name)
     (summary,) = run()
     assert (summary.exit_status, summary.complete, summary.damaged) == (18, False, 1)
     assert sentence(summary) == (

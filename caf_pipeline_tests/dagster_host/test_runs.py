@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 import pytest
 from dagster import DagsterRunStatus
 
+from caf_pipeline.automation.dead_runs import process_tags
+from caf_pipeline.automation.launching import UNFINISHED
 from caf_pipeline.dagster_host import runs
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.runs import find_runs, runs_command
-from caf_pipeline.defs.dead_runs import process_tags
-from caf_pipeline.defs.launching import UNFINISHED
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.waits import Wait
-from caf_pipeline_tests.defs.test_sensors import ARCHIVE, SOURCE, start_run
+from caf_pipeline_tests.automation.test_sensors import ARCHIVE, SOURCE, start_run
 from caf_pipeline_tests.support.dagster_private import EngineEventData, SerializableErrorInfo
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]

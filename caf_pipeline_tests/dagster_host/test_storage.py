@@ -11,10 +11,10 @@ from dagster_postgres.storage import DagsterPostgresStorage
 from sqlalchemy import Pool, event
 
 from caf_pipeline.dagster_host import sqlite_storage
+from caf_pipeline.dagster_host.dagster_private import DagsterSqliteStorage
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, prepare_dagster_home
 from caf_pipeline.dagster_host.run_source import open_instance
 from caf_pipeline.dagster_host.storage import URL_VARIABLE, ChosenStorage, with_driver
-from caf_pipeline.defs.dagster_private import DagsterSqliteStorage
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.settings import Settings
 

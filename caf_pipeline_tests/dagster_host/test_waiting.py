@@ -22,16 +22,16 @@ from caf_pipeline.store.jackal import nodes as nodes_module
 from caf_pipeline.store.jackal import posting, upload
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.nodes import Nodes
-from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline.waits import Announcer, Waits
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
 from caf_pipeline_tests.support.jackal_command_line import S3_KEYS
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 from caf_pipeline_tests.support.s3_server import settings_for
 from caf_pipeline_tests.support.tiers import sampled
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
 
@@ -221,14 +221,14 @@ def test_a_block_and_a_provider_s_proof_are_waited_for_with_what_ends_them(tmp_p
     said = []
     waits = Waits(Announcer(said.append))
     network.grant(ADDRESS, SPACE)
-    work = a_workplace(
+    context = a_run_context(
         tmp_path,
         MemorySource({"key": os.urandom(40_000)}),
         ledger,
         store=lambda settings, ledger, holder: open_jackal_store(settings, ledger, holder, waits),
         jackal=jackal_settings(network, proof_seconds=8),
     )
-    archive_everything(work)
-    work.store.close()
+    archive_everything(context)
+    context.store.close()
     assert any(" for a block with transaction " in line and "; that block ends it, or block " in line for line in said)
     assert any(" to prove the file to the chain; it ends when the chain lists the provider" in line for line in said)

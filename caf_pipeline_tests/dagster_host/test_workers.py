@@ -15,7 +15,6 @@ from pydantic import ByteSize, SecretStr
 from rich.console import Console
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.dagster_host import worker
 from caf_pipeline.dagster_host.run_source import run_source
 from caf_pipeline.dagster_host.workers import WORTH_BYTES, Workers, workers_worth
 from caf_pipeline.defs.naming import PARTITION_TAG
@@ -154,7 +153,7 @@ def command(caf, ledger, database):
 
 def our_workers(pid=None):
     """Return the workers of a process, of this one by default."""
-    return [child for child in psutil.Process(pid).children() if worker.__name__ in child.cmdline()]
+    return [child for child in psutil.Process(pid).children() if "caf_pipeline.entry" in child.cmdline()]
 
 
 def is_alive(process):

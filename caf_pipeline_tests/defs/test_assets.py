@@ -24,8 +24,8 @@ from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.dagster_private import CachingStaleStatusResolver, LoadingContextForTest, StaleStatus
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
+from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.s3_server import make_bucket
-from caf_pipeline_tests.support.workplaces import archive_chunk
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -98,8 +98,8 @@ def test_a_chunks_run_ends_with_its_objects_located_and_readable(pipeline):
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
     assert materialized(pipeline, result) == ["caf_chunk", "stored_chunk", "file_locations"]
     assert checks(result) == {"chunk_accounts_for_plan": True, "chunk_reads_back": True}
-    work = pipeline.workplace()
-    assert b"".join(fetch(work.ledger, work.store, SOURCE, "key-003").pieces) == b"key-3".ljust(3_000, b".")
+    context = pipeline.run_context()
+    assert b"".join(fetch(context.ledger, context.store, SOURCE, "key-003").pieces) == b"key-3".ljust(3_000, b".")
 
 
 @pytest.mark.thorough
@@ -148,7 +148,7 @@ def test_a_backfill_run_of_an_empty_chunk_succeeds(pipeline):
 def test_a_chunk_that_another_live_run_holds_ends_well_and_materializes_nothing(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    other = pipeline.workplace("another run")
+    other = pipeline.run_context("another run")
     with other.ledger.lease(chunk_lease(chunk), other.holder):
         result = pipeline.execute(ARCHIVE, partition_key=chunk)
     assert result.success
@@ -171,7 +171,7 @@ def test_a_chunk_that_does_not_account_for_its_plan_is_not_stored(pipeline, data
 def test_a_parked_chunk_fails_once_and_says_why(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    park(pipeline.workplace(), chunk, "it is a test")
+    park(pipeline.run_context(), chunk, "it is a test")
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert "parked: it is a test" in failure.step_failure_data.user_failure_data.description
@@ -321,7 +321,7 @@ def test_a_chunk_is_archived_though_its_inventory_is_gone(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     assert pipeline.execute("plan_my_source").success
-    for file in pipeline.workplace().inventories().iterdir():
+    for file in pipeline.run_context().inventories().iterdir():
         file.unlink()
     assert pipeline.execute(ARCHIVE, partition_key=chunk).success
     assert counts(pipeline) == (0, 1)
@@ -330,7 +330,7 @@ def test_a_chunk_is_archived_though_its_inventory_is_gone(pipeline):
 def test_a_source_is_not_complete_while_a_chunk_of_it_is_damaged(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    archive_chunk(pipeline.workplace(), chunk)
+    archive_chunk(pipeline.run_context(), chunk)
     for state, passed in (("damaged", False), ("located", True)):
         with pipeline.ledger._database.transaction() as connection:
             set_state(connection, state)
@@ -342,7 +342,7 @@ def test_a_source_is_not_complete_while_a_chunk_of_it_is_damaged(pipeline):
 def test_a_run_of_a_damaged_chunk_fails_and_says_what_mends_it(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    archive_chunk(pipeline.workplace(), chunk)
+    archive_chunk(pipeline.run_context(), chunk)
     with pipeline.ledger._database.transaction() as connection:
         set_state(connection, "damaged")
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
@@ -363,7 +363,7 @@ def test_a_run_of_a_damaged_chunk_fails_and_says_what_mends_it(pipeline):
 def test_an_asset_of_a_chunk_that_is_not_so_far_is_not_materialized(pipeline, until, asset, said):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    archive_chunk(pipeline.workplace(), chunk, until=until)
+    archive_chunk(pipeline.run_context(), chunk, until=until)
     result = pipeline.execute(ARCHIVE, partition_key=chunk, asset_selection=[key(asset)])
     assert not result.success
     assert materialized(pipeline, result) == []
@@ -389,7 +389,7 @@ def test_a_partition_that_is_no_chunk_of_the_source_fails_once_and_says_so(pipel
 def test_a_step_that_reads_no_bucket_fails_for_good_where_the_chunk_is_to_be_packed_again(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    archive_chunk(pipeline.workplace(), chunk, until=chunk_steps.post_file)
+    archive_chunk(pipeline.run_context(), chunk, until=chunk_steps.post_file)
     shutil.rmtree(pipeline.settings.staging_folder)
     result = pipeline.execute(ARCHIVE, partition_key=chunk, asset_selection=[key("stored_chunk")])
     assert not result.success
@@ -402,39 +402,39 @@ def test_a_step_that_reads_no_bucket_fails_for_good_where_the_chunk_is_to_be_pac
 
 def test_the_account_is_of_the_inventory_that_was_planned_last(pipeline):
     pipeline.put(1)
-    inventories.take_inventory(pipeline.workplace())
-    found = asset_checks._plan_accounts(pipeline.workplace(), "")
+    inventories.take_inventory(pipeline.run_context())
+    found = asset_checks._plan_accounts(pipeline.run_context(), "")
     assert (found.passed, found.severity) == (False, AssetCheckSeverity.WARN)
     pipeline.plan()
     pipeline.put(2, prefix="new")
-    inventories.take_inventory(pipeline.workplace())
-    assert asset_checks._plan_accounts(pipeline.workplace(), "").passed
+    inventories.take_inventory(pipeline.run_context())
+    assert asset_checks._plan_accounts(pipeline.run_context(), "").passed
 
 
 def test_a_chunk_that_is_not_located_does_not_read_back_and_one_that_is_gone_fails_its_checks(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
-    work = pipeline.workplace()
-    assert not asset_checks._chunk_reads_back(work, chunk).passed
-    archive_chunk(work, chunk)
-    assert asset_checks._chunk_reads_back(work, chunk).passed
-    shutil.rmtree(work.store.folder / "chunks")
-    assert not asset_checks._chunk_reads_back(work, chunk).passed
-    found = asset_checks._chunk_accounts(work, chunk)
+    context = pipeline.run_context()
+    assert not asset_checks._chunk_reads_back(context, chunk).passed
+    archive_chunk(context, chunk)
+    assert asset_checks._chunk_reads_back(context, chunk).passed
+    shutil.rmtree(context.store.folder / "chunks")
+    assert not asset_checks._chunk_reads_back(context, chunk).passed
+    found = asset_checks._chunk_accounts(context, chunk)
     assert not found.passed
     assert "cannot be read" in found.description
 
 
 @pytest.mark.parametrize("left", ["the one before", "none"])
 def test_the_source_is_not_complete_by_the_inventories_of_a_machine_that_lacks_the_last_one(pipeline, left):
-    before = inventories.take_inventory(pipeline.workplace())
+    before = inventories.take_inventory(pipeline.run_context())
     if left == "none":
         before.path.unlink()
     next_second()
     pipeline.put(1)
     elsewhere = pipeline.settings.model_copy(update={"home": pipeline.settings.home / "another machine"})
-    work = replace(pipeline, settings=elsewhere).workplace()
-    planning.cut_plan(work, inventories.take_inventory(work))
+    context = replace(pipeline, settings=elsewhere).run_context()
+    planning.cut_plan(context, inventories.take_inventory(context))
     (check,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
     assert not check.passed
     assert check.description.startswith("The last whole inventory, of 20")

@@ -3,8 +3,8 @@
 import pytest
 
 from caf_pipeline.errors import LedgerError
-from caf_pipeline_tests.defs.test_event_queue import Queue
-from caf_pipeline_tests.defs.test_sensors import SOURCE, Looks
+from caf_pipeline_tests.automation.test_event_queue import Queue
+from caf_pipeline_tests.automation.test_sensors import SOURCE, Looks
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.s3_server import make_bucket
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.defs import alerting
+from caf_pipeline.defs import evaluations
 from caf_pipeline.defs.naming import ASSETS
 from caf_pipeline.settings import StoreSettings
 from caf_pipeline_tests.support.browser import browser, needs_browser
@@ -38,7 +38,7 @@ DRAWN = "return [...document.images].some(one => one.alt === arguments[0] && one
 @pytest.fixture
 def archived(pipeline, network, new_bucket, monkeypatch):
     """A source on a Jackal network, archived by runs and proven. Each look of the alert sensor is an observation."""
-    monkeypatch.setattr(alerting, "OBSERVE_SECONDS", 0)
+    monkeypatch.setattr(evaluations, "OBSERVE_SECONDS", 0)
     its = {
         "store": StoreSettings(kind="jackal"),
         "jackal": jackal_settings(network),

@@ -34,5 +34,5 @@ def settings_of_world(world: World, folder: Path) -> dict[str, str]:
 
 def submit_backfill(world: World, instance: DagsterInstance, chunks: Sequence[str], backfill_id: str) -> None:
     """Ask Dagster for a backfill of these chunks, as `caf backfill` does."""
-    with world.workplace() as work, warnings.catch_warnings():
-        submit(Settings.model_validate(world.values), instance, work.ledger, SOURCE, chunks, backfill_id)
+    with world.run_context() as context, warnings.catch_warnings():
+        submit(Settings.model_validate(world.values), instance, context.ledger, SOURCE, chunks, backfill_id)

@@ -126,7 +126,7 @@ def _import_all() -> None:
     imported = Path(caf_pipeline.__file__ or "")
     if not imported.is_relative_to(tree):
         sys.exit(f"this is not the old code: {imported}")
-    for name in ("caf_pipeline.cli.app", "caf_pipeline.dagster_host.run_source", "caf_pipeline.store.jackal.store"):
+    for name in ("caf_pipeline.cli.app", "caf_pipeline.dagster_host.run_source", "caf_pipeline.store.jackal.write"):
         importlib.import_module(name)
 
 

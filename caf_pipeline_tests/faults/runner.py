@@ -90,11 +90,11 @@ def _perform(order: Order, moments: Moments) -> None:
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.packing import packer
     from caf_pipeline.packing.journal.writer import CheckpointPace
+    from caf_pipeline.run_wiring import open_run_context
     from caf_pipeline.settings import Settings
     from caf_pipeline.steps import inventories, planning
-    from caf_pipeline.wiring import close_store, open_workplace
+    from caf_pipeline_tests.support.run_contexts import CHUNK_STEPS
     from caf_pipeline_tests.support.s3_server import client_for
-    from caf_pipeline_tests.support.workplaces import CHUNK_STEPS
 
     # Checkpoints of the packing journal as often as objects this small need, so that kills fall before, in and behind them.
     packer.pace_of = lambda settings: CheckpointPace(due_bytes=60_000, due_outcomes=4, ahead_bytes=120_000)
@@ -102,7 +102,7 @@ def _perform(order: Order, moments: Moments) -> None:
     database = open_database(settings)
     ledger = Ledger(database, lease_seconds=order.lease_seconds)
     endpoint = settings.source(order.source).endpoint_url
-    work = open_workplace(
+    context = open_run_context(
         settings,
         order.source,
         run=order.run,
@@ -112,18 +112,18 @@ def _perform(order: Order, moments: Moments) -> None:
         upload_progress=lambda size_bytes: moments.passing(),
     )
     with contextlib.closing(database), contextlib.ExitStack() as stack:
-        stack.callback(close_store, work.store)
+        stack.callback(context.close)
         names = [order.chunk]
         if not order.chunk:
             with moments.step("take_inventory"):
-                snapshot = inventories.take_inventory(work)
+                snapshot = inventories.take_inventory(context)
             with moments.step("cut_plan"):
-                planning.cut_plan(work, snapshot)
+                planning.cut_plan(context, snapshot)
             names = [chunk.name for chunk in ledger.chunks(order.source, UNDER_WAY)]
         for name in names:
             for step in CHUNK_STEPS:
                 with moments.step(step.__name__):
-                    step(work, name)
+                    step(context, name)
 
 
 def _warm_up() -> None:
@@ -134,9 +134,9 @@ def _warm_up() -> None:
     import caf_pipeline.steps.chunk_steps
     import caf_pipeline.steps.planning
     import caf_pipeline.store.directory
-    import caf_pipeline.store.jackal.store
+    import caf_pipeline.store.jackal.write
     import caf_pipeline.wiring  # noqa: F401
-    import caf_pipeline_tests.support.workplaces
+    import caf_pipeline_tests.support.run_contexts
     from caf_pipeline.store.jackal.wallet import Wallet
 
     Wallet(Mnemonic("english").generate())  # loads what derives keys

@@ -9,9 +9,9 @@ from caf_pipeline_tests.support.jackal_command_line import wallet_with_space
 
 
 def archive(world, chunk):
-    with world.workplace("a run") as work:
+    with world.run_context("a run") as context:
         for step in CHUNK_STEPS:
-            step(work, chunk)
+            step(context, chunk)
 
 
 @pytest.mark.thorough

@@ -17,15 +17,15 @@ from caf_pipeline.inventory.snapshot import read_objects, require_whole
 from caf_pipeline.packing.chunk_reader import StagedSource
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.retrieval.reader import fetch, save
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import StoreSettings, load_settings
 from caf_pipeline.steps import chunk_steps, inventories, planning
-from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.faults.world import COPIES, SOURCE
 from caf_pipeline_tests.support.command_line import CommandLine
 from caf_pipeline_tests.support.jackal_command_line import S3_KEYS
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.paying_runs import then
-from caf_pipeline_tests.support.workplaces import CHUNK_STEPS, a_workplace, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import CHUNK_STEPS, a_run_context, archive_chunk, archive_everything, plan
 
 GROUP = "Bytes are flipped"
 MIB = 1 << 20
@@ -81,8 +81,8 @@ def test_a_packing_is_resumed_over_flipped_bytes_and_ends_right(fault, small_wor
         chance = random.Random(str(kinds))
         unruly_s3.fail(500, "InternalError", key=LAST)
         for _ in range(case.tried):
-            with small_world.workplace() as work, pytest.raises(ObjectReadFailed):
-                archive_chunk(work, name)
+            with small_world.run_context() as context, pytest.raises(ObjectReadFailed):
+                archive_chunk(context, name)
             for kind in kinds:
                 (path,) = staged(small_world, kind)
                 assert path.stat().st_size
@@ -109,8 +109,8 @@ def test_a_staged_file_that_is_another_than_its_journal_says_is_not_resumed(faul
         ]
         case.tried = len(spoils)
         for spoil in spoils:
-            with small_world.workplace() as work, pytest.raises(ObjectReadFailed):
-                archive_chunk(work, name)
+            with small_world.run_context() as context, pytest.raises(ObjectReadFailed):
+                archive_chunk(context, name)
             spoil(*staged(small_world, "part"), *staged(small_world, "journal"))
         unruly_s3.well_behaved()
         small_world.finish()
@@ -150,20 +150,20 @@ def several_chunks(new_world):
 
 def test_a_packed_file_that_is_flipped_before_it_is_sealed(fault, several_chunks):
     world, names = several_chunks
-    with fault(GROUP, "in a packed file, before the seal") as case, world.workplace() as work:
+    with fault(GROUP, "in a packed file, before the seal") as case, world.run_context() as context:
         case.tried = len(WHERE)
         for name, where in zip(names, WHERE, strict=True):
-            archive_chunk(work, name, until=chunk_steps.pack_chunk)
+            archive_chunk(context, name, until=chunk_steps.pack_chunk)
             (path,) = world.staging.glob(f"{name}.*.packed")
             flip(path, places(path)[where])
-            finishes(world, work, name)
+            finishes(world, context, name)
         case.check(world)
 
 
 def test_a_record_of_a_packing_that_is_flipped(fault, small_world, soak):
     (name,) = small_world.plan()
-    with fault(GROUP, "in the record of a finished packing") as case, small_world.workplace() as work:
-        archive_chunk(work, name, until=chunk_steps.pack_chunk)
+    with fault(GROUP, "in the record of a finished packing") as case, small_world.run_context() as context:
+        archive_chunk(context, name, until=chunk_steps.pack_chunk)
         (path,) = staged(small_world, "packed.json")
         kept = path.read_bytes()
         offsets = range(0, len(kept), 1 if soak else len(kept) // 12)
@@ -172,23 +172,23 @@ def test_a_record_of_a_packing_that_is_flipped(fault, small_world, soak):
             path.write_bytes(kept)
             flip(path, offset % len(kept))  # a record that is written again may be shorter: it has the seconds
             try:
-                chunk_steps.pack_chunk(work, name)  # packs again what it does not believe
+                chunk_steps.pack_chunk(context, name)  # packs again what it does not believe
             except CafError as error:
                 is_one_sentence(error)
             (path,) = staged(small_world, "packed.json")
             kept = path.read_bytes()
             assert json.loads(kept)
-        finishes(small_world, work, name)
+        finishes(small_world, context, name)
         case.check(small_world)
 
 
-def finishes(world, work, name):
+def finishes(world, context, name):
     """Run the chunk; where what was flipped is told as an error, the next run ends right."""
     try:
-        archive_chunk(work, name)
+        archive_chunk(context, name)
     except CafError as error:
         is_one_sentence(error)
-        archive_chunk(work, name)
+        archive_chunk(context, name)
 
 
 def is_one_sentence(error):
@@ -201,13 +201,13 @@ AFTER = ("seal_chunk", "post_file", "verify_stored")
 @pytest.mark.parametrize("after", AFTER)
 def test_a_sealed_file_that_is_flipped_after_a_step(fault, several_chunks, after):
     world, names = several_chunks
-    with fault(GROUP, f"in a sealed file, after {after}") as case, world.workplace() as work:
+    with fault(GROUP, f"in a sealed file, after {after}") as case, world.run_context() as context:
         case.tried = len(WHERE)
         for name, where in zip(names, WHERE, strict=True):
             for step in CHUNK_STEPS:
-                step(work, name)
+                step(context, name)
                 if step.__name__ == after:
-                    path = staged_path(work, name)
+                    path = staged_path(context, name)
                     flip(path, places(path)[where])
         world.finish()
         case.check(world)
@@ -227,11 +227,11 @@ def test_a_sealed_file_that_is_flipped_where_no_sample_looks(fault, large_world,
     """The providers refuse what is not the root; it is packed again, and paid for once."""
     (name,) = large_world.plan()
     with fault(GROUP, f"in a sealed file where no sample looks, after {after}") as case:
-        with large_world.workplace() as work:
+        with large_world.run_context() as context:
             for step in CHUNK_STEPS:
-                step(work, name)
+                step(context, name)
                 if step.__name__ == after:
-                    flip(staged_path(work, name), unsampled(work.ledger.chunk(name)))
+                    flip(staged_path(context, name), unsampled(context.ledger.chunk(name)))
                     if another_run:
                         break
         large_world.finish()
@@ -240,27 +240,27 @@ def test_a_sealed_file_that_is_flipped_where_no_sample_looks(fault, large_world,
 
 def test_a_sealed_file_that_is_flipped_while_it_is_uploaded(fault, large_world):
     (name,) = large_world.plan()
-    with fault(GROUP, "in a sealed file while it is uploaded") as case, large_world.workplace() as work:
-        archive_chunk(work, name, until=chunk_steps.post_file)
-        at = unsampled(work.ledger.chunk(name))
-        then(work.store, "put", lambda: flip(staged_path(work, name), at), before=True)
-        finishes(large_world, work, name)
+    with fault(GROUP, "in a sealed file while it is uploaded") as case, large_world.run_context() as context:
+        archive_chunk(context, name, until=chunk_steps.post_file)
+        at = unsampled(context.ledger.chunk(name))
+        then(context.store, "put", lambda: flip(staged_path(context, name), at), before=True)
+        finishes(large_world, context, name)
         case.check(large_world)
 
 
 def test_a_folder_takes_no_file_that_is_not_what_was_posted(fault, tmp_path, ledger):
     """As a provider does: samples alone, taken of a file that was flipped before, would let it pass."""
     source = MemorySource({f"key-{number}": random.Random(number).randbytes(30_000) for number in range(10)})
-    work = a_workplace(tmp_path, source, ledger)
+    context = a_run_context(tmp_path, source, ledger)
     with fault(GROUP, "in a packed file, before the seal, to be stored in a folder") as case:
-        (chunk,) = plan(work).chunks
-        archive_chunk(work, chunk.name, until=chunk_steps.pack_chunk)
-        (path,) = work.staging().glob("*.packed")
+        (chunk,) = plan(context).chunks
+        archive_chunk(context, chunk.name, until=chunk_steps.pack_chunk)
+        (path,) = context.staging().glob("*.packed")
         flip(path, 1_000)
-        archive_chunk(work, chunk.name)
-        assert merkle_root(next(work.store.folder.glob("chunks/*.caf")), 3) == work.ledger.chunk(chunk.name).merkle_root
+        archive_chunk(context, chunk.name)
+        assert merkle_root(next(context.store.folder.glob("chunks/*.caf")), 3) == context.ledger.chunk(chunk.name).merkle_root
         for key, body in source.bodies.items():
-            assert b"".join(fetch(ledger, work.store, "src", key).pieces) == body
+            assert b"".join(fetch(ledger, context.store, "src", key).pieces) == body
         case.objects, case.size_bytes = len(source.bodies), sum(map(len, source.bodies.values()))
 
 
@@ -270,24 +270,24 @@ def test_a_folder_takes_no_file_that_is_not_what_was_posted(fault, tmp_path, led
 def test_a_plan_that_is_flipped_is_never_archived_as_something_else(fault, small_world, soak):
     """Either it does not matter, or the chunk fails in one sentence, is withdrawn, and its objects are planned again."""
     times = {row[0]: row[1] for row in listed(small_world)}
-    with fault(GROUP, "in the Parquet files of a plan") as case, small_world.workplace() as work:
+    with fault(GROUP, "in the Parquet files of a plan") as case, small_world.run_context() as context:
         case.tried = 0
         for seed in range(150 if soak else 8):
-            names = [chunk.name for chunk in planning.cut_plan(work, inventories.take_inventory(work)).chunks]
+            names = [chunk.name for chunk in planning.cut_plan(context, inventories.take_inventory(context)).chunks]
             if not names:  # the flip before did not matter: something new
                 small_world.put(f"new-{seed}", b"new" * seed)
                 times = {row[0]: row[1] for row in listed(small_world)}
                 continue
             chance = random.Random(seed)
-            folder = Path(work.ledger.chunk(names[0]).plan_folder)
+            folder = Path(context.ledger.chunk(names[0]).plan_folder)
             case.tried += 1
             flip_somewhere(chance.choice(sorted(folder.iterdir())), chance)
             for name in names:
                 try:
-                    archive_chunk(work, name)
+                    archive_chunk(context, name)
                 except CafError as error:
                     is_one_sentence(error)
-                    chunk_steps.withdraw(work, name)
+                    chunk_steps.withdraw(context, name)
         assert case.tried > 2
         small_world.finish()
         case.check(small_world)
@@ -296,13 +296,13 @@ def test_a_plan_that_is_flipped_is_never_archived_as_something_else(fault, small
 
 
 def listed(world):
-    with world.workplace() as work:
-        return [(obj.key.decode(), obj.last_modified) for page in work.objects.list_pages() for obj in page]
+    with world.run_context() as context:
+        return [(obj.key.decode(), obj.last_modified) for page in context.objects.list_pages() for obj in page]
 
 
 def test_a_snapshot_that_is_flipped_is_refused_or_the_same(fault, small_world, soak):
-    with fault(GROUP, "in an inventory's snapshot") as case, small_world.workplace() as work:
-        snapshot = inventories.take_inventory(work)
+    with fault(GROUP, "in an inventory's snapshot") as case, small_world.run_context() as context:
+        snapshot = inventories.take_inventory(context)
         whole, objects = snapshot.path.read_bytes(), list(read_objects(snapshot.path))
         offsets = range(0, len(whole), 1 if soak else max(1, len(whole) // 60))
         case.tried = len(offsets)
@@ -310,7 +310,7 @@ def test_a_snapshot_that_is_flipped_is_refused_or_the_same(fault, small_world, s
         for offset in offsets:
             flip(snapshot.path, offset)
             try:
-                again = inventories.open_snapshot(work, snapshot.name)
+                again = inventories.open_snapshot(context, snapshot.name)
                 require_whole(again.path)
                 assert again == snapshot, offset
                 assert list(read_objects(again.path)) == objects, offset
@@ -321,7 +321,7 @@ def test_a_snapshot_that_is_flipped_is_refused_or_the_same(fault, small_world, s
         assert refused > case.tried // 2
         flip(snapshot.path, 60)  # of the first page
         with pytest.raises(IntegrityError):
-            planning.cut_plan(work, snapshot)
+            planning.cut_plan(context, snapshot)
         assert small_world.query("SELECT count(*) FROM claims") == [(0,)]
         small_world.finish()
         case.check(small_world)
@@ -342,11 +342,11 @@ def everybody(world):
 def test_flipped_copies_are_not_verified_and_no_location_is_written(fault, small_world):
     (name,) = small_world.plan()
     with fault(GROUP, "at all providers, before the copies are verified") as case:
-        with small_world.workplace() as work:
-            archive_chunk(work, name, until=chunk_steps.upload_chunk)
+        with small_world.run_context() as context:
+            archive_chunk(context, name, until=chunk_steps.upload_chunk)
             spoil(small_world, *everybody(small_world))
             with pytest.raises((IntegrityError, StoreError)):
-                chunk_steps.verify_stored(work, name)
+                chunk_steps.verify_stored(context, name)
         assert small_world.query("SELECT count(*) FROM file_locations") == [(0,)]
         small_world.network.well_behaved()
         small_world.finish()
@@ -355,8 +355,8 @@ def test_flipped_copies_are_not_verified_and_no_location_is_written(fault, small
 
 def holders_of(world, name):
     """The numbers of the providers that have a chunk."""
-    with world.workplace() as work:
-        listed = {copy.provider for copy in work.store.copies(chunk_steps.posting_of(work.ledger.chunk(name)))}
+    with world.run_context() as context:
+        listed = {copy.provider for copy in context.store.copies(chunk_steps.posting_of(context.ledger.chunk(name)))}
     return [number for number, address in enumerate(world.network.provider_addresses) if address in listed]
 
 
@@ -369,9 +369,9 @@ def test_one_flipped_copy_is_passed_over_and_every_object_reads_right(fault, sma
         case.tried = len(numbers)
         for number in numbers:
             spoil(small_world, number)
-            with small_world.workplace() as work:
+            with small_world.run_context() as context:
                 for key, body in small_world.objects.items():
-                    assert b"".join(fetch(work.ledger, work.store, SOURCE, key).pieces) == body
+                    assert b"".join(fetch(context.ledger, context.store, SOURCE, key).pieces) == body
             small_world.network.well_behaved()
         case.check(small_world)
 
@@ -381,14 +381,14 @@ def test_where_all_copies_are_flipped_nothing_is_handed_out(fault, small_world, 
     assert small_world.run(name) == 0
     with fault(GROUP, "at all providers, located: nothing is handed to a user") as case:
         spoil(small_world, *everybody(small_world))
-        with small_world.workplace() as work:
+        with small_world.run_context() as context:
             keys = [key for key, body in small_world.objects.items() if body]
             case.tried = len(keys)
             for key in keys:
                 with pytest.raises(IntegrityError):
-                    next(fetch(work.ledger, work.store, SOURCE, key).pieces)
+                    next(fetch(context.ledger, context.store, SOURCE, key).pieces)
                 with pytest.raises(IntegrityError):
-                    save(fetch(work.ledger, work.store, SOURCE, key), tmp_path / "saved")
+                    save(fetch(context.ledger, context.store, SOURCE, key), tmp_path / "saved")
             assert not (tmp_path / "saved").exists()
         small_world.network.well_behaved()
         case.check(small_world)
@@ -410,7 +410,7 @@ def caf(tmp_path, new_bucket, database_url, ledger):
     settings = load_settings(folder / "caf.toml").model_copy(
         update={"store": StoreSettings(kind="directory", folder=folder / ".caf" / "store")}
     )
-    archive_everything(open_workplace(settings, "src", run="run-1", ledger=ledger, client=new_bucket.client))
+    archive_everything(open_run_context(settings, "src", run="run-1", ledger=ledger, client=new_bucket.client))
     (chunk,) = folder.glob(".caf/store/chunks/*.caf")
     return caf, chunk, bodies
 

@@ -21,7 +21,7 @@ from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline_tests.faults.world import SOURCE
 from caf_pipeline_tests.support.disks import a_disk, files_of_at_most
 from caf_pipeline_tests.support.paying_runs import then
-from caf_pipeline_tests.support.workplaces import CHUNK_STEPS, archive_chunk, archive_everything
+from caf_pipeline_tests.support.run_contexts import CHUNK_STEPS, archive_chunk, archive_everything
 
 GROUP = "A disk is full, gone or read-only"
 MIB = 1 << 20
@@ -58,8 +58,8 @@ def fails_clearly(error, kind, code):
 def run_here(world, name):
     """Run all steps of a chunk in this process; return its error, or None."""
     try:
-        with world.workplace() as work:
-            archive_chunk(work, name)
+        with world.run_context() as context:
+            archive_chunk(context, name)
     except CafError as error:
         return error
     return None
@@ -133,11 +133,11 @@ def test_a_staging_folder_that_is_removed_before_a_step(fault, staged_on, step):
     world, _ = staged_on
     (name,) = world.plan()
     with fault(GROUP, f"staging removed before {step}") as case:
-        with world.workplace() as work:
+        with world.run_context() as context:
             for each in CHUNK_STEPS:
                 if each.__name__ == step:
                     shutil.rmtree(world.staging, ignore_errors=True)
-                each(work, name)
+                each(context, name)
         world.finish()
         case.check(world)
 
@@ -161,11 +161,11 @@ def test_a_staging_disk_that_is_made_read_only_before_a_step(fault, staged_on, s
     world.staging.mkdir()
     (name,) = world.plan()
     with fault(GROUP, f"staging made read-only before {step}") as case:
-        with world.workplace() as work:
+        with world.run_context() as context:
             for each in CHUNK_STEPS:
                 if each.__name__ == step:
                     break
-                each(work, name)
+                each(context, name)
         disk.read_only()
         fails_clearly(run_here(world, name), StagingError, 8)
         disk.writable()
@@ -192,17 +192,17 @@ def test_a_home_that_is_full_while_an_inventory_is_taken_or_planned(fault, new_w
     disk = new_disk(16 * MIB)
     world = new_world(home=str(disk.folder / "home"), staging=str(tmp_path / "staging"))
     world.fill(small=6, large=1)
-    with fault(GROUP, "home full while an inventory is taken or planned") as case, world.workplace() as work:
+    with fault(GROUP, "home full while an inventory is taken or planned") as case, world.run_context() as context:
         case.tried = 0
         for leave_bytes in range(0, 14 * 4096, 4096):
             disk.fill(leave_bytes=leave_bytes)
             case.tried += 1
             try:
-                planning.cut_plan(work, inventories.take_inventory(work))
+                planning.cut_plan(context, inventories.take_inventory(context))
             except CafError as error:
                 fails_clearly(error, StagingError, 8)
                 assert world.query("SELECT count(*) FROM plans") == [(0,)]
-                assert not [path for path in work.plans().iterdir() if path.name.startswith(".cutting")]
+                assert not [path for path in context.plans().iterdir() if path.name.startswith(".cutting")]
                 continue
             break
         assert case.tried > 1
@@ -246,10 +246,10 @@ def test_a_database_that_runs_out_of_disk_while_it_is_written(fault, kept_on, un
     world, disk = kept_on
     unruly_s3.fail(403, "AccessDenied", key="some/key-001")  # a skip is what the seal writes
     with fault(GROUP, f"the database's disk full in {method}") as case:
-        with world.workplace() as work:
-            then(work.ledger, method, disk.fill, before=True)
+        with world.run_context() as context:
+            then(context.ledger, method, disk.fill, before=True)
             with pytest.raises(CafError) as failed:
-                archive_everything(work)
+                archive_everything(context)
         fails_clearly(failed.value, LedgerError, 6)
         disk.make_room()
         nothing_is_claimed_by_a_row(world)
@@ -272,13 +272,13 @@ def test_a_database_that_cannot_extend_its_log_and_crashes(fault, kept_on, datab
             connection.execute(statement)
     (name,) = world.plan()
     with fault(GROUP, "the database's disk full, so that it crashes") as case:
-        with world.workplace() as work:
-            archive_chunk(work, name, until=chunk_steps.verify_stored)
+        with world.run_context() as context:
+            archive_chunk(context, name, until=chunk_steps.verify_stored)
             with psycopg.connect(server, autocommit=True) as connection:
                 disk.fill()
                 connection.execute("SELECT pg_switch_wal()")
             with pytest.raises(LedgerError) as failed:
-                archive_chunk(work, name)
+                archive_chunk(context, name)
         fails_clearly(failed.value, LedgerError, 6)
         disk.make_room()
         subprocess.run([sys.executable, "-c", START, str(disk.folder)], check=True)

@@ -15,7 +15,7 @@ from caf_pipeline.ledger.records import Skip, chunk_lease
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline_tests.faults.world import SOURCE
-from caf_pipeline_tests.support.workplaces import CHUNK_STEPS, archive_chunk
+from caf_pipeline_tests.support.run_contexts import CHUNK_STEPS, archive_chunk
 
 GROUP = "The same events twice, or out of order"
 KEY = "changed/twice"
@@ -29,9 +29,9 @@ def small_world(new_world, unruly_s3, new_bucket):
     return world
 
 
-def current(work, key):
+def current(context, key):
     """The SHA-256 of the version that a look-up without a version gives."""
-    location = work.ledger.locate(SOURCE, key)
+    location = context.ledger.locate(SOURCE, key)
     return location and location.row.sha256
 
 
@@ -49,47 +49,50 @@ def chunks_of(report):
 def test_a_plan_of_the_same_snapshot_adds_nothing_at_any_time(fault, small_world):
     with (
         fault(GROUP, "a snapshot planned again: at once, while its chunk is packed, when it is located") as case,
-        small_world.workplace() as work,
+        small_world.run_context() as context,
     ):
         case.tried = 3
-        snapshot = inventories.take_inventory(work)
-        (name,) = chunks_of(planning.cut_plan(work, snapshot))
-        assert chunks_of(planning.cut_plan(work, snapshot)) == []
-        archive_chunk(work, name, until=chunk_steps.pack_chunk)
-        assert chunks_of(planning.cut_plan(work, snapshot)) == []
-        archive_chunk(work, name)
-        assert chunks_of(planning.cut_plan(work, snapshot)) == []
+        snapshot = inventories.take_inventory(context)
+        (name,) = chunks_of(planning.cut_plan(context, snapshot))
+        assert chunks_of(planning.cut_plan(context, snapshot)) == []
+        archive_chunk(context, name, until=chunk_steps.pack_chunk)
+        assert chunks_of(planning.cut_plan(context, snapshot)) == []
+        archive_chunk(context, name)
+        assert chunks_of(planning.cut_plan(context, snapshot)) == []
         small_world.finish()
         case.check(small_world)
 
 
 def test_a_cursor_that_is_replayed_finds_nothing_that_is_known(fault, small_world, unruly_s3):
-    with fault(GROUP, "a sensor's cursor replayed over objects claimed and located") as case, small_world.workplace() as work:
+    with (
+        fault(GROUP, "a sensor's cursor replayed over objects claimed and located") as case,
+        small_world.run_context() as context,
+    ):
         unruly_s3.page_keys = 2
         cursor, looks = b"", []
         while cursor is not None:
             looks.append(cursor)
-            look = inventories.look_for_new(work, after=cursor, max_pages=1)
-            planning.cut_plan(work, inventories.take_inventory(work, after=cursor, until=look.next_after))
+            look = inventories.look_for_new(context, after=cursor, max_pages=1)
+            planning.cut_plan(context, inventories.take_inventory(context, after=cursor, until=look.next_after))
             cursor = look.next_after
         case.tried = 2 * len(looks)
         for after in looks:
-            assert inventories.look_for_new(work, after=after, max_pages=1).new_objects == 0
-            assert planning.cut_plan(work, inventories.take_inventory(work, after=after)).chunks == []
+            assert inventories.look_for_new(context, after=after, max_pages=1).new_objects == 0
+            assert planning.cut_plan(context, inventories.take_inventory(context, after=after)).chunks == []
         small_world.finish()
         for after in looks:
-            assert inventories.look_for_new(work, after=after, max_pages=1).new_objects == 0
+            assert inventories.look_for_new(context, after=after, max_pages=1).new_objects == 0
         case.check(small_world)
 
 
 def test_each_step_run_twice_does_what_it_does_once(fault, small_world):
     (name,) = small_world.plan()
-    with fault(GROUP, "each step of a chunk twice, then all of them again") as case, small_world.workplace() as work:
+    with fault(GROUP, "each step of a chunk twice, then all of them again") as case, small_world.run_context() as context:
         case.tried = 2 * len(CHUNK_STEPS)
         for step in CHUNK_STEPS:
-            step(work, name)
-            step(work, name)
-        archive_chunk(work, name)
+            step(context, name)
+            step(context, name)
+        archive_chunk(context, name)
         small_world.finish()
         case.check(small_world)
 
@@ -106,30 +109,30 @@ def test_a_partition_run_again_in_another_process_after_it_is_located_does_nothi
 
 def test_a_move_that_is_written_twice_is_refused_and_writes_nothing(fault, small_world):
     (name,) = small_world.plan()
-    with fault(GROUP, "posting, copies and locations recorded twice") as case, small_world.workplace() as work:
+    with fault(GROUP, "posting, copies and locations recorded twice") as case, small_world.run_context() as context:
         case.tried = 3
-        archive_chunk(work, name, until=chunk_steps.upload_chunk)
-        posting = chunk_steps.posting_of(work.ledger.chunk(name))
-        copies = work.store.copies(posting)
-        with work.ledger.lease(chunk_lease(name), work.holder) as lease:
+        archive_chunk(context, name, until=chunk_steps.upload_chunk)
+        posting = chunk_steps.posting_of(context.ledger.chunk(name))
+        copies = context.store.copies(posting)
+        with context.ledger.lease(chunk_lease(name), context.holder) as lease:
             with pytest.raises(IllegalMove):
-                work.ledger.record_posting(lease, name, posting)
-            work.ledger.record_copies(lease, name, copies)
+                context.ledger.record_posting(lease, name, posting)
+            context.ledger.record_copies(lease, name, copies)
             with pytest.raises(IllegalMove):
-                work.ledger.record_copies(lease, name, copies)
-        archive_chunk(work, name)
-        with work.ledger.lease(chunk_lease(name), work.holder) as lease, pytest.raises(IllegalMove):
-            work.ledger.load_locations(lease, name, [])
+                context.ledger.record_copies(lease, name, copies)
+        archive_chunk(context, name)
+        with context.ledger.lease(chunk_lease(name), context.holder) as lease, pytest.raises(IllegalMove):
+            context.ledger.load_locations(lease, name, [])
         small_world.finish()
         case.check(small_world)
 
 
 def test_a_skip_that_is_told_twice_is_one_skip(fault, small_world):
-    with fault(GROUP, "a skip recorded twice") as case, small_world.workplace() as work:
+    with fault(GROUP, "a skip recorded twice") as case, small_world.run_context() as context:
         small_world.finish()
         skip = Skip("%FF", "etag:e:1", SkipReason.UNSUPPORTED_KEY, "not UTF-8", "e", 1)
         for _ in range(2):
-            work.ledger.record_skips(SOURCE, [skip])
+            context.ledger.record_skips(SOURCE, [skip])
         assert small_world.query("SELECT count(*), max(times) FROM skipped_objects") == [(1, 2)]
         case.check(small_world)
 
@@ -138,14 +141,17 @@ def test_a_skip_that_is_told_twice_is_one_skip(fault, small_world):
 
 
 def test_a_snapshot_planned_after_a_newer_one_brings_no_old_version_back(fault, small_world):
-    with fault(GROUP, "an old snapshot planned after a newer one, without versions") as case, small_world.workplace() as work:
-        old = inventories.take_inventory(work)
+    with (
+        fault(GROUP, "an old snapshot planned after a newer one, without versions") as case,
+        small_world.run_context() as context,
+    ):
+        old = inventories.take_inventory(context)
         small_world.put(KEY, b"the newest")
-        new = inventories.take_inventory(work)
-        newer, older = chunks_of(planning.cut_plan(work, new)), chunks_of(planning.cut_plan(work, old))
+        new = inventories.take_inventory(context)
+        newer, older = chunks_of(planning.cut_plan(context, new)), chunks_of(planning.cut_plan(context, old))
         for name in older + newer:
-            archive_chunk(work, name)
-        assert current(work, KEY) == digest(b"the newest")
+            archive_chunk(context, name)
+        assert current(context, KEY) == digest(b"the newest")
         small_world.finish()
         case.check(small_world)
 
@@ -154,7 +160,7 @@ def test_the_current_version_is_the_same_in_whatever_order_versions_are_planned(
     """All versions are of one second, as S3 tells it."""
     small_world.bucket.keep_versions()
     small_world.finish()
-    with fault(GROUP, "versions of one second, planned and located in every order") as case, small_world.workplace() as work:
+    with fault(GROUP, "versions of one second, planned and located in every order") as case, small_world.run_context() as context:
         orders = list(permutations(range(3))) if soak else [(0, 1, 2), (2, 0, 1), (2, 1, 0)]
         case.tried = len(orders)
         unruly_s3.one_time()
@@ -162,11 +168,11 @@ def test_the_current_version_is_the_same_in_whatever_order_versions_are_planned(
             key, snapshots = f"key-{number}", []
             for version in range(3):
                 small_world.put(key, f"{key} {version}".encode())
-                snapshots.append(inventories.take_inventory(work))
+                snapshots.append(inventories.take_inventory(context))
             for index in order:
-                for name in chunks_of(planning.cut_plan(work, snapshots[index])):
-                    archive_chunk(work, name)
-            assert current(work, key) == digest(small_world.objects[key]), order
+                for name in chunks_of(planning.cut_plan(context, snapshots[index])):
+                    archive_chunk(context, name)
+            assert current(context, key) == digest(small_world.objects[key]), order
         small_world.finish()
         case.check(small_world)
 
@@ -176,16 +182,19 @@ def test_a_later_plan_located_before_an_earlier_one_stays_current(fault, small_w
     if versioned:
         new_bucket.keep_versions()
         small_world.put(KEY, b"the first with an id")
-    with fault(GROUP, "a chunk of a later plan located before that of an earlier one") as case, small_world.workplace() as work:
+    with (
+        fault(GROUP, "a chunk of a later plan located before that of an earlier one") as case,
+        small_world.run_context() as context,
+    ):
         unruly_s3.one_time()
-        (earlier,) = chunks_of(planning.cut_plan(work, inventories.take_inventory(work)))
-        archive_chunk(work, earlier, until=chunk_steps.verify_stored)
+        (earlier,) = chunks_of(planning.cut_plan(context, inventories.take_inventory(context)))
+        archive_chunk(context, earlier, until=chunk_steps.verify_stored)
         small_world.put(KEY, b"the newest")
-        (later,) = chunks_of(planning.cut_plan(work, inventories.take_inventory(work)))
-        archive_chunk(work, later)
-        assert current(work, KEY) == digest(b"the newest")
-        archive_chunk(work, earlier)
-        assert current(work, KEY) == digest(b"the newest")
+        (later,) = chunks_of(planning.cut_plan(context, inventories.take_inventory(context)))
+        archive_chunk(context, later)
+        assert current(context, KEY) == digest(b"the newest")
+        archive_chunk(context, earlier)
+        assert current(context, KEY) == digest(b"the newest")
         assert small_world.query("SELECT count(*) FROM file_locations WHERE file_path = %s", KEY) == [(2,)]
         small_world.finish()
         case.check(small_world)
@@ -194,13 +203,13 @@ def test_a_later_plan_located_before_an_earlier_one_stays_current(fault, small_w
 def test_chunks_of_one_plan_may_be_located_in_any_order(fault, small_world):
     small_world.fill(seed=8, small=4, large=4)
     names = small_world.plan()
-    with fault(GROUP, "the chunks of one plan located last to first") as case, small_world.workplace() as work:
+    with fault(GROUP, "the chunks of one plan located last to first") as case, small_world.run_context() as context:
         case.tried = len(names)
         assert len(names) > 1
         for name in names:
-            archive_chunk(work, name, until=chunk_steps.verify_stored)
+            archive_chunk(context, name, until=chunk_steps.verify_stored)
         for name in reversed(names):
-            archive_chunk(work, name)
+            archive_chunk(context, name)
         small_world.finish()
         case.check(small_world)
 
@@ -208,11 +217,11 @@ def test_chunks_of_one_plan_may_be_located_in_any_order(fault, small_world):
 def test_a_withdrawn_chunk_that_is_run_again_says_so_and_its_objects_are_archived_once(fault, small_world):
     (old,) = small_world.plan()
     with fault(GROUP, "an old plan's chunk run again after it was withdrawn and planned again") as case:
-        with small_world.workplace() as work:
-            archive_chunk(work, old, until=chunk_steps.seal_chunk)
-            chunk_steps.withdraw(work, old)
+        with small_world.run_context() as context:
+            archive_chunk(context, old, until=chunk_steps.seal_chunk)
+            chunk_steps.withdraw(context, old)
             with pytest.raises(CafError, match="withdrawn"):
-                archive_chunk(work, old)
+                archive_chunk(context, old)
         (new,) = small_world.plan()
         assert new != old
         assert small_world.run(new) == 0
@@ -227,18 +236,18 @@ def test_an_object_that_another_chunk_located_meanwhile_is_not_archived_again(fa
     (first,) = small_world.plan()
     denied = "some/key-001"
     with fault(GROUP, "a chunk packed again whose skipped object is located elsewhere by now") as case:
-        with small_world.workplace() as work:
+        with small_world.run_context() as context:
             unruly_s3.fail(403, "AccessDenied", key=denied)
-            archive_chunk(work, first, until=chunk_steps.seal_chunk)
+            archive_chunk(context, first, until=chunk_steps.seal_chunk)
             unruly_s3.well_behaved()
             small_world.query("UPDATE skipped_objects SET retry_at = now() RETURNING 1")
-            (second,) = chunks_of(planning.cut_plan(work, inventories.take_inventory(work)))
-            archive_chunk(work, second)
-            staged_path(work, first).unlink()
+            (second,) = chunks_of(planning.cut_plan(context, inventories.take_inventory(context)))
+            archive_chunk(context, second)
+            staged_path(context, first).unlink()
             with pytest.raises(LedgerError, match="claims") as refused:
-                archive_chunk(work, first)
+                archive_chunk(context, first)
             assert "withdraw" in refused.value.hint
-            assert work.ledger.chunk(first).state in (ChunkState.SEALED, ChunkState.PACKING)
-            chunk_steps.withdraw(work, first)
+            assert context.ledger.chunk(first).state in (ChunkState.SEALED, ChunkState.PACKING)
+            chunk_steps.withdraw(context, first)
         small_world.finish()
         case.check(small_world)

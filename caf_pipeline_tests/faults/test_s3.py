@@ -182,8 +182,8 @@ def test_a_listing_of_garbage_is_refused_and_no_snapshot_is_made_of_it(fault, sm
                 unruly_s3.page_keys = 4
                 unruly_s3.say(body, kind="listing", when=lambda asked, page=page: asked.number >= page)
                 fails_clearly(world, (ListingRefused, SourceUnreachable))  # botocore takes an empty answer for a 500
-                with world.workplace() as work:
-                    assert list(work.inventories().iterdir()) == []
+                with world.run_context() as context:
+                    assert list(context.inventories().iterdir()) == []
                 assert unruly_s3.struck
                 unruly_s3.well_behaved()
         world.finish()
@@ -428,8 +428,8 @@ def test_everything_at_once_ends_right(fault, small_world, unruly_s3, soak):
             unruly_s3.fail(503, "SlowDown", kind=None, when=lambda asked, chance=chance: chance.random() < 0.1)
             unruly_s3.page_keys = chance.choice([1, 3, 1000])
             try:
-                with world.workplace() as work:
-                    planning.cut_plan(work, inventories.take_inventory(work))
+                with world.run_context() as context:
+                    planning.cut_plan(context, inventories.take_inventory(context))
                 for chunk in world.chunks():
                     status = world.run(chunk.name)
                     assert status in (0, SourceError.exit_code), world.runs[-1].answer

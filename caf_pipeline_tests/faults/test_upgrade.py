@@ -14,7 +14,7 @@ from caf_pipeline_tests.faults.world import COPIES, SOURCE
 from caf_pipeline_tests.support.command_line import FOREIGN, CommandLine
 from caf_pipeline_tests.support.jackal_command_line import S3_KEYS
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
-from caf_pipeline_tests.support.workplaces import archive_chunk
+from caf_pipeline_tests.support.run_contexts import archive_chunk
 
 pytestmark = pytest.mark.thorough
 
@@ -145,16 +145,16 @@ def test_a_journal_of_another_format_is_not_resumed(fault, small_world, unruly_s
     (name, *_) = small_world.plan()
     with fault(GROUP, "a journal of another format") as case:
         unruly_s3.fail(500, "InternalError", key="chunk-00/2")
-        with monkeypatch.context() as patched, small_world.workplace() as work:
+        with monkeypatch.context() as patched, small_world.run_context() as context:
             patched.setattr(journal, "JOURNAL_FORMAT", version)
             with pytest.raises(ObjectReadFailed):
-                archive_chunk(work, name)
+                archive_chunk(context, name)
         assert list(small_world.staging.glob("*.journal"))
         unruly_s3.well_behaved()
-        with small_world.workplace() as work:
-            archive_chunk(work, name, until=chunk_steps.load_batch)
-            chunk_steps.pack_chunk(work, name)
-            report = chunk_steps.seal_chunk(work, name)
+        with small_world.run_context() as context:
+            archive_chunk(context, name, until=chunk_steps.load_batch)
+            chunk_steps.pack_chunk(context, name)
+            report = chunk_steps.seal_chunk(context, name)
             assert report.resumed_bytes == 0
             assert report.not_resumed
         small_world.finish()

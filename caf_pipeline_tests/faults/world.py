@@ -19,7 +19,6 @@ import psycopg
 from mnemonic import Mnemonic
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.ledger.database import open_database
@@ -27,18 +26,19 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.run_context import RunContext
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline.store.jackal.wallet import Wallet
-from caf_pipeline.wiring import close_store, open_workplace
 from caf_pipeline_tests.faults.moments import Fatal
 from caf_pipeline_tests.faults.runner import WITH_TRACEBACK, Order, Run, Template
 from caf_pipeline_tests.faults.runner import start as start_run
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.run_contexts import CHUNK_STEPS
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET, Bucket, client_for
-from caf_pipeline_tests.support.workplaces import CHUNK_STEPS
 
 SOURCE: Final = "src"
 COINS: Final = 10**12
@@ -189,18 +189,18 @@ class World:
         return Settings.model_validate(self.values).staging_folder
 
     @contextmanager
-    def workplace(self, run: str = "this test") -> Iterator[Workplace]:
+    def run_context(self, run: str = "this test") -> Iterator[RunContext]:
         """Open the product's parts in this process."""
         settings = Settings.model_validate(self.values)
         database = open_database(settings)
         try:
             ledger = Ledger(database, lease_seconds=self._lease_seconds)
             client = client_for(settings.source(SOURCE).endpoint_url)
-            work = open_workplace(settings, SOURCE, run=run, ledger=ledger, client=client)
+            context = open_run_context(settings, SOURCE, run=run, ledger=ledger, client=client)
             try:
-                yield work
+                yield context
             finally:
-                close_store(work.store)
+                context.close()
         finally:
             database.close()
 
@@ -208,8 +208,8 @@ class World:
 
     def plan(self) -> list[str]:
         """Take an inventory and cut a plan; return the new chunks."""
-        with self.workplace() as work:
-            return [chunk.name for chunk in planning.cut_plan(work, inventories.take_inventory(work)).chunks]
+        with self.run_context() as context:
+            return [chunk.name for chunk in planning.cut_plan(context, inventories.take_inventory(context)).chunks]
 
     def start(self, chunk: str = "", *, fatal: Fatal | None = None, told: bool = False) -> Run:
         """Begin a process that runs a chunk's steps, by default everything from the inventory on.
@@ -245,12 +245,12 @@ class World:
         failed = {run.order.chunk for run in self.runs if run.wait()}
         again = {chunk.name for chunk in self.chunks(*RUN_AGAIN) if chunk.name in failed or "" in failed}
         for _ in range(ROUNDS):
-            with self.workplace("the next run") as work:
-                planned = planning.cut_plan(work, inventories.take_inventory(work))
-                names = {chunk.name for chunk in work.ledger.chunks(SOURCE, UNDER_WAY)} | again
+            with self.run_context("the next run") as context:
+                planned = planning.cut_plan(context, inventories.take_inventory(context))
+                names = {chunk.name for chunk in context.ledger.chunks(SOURCE, UNDER_WAY)} | again
                 for name in sorted(names):
                     for step in CHUNK_STEPS:
-                        step(work, name)
+                        step(context, name)
                 if not planned.chunks and not names:
                     return
                 again = set()
@@ -263,8 +263,8 @@ class World:
 
     def chunks(self, *states: ChunkState) -> Sequence[Chunk]:
         """Return its chunks as the ledger has them."""
-        with self.workplace() as work:
-            return work.ledger.chunks(SOURCE, states or None)
+        with self.run_context() as context:
+            return context.ledger.chunks(SOURCE, states or None)
 
     def query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Ask the database itself."""
@@ -282,14 +282,14 @@ class World:
     def examine(self) -> Verdict:
         """Look at everything, now that all is said to be done; see `Verdict`."""
         found = _Findings()
-        with self.workplace("the examination") as work:
-            listed = [obj for page in work.objects.list_pages() for obj in page]
+        with self.run_context("the examination") as context:
+            listed = [obj for page in context.objects.list_pages() for obj in page]
             self._look_for_lost(listed, found)
-            self._look_at_plans(work, found)
-            self._read_back(work, listed, found)
-            self._look_at_chunks(work, found)
-            self._look_at_the_network(work, found)
-            self._look_at_what_is_left(work, found)
+            self._look_at_plans(context, found)
+            self._read_back(context, listed, found)
+            self._look_at_chunks(context, found)
+            self._look_at_the_network(context, found)
+            self._look_at_what_is_left(context, found)
         self._look_at_runs(found)
         numbers = (found.objects, found.size_bytes, found.lost, found.double, found.overcharged_bytes)
         return Verdict(*numbers, complaints=found.complaints)
@@ -316,17 +316,17 @@ class World:
             found.double += max(0, int(members) - sum(located.values()))
             found.complain(f"double: located chunks have {members} members, and there are {sum(located.values())} locations")
 
-    def _look_at_plans(self, work: Workplace, found: _Findings) -> None:
-        accounting = planning.account_for(work, inventories.take_inventory(work))
+    def _look_at_plans(self, context: RunContext, found: _Findings) -> None:
+        accounting = planning.account_for(context, inventories.take_inventory(context))
         if not accounting.holds or accounting.claimed:
             found.complain(f"the accounting does not agree: {accounting}")
 
-    def _read_back(self, work: Workplace, listed: Sequence[S3Object], found: _Findings) -> None:
+    def _read_back(self, context: RunContext, listed: Sequence[S3Object], found: _Findings) -> None:
         """Every location reads back with its SHA-256, as a body that its key has or had; the bucket's own, byte by byte."""
         current = {(obj.key.decode(), obj.object_version) for obj in listed}
         for key, version, sha256 in self.query(f"SELECT file_path, {IDENTITY}, sha256 FROM file_locations ORDER BY 1, 2"):
             try:
-                body = b"".join(fetch(work.ledger, work.store, SOURCE, key, version).pieces)
+                body = b"".join(fetch(context.ledger, context.store, SOURCE, key, version).pieces)
             except CafError as error:
                 found.lost += 1
                 found.complain(f"lost: {key!r} ({version}) does not read back: {error}")
@@ -339,23 +339,23 @@ class World:
             found.objects += 1
             found.size_bytes += len(body)
 
-    def _look_at_chunks(self, work: Workplace, found: _Findings) -> None:
-        for chunk in work.ledger.chunks(SOURCE):
+    def _look_at_chunks(self, context: RunContext, found: _Findings) -> None:
+        for chunk in context.ledger.chunks(SOURCE):
             if chunk.state is ChunkState.WITHDRAWN:
                 continue
             if chunk.state not in (ChunkState.LOCATED, ChunkState.EMPTY):
                 found.complain(f"chunk {chunk.name} is '{chunk.state}': {chunk.reason}")
                 continue
             try:
-                explanation = account_for_chunk(work, chunk.name).explanation
+                explanation = account_for_chunk(context, chunk.name).explanation
             except CafError as error:
                 explanation = str(error)
             if explanation:
                 found.complain(f"chunk {chunk.name}: {explanation}")
 
-    def _look_at_the_network(self, work: Workplace, found: _Findings) -> None:
+    def _look_at_the_network(self, context: RunContext, found: _Findings) -> None:
         """Each chunk's root was posted once, nothing else was, and the space that it takes was charged once."""
-        chunks = work.ledger.chunks(SOURCE, [ChunkState.LOCATED])
+        chunks = context.ledger.chunks(SOURCE, [ChunkState.LOCATED])
         state = self.network.state()
         expected = Counter({chunk.merkle_root.hex(): 1 for chunk in chunks if chunk.merkle_root})
         files = Counter(one["merkle"] for one in state["files"] if one["owner"] == self.address)
@@ -370,9 +370,9 @@ class World:
             found.overcharged_bytes += max(0, charged - due)
             found.complain(f"charged: {charged} bytes of space, where {due} were due")
 
-    def _look_at_what_is_left(self, work: Workplace, found: _Findings) -> None:
+    def _look_at_what_is_left(self, context: RunContext, found: _Findings) -> None:
         """Nothing is in staging, reserved or claimed, and nobody alive holds a lease, but for what this process does itself."""
-        if left := sorted(path.name for path in work.staging().iterdir()):
+        if left := sorted(path.name for path in context.staging().iterdir()):
             found.complain(f"left in staging: {', '.join(left)}")
         for table in ("staging_reservations", "claims"):
             ((count,),) = self.query(f"SELECT count(*) FROM {table}")

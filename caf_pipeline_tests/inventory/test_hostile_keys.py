@@ -17,11 +17,11 @@ from caf_pipeline.ledger.records import posting_of
 from caf_pipeline.packing.chunk_reader import ChunkFile, RemoteSource
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.source.protocol import ObjectHeaders
-from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts import object_source
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, WORDS, jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
 PATHS = [
     "../x",
@@ -137,14 +137,14 @@ class AnySource(MemorySource):
 
 
 @pytest.fixture
-def make_work(tmp_path, ledger, network):
+def make_context(tmp_path, ledger, network):
     opened = []
 
     def make(source):
         network.grant(ADDRESS, SPACE)
-        work = a_workplace(tmp_path, source, ledger, store=open_jackal_store, jackal=jackal_settings(network, copies=1))
-        opened.append(work.store)
-        return work
+        context = a_run_context(tmp_path, source, ledger, store=open_jackal_store, jackal=jackal_settings(network, copies=1))
+        opened.append(context.store)
+        return context
 
     yield make
     for store in opened:
@@ -175,12 +175,12 @@ def caf(network, database_url, monkeypatch, capfdbinary):
     return run
 
 
-def chunk_of(work, name, folder):
+def chunk_of(context, name, folder):
     """Fetch a chunk from the network as a file, as anybody can."""
-    posting = posting_of(work.ledger.chunk(name))
+    posting = posting_of(context.ledger.chunk(name))
     path = folder / "chunk.caf"
-    path.write_bytes(b"".join(work.store.read(posting, 0, posting.stored_size_bytes)))
-    return path, ChunkFile(RemoteSource(work.store, posting), name)
+    path.write_bytes(b"".join(context.store.read(posting, 0, posting.stored_size_bytes)))
+    return path, ChunkFile(RemoteSource(context.store, posting), name)
 
 
 def is_harmless(text: str) -> bool:
@@ -188,22 +188,22 @@ def is_harmless(text: str) -> bool:
     return all(line.isprintable() for line in text.split("\n"))
 
 
-def all_read_back(work, keys):
+def all_read_back(context, keys):
     for key in keys:
-        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body_of(key), key
+        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body_of(key), key
 
 
-def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(make_work, new_bucket, caf, fault, tmp_path):
+def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(make_context, new_bucket, caf, fault, tmp_path):
     with fault("Hostile input", "keys of every kind, archived and restored") as case:
         case.tried = len(KEYS)
         for key in KEYS:
             new_bucket.put(key, body_of(key))
-        work = make_work(new_bucket.source())
-        (name,) = archive_everything(work)
-        assert work.ledger.account("src").skipped == {}
-        all_read_back(work, KEYS)
+        context = make_context(new_bucket.source())
+        (name,) = archive_everything(context)
+        assert context.ledger.account("src").skipped == {}
+        all_read_back(context, KEYS)
         case.objects = len(KEYS)
-        _, chunk = chunk_of(work, name, tmp_path)
+        _, chunk = chunk_of(context, name, tmp_path)
         rows = {row["key"]: row for row in chunk.manifest().rows()}
         assert set(rows) == set(KEYS)
         assert {key: chunk.reader.read(rows[key]["member"]) for key in KEYS if body_of(key)} == {
@@ -217,22 +217,22 @@ def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(make_w
 
 
 @pytest.mark.thorough
-def test_keys_that_a_server_of_tests_cannot_store_are_archived_or_skipped_with_their_reason(make_work):
+def test_keys_that_a_server_of_tests_cannot_store_are_archived_or_skipped_with_their_reason(make_context):
     source = AnySource({key: body_of(key) for key in [*MEMORY_KEYS, NO_ROW]}, headers={"a": ObjectHeaders(content_type="x/\x1b")})
-    work = make_work(source)
-    archive_everything(work)
-    all_read_back(work, MEMORY_KEYS)
-    assert {str(reason): count for reason, count in work.ledger.account("src").skipped.items()} == {
+    context = make_context(source)
+    archive_everything(context)
+    all_read_back(context, MEMORY_KEYS)
+    assert {str(reason): count for reason, count in context.ledger.account("src").skipped.items()} == {
         "unsupported_key": len(NO_TEXT) + 1
     }
 
 
 @pytest.fixture
-def extracted(make_work, tmp_path, caf):
+def extracted(make_context, tmp_path, caf):
     """A chunk of all keys as a file, and a folder with planted links into which it is to be extracted."""
-    work = make_work(MemorySource({key: body_of(key) for key in MEMORY_KEYS}))
-    (name,) = archive_everything(work)
-    path, _ = chunk_of(work, name, tmp_path)
+    context = make_context(MemorySource({key: body_of(key) for key in MEMORY_KEYS}))
+    (name,) = archive_everything(context)
+    path, _ = chunk_of(context, name, tmp_path)
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "victim").write_bytes(b"untouched")
@@ -296,12 +296,12 @@ def test_an_error_about_a_key_is_one_harmless_line(extracted, caf):
             assert len([line for line in err.splitlines() if line.startswith("caf: error")]) == 1
 
 
-def test_keys_that_look_alike_stay_apart(make_work):
+def test_keys_that_look_alike_stay_apart(make_context):
     pairs = [("é", "e\u0301"), ("a", "а"), ("Å", "\u212b"), ("K", "\u212a"), ("x", "x\u200b"), ("1", "１"), ("A", "a")]
     keys = list(dict.fromkeys(key for pair in pairs for key in pair))
     assert any(unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other) for one, other in pairs)
-    work = make_work(MemorySource({key: body_of(key) for key in keys}))
-    archive_everything(work)
-    all_read_back(work, keys)
+    context = make_context(MemorySource({key: body_of(key) for key in keys}))
+    archive_everything(context)
+    all_read_back(context, keys)
     with pytest.raises(NotLocated):
-        fetch(work.ledger, work.store, "src", "x\u200c")
+        fetch(context.ledger, context.store, "src", "x\u200c")

@@ -2,35 +2,27 @@
 
 import contextlib
 
-import psycopg
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import LedgerError
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.postgres import Ledger
-from caf_pipeline.ledger.schema_files import sql_folder
 from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, holder, register
-
-ROLES = ("caf_reader", "caf_worker", "caf_verifier")
+from caf_pipeline_tests.support.roles import granted_roles
 
 
 @pytest.fixture
 def ledger_as(database_url):
     """Open the ledger with the rights of a role."""
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute((sql_folder() / "roles.sql").read_bytes())
-    with contextlib.ExitStack() as opened:
+    with granted_roles(database_url) as url_as, contextlib.ExitStack() as opened:
 
         def open_as(role):
-            database = Database(f"{database_url}&options=-c%20role%3D{role}")
+            database = Database(url_as(role))
             opened.callback(database.close)
             return Ledger(database)
 
         yield open_as
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        for role in ROLES:
-            connection.execute(f"DROP OWNED BY {role}")
 
 
 @pytest.fixture

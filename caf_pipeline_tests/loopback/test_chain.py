@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from caf_pipeline.store.jackal import answers, messages
+from caf_pipeline.store.jackal import answers, messages, names
 from caf_pipeline.store.jackal.messages import ChainMessage
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
@@ -149,8 +149,8 @@ def test_a_broadcast_needs_base64_and_a_mode(user):
 
 def test_a_transaction_is_found_by_its_hash_once_it_is_included(user):
     raw = user.sign(some_post(user))
-    assert user.broadcast(raw)["txhash"] == messages.transaction_hash(raw)
-    unknown = user.get(f"/cosmos/tx/v1beta1/txs/{messages.transaction_hash(raw)}")
+    assert user.broadcast(raw)["txhash"] == names.transaction_hash(raw)
+    unknown = user.get(f"/cosmos/tx/v1beta1/txs/{names.transaction_hash(raw)}")
     assert (unknown.status_code, unknown.json()["code"]) == (404, 5)
     user.network.advance(1)
     found = user.look_up(raw)
@@ -225,7 +225,7 @@ def test_the_same_root_again_is_a_new_file_and_costs_again(user):
     content = random_content(500)
     first, second = user.post(content), user.post(content)
     assert second.start > first.start
-    listed = user.storage(f"files/merkle/{messages.root_in_path(first.root)}").json()["files"]
+    listed = user.storage(f"files/merkle/{names.root_in_path(first.root)}").json()["files"]
     assert sorted(int(one["start"]) for one in listed) == [first.start, second.start]  # keys are text: 100 comes before 99
     assert user.network.state()["posts_by_root"][first.root.hex()] == 2
 
@@ -423,7 +423,7 @@ def test_a_file_tells_everything_with_base64_and_integers_as_strings(user):
 def test_a_root_in_a_path_is_url_safe_base64_with_padding(user):
     root = root_with_a_slash()
     user.do(user.post_message(root, 10))
-    plain, safe = base64.b64encode(root).decode(), messages.root_in_path(root)
+    plain, safe = base64.b64encode(root).decode(), names.root_in_path(root)
     answers = {form: user.storage(f"files/merkle/{form}") for form in (safe, root.hex(), safe.rstrip("="))}
     assert [answer.status_code for answer in answers.values()] == [200, 200, 400]
     assert [len(answer.json().get("files", [])) for answer in answers.values()] == [1, 0, 0]
@@ -492,7 +492,7 @@ def test_a_provider_is_active_by_its_address_alone_and_looked_up_by_it(user):
     provider = user.storage(f"providers/{address}").json()["provider"]
     assert (provider["ip"], provider["totalspace"]) == (user.network.providers[0], str(1 << 40))
     assert user.storage("providers/jkl1nobody").status_code == 404
-    assert user.storage(f"find_file/{messages.root_in_path(post.root)}").json() == {"provider_ips": [provider["ip"]]}
+    assert user.storage(f"find_file/{names.root_in_path(post.root)}").json() == {"provider_ips": [provider["ip"]]}
 
 
 def test_a_price_is_for_a_month_at_least(user):

@@ -33,9 +33,9 @@ from caf_pipeline_tests.contracts.chunk_store import MemoryLog, corrupt
 from caf_pipeline_tests.support.memory_ranges import caf_bytes
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import rows_of
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 from caf_pipeline_tests.support.snapshots import damage_page
 from caf_pipeline_tests.support.tiers import sampled
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "caf"
 WRITTEN = [one for one in json.loads((VECTORS / "manifest.json").read_text()) if one["name"].startswith(("go_", "ts_"))]
@@ -55,13 +55,13 @@ class Bucket(MemorySource):
 
 
 @pytest.fixture
-def open_work(tmp_path, ledger):
+def open_context(tmp_path, ledger):
     """Opens the source on a bucket, whose inventory is taken."""
 
     def make(bodies, **etags):
-        work = a_workplace(tmp_path, Bucket(dict(bodies), etags), ledger)
-        inventories.take_inventory(work)
-        return work
+        context = a_run_context(tmp_path, Bucket(dict(bodies), etags), ledger)
+        inventories.take_inventory(context)
+        return context
 
     return make
 
@@ -75,63 +75,63 @@ def write(path, members) -> Path:
     return path
 
 
-def post(work, path, proof_type=3, archive_id="another program") -> Path:
+def post(context, path, proof_type=3, archive_id="another program") -> Path:
     """Post a file as another program of the same owner does."""
     root = merkle_root(path, proof_type)
     chunk = ChunkToStore("anything", archive_id, True, path.stat().st_size, proof_type, root)
-    work.store.put(work.store.post(chunk, MemoryLog()), path, lambda size: None)
+    context.store.put(context.store.post(chunk, MemoryLog()), path, lambda size: None)
     return path
 
 
-def adopt(work, *paths, **terms):
-    return list(adopt_files(work, paths, Terms(**terms)))
+def adopt(context, *paths, **terms):
+    return list(adopt_files(context, paths, Terms(**terms)))
 
 
-def body_of(work, key) -> bytes:
-    return b"".join(fetch(work.ledger, work.store, work.source, key).pieces)
+def body_of(context, key) -> bytes:
+    return b"".join(fetch(context.ledger, context.store, context.source, key).pieces)
 
 
 @pytest.mark.parametrize("proof_type", [0, 3])
 @pytest.mark.parametrize("vector", sampled(WRITTEN, every=3), ids=lambda one: one["name"])
-def test_what_gocaf_and_the_worker_wrote_is_adopted_and_given_back(open_work, vector, proof_type):
+def test_what_gocaf_and_the_worker_wrote_is_adopted_and_given_back(open_context, vector, proof_type):
     path = VECTORS / vector["file"]
     content = path.read_bytes()
     members = {bytes.fromhex(one["key_hex"]): content[one["start"] : one["end"]] for one in vector["gocaf"]["files"]}
     objects = {key.decode(): body for key, body in members.items() if is_supported(key)}
-    work = open_work(objects)
-    (done,) = adopt(work, post(work, path, proof_type))
+    context = open_context(objects)
+    (done,) = adopt(context, post(context, path, proof_type))
     assert (done.kind, done.rows) == ((AdoptionKind.ADOPTED if objects else AdoptionKind.NO_OBJECT), len(objects))
     assert sum(done.left_out.values()) == len(members) - len(objects) == done.left_out.get(LeftOut.UNSUPPORTED_KEY, 0)
     for key, body in objects.items():
-        assert body_of(work, key) == body
+        assert body_of(context, key) == body
     assert all(
-        row["sha256"] == hashlib.sha256(objects[row["file_path"]]).digest() for row in rows_of(work.ledger)["file_locations"]
+        row["sha256"] == hashlib.sha256(objects[row["file_path"]]).digest() for row in rows_of(context.ledger)["file_locations"]
     )
 
 
-def test_the_inventory_of_an_adoption_stays_however_many_are_taken_meanwhile(open_work, tmp_path):
-    work = open_work({"a": b"1", "b": b"2"})
-    files = [post(work, write(tmp_path / key, {key: body})) for key, body in (("a", b"1"), ("b", b"2"))]
-    with contextlib.closing(adopt_files(work, files, Terms())) as adopting:
+def test_the_inventory_of_an_adoption_stays_however_many_are_taken_meanwhile(open_context, tmp_path):
+    context = open_context({"a": b"1", "b": b"2"})
+    files = [post(context, write(tmp_path / key, {key: body})) for key, body in (("a", b"1"), ("b", b"2"))]
+    with contextlib.closing(adopt_files(context, files, Terms())) as adopting:
         assert next(adopting).rows == 1
         for _ in range(inventories.WHOLE_KEPT):
-            inventories.take_inventory(work)
+            inventories.take_inventory(context)
         assert next(adopting).rows == 1
 
 
 @pytest.mark.thorough
-def test_each_member_that_is_no_object_is_left_out_for_its_reason_and_the_next_plan_has_its_object(open_work, tmp_path):
+def test_each_member_that_is_no_object_is_left_out_for_its_reason_and_the_next_plan_has_its_object(open_context, tmp_path):
     members = {name: name.encode() * 9 for name in ("same", "gone", "flipped", "longer", "parts", "ours", "n" * 1025)}
     bodies = {key: members[key] for key in ("same", "longer", "parts")} | {"flipped": members["flipped"][::-1], "other": b"1"}
     md5 = hashlib.md5(members["longer"], usedforsecurity=False).hexdigest()
     bodies["longer"] += b"!"  # the ETag is that of the member, the size is not
-    work = open_work({"ours": members["ours"]})
-    archive_everything(work)
-    work.objects.bodies |= bodies
-    work.objects.etags = {"longer": md5, "parts": "0123456789abcdef0123456789abcdef-2"}
-    inventories.take_inventory(work)
+    context = open_context({"ours": members["ours"]})
+    archive_everything(context)
+    context.objects.bodies |= bodies
+    context.objects.etags = {"longer": md5, "parts": "0123456789abcdef0123456789abcdef-2"}
+    inventories.take_inventory(context)
     told = {}
-    (done,) = adopt(work, post(work, write(tmp_path / "a.caf", members)), tell=told.__setitem__)
+    (done,) = adopt(context, post(context, write(tmp_path / "a.caf", members)), tell=told.__setitem__)
     assert (done.kind, done.members, done.rows) == (AdoptionKind.ADOPTED, 7, 1)
     assert told == {
         "gone": "not_in_inventory",
@@ -142,108 +142,108 @@ def test_each_member_that_is_no_object_is_left_out_for_its_reason_and_the_next_p
         "n" * 1025: "unsupported_key",
     }
     assert done.left_out == dict.fromkeys(told.values(), 1)
-    archive_everything(work)
-    located = {row["file_path"]: row["chunk"] for row in rows_of(work.ledger)["file_locations"]}
+    archive_everything(context)
+    located = {row["file_path"]: row["chunk"] for row in rows_of(context.ledger)["file_locations"]}
     assert set(located) == {"ours", *bodies}
     assert [key for key, chunk in located.items() if chunk == done.chunk] == ["same"]
-    assert all(body_of(work, key) == body for key, body in work.objects.bodies.items())
+    assert all(body_of(context, key) == body for key, body in context.objects.bodies.items())
 
 
-def test_an_inventory_that_is_damaged_adopts_nothing(open_work, tmp_path):
-    work = open_work({"a": b"one"})
-    file = post(work, write(tmp_path / "a.caf", {"a": b"one"}))
-    snapshot = inventories.latest_snapshot(work, complete=True)
+def test_an_inventory_that_is_damaged_adopts_nothing(open_context, tmp_path):
+    context = open_context({"a": b"one"})
+    file = post(context, write(tmp_path / "a.caf", {"a": b"one"}))
+    snapshot = inventories.latest_snapshot(context, complete=True)
     damage_page(snapshot.path, "etag")
     with pytest.raises(IntegrityError, match="cannot be read"):
-        adopt(work, file)
-    assert not rows_of(work.ledger)["file_locations"]
+        adopt(context, file)
+    assert not rows_of(context.ledger)["file_locations"]
 
 
-def test_an_object_in_two_files_is_adopted_once_and_adopting_again_changes_nothing(open_work, tmp_path):
+def test_an_object_in_two_files_is_adopted_once_and_adopting_again_changes_nothing(open_context, tmp_path):
     members = {f"key-{number}": os.urandom(500) for number in range(4)}
-    work = open_work(members)
-    first = post(work, write(tmp_path / "1.caf", {key: members[key] for key in ("key-0", "key-1")}))
-    second = post(work, write(tmp_path / "2.caf", {key: members[key] for key in ("key-1", "key-2")}))
-    third = post(work, write(tmp_path / "3.caf", {"key-1": members["key-1"]}))
-    dry = adopt(work, first, dry_run=True)
-    assert (dry[0].kind, dry[0].rows, work.ledger.chunks()) == (AdoptionKind.ADOPTED, 2, [])
-    done = adopt(work, first, second, third)
+    context = open_context(members)
+    first = post(context, write(tmp_path / "1.caf", {key: members[key] for key in ("key-0", "key-1")}))
+    second = post(context, write(tmp_path / "2.caf", {key: members[key] for key in ("key-1", "key-2")}))
+    third = post(context, write(tmp_path / "3.caf", {"key-1": members["key-1"]}))
+    dry = adopt(context, first, dry_run=True)
+    assert (dry[0].kind, dry[0].rows, context.ledger.chunks()) == (AdoptionKind.ADOPTED, 2, [])
+    done = adopt(context, first, second, third)
     assert [(one.kind, one.rows) for one in done] == [("adopted", 2), ("adopted", 1), ("nothing_new", 0)]
     assert [one.chunk for one in done[:2]] == [str(chunk_of_root("src", merkle_root(one, 3))[0]) for one in (first, second)]
-    before = rows_of(work.ledger)
-    assert [one.kind for one in adopt(work, first, second, third)] == ["known", "known", "nothing_new"]
-    assert [one.kind for one in adopt_from_chain(work, Terms())].count("known") == 2
-    assert rows_of(work.ledger) == before
-    assert [one for one in rebuild.rebuild(work) if not one.complete] == []
-    assert not list(work.staging().glob(f"{TEMPORARY}*"))
+    before = rows_of(context.ledger)
+    assert [one.kind for one in adopt(context, first, second, third)] == ["known", "known", "nothing_new"]
+    assert [one.kind for one in adopt_from_chain(context, Terms())].count("known") == 2
+    assert rows_of(context.ledger) == before
+    assert [one for one in rebuild.rebuild(context) if not one.complete] == []
+    assert not list(context.staging().glob(f"{TEMPORARY}*"))
 
 
-def test_parts_of_keys_that_the_worker_adds_are_left_out(open_work, tmp_path):
-    work = open_work({"a/b": b"1", "c": b"2"})
-    path = post(work, write(tmp_path / "batch.caf", {"task-1/a/b": b"1", "task-2/a/b": b"1", "task-2/c": b"2", "c": b"2"}))
-    (done,) = adopt(work, path, strip=1)
+def test_parts_of_keys_that_the_worker_adds_are_left_out(open_context, tmp_path):
+    context = open_context({"a/b": b"1", "c": b"2"})
+    path = post(context, write(tmp_path / "batch.caf", {"task-1/a/b": b"1", "task-2/a/b": b"1", "task-2/c": b"2", "c": b"2"}))
+    (done,) = adopt(context, path, strip=1)
     assert (done.rows, done.left_out) == (2, {LeftOut.REPEATED: 1, LeftOut.UNSUPPORTED_KEY: 1})
-    assert (body_of(work, "a/b"), body_of(work, "c")) == (b"1", b"2")
+    assert (body_of(context, "a/b"), body_of(context, "c")) == (b"1", b"2")
 
 
-def test_a_lost_ledger_that_has_adopted_files_only_still_asks_the_store_before_it_plans(open_work, tmp_path):
-    work = open_work({"a": b"1", "b": b"2"})
-    adopt(work, post(work, write(tmp_path / "a.caf", {"a": b"1"})))
+def test_a_lost_ledger_that_has_adopted_files_only_still_asks_the_store_before_it_plans(open_context, tmp_path):
+    context = open_context({"a": b"1", "b": b"2"})
+    adopt(context, post(context, write(tmp_path / "a.caf", {"a": b"1"})))
     packed = write(tmp_path / "packed.caf", {"b": b"2"})
-    post(work, packed, archive_id=work.archive_id)
+    post(context, packed, archive_id=context.archive_id)
     with pytest.raises(StoredAlready, match="only adopted files of 'src'"):
-        planning.cut_plan(work, inventories.latest_snapshot(work))
+        planning.cut_plan(context, inventories.latest_snapshot(context))
 
 
-def test_members_that_share_bytes_with_one_before_them_are_left_out(open_work, tmp_path):
+def test_members_that_share_bytes_with_one_before_them_are_left_out(open_context, tmp_path):
     index = b'{"format_version":"1.0","files":{"a":{"start_byte":0,"end_byte":3},"b":{"start_byte":2,"end_byte":4}}}'
     path = tmp_path / "a.caf"
     path.write_bytes(b"1234" + index + len(index).to_bytes(4, "little"))
-    work = open_work({"a": b"123", "b": b"34"})
-    (done,) = adopt(work, post(work, path))
+    context = open_context({"a": b"123", "b": b"34"})
+    (done,) = adopt(context, post(context, path))
     assert (done.rows, done.left_out) == (1, {LeftOut.OVERLAPPING: 1})
 
 
-def test_an_index_with_a_key_twice_is_told_and_read_where_that_is_asked_for(open_work, tmp_path):
-    work = open_work({"a": b"12", "b": b"3"})
+def test_an_index_with_a_key_twice_is_told_and_read_where_that_is_asked_for(open_context, tmp_path):
+    context = open_context({"a": b"12", "b": b"3"})
     twice = b'{"format_version":"1.0","files":{"a":{"start_byte":2,"end_byte":3},"b":{"start_byte":2,"end_byte":3},"a":'
     (tmp_path / "twice.caf").write_bytes(caf_bytes(b"123", twice + b'{"start_byte":0,"end_byte":2}}}'))
-    path = post(work, tmp_path / "twice.caf")
-    for done in (adopt(work, path), adopt_from_chain(work, Terms())):
+    path = post(context, tmp_path / "twice.caf")
+    for done in (adopt(context, path), adopt_from_chain(context, Terms())):
         assert ["twice" in str(one.error) for one in done] == [True]
-    assert [one.rows for one in adopt_from_chain(work, Terms(lenient=True))] == [2]
-    assert (body_of(work, "a"), body_of(work, "b")) == (b"12", b"3")
+    assert [one.rows for one in adopt_from_chain(context, Terms(lenient=True))] == [2]
+    assert (body_of(context, "a"), body_of(context, "b")) == (b"12", b"3")
 
 
-def test_what_is_not_ours_on_the_chain_or_no_caf_is_refused_and_nothing_is_changed(open_work, tmp_path):
-    work = open_work({"a": b"1"})
+def test_what_is_not_ours_on_the_chain_or_no_caf_is_refused_and_nothing_is_changed(open_context, tmp_path):
+    context = open_context({"a": b"1"})
     path = write(tmp_path / "a.caf", {"a": b"1"})
-    (missing,) = adopt(work, path)
+    (missing,) = adopt(context, path)
     assert isinstance(missing.error, StoreError)
     assert "is not on the chain" in str(missing.error)
     assert "nothing was changed" in str(missing.error)
-    post(work, path)
+    post(context, path)
     flipped = tmp_path / "flipped.caf"
     flipped.write_bytes(b"2" + path.read_bytes()[1:])
     cut = tmp_path / "cut.caf"
     cut.write_bytes(path.read_bytes()[:-1])
-    done = adopt(work, flipped, cut, tmp_path / "none.caf")
+    done = adopt(context, flipped, cut, tmp_path / "none.caf")
     assert {one.kind for one in done} == {AdoptionKind.REFUSED}
     assert [isinstance(one.error, ArchiveError) for one in done] == [False, True, True]
     crafted = sorted(VECTORS.glob("x_*.caf"))
-    assert {one.kind for one in adopt(work, *crafted)} == {AdoptionKind.REFUSED}
-    corrupt(work.store._chunk_path(next(iter(work.store.posted_as(merkle_root(path, 3)))).posting))
-    (wrong,) = adopt(work, path)
+    assert {one.kind for one in adopt(context, *crafted)} == {AdoptionKind.REFUSED}
+    corrupt(context.store._chunk_path(next(iter(context.store.posted_as(merkle_root(path, 3)))).posting))
+    (wrong,) = adopt(context, path)
     assert "0 of 1 copy" in str(wrong.error)
-    (lied,) = adopt_from_chain(work, Terms())
+    (lied,) = adopt_from_chain(context, Terms())
     assert "other bytes than its Merkle root" in str(lied.error)
-    assert work.ledger.chunks() == []
+    assert context.ledger.chunks() == []
 
 
-def test_an_adoption_that_fails_while_rows_are_loaded_leaves_nothing_and_is_done_again(open_work, tmp_path, monkeypatch):
-    work = open_work({"a": b"1"})
-    path = post(work, write(tmp_path / "a.caf", {"a": b"1"}))
-    empty = rows_of(work.ledger)
+def test_an_adoption_that_fails_while_rows_are_loaded_leaves_nothing_and_is_done_again(open_context, tmp_path, monkeypatch):
+    context = open_context({"a": b"1"})
+    path = post(context, write(tmp_path / "a.caf", {"a": b"1"}))
+    empty = rows_of(context.ledger)
 
     def die(*_):
         raise KeyboardInterrupt
@@ -251,44 +251,46 @@ def test_an_adoption_that_fails_while_rows_are_loaded_leaves_nothing_and_is_done
     with monkeypatch.context() as patched:
         patched.setattr(import_chunk, "record_verified", die)
         with pytest.raises(KeyboardInterrupt):
-            adopt(work, path)
-    assert rows_of(work.ledger) == empty
-    assert [one.kind for one in adopt_from_chain(work, Terms())] == ["adopted"]
+            adopt(context, path)
+    assert rows_of(context.ledger) == empty
+    assert [one.kind for one in adopt_from_chain(context, Terms())] == ["adopted"]
 
 
-def test_an_adopted_chunk_is_never_safe_has_no_headers_and_is_proven_and_repaired_like_any(open_work, tmp_path):
-    work = open_work({"a": b"1" * 50_000, "b": b"2"})
-    (done,) = adopt(work, post(work, write(tmp_path / "a.caf", {"a": b"1" * 50_000, "c": b"2"})))
-    (chunk,) = work.ledger.chunks()
+def test_an_adopted_chunk_is_never_safe_has_no_headers_and_is_proven_and_repaired_like_any(open_context, tmp_path):
+    context = open_context({"a": b"1" * 50_000, "b": b"2"})
+    (done,) = adopt(context, post(context, write(tmp_path / "a.caf", {"a": b"1" * 50_000, "c": b"2"})))
+    (chunk,) = context.ledger.chunks()
     assert chunk.adopted
-    assert prove_chunk(work, done.chunk).explanation == ""
-    assert repair_chunk(work, done.chunk).origin == "none needed"
-    assert [_amiss(rows) for rows in work.ledger.rows_by_chunk("src")] == [None]
-    assert Manifests(work.ledger, work.store, tmp_path).headers(done.chunk, {("a", "")}) is None
+    assert prove_chunk(context, done.chunk).explanation == ""
+    assert repair_chunk(context, done.chunk).origin == "none needed"
+    assert [_amiss(rows) for rows in context.ledger.rows_by_chunk("src")] == [None]
+    assert Manifests(context.ledger, context.store, tmp_path).headers(done.chunk, {("a", "")}) is None
     folder = tmp_path / "deletion"
     folder.mkdir()
-    with work.lease("deletion/src") as lease:
-        assessor = ChunkAssessor(work, lease, folder, ProgressReporter())
+    with context.lease("deletion/src") as lease:
+        assessor = ChunkAssessor(context, lease, folder, ProgressReporter())
         assert assessor.read_back_all() == (0, 0)
         ((_, assessment),) = assessor.assess().values()
     assert assessment.reason is Unsafe.ADOPTED
-    corrupt(work.store._chunk_path(posting_of(chunk)))
-    assert prove_chunk(work, done.chunk).chunk.state is ChunkState.DAMAGED
+    corrupt(context.store._chunk_path(posting_of(chunk)))
+    assert prove_chunk(context, done.chunk).chunk.state is ChunkState.DAMAGED
     with pytest.raises(StoreError, match="another program made the file"):
-        repair_chunk(work, done.chunk)
+        repair_chunk(context, done.chunk)
 
 
-def test_an_adopted_object_that_is_written_again_is_archived_with_its_headers(open_work, tmp_path):
-    work = open_work({"a": b"1"})
-    adopt(work, post(work, write(tmp_path / "a.caf", {"a": b"1"})))
-    later = dataclasses.replace(work.objects.object("a"), last_modified=work.objects.object("a").last_modified.replace(year=2027))
+def test_an_adopted_object_that_is_written_again_is_archived_with_its_headers(open_context, tmp_path):
+    context = open_context({"a": b"1"})
+    adopt(context, post(context, write(tmp_path / "a.caf", {"a": b"1"})))
+    later = dataclasses.replace(
+        context.objects.object("a"), last_modified=context.objects.object("a").last_modified.replace(year=2027)
+    )
 
     def again(key) -> S3Object:
         return later
 
-    work.objects.object = again
-    work.objects.headers["a"] = ObjectHeaders("text/plain")
-    (name,) = archive_everything(work)
-    rows = rows_of(work.ledger)["file_locations"]
-    assert {row["chunk"] for row in rows} == {name, *(chunk.name for chunk in work.ledger.chunks() if chunk.adopted)}
-    assert body_of(work, "a") == b"1"
+    context.objects.object = again
+    context.objects.headers["a"] = ObjectHeaders("text/plain")
+    (name,) = archive_everything(context)
+    rows = rows_of(context.ledger)["file_locations"]
+    assert {row["chunk"] for row in rows} == {name, *(chunk.name for chunk in context.ledger.chunks() if chunk.adopted)}
+    assert body_of(context, "a") == b"1"

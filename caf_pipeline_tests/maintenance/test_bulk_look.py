@@ -17,12 +17,12 @@ from caf_pipeline.maintenance.bulk_look import look_in_bulk
 from caf_pipeline.maintenance.doctor.examine import examine
 from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline.store.jackal.messages import archive_note
-from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline.store.jackal.names import archive_note
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
 from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedLcd, Told
 from caf_pipeline_tests.support.several_folders import SeveralFolders
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
 
 LOCATED = """
     WITH plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
@@ -47,18 +47,18 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def work(tmp_path, ledger, store):
+def context(tmp_path, ledger, store):
     source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(80)})
-    return a_workplace(tmp_path, source, ledger, store=store)
+    return a_run_context(tmp_path, source, ledger, store=store)
 
 
 @pytest.fixture
-def names(work):
-    return archive_everything(work)
+def names(context):
+    return archive_everything(context)
 
 
-def posting(work, name):
-    return chunk_steps.posting_of(work.ledger.chunk(name))
+def posting(context, name):
+    return chunk_steps.posting_of(context.ledger.chunk(name))
 
 
 def make_due(database):
@@ -66,82 +66,82 @@ def make_due(database):
         connection.execute("UPDATE bulk_looks SET next_at = now()")
 
 
-def suspected(work):
-    return sorted(chunk.name for chunk in work.ledger.suspected_chunks(work.source, 10**6))
+def suspected(context):
+    return sorted(chunk.name for chunk in context.ledger.suspected_chunks(context.source, 10**6))
 
 
-def states(work):
-    return {chunk.state for chunk in work.ledger.chunks(work.source)}
+def states(context):
+    return {chunk.state for chunk in context.ledger.chunks(context.source)}
 
 
 # --- what is suspected -----------------------------------------------------------------------------------------------
 
 
-def test_sound_chunks_are_looked_at_and_none_is_suspected(work, names):
-    found = look_in_bulk(work)
+def test_sound_chunks_are_looked_at_and_none_is_suspected(context, names):
+    found = look_in_bulk(context)
     assert (found.chunks, found.listed, found.copies) == (len(names), len(names), 3 * len(names))
-    assert (found.suspected, found.trouble, found.left_out, suspected(work)) == (set(), "", [], [])
-    assert work.ledger.suspicions(work.store.name, "src") == (found.began, 0)
+    assert (found.suspected, found.trouble, found.left_out, suspected(context)) == (set(), "", [], [])
+    assert context.ledger.suspicions(context.store.name, "src") == (found.began, 0)
 
 
-def test_a_chunk_that_the_list_does_not_have_is_looked_at_first_in_the_same_run_and_found_damaged(work, store, names):
-    for _ in prove_oldest(work, 9):
+def test_a_chunk_that_the_list_does_not_have_is_looked_at_first_in_the_same_run_and_found_damaged(context, store, names):
+    for _ in prove_oldest(context, 9):
         pass  # the last one is now the one that was looked at last
-    store.forget(posting(work, names[-1]))
-    look_in_bulk(work)
-    assert (suspected(work), states(work)) == ([names[-1]], {ChunkState.LOCATED})
-    (report,) = prove_oldest(work, 1)
+    store.forget(posting(context, names[-1]))
+    look_in_bulk(context)
+    assert (suspected(context), states(context)) == ([names[-1]], {ChunkState.LOCATED})
+    (report,) = prove_oldest(context, 1)
     assert (report.chunk.name, report.chunk.state) == (names[-1], ChunkState.DAMAGED)
-    assert suspected(work) == []
+    assert suspected(context) == []
 
 
-def test_a_copy_that_was_listed_and_is_no_more_makes_suspect_though_enough_are_left(work, store, names):
+def test_a_copy_that_was_listed_and_is_no_more_makes_suspect_though_enough_are_left(context, store, names):
     store.required_copies = 2
     store.unlisted = {"bert"}
-    look_in_bulk(work)
-    assert suspected(work) == sorted(names)
-    assert all(report.proven for report in prove_oldest(work, 9))
-    assert suspected(work) == []
+    look_in_bulk(context)
+    assert suspected(context) == sorted(names)
+    assert all(report.proven for report in prove_oldest(context, 9))
+    assert suspected(context) == []
 
 
-def test_a_last_proof_of_a_copy_that_is_too_old_makes_suspect_and_one_that_is_not_does_not(work, store, names, database):
+def test_a_last_proof_of_a_copy_that_is_too_old_makes_suspect_and_one_that_is_not_does_not(context, store, names, database):
     store.height, store.proven = 1050, {"bert": 850}  # windows begin with the start, a bit more than 100, and have 100 blocks
-    look_in_bulk(work)
-    assert suspected(work) == []
+    look_in_bulk(context)
+    assert suspected(context) == []
     store.proven = {"bert": 750}
     make_due(database)
-    look_in_bulk(work)
-    assert suspected(work) == sorted(names)
-    assert {copy.windows for name in names for copy in work.ledger.known_copies(name)} == {0}
+    look_in_bulk(context)
+    assert suspected(context) == sorted(names)
+    assert {copy.windows for name in names for copy in context.ledger.known_copies(name)} == {0}
 
 
-def test_a_copy_without_a_proof_in_the_whole_list_of_its_provider_makes_suspect(work, store, names):
-    whole, lacking = store.proof_pages, posting(work, names[0]).merkle_root
+def test_a_copy_without_a_proof_in_the_whole_list_of_its_provider_makes_suspect(context, store, names):
+    whole, lacking = store.proof_pages, posting(context, names[0]).merkle_root
 
     def without(provider):
         pages = ([one for one in page if one.merkle_root != lacking] for page in whole(provider))
         return pages if provider == "bert" else whole(provider)
 
     store.proof_pages = without
-    assert look_in_bulk(work).copies == 3 * len(names) - 1
-    assert suspected(work) == names[:1]
+    assert look_in_bulk(context).copies == 3 * len(names) - 1
+    assert suspected(context) == names[:1]
 
 
-def test_what_a_whole_later_list_finds_sound_is_suspected_no_more(work, store, names, database):
+def test_what_a_whole_later_list_finds_sound_is_suspected_no_more(context, store, names, database):
     posts, store.posts = store.posts, {}  # a node that lists nothing
-    found = look_in_bulk(work)
-    assert (found.suspected_chunks, suspected(work), states(work)) == (len(names), sorted(names), {ChunkState.LOCATED})
+    found = look_in_bulk(context)
+    assert (found.suspected_chunks, suspected(context), states(context)) == (len(names), sorted(names), {ChunkState.LOCATED})
     store.posts = posts
-    assert next(prove_oldest(work, 1)).proven  # the truth is found by the look alone
+    assert next(prove_oldest(context, 1)).proven  # the truth is found by the look alone
     make_due(database)
-    look_in_bulk(work)
-    assert suspected(work) == []
+    look_in_bulk(context)
+    assert suspected(context) == []
 
 
 # --- what the list cannot do -----------------------------------------------------------------------------------------
 
 
-def test_a_list_that_breaks_off_makes_none_suspect_is_told_and_the_looks_go_on(work, store, names, database):
+def test_a_list_that_breaks_off_makes_none_suspect_is_told_and_the_looks_go_on(context, store, names, database):
     whole = store.file_pages
 
     def broken(archive_id):
@@ -150,78 +150,78 @@ def test_a_list_that_breaks_off_makes_none_suspect_is_told_and_the_looks_go_on(w
 
     store.file_pages = broken
     store.unlisted = {"bert"}  # what was read already is as little told
-    found = look_in_bulk(work)
-    assert (found.trouble, suspected(work)) == ("the node went away", [])
+    found = look_in_bulk(context)
+    assert (found.trouble, suspected(context)) == ("the node went away", [])
     assert "cut off: the node went away" in found.described()
-    assert work.ledger.suspicions(work.store.name, "src") == (None, 0)
+    assert context.ledger.suspicions(context.store.name, "src") == (None, 0)
     store.unlisted = set()
-    assert len(list(prove_oldest(work, 9))) == len(names)
-    assert look_in_bulk(work) is None  # others must not all read at once what one could not
+    assert len(list(prove_oldest(context, 9))) == len(names)
+    assert look_in_bulk(context) is None  # others must not all read at once what one could not
 
 
-def test_proofs_that_break_off_leave_what_the_whole_list_of_files_said(work, store, names):
-    store.forget(posting(work, names[0]))
+def test_proofs_that_break_off_leave_what_the_whole_list_of_files_said(context, store, names):
+    store.forget(posting(context, names[0]))
 
     def broken(provider):
         raise StoreUnreachable("the node went away")
 
     store.proof_pages = broken
-    assert look_in_bulk(work).trouble
-    assert suspected(work) == names[:1]
+    assert look_in_bulk(context).trouble
+    assert suspected(context) == names[:1]
 
 
-def test_a_chunk_that_is_located_or_looked_at_while_pages_are_read_is_not_suspected(work, store):
-    first, second, third = [chunk.name for chunk in plan(work).chunks][:3]
-    archive_chunk(work, first)
-    archive_chunk(work, second)
+def test_a_chunk_that_is_located_or_looked_at_while_pages_are_read_is_not_suspected(context, store):
+    first, second, third = [chunk.name for chunk in plan(context).chunks][:3]
+    archive_chunk(context, first)
+    archive_chunk(context, second)
     whole = store.file_pages
 
     def meanwhile(archive_id):
         pages = list(whole(archive_id))
-        archive_chunk(work, third)
-        prove_chunk(work, first)
+        archive_chunk(context, third)
+        prove_chunk(context, first)
         store.unlisted = {"bert"}
         return iter([[replace(file, providers=["anna", "carl"]) for file in page] for page in pages])
 
     store.file_pages = meanwhile
-    look_in_bulk(work)
-    assert suspected(work) == [second]
+    look_in_bulk(context)
+    assert suspected(context) == [second]
 
 
-def test_more_pages_than_a_pass_may_read_are_left_out_and_told(work, store, names, monkeypatch):
+def test_more_pages_than_a_pass_may_read_are_left_out_and_told(context, store, names, monkeypatch):
     monkeypatch.setattr(bulk_look, "PROVIDER_PAGES", 1)
-    found = look_in_bulk(work)
+    found = look_in_bulk(context)
     assert found.left_out == [f"proofs of {provider} after 1 page" for provider in ("anna", "bert", "carl")]
-    assert suspected(work) == []  # of what was not read nothing is missing
-    assert work.ledger.suspicions(work.store.name, "src") == (None, 0)
+    assert suspected(context) == []  # of what was not read nothing is missing
+    assert context.ledger.suspicions(context.store.name, "src") == (None, 0)
 
 
-def test_of_a_list_of_files_that_is_too_long_nothing_is_missing(work, store, names, database, monkeypatch):
+def test_of_a_list_of_files_that_is_too_long_nothing_is_missing(context, store, names, database, monkeypatch):
     monkeypatch.setattr(bulk_look, "FILE_PAGES", 1)
-    found = look_in_bulk(work)
+    found = look_in_bulk(context)
     assert (found.listed, found.suspected, found.left_out) == (1, set(), ["files after 1 page"])
 
 
-def test_a_store_without_lists_has_no_pass(work, store, names):
+def test_a_store_without_lists_has_no_pass(context, store, names):
     store.height = None
-    assert look_in_bulk(work) is None
-    assert suspected(work) == []
+    assert look_in_bulk(context) is None
+    assert suspected(context) == []
 
 
 # --- many runs -------------------------------------------------------------------------------------------------------
 
 
-def test_one_pass_an_hour_serves_all_sources_and_a_dead_one_blocks_the_next_for_minutes_only(work, store, names, database):
-    store.forget(posting(work, names[0]))
-    look_in_bulk(work)
-    other = replace(work, source="another", holder=this_process("run-2"))
+def test_one_pass_an_hour_serves_all_sources_and_a_dead_one_blocks_the_next_for_minutes_only(context, store, names, database):
+    store.forget(posting(context, names[0]))
+    look_in_bulk(context)
+    other = replace(context, source="another", holder=this_process("run-2"))
     assert look_in_bulk(other) is None
-    assert suspected(work) == names[:1]
+    assert suspected(context) == names[:1]
     with database.transaction() as connection:
         minutes = "SELECT extract(epoch FROM next_at - now()) / 60 FROM bulk_looks"
         assert 45 < connection.execute(minutes).scalar_one() <= 50
     make_due(database)
-    assert work.ledger.begin_bulk_look(store.name, bulk_look.RETRY_SECONDS)  # and its process dies
+    assert context.ledger.begin_bulk_look(store.name, bulk_look.RETRY_SECONDS)  # and its process dies
     assert look_in_bulk(other) is None
     make_due(database)
     assert look_in_bulk(other).chunks == len(names)
@@ -232,16 +232,16 @@ def test_one_pass_an_hour_serves_all_sources_and_a_dead_one_blocks_the_next_for_
 
 def test_no_pass_begins_beside_one_that_takes_long(tmp_path, database, store):
     ledger = Ledger(database, lease_seconds=1.5)
-    work = a_workplace(tmp_path, MemorySource({"a": b"a"}), ledger, store=store)
-    archive_everything(work)
+    context = a_run_context(tmp_path, MemorySource({"a": b"a"}), ledger, store=store)
+    archive_everything(context)
     with ledger.lease(lists_lease(store.name), this_process("run-2")):
-        assert look_in_bulk(work) is None
+        assert look_in_bulk(context) is None
 
 
-def test_suspected_chunks_that_cannot_be_looked_at_block_neither_other_suspected_ones_nor_the_rest(work, store, names):
+def test_suspected_chunks_that_cannot_be_looked_at_block_neither_other_suspected_ones_nor_the_rest(context, store, names):
     unanswered, gone, *others = names
     assert len(others) >= 2
-    asked, root = store.read, posting(work, unanswered).merkle_root
+    asked, root = store.read, posting(context, unanswered).merkle_root
 
     def read(at, *arguments, **named):
         if at.merkle_root == root:
@@ -250,25 +250,25 @@ def test_suspected_chunks_that_cannot_be_looked_at_block_neither_other_suspected
 
     store.read = read
     posts, store.posts = store.posts, {}
-    look_in_bulk(work)
+    look_in_bulk(context)
     store.posts = posts
-    store.forget(posting(work, gone))
+    store.forget(posting(context, gone))
     seen = []
     with pytest.raises(StoreUnreachable):
-        seen.extend(report.chunk.name for report in prove_oldest(work, 2))
-    assert states(work) == {ChunkState.LOCATED, ChunkState.DAMAGED}
-    assert unanswered in suspected(work)
-    assert gone not in suspected(work)
+        seen.extend(report.chunk.name for report in prove_oldest(context, 2))
+    assert states(context) == {ChunkState.LOCATED, ChunkState.DAMAGED}
+    assert unanswered in suspected(context)
+    assert gone not in suspected(context)
 
 
-def test_one_look_in_four_is_kept_for_chunks_that_are_not_suspected(work, store, names, ledger, database):
+def test_one_look_in_four_is_kept_for_chunks_that_are_not_suspected(context, store, names, ledger, database):
     first, *others = names
     began, _ = ledger.located_copies()
     ledger.suspect(began, [ledger.chunk(name).caf_file_id for name in others])
     assert len(others) >= 3
     with ledger.lease(chunk_lease(first), this_process("run-0")):
         pass
-    assert {report.chunk.name for report in prove_oldest(work, 4)} >= {first}
+    assert {report.chunk.name for report in prove_oldest(context, 4)} >= {first}
 
 
 # --- on Jackal -------------------------------------------------------------------------------------------------------
@@ -311,14 +311,14 @@ def on_jackal(tmp_path, ledger, database):
     opened = []
 
     def make(count):
-        archive_id = a_workplace(tmp_path, None, ledger).archive_id
+        archive_id = a_run_context(tmp_path, None, ledger).archive_id
         node = ListingNode(archive_id, count)
         jackal = {"lcd": [node.url], "chain_id": CHAIN_ID, "allow_private_addresses": True}
-        work = a_workplace(tmp_path, None, ledger, store=open_jackal_store, jackal=jackal)
-        opened.extend([work.store.close, node.__exit__])
+        context = a_run_context(tmp_path, None, ledger, store=open_jackal_store, jackal=jackal)
+        opened.extend([context.store.close, node.__exit__])
         with database.transaction() as connection:
             connection.execute(LOCATED, {"count": count, "providers": PROVIDERS})
-        return work, node
+        return context, node
 
     yield make
     for close in opened:
@@ -327,8 +327,8 @@ def on_jackal(tmp_path, ledger, database):
 
 @pytest.mark.parametrize(("count", "pages"), [(300, 4), (600, 8)])
 def test_what_is_asked_grows_with_the_pages_and_not_with_the_chunks(on_jackal, count, pages):
-    work, node = on_jackal(count)
-    found = look_in_bulk(work)
+    context, node = on_jackal(count)
+    found = look_in_bulk(context)
     assert (found.listed, found.copies, found.suspected, found.pages) == (count, 3 * count, set(), pages)
     asked = [path for path in node.asked if path.startswith(("files", "proofs"))]
     assert len(asked) == pages
@@ -336,8 +336,8 @@ def test_what_is_asked_grows_with_the_pages_and_not_with_the_chunks(on_jackal, c
 
 
 def test_a_node_that_falls_behind_in_the_middle_of_the_pages_cuts_the_pass_off(on_jackal):
-    work, node = on_jackal(600)
-    work.store.chain._nodes._attempts = 1
+    context, node = on_jackal(600)
+    context.store.chain._nodes._attempts = 1
     first = node.answers[f"files/note/caf_pipeline/{node.archive_id}"]
 
     def falls_behind(params):
@@ -345,17 +345,17 @@ def test_a_node_that_falls_behind_in_the_middle_of_the_pages_cuts_the_pass_off(o
         return first(params)
 
     node.answers[f"files/note/caf_pipeline/{node.archive_id}"] = falls_behind
-    found = look_in_bulk(work)
+    found = look_in_bulk(context)
     assert "is at block 50; 100 was seen before" in found.trouble
-    assert suspected(work) == []
+    assert suspected(context) == []
 
 
 def test_the_doctor_asks_by_pages_too_and_one_by_one_only_for_what_the_list_does_not_have(on_jackal):
-    work, node = on_jackal(300)
-    list(examine(work, alive=lambda holder: True))
+    context, node = on_jackal(300)
+    list(examine(context, alive=lambda holder: True))
     assert [path for path in node.asked if path.startswith("files/") and "note" not in path] == []
     node.count -= 1
     node.asked.clear()
-    list(examine(work, alive=lambda holder: True))
+    list(examine(context, alive=lambda holder: True))
     assert {path.split("?")[0] for path in node.asked if "note" not in path and path.startswith("files/")} != set()
     assert len(node.asked) < 30

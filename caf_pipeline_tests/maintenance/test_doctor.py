@@ -29,8 +29,8 @@ from caf_pipeline_tests.support import crashes, dying_runs
 from caf_pipeline_tests.support.crashes import everything, examined, found, killed, mended, run_killed, says, started
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
 from caf_pipeline_tests.support.tiers import sampled
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
 
 LONG = "600"
 """Seconds of a lease that does not run out while a test runs."""
@@ -47,36 +47,36 @@ def _quick_looks(monkeypatch):
 
 
 @pytest.fixture
-def work(tmp_path, ledger):
+def context(tmp_path, ledger):
     """A source of one chunk, in a folder store."""
-    return a_workplace(tmp_path, dying_runs.a_steady_source(), ledger, target="8MiB")
+    return a_run_context(tmp_path, dying_runs.a_steady_source(), ledger, target="8MiB")
 
 
 @pytest.fixture
-def name(work):
+def name(context):
     """Its chunk, planned."""
-    (chunk,) = plan(work).chunks
+    (chunk,) = plan(context).chunks
     return chunk.name
 
 
 @pytest.fixture
-def told_then_mended(work, tmp_path, database_url):
+def told_then_mended(context, tmp_path, database_url):
     """Holds what every kind is held to: told without a change, mended, and found no more. Returns what was done."""
 
-    def check(*expected, work=work):
+    def check(*expected, context=context):
         before = everything(tmp_path, database_url)
-        assert sorted(found(work)) == sorted(expected)
+        assert sorted(found(context)) == sorted(expected)
         assert everything(tmp_path, database_url) == before
-        done = mended(work)
-        assert found(work) == []
+        done = mended(context)
+        assert found(context) == []
         return {(kind, name): what for kind, name, what in done}
 
     return check
 
 
-def every_object_reads_back(work):
-    for key, body in work.objects.bodies.items():
-        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body
+def every_object_reads_back(context):
+    for key, body in context.objects.bodies.items():
+        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
 
 
 def sql(url, statement):
@@ -94,9 +94,9 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_source_in_good_order_gives_no_finding(work):
-    archive_everything(work)
-    assert found(work, told=True) == []
+def test_a_source_in_good_order_gives_no_finding(context):
+    archive_everything(context)
+    assert found(context, told=True) == []
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
@@ -113,24 +113,24 @@ def test_the_lease_of_a_killed_process_is_given_back_and_keeps_its_epoch(name, t
         assert lease.epoch > dead.epoch
 
 
-def test_a_lease_of_another_machine_is_given_back_once_it_has_run_out(work, told_then_mended, database_url, ledger):
+def test_a_lease_of_another_machine_is_given_back_once_it_has_run_out(context, told_then_mended, database_url, ledger):
     with ledger.lease("plan/src", replace(this_process("far away"), boot_id="another machine")):
-        assert found(work, told=True) == []
+        assert found(context, told=True) == []
         sql(database_url, "UPDATE leases SET expires_at = now() - interval '1 s'")
         told_then_mended((Kind.LEASE, "plan/src"))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("paused", [False, True])
-def test_the_lease_of_a_live_process_is_left_even_of_a_paused_one(work, database_url, ledger, paused):
+def test_the_lease_of_a_live_process_is_left_even_of_a_paused_one(context, database_url, ledger, paused):
     with started("lease", database_url, "plan/src", "0.5" if paused else LONG) as holder:
         if paused:
             holder.send_signal(signal.SIGSTOP)
             while any(lease.live for lease in ledger.leases()):
                 time.sleep(0.05)
         (lease,) = ledger.leases()
-        assert found(work) == []
-        assert found(work, told=True) == ([(Kind.LEASE, "plan/src")] if paused else [])
+        assert found(context) == []
+        assert found(context, told=True) == ([(Kind.LEASE, "plan/src")] if paused else [])
         assert not ledger.end_lease("plan/src", lease.epoch)
         assert ledger.leases() == [lease]
         holder.send_signal(signal.SIGCONT)
@@ -143,174 +143,176 @@ def test_the_lease_of_a_live_process_is_left_even_of_a_paused_one(work, database
 # --- the staging folder ----------------------------------------------------------------------------------------------
 
 
-def test_files_of_a_withdrawn_chunk_are_removed(work, name, told_then_mended):
-    chunk_steps.withdraw(work, name)
+def test_files_of_a_withdrawn_chunk_are_removed(context, name, told_then_mended):
+    chunk_steps.withdraw(context, name)
     left = [f"{name}.{ending}" for ending in ("1.part", "1.journal", "1.packed", "packed.json", "caf")]
-    touch(work.staging(), *left)
+    touch(context.staging(), *left)
     told_then_mended(*((Kind.STAGED, each) for each in left))
-    assert names(work.staging()) == []
+    assert names(context.staging()) == []
 
 
 @pytest.mark.thorough
-def test_what_a_killed_run_left_of_a_located_chunk_is_removed(work, name, told_then_mended, tmp_path, database_url):
+def test_what_a_killed_run_left_of_a_located_chunk_is_removed(context, name, told_then_mended, tmp_path, database_url):
     run_killed(tmp_path, database_url, name, at="load_locations", packing={"part_size": "64KiB"})
-    touch(work.staging(), f"{name}.1.download")
-    assert work.ledger.chunk(name).state is S.LOCATED
+    touch(context.staging(), f"{name}.1.download")
+    assert context.ledger.chunk(name).state is S.LOCATED
     done = told_then_mended(
         (Kind.LEASE, f"chunk/{name}"),
-        *((Kind.STAGED, each) for each in names(work.staging()) if not each.endswith(".caf")),  # which is removed in time anyhow
+        *(
+            (Kind.STAGED, each) for each in names(context.staging()) if not each.endswith(".caf")
+        ),  # which is removed in time anyhow
         (Kind.RESERVATION, name),
     )
     assert set(done.values()) == {"given back", "removed"}
-    assert names(work.staging()) == []
+    assert names(context.staging()) == []
 
 
-def test_leftovers_of_a_sealed_chunk_are_removed_and_its_sealed_file_stays(work, name, told_then_mended):
-    archive_chunk(work, name, until=chunk_steps.seal_chunk)
-    before = names(work.staging())
+def test_leftovers_of_a_sealed_chunk_are_removed_and_its_sealed_file_stays(context, name, told_then_mended):
+    archive_chunk(context, name, until=chunk_steps.seal_chunk)
+    before = names(context.staging())
     left = [f"{name}.1.{ending}" for ending in ("part", "journal", "copy", "manifest", "packed", "download")]
-    touch(work.staging(), *left)
+    touch(context.staging(), *left)
     told_then_mended(*((Kind.STAGED, each) for each in left))
-    assert names(work.staging()) == before
-    archive_chunk(work, name)
-    every_object_reads_back(work)
+    assert names(context.staging()) == before
+    archive_chunk(context, name)
+    every_object_reads_back(context)
 
 
 @pytest.mark.thorough
-def test_a_killed_packing_is_left_to_the_next_run(work, name, tmp_path, database_url):
+def test_a_killed_packing_is_left_to_the_next_run(context, name, tmp_path, database_url):
     dying_runs.run(tmp_path, database_url, name, fatal=30)
-    chunk = work.ledger.chunk(name)
+    chunk = context.ledger.chunk(name)
     assert chunk.state is S.PACKING
-    kept = [each for each in names(work.staging()) if not each.endswith((".manifest", ".json"))]
+    kept = [each for each in names(context.staging()) if not each.endswith((".manifest", ".json"))]
     assert kept
-    mended(work)
-    assert [each for each in names(work.staging()) if each in kept] == kept
-    (told,) = [one for one in examined(work) if one.actor is Actor.RUN]
+    mended(context)
+    assert [each for each in names(context.staging()) if each in kept] == kept
+    (told,) = [one for one in examined(context) if one.actor is Actor.RUN]
     assert (told.kind, told.name) == (Kind.CHUNK, name)
     assert "caf run src" in told.remedy
-    archive_chunk(work, name)
-    every_object_reads_back(work)
+    archive_chunk(context, name)
+    every_object_reads_back(context)
 
 
-def test_files_that_are_not_ours_are_told_and_left(work, name):
-    touch(work.staging(), "notes.txt", "other-00000000-00001.1.part")
-    (work.staging() / "folder").mkdir()
-    told = [one for one in examined(work) if one.kind is Kind.STAGED]
+def test_files_that_are_not_ours_are_told_and_left(context, name):
+    touch(context.staging(), "notes.txt", "other-00000000-00001.1.part")
+    (context.staging() / "folder").mkdir()
+    told = [one for one in examined(context) if one.kind is Kind.STAGED]
     assert {one.actor for one in told} == {Actor.NOBODY}
     assert [one.name for one in told] == ["folder", "notes.txt", "other-00000000-00001.1.part"]
 
 
-def test_a_packing_of_a_chunk_that_the_ledger_does_not_know_is_removed_and_a_sealed_file_is_told(work, told_then_mended):
+def test_a_packing_of_a_chunk_that_the_ledger_does_not_know_is_removed_and_a_sealed_file_is_told(context, told_then_mended):
     whole = ["src-00000000-00001.caf", "src-00000000-00002.1.packed", "src-00000000-00002.packed.json"]
-    touch(work.staging(), "src-00000000-00001.1.part", *whole)
+    touch(context.staging(), "src-00000000-00001.1.part", *whole)
     told_then_mended((Kind.STAGED, "src-00000000-00001.1.part"))
-    assert [(told.name, told.actor) for told in examined(work)] == [(each, Actor.OPERATOR) for each in whole]
-    assert names(work.staging()) == whole
+    assert [(told.name, told.actor) for told in examined(context)] == [(each, Actor.OPERATOR) for each in whole]
+    assert names(context.staging()) == whole
 
 
 @pytest.mark.thorough
-def test_what_a_live_run_holds_in_staging_is_left(work, name, database_url):
-    archive_chunk(work, name, until=chunk_steps.seal_chunk)
+def test_what_a_live_run_holds_in_staging_is_left(context, name, database_url):
+    archive_chunk(context, name, until=chunk_steps.seal_chunk)
     with started("lease", database_url, f"chunk/{name}", LONG):
-        touch(work.staging(), f"{name}.1.part")
-        assert found(work, told=True) == []
+        touch(context.staging(), f"{name}.1.part")
+        assert found(context, told=True) == []
 
 
-def test_a_run_between_two_steps_is_left_what_it_has(work, name, monkeypatch):
-    archive_chunk(work, name, until=chunk_steps.load_locations)
-    touch(work.staging(), f"{name}.packed.json")
+def test_a_run_between_two_steps_is_left_what_it_has(context, name, monkeypatch):
+    archive_chunk(context, name, until=chunk_steps.load_locations)
+    touch(context.staging(), f"{name}.packed.json")
 
     def goes_on(_):
-        archive_chunk(work, name)
+        archive_chunk(context, name)
 
     monkeypatch.setattr(findings.time, "sleep", goes_on)
-    assert found(work) == []
+    assert found(context) == []
 
 
 @pytest.mark.thorough
-def test_a_run_that_begins_between_the_look_and_the_mending_keeps_what_it_has(work, name, database_url):
-    chunk_steps.withdraw(work, name)
-    touch(work.staging(), f"{name}.1.part")
-    (finding,) = examined(work)
+def test_a_run_that_begins_between_the_look_and_the_mending_keeps_what_it_has(context, name, database_url):
+    chunk_steps.withdraw(context, name)
+    touch(context.staging(), f"{name}.1.part")
+    (finding,) = examined(context)
     with started("lease", database_url, f"chunk/{name}", LONG), pytest.raises(HeldByOther):
         finding.mend()
-    assert names(work.staging()) == [f"{name}.1.part"]
+    assert names(context.staging()) == [f"{name}.1.part"]
 
 
-def test_a_reservation_of_which_nothing_is_there_is_given_back(work, name, told_then_mended):
-    with work.ledger.lease(f"chunk/{name}", work.holder) as lease:
-        work.ledger.reserve_staging(lease, name, str(work.staging()), 1000, 0)
+def test_a_reservation_of_which_nothing_is_there_is_given_back(context, name, told_then_mended):
+    with context.ledger.lease(f"chunk/{name}", context.holder) as lease:
+        context.ledger.reserve_staging(lease, name, str(context.staging()), 1000, 0)
     told_then_mended((Kind.RESERVATION, name))
-    assert work.ledger.reservations() == []
+    assert context.ledger.reservations() == []
 
 
-def test_a_reservation_of_a_packing_that_goes_on_is_left(work, name):
-    with work.ledger.lease(f"chunk/{name}", work.holder) as lease:
-        work.ledger.reserve_staging(lease, name, str(work.staging()), 1000, 0)
-    touch(work.staging(), f"{name}.1.part", f"{name}.1.journal")
-    assert found(work) == []
+def test_a_reservation_of_a_packing_that_goes_on_is_left(context, name):
+    with context.ledger.lease(f"chunk/{name}", context.holder) as lease:
+        context.ledger.reserve_staging(lease, name, str(context.staging()), 1000, 0)
+    touch(context.staging(), f"{name}.1.part", f"{name}.1.journal")
+    assert found(context) == []
 
 
 # --- inventories, plans, half copies ---------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
-def test_what_a_killed_inventory_left_is_removed_and_a_live_one_is_left(work, told_then_mended, tmp_path, database_url):
+def test_what_a_killed_inventory_left_is_removed_and_a_live_one_is_left(context, told_then_mended, tmp_path, database_url):
     with started("inventory", database_url, str(tmp_path)) as inventory:
-        (path,) = work.inventories().iterdir()
+        (path,) = context.inventories().iterdir()
         inventory.send_signal(signal.SIGSTOP)
-        assert found(work, told=True) == []
+        assert found(context, told=True) == []
         inventory.kill()
         inventory.wait()
         told_then_mended((Kind.LEFTOVER, str(path)))
-    assert names(work.inventories()) == []
+    assert names(context.inventories()) == []
 
 
-def test_a_listing_that_the_next_one_goes_on_with_is_left_until_it_is_too_old(work, monkeypatch):
+def test_a_listing_that_the_next_one_goes_on_with_is_left_until_it_is_too_old(context, monkeypatch):
     def broken(**_):
-        yield work.objects.objects()[:2]  # the first of which is known to have no further version
+        yield context.objects.objects()[:2]  # the first of which is known to have no further version
         raise SourceUnreachable("no answer")
 
     monkeypatch.setattr(list_source, "PIECE_OBJECTS", 1)
-    monkeypatch.setattr(work.objects, "list_pages", broken)
+    monkeypatch.setattr(context.objects, "list_pages", broken)
     with pytest.raises(SourceUnreachable):
-        take_inventory(work)
-    (path,) = work.inventories().iterdir()
-    assert found(work) == []
+        take_inventory(context)
+    (path,) = context.inventories().iterdir()
+    assert found(context) == []
     monkeypatch.setattr(list_source, "MAX_RESUMED_AGE", timedelta(0))
-    assert found(work) == [(Kind.LEFTOVER, str(path))]
+    assert found(context) == [(Kind.LEFTOVER, str(path))]
 
 
-def test_where_a_live_query_spills_is_left(work, name):
-    path = work.inventories() / "any.parquet"
+def test_where_a_live_query_spills_is_left(context, name):
+    path = context.inventories() / "any.parquet"
     with Query(path, DEFAULT_BUDGET, functions={}, macros=[]):
-        assert [each for each in names(work.inventories()) if each.startswith(".caf-spill-")]
-        assert found(work) == []
+        assert [each for each in names(context.inventories()) if each.startswith(".caf-spill-")]
+        assert found(context) == []
 
 
-def test_what_killed_plans_left_is_removed_and_registered_plans_stay(work, name, told_then_mended):
-    before = names(work.plans())
-    left = [work.plans() / each for each in (".cutting-x", ".accounting-x", "0123abcd")]
+def test_what_killed_plans_left_is_removed_and_registered_plans_stay(context, name, told_then_mended):
+    before = names(context.plans())
+    left = [context.plans() / each for each in (".cutting-x", ".accounting-x", "0123abcd")]
     for folder in left:
         touch(folder, "chunks.parquet")
     told_then_mended(*((Kind.LEFTOVER, str(folder)) for folder in left))
-    assert names(work.plans()) == before
+    assert names(context.plans()) == before
 
 
 @pytest.mark.parametrize("name_of_it", [".restoring-x", ".adopting-x", ".searching-x"])
-def test_what_a_killed_rebuild_or_search_left_is_removed_and_a_live_one_is_left(work, told_then_mended, name_of_it):
-    left = work.staging() / name_of_it
+def test_what_a_killed_rebuild_or_search_left_is_removed_and_a_live_one_is_left(context, told_then_mended, name_of_it):
+    left = context.staging() / name_of_it
     touch(left, "manifest.parquet")
-    with writing_into(work.staging()):
-        assert found(work, told=True) == []
+    with writing_into(context.staging()):
+        assert found(context, told=True) == []
     told_then_mended((Kind.LEFTOVER, str(left)))
-    assert names(work.staging()) == []
+    assert names(context.staging()) == []
 
 
-def test_plans_of_a_lost_ledger_are_left_while_the_store_may_have_chunks_of_them(work, tmp_path, new_ledger, monkeypatch):  # noqa: F811
-    (name,) = archive_everything(work)
-    before = names(work.plans())
-    lost = a_workplace(tmp_path, work.objects, new_ledger(), target="8MiB")
+def test_plans_of_a_lost_ledger_are_left_while_the_store_may_have_chunks_of_them(context, tmp_path, new_ledger, monkeypatch):  # noqa: F811
+    (name,) = archive_everything(context)
+    before = names(context.plans())
+    lost = a_run_context(tmp_path, context.objects, new_ledger(), target="8MiB")
 
     def away(_):
         raise StoreUnreachable("it is away")
@@ -318,40 +320,40 @@ def test_plans_of_a_lost_ledger_are_left_while_the_store_may_have_chunks_of_them
     with monkeypatch.context() as broken:
         broken.setattr(lost.store, "posted", away)
         mended(lost)
-    assert names(work.plans()) == before
+    assert names(context.plans()) == before
     assert (Kind.FILE, name, "restored, with 60 locations") in mended(lost)
     assert found(lost, told=True) == []
-    assert names(work.plans()) == before
+    assert names(context.plans()) == before
 
 
-def test_a_first_copy_is_left_after_a_second_one_was_ordered(work, tmp_path, new_ledger):  # noqa: F811
-    (name,) = archive_everything(work)
-    with work.ledger.lease(f"chunk/{name}", work.holder) as lease:
-        work.ledger.move(lease, name, S.LOCATED, S.DAMAGED, reason="lost")
-        work.ledger.move(lease, name, S.DAMAGED, S.WITHDRAWN)
-    lost = a_workplace(tmp_path, work.objects, new_ledger(), target="8MiB", packing={"part_size": "128KiB"})
-    lost.objects.bodies = dict(work.objects.bodies) | {"later": b"x"}  # so that its plan is another one
+def test_a_first_copy_is_left_after_a_second_one_was_ordered(context, tmp_path, new_ledger):  # noqa: F811
+    (name,) = archive_everything(context)
+    with context.ledger.lease(f"chunk/{name}", context.holder) as lease:
+        context.ledger.move(lease, name, S.LOCATED, S.DAMAGED, reason="lost")
+        context.ledger.move(lease, name, S.DAMAGED, S.WITHDRAWN)
+    lost = a_run_context(tmp_path, context.objects, new_ledger(), target="8MiB", packing={"part_size": "128KiB"})
+    lost.objects.bodies = dict(context.objects.bodies) | {"later": b"x"}  # so that its plan is another one
     archive_everything(lost)
     assert mended(lost) == []
     assert len(lost.ledger.chunks()) == 1
 
 
-def test_a_plan_that_is_cut_at_this_moment_is_left(work, database_url, monkeypatch):
+def test_a_plan_that_is_cut_at_this_moment_is_left(context, database_url, monkeypatch):
     seen = []
     original = Ledger.register_plan
-    monkeypatch.setattr(Ledger, "register_plan", lambda *given: (seen.append(found(work, told=True)), original(*given))[1])
-    cut_plan(work, take_inventory(work))
+    monkeypatch.setattr(Ledger, "register_plan", lambda *given: (seen.append(found(context, told=True)), original(*given))[1])
+    cut_plan(context, take_inventory(context))
     assert seen == [[]]
 
 
 @pytest.mark.thorough
-def test_a_half_copy_into_a_folder_store_is_removed_once_nobody_has_its_chunk(work, name, told_then_mended, database_url):
-    archive_chunk(work, name, until=chunk_steps.post_file)
-    chunks = work.store.folder / "chunks"
-    left = chunks / f".part-{work.ledger.chunk(name).merkle_root.hex()}.caf-abc"
+def test_a_half_copy_into_a_folder_store_is_removed_once_nobody_has_its_chunk(context, name, told_then_mended, database_url):
+    archive_chunk(context, name, until=chunk_steps.post_file)
+    chunks = context.store.folder / "chunks"
+    left = chunks / f".part-{context.ledger.chunk(name).merkle_root.hex()}.caf-abc"
     touch(chunks, left.name)
     with started("lease", database_url, f"chunk/{name}", LONG):
-        assert found(work) == []
+        assert found(context) == []
     killed("lease", database_url, f"chunk/{name}", LONG)
     told_then_mended((Kind.LEASE, f"chunk/{name}"), (Kind.LEFTOVER, str(left)))
     assert names(chunks) == []
@@ -360,8 +362,8 @@ def test_a_half_copy_into_a_folder_store_is_removed_once_nobody_has_its_chunk(wo
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_chunk_that_the_ledger_does_not_have_are_removed(work, name, told_then_mended, database_url):
-    archive_chunk(work, name)
+def test_rows_of_a_chunk_that_the_ledger_does_not_have_are_removed(context, name, told_then_mended, database_url):
+    archive_chunk(context, name)
     sql(
         database_url,
         "INSERT INTO file_locations (source_id, file_path, version_id, etag, size_bytes, caf_file_id, start_byte, end_byte,"
@@ -373,80 +375,80 @@ def test_rows_of_a_chunk_that_the_ledger_does_not_have_are_removed(work, name, t
         " SELECT source_id, 'stray', 'v', '', 0, 999 FROM sources",
     )
     told_then_mended((Kind.ROWS, "src, chunk number 999 of the table"))
-    every_object_reads_back(work)
+    every_object_reads_back(context)
 
 
-def test_claims_of_a_chunk_that_claims_nothing_are_ended(work, name, told_then_mended, database_url):
-    chunk_steps.withdraw(work, name)
+def test_claims_of_a_chunk_that_claims_nothing_are_ended(context, name, told_then_mended, database_url):
+    chunk_steps.withdraw(context, name)
     sql(
         database_url,
         "INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, caf_file_id)"
         " SELECT source_id, 'stray', 'v', '', 0, caf_file_id FROM caf_files",
     )
     told_then_mended((Kind.ROWS, name))
-    assert settled(work.ledger, [("stray", "v")]) == set()
+    assert settled(context.ledger, [("stray", "v")]) == set()
 
 
-def test_the_rows_of_damaged_expired_and_withdrawn_chunks_are_history_and_stay(work, name, tmp_path, database_url):
-    archive_chunk(work, name)
+def test_the_rows_of_damaged_expired_and_withdrawn_chunks_are_history_and_stay(context, name, tmp_path, database_url):
+    archive_chunk(context, name)
     for state in (S.DAMAGED, S.WITHDRAWN):
-        with work.ledger.lease(f"chunk/{name}", work.holder) as lease:
-            work.ledger.move(lease, name, work.ledger.chunk(name).state, state, reason="lost")
+        with context.ledger.lease(f"chunk/{name}", context.holder) as lease:
+            context.ledger.move(lease, name, context.ledger.chunk(name).state, state, reason="lost")
         before = everything(tmp_path, database_url)["file_locations"]
-        assert Kind.ROWS not in {kind for kind, _ in found(work, told=True)}
+        assert Kind.ROWS not in {kind for kind, _ in found(context, told=True)}
         assert everything(tmp_path, database_url)["file_locations"] == before
 
 
-def test_a_chunk_with_fewer_locations_than_members_is_told(work, name, database_url):
-    archive_chunk(work, name)
+def test_a_chunk_with_fewer_locations_than_members_is_told(context, name, database_url):
+    archive_chunk(context, name)
     sql(database_url, "DELETE FROM file_locations WHERE file_path = 'key-007'")
-    (told,) = examined(work)
+    (told,) = examined(context)
     assert (told.kind, told.name, told.actor) == (Kind.ROWS, name, Actor.OPERATOR)
     assert told.found == "59 locations of 60 members"
 
 
-def test_kept_locations_that_are_not_those_of_the_ledger_are_removed(work, name, told_then_mended, database_url):
-    archive_chunk(work, name)
-    assert account_for(work, take_inventory(work)).holds
+def test_kept_locations_that_are_not_those_of_the_ledger_are_removed(context, name, told_then_mended, database_url):
+    archive_chunk(context, name)
+    assert account_for(context, take_inventory(context)).holds
     lie = "rewritten_at = last_modified"
     sql(database_url, f"UPDATE file_locations SET {lie} WHERE file_path = 'key-007'")
-    folder = work.kept_locations()
+    folder = context.kept_locations()
     assert told_then_mended((Kind.ROWS, str(folder))) == {(Kind.ROWS, str(folder)): "removed"}
-    assert account_for(work, take_inventory(work)).unaccounted == 1
+    assert account_for(context, take_inventory(context)).unaccounted == 1
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_located_chunk_that_the_store_no_longer_has_becomes_damaged(work, name, told_then_mended):
-    archive_chunk(work, name)
-    for path in (work.store.folder / "chunks").iterdir():
+def test_a_located_chunk_that_the_store_no_longer_has_becomes_damaged(context, name, told_then_mended):
+    archive_chunk(context, name)
+    for path in (context.store.folder / "chunks").iterdir():
         path.unlink()
     done = told_then_mended((Kind.COPIES, name))
     assert f"caf repair {name}" in done[Kind.COPIES, name]
-    assert work.ledger.chunk(name).state is S.DAMAGED
-    (told,) = examined(work)
+    assert context.ledger.chunk(name).state is S.DAMAGED
+    (told,) = examined(context)
     assert (told.kind, told.actor) == (Kind.COPIES, Actor.OPERATOR)
 
 
-def test_a_chunk_that_is_parked_is_told_with_how_to_go_on(work, name):
-    chunk_steps.park(work, name, "five runs failed")
-    (told,) = examined(work)
+def test_a_chunk_that_is_parked_is_told_with_how_to_go_on(context, name):
+    chunk_steps.park(context, name, "five runs failed")
+    (told,) = examined(context)
     assert (told.actor, told.found) == (Actor.OPERATOR, "parked: five runs failed")
     assert f"caf unpark {name}" in told.remedy
 
 
-def test_chunks_that_are_planned_and_not_begun_are_told_in_one_line(work, name):
-    (told,) = examined(work)
+def test_chunks_that_are_planned_and_not_begun_are_told_in_one_line(context, name):
+    (told,) = examined(context)
     assert (told.kind, told.name, told.actor) == (Kind.CHUNK, "src", Actor.RUN)
 
 
 @pytest.mark.parametrize(
     "step", [chunk_steps.load_batch, chunk_steps.seal_chunk, chunk_steps.post_file, chunk_steps.verify_stored]
 )
-def test_a_chunk_that_a_run_left_is_told_with_what_the_next_run_does(work, name, step):
-    archive_chunk(work, name, until=step)
-    (told,) = examined(work)
+def test_a_chunk_that_a_run_left_is_told_with_what_the_next_run_does(context, name, step):
+    archive_chunk(context, name, until=step)
+    (told,) = examined(context)
     assert (told.kind, told.name, told.actor) == (Kind.CHUNK, name, Actor.RUN)
 
 
@@ -454,17 +456,17 @@ def test_a_chunk_that_a_run_left_is_told_with_what_the_next_run_does(work, name,
 
 
 @pytest.fixture
-def wrecked(work, name, database_url):
+def wrecked(context, name, database_url):
     """A source with something of each kind that a folder store can have; and what is right when all of it is mended."""
-    archive_chunk(work, name)
-    right = names(work.plans()), names(work.inventories())
-    touch(work.staging(), f"{name}.1.part", f"{name}.1.journal", f"{name}.caf", "src-00000000-00001.1.part", "notes.txt")
-    touch(work.plans() / ".cutting-x", "a")
-    touch(work.plans() / "0123abcd", "a", "b")
-    touch(work.inventories(), ".src-1.parquet.tmp")
-    touch(work.store.folder / "chunks", f".part-{work.ledger.chunk(name).merkle_root.hex()}.caf-abc")
-    with work.ledger.lease(f"chunk/{name}", work.holder) as lease:
-        work.ledger.reserve_staging(lease, name, str(work.staging()), 1000, 0)
+    archive_chunk(context, name)
+    right = names(context.plans()), names(context.inventories())
+    touch(context.staging(), f"{name}.1.part", f"{name}.1.journal", f"{name}.caf", "src-00000000-00001.1.part", "notes.txt")
+    touch(context.plans() / ".cutting-x", "a")
+    touch(context.plans() / "0123abcd", "a", "b")
+    touch(context.inventories(), ".src-1.parquet.tmp")
+    touch(context.store.folder / "chunks", f".part-{context.ledger.chunk(name).merkle_root.hex()}.caf-abc")
+    with context.ledger.lease(f"chunk/{name}", context.holder) as lease:
+        context.ledger.reserve_staging(lease, name, str(context.staging()), 1000, 0)
     sql(
         database_url,
         "INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, caf_file_id)"
@@ -475,32 +477,34 @@ def wrecked(work, name, database_url):
     killed("lease", database_url, f"chunk/{name}", LONG)
 
     def is_right():
-        assert found(work) == []
-        assert names(work.staging()) == ["notes.txt"]
-        assert (names(work.plans()), names(work.inventories())) == right
-        assert len(names(work.store.folder / "chunks")) == 1
-        assert work.ledger.reservations() == work.ledger.leases() == []
-        assert [(rows.locations, rows.claims) for rows in work.ledger.rows_by_chunk("src")] == [(60, 0)]
-        every_object_reads_back(work)
+        assert found(context) == []
+        assert names(context.staging()) == ["notes.txt"]
+        assert (names(context.plans()), names(context.inventories())) == right
+        assert len(names(context.store.folder / "chunks")) == 1
+        assert context.ledger.reservations() == context.ledger.leases() == []
+        assert [(rows.locations, rows.claims) for rows in context.ledger.rows_by_chunk("src")] == [(60, 0)]
+        every_object_reads_back(context)
 
     return is_right
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fatal", sampled(range(1, 50, EVERY), every=5))
-def test_a_doctor_that_is_killed_at_any_moment_is_followed_by_one_that_ends_right(wrecked, work, tmp_path, database_url, fatal):
+def test_a_doctor_that_is_killed_at_any_moment_is_followed_by_one_that_ends_right(
+    wrecked, context, tmp_path, database_url, fatal
+):
     doctor = crashes.doctor_process(tmp_path, database_url, fatal=fatal)
     doctor.join(PATIENCE_SECONDS)
     assert doctor.exitcode == -signal.SIGKILL
-    mended(work)
+    mended(context)
     wrecked()
 
 
 @pytest.mark.thorough
-def test_two_doctors_at_once_do_no_harm_and_the_next_one_ends_right(wrecked, work, tmp_path, database_url):
+def test_two_doctors_at_once_do_no_harm_and_the_next_one_ends_right(wrecked, context, tmp_path, database_url):
     doctors = [crashes.doctor_process(tmp_path, database_url) for _ in range(2)]
     for doctor in doctors:
         doctor.join(PATIENCE_SECONDS)
     assert [doctor.exitcode for doctor in doctors] == [0, 0]
-    mended(work)  # what one held for a moment the other left alone
+    mended(context)  # what one held for a moment the other left alone
     wrecked()

@@ -13,13 +13,13 @@ from caf_pipeline.maintenance.doctor.findings import Actor, Kind
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline.store.jackal.messages import archive_note
-from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline_tests.support import dying_runs
 from caf_pipeline_tests.support.chain_user import ChainUser
 from caf_pipeline_tests.support.crashes import everything, examined, found, mended, run_killed, started
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
 
 _numbers = itertools.count(1)
 LONG = "600"  # seconds of a lease that does not run out while a test runs
@@ -34,24 +34,24 @@ def settings(network):
 
 
 @pytest.fixture
-def work(tmp_path, ledger, settings):
-    work = a_workplace(tmp_path, dying_runs.a_steady_source(), ledger, store=open_jackal_store, **settings)
-    yield work
-    work.store.close()
+def context(tmp_path, ledger, settings):
+    context = a_run_context(tmp_path, dying_runs.a_steady_source(), ledger, store=open_jackal_store, **settings)
+    yield context
+    context.store.close()
 
 
 @pytest.fixture
-def name(work):
-    (chunk,) = plan(work).chunks
+def name(context):
+    (chunk,) = plan(context).chunks
     return chunk.name
 
 
 @pytest.fixture
-def killed_at(work, name, tmp_path, database_url, settings):
+def killed_at(context, name, tmp_path, database_url, settings):
     """Let a run of the chunk be killed before or after a call to the ledger or its log."""
 
     def run(at, *, before=False):
-        archive_chunk(work, name, until=chunk_steps.seal_chunk)
+        archive_chunk(context, name, until=chunk_steps.seal_chunk)
         run_killed(tmp_path, database_url, name, at=at, before=before, **settings)
 
     return run
@@ -69,67 +69,67 @@ def unchanged(tmp_path, database_url):
     return check
 
 
-def by_kind(work):
-    return {one.kind: one for one in examined(work)}
+def by_kind(context):
+    return {one.kind: one for one in examined(context)}
 
 
-def posts_of(network, work, name):
-    root = work.ledger.chunk(name).merkle_root.hex()
+def posts_of(network, context, name):
+    root = context.ledger.chunk(name).merkle_root.hex()
     return [file["start"] for file in network.state()["files"] if file["merkle"] == root]
 
 
-def ends_right(network, work, name):
-    archive_chunk(work, name)
-    assert work.ledger.chunk(name).state is ChunkState.LOCATED
-    assert len(posts_of(network, work, name)) == 1
-    for key, body in work.objects.bodies.items():
-        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body
-    assert found(work, told=True) == []
+def ends_right(network, context, name):
+    archive_chunk(context, name)
+    assert context.ledger.chunk(name).state is ChunkState.LOCATED
+    assert len(posts_of(network, context, name)) == 1
+    for key, body in context.objects.bodies.items():
+        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
+    assert found(context, told=True) == []
 
 
 @pytest.mark.thorough
-def test_a_transaction_that_was_signed_by_a_killed_run_is_settled_and_paid_once(killed_at, work, name, network, unchanged):
+def test_a_transaction_that_was_signed_by_a_killed_run_is_settled_and_paid_once(killed_at, context, name, network, unchanged):
     killed_at("commit")
-    (signed,) = work.ledger.unsettled()
-    told = by_kind(work)[Kind.TRANSACTION]
+    (signed,) = context.ledger.unsettled()
+    told = by_kind(context)[Kind.TRANSACTION]
     assert (told.name, told.actor) == (signed.hash, Actor.DOCTOR)
     assert f"block {signed.timeout_height} is the last" in told.found
-    unchanged(lambda: found(work))
-    assert (Kind.TRANSACTION, signed.hash, "settled") in mended(work)
-    assert work.ledger.unsettled() == []
-    assert found(work) == []
-    assert len(posts_of(network, work, name)) == 1
-    ends_right(network, work, name)
+    unchanged(lambda: found(context))
+    assert (Kind.TRANSACTION, signed.hash, "settled") in mended(context)
+    assert context.ledger.unsettled() == []
+    assert found(context) == []
+    assert len(posts_of(network, context, name)) == 1
+    ends_right(network, context, name)
 
 
 @pytest.mark.thorough
-def test_a_transaction_is_left_to_the_live_run_that_owns_the_account(killed_at, work, database_url):
+def test_a_transaction_is_left_to_the_live_run_that_owns_the_account(killed_at, context, database_url):
     killed_at("commit")
-    (signed,) = work.ledger.unsettled()
+    (signed,) = context.ledger.unsettled()
     with started("lease", database_url, f"account/{signed.account}", LONG):
-        assert Kind.TRANSACTION not in by_kind(work)
-        assert Kind.TRANSACTION not in {kind for kind, _, _ in mended(work)}
-        assert work.ledger.unsettled() == [signed]
+        assert Kind.TRANSACTION not in by_kind(context)
+        assert Kind.TRANSACTION not in {kind for kind, _, _ in mended(context)}
+        assert context.ledger.unsettled() == [signed]
 
 
 @pytest.mark.thorough
-def test_a_transaction_of_another_wallet_is_told(killed_at, work, database_url):
+def test_a_transaction_of_another_wallet_is_told(killed_at, context, database_url):
     killed_at("commit")
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("SET session_replication_role = replica")  # its posts name the account, too
         connection.execute("UPDATE transactions SET account = 'jackal-1/jkl1other'")
-    told = by_kind(work)[Kind.TRANSACTION]
+    told = by_kind(context)[Kind.TRANSACTION]
     assert (told.actor, told.mend) == (Actor.OPERATOR, None)
     assert "jackal-1/jkl1other" in told.remedy
 
 
 @pytest.mark.thorough
-def test_a_chain_that_is_away_keeps_nothing_else_from_being_mended(killed_at, work, name, network, database_url):
+def test_a_chain_that_is_away_keeps_nothing_else_from_being_mended(killed_at, context, name, network, database_url):
     killed_at("commit")
-    (work.staging() / f"{name}.1.download").write_bytes(b"left")
+    (context.staging() / f"{name}.1.download").write_bytes(b"left")
     network.kill()
     unsettled = 0
-    for one in examined(work):
+    for one in examined(context):
         if one.kind is Kind.TRANSACTION:
             with pytest.raises(StoreUnreachable):
                 one.mend()
@@ -137,91 +137,91 @@ def test_a_chain_that_is_away_keeps_nothing_else_from_being_mended(killed_at, wo
         elif one.mend:
             one.mend()
     assert unsettled == 1
-    told = [one for one in examined(work) if one.kind is Kind.UNSEEN]
+    told = [one for one in examined(context) if one.kind is Kind.UNSEEN]
     assert told
     assert all(isinstance(one.error, StoreUnreachable) for one in told)
-    assert {kind for kind, _ in found(work)} == {Kind.TRANSACTION}
+    assert {kind for kind, _ in found(context)} == {Kind.TRANSACTION}
     network.start()
-    assert Kind.TRANSACTION in {kind for kind, _, _ in mended(work)}
-    ends_right(network, work, name)
+    assert Kind.TRANSACTION in {kind for kind, _, _ in mended(context)}
+    ends_right(network, context, name)
 
 
-def test_a_post_that_was_included_and_not_recorded_is_told_and_finished_by_the_next_run(killed_at, work, name, network):
+def test_a_post_that_was_included_and_not_recorded_is_told_and_finished_by_the_next_run(killed_at, context, name, network):
     killed_at("record_posting", before=True)
-    mended(work)
-    told = by_kind(work)
+    mended(context)
+    told = by_kind(context)
     assert (told[Kind.FILE].name, told[Kind.FILE].actor) == (name, Actor.RUN)
     assert (told[Kind.CHUNK].name, told[Kind.CHUNK].actor) == (name, Actor.RUN)
-    ends_right(network, work, name)
+    ends_right(network, context, name)
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_the_ledger_does_not_know_is_restored(work, name, network, tmp_path, database_url):
+def test_a_chunk_that_the_ledger_does_not_know_is_restored(context, name, network, tmp_path, database_url):
     def rows(connection):
         return connection.execute(
             "SELECT file_path, version_id, start_byte, end_byte, etag, last_modified, sha256 FROM file_locations ORDER BY 1"
         ).fetchall()
 
-    archive_chunk(work, name)
+    archive_chunk(context, name)
     with psycopg.connect(database_url, autocommit=True) as connection:
         located = rows(connection)
         connection.execute("TRUNCATE file_locations, claims, replicas, posts, transaction_posts, transactions, caf_files CASCADE")
         before = everything(tmp_path, database_url)
-        assert (Kind.FILE, name) in found(work)
+        assert (Kind.FILE, name) in found(context)
         assert everything(tmp_path, database_url) == before
-        assert (Kind.FILE, name, f"restored, with {len(located)} locations") in mended(work)
+        assert (Kind.FILE, name, f"restored, with {len(located)} locations") in mended(context)
         assert rows(connection) == located
-    assert found(work, told=True) == []
-    for key, body in work.objects.bodies.items():
-        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body
+    assert found(context, told=True) == []
+    for key, body in context.objects.bodies.items():
+        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
 
 
 @pytest.mark.thorough
-def test_an_abandoned_chunk_and_a_double_post_are_told_with_the_space_they_take(work, name, network):
-    archive_chunk(work, name, until=chunk_steps.post_file)
-    with work.ledger.lease(f"chunk/{name}", work.holder) as lease:
-        work.ledger.move(lease, name, ChunkState.POSTED, ChunkState.ABANDONED)
-    chunk = work.ledger.chunk(name)
+def test_an_abandoned_chunk_and_a_double_post_are_told_with_the_space_they_take(context, name, network):
+    archive_chunk(context, name, until=chunk_steps.post_file)
+    with context.ledger.lease(f"chunk/{name}", context.holder) as lease:
+        context.ledger.move(lease, name, ChunkState.POSTED, ChunkState.ABANDONED)
+    chunk = context.ledger.chunk(name)
     with httpx.Client() as client:
         user = ChainUser(network, client)
-        user.do(user.post_message(chunk.merkle_root, chunk.stored_size_bytes, note=archive_note(work.archive_id)))
-    mended(work)
-    told = [one for one in examined(work) if one.kind is Kind.FILE]
+        user.do(user.post_message(chunk.merkle_root, chunk.stored_size_bytes, note=archive_note(context.archive_id)))
+    mended(context)
+    told = [one for one in examined(context) if one.kind is Kind.FILE]
     assert [one.actor for one in told] == [Actor.NOBODY, Actor.NOBODY]
     assert any("abandoned" in one.found for one in told)
     assert all(f"{chunk.stored_size_bytes} bytes" in one.remedy for one in told)
 
 
-def test_what_another_wallet_posts_under_our_archive_is_neither_restored_nor_told_of_each_time(work, name, network):
-    archive_chunk(work, name)
+def test_what_another_wallet_posts_under_our_archive_is_neither_restored_nor_told_of_each_time(context, name, network):
+    archive_chunk(context, name)
     words = "legal winner thank year wave sausage worth useful legal winner thank yellow"
     with httpx.Client() as client:
         spoofer = ChainUser(network, client, words)
         network.fund(spoofer.address, 10**9)
         network.grant(spoofer.address, 10**9)
-        spoofer.post(b"spoofed", note=archive_note(work.archive_id))
-    assert list(examined(work)) == []
-    assert FileKind.FOREIGN in {one.kind for one in rebuild.find_chunks(work)}
+        spoofer.post(b"spoofed", note=archive_note(context.archive_id))
+    assert list(examined(context)) == []
+    assert FileKind.FOREIGN in {one.kind for one in rebuild.find_chunks(context)}
 
 
 @pytest.mark.thorough
 def test_a_located_chunk_that_the_chain_no_longer_lists_with_enough_copies_becomes_damaged(
-    work, name, network, tmp_path, database_url
+    context, name, network, tmp_path, database_url
 ):
-    archive_chunk(work, name)
-    network.drop_proofs(work.ledger.chunk(name).merkle_root, 0)
-    if len(work.store.copies(chunk_steps.posting_of(work.ledger.chunk(name)))) == 3:
-        network.drop_proofs(work.ledger.chunk(name).merkle_root, 1)
+    archive_chunk(context, name)
+    network.drop_proofs(context.ledger.chunk(name).merkle_root, 0)
+    if len(context.store.copies(chunk_steps.posting_of(context.ledger.chunk(name)))) == 3:
+        network.drop_proofs(context.ledger.chunk(name).merkle_root, 1)
     before = everything(tmp_path, database_url)
-    assert found(work) == [(Kind.COPIES, name)]
+    assert found(context) == [(Kind.COPIES, name)]
     assert everything(tmp_path, database_url) == before
-    ((_, _, done),) = mended(work)
+    ((_, _, done),) = mended(context)
     assert f"caf repair {name}" in done
-    assert work.ledger.chunk(name).state is ChunkState.DAMAGED
+    assert context.ledger.chunk(name).state is ChunkState.DAMAGED
 
 
 @pytest.mark.thorough
-def test_a_located_chunk_that_is_kept_in_staging_is_no_leftover(work):
-    (name,) = archive_everything(work)
-    assert chunk_steps.staged_path(work, name).exists()
-    assert found(work, told=True) == []
+def test_a_located_chunk_that_is_kept_in_staging_is_no_leftover(context):
+    (name,) = archive_everything(context)
+    assert chunk_steps.staged_path(context, name).exists()
+    assert found(context, told=True) == []

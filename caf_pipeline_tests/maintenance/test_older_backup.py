@@ -16,17 +16,18 @@ from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.doctor.findings import Kind
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.run_context import Lazy
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.preview import preview_plan
-from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.crashes import mended
 from caf_pipeline_tests.support.jackal_command_line import wallet_with_space
 from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
 from caf_pipeline_tests.support.several_folders import SeveralFolders
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
 
 _numbers = itertools.count(1)
 
@@ -46,80 +47,80 @@ def wallet(network):
 
 
 @pytest.fixture
-def work(tmp_path, ledger, network, wallet):
+def context(tmp_path, ledger, network, wallet):
     settings = settings_of(network, wallet.words)
-    work = a_workplace(tmp_path / "first", MemorySource(bodies()), ledger, store=open_jackal_store, **settings)
-    yield work
-    work.store.close()
+    context = a_run_context(tmp_path / "first", MemorySource(bodies()), ledger, store=open_jackal_store, **settings)
+    yield context
+    context.store.close()
 
 
 @pytest.fixture
 def in_folders(tmp_path, ledger):
-    return a_workplace(tmp_path / "first", MemorySource(bodies()), ledger, store=SeveralFolders(tmp_path / "store"))
+    return a_run_context(tmp_path / "first", MemorySource(bodies()), ledger, store=SeveralFolders(tmp_path / "store"))
 
 
 @pytest.fixture
 def in_a_folder(tmp_path, ledger):
-    return a_workplace(tmp_path / "first", MemorySource(bodies()), ledger)
+    return a_run_context(tmp_path / "first", MemorySource(bodies()), ledger)
 
 
-def backed_up(work, tmp_path):
+def backed_up(context, tmp_path):
     path = tmp_path / f"{next(_numbers)}.dump"
-    backup.back_up(work.ledger.database, path, embedded=True)
+    backup.back_up(context.ledger.database, path, embedded=True)
     return path
 
 
-def restored(work, path):
+def restored(context, path):
     """Restore the ledger, and end the pause; what was packed is gone from staging, as on another machine."""
-    database = work.ledger.database
+    database = context.ledger.database
     backup.restore(database, backup.Programs(database, embedded=True), path, reason="a test")
-    work.ledger.controls().set("paused", None)
-    shutil.rmtree(work.staging())
+    context.ledger.controls().set("paused", None)
+    shutil.rmtree(context.staging())
 
 
-def run(work):
+def run(context):
     """Plan what is new and archive all chunks under way, as `caf run` does."""
-    planning.cut_plan(work, inventories.take_inventory(work))
-    for chunk in work.ledger.chunks("src", [ChunkState.PLANNED, ChunkState.PACKING, ChunkState.SEALED, ChunkState.POSTING]):
-        archive_chunk(work, chunk.name)
+    planning.cut_plan(context, inventories.take_inventory(context))
+    for chunk in context.ledger.chunks("src", [ChunkState.PLANNED, ChunkState.PACKING, ChunkState.SEALED, ChunkState.POSTING]):
+        archive_chunk(context, chunk.name)
 
 
-def posts_of(work):
-    return sorted(file.posting.start for file in work.store.posted(work.archive_id))
+def posts_of(context):
+    return sorted(file.posting.start for file in context.store.posted(context.archive_id))
 
 
-def everything_reads_back(work):
-    for key, body in work.objects.bodies.items():
-        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body, key
+def everything_reads_back(context):
+    for key, body in context.objects.bodies.items():
+        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body, key
 
 
-def a_chunk_archived_since(work, tmp_path, *, until=None):
+def a_chunk_archived_since(context, tmp_path, *, until=None):
     """Back up while a chunk is planned, or further; archive it, overwrite an object, restore the backup."""
-    (chunk,) = plan(work).chunks
+    (chunk,) = plan(context).chunks
     if until:
-        archive_chunk(work, chunk.name, until=until)
-    path = backed_up(work, tmp_path)
-    archive_chunk(work, chunk.name)
-    work.objects.bodies["key-1"] = os.urandom(5_000)
-    restored(work, path)
+        archive_chunk(context, chunk.name, until=until)
+    path = backed_up(context, tmp_path)
+    archive_chunk(context, chunk.name)
+    context.objects.bodies["key-1"] = os.urandom(5_000)
+    restored(context, path)
     return chunk.name
 
 
 @pytest.mark.parametrize("until", [None, chunk_steps.load_batch, chunk_steps.seal_chunk])
-@pytest.mark.parametrize("store", ["work", "in_folders", "in_a_folder"])
+@pytest.mark.parametrize("store", ["context", "in_folders", "in_a_folder"])
 def test_a_chunk_archived_since_the_backup_is_never_posted_twice(request, tmp_path, store, until):
-    work = request.getfixturevalue(store)
-    name = a_chunk_archived_since(work, tmp_path, until=until)
+    context = request.getfixturevalue(store)
+    name = a_chunk_archived_since(context, tmp_path, until=until)
     for _ in range(2):
         with pytest.raises(StoredAlready, match="does not know") as refused:
-            run(work)
+            run(context)
         assert "caf doctor" in refused.value.hint
-    assert len(posts_of(work)) == 1
-    assert (Kind.FILE, name, "restored, with 5 locations") in mended(work)
-    assert work.ledger.chunk(name).state is ChunkState.LOCATED
-    run(work)
-    assert len(posts_of(work)) == 2  # the second has the overwritten object
-    everything_reads_back(work)
+    assert len(posts_of(context)) == 1
+    assert (Kind.FILE, name, "restored, with 5 locations") in mended(context)
+    assert context.ledger.chunk(name).state is ChunkState.LOCATED
+    run(context)
+    assert len(posts_of(context)) == 2  # the second has the overwritten object
+    everything_reads_back(context)
 
 
 def test_a_preview_warns_of_posts_that_the_ledger_does_not_know(in_a_folder, tmp_path):
@@ -128,77 +129,77 @@ def test_a_preview_warns_of_posts_that_the_ledger_does_not_know(in_a_folder, tmp
     assert "caf doctor" in preview.warning
 
 
-def test_planned_chunk_is_not_packed_before_the_doctor_came(work, tmp_path):
-    name = a_chunk_archived_since(work, tmp_path)
+def test_planned_chunk_is_not_packed_before_the_doctor_came(context, tmp_path):
+    name = a_chunk_archived_since(context, tmp_path)
     with pytest.raises(StoredAlready):
-        chunk_steps.load_batch(work, name)
-    assert work.ledger.chunk(name).state is ChunkState.PLANNED
-    assert work.ledger.unknown_posts("src") == 1
-    mended(work)
-    assert work.ledger.unknown_posts("src") == 0
+        chunk_steps.load_batch(context, name)
+    assert context.ledger.chunk(name).state is ChunkState.PLANNED
+    assert context.ledger.unknown_posts("src") == 1
+    mended(context)
+    assert context.ledger.unknown_posts("src") == 0
 
 
-def test_new_archive_archives_again_what_the_ledger_does_not_know(work, tmp_path):
-    name = a_chunk_archived_since(work, tmp_path)
-    planning.cut_plan(work, inventories.take_inventory(work), new_archive=True)
-    archive_chunk(work, name)
-    assert len(posts_of(work)) == 2
+def test_new_archive_archives_again_what_the_ledger_does_not_know(context, tmp_path):
+    name = a_chunk_archived_since(context, tmp_path)
+    planning.cut_plan(context, inventories.take_inventory(context), new_archive=True)
+    archive_chunk(context, name)
+    assert len(posts_of(context)) == 2
 
 
 @pytest.fixture
 def another_home(tmp_path, network, wallet, new_ledger):  # noqa: F811
     """Another source with a ledger of its own, and the same wallet."""
     settings = settings_of(network, wallet.words)
-    other = a_workplace(tmp_path / "other", MemorySource(bodies()), new_ledger(), store=open_jackal_store, **settings)
+    other = a_run_context(tmp_path / "other", MemorySource(bodies()), new_ledger(), store=open_jackal_store, **settings)
     yield other
     other.store.close()
 
 
-def test_posts_of_another_archive_cost_one_look(work, another_home, monkeypatch):
-    archive_everything(work)
+def test_posts_of_another_archive_cost_one_look(context, another_home, monkeypatch):
+    archive_everything(context)
     archive_everything(another_home)
     looks, record = [], TransactionLog.record_look
     monkeypatch.setattr(TransactionLog, "record_look", lambda *args: (looks.append(args[3]), record(*args)))
     for number in range(2):
-        work.objects.bodies[f"new-{number}"] = b"new"
-        run(work)
+        context.objects.bodies[f"new-{number}"] = b"new"
+        run(context)
     assert len(looks) == 1
-    everything_reads_back(work)
+    everything_reads_back(context)
 
 
-def test_a_sequence_that_is_a_lie_is_looked_at_and_forgotten(work, monkeypatch):
-    archive_everything(work)
-    log = work.ledger.transactions(work.holder)
-    account = work.store.poster.account
-    assert log.explains(account, work.archive_id, 1)
-    log.record_look(account, work.archive_id, 10**17, 0)
-    assert not log.explains(account, work.archive_id, 1)
-    assert work.store.unknown_posts(work.archive_id, log) == []
-    assert log.explains(account, work.archive_id, 1)
-    assert not log.explains(account, work.archive_id, 2)
+def test_a_sequence_that_is_a_lie_is_looked_at_and_forgotten(context, monkeypatch):
+    archive_everything(context)
+    log = context.ledger.transactions(context.holder)
+    account = context.store.poster.account
+    assert log.explains(account, context.archive_id, 1)
+    log.record_look(account, context.archive_id, 10**17, 0)
+    assert not log.explains(account, context.archive_id, 1)
+    assert context.store.unknown_posts(context.archive_id, log) == []
+    assert log.explains(account, context.archive_id, 1)
+    assert not log.explains(account, context.archive_id, 2)
 
 
 def test_a_liar_cannot_have_its_file_taken_for_a_chunk(in_folders, tmp_path):
-    work = in_folders
-    name = a_chunk_archived_since(work, tmp_path)
-    posting = next(iter(work.store.posts.values()))
-    for provider in work.store.folders:
-        file = work.store.file(provider, posting)
+    context = in_folders
+    name = a_chunk_archived_since(context, tmp_path)
+    posting = next(iter(context.store.posts.values()))
+    for provider in context.store.folders:
+        file = context.store.file(provider, posting)
         corrupt(file, file.stat().st_size // 2)
-    assert not any(kind is Kind.FILE and "restored, with" in done for kind, _, done in mended(work))
-    assert work.ledger.chunk(name).state is ChunkState.PLANNED
+    assert not any(kind is Kind.FILE and "restored, with" in done for kind, _, done in mended(context))
+    assert context.ledger.chunk(name).state is ChunkState.PLANNED
     with pytest.raises(StoredAlready):
-        run(work)
+        run(context)
 
 
 def test_rebuild_keeps_both_of_two_files_of_one_name(in_folders, tmp_path, new_ledger):  # noqa: F811
-    work = in_folders
-    old = work.objects.bodies["key-1"]
-    name = a_chunk_archived_since(work, tmp_path)
-    plan(work)  # as an operator who wants a second copy
-    archive_chunk(work, name)
-    assert len(posts_of(work)) == 2
-    lost = dataclasses.replace(work, ledger=new_ledger())
+    context = in_folders
+    old = context.objects.bodies["key-1"]
+    name = a_chunk_archived_since(context, tmp_path)
+    plan(context)  # as an operator who wants a second copy
+    archive_chunk(context, name)
+    assert len(posts_of(context)) == 2
+    lost = dataclasses.replace(context, lazy_ledger=Lazy.of(new_ledger()))
     lost.ledger.register_source(lost.source, lost.archive_id, lost.address)
     outcomes = list(rebuild.rebuild(lost))
     assert [outcome.finding.kind for outcome in outcomes].count(FileKind.CHUNK) >= 1
@@ -209,14 +210,14 @@ def test_rebuild_keeps_both_of_two_files_of_one_name(in_folders, tmp_path, new_l
 
 
 def test_restore_pauses_and_no_old_lease_is_good(in_a_folder, tmp_path, database):
-    work = in_a_folder
-    (chunk,) = plan(work).chunks
-    path = backed_up(work, tmp_path)
-    archive_chunk(work, chunk.name)
+    context = in_a_folder
+    (chunk,) = plan(context).chunks
+    path = backed_up(context, tmp_path)
+    archive_chunk(context, chunk.name)
     with database.reading() as connection:
         before = connection.execute("SELECT max(epoch) FROM leases").scalar_one()
     backup.restore(database, backup.Programs(database, embedded=True), path, reason="it's a test")
-    assert work.ledger.controls().current().paused == "it's a test"
-    assert work.ledger.chunk(chunk.name).epoch > before
-    with Ledger(database).lease("chunk/" + chunk.name, work.holder) as lease:
+    assert context.ledger.controls().current().paused == "it's a test"
+    assert context.ledger.chunk(chunk.name).epoch > before
+    with Ledger(database).lease("chunk/" + chunk.name, context.holder) as lease:
         assert lease.epoch > before

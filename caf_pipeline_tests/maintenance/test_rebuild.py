@@ -29,8 +29,8 @@ from caf_pipeline_tests.support.forged_chunks import Forgery, a_row, a_skip, put
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
 from caf_pipeline_tests.support.plans import MOMENT
+from caf_pipeline_tests.support.run_contexts import a_run_context, account_for_plan, archive_everything, plan
 from caf_pipeline_tests.support.several_folders import SeveralFolders
-from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_everything, plan
 
 RESTORED = ("sources", "plans", "chunks", "replicas", "file_locations", "skipped_objects", "claims", "log_times")
 
@@ -66,16 +66,16 @@ def a_source():
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory, databases):
-    """A workplace with some chunks, of two plans, which every test leaves as it is."""
+    """A run context with some chunks, of two plans, which every test leaves as it is."""
     folder = tmp_path_factory.mktemp("origin")
     with ExitStack() as stack:
         ledger = make_ledger(stack, databases)
         store = SeveralFolders(folder / "store")
-        work = a_workplace(folder / "first", a_source(), ledger, store=store, target="512KiB")
-        archive_everything(work)
-        work.objects.bodies |= {"versions@3": b"three", "later": os.urandom(1000)}
-        archive_everything(work)
-        yield work
+        context = a_run_context(folder / "first", a_source(), ledger, store=store, target="512KiB")
+        archive_everything(context)
+        context.objects.bodies |= {"versions@3": b"three", "later": os.urandom(1000)}
+        archive_everything(context)
+        yield context
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def archived(origin, tmp_path):
 @pytest.fixture
 def lost(archived, ledger, tmp_path):
     """The same source and store, and an empty ledger."""
-    return a_workplace(tmp_path / "second", archived.objects, ledger, store=archived.store, target="512KiB")
+    return a_run_context(tmp_path / "second", archived.objects, ledger, store=archived.store, target="512KiB")
 
 
 def kinds(outcomes):
@@ -118,19 +118,19 @@ def test_what_a_rebuilt_ledger_has_is_not_planned_again(archived, lost):
     assert (found.unaccounted, found.claimed) == (0, 0)
 
 
-def newest(work):
+def newest(context):
     """The body of each key, of its last version."""
     found = {}
-    for obj in work.objects.objects():
+    for obj in context.objects.objects():
         name = obj.key.decode() + (f"@{obj.version_id}" if obj.version_id else "")
-        if name not in work.objects.unavailable:
-            found[obj.key.decode()] = work.objects.bodies[name]
+        if name not in context.objects.unavailable:
+            found[obj.key.decode()] = context.objects.bodies[name]
     return found
 
 
-def everything_reads_back(work):
-    for key, body in newest(work).items():
-        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body, key
+def everything_reads_back(context):
+    for key, body in newest(context).items():
+        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body, key
 
 
 def test_objects_of_a_rebuilt_ledger_read_back_each_in_its_last_version(archived, lost):
@@ -190,8 +190,8 @@ def test_nothing_of_staging_is_left(archived, lost):
 # --- copies ----------------------------------------------------------------------------------------------------------
 
 
-def a_posting(work):
-    return next(iter(work.store.posts.values()))
+def a_posting(context):
+    return next(iter(context.store.posts.values()))
 
 
 def test_a_chunk_with_too_few_copies_comes_back_damaged_and_is_repaired(archived, lost):
@@ -220,7 +220,7 @@ def test_restored_chunks_are_proven_and_repaired_without_their_plan(archived, lo
 
 def test_a_restored_chunk_is_packed_again_from_the_plan_that_is_still_there(archived, ledger):
     home = archived.settings.home.parent
-    again = a_workplace(home, archived.objects, ledger, store=archived.store, target="512KiB")
+    again = a_run_context(home, archived.objects, ledger, store=archived.store, target="512KiB")
     list(rebuild.rebuild(again))
     chunk = again.ledger.chunks()[0]
     for provider in again.store.folders:
@@ -296,14 +296,14 @@ def test_a_copy_that_is_wrong_in_an_object_is_told_by_its_hash_and_the_chunk_com
 
 @pytest.fixture
 def bare(tmp_path, ledger):
-    """A workplace of which nothing is archived."""
-    return a_workplace(tmp_path, a_source(), ledger, store=SeveralFolders(tmp_path / "store"), target="512KiB")
+    """A run context of which nothing is archived."""
+    return a_run_context(tmp_path, a_source(), ledger, store=SeveralFolders(tmp_path / "store"), target="512KiB")
 
 
-def found(work):
+def found(context):
     """The one outcome of a rebuild, and how many rows there are afterwards."""
-    (outcome,) = rebuild.rebuild(work)
-    return outcome, len(rows_of(work.ledger)["file_locations"])
+    (outcome,) = rebuild.rebuild(context)
+    return outcome, len(rows_of(context.ledger)["file_locations"])
 
 
 def test_a_chunk_made_by_hand_as_ours_are_is_restored(bare, tmp_path):
@@ -605,8 +605,8 @@ def test_what_was_skipped_and_archived_later_is_skipped_no_more_in_any_order(bar
 def test_an_empty_ledger_takes_over_the_id_of_the_folder(tmp_path, databases):
     with ExitStack() as stack:
         first, second = make_ledger(stack, databases), make_ledger(stack, databases)
-        archive_everything(a_workplace(tmp_path, MemorySource({"key": b"x"}), first))
-        lost = a_workplace(tmp_path, MemorySource({}), second)
+        archive_everything(a_run_context(tmp_path, MemorySource({"key": b"x"}), first))
+        lost = a_run_context(tmp_path, MemorySource({}), second)
         assert [outcome.rows for outcome in rebuild.rebuild(lost)] == [1]
-        assert second.folder_store("directory") == first.folder_store("directory")
-        assert (tmp_path / "store" / MARKER).read_text().strip() == second.folder_store("directory").id
+        assert second.folder_store() == first.folder_store()
+        assert (tmp_path / "store" / MARKER).read_text().strip() == second.folder_store()

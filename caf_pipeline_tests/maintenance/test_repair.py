@@ -14,9 +14,9 @@ from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything, plan
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 from caf_pipeline_tests.support.tiers import sampled
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything, plan
 
 EVERYBODY = ("anna", "bert", "carl")
 
@@ -27,177 +27,177 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def work(tmp_path, ledger, store):
+def context(tmp_path, ledger, store):
     source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(10)})
-    return a_workplace(tmp_path, source, ledger, store=store)
+    return a_run_context(tmp_path, source, ledger, store=store)
 
 
 @pytest.fixture
-def name(work):
-    (name,) = archive_everything(work)
+def name(context):
+    (name,) = archive_everything(context)
     return name
 
 
-def posting(work, name):
-    return chunk_steps.posting_of(work.ledger.chunk(name))
+def posting(context, name):
+    return chunk_steps.posting_of(context.ledger.chunk(name))
 
 
-def damage(work, name, *providers):
+def damage(context, name, *providers):
     for provider in providers:
-        corrupt(work.store.file(provider, posting(work, name)))
-    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
+        corrupt(context.store.file(provider, posting(context, name)))
+    assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
 
 
-def ends_right(work, name):
-    assert work.ledger.chunk(name).state is ChunkState.LOCATED
-    assert prove_chunk(work, name).proven
-    assert [copy.provider for copy in work.ledger.known_copies(name) if copy.listed and not copy.fault] == [*EVERYBODY]
-    for key, body in work.objects.bodies.items():
-        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body
+def ends_right(context, name):
+    assert context.ledger.chunk(name).state is ChunkState.LOCATED
+    assert prove_chunk(context, name).proven
+    assert [copy.provider for copy in context.ledger.known_copies(name) if copy.listed and not copy.fault] == [*EVERYBODY]
+    for key, body in context.objects.bodies.items():
+        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
 
 
-def test_a_chunk_is_repaired_from_what_staging_still_has(work, store):
+def test_a_chunk_is_repaired_from_what_staging_still_has(context, store):
     store.hold = 3600
-    (name,) = archive_everything(work)
-    damage(work, name, *EVERYBODY)
-    work.objects.bodies.clear()
-    report = repair_chunk(work, name)
+    (name,) = archive_everything(context)
+    damage(context, name, *EVERYBODY)
+    context.objects.bodies.clear()
+    report = repair_chunk(context, name)
     assert (report.origin, report.posted_again, len(report.copies)) == ("staging", False, 3)
-    assert work.ledger.chunk(name).state is ChunkState.LOCATED
+    assert context.ledger.chunk(name).state is ChunkState.LOCATED
 
 
-def test_a_chunk_is_repaired_from_another_provider(work, name):
-    damage(work, name, "anna", "bert")
-    report = repair_chunk(work, name)
+def test_a_chunk_is_repaired_from_another_provider(context, name):
+    damage(context, name, "anna", "bert")
+    report = repair_chunk(context, name)
     assert (report.origin, report.posted_again) == ("provider", False)
-    ends_right(work, name)
-    assert list(work.staging().iterdir()) == []
+    ends_right(context, name)
+    assert list(context.staging().iterdir()) == []
 
 
-def test_a_chunk_is_packed_again_from_its_source_where_nobody_has_it_right(work, name):
-    damage(work, name, *EVERYBODY)
-    assert repair_chunk(work, name).origin == "source"
-    ends_right(work, name)
-    assert list(work.staging().iterdir()) == []
+def test_a_chunk_is_packed_again_from_its_source_where_nobody_has_it_right(context, name):
+    damage(context, name, *EVERYBODY)
+    assert repair_chunk(context, name).origin == "source"
+    ends_right(context, name)
+    assert list(context.staging().iterdir()) == []
 
 
-def test_a_staged_file_with_another_root_is_not_taken(work, store):
+def test_a_staged_file_with_another_root_is_not_taken(context, store):
     store.hold = 3600
-    (name,) = archive_everything(work)
-    damage(work, name, "anna")
-    corrupt(staged_path(work, name), at=70_000)
-    assert repair_chunk(work, name).origin == "provider"
-    ends_right(work, name)
+    (name,) = archive_everything(context)
+    damage(context, name, "anna")
+    corrupt(staged_path(context, name), at=70_000)
+    assert repair_chunk(context, name).origin == "provider"
+    ends_right(context, name)
 
 
 def test_a_provider_whose_bytes_differ_between_the_samples_is_not_believed(tmp_path, ledger, store):
-    work = a_workplace(tmp_path, MemorySource({"large": os.urandom(8 << 20)}), ledger, store=store, target="16MiB")
-    (name,) = archive_everything(work)
-    samples = work.ledger.chunk(name).samples
+    context = a_run_context(tmp_path, MemorySource({"large": os.urandom(8 << 20)}), ledger, store=store, target="16MiB")
+    (name,) = archive_everything(context)
+    samples = context.ledger.chunk(name).samples
     between = next(at for at in range(8 << 20) if all(not one.offset <= at < one.offset + one.length for one in samples))
-    corrupt(store.file("bert", posting(work, name)), at=between)
-    damage(work, name, "anna")
+    corrupt(store.file("bert", posting(context, name)), at=between)
+    damage(context, name, "anna")
     store.away = {"carl"}
     store.required_copies = 1
-    report = repair_chunk(work, name)
+    report = repair_chunk(context, name)
     assert report.origin == "source"
 
 
-def test_a_located_chunk_that_lacks_a_copy_gets_it(work, store, name):
+def test_a_located_chunk_that_lacks_a_copy_gets_it(context, store, name):
     store.unlisted = {"bert"}
-    store.file("bert", posting(work, name)).unlink()
-    assert repair_chunk(work, name).origin == "provider"
-    ends_right(work, name)
+    store.file("bert", posting(context, name)).unlink()
+    assert repair_chunk(context, name).origin == "provider"
+    ends_right(context, name)
 
 
-def test_a_chunk_that_is_right_needs_nothing(work, name):
-    report = repair_chunk(work, name)
+def test_a_chunk_that_is_right_needs_nothing(context, name):
+    report = repair_chunk(context, name)
     assert (report.origin, report.chunk.state) == ("none needed", ChunkState.LOCATED)
 
 
-def test_a_damaged_chunk_that_is_listed_and_right_and_not_known_to_be_proven_stays_damaged(work, store, name):
+def test_a_damaged_chunk_that_is_listed_and_right_and_not_known_to_be_proven_stays_damaged(context, store, name):
     store.window, store.now = 4, 9
-    assert "not proven since window 4" in prove_chunk(work, name).chunk.reason
+    assert "not proven since window 4" in prove_chunk(context, name).chunk.reason
     store.window, store.unverified = 9, {"anna", "bert", "carl"}  # dropped, and joined again
     with pytest.raises(NotProven, match="stays damaged: 0 of 3 copies show a verified proof"):
-        repair_chunk(work, name)
-    assert work.ledger.chunk(name).state is ChunkState.DAMAGED
+        repair_chunk(context, name)
+    assert context.ledger.chunk(name).state is ChunkState.DAMAGED
     store.unverified = set()
-    assert repair_chunk(work, name).origin == "none needed"
-    assert work.ledger.chunk(name).state is ChunkState.LOCATED
+    assert repair_chunk(context, name).origin == "none needed"
+    assert context.ledger.chunk(name).state is ChunkState.LOCATED
 
 
 def test_a_damaged_file_of_two_leaves_is_located_again_when_all_of_it_was_read(tmp_path, ledger, store):
-    work = a_workplace(tmp_path, MemorySource({"key": b"body"}), ledger, store=store)
-    (name,) = archive_everything(work)
+    context = a_run_context(tmp_path, MemorySource({"key": b"body"}), ledger, store=store)
+    (name,) = archive_everything(context)
     store.unverified, store.now, store.window = {*EVERYBODY}, 4, 4
-    damage(work, name, "anna")
-    assert repair_chunk(work, name).origin == "provider"
-    assert work.ledger.chunk(name).state is ChunkState.LOCATED
+    damage(context, name, "anna")
+    assert repair_chunk(context, name).origin == "provider"
+    assert context.ledger.chunk(name).state is ChunkState.LOCATED
 
 
-def test_a_damaged_chunk_that_has_become_right_by_itself_is_located_again(work, store, name):
+def test_a_damaged_chunk_that_has_become_right_by_itself_is_located_again(context, store, name):
     store.unlisted = {"bert"}
-    prove_chunk(work, name)
+    prove_chunk(context, name)
     store.unlisted = set()
-    assert repair_chunk(work, name).origin == "none needed"
-    ends_right(work, name)
+    assert repair_chunk(context, name).origin == "none needed"
+    ends_right(context, name)
 
 
-def test_a_chunk_whose_post_is_gone_is_posted_again_and_the_report_says_so(work, store, name):
-    before = posting(work, name)
+def test_a_chunk_whose_post_is_gone_is_posted_again_and_the_report_says_so(context, store, name):
+    before = posting(context, name)
     store.forget(before)
-    prove_chunk(work, name)
-    report = repair_chunk(work, name)
+    prove_chunk(context, name)
+    report = repair_chunk(context, name)
     assert (report.posted_again, report.origin) == (True, "provider")  # who had it once has it still
-    assert posting(work, name).start > before.start
-    ends_right(work, name)
+    assert posting(context, name).start > before.start
+    ends_right(context, name)
 
 
-def test_a_repair_that_failed_after_its_post_does_not_post_again(work, store, name):
-    store.forget(posting(work, name))
-    prove_chunk(work, name)
+def test_a_repair_that_failed_after_its_post_does_not_post_again(context, store, name):
+    store.forget(posting(context, name))
+    prove_chunk(context, name)
     store.away = {"anna"}
     with pytest.raises(CafError):
-        repair_chunk(work, name)
-    start = posting(work, name).start
+        repair_chunk(context, name)
+    start = posting(context, name).start
     store.away = set()
-    assert repair_chunk(work, name).posted_again is False
-    assert posting(work, name).start == start
-    ends_right(work, name)
+    assert repair_chunk(context, name).posted_again is False
+    assert posting(context, name).start == start
+    ends_right(context, name)
 
 
-def test_a_chunk_whose_bytes_are_nowhere_stays_damaged_and_says_what_was_tried(work, name):
-    damage(work, name, *EVERYBODY)
-    work.objects.unavailable["key-003"] = (SkipReason.CHANGED, -1)
+def test_a_chunk_whose_bytes_are_nowhere_stays_damaged_and_says_what_was_tried(context, name):
+    damage(context, name, *EVERYBODY)
+    context.objects.unavailable["key-003"] = (SkipReason.CHANGED, -1)
     with pytest.raises(StoreError, match=r"not in staging; .*objects have changed"):
-        repair_chunk(work, name)
-    assert work.ledger.chunk(name).state is ChunkState.DAMAGED
-    assert list(work.staging().iterdir()) == []
+        repair_chunk(context, name)
+    assert context.ledger.chunk(name).state is ChunkState.DAMAGED
+    assert list(context.staging().iterdir()) == []
 
 
-def test_providers_that_do_not_answer_are_no_reason_to_store_anything_again(work, store, name):
+def test_providers_that_do_not_answer_are_no_reason_to_store_anything_again(context, store, name):
     store.away = {"anna"}
     with pytest.raises(StoreUnreachable, match="anna does not answer"):
-        repair_chunk(work, name)
-    assert work.ledger.chunk(name).state is ChunkState.LOCATED
+        repair_chunk(context, name)
+    assert context.ledger.chunk(name).state is ChunkState.LOCATED
 
 
 def test_a_repair_needs_room_and_removes_kept_files_for_it(tmp_path, ledger, store):
     source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(20)})
-    work = a_workplace(tmp_path, source, ledger, store=store, target="500KiB", packing={"staging_limit": "600KiB"})
+    context = a_run_context(tmp_path, source, ledger, store=store, target="500KiB", packing={"staging_limit": "600KiB"})
     store.hold = 3600
-    first, *_, last = archive_everything(work)
-    assert [path.name for path in work.staging().iterdir()] == [f"{last}.caf"]
+    first, *_, last = archive_everything(context)
+    assert [path.name for path in context.staging().iterdir()] == [f"{last}.caf"]
     store.unlisted = {"bert"}
-    assert repair_chunk(work, first).origin == "provider"
-    assert [path.name for path in work.staging().iterdir()] == [f"{first}.caf"]
+    assert repair_chunk(context, first).origin == "provider"
+    assert [path.name for path in context.staging().iterdir()] == [f"{first}.caf"]
 
 
-def test_a_chunk_under_way_is_not_repaired(work):
-    (name,) = [chunk.name for chunk in plan(work).chunks]
+def test_a_chunk_under_way_is_not_repaired(context):
+    (name,) = [chunk.name for chunk in plan(context).chunks]
     with pytest.raises(CafError, match="is 'planned'"):
-        repair_chunk(work, name)
+        repair_chunk(context, name)
 
 
 class BrokenOff(BaseException):
@@ -210,7 +210,7 @@ MOMENTS = 20
 """Before and after each of ten calls that a repair of a chunk makes whose post is gone."""
 
 
-def break_off(patch, work, fatal):
+def break_off(patch, context, fatal):
     """Let the repair end before or after the n-th call of something that leaves a trace; return the moments that passed."""
     moments = []
 
@@ -228,21 +228,21 @@ def break_off(patch, work, fatal):
 
         return call
 
-    for owner, calls in ((work.ledger, LEDGER_CALLS), (work.store, STORE_CALLS)):
+    for owner, calls in ((context.ledger, LEDGER_CALLS), (context.store, STORE_CALLS)):
         for call in calls:
             patch.setattr(owner, call, counted(getattr(owner, call)))
     return moments
 
 
 @pytest.mark.parametrize("fatal", sampled(range(1, MOMENTS + 1), every=5))
-def test_a_repair_that_breaks_off_at_any_moment_is_finished_by_the_next(work, store, name, monkeypatch, fatal):
-    store.forget(posting(work, name))
-    prove_chunk(work, name)
+def test_a_repair_that_breaks_off_at_any_moment_is_finished_by_the_next(context, store, name, monkeypatch, fatal):
+    store.forget(posting(context, name))
+    prove_chunk(context, name)
     with monkeypatch.context() as patch:
-        moments = break_off(patch, work, fatal)
+        moments = break_off(patch, context, fatal)
         with pytest.raises(BrokenOff):
-            repair_chunk(work, name)
+            repair_chunk(context, name)
     assert len(moments) >= fatal
-    repair_chunk(work, name)
-    ends_right(work, name)
-    assert list(work.staging().iterdir()) == []
+    repair_chunk(context, name)
+    ends_right(context, name)
+    assert list(context.staging().iterdir()) == []

@@ -38,16 +38,16 @@ from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.source.protocol import Checksum, ObjectHeaders
 from caf_pipeline.steps import chunk_steps, inventories
 from caf_pipeline.steps.compare_headers import OTHER_BYTES, WITHOUT_CHECKSUM
-from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 from caf_pipeline_tests.support.tiers import sampled
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
 
 BODIES = {f"key-{number:03d}": os.urandom(100_000) for number in range(30)}
 
@@ -58,39 +58,39 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def work(tmp_path, ledger, store):
+def context(tmp_path, ledger, store):
     """A source of three chunks over a store of three providers; nothing archived yet."""
-    return a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=store)
+    return a_run_context(tmp_path, MemorySource(dict(BODIES)), ledger, store=store)
 
 
 @pytest.fixture
-def names(work):
-    return archive_everything(work)
+def names(context):
+    return archive_everything(context)
 
 
 @pytest.fixture
-def proven(work, store, names):
+def proven(context, store, names):
     """The names of the chunks, proven in one window; another has begun."""
-    pass_window(work, store)
+    pass_window(context, store)
     return names
 
 
-def pass_window(work, store):
+def pass_window(context, store):
     """Let every located chunk be looked at in a window, and the next one begin."""
     store.window = store.now = (store.now or 0) + 1
-    for chunk in work.ledger.chunks("src", [ChunkState.LOCATED]):
-        assert prove_chunk(work, chunk.name).proven
+    for chunk in context.ledger.chunks("src", [ChunkState.LOCATED]):
+        assert prove_chunk(context, chunk.name).proven
     store.window = store.now = store.now + 1
 
 
 class Answer:
     """What one question gave: the report, the list as another program reads it, and the reasons of the others."""
 
-    def __init__(self, work, folder, **options):
+    def __init__(self, context, folder, **options):
         self.file, self.report_file = folder / "list.csv", folder / "rest.parquet"
         self.told: list[str] = []
         reporter = assessment.ProgressReporter(tell=self.told.append)
-        self.found = find_deletable(work, self.file, report=self.report_file, reporter=reporter, **options)
+        self.found = find_deletable(context, self.file, report=self.report_file, reporter=reporter, **options)
         self.listed = read_list(self.file) if self.file.exists() else []
         self.rest = pq.read_table(self.report_file).to_pylist()
         assert len(self.listed) == self.found.safe_objects
@@ -115,12 +115,12 @@ def read_list(file: Path) -> list[tuple]:
     return [(bucket, unquote_to_bytes(key), *version) for bucket, key, *version in lines]
 
 
-def posting(work, name):
-    return chunk_steps.posting_of(work.ledger.chunk(name))
+def posting(context, name):
+    return chunk_steps.posting_of(context.ledger.chunk(name))
 
 
-def keys_of(work, name) -> set[str]:
-    return {key for key in BODIES if (found := work.ledger.locate("src", key)) and found.chunk == name}
+def keys_of(context, name) -> set[str]:
+    return {key for key in BODIES if (found := context.ledger.locate("src", key)) and found.chunk == name}
 
 
 A_BYTE_LESS = "end_byte = end_byte - 1"
@@ -131,15 +131,15 @@ def tamper(database, change: str, key: str = "key-000") -> None:
         connection.execute(f"UPDATE file_locations SET {change} WHERE file_path = %(key)s", {"key": key})
 
 
-def flip_between_samples(work, name, *providers) -> None:
+def flip_between_samples(context, name, *providers) -> None:
     """Change a byte that no sample of the chunk has."""
-    chunk = work.ledger.chunk(name)
+    chunk = context.ledger.chunk(name)
     at = chunk.stored_size_bytes - 1
     for sample in sorted(chunk.samples, key=lambda sample: sample.offset, reverse=True):
         if at < sample.offset + sample.length:
             at = sample.offset - 1
     for provider in providers:
-        with work.store.file(provider, posting(work, name)).open("r+b") as file:
+        with context.store.file(provider, posting(context, name)).open("r+b") as file:
             file.seek(at)
             byte = file.read(1)[0]
             file.seek(at)
@@ -149,31 +149,31 @@ def flip_between_samples(work, name, *providers) -> None:
 # --- what is safe ----------------------------------------------------------------------------------------------------
 
 
-def test_everything_is_safe_once_it_is_proven_twice_and_read_back(work, tmp_path, proven):
-    answer = Answer(work, tmp_path)
+def test_everything_is_safe_once_it_is_proven_twice_and_read_back(context, tmp_path, proven):
+    answer = Answer(context, tmp_path)
     assert answer.keys == sorted(BODIES)
     assert {bucket for bucket, *_ in answer.listed} == {"b"}
     assert (answer.found.everything_is_safe, answer.found.safe_bytes) == (True, sum(map(len, BODIES.values())))
     assert answer.found.read_back[0] == len(proven)
-    assert all(work.ledger.chunk(name).read_back_at for name in proven)
+    assert all(context.ledger.chunk(name).read_back_at for name in proven)
 
 
 @pytest.mark.thorough
-def test_the_inventory_of_a_list_stays_however_many_are_taken_meanwhile(work, tmp_path, proven, monkeypatch):
+def test_the_inventory_of_a_list_stays_however_many_are_taken_meanwhile(context, tmp_path, proven, monkeypatch):
     recheck = deletion.recheck
 
     def recheck_slowly(*args):
         for _ in range(inventories.WHOLE_KEPT):
-            inventories.take_inventory(work)
+            inventories.take_inventory(context)
         return recheck(*args)
 
     monkeypatch.setattr(deletion, "recheck", recheck_slowly)
-    assert Answer(work, tmp_path).found.safe_objects == len(BODIES)
+    assert Answer(context, tmp_path).found.safe_objects == len(BODIES)
 
 
 @pytest.mark.thorough
-def test_a_chunk_is_read_back_once(work, store, tmp_path, proven, monkeypatch):
-    Answer(work, tmp_path)
+def test_a_chunk_is_read_back_once(context, store, tmp_path, proven, monkeypatch):
+    Answer(context, tmp_path)
     whole = []
     original = store.read
 
@@ -182,221 +182,221 @@ def test_a_chunk_is_read_back_once(work, store, tmp_path, proven, monkeypatch):
         return original(at, start, end, **named)
 
     monkeypatch.setattr(store, "read", counted)
-    assert Answer(work, tmp_path).keys == sorted(BODIES)
+    assert Answer(context, tmp_path).keys == sorted(BODIES)
     assert whole
     assert not any(whole)
 
 
 @pytest.mark.thorough
-def test_a_source_without_objects_has_nothing_to_delete(work, tmp_path, proven):
-    work.objects.bodies.clear()
-    answer = Answer(work, tmp_path)
+def test_a_source_without_objects_has_nothing_to_delete(context, tmp_path, proven):
+    context.objects.bodies.clear()
+    answer = Answer(context, tmp_path)
     assert (answer.found.everything_is_safe, answer.found.manifest, answer.found.gone) == (True, None, len(BODIES))
 
 
 # --- why something is not safe ---------------------------------------------------------------------------------------
 
 
-def test_what_is_proven_in_one_window_waits_for_the_next(work, store, tmp_path, names):
+def test_what_is_proven_in_one_window_waits_for_the_next(context, store, tmp_path, names):
     store.window = store.now = 4
-    answer = Answer(work, tmp_path)
+    answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"one_window"}
     when = "the next window begins in about 60 minutes: look again while it lasts"
     assert answer.details == {f"proven in 1 of 2 proof windows in a row; {when}"}
     assert answer.found.manifest is None
     store.window = store.now = 5
-    assert Answer(work, tmp_path).keys == sorted(BODIES)
+    assert Answer(context, tmp_path).keys == sorted(BODIES)
 
 
 @pytest.mark.parametrize("between", sampled([1, 2, 40], every=3))
-def test_two_windows_count_only_if_they_follow_each_other(work, store, tmp_path, proven, between):
+def test_two_windows_count_only_if_they_follow_each_other(context, store, tmp_path, proven, between):
     store.window = store.now = store.now + between
-    answer = Answer(work, tmp_path)
+    answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"one_window"}
     assert all("proven in 1 of 2" in detail for detail in answer.details)
     store.window = store.now = store.now + 1
-    assert Answer(work, tmp_path).keys == sorted(BODIES)
+    assert Answer(context, tmp_path).keys == sorted(BODIES)
 
 
-def test_a_window_whose_proof_is_not_known_to_be_verified_does_not_count(work, store, tmp_path, proven):
+def test_a_window_whose_proof_is_not_known_to_be_verified_does_not_count(context, store, tmp_path, proven):
     store.unverified = {"bert"}
-    answer = Answer(work, tmp_path)
+    answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"one_window"}
-    assert work.ledger.chunk(proven[0]).state is ChunkState.LOCATED
+    assert context.ledger.chunk(proven[0]).state is ChunkState.LOCATED
 
 
 @pytest.mark.thorough
-def test_two_windows_stay_counted_for_the_window_after_them_and_no_longer(work, store, tmp_path, proven):
-    assert Answer(work, tmp_path).keys == sorted(BODIES)
+def test_two_windows_stay_counted_for_the_window_after_them_and_no_longer(context, store, tmp_path, proven):
+    assert Answer(context, tmp_path).keys == sorted(BODIES)
     store.unverified = {"anna", "bert", "carl"}
     store.window = store.now = store.now + 1
-    assert Answer(work, tmp_path).keys == sorted(BODIES)
+    assert Answer(context, tmp_path).keys == sorted(BODIES)
     store.window = store.now = store.now + 1  # by now they may have been dropped, and have joined again
-    assert set(Answer(work, tmp_path).reasons.values()) == {"one_window"}
+    assert set(Answer(context, tmp_path).reasons.values()) == {"one_window"}
 
 
-def test_where_the_present_window_is_the_one_that_is_lacking_it_is_said_until_when_to_look(work, store, tmp_path, names):
+def test_where_the_present_window_is_the_one_that_is_lacking_it_is_said_until_when_to_look(context, store, tmp_path, names):
     store.window, store.now = 4, 5
-    details = Answer(work, tmp_path).details
+    details = Answer(context, tmp_path).details
     assert details == {"proven in 1 of 2 proof windows in a row; look again before this window ends in about 60 minutes"}
 
 
 @pytest.mark.thorough
-def test_what_came_back_from_a_copy_that_is_gone_is_read_back_from_one_that_counts(work, store, tmp_path, proven):
+def test_what_came_back_from_a_copy_that_is_gone_is_read_back_from_one_that_counts(context, store, tmp_path, proven):
     store.required_copies = 2
-    assert Answer(work, tmp_path).keys == sorted(BODIES)
+    assert Answer(context, tmp_path).keys == sorted(BODIES)
     store.unlisted = {"anna"}
-    assert set(Answer(work, tmp_path).reasons.values()) == {"not_read_back"}
-    answer = Answer(work, tmp_path)
+    assert set(Answer(context, tmp_path).reasons.values()) == {"not_read_back"}
+    answer = Answer(context, tmp_path)
     assert (answer.keys, answer.found.read_back[0]) == (sorted(BODIES), len(proven))
 
 
 @pytest.fixture
 def small(tmp_path, ledger, store):
-    """A workplace with one chunk of no more than two leaves, of which the chain shows no verified proof; its name."""
-    work = a_workplace(tmp_path, MemorySource({"key": b"body"}), ledger, store=store)
+    """A run context with one chunk of no more than two leaves, of which the chain shows no verified proof; its name."""
+    context = a_run_context(tmp_path, MemorySource({"key": b"body"}), ledger, store=store)
     store.unverified = {"anna", "bert", "carl"}
-    (name,) = archive_everything(work)
-    assert work.ledger.chunk(name).stored_size_bytes <= 20_480
-    return work, name
+    (name,) = archive_everything(context)
+    assert context.ledger.chunk(name).stored_size_bytes <= 20_480
+    return context, name
 
 
 def test_a_file_of_two_leaves_is_safe_once_each_copy_was_read_as_a_whole_in_two_windows(small, store, tmp_path):
-    work, _ = small
+    context, _ = small
     store.window = store.now = 3
-    answer = Answer(work, tmp_path)
+    answer = Answer(context, tmp_path)
     assert answer.reasons == {"key": "one_window"}
     assert all(detail.startswith("read back as a whole in 1 of 2 proof windows; ") for detail in answer.details)
-    assert Answer(work, tmp_path).reasons == {"key": "one_window"}
+    assert Answer(context, tmp_path).reasons == {"key": "one_window"}
     store.window = store.now = 9
-    assert Answer(work, tmp_path).keys == ["key"]
+    assert Answer(context, tmp_path).keys == ["key"]
 
 
 def test_a_file_of_two_leaves_of_which_one_copy_was_not_read_in_two_windows_is_not_safe(small, store, tmp_path):
-    work, _ = small
+    context, _ = small
     store.window = store.now = 3
-    Answer(work, tmp_path)
+    Answer(context, tmp_path)
     store.window = store.now = 4
     store.away = {"bert"}
-    assert Answer(work, tmp_path).reasons == {"key": "one_window"}
+    assert Answer(context, tmp_path).reasons == {"key": "one_window"}
     store.away = set()
-    assert Answer(work, tmp_path).keys == ["key"]
+    assert Answer(context, tmp_path).keys == ["key"]
 
 
 def test_every_look_at_a_file_of_two_leaves_finds_a_wrong_byte(small, store, tmp_path):
-    work, name = small
+    context, name = small
     store.window = store.now = 3
-    assert prove_chunk(work, name).verdict == "unverified"
-    corrupt(store.file("carl", posting(work, name)), at=work.ledger.chunk(name).stored_size_bytes // 2)
-    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
+    assert prove_chunk(context, name).verdict == "unverified"
+    corrupt(store.file("carl", posting(context, name)), at=context.ledger.chunk(name).stored_size_bytes // 2)
+    assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
 
 
-def test_windows_of_fewer_copies_than_required_do_not_count(work, store, tmp_path, proven):
-    with work.ledger._database.transaction() as connection:
+def test_windows_of_fewer_copies_than_required_do_not_count(context, store, tmp_path, proven):
+    with context.ledger._database.transaction() as connection:
         connection.execute("UPDATE replicas SET windows = 0, last_window = NULL WHERE provider = 'bert'")
-    assert set(Answer(work, tmp_path).reasons.values()) == {"one_window"}
+    assert set(Answer(context, tmp_path).reasons.values()) == {"one_window"}
 
 
-def test_a_chunk_that_lost_a_copy_has_too_few(work, store, tmp_path, proven):
+def test_a_chunk_that_lost_a_copy_has_too_few(context, store, tmp_path, proven):
     store.unlisted = {"bert"}
-    answer = Answer(work, tmp_path)
+    answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"too_few_copies"}
     assert all("2 of 3 copies" in detail for detail in answer.details)
 
 
-def test_objects_of_a_damaged_chunk_are_not_safe(work, store, tmp_path, proven):
-    store.file("anna", posting(work, proven[0])).write_bytes(b"x" * work.ledger.chunk(proven[0]).stored_size_bytes)
-    answer = Answer(work, tmp_path)
-    assert answer.reasons == dict.fromkeys(keys_of(work, proven[0]), "damaged")
-    assert answer.keys == sorted(BODIES.keys() - keys_of(work, proven[0]))
+def test_objects_of_a_damaged_chunk_are_not_safe(context, store, tmp_path, proven):
+    store.file("anna", posting(context, proven[0])).write_bytes(b"x" * context.ledger.chunk(proven[0]).stored_size_bytes)
+    answer = Answer(context, tmp_path)
+    assert answer.reasons == dict.fromkeys(keys_of(context, proven[0]), "damaged")
+    assert answer.keys == sorted(BODIES.keys() - keys_of(context, proven[0]))
 
 
-def test_objects_of_an_expired_chunk_are_not_safe(work, tmp_path, proven):
-    gone = keys_of(work, proven[0])
-    with work.ledger.lease(chunk_lease(proven[0]), work.holder) as lease:
-        work.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.EXPIRED)
-    assert Answer(work, tmp_path).reasons == dict.fromkeys(gone, "not_planned")
+def test_objects_of_an_expired_chunk_are_not_safe(context, tmp_path, proven):
+    gone = keys_of(context, proven[0])
+    with context.ledger.lease(chunk_lease(proven[0]), context.holder) as lease:
+        context.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.EXPIRED)
+    assert Answer(context, tmp_path).reasons == dict.fromkeys(gone, "not_planned")
 
 
-def test_without_reading_back_nothing_new_is_safe(work, tmp_path, proven):
-    answer = Answer(work, tmp_path, reads_back=False)
+def test_without_reading_back_nothing_new_is_safe(context, tmp_path, proven):
+    answer = Answer(context, tmp_path, reads_back=False)
     assert set(answer.reasons.values()) == {"not_read_back"}
     assert answer.found.read_back == (0, 0)
 
 
 @pytest.mark.thorough
-def test_an_object_replaced_by_one_of_the_same_size_is_changed(work, tmp_path, proven):
-    work.objects.bodies["key-007"] = bytes(len(BODIES["key-007"]))
-    answer = Answer(work, tmp_path)
+def test_an_object_replaced_by_one_of_the_same_size_is_changed(context, tmp_path, proven):
+    context.objects.bodies["key-007"] = bytes(len(BODIES["key-007"]))
+    answer = Answer(context, tmp_path)
     assert answer.reasons == {"key-007": "changed"}
     assert len(answer.keys) == len(BODIES) - 1
 
 
 @pytest.mark.usefixtures("proven")
-def test_what_was_written_again_is_compared_also_where_a_filter_leaves_it_out(work, ledger, store, tmp_path):
+def test_what_was_written_again_is_compared_also_where_a_filter_leaves_it_out(context, ledger, store, tmp_path):
     class WrittenAgain(MemorySource):
         def object(self, key):
             return replace(super().object(key), last_modified=MOMENT + timedelta(days=key in ("key-000", "key-001")))
 
     checksums = {key: Checksum("sha256", hashlib.sha256(BODIES[key]).digest()) for key in ("key-000", "key-001")}
-    objects = WrittenAgain(work.objects.bodies, headers={"key-001": ObjectHeaders("text/html")}, checksums=checksums)
+    objects = WrittenAgain(context.objects.bodies, headers={"key-001": ObjectHeaders("text/html")}, checksums=checksums)
     sources = {"src": {"bucket": "b", "public": True, "exclude": ["key-00*"]}}
-    answer = Answer(a_workplace(tmp_path, objects, ledger, store=store, sources=sources), tmp_path)
+    answer = Answer(a_run_context(tmp_path, objects, ledger, store=store, sources=sources), tmp_path)
     assert (answer.found.safe_objects, answer.reasons) == (29, {"key-001": "metadata_changed"})
 
 
 @pytest.mark.parametrize("has_checksum", [False, True])
 def test_other_bytes_with_the_same_etag_are_safe_once_archived(ledger, store, new_bucket, tmp_path, has_checksum):
     checksum, detail = ({"ChecksumAlgorithm": "SHA256"}, OTHER_BYTES) if has_checksum else ({}, WITHOUT_CHECKSUM)
-    work = a_workplace(tmp_path, new_bucket.source(), ledger, store=store)
+    context = a_run_context(tmp_path, new_bucket.source(), ledger, store=store)
     new_bucket.put("k", FIRST, **checksum)
-    archive_everything(work)
-    pass_window(work, store)
-    assert Answer(work, tmp_path).keys == ["k"]
+    archive_everything(context)
+    pass_window(context, store)
+    assert Answer(context, tmp_path).keys == ["k"]
     next_second()
     new_bucket.put("k", SECOND, **checksum)
     for _ in range(2):
-        answer = Answer(work, tmp_path)
+        answer = Answer(context, tmp_path)
         assert (answer.keys, answer.reasons, answer.details) == ([], {"k": "rewritten"}, {detail})
-        pass_window(work, store)
-    archive_everything(work)
-    assert b"".join(fetch(ledger, work.store, "src", "k").pieces) == SECOND
-    assert Answer(work, tmp_path).reasons == {"k": "one_window"}
-    pass_window(work, store)
-    assert Answer(work, tmp_path).keys == ["k"]
-    assert plan(work).chunks == []
+        pass_window(context, store)
+    archive_everything(context)
+    assert b"".join(fetch(ledger, context.store, "src", "k").pieces) == SECOND
+    assert Answer(context, tmp_path).reasons == {"k": "one_window"}
+    pass_window(context, store)
+    assert Answer(context, tmp_path).keys == ["k"]
+    assert plan(context).chunks == []
 
 
 @pytest.mark.thorough
-def test_an_object_that_comes_after_the_archive_is_not_planned_and_then_claimed(work, tmp_path, proven):
-    work.objects.bodies["new"] = b"n"
-    assert Answer(work, tmp_path).reasons == {"new": "not_planned"}
-    (chunk,) = plan(work).chunks
-    assert Answer(work, tmp_path).reasons == {"new": "claimed"}
-    archive_chunk(work, chunk.name, until=chunk_steps.verify_stored)
-    assert Answer(work, tmp_path).reasons == {"new": "claimed"}
+def test_an_object_that_comes_after_the_archive_is_not_planned_and_then_claimed(context, tmp_path, proven):
+    context.objects.bodies["new"] = b"n"
+    assert Answer(context, tmp_path).reasons == {"new": "not_planned"}
+    (chunk,) = plan(context).chunks
+    assert Answer(context, tmp_path).reasons == {"new": "claimed"}
+    archive_chunk(context, chunk.name, until=chunk_steps.verify_stored)
+    assert Answer(context, tmp_path).reasons == {"new": "claimed"}
 
 
 @pytest.mark.thorough
-def test_a_skipped_object_has_its_reason(work, tmp_path, store):
-    work.objects.unavailable["key-003"] = (SkipReason.COLD_STORAGE, 0)
-    archive_everything(work)
-    pass_window(work, store)
-    answer = Answer(work, tmp_path)
+def test_a_skipped_object_has_its_reason(context, tmp_path, store):
+    context.objects.unavailable["key-003"] = (SkipReason.COLD_STORAGE, 0)
+    archive_everything(context)
+    pass_window(context, store)
+    answer = Answer(context, tmp_path)
     assert answer.reasons == {"key-003": "skipped"}
     (told,) = answer.found.not_safe
     assert (told.skip, told.objects, told.size_bytes, list(told.examples)) == ("cold_storage", 1, 100_000, [("key-003", "")])
 
 
-def test_an_object_that_the_source_no_longer_has_is_told_as_gone(work, tmp_path, proven):
-    del work.objects.bodies["key-001"]
-    found = Answer(work, tmp_path).found
+def test_an_object_that_the_source_no_longer_has_is_told_as_gone(context, tmp_path, proven):
+    del context.objects.bodies["key-001"]
+    found = Answer(context, tmp_path).found
     assert (found.gone, list(found.gone_examples), found.everything_is_safe) == (1, ["key-001"], True)
 
 
-def test_a_chunk_of_which_nobody_answers_keeps_only_its_own_objects(work, store, tmp_path, proven):
-    Answer(work, tmp_path)
-    root = posting(work, proven[0]).merkle_root
+def test_a_chunk_of_which_nobody_answers_keeps_only_its_own_objects(context, store, tmp_path, proven):
+    Answer(context, tmp_path)
+    root = posting(context, proven[0]).merkle_root
     original = store.read
 
     def read(at, *arguments, **named):
@@ -405,8 +405,8 @@ def test_a_chunk_of_which_nobody_answers_keeps_only_its_own_objects(work, store,
         return original(at, *arguments, **named)
 
     store.read = read
-    assert Answer(work, tmp_path).reasons == dict.fromkeys(keys_of(work, proven[0]), "not_looked_at")
-    assert work.ledger.chunk(proven[0]).state is ChunkState.LOCATED
+    assert Answer(context, tmp_path).reasons == dict.fromkeys(keys_of(context, proven[0]), "not_looked_at")
+    assert context.ledger.chunk(proven[0]).state is ChunkState.LOCATED
 
 
 @pytest.mark.thorough
@@ -414,47 +414,47 @@ def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, data
     from caf_pipeline.ledger.postgres import Ledger
 
     ledger = Ledger(database, lease_seconds=1.5)
-    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=store)
-    first, *_ = archive_everything(work)
-    pass_window(work, store)
+    context = a_run_context(tmp_path, MemorySource(dict(BODIES)), ledger, store=store)
+    first, *_ = archive_everything(context)
+    pass_window(context, store)
     with ledger.lease(chunk_lease(first), this_process("run-2")):
-        answer = Answer(work, tmp_path)
-    assert answer.reasons == dict.fromkeys(keys_of(work, first), "not_looked_at")
-    assert Answer(work, tmp_path).found.everything_is_safe
+        answer = Answer(context, tmp_path)
+    assert answer.reasons == dict.fromkeys(keys_of(context, first), "not_looked_at")
+    assert Answer(context, tmp_path).found.everything_is_safe
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", ["sha256 = sha256('x')", "start_byte = start_byte + 1"])
-def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(work, tmp_path, proven, database, change):
+def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(context, tmp_path, proven, database, change):
     tamper(database, change)
-    answer = Answer(work, tmp_path)
-    chunk = work.ledger.locate("src", "key-000").chunk
-    assert answer.reasons == dict.fromkeys(keys_of(work, chunk), "disagrees")
-    assert work.ledger.chunk(chunk).read_back_at is None
-    assert Answer(work, tmp_path).reasons == answer.reasons
+    answer = Answer(context, tmp_path)
+    chunk = context.ledger.locate("src", "key-000").chunk
+    assert answer.reasons == dict.fromkeys(keys_of(context, chunk), "disagrees")
+    assert context.ledger.chunk(chunk).read_back_at is None
+    assert Answer(context, tmp_path).reasons == answer.reasons
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", ["sha256 = sha256('x')", "start_byte = start_byte + 1", A_BYTE_LESS])
-def test_a_row_that_changes_after_the_chunk_was_read_back_is_found_by_the_manifest(work, tmp_path, proven, database, change):
-    assert Answer(work, tmp_path).found.everything_is_safe
+def test_a_row_that_changes_after_the_chunk_was_read_back_is_found_by_the_manifest(context, tmp_path, proven, database, change):
+    assert Answer(context, tmp_path).found.everything_is_safe
     tamper(database, change)
-    answer = Answer(work, tmp_path)
-    assert answer.reasons == dict.fromkeys(keys_of(work, work.ledger.locate("src", "key-000").chunk), "disagrees")
+    answer = Answer(context, tmp_path)
+    assert answer.reasons == dict.fromkeys(keys_of(context, context.ledger.locate("src", "key-000").chunk), "disagrees")
 
 
 @pytest.mark.thorough
-def test_a_row_that_takes_the_identity_of_a_newer_object_does_not_make_it_safe(work, tmp_path, proven, database):
-    work.objects.bodies["key-000"] = bytes(len(BODIES["key-000"]))
-    assert Answer(work, tmp_path).reasons == {"key-000": "changed"}
-    now = work.objects.object("key-000")
+def test_a_row_that_takes_the_identity_of_a_newer_object_does_not_make_it_safe(context, tmp_path, proven, database):
+    context.objects.bodies["key-000"] = bytes(len(BODIES["key-000"]))
+    assert Answer(context, tmp_path).reasons == {"key-000": "changed"}
+    now = context.objects.object("key-000")
     tamper(database, f"etag = '{now.etag}'")
-    assert "key-000" not in Answer(work, tmp_path).keys
+    assert "key-000" not in Answer(context, tmp_path).keys
 
 
 @pytest.mark.thorough
-def test_a_manifest_that_one_provider_gives_wrong_is_asked_of_the_next(work, store, tmp_path, proven, monkeypatch):
-    Answer(work, tmp_path)
+def test_a_manifest_that_one_provider_gives_wrong_is_asked_of_the_next(context, store, tmp_path, proven, monkeypatch):
+    Answer(context, tmp_path)
     original = assessment._save_manifest
     asked = []
 
@@ -465,7 +465,7 @@ def test_a_manifest_that_one_provider_gives_wrong_is_asked_of_the_next(work, sto
             file.write_bytes(b"nonsense")
 
     monkeypatch.setattr(assessment, "_save_manifest", save)
-    assert Answer(work, tmp_path).found.everything_is_safe
+    assert Answer(context, tmp_path).found.everything_is_safe
     assert asked == ["anna", "bert"] * len(proven)
 
 
@@ -474,102 +474,102 @@ def test_a_manifest_that_one_provider_gives_wrong_is_asked_of_the_next(work, sto
 
 @pytest.fixture
 def large(tmp_path, ledger, store, monkeypatch):
-    """A workplace with one chunk that its samples do not cover, and of which no look reads an object; its name."""
+    """A run context with one chunk that its samples do not cover, and of which no look reads an object; its name."""
     monkeypatch.setattr(type(ledger), "any_object", lambda *_: None)
     bodies = {f"key-{number:03d}": os.urandom(300_000) for number in range(20)}
-    work = a_workplace(tmp_path, MemorySource(bodies), ledger, store=store, target="8MiB")
-    (name,) = archive_everything(work)
-    pass_window(work, store)
-    return work, name
+    context = a_run_context(tmp_path, MemorySource(bodies), ledger, store=store, target="8MiB")
+    (name,) = archive_everything(context)
+    pass_window(context, store)
+    return context, name
 
 
 def test_a_wrong_byte_that_no_sample_sees_is_found_by_reading_back_and_the_next_provider_is_asked(large, tmp_path):
-    work, name = large
-    flip_between_samples(work, name, "anna")
-    assert prove_chunk(work, name).proven
-    answer = Answer(work, tmp_path)
-    chunk = work.ledger.chunk(name)
+    context, name = large
+    flip_between_samples(context, name, "anna")
+    assert prove_chunk(context, name).proven
+    answer = Answer(context, tmp_path)
+    chunk = context.ledger.chunk(name)
     assert set(answer.reasons.values()) == {"damaged"}
     assert (chunk.state, chunk.read_back_at) == (ChunkState.DAMAGED, None)
     assert "anna: read as a whole: its bytes do not match" in chunk.reason
-    assert [copy.provider for copy in work.ledger.known_copies(name) if copy.fault] == ["anna"]
+    assert [copy.provider for copy in context.ledger.known_copies(name) if copy.fault] == ["anna"]
     assert any("anna" in sentence for sentence in answer.told)
 
 
 def test_no_look_at_samples_takes_back_what_reading_everything_found(large, tmp_path):
-    work, name = large
-    flip_between_samples(work, name, "anna")
-    Answer(work, tmp_path)
-    assert not prove_chunk(work, name).proven
-    assert [copy.provider for copy in work.ledger.known_copies(name) if copy.fault] == ["anna"]
+    context, name = large
+    flip_between_samples(context, name, "anna")
+    Answer(context, tmp_path)
+    assert not prove_chunk(context, name).proven
+    assert [copy.provider for copy in context.ledger.known_copies(name) if copy.fault] == ["anna"]
 
 
 def test_a_repaired_chunk_is_safe_after_two_more_windows_and_another_read_back(large, store, tmp_path):
-    work, name = large
-    flip_between_samples(work, name, "anna")
-    Answer(work, tmp_path)
-    repair_chunk(work, name)
-    assert work.ledger.chunk(name).state is ChunkState.LOCATED
-    answer = Answer(work, tmp_path)
+    context, name = large
+    flip_between_samples(context, name, "anna")
+    Answer(context, tmp_path)
+    repair_chunk(context, name)
+    assert context.ledger.chunk(name).state is ChunkState.LOCATED
+    answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"one_window"}
-    assert work.ledger.chunk(name).read_back_at
+    assert context.ledger.chunk(name).read_back_at
     store.window = store.now = store.now + 1
-    assert Answer(work, tmp_path).found.everything_is_safe
+    assert Answer(context, tmp_path).found.everything_is_safe
 
 
-def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_again(work, store, tmp_path, proven):
-    store.file("anna", posting(work, proven[0])).write_bytes(b"x" * work.ledger.chunk(proven[0]).stored_size_bytes)
-    repair_chunk(work, proven[0])
-    answer = Answer(work, tmp_path)
-    assert answer.reasons == dict.fromkeys(keys_of(work, proven[0]), "one_window")
+def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_again(context, store, tmp_path, proven):
+    store.file("anna", posting(context, proven[0])).write_bytes(b"x" * context.ledger.chunk(proven[0]).stored_size_bytes)
+    repair_chunk(context, proven[0])
+    answer = Answer(context, tmp_path)
+    assert answer.reasons == dict.fromkeys(keys_of(context, proven[0]), "one_window")
     store.window = store.now = store.now + 1
-    assert Answer(work, tmp_path).found.everything_is_safe
+    assert Answer(context, tmp_path).found.everything_is_safe
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_comes_while_rows_are_exported_is_not_read_back_without_them(work, store, tmp_path, proven, monkeypatch):
-    original = work.ledger.export_located
+def test_a_chunk_that_comes_while_rows_are_exported_is_not_read_back_without_them(context, store, tmp_path, proven, monkeypatch):
+    original = context.ledger.export_located
 
     def export(source, path):
         original(source, path)
-        if "late" not in work.objects.bodies:
-            work.objects.bodies["late"] = os.urandom(1000)
-            (chunk,) = plan(work).chunks
-            archive_chunk(work, chunk.name)
+        if "late" not in context.objects.bodies:
+            context.objects.bodies["late"] = os.urandom(1000)
+            (chunk,) = plan(context).chunks
+            archive_chunk(context, chunk.name)
 
-    monkeypatch.setattr(work.ledger, "export_located", export)
-    answer = Answer(work, tmp_path)
+    monkeypatch.setattr(context.ledger, "export_located", export)
+    answer = Answer(context, tmp_path)
     assert "late" in answer.reasons
-    assert work.ledger.chunk(work.ledger.locate("src", "late").chunk).read_back_at is None
+    assert context.ledger.chunk(context.ledger.locate("src", "late").chunk).read_back_at is None
 
 
 def test_a_repair_that_leaves_the_wrong_byte_where_it_is_does_not_succeed(large, store, tmp_path, monkeypatch):
-    work, name = large
-    flip_between_samples(work, name, "anna")
-    Answer(work, tmp_path)
+    context, name = large
+    flip_between_samples(context, name, "anna")
+    Answer(context, tmp_path)
     monkeypatch.setattr(store, "put", lambda *_, **__: None)
     with pytest.raises(IntegrityError, match="2 of 3 copies"):
-        repair_chunk(work, name)
-    assert work.ledger.chunk(name).state is ChunkState.DAMAGED
+        repair_chunk(context, name)
+    assert context.ledger.chunk(name).state is ChunkState.DAMAGED
 
 
 def test_a_provider_that_does_not_answer_is_passed_over_without_damage(large, store, tmp_path):
-    work, name = large
+    context, name = large
     store.away = {"anna"}
-    assert Answer(work, tmp_path).found.everything_is_safe
-    assert work.ledger.chunk(name).state is ChunkState.LOCATED
+    assert Answer(context, tmp_path).found.everything_is_safe
+    assert context.ledger.chunk(name).state is ChunkState.LOCATED
 
 
 def test_a_chunk_that_nobody_gives_back_is_not_read_back(large, store, tmp_path, monkeypatch):
-    work, _ = large
+    context, _ = large
     monkeypatch.setattr(assessment, "read_back", lambda *_, **__: (_ for _ in ()).throw(StoreUnreachable("line down")))
-    answer = Answer(work, tmp_path)
+    answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"not_read_back"}
     assert all("anna does not answer: line down" in detail for detail in answer.details)
 
 
 def test_a_broken_export_is_no_fault_of_a_provider(large, tmp_path, monkeypatch):
-    work, name = large
+    context, name = large
 
     def broken(self, caf_file_id):
         raise IntegrityError("the export is torn")
@@ -577,11 +577,11 @@ def test_a_broken_export_is_no_fault_of_a_provider(large, tmp_path, monkeypatch)
 
     monkeypatch.setattr(assessment.LocatedRows, "ranges", broken)
     with pytest.raises(deletion.StagingError, match="torn"):
-        Answer(work, tmp_path)
-    assert work.ledger.chunk(name).state is ChunkState.LOCATED
+        Answer(context, tmp_path)
+    assert context.ledger.chunk(name).state is ChunkState.LOCATED
 
 
-def test_progress_adds_up_to_what_is_read(work, tmp_path, proven):
+def test_progress_adds_up_to_what_is_read(context, tmp_path, proven):
     done, totals = [], []
 
     class Bar:
@@ -594,89 +594,89 @@ def test_progress_adds_up_to_what_is_read(work, tmp_path, proven):
         def __exit__(self, *_):
             pass
 
-    find_deletable(work, tmp_path / "l.csv", reporter=assessment.ProgressReporter(progress=Bar))
-    assert sum(done) == totals[0] == sum(work.ledger.chunk(name).stored_size_bytes for name in proven)
+    find_deletable(context, tmp_path / "l.csv", reporter=assessment.ProgressReporter(progress=Bar))
+    assert sum(done) == totals[0] == sum(context.ledger.chunk(name).stored_size_bytes for name in proven)
 
 
 # --- nothing half-done -----------------------------------------------------------------------------------------------
 
 
-def leaves(work, folder, error, match=None, **options):
+def leaves(context, folder, error, match=None, **options):
     """The question fails with this error, and the old list stands as it stood."""
     file = folder / "list.csv"
     file.write_text("b,old\n")
     before = sorted(folder.iterdir())
     with pytest.raises(error, match=match):
-        find_deletable(work, file, report=folder / "rest.csv", **options)
+        find_deletable(context, file, report=folder / "rest.csv", **options)
     assert file.read_text() == "b,old\n"
     assert sorted(folder.iterdir()) == before
 
 
-def test_a_chain_that_is_away_ends_the_question(work, store, tmp_path, proven, monkeypatch):
+def test_a_chain_that_is_away_ends_the_question(context, store, tmp_path, proven, monkeypatch):
     def away(*_):
         raise ChainUnreachable("no LCD answers")
 
     monkeypatch.setattr(store, "copies", away)
-    leaves(work, tmp_path, ChainUnreachable)
-    assert {work.ledger.chunk(name).state for name in proven} == {ChunkState.LOCATED}
+    leaves(context, tmp_path, ChainUnreachable)
+    assert {context.ledger.chunk(name).state for name in proven} == {ChunkState.LOCATED}
 
 
-def test_a_source_that_is_away_ends_the_question(work, tmp_path, proven):
+def test_a_source_that_is_away_ends_the_question(context, tmp_path, proven):
     from caf_pipeline.errors import SourceUnreachable
 
-    work.objects.down = SourceUnreachable("no answer")
-    leaves(work, tmp_path, SourceUnreachable)
+    context.objects.down = SourceUnreachable("no answer")
+    leaves(context, tmp_path, SourceUnreachable)
 
 
-def test_an_object_that_was_not_decided_on_ends_the_question(work, tmp_path, proven, monkeypatch):
+def test_an_object_that_was_not_decided_on_ends_the_question(context, tmp_path, proven, monkeypatch):
     original = deletion.Decisions.batches
     monkeypatch.setattr(deletion.Decisions, "batches", lambda self, **named: (b.slice(1) for b in original(self, **named)))
-    leaves(work, tmp_path, IntegrityError, match="30 objects .* but 29")
+    leaves(context, tmp_path, IntegrityError, match="30 objects .* but 29")
 
 
-def test_an_object_that_was_decided_on_twice_ends_the_question(work, tmp_path, proven, monkeypatch):
+def test_an_object_that_was_decided_on_twice_ends_the_question(context, tmp_path, proven, monkeypatch):
     original = deletion.Decisions.batches
     monkeypatch.setattr(
         deletion.Decisions, "batches", lambda self, **named: (b for batch in original(self, **named) for b in (batch, batch))
     )
-    leaves(work, tmp_path, IntegrityError, match="30 objects .* but 60")
+    leaves(context, tmp_path, IntegrityError, match="30 objects .* but 60")
 
 
-def test_a_file_of_somebody_else_is_not_replaced(work, store, tmp_path, proven, monkeypatch):
+def test_a_file_of_somebody_else_is_not_replaced(context, store, tmp_path, proven, monkeypatch):
     monkeypatch.setattr(store, "copies", None)  # nothing may be asked first
     (tmp_path / "list.csv").write_text("name,age\n")
     with pytest.raises(UsageError):
-        find_deletable(work, tmp_path / "list.csv")
+        find_deletable(context, tmp_path / "list.csv")
     assert (tmp_path / "list.csv").read_text() == "name,age\n"
 
 
-def test_the_list_and_the_report_are_two_files(work, tmp_path, proven):
+def test_the_list_and_the_report_are_two_files(context, tmp_path, proven):
     with pytest.raises(UsageError, match="list and the report"):
-        find_deletable(work, tmp_path / "list.csv", report=tmp_path / "work" / ".." / "list.csv")
+        find_deletable(context, tmp_path / "list.csv", report=tmp_path / "work" / ".." / "list.csv")
     assert not (tmp_path / "list.csv").exists()
 
 
-def test_an_old_list_goes_where_nothing_is_safe_any_more(work, store, tmp_path, proven):
-    Answer(work, tmp_path)
+def test_an_old_list_goes_where_nothing_is_safe_any_more(context, store, tmp_path, proven):
+    Answer(context, tmp_path)
     store.unlisted = {"bert"}
-    assert Answer(work, tmp_path).listed == []
+    assert Answer(context, tmp_path).listed == []
     assert not (tmp_path / "list.csv").exists()
 
 
 @pytest.mark.thorough
-def test_the_same_question_asked_twice_at_once_is_asked_once(work, tmp_path, proven):
-    with work.ledger.lease("deletion/src", this_process("run-2")):
-        leaves(work, tmp_path, HeldByOther)
+def test_the_same_question_asked_twice_at_once_is_asked_once(context, tmp_path, proven):
+    with context.ledger.lease("deletion/src", this_process("run-2")):
+        leaves(context, tmp_path, HeldByOther)
 
 
 @pytest.mark.thorough
-def test_a_question_whose_lease_was_taken_over_writes_nothing(tmp_path, database, proven, work, monkeypatch):
-    lease = HeldLease(database, "deletion/src", work.holder, seconds=0.5)
-    others = work.ledger.lease
+def test_a_question_whose_lease_was_taken_over_writes_nothing(tmp_path, database, proven, context, monkeypatch):
+    lease = HeldLease(database, "deletion/src", context.holder, seconds=0.5)
+    others = context.ledger.lease
     monkeypatch.setattr(
-        work.ledger, "lease", lambda name, holder, **more: lease if name == lease.name else others(name, holder, **more)
+        context.ledger, "lease", lambda name, holder, **more: lease if name == lease.name else others(name, holder, **more)
     )
-    original = work.objects.list_pages
+    original = context.objects.list_pages
 
     def listing(**named):
         """Let another run take the lease, as it may from one that is paused for long, and go on when that is noticed."""
@@ -690,59 +690,59 @@ def test_a_question_whose_lease_was_taken_over_writes_nothing(tmp_path, database
                 noticed = True
         yield from original(**named)
 
-    monkeypatch.setattr(work.objects, "list_pages", listing)
-    leaves(work, tmp_path, LeaseLost)
+    monkeypatch.setattr(context.objects, "list_pages", listing)
+    leaves(context, tmp_path, LeaseLost)
 
 
-def test_a_chunk_that_is_found_damaged_while_the_source_is_listed_is_not_safe(work, tmp_path, proven, monkeypatch):
-    original = work.objects.list_pages
+def test_a_chunk_that_is_found_damaged_while_the_source_is_listed_is_not_safe(context, tmp_path, proven, monkeypatch):
+    original = context.objects.list_pages
 
     def listing(**named):
-        with work.ledger.lease(chunk_lease(proven[0]), this_process("the watch")) as lease:
-            work.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch")
+        with context.ledger.lease(chunk_lease(proven[0]), this_process("the watch")) as lease:
+            context.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch")
         yield from original(**named)
 
-    monkeypatch.setattr(work.objects, "list_pages", listing)
-    assert Answer(work, tmp_path).reasons == dict.fromkeys(keys_of(work, proven[0]), "not_looked_at")
+    monkeypatch.setattr(context.objects, "list_pages", listing)
+    assert Answer(context, tmp_path).reasons == dict.fromkeys(keys_of(context, proven[0]), "not_looked_at")
 
 
-def test_a_chunk_that_is_found_damaged_while_the_list_is_written_ends_the_question(work, tmp_path, proven, monkeypatch):
+def test_a_chunk_that_is_found_damaged_while_the_list_is_written_ends_the_question(context, tmp_path, proven, monkeypatch):
     original = deletion.Decisions.batches
 
     def batches(self, **named):
         yield from original(self, **named)
-        with work.ledger.lease(chunk_lease(proven[0]), this_process("the watch")) as lease:
-            work.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch")
+        with context.ledger.lease(chunk_lease(proven[0]), this_process("the watch")) as lease:
+            context.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch")
 
     monkeypatch.setattr(deletion.Decisions, "batches", batches)
-    leaves(work, tmp_path, LedgerError, match="while the list was written")
+    leaves(context, tmp_path, LedgerError, match="while the list was written")
 
 
 @pytest.mark.thorough
-def test_an_object_that_changes_while_chunks_are_read_is_seen(work, store, tmp_path, proven, monkeypatch):
+def test_an_object_that_changes_while_chunks_are_read_is_seen(context, store, tmp_path, proven, monkeypatch):
     original = store.read
 
     def read(at, *arguments, **named):
-        work.objects.bodies["key-009"] = b"changed meanwhile"
+        context.objects.bodies["key-009"] = b"changed meanwhile"
         return original(at, *arguments, **named)
 
     monkeypatch.setattr(store, "read", read)
-    assert Answer(work, tmp_path).reasons == {"key-009": "changed"}
+    assert Answer(context, tmp_path).reasons == {"key-009": "changed"}
 
 
-def test_nothing_is_left_beside_the_two_files(work, tmp_path, proven):
+def test_nothing_is_left_beside_the_two_files(context, tmp_path, proven):
     folder = tmp_path / "out"
     folder.mkdir()
-    Answer(work, folder)
+    Answer(context, folder)
     assert sorted(path.name for path in folder.iterdir()) == ["list.csv", "rest.parquet"]
-    assert not list(work.inventories().glob(".deletion*"))
+    assert not list(context.inventories().glob(".deletion*"))
 
 
 def test_a_folder_proves_nothing_over_time(tmp_path, ledger):
-    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger)
-    archive_everything(work)
+    context = a_run_context(tmp_path, MemorySource(dict(BODIES)), ledger)
+    archive_everything(context)
     with pytest.raises(SettingsError, match="'directory' proves nothing over time"):
-        find_deletable(work, tmp_path / "list.csv")
+        find_deletable(context, tmp_path / "list.csv")
 
 
 # --- Jackal and S3 as they are ---------------------------------------------------------------------------------------
@@ -750,15 +750,15 @@ def test_a_folder_proves_nothing_over_time(tmp_path, ledger):
 
 @pytest.fixture
 def on_jackal(tmp_path, ledger, network, new_bucket):
-    """Make a workplace of the bucket on the loopback network."""
+    """Make a run context of the bucket on the loopback network."""
     opened = []
 
     def make(**changes):
         sources = {"src": {"bucket": new_bucket.name, "target_size": "1MiB", "public": True}}
         settings = jackal_settings(network, proof_seconds=20, **changes)
-        work = a_workplace(tmp_path, new_bucket.source(), ledger, store=open_jackal_store, jackal=settings, sources=sources)
-        opened.append(work.store)
-        return work
+        context = a_run_context(tmp_path, new_bucket.source(), ledger, store=open_jackal_store, jackal=settings, sources=sources)
+        opened.append(context.store)
+        return context
 
     network.grant(ADDRESS, SPACE)
     yield make
@@ -766,16 +766,18 @@ def on_jackal(tmp_path, ledger, network, new_bucket):
         store.close()
 
 
-def next_window(work, network):
+def next_window(context, network):
     """Make blocks until every chunk is in its next window and was proven in it."""
-    postings = [chunk_steps.posting_of(chunk) for chunk in work.ledger.chunks("src", [ChunkState.LOCATED])]
+    postings = [chunk_steps.posting_of(chunk) for chunk in context.ledger.chunks("src", [ChunkState.LOCATED])]
     # All at once, before any block: the chunks' windows begin a few blocks apart, and none may be led past its next one.
-    following = [(at, work.store.current_window(at) + 1) for at in postings]
+    following = [(at, context.store.current_window(at) + 1) for at in postings]
     for at, window in following:
-        while work.store.current_window(at) < window:
+        while context.store.current_window(at) < window:
             network.advance(10)
         network.wait_for(
-            lambda _, at=at, window=window: all(work.store.proof_window(at, copy) == window for copy in work.store.copies(at))
+            lambda _, at=at, window=window: all(
+                context.store.proof_window(at, copy) == window for copy in context.store.copies(at)
+            )
         )
 
 
@@ -785,14 +787,14 @@ def test_two_real_windows_make_a_bucket_safe_to_delete(on_jackal, network, new_b
     if versions:
         new_bucket.keep_versions()
     put = {key: new_bucket.put(key, os.urandom(50_000)) for key in ("a, b", 'q"', "100%", "p+q", "é/ü", "plain")}
-    work = on_jackal()
-    (name,) = archive_everything(work)
-    first = Answer(work, tmp_path)
+    context = on_jackal()
+    (name,) = archive_everything(context)
+    first = Answer(context, tmp_path)
     assert set(first.reasons.values()) == {"one_window"}
     assert all("the next window begins in about" in detail for detail in first.details)
-    assert work.ledger.chunk(name).read_back_at
-    next_window(work, network)
-    answer = Answer(work, tmp_path)
+    assert context.ledger.chunk(name).read_back_at
+    next_window(context, network)
+    answer = Answer(context, tmp_path)
     assert answer.found.everything_is_safe, answer.rest
     ids = {key: (done["VersionId"],) if versions else () for key, done in put.items()}
     assert answer.listed == [(new_bucket.name, key.encode(), *ids[key]) for key in sorted(put, key=str.encode)]
@@ -804,13 +806,13 @@ def test_a_new_version_leaves_the_old_one_out_of_the_list(on_jackal, network, ne
     new_bucket.keep_versions()
     for key in ("kept", "replaced", "deleted"):
         new_bucket.put(key, key.encode() * 1000)
-    work = on_jackal()
-    archive_everything(work)
-    prove_chunk(work, work.ledger.chunks("src")[0].name)
-    next_window(work, network)
+    context = on_jackal()
+    archive_everything(context)
+    prove_chunk(context, context.ledger.chunks("src")[0].name)
+    next_window(context, network)
     new_bucket.put("replaced", b"REPLACED" * 1000)
     new_bucket.delete("deleted")
-    answer = Answer(work, tmp_path)
+    answer = Answer(context, tmp_path)
     assert answer.reasons == {"replaced": "changed"}
     assert [(key, version) for _, key, version in answer.listed if key == b"null"] == [(b"null", "null")]
     assert answer.keys == ["kept", "null"]
@@ -822,40 +824,40 @@ def test_headers_that_changed_make_an_object_unsafe_until_it_is_archived_again(o
     sha256 = {"ChecksumAlgorithm": "SHA256"}
     for key in ("same", "rewritten", "changed"):
         new_bucket.put(key, key.encode() * 10_000, Metadata={"a": "1"})
-    work = on_jackal()
-    archive_everything(work)
-    prove_chunk(work, work.ledger.chunks("src")[0].name)
-    next_window(work, network)
+    context = on_jackal()
+    archive_everything(context)
+    prove_chunk(context, context.ledger.chunks("src")[0].name)
+    next_window(context, network)
     next_second()
     new_bucket.put("rewritten", b"rewritten" * 10_000, Metadata={"a": "1"}, **sha256)
     new_bucket.put("changed", b"changed" * 10_000, Metadata={"a": "2"}, **sha256)
-    answer = Answer(work, tmp_path)
+    answer = Answer(context, tmp_path)
     assert (answer.keys, answer.reasons) == (["rewritten", "same"], {"changed": "metadata_changed"})
-    archive_everything(work)
-    again = Answer(work, tmp_path)
+    archive_everything(context)
+    again = Answer(context, tmp_path)
     assert set(again.reasons.values()) <= {"one_window"}  # of the new chunk; windows of the two pass at different blocks
 
 
 def test_a_provider_that_flips_a_byte_damages_the_chunk(on_jackal, network, new_bucket, tmp_path):
     new_bucket.put("key", os.urandom(400_000))
-    work = on_jackal()
-    (name,) = archive_everything(work)
-    prove_chunk(work, name)
-    next_window(work, network)
-    holders = work.store.holders(chunk_steps.posting_of(work.ledger.chunk(name)))
+    context = on_jackal()
+    (name,) = archive_everything(context)
+    prove_chunk(context, name)
+    next_window(context, network)
+    holders = context.store.holders(chunk_steps.posting_of(context.ledger.chunk(name)))
     for holder in holders:  # whoever is asked first
         network.misbehave(provider=network.provider_addresses.index(holder), flip_byte=200_000)
-    answer = Answer(work, tmp_path)
+    answer = Answer(context, tmp_path)
     assert answer.reasons == {"key": "damaged"}
-    assert all(f"{holder}: " in work.ledger.chunk(name).reason for holder in holders)
+    assert all(f"{holder}: " in context.ledger.chunk(name).reason for holder in holders)
 
 
 @pytest.mark.thorough
 def test_the_question_leaves_the_bucket_as_it_was(on_jackal, new_bucket, tmp_path):
     new_bucket.put("key", b"body")
-    work = on_jackal()
-    archive_everything(work)
-    Answer(work, tmp_path)
+    context = on_jackal()
+    archive_everything(context)
+    Answer(context, tmp_path)
     assert [each["Key"] for each in new_bucket.client.list_objects_v2(Bucket=new_bucket.name)["Contents"]] == ["key"]
 
 
@@ -911,7 +913,7 @@ def test_only_requests_that_change_nothing_are_sent_to_sources():
 
 def test_what_writes_into_buckets_is_for_restores_alone():
     importers = {path.name for path in PACKAGE.rglob("*.py") if "s3.target" in path.read_text(encoding="utf-8")}
-    assert importers == {"wiring.py"}
+    assert importers == {"run_wiring.py"}
 
 
 def test_gets_are_all_that_awscrt_is_asked_for():

@@ -14,8 +14,8 @@ from caf_pipeline.packing import staging
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything, plan
 from caf_pipeline_tests.support.several_folders import SeveralFolders
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything, plan
 
 
 @pytest.fixture
@@ -24,18 +24,18 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def work(tmp_path, ledger, store):
+def context(tmp_path, ledger, store):
     source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(40)})
-    return a_workplace(tmp_path, source, ledger, store=store)
+    return a_run_context(tmp_path, source, ledger, store=store)
 
 
 @pytest.fixture
-def name(work):
-    return archive_everything(work)[0]
+def name(context):
+    return archive_everything(context)[0]
 
 
-def posting(work, name):
-    return chunk_steps.posting_of(work.ledger.chunk(name))
+def posting(context, name):
+    return chunk_steps.posting_of(context.ledger.chunk(name))
 
 
 def overwrite(path):
@@ -43,56 +43,56 @@ def overwrite(path):
     path.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
 
 
-def test_a_chunk_whose_copies_are_right_is_proven_and_stays_located(work, name):
-    report = prove_chunk(work, name)
+def test_a_chunk_whose_copies_are_right_is_proven_and_stays_located(context, name):
+    report = prove_chunk(context, name)
     assert (report.proven, report.chunk.state) == (True, ChunkState.LOCATED)
     assert list(report.read_back) == ["anna", "bert", "carl"]
     assert report.chunk.checked_at is not None
 
 
-def test_what_was_seen_of_each_copy_is_recorded(work, store, name):
+def test_what_was_seen_of_each_copy_is_recorded(context, store, name):
     for store.window in (4, 5, 5):
-        prove_chunk(work, name)
-    copies = work.ledger.known_copies(name)
+        prove_chunk(context, name)
+    copies = context.ledger.known_copies(name)
     assert [(copy.provider, copy.listed, copy.fault, copy.windows) for copy in copies] == [
         (provider, True, "", 2) for provider in ("anna", "bert", "carl")
     ]
 
 
-def test_a_chunk_of_which_too_few_copies_are_known_to_be_proven_is_unverified_and_stays_located(work, store, name):
+def test_a_chunk_of_which_too_few_copies_are_known_to_be_proven_is_unverified_and_stays_located(context, store, name):
     store.window = store.now = 4
     store.unverified = {"bert"}
-    report = prove_chunk(work, name)
+    report = prove_chunk(context, name)
     assert (report.verdict, report.proven, report.chunk.state) == ("unverified", False, ChunkState.LOCATED)
     assert report.unverified.startswith("2 of 3 copies show a verified proof (bert: ")
-    assert {copy.provider: copy.windows for copy in work.ledger.known_copies(name)} == {"anna": 1, "bert": 0, "carl": 1}
+    assert {copy.provider: copy.windows for copy in context.ledger.known_copies(name)} == {"anna": 1, "bert": 0, "carl": 1}
     store.unverified = set()
-    assert prove_chunk(work, name).verdict == "proven"
+    assert prove_chunk(context, name).verdict == "proven"
 
 
-def test_a_store_without_windows_has_nothing_to_verify(work, store, name):
+def test_a_store_without_windows_has_nothing_to_verify(context, store, name):
     store.unverified = {"anna", "bert", "carl"}
-    assert prove_chunk(work, name).proven
+    assert prove_chunk(context, name).proven
 
 
-def test_an_unverified_chunk_is_looked_at_again_in_the_next_window_before_others(work, store):
-    first, second = archive_everything(work)
+def test_an_unverified_chunk_is_looked_at_again_in_the_next_window_before_others(context, store):
+    first, second = archive_everything(context)
     store.window = store.now = 4
     store.window_ends_in = lambda posting: 0.0  # the next one has begun by the next look
     store.unverified = {"bert"}
-    prove_chunk(work, first)
+    prove_chunk(context, first)
     store.unverified = set()
-    prove_chunk(work, second)
+    prove_chunk(context, second)
     for window in (5, 6):
         store.window = store.now = window
-        prove_chunk(work, second)
-    assert [report.chunk.name for report in prove_oldest(work, 1)] == [first]
+        prove_chunk(context, second)
+    assert [report.chunk.name for report in prove_oldest(context, 1)] == [first]
 
 
-def test_a_last_proof_of_a_window_that_is_still_to_come_counts_for_nothing(work, store, name):
+def test_a_last_proof_of_a_window_that_is_still_to_come_counts_for_nothing(context, store, name):
     store.window, store.now = 9, 4
-    prove_chunk(work, name)
-    assert {copy.windows for copy in work.ledger.known_copies(name)} == {0}
+    prove_chunk(context, name)
+    assert {copy.windows for copy in context.ledger.known_copies(name)} == {0}
 
 
 class Forgetful:
@@ -117,35 +117,35 @@ class Forgetful:
 
 def test_a_provider_that_keeps_only_what_it_was_asked_for_before_is_found_by_an_object_it_cannot_foresee(tmp_path, ledger, store):
     bodies = {f"key-{number:04d}": os.urandom(4_000) for number in range(1500)}
-    work = a_workplace(tmp_path, MemorySource(bodies), ledger, store=store, target="8MiB")
+    context = a_run_context(tmp_path, MemorySource(bodies), ledger, store=store, target="8MiB")
     bert = Forgetful(store, "bert")
-    (name,) = archive_everything(work)
-    assert prove_chunk(work, name).proven
+    (name,) = archive_everything(context)
+    assert prove_chunk(context, name).proven
     bert.stop()
     looks = 0
-    while prove_chunk(work, name).proven:  # samples are a sixth of the chunk: an object in them is no evidence
+    while prove_chunk(context, name).proven:  # samples are a sixth of the chunk: an object in them is no evidence
         looks += 1
         assert looks < 50
-    assert "bert: read as a whole: " in work.ledger.chunk(name).reason
+    assert "bert: read as a whole: " in context.ledger.chunk(name).reason
 
 
-def test_a_row_that_is_wrong_here_is_no_fault_of_the_copies(work, name, database):
+def test_a_row_that_is_wrong_here_is_no_fault_of_the_copies(context, name, database):
     with database.transaction() as connection:
         connection.execute("UPDATE file_locations SET sha256 = sha256('x')")
-    report = prove_chunk(work, name)
+    report = prove_chunk(context, name)
     assert (report.proven, list(report.read_back)) == (True, ["anna", "bert", "carl"])
 
 
-def test_a_listed_copy_that_is_proven_no_more_is_damage(work, store, name):
+def test_a_listed_copy_that_is_proven_no_more_is_damage(context, store, name):
     store.window, store.now = 4, 6
-    assert prove_chunk(work, name).proven
+    assert prove_chunk(context, name).proven
     store.now = 7
-    report = prove_chunk(work, name)
+    report = prove_chunk(context, name)
     assert (report.proven, report.chunk.state) == (False, ChunkState.DAMAGED)
     assert "not proven since window 4" in report.explanation
 
 
-def test_the_first_look_compares_every_sample_and_an_object_and_later_ones_two_places(work, store, name, monkeypatch):
+def test_the_first_look_compares_every_sample_and_an_object_and_later_ones_two_places(context, store, name, monkeypatch):
     asked = []
     original = store.read
 
@@ -154,99 +154,99 @@ def test_the_first_look_compares_every_sample_and_an_object_and_later_ones_two_p
         return original(*arguments, **named)
 
     monkeypatch.setattr(store, "read", counted)
-    prove_chunk(work, name)
-    assert len(asked) == 3 * (len(work.ledger.chunk(name).samples) + 1)
+    prove_chunk(context, name)
+    assert len(asked) == 3 * (len(context.ledger.chunk(name).samples) + 1)
     asked.clear()
-    prove_chunk(work, name)
+    prove_chunk(context, name)
     assert len(asked) == 3 * 2
 
 
-def test_fewer_copies_than_required_make_a_chunk_damaged(work, store, name):
+def test_fewer_copies_than_required_make_a_chunk_damaged(context, store, name):
     store.unlisted = {"bert"}
-    report = prove_chunk(work, name)
+    report = prove_chunk(context, name)
     assert (report.proven, report.chunk.state) == (False, ChunkState.DAMAGED)
     assert report.chunk.reason == report.explanation == "2 of 3 copies are right (listed: anna, carl)"
-    assert {copy.provider for copy in work.ledger.known_copies(name) if not copy.listed} == {"bert"}
+    assert {copy.provider for copy in context.ledger.known_copies(name) if not copy.listed} == {"bert"}
 
 
-def test_wrong_bytes_make_a_chunk_damaged_naming_who_gave_them(work, store, name):
-    prove_chunk(work, name)
-    overwrite(store.file("carl", posting(work, name)))
-    report = prove_chunk(work, name)
+def test_wrong_bytes_make_a_chunk_damaged_naming_who_gave_them(context, store, name):
+    prove_chunk(context, name)
+    overwrite(store.file("carl", posting(context, name)))
+    report = prove_chunk(context, name)
     assert report.chunk.state is ChunkState.DAMAGED
     assert "carl: differs at bytes" in report.chunk.reason
     assert list(report.read_back) == ["anna", "bert"]
 
 
-def test_wrong_bytes_make_a_chunk_damaged_even_where_enough_copies_are_right(work, store, name):
+def test_wrong_bytes_make_a_chunk_damaged_even_where_enough_copies_are_right(context, store, name):
     store.required_copies = 2
-    overwrite(store.file("carl", posting(work, name)))
-    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
+    overwrite(store.file("carl", posting(context, name)))
+    assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
 
 
-def test_a_provider_that_has_lost_the_bytes_is_no_copy(work, store, name):
-    store.file("anna", posting(work, name)).unlink()
-    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
+def test_a_provider_that_has_lost_the_bytes_is_no_copy(context, store, name):
+    store.file("anna", posting(context, name)).unlink()
+    assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
 
 
-def test_a_chunk_that_is_no_longer_listed_is_damaged(work, store, name):
-    store.forget(posting(work, name))
-    report = prove_chunk(work, name)
+def test_a_chunk_that_is_no_longer_listed_is_damaged(context, store, name):
+    store.forget(posting(context, name))
+    report = prove_chunk(context, name)
     assert report.chunk.state is ChunkState.DAMAGED
     assert "no longer lists" in report.explanation
 
 
-def test_a_damaged_chunks_objects_are_still_found_at_a_right_copy(work, store, name):
+def test_a_damaged_chunks_objects_are_still_found_at_a_right_copy(context, store, name):
     from caf_pipeline.retrieval.reader import fetch
 
-    overwrite(store.file("anna", posting(work, name)))
-    prove_chunk(work, name)
-    assert b"".join(fetch(work.ledger, store, "src", "key-000").pieces) == work.objects.bodies["key-000"]
+    overwrite(store.file("anna", posting(context, name)))
+    prove_chunk(context, name)
+    assert b"".join(fetch(context.ledger, store, "src", "key-000").pieces) == context.objects.bodies["key-000"]
 
 
-def test_a_store_out_of_reach_is_an_error_and_no_damage(work, store, name):
+def test_a_store_out_of_reach_is_an_error_and_no_damage(context, store, name):
     store.away = {"anna", "bert", "carl"}
     with pytest.raises(StoreUnreachable, match="anna is away"):
-        prove_chunk(work, name)
-    chunk = work.ledger.chunk(name)
+        prove_chunk(context, name)
+    chunk = context.ledger.chunk(name)
     assert (chunk.state, chunk.checked_at) == (ChunkState.LOCATED, None)
 
 
-def test_one_provider_out_of_reach_is_no_damage_while_it_is_listed(work, store, name):
+def test_one_provider_out_of_reach_is_no_damage_while_it_is_listed(context, store, name):
     store.away = {"bert"}
-    report = prove_chunk(work, name)
+    report = prove_chunk(context, name)
     assert (report.verdict, list(report.read_back)) == ("unanswered", ["anna", "carl"])
     assert report.chunk.state is ChunkState.LOCATED
 
 
-def test_a_fault_is_not_forgotten_because_its_provider_does_not_answer(work, store, name):
-    overwrite(store.file("bert", posting(work, name)))
-    prove_chunk(work, name)
+def test_a_fault_is_not_forgotten_because_its_provider_does_not_answer(context, store, name):
+    overwrite(store.file("bert", posting(context, name)))
+    prove_chunk(context, name)
     store.away = {"bert"}
-    assert not prove_chunk(work, name).proven
-    assert [copy.provider for copy in work.ledger.known_copies(name) if copy.fault] == ["bert"]
+    assert not prove_chunk(context, name).proven
+    assert [copy.provider for copy in context.ledger.known_copies(name) if copy.fault] == ["bert"]
 
 
-def test_a_damaged_chunk_is_not_proven_until_it_is_repaired(work, store, name):
+def test_a_damaged_chunk_is_not_proven_until_it_is_repaired(context, store, name):
     store.unlisted = {"bert"}
-    prove_chunk(work, name)
+    prove_chunk(context, name)
     store.unlisted = set()
-    report = prove_chunk(work, name)
+    report = prove_chunk(context, name)
     assert (report.proven, report.chunk.state) == (False, ChunkState.DAMAGED)
     assert "found damaged before: 2 of 3" in report.explanation
 
 
-def test_a_chunk_under_way_is_not_proven(work):
-    (name, *_) = [chunk.name for chunk in plan(work).chunks]
+def test_a_chunk_under_way_is_not_proven(context):
+    (name, *_) = [chunk.name for chunk in plan(context).chunks]
     with pytest.raises(CafError, match="is 'planned'"):
-        prove_chunk(work, name)
+        prove_chunk(context, name)
 
 
-def test_the_chunks_looked_at_longest_ago_come_first(work):
-    names = archive_everything(work)
+def test_the_chunks_looked_at_longest_ago_come_first(context):
+    names = archive_everything(context)
     assert len(names) == 2
-    first = [report.chunk.name for report in prove_oldest(work, 1)]
-    second = [report.chunk.name for report in prove_oldest(work, 1)]
+    first = [report.chunk.name for report in prove_oldest(context, 1)]
+    second = [report.chunk.name for report in prove_oldest(context, 1)]
     assert sorted(first + second) == sorted(names)
 
 
@@ -254,35 +254,35 @@ def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, data
     from caf_pipeline.ledger.postgres import Ledger
 
     ledger = Ledger(database, lease_seconds=1.5)
-    work = a_workplace(tmp_path, MemorySource({"a": b"a"}), ledger, store=store)
-    (name,) = archive_everything(work)
+    context = a_run_context(tmp_path, MemorySource({"a": b"a"}), ledger, store=store)
+    (name,) = archive_everything(context)
     with ledger.lease(chunk_lease(name), this_process("run-2")):
-        assert list(prove_oldest(work, 10)) == []
+        assert list(prove_oldest(context, 10)) == []
 
 
-def test_kept_files_are_swept_when_their_hold_is_over(work, store):
+def test_kept_files_are_swept_when_their_hold_is_over(context, store):
     store.hold = 3600
-    names = archive_everything(work)
-    assert list(staging.sweep(work)) == []
+    names = archive_everything(context)
+    assert list(staging.sweep(context)) == []
     store.hold = 1e-6
-    assert sorted(staging.sweep(work)) == sorted(names)
-    assert list(work.staging().iterdir()) == []
+    assert sorted(staging.sweep(context)) == sorted(names)
+    assert list(context.staging().iterdir()) == []
 
 
-def test_a_file_that_is_not_ours_is_not_swept(work, store, name):
-    (work.staging() / "somebody.caf").write_bytes(b"theirs")
-    (work.staging() / f"{name}.caf").write_bytes(b"ours")
-    assert list(staging.sweep(work)) == [name]
+def test_a_file_that_is_not_ours_is_not_swept(context, store, name):
+    (context.staging() / "somebody.caf").write_bytes(b"theirs")
+    (context.staging() / f"{name}.caf").write_bytes(b"ours")
+    assert list(staging.sweep(context)) == [name]
 
 
-def test_a_wrong_first_byte_is_seen_at_the_first_look(work, store, name):
-    corrupt(store.file("anna", posting(work, name)))
-    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
+def test_a_wrong_first_byte_is_seen_at_the_first_look(context, store, name):
+    corrupt(store.file("anna", posting(context, name)))
+    assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
 
 
-def test_a_chunk_of_which_nobody_answers_keeps_no_other_waiting(work, store):
-    first, *others = archive_everything(work)
-    roots = posting(work, first).merkle_root
+def test_a_chunk_of_which_nobody_answers_keeps_no_other_waiting(context, store):
+    first, *others = archive_everything(context)
+    roots = posting(context, first).merkle_root
     asked = store.read
 
     def read(at, *arguments, **named):
@@ -291,58 +291,58 @@ def test_a_chunk_of_which_nobody_answers_keeps_no_other_waiting(work, store):
         return asked(at, *arguments, **named)
 
     store.read = read
-    reports = prove_oldest(work, 1)
+    reports = prove_oldest(context, 1)
     assert (silent := next(reports)).verdict == "unanswered"
     assert (silent.chunk.name, next(reports).chunk.name) == (first, others[0])
     with pytest.raises(StoreUnreachable):
         next(reports)
-    assert work.ledger.chunk(first).state is ChunkState.LOCATED
+    assert context.ledger.chunk(first).state is ChunkState.LOCATED
 
 
-def test_a_chunk_that_did_not_answer_is_looked_at_first(work, store):
-    *_, last = archive_everything(work)
-    list(prove_oldest(work, 10))
+def test_a_chunk_that_did_not_answer_is_looked_at_first(context, store):
+    *_, last = archive_everything(context)
+    list(prove_oldest(context, 10))
     store.away = {"bert"}
-    prove_chunk(work, last)
+    prove_chunk(context, last)
     store.away = set()
-    assert [report.chunk.name for report in prove_oldest(work, 1)] == [last]
-    assert work.ledger.chunk(last).unanswered_at is None
+    assert [report.chunk.name for report in prove_oldest(context, 1)] == [last]
+    assert context.ledger.chunk(last).unanswered_at is None
 
 
-def test_a_missing_answer_asks_for_every_sample_the_next_time(work, store, name, monkeypatch):
-    prove_chunk(work, name)
+def test_a_missing_answer_asks_for_every_sample_the_next_time(context, store, name, monkeypatch):
+    prove_chunk(context, name)
     store.away = {*store.folders}
     with pytest.raises(StoreUnreachable):
-        prove_chunk(work, name)
-    assert work.ledger.chunk(name).unanswered_at is not None
+        prove_chunk(context, name)
+    assert context.ledger.chunk(name).unanswered_at is not None
     store.away = set()
-    sample = work.ledger.chunk(name).samples[7]
+    sample = context.ledger.chunk(name).samples[7]
     store.lost["anna"] = (sample.offset, sample.offset + 1)
-    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
+    assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
 
 
-def test_a_silent_chunk_keeps_no_other_waiting(work, store):
-    *others, last = archive_everything(work)
+def test_a_silent_chunk_keeps_no_other_waiting(context, store):
+    *others, last = archive_everything(context)
     store.away = {"bert"}
-    prove_chunk(work, last)
-    assert [report.chunk.name for report in prove_oldest(work, 1)] == [last, others[0]]
+    prove_chunk(context, last)
+    assert [report.chunk.name for report in prove_oldest(context, 1)] == [last, others[0]]
 
 
-def test_silent_chunks_take_a_quarter_of_the_looks(work, store):
-    names = archive_everything(work)
+def test_silent_chunks_take_a_quarter_of_the_looks(context, store):
+    names = archive_everything(context)
     store.away = {"bert"}
     for name in names:
-        prove_chunk(work, name)
-    assert len(list(prove_oldest(work, 4))) == 1
+        prove_chunk(context, name)
+    assert len(list(prove_oldest(context, 4))) == 1
 
 
 @pytest.mark.parametrize("look", [prove_chunk, repair_chunk])
 def test_an_unmounted_folder_marks_no_chunk_as_damaged(tmp_path, ledger, look):
-    work = a_workplace(tmp_path, MemorySource({"key": b"x" * 40_000}), ledger)
-    (name,) = archive_everything(work)
-    work.store.folder.rename(tmp_path / "disk")
-    work.store.folder.mkdir()
+    context = a_run_context(tmp_path, MemorySource({"key": b"x" * 40_000}), ledger)
+    (name,) = archive_everything(context)
+    context.store.folder.rename(tmp_path / "disk")
+    context.store.folder.mkdir()
     with pytest.raises(StoreAway):
-        look(work, name)
+        look(context, name)
     assert ledger.chunk(name).state is ChunkState.LOCATED
-    assert list(work.store.folder.iterdir()) == []
+    assert list(context.store.folder.iterdir()) == []

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts.ledger import ODD_KEYS
 from caf_pipeline_tests.support.chain_user import ChainUser
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
 PAGE = Path(__file__).parents[2] / "docs" / "verify-without-us.md"
 THEIRS = ("pyarrow", "blake3", "numpy")
@@ -68,16 +68,16 @@ def archived(request, tmp_path, ledger, network):
     bodies = {f"key-{number}": os.urandom(150_000) for number in range(5)} | {key: key.encode() for key in ODD_KEYS}
     source = MemorySource(bodies | {"empty": b"", ".caf/manifest.parquet": b"not ours"})
     settings = jackal_settings(network, mnemonic=wallet.words, proof_type=request.param, proof_seconds=8)
-    work = a_workplace(tmp_path, source, ledger, target="512KiB", store=open_jackal_store, jackal=settings)
-    archive_everything(work)
-    yield work, wallet.address
-    work.store.close()
+    context = a_run_context(tmp_path, source, ledger, target="512KiB", store=open_jackal_store, jackal=settings)
+    archive_everything(context)
+    yield context, wallet.address
+    context.store.close()
 
 
-def run_page(work, address, elsewhere, folder):
+def run_page(context, address, elsewhere, folder):
     """Run the page's commands with this network and wallet; return what they said."""
     folder.mkdir()
-    (lcd, *_) = work.settings.jackal.lcd
+    (lcd, *_) = context.settings.jackal.lcd
     text, changed = re.subn(r"^lcd=\S+", f"lcd={lcd}", script(), flags=re.MULTILINE)
     text, also = re.subn(r"^owner=\S+", f"owner={address}", text, flags=re.MULTILINE)
     assert (changed, also) == (1, 1)
@@ -96,13 +96,13 @@ def test_nothing_of_this_project_is_there(elsewhere):
 
 @pytest.mark.thorough
 def test_every_object_is_listed_fetched_and_found_right_at_every_provider(archived, elsewhere, tmp_path):
-    work, address = archived
-    said = run_page(work, address, elsewhere, tmp_path / "visitor").splitlines()
+    context, address = archived
+    said = run_page(context, address, elsewhere, tmp_path / "visitor").splitlines()
     assert said[-1] == "everything is right"
     copies = 3
-    for key in work.objects.bodies:
+    for key in context.objects.bodies:
         assert sum(line.startswith(f"right {key!a} ") for line in said) == copies, key
-    chunks = work.ledger.chunks()
+    chunks = context.ledger.chunks()
     assert len(chunks) > 1
     for chunk in chunks:
         assert said.count(f"right Merkle root {chunk.merkle_root.hex()}") == copies
@@ -111,11 +111,11 @@ def test_every_object_is_listed_fetched_and_found_right_at_every_provider(archiv
 
 @pytest.mark.thorough
 def test_a_flipped_byte_of_an_object_is_found(archived, elsewhere, tmp_path, network):
-    work, address = archived
-    location = work.ledger.locate("src", "key-3")
-    holders = work.store.holders(location.posting)
+    context, address = archived
+    location = context.ledger.locate("src", "key-3")
+    holders = context.store.holders(location.posting)
     network.misbehave(provider=network.provider_addresses.index(holders[0]), flip_byte=location.row.start_byte + 77)
-    said = run_page(work, address, elsewhere, tmp_path / "visitor").splitlines()
+    said = run_page(context, address, elsewhere, tmp_path / "visitor").splitlines()
     assert said[-1].endswith("checks FAILED")
     assert sum(line.startswith("WRONG 'key-3' ") for line in said) == 1
     assert f"WRONG Merkle root {location.posting.merkle_root.hex()}" in said
@@ -125,14 +125,14 @@ def test_a_flipped_byte_of_an_object_is_found(archived, elsewhere, tmp_path, net
 def test_a_stranger_with_the_same_note_is_left_out(archived, elsewhere, tmp_path, network):
     import httpx
 
-    from caf_pipeline.store.jackal.messages import archive_note
+    from caf_pipeline.store.jackal.names import archive_note
 
-    work, address = archived
+    context, address = archived
     stranger = new_wallet()
     network.fund(stranger.address, 10**9)
     network.grant(stranger.address, 10**9)
     with httpx.Client() as client:
-        post = ChainUser(network, client, stranger.words).post(os.urandom(1000), note=archive_note(work.archive_id))
-    said = run_page(work, address, elsewhere, tmp_path / "visitor")
+        post = ChainUser(network, client, stranger.words).post(os.urandom(1000), note=archive_note(context.archive_id))
+    said = run_page(context, address, elsewhere, tmp_path / "visitor")
     assert said.endswith("everything is right\n")
     assert post.root.hex() not in said

@@ -8,8 +8,8 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline_tests.support import dying_runs
+from caf_pipeline_tests.support.run_contexts import a_run_context, plan
 from caf_pipeline_tests.support.tiers import sampled
-from caf_pipeline_tests.support.workplaces import a_workplace, plan
 
 EVERY = int(os.environ.get("CAF_TEST_KILL_EVERY", "13"))
 """Every how many moments of a run it is killed once; 1 tries them all."""
@@ -19,41 +19,41 @@ MOMENTS = 190
 
 
 @pytest.fixture
-def work(tmp_path, ledger):
-    return a_workplace(tmp_path, dying_runs.a_steady_source(), ledger, target="8MiB")
+def context(tmp_path, ledger):
+    return a_run_context(tmp_path, dying_runs.a_steady_source(), ledger, target="8MiB")
 
 
-def ends_right(work, name):
-    chunk = work.ledger.chunk(name)
-    account = work.ledger.account("src")
+def ends_right(context, name):
+    chunk = context.ledger.chunk(name)
+    account = context.ledger.account("src")
     assert chunk.state is ChunkState.LOCATED
-    assert account_for_chunk(work, name).agrees
+    assert account_for_chunk(context, name).agrees
     assert (account.located_objects, account.claimed_objects) == (chunk.object_count, 0)
-    assert list(work.staging().iterdir()) == []
-    assert len(list((work.store.folder / "chunks").iterdir())) == 1
-    for key, body in work.objects.bodies.items():
-        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body
+    assert list(context.staging().iterdir()) == []
+    assert len(list((context.store.folder / "chunks").iterdir())) == 1
+    for key, body in context.objects.bodies.items():
+        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
 
 
 @pytest.mark.thorough
-def test_a_run_has_the_moments_that_are_tried(work, tmp_path, database_url):
-    (chunk,) = plan(work).chunks
+def test_a_run_has_the_moments_that_are_tried(context, tmp_path, database_url):
+    (chunk,) = plan(context).chunks
     assert dying_runs.run(tmp_path, database_url, chunk.name) >= MOMENTS
-    ends_right(work, chunk.name)
+    ends_right(context, chunk.name)
 
 
 @pytest.mark.parametrize("fatal", sampled(range(1, MOMENTS + 1, EVERY), every=5))
-def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(work, tmp_path, database_url, fatal):
-    (chunk,) = plan(work).chunks
+def test_a_run_that_is_killed_at_any_moment_is_finished_by_the_next(context, tmp_path, database_url, fatal):
+    (chunk,) = plan(context).chunks
     assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=fatal) is None, "it was not killed"
     dying_runs.run(tmp_path, database_url, chunk.name)
-    ends_right(work, chunk.name)
+    ends_right(context, chunk.name)
 
 
 @pytest.mark.thorough
-def test_a_run_that_is_killed_again_and_again_is_finished_in_the_end(work, tmp_path, database_url):
-    (chunk,) = plan(work).chunks
+def test_a_run_that_is_killed_again_and_again_is_finished_in_the_end(context, tmp_path, database_url):
+    (chunk,) = plan(context).chunks
     for fatal in range(5, MOMENTS, 23):
         dying_runs.run(tmp_path, database_url, chunk.name, fatal=fatal)
     dying_runs.run(tmp_path, database_url, chunk.name)
-    ends_right(work, chunk.name)
+    ends_right(context, chunk.name)

@@ -40,8 +40,8 @@ from caf_pipeline_tests.support import dying_runs
 from caf_pipeline_tests.support.dying_runs import SteadySource, a_steady_source
 from caf_pipeline_tests.support.journaled_packing import PART, SETTINGS, Broken, Packing, a_source
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
 from caf_pipeline_tests.support.tiers import sampled
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, plan
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 SCALED = CheckpointPace(due_bytes=4 * PART, due_outcomes=1000, ahead_bytes=8 * PART)
@@ -290,15 +290,15 @@ def test_a_kill_costs_no_more_than_what_was_not_safe_and_the_window(tmp_path, af
 
 @pytest.mark.thorough
 def test_a_killed_process_costs_no_more_than_what_was_not_safe_and_the_window(tmp_path, ledger, database_url):
-    work = a_workplace(tmp_path, a_steady_source(), ledger, target="8MiB")
-    (chunk,) = plan(work).chunks
+    context = a_run_context(tmp_path, a_steady_source(), ledger, target="8MiB")
+    (chunk,) = plan(context).chunks
     log = tmp_path / "reads"
     run_logged(tmp_path, database_url, chunk.name, fatal=60)
     run_logged(tmp_path, database_url, chunk.name)
     fetched = sum(int(end) - int(start) for _, start, end in map(str.split, log.read_text().splitlines()))
-    size_bytes = sum(map(len, work.objects.bodies.values()))
+    size_bytes = sum(map(len, context.objects.bodies.values()))
     assert fetched - size_bytes <= dying_runs.OFTEN.ahead_bytes + (1 << 20) + 2 * PART
-    ends_right(work, chunk.name)
+    ends_right(context, chunk.name)
 
 
 def run_logged(folder, url, chunk, *, fatal=0):
@@ -321,14 +321,14 @@ class LoggedSource:
 
 
 @pytest.fixture
-def work(tmp_path, ledger):
-    return a_workplace(tmp_path, a_steady_source(), ledger, target="8MiB")
+def context(tmp_path, ledger):
+    return a_run_context(tmp_path, a_steady_source(), ledger, target="8MiB")
 
 
-def root_of_undisturbed(work, name, folder):
-    chunk = work.ledger.chunk(name)
-    with work.ledger.lease(chunk_lease(name), work.holder) as lease:
-        packer = pack_chunk.packer_of(work, lease, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number))
+def root_of_undisturbed(context, name, folder):
+    chunk = context.ledger.chunk(name)
+    with context.ledger.lease(chunk_lease(name), context.holder) as lease:
+        packer = pack_chunk.packer_of(context, lease, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number))
         objects = read_chunk_objects(Path(chunk.plan_folder), chunk.number)
         part, journal = PartFile.create(folder / "undisturbed"), Journal.open(folder / "undisturbed.journal", packer.opening)
         try:
@@ -339,19 +339,19 @@ def root_of_undisturbed(work, name, folder):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fatal", [45, 75])
-def test_a_killed_run_is_resumed_to_the_chunk_of_an_undisturbed_one(work, tmp_path, database_url, fatal):
-    (chunk,) = plan(work).chunks
+def test_a_killed_run_is_resumed_to_the_chunk_of_an_undisturbed_one(context, tmp_path, database_url, fatal):
+    (chunk,) = plan(context).chunks
     assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=fatal) is None
     dying_runs.run(tmp_path, database_url, chunk.name)
-    ends_right(work, chunk.name)
-    assert work.ledger.chunk(chunk.name).merkle_root == root_of_undisturbed(work, chunk.name, tmp_path)
+    ends_right(context, chunk.name)
+    assert context.ledger.chunk(chunk.name).merkle_root == root_of_undisturbed(context, chunk.name, tmp_path)
 
 
-def safe_bytes(work, name):
+def safe_bytes(context, name):
     """How much of the chunk a next run finds to be safe."""
-    chunk = work.ledger.chunk(name)
-    packer = pack_chunk.packer_of(work, None, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number))
-    left, _ = find_left(leftovers(work, name))
+    chunk = context.ledger.chunk(name)
+    packer = pack_chunk.packer_of(context, None, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number))
+    left, _ = find_left(leftovers(context, name))
     journal = Journal.open(left.path.with_suffix(".journal"), packer.opening)
     try:
         return max(said.durable_bytes for _, said in journal.checkpoints() if said.durable_bytes <= left.size_bytes)
@@ -362,16 +362,16 @@ def safe_bytes(work, name):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("second", sampled(range(1, 40, 2), every=5))
-def test_a_run_that_is_killed_while_it_resumes_leaves_all_that_was_safe(work, tmp_path, database_url, second):
-    (chunk,) = plan(work).chunks
+def test_a_run_that_is_killed_while_it_resumes_leaves_all_that_was_safe(context, tmp_path, database_url, second):
+    (chunk,) = plan(context).chunks
     assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=60) is None
-    before = safe_bytes(work, chunk.name)
+    before = safe_bytes(context, chunk.name)
     assert before > 500_000
     assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=second) is None
-    assert safe_bytes(work, chunk.name) >= before
+    assert safe_bytes(context, chunk.name) >= before
     dying_runs.run(tmp_path, database_url, chunk.name)
-    ends_right(work, chunk.name)
-    assert work.ledger.chunk(chunk.name).merkle_root == root_of_undisturbed(work, chunk.name, tmp_path)
+    ends_right(context, chunk.name)
+    assert context.ledger.chunk(chunk.name).merkle_root == root_of_undisturbed(context, chunk.name, tmp_path)
 
 
 def paused(folder, url, chunk, *, pause_at="key-040", lease_seconds=1.5):
@@ -400,25 +400,25 @@ def woken(process):
 @pytest.mark.thorough
 def test_a_paused_run_that_wakes_after_its_lease_was_taken_changes_nothing(tmp_path, database, database_url):
     ledger = Ledger(database, lease_seconds=1.5)
-    work = a_workplace(tmp_path, a_steady_source(), ledger, run="second", target="8MiB")
-    (chunk,) = plan(work).chunks
+    context = a_run_context(tmp_path, a_steady_source(), ledger, run="second", target="8MiB")
+    (chunk,) = plan(context).chunks
     process = paused(tmp_path, database_url, chunk.name)
-    archive_chunk(work, chunk.name, until=chunk_steps.seal_chunk)
-    report = chunk_steps.seal_chunk(work, chunk.name)
+    archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
+    report = chunk_steps.seal_chunk(context, chunk.name)
     assert report.resumed_bytes > 512  # its writer still had it, so it was copied
-    before = staged_path(work, chunk.name).read_bytes()
+    before = staged_path(context, chunk.name).read_bytes()
     assert woken(process) == "LeaseLost"
-    assert staged_path(work, chunk.name).read_bytes() == before
-    archive_chunk(work, chunk.name)
-    ends_right(work, chunk.name)
+    assert staged_path(context, chunk.name).read_bytes() == before
+    archive_chunk(context, chunk.name)
+    ends_right(context, chunk.name)
 
 
 @pytest.mark.thorough
 def test_a_paused_run_that_wakes_while_the_next_packs_shares_no_byte_with_it(tmp_path, database, database_url):
     ledger = Ledger(database, lease_seconds=1.5)
     source = a_steady_source()
-    work = a_workplace(tmp_path, source, ledger, run="second", target="8MiB")
-    (chunk,) = plan(work).chunks
+    context = a_run_context(tmp_path, source, ledger, run="second", target="8MiB")
+    (chunk,) = plan(context).chunks
     process = paused(tmp_path, database_url, chunk.name)
     said = []
     original = source.read
@@ -430,17 +430,17 @@ def test_a_paused_run_that_wakes_while_the_next_packs_shares_no_byte_with_it(tmp
         return original(obj, start_byte, end_byte)
 
     source.read = read
-    archive_chunk(work, chunk.name)
+    archive_chunk(context, chunk.name)
     assert said[1] == "LeaseLost"
-    ends_right(work, chunk.name)
+    ends_right(context, chunk.name)
 
 
 @pytest.mark.thorough
 def test_a_paused_run_that_wakes_before_it_tidies_removes_nothing_of_the_next(tmp_path, database, database_url):
     ledger = Ledger(database, lease_seconds=1.5)
     source = a_steady_source()
-    work = a_workplace(tmp_path, source, ledger, run="second", target="8MiB")
-    name = broken_chunk(work)
+    context = a_run_context(tmp_path, source, ledger, run="second", target="8MiB")
+    name = broken_chunk(context)
     process = paused(tmp_path, database_url, name, pause_at="taking over")
     original, said = source.read, []
 
@@ -451,26 +451,26 @@ def test_a_paused_run_that_wakes_before_it_tidies_removes_nothing_of_the_next(tm
         return original(obj, start_byte, end_byte)
 
     source.read = read
-    archive_chunk(work, name, until=chunk_steps.seal_chunk)
+    archive_chunk(context, name, until=chunk_steps.seal_chunk)
     assert said[1] == "LeaseLost"
-    assert chunk_steps.seal_chunk(work, name).resumed_bytes > 1_000_000
-    assert [file.kind for file in leftovers(work, name)] == ["sealed", "record"]
+    assert chunk_steps.seal_chunk(context, name).resumed_bytes > 1_000_000
+    assert [file.kind for file in leftovers(context, name)] == ["sealed", "record"]
 
 
-def refused_by_staging(work, name, error, *, slept):
-    with chunk_steps.lease_chunk(work, name, though_paused=True) as lease:
+def refused_by_staging(context, name, error, *, slept):
+    with chunk_steps.lease_chunk(context, name, though_paused=True) as lease:
         if slept:
             lease._good_until = 0.0
         raise error
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), StagingError("gone")])
-def test_what_staging_refuses_a_run_without_its_lease_is_a_lost_lease(work, error):
-    (chunk,) = plan(work).chunks
+def test_what_staging_refuses_a_run_without_its_lease_is_a_lost_lease(context, error):
+    (chunk,) = plan(context).chunks
     with pytest.raises(LeaseLost):
-        refused_by_staging(work, chunk.name, error, slept=True)
+        refused_by_staging(context, chunk.name, error, slept=True)
     with pytest.raises(StagingError):
-        refused_by_staging(work, chunk.name, error, slept=False)
+        refused_by_staging(context, chunk.name, error, slept=False)
 
 
 # --- full disks, and what others leave in staging ------------------------------------------------------------------
@@ -489,105 +489,105 @@ def test_a_disk_that_is_full_while_journalling_ends_the_packing_and_loses_nothin
     assert elsewhere.part.read_bytes() == first.part.read_bytes()
 
 
-def broken_chunk(work):
+def broken_chunk(context):
     """A chunk whose packing failed near its end."""
-    (chunk,) = plan(work).chunks
-    chunk_steps.load_batch(work, chunk.name)
-    work.objects.failing = {"key-050": 0}
+    (chunk,) = plan(context).chunks
+    chunk_steps.load_batch(context, chunk.name)
+    context.objects.failing = {"key-050": 0}
     with pytest.raises(ObjectReadFailed):
-        chunk_steps.pack_chunk(work, chunk.name)
-    work.objects.failing = {}
+        chunk_steps.pack_chunk(context, chunk.name)
+    context.objects.failing = {}
     return chunk.name
 
 
-def test_a_failed_run_is_resumed_and_the_report_says_so(work):
-    name = broken_chunk(work)
-    work.objects.reads.clear()
-    archive_chunk(work, name, until=chunk_steps.pack_chunk)
-    report = chunk_steps.seal_chunk(work, name)
+def test_a_failed_run_is_resumed_and_the_report_says_so(context):
+    name = broken_chunk(context)
+    context.objects.reads.clear()
+    archive_chunk(context, name, until=chunk_steps.pack_chunk)
+    report = chunk_steps.seal_chunk(context, name)
     assert report.resumed_bytes > 1_000_000
-    assert (report.not_resumed, {key for key, _, _ in work.objects.reads}) == ("", {f"key-{n:03d}" for n in range(50, 60)})
-    assert [file.kind for file in leftovers(work, name)] == ["sealed", "record"]
+    assert (report.not_resumed, {key for key, _, _ in context.objects.reads}) == ("", {f"key-{n:03d}" for n in range(50, 60)})
+    assert [file.kind for file in leftovers(context, name)] == ["sealed", "record"]
 
 
 @pytest.mark.parametrize("refusal", [errno.ENOLCK, errno.EOPNOTSUPP])
 @pytest.mark.parametrize("copied_by", ["the kernel", "us"])
-def test_without_locks_what_an_earlier_run_left_is_copied(work, monkeypatch, refusal, copied_by):
+def test_without_locks_what_an_earlier_run_left_is_copied(context, monkeypatch, refusal, copied_by):
     def refused(*_):
         raise OSError(refusal, os.strerror(refusal))
 
-    name = broken_chunk(work)
+    name = broken_chunk(context)
     monkeypatch.setattr("fcntl.flock", refused)
     if copied_by == "us":
         monkeypatch.delattr("os.copy_file_range")
-    (left,) = work.staging().glob("*.part")
+    (left,) = context.staging().glob("*.part")
     inode = left.stat().st_ino
-    archive_chunk(work, name, until=chunk_steps.seal_chunk)
-    assert chunk_steps.seal_chunk(work, name).resumed_bytes > 1_000_000
-    assert staged_path(work, name).stat().st_ino != inode
-    archive_chunk(work, name)
-    ends_right(work, name)
+    archive_chunk(context, name, until=chunk_steps.seal_chunk)
+    assert chunk_steps.seal_chunk(context, name).resumed_bytes > 1_000_000
+    assert staged_path(context, name).stat().st_ino != inode
+    archive_chunk(context, name)
+    ends_right(context, name)
 
 
-def test_a_part_of_an_older_version_is_packed_again_and_the_report_says_so(work):
-    name = broken_chunk(work)
-    next(work.staging().glob("*.journal")).unlink()
-    archive_chunk(work, name)
-    ends_right(work, name)
+def test_a_part_of_an_older_version_is_packed_again_and_the_report_says_so(context):
+    name = broken_chunk(context)
+    next(context.staging().glob("*.journal")).unlink()
+    archive_chunk(context, name)
+    ends_right(context, name)
 
 
-def test_a_part_and_a_journal_of_different_epochs_are_not_taken_for_a_pair(work):
-    name = broken_chunk(work)
-    (journal,) = work.staging().glob("*.journal")
+def test_a_part_and_a_journal_of_different_epochs_are_not_taken_for_a_pair(context):
+    name = broken_chunk(context)
+    (journal,) = context.staging().glob("*.journal")
     journal.rename(journal.with_name(f"{name}.1.journal"))
-    archive_chunk(work, name, until=chunk_steps.pack_chunk)
-    report = chunk_steps.seal_chunk(work, name)
+    archive_chunk(context, name, until=chunk_steps.pack_chunk)
+    report = chunk_steps.seal_chunk(context, name)
     assert (report.resumed_bytes, report.not_resumed) == (0, "its part has no journal")
-    assert [file.kind for file in leftovers(work, name)] == ["sealed", "record"]
+    assert [file.kind for file in leftovers(context, name)] == ["sealed", "record"]
 
 
-def test_of_several_leftovers_the_newest_pair_is_resumed_and_the_others_go(work):
-    name = broken_chunk(work)
-    for path in sorted(work.staging().iterdir()):
+def test_of_several_leftovers_the_newest_pair_is_resumed_and_the_others_go(context):
+    name = broken_chunk(context)
+    for path in sorted(context.staging().iterdir()):
         data = path.read_bytes()
         path.with_name(f"{name}.1{path.suffix}").write_bytes(data[: len(data) // 2])
-    archive_chunk(work, name, until=chunk_steps.pack_chunk)
-    assert chunk_steps.seal_chunk(work, name).resumed_bytes > 1_500_000
-    assert [file.kind for file in leftovers(work, name)] == ["sealed", "record"]
+    archive_chunk(context, name, until=chunk_steps.pack_chunk)
+    assert chunk_steps.seal_chunk(context, name).resumed_bytes > 1_500_000
+    assert [file.kind for file in leftovers(context, name)] == ["sealed", "record"]
 
 
-def test_a_withdrawn_chunk_leaves_neither_part_nor_journal(work):
-    name = broken_chunk(work)
-    chunk_steps.withdraw(work, name)
-    assert list(work.staging().iterdir()) == []
+def test_a_withdrawn_chunk_leaves_neither_part_nor_journal(context):
+    name = broken_chunk(context)
+    chunk_steps.withdraw(context, name)
+    assert list(context.staging().iterdir()) == []
 
 
 def test_a_kept_prefix_does_not_count_twice_against_the_limit(tmp_path, ledger):
-    work = a_workplace(
+    context = a_run_context(
         tmp_path, a_steady_source(), ledger, target="8MiB", packing={"part_size": "64KiB", "staging_limit": "3MiB"}
     )
-    name = broken_chunk(work)
-    archive_chunk(work, name)
+    name = broken_chunk(context)
+    archive_chunk(context, name)
     assert ledger.chunk(name).state is ChunkState.LOCATED
 
 
-def test_a_finished_packing_whose_record_is_damaged_is_resumed_without_a_get(work):
-    (chunk,) = plan(work).chunks
-    archive_chunk(work, chunk.name, until=chunk_steps.pack_chunk)
-    (record,) = work.staging().glob("*.packed.json")
+def test_a_finished_packing_whose_record_is_damaged_is_resumed_without_a_get(context):
+    (chunk,) = plan(context).chunks
+    archive_chunk(context, chunk.name, until=chunk_steps.pack_chunk)
+    (record,) = context.staging().glob("*.packed.json")
     data = bytearray(record.read_bytes())
     data[30] ^= 1
     record.write_bytes(data)
-    work.objects.reads.clear()
-    archive_chunk(work, chunk.name)
-    assert work.objects.reads == []
-    ends_right(work, chunk.name)
+    context.objects.reads.clear()
+    archive_chunk(context, chunk.name)
+    assert context.objects.reads == []
+    ends_right(context, chunk.name)
 
 
-def test_leftovers_name_every_file_of_the_folder(work):
-    name = broken_chunk(work)
-    (work.staging() / "notes.txt").write_bytes(b"mine")
-    found = {(file.kind, file.chunk, file.epoch is not None) for file in leftovers(work)}
+def test_leftovers_name_every_file_of_the_folder(context):
+    name = broken_chunk(context)
+    (context.staging() / "notes.txt").write_bytes(b"mine")
+    found = {(file.kind, file.chunk, file.epoch is not None) for file in leftovers(context)}
     assert found == {("part", name, True), ("journal", name, True), ("foreign", "", False)}
 
 
@@ -600,24 +600,24 @@ def flip(path, at):
     path.write_bytes(data)
 
 
-def between_samples(work, name):
+def between_samples(context, name):
     """A byte that no sample covers."""
-    chunk = work.ledger.chunk(name)
+    chunk = context.ledger.chunk(name)
     covered = {at // 4096 for sample in chunk.samples for at in range(sample.offset, sample.offset + sample.length, 4096)}
     covered |= {(sample.offset + sample.length) // 4096 for sample in chunk.samples}
     return next(at for at in range(4096, chunk.stored_size_bytes, 4096) if at // 4096 not in covered)
 
 
-def test_a_flipped_byte_is_found_before_another_run_posts_the_chunk(work, tmp_path, ledger):
-    (chunk,) = plan(work).chunks
-    archive_chunk(work, chunk.name, until=chunk_steps.seal_chunk)
+def test_a_flipped_byte_is_found_before_another_run_posts_the_chunk(context, tmp_path, ledger):
+    (chunk,) = plan(context).chunks
+    archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
     root = ledger.chunk(chunk.name).merkle_root
-    flip(staged_path(work, chunk.name), between_samples(work, chunk.name))
-    other = a_workplace(tmp_path, a_steady_source(), ledger, run="second", target="8MiB")
+    flip(staged_path(context, chunk.name), between_samples(context, chunk.name))
+    other = a_run_context(tmp_path, a_steady_source(), ledger, run="second", target="8MiB")
     chunk_steps.post_file(other, chunk.name)
-    assert merkle_root(staged_path(work, chunk.name), 3) == root
+    assert merkle_root(staged_path(context, chunk.name), 3) == root
     archive_chunk(other, chunk.name)
-    ends_right(work, chunk.name)
+    ends_right(context, chunk.name)
 
 
 class CheckingStore:
@@ -638,51 +638,51 @@ class CheckingStore:
 
 
 def refusing(tmp_path, ledger):
-    work = a_workplace(tmp_path, a_steady_source(), ledger, target="8MiB")
-    store = CheckingStore(work.store)
-    return a_workplace(tmp_path, a_steady_source(), ledger, target="8MiB", store=lambda *_: store), store
+    context = a_run_context(tmp_path, a_steady_source(), ledger, target="8MiB")
+    store = CheckingStore(context.store)
+    return a_run_context(tmp_path, a_steady_source(), ledger, target="8MiB", store=lambda *_: store), store
 
 
 def test_a_file_that_was_damaged_after_the_post_is_packed_again_and_uploaded(tmp_path, ledger):
-    work, store = refusing(tmp_path, ledger)
-    (chunk,) = plan(work).chunks
-    archive_chunk(work, chunk.name, until=chunk_steps.post_file)
-    flip(staged_path(work, chunk.name), between_samples(work, chunk.name))
-    archive_chunk(work, chunk.name)
+    context, store = refusing(tmp_path, ledger)
+    (chunk,) = plan(context).chunks
+    archive_chunk(context, chunk.name, until=chunk_steps.post_file)
+    flip(staged_path(context, chunk.name), between_samples(context, chunk.name))
+    archive_chunk(context, chunk.name)
     assert store.refused == 1
-    ends_right(work, chunk.name)
+    ends_right(context, chunk.name)
 
 
 def test_a_damaged_file_of_objects_that_have_changed_is_abandoned(tmp_path, ledger):
-    work, _ = refusing(tmp_path, ledger)
-    (chunk,) = plan(work).chunks
-    archive_chunk(work, chunk.name, until=chunk_steps.post_file)
-    flip(staged_path(work, chunk.name), between_samples(work, chunk.name))
-    work.objects.unavailable = {"key-000": (SkipReason.CHANGED, -1)}
+    context, _ = refusing(tmp_path, ledger)
+    (chunk,) = plan(context).chunks
+    archive_chunk(context, chunk.name, until=chunk_steps.post_file)
+    flip(staged_path(context, chunk.name), between_samples(context, chunk.name))
+    context.objects.unavailable = {"key-000": (SkipReason.CHANGED, -1)}
     with pytest.raises(CafError, match="have changed since"):
-        chunk_steps.upload_chunk(work, chunk.name)
+        chunk_steps.upload_chunk(context, chunk.name)
     assert ledger.chunk(chunk.name).state is ChunkState.ABANDONED
 
 
 @pytest.mark.parametrize("record", ["kept", "gone"])
-def test_rows_never_come_from_a_flipped_manifest(work, record):
-    (chunk,) = plan(work).chunks
-    archive_chunk(work, chunk.name, until=chunk_steps.verify_stored)
-    path = staged_path(work, chunk.name)
+def test_rows_never_come_from_a_flipped_manifest(context, record):
+    (chunk,) = plan(context).chunks
+    archive_chunk(context, chunk.name, until=chunk_steps.verify_stored)
+    path = staged_path(context, chunk.name)
     if record == "gone":
-        (work.staging() / f"{chunk.name}.packed.json").unlink()
+        (context.staging() / f"{chunk.name}.packed.json").unlink()
     data = bytearray(path.read_bytes())
     manifest = data.rindex(b"PAR1", 0, data.rindex(b"PAR1"))
     data[manifest + 40] ^= 1
     path.write_bytes(data)
-    archive_chunk(work, chunk.name)
-    ends_right(work, chunk.name)
+    archive_chunk(context, chunk.name)
+    ends_right(context, chunk.name)
 
 
-def test_a_packed_file_whose_manifest_is_damaged_is_not_sealed(work):
-    (chunk,) = plan(work).chunks
-    archive_chunk(work, chunk.name, until=chunk_steps.pack_chunk)
-    (packed,) = work.staging().glob("*.packed")
+def test_a_packed_file_whose_manifest_is_damaged_is_not_sealed(context):
+    (chunk,) = plan(context).chunks
+    archive_chunk(context, chunk.name, until=chunk_steps.pack_chunk)
+    (packed,) = context.staging().glob("*.packed")
     flip(packed, -200)
-    archive_chunk(work, chunk.name)
-    ends_right(work, chunk.name)
+    archive_chunk(context, chunk.name)
+    ends_right(context, chunk.name)

@@ -20,59 +20,59 @@ from caf_pipeline_tests.contracts.ledger import end, skip
 from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
 BODIES = {f"dir/{number:03}": os.urandom(500 + number) for number in range(200)}
 
 
 @pytest.fixture
-def work(tmp_path, ledger):
-    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=BreakingFolders(tmp_path / "store"))
-    archive_everything(work)
-    work.store.asked.clear()
-    return work
+def context(tmp_path, ledger):
+    context = a_run_context(tmp_path, MemorySource(dict(BODIES)), ledger, store=BreakingFolders(tmp_path / "store"))
+    archive_everything(context)
+    context.store.asked.clear()
+    return context
 
 
 @pytest.fixture
-def archive(work):
-    return Archive(work.ledger, work.store)
+def archive(context):
+    return Archive(context.ledger, context.store)
 
 
-def put_at(work, archive, key, *providers, offset=0):
+def put_at(context, archive, key, *providers, offset=0):
     """Let providers give another byte of an object."""
     location = archive.find("src", key).location
-    for provider in providers or work.store.folders:
-        corrupt(work.store.file(provider, location.posting), at=location.row.start_byte + offset)
+    for provider in providers or context.store.folders:
+        corrupt(context.store.file(provider, location.posting), at=location.row.start_byte + offset)
 
 
-def test_one_object_is_one_request_and_all_of_a_chunk_are_one_too(work, archive):
+def test_one_object_is_one_request_and_all_of_a_chunk_are_one_too(context, archive):
     assert archive.read("src", "dir/007") == BODIES["dir/007"]
-    assert len(work.store.asked) == 1
+    assert len(context.store.asked) == 1
     with archive.open("src", "dir/008") as file:
         file.seek(100)
         assert (file.read(), file.raw.compared) == (BODIES["dir/008"][100:], True)
-    assert len(work.store.asked) == 2
+    assert len(context.store.asked) == 2
     wanted = random.sample(sorted(BODIES), len(BODIES))
     reads = list(archive.read_many("src", wanted))
     assert {one.number: one.body for one in reads} == {number: BODIES[key] for number, key in enumerate(wanted)}
     assert all(one.compared and one.key == wanted[one.number] for one in reads)
-    assert len(work.store.asked) == 3
+    assert len(context.store.asked) == 3
 
 
-def test_what_is_far_apart_or_too_much_for_one_request_is_asked_for_in_the_order_of_offsets(work, archive, monkeypatch):
+def test_what_is_far_apart_or_too_much_for_one_request_is_asked_for_in_the_order_of_offsets(context, archive, monkeypatch):
     monkeypatch.setattr(bulk, "MERGE_GAP_BYTES", 1000)
     monkeypatch.setattr(bulk, "REQUEST_BYTES", 4000)
     keys = sorted(BODIES)
     wanted = [*keys[:30], keys[100], keys[199]]
     assert {one.key: one.body for one in archive.read_many("src", reversed(wanted))} == {key: BODIES[key] for key in wanted}
-    asked = sorted(work.store.asked, key=lambda one: one[1])
+    asked = sorted(context.store.asked, key=lambda one: one[1])
     assert all(end - start <= 4000 for _, start, end in asked)
     assert len(asked) < len(wanted) / 3
     assert sum(end - start for _, start, end in asked) < sum(len(BODIES[key]) for key in wanted) + 30 * 1000
 
 
 @pytest.mark.parametrize("in_memory", [0, 600, 1 << 20])
-def test_any_ranges_are_what_slices_of_the_bytes_are(work, archive, monkeypatch, in_memory):
+def test_any_ranges_are_what_slices_of_the_bytes_are(context, archive, monkeypatch, in_memory):
     for module in (bulk, object_file):
         monkeypatch.setattr(module, "IN_MEMORY_BYTES", in_memory)
     monkeypatch.setattr(bulk, "REQUEST_BYTES", 5000)
@@ -84,12 +84,12 @@ def test_any_ranges_are_what_slices_of_the_bytes_are(work, archive, monkeypatch,
     for one in reads:
         size = len(BODIES[one.key])
         assert one.compared == (size <= in_memory or one.end_byte - one.start_byte in (0, size))
-    assert len(work.store.asked) < len(wanted) / 3
+    assert len(context.store.asked) < len(wanted) / 3
 
 
-def test_a_lying_provider_spoils_no_object_and_where_all_lie_only_that_one_is_refused(work, archive):
-    put_at(work, archive, "dir/003", "anna")
-    put_at(work, archive, "dir/005", offset=1)
+def test_a_lying_provider_spoils_no_object_and_where_all_lie_only_that_one_is_refused(context, archive):
+    put_at(context, archive, "dir/003", "anna")
+    put_at(context, archive, "dir/005", offset=1)
     reads = {one.key: one for one in archive.read_many("src", BODIES)}
     assert reads.keys() == BODIES.keys()
     assert {key: one.body for key, one in reads.items() if not one.error} == {
@@ -99,42 +99,42 @@ def test_a_lying_provider_spoils_no_object_and_where_all_lie_only_that_one_is_re
         _ = reads["dir/005"].body
 
 
-def test_a_provider_that_gives_everything_wrong_is_left_with_its_first_request(work, archive, monkeypatch):
+def test_a_provider_that_gives_everything_wrong_is_left_with_its_first_request(context, archive, monkeypatch):
     for module in (bulk, object_file):
         monkeypatch.setattr(module, "IN_MEMORY_BYTES", 600)
     for key in BODIES:
-        put_at(work, archive, key, "anna", offset=1)
+        put_at(context, archive, key, "anna", offset=1)
     wanted = [(key, 0, 10) for key in BODIES]  # of the larger half it cannot be known by themselves
     reads = list(archive.read_many("src", wanted))
     assert {one.key: one.body for one in reads} == {key: body[:10] for key, body in BODIES.items()}
-    assert len(work.store.asked) == 2
+    assert len(context.store.asked) == 2
     for key in sorted(BODIES)[:3]:
         for provider in ("bert", "carl"):
-            put_at(work, archive, key, provider, offset=2)
+            put_at(context, archive, key, provider, offset=2)
     reads = {one.key: one for one in archive.read_many("src", BODIES)}
     assert [key for key, one in reads.items() if isinstance(one.error, IntegrityError)] == sorted(BODIES)[:3]
     assert all(one.body == BODIES[key] for key, one in reads.items() if not one.error)
 
 
-def test_where_who_broke_off_may_have_lied_the_others_are_asked(work, archive, monkeypatch):
-    work.store.breaks = {"anna": 50_000}
-    put_at(work, archive, "dir/000", "anna")
-    put_at(work, archive, "dir/199", "bert")
-    put_at(work, archive, "dir/198", "bert")
+def test_where_who_broke_off_may_have_lied_the_others_are_asked(context, archive, monkeypatch):
+    context.store.breaks = {"anna": 50_000}
+    put_at(context, archive, "dir/000", "anna")
+    put_at(context, archive, "dir/199", "bert")
+    put_at(context, archive, "dir/198", "bert")
     assert {one.key: one.body for one in archive.read_many("src", BODIES)} == BODIES
 
 
-def test_providers_that_are_away_are_not_asked_for_each_object(work, archive):
-    work.store.away = set(work.store.folders)
+def test_providers_that_are_away_are_not_asked_for_each_object(context, archive):
+    context.store.away = set(context.store.folders)
     reads = list(archive.read_many("src", BODIES))
     assert {type(one.error) for one in reads} == {StoreUnreachable}
-    assert len(work.store.asked) == 3
-    work.store.away = {"anna", "bert"}
+    assert len(context.store.asked) == 3
+    context.store.away = {"anna", "bert"}
     assert all(one.body == BODIES[one.key] for one in archive.read_many("src", BODIES))
 
 
-def test_what_is_not_archived_says_why_and_keeps_nothing_else_from_being_read(work, archive):
-    work.ledger.record_skips("src", [skip("cold")])
+def test_what_is_not_archived_says_why_and_keeps_nothing_else_from_being_read(context, archive):
+    context.ledger.record_skips("src", [skip("cold")])
     reads = {one.key: one for one in archive.read_many("src", ["dir/001", "cold", "never", "dir/002"])}
     assert (reads["dir/001"].body, reads["dir/002"].body) == (BODIES["dir/001"], BODIES["dir/002"])
     assert "it was skipped as cold_storage" in str(reads["cold"].error)
@@ -212,7 +212,7 @@ def test_one_text_is_not_read_as_keys_of_a_character_each(archive):
         next(archive.read_many("src", "dir/001"))
 
 
-def test_a_batch_is_one_look_up_and_memory_does_not_hold_all(work, archive, monkeypatch):
+def test_a_batch_is_one_look_up_and_memory_does_not_hold_all(context, archive, monkeypatch):
     monkeypatch.setattr(bulk, "LOOKUP_KEYS", 10)
     taken = []
     keys = (taken.append(key) or key for key in sorted(BODIES) * 10)
@@ -222,7 +222,7 @@ def test_a_batch_is_one_look_up_and_memory_does_not_hold_all(work, archive, monk
     reads.close()
 
 
-def test_by_a_closed_archive_nothing_is_read(work, archive, tmp_path):
+def test_by_a_closed_archive_nothing_is_read(context, archive, tmp_path):
     archive.read("src", "dir/001")  # its location is remembered
     file, listed, listed_on = archive.open("src", "dir/002"), archive.ls("src"), archive.ls("src", recursive=True)
     reads, reads_on = archive.read_many("src", BODIES), archive.read_many("src", BODIES)
@@ -230,7 +230,7 @@ def test_by_a_closed_archive_nothing_is_read(work, archive, tmp_path):
     assert all((next(listed_on), next(reads_on), begun.read(1)))
     archive.close()
     archive.close()
-    work.store.asked.clear()
+    context.store.asked.clear()
     for asked in (
         archive.sources,
         lambda: archive.read("src", "dir/001"),
@@ -248,7 +248,7 @@ def test_by_a_closed_archive_nothing_is_read(work, archive, tmp_path):
     for one in (file, begun):
         with pytest.raises(ValueError, match="closed"):
             one.read(1)
-    assert (work.store.asked, list(tmp_path.glob("one"))) == ([], [])
+    assert (context.store.asked, list(tmp_path.glob("one"))) == ([], [])
 
 
 # --- what is remembered --------------------------------------------------------------------------------------------------
@@ -263,8 +263,8 @@ def counted_look_ups(ledger, monkeypatch):
         yield asked
 
 
-def test_a_look_up_is_used_again_for_a_moment_and_only_where_the_bytes_are_compared(work, archive, monkeypatch):
-    with counted_look_ups(work.ledger, monkeypatch) as asked:
+def test_a_look_up_is_used_again_for_a_moment_and_only_where_the_bytes_are_compared(context, archive, monkeypatch):
+    with counted_look_ups(context.ledger, monkeypatch) as asked:
         for _ in range(3):
             assert archive.read("src", "dir/001") == BODIES["dir/001"]
         assert len(asked) == 1
@@ -276,36 +276,36 @@ def test_a_look_up_is_used_again_for_a_moment_and_only_where_the_bytes_are_compa
         assert len(asked) == 4
 
 
-def test_a_location_that_was_given_up_meanwhile_is_looked_up_again(work, archive):
+def test_a_location_that_was_given_up_meanwhile_is_looked_up_again(context, archive):
     before = archive.find("src", "dir/001").location
     archive.read("src", "dir/001")
-    end(work.ledger, before.chunk, ChunkState.EXPIRED)
-    work.store.forget(before.posting)
+    end(context.ledger, before.chunk, ChunkState.EXPIRED)
+    context.store.forget(before.posting)
     with pytest.raises(NotLocated, match=f"was archived in chunk {before.chunk}, which is 'expired'"):
         archive.read("src", "dir/001")
-    assert archive_everything(work)
+    assert archive_everything(context)
     assert archive.read("src", "dir/001") == BODIES["dir/001"]
     assert archive.find("src", "dir/001").location.chunk != before.chunk
 
 
-def test_a_remembered_location_gives_no_wrong_byte_and_its_failure_is_told_once(work, archive, monkeypatch):
+def test_a_remembered_location_gives_no_wrong_byte_and_its_failure_is_told_once(context, archive, monkeypatch):
     archive.read("src", "dir/001")
-    put_at(work, archive, "dir/001")
-    work.store.asked.clear()
+    put_at(context, archive, "dir/001")
+    context.store.asked.clear()
     with pytest.raises(IntegrityError):
         archive.read("src", "dir/001")
-    assert len(work.store.asked) == 3
+    assert len(context.store.asked) == 3
 
 
-def test_few_look_ups_are_remembered(work, archive, monkeypatch):
+def test_few_look_ups_are_remembered(context, archive, monkeypatch):
     monkeypatch.setattr("caf_pipeline.retrieval.archive.MAX_LOOKUPS", 2)
-    with counted_look_ups(work.ledger, monkeypatch) as asked:
+    with counted_look_ups(context.ledger, monkeypatch) as asked:
         for number in (1, 2, 3, 1):
             archive.read("src", f"dir/{number:03}")
     assert len(asked) == 4
 
 
-def test_a_database_that_is_away_is_said_and_the_archive_reads_again_once_it_is_back(work, archive, database, postgres_url):
+def test_a_database_that_is_away_is_said_and_the_archive_reads_again_once_it_is_back(context, archive, database, postgres_url):
     name = database.name
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
@@ -320,7 +320,7 @@ def test_a_database_that_is_away_is_said_and_the_archive_reads_again_once_it_is_
 # --- by await ------------------------------------------------------------------------------------------------------------
 
 
-def test_by_await_the_same_is_read(work, archive, tmp_path):
+def test_by_await_the_same_is_read(context, archive, tmp_path):
     async def read():
         async with AsyncArchive(archive) as awaited:
             one, two = await asyncio.gather(awaited.read("src", "dir/001"), awaited.read("src", "dir/002"))
@@ -340,9 +340,9 @@ def test_by_await_the_same_is_read(work, archive, tmp_path):
     assert (tmp_path / "six").read_bytes() == BODIES["dir/006"]
 
 
-def test_by_await_there_are_the_same_methods(work):
+def test_by_await_there_are_the_same_methods(context):
     closed = []
-    asyncio.run(AsyncArchive(Archive(work.ledger, work.store, lambda: closed.append(True))).close())
+    asyncio.run(AsyncArchive(Archive(context.ledger, context.store, lambda: closed.append(True))).close())
     assert closed
     plain, awaited = (
         {name: inspect.signature(method).parameters for name, method in vars(one).items() if name[0] != "_"}
@@ -351,7 +351,7 @@ def test_by_await_there_are_the_same_methods(work):
     assert plain == awaited
 
 
-def test_a_read_that_is_cancelled_lets_the_next_one_go_on(work, archive):
+def test_a_read_that_is_cancelled_lets_the_next_one_go_on(context, archive):
     async def read():
         awaited = AsyncArchive(archive)
         task = asyncio.create_task(anext(awaited.read_many("src", BODIES)))

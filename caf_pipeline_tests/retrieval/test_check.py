@@ -12,77 +12,77 @@ from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
 BODIES = {f"key-{number:02}": os.urandom(1000) for number in range(40)} | {"key-20-large": os.urandom(SMALL_BYTES + 1)}
 
 
 @pytest.fixture
-def work(tmp_path, ledger):
-    work = a_workplace(tmp_path, MemorySource(BODIES), ledger, store=BreakingFolders(tmp_path / "folders"))
-    archive_everything(work)
-    work.store.asked.clear()
-    return work
+def context(tmp_path, ledger):
+    context = a_run_context(tmp_path, MemorySource(BODIES), ledger, store=BreakingFolders(tmp_path / "folders"))
+    archive_everything(context)
+    context.store.asked.clear()
+    return context
 
 
-def spoil(work, key, *providers):
+def spoil(context, key, *providers):
     """Let providers have other bytes of an object."""
-    location = work.ledger.locate("src", key)
+    location = context.ledger.locate("src", key)
     for provider in providers:
-        corrupt(work.store.file(provider, location.posting), at=location.row.start_byte + 5)
+        corrupt(context.store.file(provider, location.posting), at=location.row.start_byte + 5)
 
 
-def checked(work):
-    return list(check_objects(list_objects(work.ledger, "src"), work.store))
+def checked(context):
+    return list(check_objects(list_objects(context.ledger, "src"), context.store))
 
 
 @pytest.mark.parametrize("batch_objects", [check.BATCH_OBJECTS, 15])
-def test_every_object_is_read_and_told_in_order_by_few_requests(work, monkeypatch, batch_objects):
+def test_every_object_is_read_and_told_in_order_by_few_requests(context, monkeypatch, batch_objects):
     monkeypatch.setattr(check, "BATCH_OBJECTS", batch_objects)
-    found = checked(work)
+    found = checked(context)
     assert [one.location.row.key for one in found] == sorted(BODIES)
     assert not any(one.error or one.failed for one in found)
-    assert len(work.store.asked) <= 6 < len(BODIES) / 6
+    assert len(context.store.asked) <= 6 < len(BODIES) / 6
 
 
-def test_who_breaks_off_is_named_with_what_others_had_to_give_and_no_more(work):
-    work.store.breaks["anna"] = 20_500  # the first 20 and a half of them lie together, before the large one
-    found = checked(work)
+def test_who_breaks_off_is_named_with_what_others_had_to_give_and_no_more(context):
+    context.store.breaks["anna"] = 20_500  # the first 20 and a half of them lie together, before the large one
+    found = checked(context)
     assert [one.location.row.key for one in found if one.failed] == ["key-20", "key-20-large"]
     assert not any(one.error for one in found)
 
 
-def test_an_object_that_no_provider_gives_right_is_wrong_and_the_others_are_not(work):
-    spoil(work, "key-07", "anna", "bert", "carl")
-    (wrong,) = [one for one in checked(work) if one.error]
+def test_an_object_that_no_provider_gives_right_is_wrong_and_the_others_are_not(context):
+    spoil(context, "key-07", "anna", "bert", "carl")
+    (wrong,) = [one for one in checked(context) if one.error]
     assert wrong.location.row.key == "key-07"
     assert isinstance(wrong.error, IntegrityError)
 
 
-def test_an_object_that_another_provider_gives_right_is_right_and_the_liar_is_named(work):
-    spoil(work, "key-07", "anna")
-    found = {one.location.row.key: list(one.failed) for one in checked(work) if one.failed}
+def test_an_object_that_another_provider_gives_right_is_right_and_the_liar_is_named(context):
+    spoil(context, "key-07", "anna")
+    found = {one.location.row.key: list(one.failed) for one in checked(context) if one.failed}
     assert found == {"key-07": ["anna"]}
 
 
-def test_a_provider_that_is_away_makes_nothing_wrong(work):
-    spoil(work, "key-07", "bert", "carl")
-    work.store.away = {"anna"}
-    (unread,) = [one for one in checked(work) if one.error]
+def test_a_provider_that_is_away_makes_nothing_wrong(context):
+    spoil(context, "key-07", "bert", "carl")
+    context.store.away = {"anna"}
+    (unread,) = [one for one in checked(context) if one.error]
     assert not unread.error.permanent
 
 
-def test_a_check_ends_where_nothing_can_be_read_any_more(work, monkeypatch):
+def test_a_check_ends_where_nothing_can_be_read_any_more(context, monkeypatch):
     monkeypatch.setattr(check, "UNREAD_IN_A_ROW", 10)
-    work.store.away = set(work.store.folders)
+    context.store.away = set(context.store.folders)
     found = []
     with pytest.raises(StoreUnreachable, match="10 objects in a row could not be read"):
-        found.extend(check_objects(list_objects(work.ledger, "src"), work.store))
+        found.extend(check_objects(list_objects(context.ledger, "src"), context.store))
     assert all(not one.error.permanent for one in found)
 
 
-def test_a_sample_has_no_object_twice_and_at_least_one(work):
-    located = list(list_objects(work.ledger, "src"))
+def test_a_sample_has_no_object_twice_and_at_least_one(context):
+    located = list(list_objects(context.ledger, "src"))
     for seed in range(20):
         chosen = [one.row.key for one in sampled(located, 0.01, seed)]
         assert 1 <= len(chosen) == len(set(chosen)) < len(BODIES)

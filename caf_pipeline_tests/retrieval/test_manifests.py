@@ -15,34 +15,34 @@ from caf_pipeline.retrieval.manifests import Manifests, manifests_folder
 from caf_pipeline.waits import Waits
 from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
 BODIES = {name: os.urandom(700_000) for name in "abc"}
 
 
 @pytest.fixture
-def work(tmp_path, ledger):
+def context(tmp_path, ledger):
     """Has a chunk for each object."""
-    work = a_workplace(tmp_path, MemorySource(BODIES), ledger, target="1MiB", store=BreakingFolders(tmp_path / "store"))
-    archive_everything(work)
-    return work
+    context = a_run_context(tmp_path, MemorySource(BODIES), ledger, target="1MiB", store=BreakingFolders(tmp_path / "store"))
+    archive_everything(context)
+    return context
 
 
 @pytest.fixture
-def fetched(work, tmp_path):
+def fetched(context, tmp_path):
     """Asks for the headers of objects, in turn; returns of which a manifest was fetched."""
     (folder := tmp_path / "manifests").mkdir()
-    asked = Manifests(work.ledger, work.store, folder)
-    located = {one.row.key: one for one in list_objects(work.ledger, "src")}
+    asked = Manifests(context.ledger, context.store, folder)
+    located = {one.row.key: one for one in list_objects(context.ledger, "src")}
     assert len({one.chunk for one in located.values()}) == len(BODIES)
 
     def ask(keys):
         anew = ""
         for key in keys:
-            work.store.asked.clear()
+            context.store.asked.clear()
             wanted = (key, located[key].row.object_version)
             assert set(asked.headers(located[key].chunk, {wanted})) == {wanted}
-            anew += key if work.store.asked else ""
+            anew += key if context.store.asked else ""
         return anew, sum(path.stat().st_size for path in folder.iterdir())
 
     return ask
@@ -61,35 +61,35 @@ def test_what_was_not_asked_for_longest_makes_room(fetched, monkeypatch):
 
 
 @pytest.fixture(params=["its hash was sealed", "its copies have to agree"])
-def headers(request, work, tmp_path, monkeypatch):
+def headers(request, context, tmp_path, monkeypatch):
     """Asks for the headers of an object, whose chunk was sealed here or rebuilt."""
-    located = next(list_objects(work.ledger, "src"))
+    located = next(list_objects(context.ledger, "src"))
     if request.param == "its copies have to agree":
-        chunk = replace(work.ledger.chunk(located.chunk), tail_start=None, tail_sha256=None)
-        monkeypatch.setattr(work.ledger, "chunk", lambda _: chunk)
+        chunk = replace(context.ledger.chunk(located.chunk), tail_start=None, tail_sha256=None)
+        monkeypatch.setattr(context.ledger, "chunk", lambda _: chunk)
     (tmp_path / "manifests").mkdir()
     wanted = {(located.row.key, located.row.object_version)}
-    return lambda waits=None: Manifests(work.ledger, work.store, tmp_path / "manifests", waits=waits).headers(
+    return lambda waits=None: Manifests(context.ledger, context.store, tmp_path / "manifests", waits=waits).headers(
         located.chunk, wanted
     )
 
 
-def test_a_manifest_of_providers_that_are_away_may_be_had_later(work, headers):
-    work.store.away.update(work.store.folders)
+def test_a_manifest_of_providers_that_are_away_may_be_had_later(context, headers):
+    context.store.away.update(context.store.folders)
     assert type(headers()) is StoreUnreachable
-    work.store.away.clear()
+    context.store.away.clear()
     assert isinstance(headers(), Mapping)
 
 
-def test_a_manifest_that_one_provider_has_lost_while_others_are_away_may_be_had_later(work, headers):
-    work.store.away.update(("anna", "bert"))
-    for file in work.store.folders["carl"].folder.glob("chunks/*"):
+def test_a_manifest_that_one_provider_has_lost_while_others_are_away_may_be_had_later(context, headers):
+    context.store.away.update(("anna", "bert"))
+    for file in context.store.folders["carl"].folder.glob("chunks/*"):
         file.write_bytes(bytes(file.stat().st_size))
     assert type(headers()) is StoreUnreachable
 
 
-def test_a_manifest_that_no_provider_has_and_one_that_all_give_wrong_are_no_matter_of_time(work, headers):
-    chunks = [file for folder in work.store.folders.values() for file in folder.folder.glob("chunks/*")]
+def test_a_manifest_that_no_provider_has_and_one_that_all_give_wrong_are_no_matter_of_time(context, headers):
+    chunks = [file for folder in context.store.folders.values() for file in folder.folder.glob("chunks/*")]
     for file in chunks:
         file.write_bytes(bytes(file.stat().st_size))
     assert type(headers()) is IntegrityError
@@ -99,11 +99,11 @@ def test_a_manifest_that_no_provider_has_and_one_that_all_give_wrong_are_no_matt
 
 
 @pytest.mark.parametrize("lying", [["anna"], ["anna", "carl"]])
-def test_a_manifest_that_some_providers_give_wrong_is_taken_from_another(work, headers, lying):
+def test_a_manifest_that_some_providers_give_wrong_is_taken_from_another(context, headers, lying):
     right, told = headers(), []
     waits = Waits(lambda all_of_them: told.extend(wait.what for wait in all_of_them))
     for provider in lying:
-        for file in work.store.folders[provider].folder.glob("chunks/*"):
+        for file in context.store.folders[provider].folder.glob("chunks/*"):
             body = file.read_bytes()
             file.write_bytes(body[:-3000] + bytes(2000) + body[-1000:])
     assert isinstance(right, Mapping)
@@ -111,16 +111,16 @@ def test_a_manifest_that_some_providers_give_wrong_is_taken_from_another(work, h
     if told:  # of the chunk whose copies have to agree
         assert [re.fullmatch(r"all [0-9.]+ KiB of chunk src-.* from (.*)", what)[1] for what in told] == ["anna", "bert"]
         assert isinstance(headers(), IntegrityError)  # a plan reads no chunk whole
-    work.store.away.update(set(work.store.folders) - set(lying))
+    context.store.away.update(set(context.store.folders) - set(lying))
     assert type(headers(waits)) is StoreUnreachable
 
 
 @pytest.mark.parametrize("moved", [-1, 1])
 def test_a_manifest_is_where_the_index_says_that_the_root_proves_and_not_one_that_was_asked_for_alone(
-    work, headers, monkeypatch, moved
+    context, headers, monkeypatch, moved
 ):
-    right, read, lies = headers(), work.store.read, {}
-    for file in work.store.folders["anna"].folder.glob("chunks/*"):
+    right, read, lies = headers(), context.store.read, {}
+    for file in context.store.folders["anna"].folder.glob("chunks/*"):
         body = file.read_bytes()
         place = re.search(rb'caf/manifest\.parquet":\{"start_byte":(\d+)', body)
         said = str(int(place[1]) + moved).encode()
@@ -133,13 +133,13 @@ def test_a_manifest_is_where_the_index_says_that_the_root_proves_and_not_one_tha
         else:
             yield from read(posting, start_byte, end_byte, provider=provider)
 
-    monkeypatch.setattr(work.store, "read", lie)
+    monkeypatch.setattr(context.store, "read", lie)
     assert headers(Waits()) == right
 
 
-def test_a_manifest_of_which_copies_are_lost_for_good_is_taken_from_the_one_that_is_left(work, headers):
+def test_a_manifest_of_which_copies_are_lost_for_good_is_taken_from_the_one_that_is_left(context, headers):
     for provider in ("anna", "bert"):
-        for file in work.store.folders[provider].folder.glob("chunks/*"):
+        for file in context.store.folders[provider].folder.glob("chunks/*"):
             file.unlink()
     assert isinstance(headers(Waits()), Mapping)
 

@@ -21,8 +21,8 @@ from caf_pipeline_tests.contracts import chunk_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt, staged_file
 from caf_pipeline_tests.contracts.ledger import SOURCE, VERSION, archive, end, register, skip
 from caf_pipeline_tests.support.plans import MOMENT
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 from caf_pipeline_tests.support.several_folders import SeveralFolders
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
 
 CHUNK = os.urandom(3 << 20)
 
@@ -188,10 +188,10 @@ def test_a_disk_without_room_for_the_comparison_is_one_sentence(store, posting, 
 def test_what_is_not_archived_is_not_located(tmp_path, ledger):
     from caf_pipeline_tests.support.memory_source import MemorySource
 
-    work = a_workplace(tmp_path, MemorySource({"a": b"a"}), ledger)
-    archive_everything(work)
+    context = a_run_context(tmp_path, MemorySource({"a": b"a"}), ledger)
+    archive_everything(context)
     with pytest.raises(NotLocated):
-        reader.fetch(ledger, work.store, "src", "b")
+        reader.fetch(ledger, context.store, "src", "b")
 
 
 def why(ledger, key, version=None):

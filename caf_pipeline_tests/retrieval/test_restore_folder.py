@@ -26,7 +26,7 @@ from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
 SMALL = {f"dir/{number:03}": os.urandom(500 + number) for number in range(200)}
 BODIES = SMALL | {"dir/100-large": os.urandom(SMALL_BYTES + 1), "dir/empty": b""}
@@ -54,22 +54,22 @@ def bodies():
 
 
 @pytest.fixture
-def work(tmp_path, ledger, bodies):
-    work = a_workplace(tmp_path, MemorySource(dict(bodies)), ledger, target="8MiB", store=BadSpot(tmp_path / "store"))
-    archive_everything(work)
-    work.store.asked.clear()
-    return work
+def context(tmp_path, ledger, bodies):
+    context = a_run_context(tmp_path, MemorySource(dict(bodies)), ledger, target="8MiB", store=BadSpot(tmp_path / "store"))
+    archive_everything(context)
+    context.store.asked.clear()
+    return context
 
 
 @pytest.fixture
-def restore(work, tmp_path):
+def restore(context, tmp_path):
     """Restores to a folder; returns what became of each object, in turn, and then the files by their paths."""
 
     def run(*, force=False, most=None):
         with FilesBelow(tmp_path / "out", force=force) as files:
             files.own()
-            target = RestoreFolder(files, work.store, force=force, dry_run=False)
-            with closing(restore_objects(list_objects(work.ledger, "src"), target)) as outcomes:
+            target = RestoreFolder(files, context.store, force=force, dry_run=False)
+            with closing(restore_objects(list_objects(context.ledger, "src"), target)) as outcomes:
                 done = list(islice(outcomes, most))
         return done, files_in(tmp_path / "out")
 
@@ -82,53 +82,53 @@ def files_in(folder):
 
 
 @pytest.mark.parametrize("batch", [{}, {"BATCH_BYTES": 10_000}, {"BATCH_OBJECTS": 11}])
-def test_neighbours_are_few_requests_and_what_is_there_is_none(work, restore, monkeypatch, batch):
+def test_neighbours_are_few_requests_and_what_is_there_is_none(context, restore, monkeypatch, batch):
     for name, value in batch.items():
         monkeypatch.setattr(restore_folder, name, value)
     done, files = restore()
     assert files == BODIES
     assert [one.location.row.key for one in done] == sorted(BODIES)
-    assert len(work.store.asked) < (len(BODIES) / 8 if batch else 5)
-    work.store.asked.clear()
+    assert len(context.store.asked) < (len(BODIES) / 8 if batch else 5)
+    context.store.asked.clear()
     done, _ = restore()
     assert {one.outcome for one in done} == {RestoreOutcome.EQUAL}
-    assert not work.store.asked
+    assert not context.store.asked
 
 
-def test_an_object_that_no_provider_gives_keeps_no_neighbour_from_being_restored(work, restore):
-    bad, *_ = list_objects(work.ledger, "src", "dir/020")
-    wrong, *_ = list_objects(work.ledger, "src", "dir/030")
-    work.store.spot = bad.row.start_byte + 3
-    for provider in work.store.folders:
-        corrupt(work.store.file(provider, wrong.posting), at=wrong.row.start_byte)
+def test_an_object_that_no_provider_gives_keeps_no_neighbour_from_being_restored(context, restore):
+    bad, *_ = list_objects(context.ledger, "src", "dir/020")
+    wrong, *_ = list_objects(context.ledger, "src", "dir/030")
+    context.store.spot = bad.row.start_byte + 3
+    for provider in context.store.folders:
+        corrupt(context.store.file(provider, wrong.posting), at=wrong.row.start_byte)
     done, files = restore()
     assert files == {key: body for key, body in BODIES.items() if key not in {"dir/020", "dir/030"}}
     assert {one.location.row.key: one.error.permanent for one in done if one.error} == {"dir/020": False, "dir/030": True}
     assert sum(one.outcome is RestoreOutcome.FAILED for one in done) == 2
 
 
-def test_providers_that_are_away_are_not_asked_for_every_object(work, restore):
-    work.store.away = set(work.store.folders)
+def test_providers_that_are_away_are_not_asked_for_every_object(context, restore):
+    context.store.away = set(context.store.folders)
     with pytest.raises(StoreUnreachable, match=f"{UNREAD_IN_A_ROW} objects in a row could not be read"):
         restore()
-    assert len(work.store.asked) < 3 * len(BODIES) / 2
+    assert len(context.store.asked) < 3 * len(BODIES) / 2
 
 
 @pytest.mark.parametrize("bodies", [{"a": os.urandom(5 << 20), "b": os.urandom(5 << 20)}])
 @pytest.mark.parametrize("in_memory", [8 << 20, 1 << 20], ids=["in memory", "in files"])
-def test_objects_that_fill_a_request_are_read_side_by_side(work, restore, bodies, monkeypatch, in_memory):
+def test_objects_that_fill_a_request_are_read_side_by_side(context, restore, bodies, monkeypatch, in_memory):
     monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", in_memory)
-    work.store.meeting = threading.Barrier(len(bodies), timeout=PATIENCE_SECONDS)
+    context.store.meeting = threading.Barrier(len(bodies), timeout=PATIENCE_SECONDS)
     done, files = restore()
     assert (files, [one.error for one in done]) == (bodies, [None, None])
 
 
 @pytest.mark.parametrize("bodies", [BODIES | {"a": bytes(700), "a/b": b"1", "a/c": bytes(800)}])
-def test_objects_too_large_for_memory_get_their_names_in_turn_and_cost_no_other(work, restore, bodies, monkeypatch):
+def test_objects_too_large_for_memory_get_their_names_in_turn_and_cost_no_other(context, restore, bodies, monkeypatch):
     monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", 600)
-    wrong, *_ = list_objects(work.ledger, "src", "dir/130")
-    for provider in work.store.folders:
-        corrupt(work.store.file(provider, wrong.posting), at=wrong.row.start_byte)
+    wrong, *_ = list_objects(context.ledger, "src", "dir/130")
+    for provider in context.store.folders:
+        corrupt(context.store.file(provider, wrong.posting), at=wrong.row.start_byte)
     done, files = restore(most=150)  # as who is interrupted while some are under way
     places = {one.place: bodies[one.location.row.key] for one in done if not one.error}
     assert (len(done), files) == (150, places)
@@ -144,14 +144,14 @@ NESTED = ["a", "a/b", "a/c", "a/c/d", "a/c/d/e", "a/c/d/e/", "a/c/d/e//f", "a/c/
 
 
 @pytest.mark.parametrize("bodies", [{key: key.encode() for key in NESTED}])
-def test_keys_that_are_each_others_folders_all_have_files_in_whatever_order_they_come(work, tmp_path, bodies):
-    listed = list(list_objects(work.ledger, "src"))
+def test_keys_that_are_each_others_folders_all_have_files_in_whatever_order_they_come(context, tmp_path, bodies):
+    listed = list(list_objects(context.ledger, "src"))
     for number in range(6):
         folder = tmp_path / f"out{number}"
         for _ in range(2):
             Random(number).shuffle(listed)
             with FilesBelow(folder, force=False) as files:
-                done = list(RestoreFolder(files, work.store, force=False, dry_run=False).restore(listed))
+                done = list(RestoreFolder(files, context.store, force=False, dry_run=False).restore(listed))
             assert [one.error for one in done if one.error] == []
             assert {key_of(path.split("/")): body for path, body in files_in(folder).items()} == bodies
         assert {one.outcome for one in done} == {RestoreOutcome.EQUAL}
@@ -160,8 +160,8 @@ def test_keys_that_are_each_others_folders_all_have_files_in_whatever_order_they
 @pytest.mark.parametrize("bodies", [{key: key.encode() for key in NESTED}])
 @pytest.mark.parametrize("in_the_way", [["a"], ["a", ".caf~a"], [".caf~..", "a/c", "a/.caf+" + "n" * 200]], ids=len)
 @pytest.mark.parametrize("make", [os.mkfifo, partial(os.symlink, "gone/too")], ids=["pipe", "link"])
-def test_a_key_and_those_below_it_have_files_where_something_else_has_the_name(work, tmp_path, bodies, in_the_way, make):
-    listed = list(list_objects(work.ledger, "src"))
+def test_a_key_and_those_below_it_have_files_where_something_else_has_the_name(context, tmp_path, bodies, in_the_way, make):
+    listed = list(list_objects(context.ledger, "src"))
     for number in range(3):
         for name in in_the_way:
             path = tmp_path / f"out{number}" / name
@@ -171,7 +171,7 @@ def test_a_key_and_those_below_it_have_files_where_something_else_has_the_name(w
         for dry_run in (True, False, True, False):
             Random(number).shuffle(listed)
             with FilesBelow(tmp_path / f"out{number}", force=False) as files:
-                done = list(RestoreFolder(files, work.store, force=False, dry_run=dry_run).restore(listed))
+                done = list(RestoreFolder(files, context.store, force=False, dry_run=dry_run).restore(listed))
             assert [one.error for one in done if one.error] == []
             outcomes.append({one.outcome for one in done})
         assert outcomes == [{RestoreOutcome.RESTORED}] * 2 + [{RestoreOutcome.EQUAL}] * 2
@@ -179,7 +179,7 @@ def test_a_key_and_those_below_it_have_files_where_something_else_has_the_name(w
 
 
 @pytest.mark.parametrize("bodies", [{"a": b"1", "b": b"2"}])
-def test_what_the_folder_refuses_is_not_said_to_go_on_by_itself(work, restore, tmp_path):
+def test_what_the_folder_refuses_is_not_said_to_go_on_by_itself(context, restore, tmp_path):
     (tmp_path / "out").mkdir()
     for name in ("a", ".caf~a", ".caf+"):
         (tmp_path / "out" / name).symlink_to("gone")
@@ -189,7 +189,7 @@ def test_what_the_folder_refuses_is_not_said_to_go_on_by_itself(work, restore, t
     for one in done:
         sums.add(one)
     assert sums.failure(None).hint == "what was refused there is refused again until the reason given with it is gone"
-    work.store.away = set(work.store.folders)
+    context.store.away = set(context.store.folders)
     (tmp_path / "out" / "b").unlink()
     for one in restore()[0]:
         sums.add(one)
@@ -211,10 +211,10 @@ def test_a_private_file_that_is_replaced_stays_private(restore, bodies, monkeypa
 
 
 @pytest.mark.parametrize("bodies", [{f"{number}": os.urandom(400_000) for number in range(4)}])
-def test_a_full_disk_ends_a_restore_and_leaves_whole_files_alone(work, small_disk, bodies, monkeypatch):
+def test_a_full_disk_ends_a_restore_and_leaves_whole_files_alone(context, small_disk, bodies, monkeypatch):
     monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", 1000)
     with FilesBelow(small_disk, force=False) as files, pytest.raises(StagingError, match="No space left"):
-        list(RestoreFolder(files, work.store, force=False, dry_run=False).restore(list_objects(work.ledger, "src")))
+        list(RestoreFolder(files, context.store, force=False, dry_run=False).restore(list_objects(context.ledger, "src")))
     assert files_in(small_disk).items() <= bodies.items()
 
 

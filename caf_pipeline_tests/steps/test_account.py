@@ -16,7 +16,7 @@ from caf_pipeline.inventory.plan import OBJECTS_FILE, write_sums
 from caf_pipeline.steps import account, chunk_steps
 from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, plan
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
 
 KEYS = [f"key-{number:02d}" for number in range(12)]
 
@@ -27,13 +27,13 @@ def source():
 
 
 @pytest.fixture
-def work(tmp_path, source, ledger):
-    return a_workplace(tmp_path, source, ledger)
+def context(tmp_path, source, ledger):
+    return a_run_context(tmp_path, source, ledger)
 
 
 @pytest.fixture
-def name(work):
-    (chunk,) = plan(work).chunks
+def name(context):
+    (chunk,) = plan(context).chunks
     return chunk.name
 
 
@@ -61,9 +61,9 @@ def in_another_order(rows):
     rows[2], rows[3] = rows[3], rows[2]
 
 
-def with_plan(work, name, change):
+def with_plan(context, name, change):
     """Write the chunk's plan with changed rows, as if another had been packed."""
-    path = Path(work.ledger.chunk(name).plan_folder) / OBJECTS_FILE
+    path = Path(context.ledger.chunk(name).plan_folder) / OBJECTS_FILE
     table = pq.read_table(path)
     rows = table.to_pylist()
     change(rows)
@@ -75,19 +75,19 @@ CHANGES = [renamed, other_version, one_less, last_missing, one_more, in_another_
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_packed_file_that_does_not_account_for_its_plan_is_not_sealed(work, name, change):
-    archive_chunk(work, name, until=chunk_steps.pack_chunk)
-    with_plan(work, name, change)
+def test_a_packed_file_that_does_not_account_for_its_plan_is_not_sealed(context, name, change):
+    archive_chunk(context, name, until=chunk_steps.pack_chunk)
+    with_plan(context, name, change)
     with pytest.raises(IntegrityError, match="does not account for its part of the plan"):
-        chunk_steps.seal_chunk(work, name)
-    assert work.ledger.chunk(name).state is ChunkState.PACKING
+        chunk_steps.seal_chunk(context, name)
+    assert context.ledger.chunk(name).state is ChunkState.PACKING
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_an_account_of_a_stored_chunk_says_where_it_differs_from_the_plan(work, name, change):
-    archive_chunk(work, name)
-    with_plan(work, name, change)
-    account = account_for_chunk(work, name)
+def test_an_account_of_a_stored_chunk_says_where_it_differs_from_the_plan(context, name, change):
+    archive_chunk(context, name)
+    with_plan(context, name, change)
+    account = account_for_chunk(context, name)
     assert not account.agrees
     assert ("7" in account.explanation) == (change in (renamed, other_version, one_less))
 
@@ -100,46 +100,46 @@ def test_an_account_of_a_stored_chunk_says_where_it_differs_from_the_plan(work, 
     ],
     ids=["a member elsewhere", "a member more"],
 )
-def test_an_index_that_contradicts_the_manifest_is_not_sealed(work, name, monkeypatch, changes):
-    archive_chunk(work, name, until=chunk_steps.pack_chunk)
+def test_an_index_that_contradicts_the_manifest_is_not_sealed(context, name, monkeypatch, changes):
+    archive_chunk(context, name, until=chunk_steps.pack_chunk)
     for method, value in changes.items():
         monkeypatch.setattr(chunk_steps.ChunkFile, method, value)
     with pytest.raises(IntegrityError, match="the index has"):
-        chunk_steps.seal_chunk(work, name)
+        chunk_steps.seal_chunk(context, name)
 
 
-def test_a_ledger_with_other_counts_is_told_apart(work, name, monkeypatch):
-    archive_chunk(work, name)
-    original = work.ledger.chunk
-    monkeypatch.setattr(work.ledger, "chunk", lambda name: replace(original(name), member_count=11, skipped_count=1))
-    assert "the ledger has 11 members, 1 skipped and 0 released" in account_for_chunk(work, name).explanation
+def test_a_ledger_with_other_counts_is_told_apart(context, name, monkeypatch):
+    archive_chunk(context, name)
+    original = context.ledger.chunk
+    monkeypatch.setattr(context.ledger, "chunk", lambda name: replace(original(name), member_count=11, skipped_count=1))
+    assert "the ledger has 11 members, 1 skipped and 0 released" in account_for_chunk(context, name).explanation
 
 
-def test_the_manifest_is_opened_once_while_sealing(work, name, monkeypatch):
-    archive_chunk(work, name, until=chunk_steps.pack_chunk)
+def test_the_manifest_is_opened_once_while_sealing(context, name, monkeypatch):
+    archive_chunk(context, name, until=chunk_steps.pack_chunk)
     read = []
     original = OpenedManifest.batches
     monkeypatch.setattr(OpenedManifest, "batches", lambda self, columns: read.append(1) or original(self, columns))
-    chunk_steps.seal_chunk(work, name)
+    chunk_steps.seal_chunk(context, name)
     assert len(read) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 5, 2048])
-def test_the_report_of_a_seal_counts_skips_and_names_the_largest_members(work, source, name, monkeypatch, rows):
+def test_the_report_of_a_seal_counts_skips_and_names_the_largest_members(context, source, name, monkeypatch, rows):
     monkeypatch.setattr("caf_pipeline.inventory.manifest.MANIFEST_GROUP_ROWS", rows)
     monkeypatch.setattr("caf_pipeline.inventory.plan.OBJECTS_PER_BATCH", 3)
     monkeypatch.setattr(account, "LARGEST_SHOWN", 3)
     source.unavailable = dict.fromkeys(["key-11", "key-03"], ("deleted", 0))
-    archive_chunk(work, name, until=chunk_steps.pack_chunk)
-    report = chunk_steps.seal_chunk(work, name)
+    archive_chunk(context, name, until=chunk_steps.pack_chunk)
+    report = chunk_steps.seal_chunk(context, name)
     assert report.skipped == {SkipReason.DELETED: 2}
     assert report.largest == [("key-10", 1010), ("key-09", 1009), ("key-08", 1008)]
-    again = chunk_steps.seal_chunk(work, name)
+    again = chunk_steps.seal_chunk(context, name)
     assert (again.skipped, again.largest) == (report.skipped, report.largest)
 
 
-def test_the_report_of_a_chunk_whose_objects_were_all_skipped_counts_them(work, source, name):
+def test_the_report_of_a_chunk_whose_objects_were_all_skipped_counts_them(context, source, name):
     source.unavailable = dict.fromkeys(KEYS, ("deleted", 0))
-    archive_chunk(work, name, until=chunk_steps.pack_chunk)
-    report = chunk_steps.seal_chunk(work, name)
+    archive_chunk(context, name, until=chunk_steps.pack_chunk)
+    report = chunk_steps.seal_chunk(context, name)
     assert (report.chunk.state, report.skipped, report.largest) == (ChunkState.EMPTY, {SkipReason.DELETED: 12}, [])

@@ -21,9 +21,9 @@ from caf_pipeline.steps.chunk_steps import open_chunk
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.new_ledgers import rows_of
+from caf_pipeline_tests.support.run_contexts import a_run_context, account_for_plan, archive_chunk, archive_everything, plan
 from caf_pipeline_tests.support.s3_server import make_bucket
 from caf_pipeline_tests.support.tiers import sampled
-from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_chunk, archive_everything, plan
 
 A, B = b"first content", b"second content, longer"
 SHA256 = {"ChecksumAlgorithm": "SHA256"}
@@ -34,17 +34,17 @@ def next_second() -> None:
     time.sleep(1.01 - time.time() % 1)
 
 
-def current(work, key="k"):
+def current(context, key="k"):
     """Return the bytes that a look-up gives, and what is said of them."""
-    found = fetch(work.ledger, work.store, "src", key)
+    found = fetch(context.ledger, context.store, "src", key)
     return b"".join(found.pieces), found.location.currency
 
 
-def headers_of(work, key="k"):
+def headers_of(context, key="k"):
     """Return content type and user metadata that the archive has of the current object."""
-    location = fetch(work.ledger, work.store, "src", key).location
+    location = fetch(context.ledger, context.store, "src", key).location
     rows = (
-        open_chunk(work, work.ledger.chunk(location.chunk))
+        open_chunk(context, context.ledger.chunk(location.chunk))
         .manifest()
         .rows(("key", *IDENTITY_COLUMNS, "content_type", "user_metadata"))
     )
@@ -52,9 +52,9 @@ def headers_of(work, key="k"):
     return row["content_type"], dict(row["user_metadata"])
 
 
-def packed(work):
+def packed(context):
     """Return how many objects all chunks together have."""
-    return sum(chunk.member_count for chunk in work.ledger.chunks("src"))
+    return sum(chunk.member_count for chunk in context.ledger.chunks("src"))
 
 
 @pytest.fixture
@@ -63,187 +63,189 @@ def bucket(new_bucket):
 
 
 @pytest.fixture
-def work(tmp_path, bucket, ledger):
-    return a_workplace(tmp_path, bucket.source(), ledger)
+def context(tmp_path, bucket, ledger):
+    return a_run_context(tmp_path, bucket.source(), ledger)
 
 
 # --- a bucket without versions -----------------------------------------------------------------------------------------
 
 
-def test_content_that_comes_back_is_given_out_again_and_not_packed_again(work, bucket):
+def test_content_that_comes_back_is_given_out_again_and_not_packed_again(context, bucket):
     for body in (A, B, A):
         bucket.put("k", body, **SHA256)
-        archive_everything(work)
+        archive_everything(context)
         next_second()
-        assert current(work)[0] == body
-    assert (packed(work), current(work)[1].is_current) == (2, True)
-    assert plan(work).exceptions == 0
+        assert current(context)[0] == body
+    assert (packed(context), current(context)[1].is_current) == (2, True)
+    assert plan(context).exceptions == 0
 
 
-def test_content_that_comes_back_after_a_deletion_is_given_out_again(work, bucket):
+def test_content_that_comes_back_after_a_deletion_is_given_out_again(context, bucket):
     bucket.put("k", A, **SHA256)
-    archive_everything(work)
+    archive_everything(context)
     bucket.delete("k")
-    archive_everything(work)
-    gone = current(work)[1]
+    archive_everything(context)
+    gone = current(context)[1]
     assert (gone.is_current, gone.gone_at is not None) == (False, True)
     bucket.put("k", A, **SHA256)
-    archive_everything(work)
-    assert (current(work)[0], current(work)[1].is_current, packed(work)) == (A, True, 1)
+    archive_everything(context)
+    assert (current(context)[0], current(context)[1].is_current, packed(context)) == (A, True, 1)
 
 
-def test_what_was_archived_since_a_listing_is_neither_gone_nor_older(work, bucket):
+def test_what_was_archived_since_a_listing_is_neither_gone_nor_older(context, bucket):
     bucket.put("a", A)
-    archive_everything(work)
-    whole = inventories.latest_snapshot(work, complete=True)
+    archive_everything(context)
+    whole = inventories.latest_snapshot(context, complete=True)
     next_second()
     bucket.put("a", B)
     bucket.put("k", A, **SHA256)
-    planned = planning.cut_plan(work, inventories.take_inventory(work, until=b"z"))  # as the sensor lists a part of the bucket
-    archive_chunk(work, planned.chunks[0].name)
-    found = planning.account_for(work, whole)
-    content = work.ledger.account("src").content
+    planned = planning.cut_plan(
+        context, inventories.take_inventory(context, until=b"z")
+    )  # as the sensor lists a part of the bucket
+    archive_chunk(context, planned.chunks[0].name)
+    found = planning.account_for(context, whole)
+    content = context.ledger.account("src").content
     assert (found.current, found.older, found.gone, content.uncounted_objects) == (1, 0, 0, 2)
 
 
 @pytest.mark.thorough
-def test_a_key_that_is_gone_says_when_it_was_last_listed(work, bucket):
+def test_a_key_that_is_gone_says_when_it_was_last_listed(context, bucket):
     bucket.put("k", A, **SHA256)
     bucket.put("other", B)
-    archive_everything(work)
+    archive_everything(context)
     next_second()  # S3's clock tells whole seconds: an object is not listed before it was written
-    seen = inventories.take_inventory(work)
-    planning.cut_plan(work, seen)
+    seen = inventories.take_inventory(context)
+    planning.cut_plan(context, seen)
     next_second()
     bucket.delete("k")
-    plan(work)
-    assert current(work)[1].last_seen == seen.taken_at
+    plan(context)
+    assert current(context)[1].last_seen == seen.taken_at
 
 
 @pytest.mark.thorough
-def test_inventories_that_are_planned_in_another_order_say_the_same(work, bucket):
+def test_inventories_that_are_planned_in_another_order_say_the_same(context, bucket):
     bucket.put("k", A, **SHA256)
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     bucket.put("k", B, **SHA256)
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     bucket.put("k", A, **SHA256)
-    early = inventories.take_inventory(work)
+    early = inventories.take_inventory(context)
     next_second()
     bucket.put("k", B, **SHA256)
-    late = inventories.take_inventory(work)
+    late = inventories.take_inventory(context)
     for snapshot in (late, early):
-        planning.cut_plan(work, snapshot)
-    assert (current(work)[0], current(work)[1].is_current) == (B, True)
+        planning.cut_plan(context, snapshot)
+    assert (current(context)[0], current(context)[1].is_current) == (B, True)
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_is_loaded_late_does_not_make_its_older_content_current(work, bucket):
+def test_a_chunk_that_is_loaded_late_does_not_make_its_older_content_current(context, bucket):
     bucket.put("k", A, **SHA256)
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     bucket.put("k", B, **SHA256)
-    (late,) = [chunk.name for chunk in plan(work).chunks]
+    (late,) = [chunk.name for chunk in plan(context).chunks]
     for step in ("load_batch", "pack_chunk", "seal_chunk"):
-        getattr(chunk_steps, step)(work, late)
+        getattr(chunk_steps, step)(context, late)
     next_second()
     bucket.put("k", A, **SHA256)
-    plan(work)
-    archive_chunk(work, late)
-    assert current(work)[0] == A
+    plan(context)
+    archive_chunk(context, late)
+    assert current(context)[0] == A
 
 
 @pytest.mark.thorough
-def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(work, bucket, ledger, tmp_path):
+def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(context, bucket, ledger, tmp_path):
     for body in (A, B, A):
         bucket.put("k", body, **SHA256)
-        archive_everything(work)
+        archive_everything(context)
         next_second()
     with ledger._database.transaction() as connection:
         connection.execute("TRUNCATE current_exceptions, inventories")
-    assert current(work)[0] == B
-    plan(work)
-    assert current(work)[0] == A
+    assert current(context)[0] == B
+    plan(context)
+    assert current(context)[0] == A
 
 
 @pytest.mark.thorough
-def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(work, bucket, ledger, database):
+def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(context, bucket, ledger, database):
     for value in ("1", "2"):
         bucket.put("k", A, **SHA256, Metadata={"a": value})
-        archive_everything(work)
+        archive_everything(context)
         next_second()
     rows = rows_of(ledger)["file_locations"]
     with database.transaction() as connection:
         connection.execute("TRUNCATE sources, file_locations, current_exceptions, skipped_objects, leases CASCADE")
-    ledger.register_source("src", work.archive_id, work.address)
-    assert all(outcome.complete for outcome in rebuild(work))
+    ledger.register_source("src", context.archive_id, context.address)
+    assert all(outcome.complete for outcome in rebuild(context))
     assert rows_of(ledger)["file_locations"] == rows
-    assert (plan(work).chunks, headers_of(work)[1]) == ([], {"a": "2"})
+    assert (plan(context).chunks, headers_of(context)[1]) == ([], {"a": "2"})
 
 
-def test_current_content_that_is_under_way_or_skipped_is_told_of(work, bucket):
+def test_current_content_that_is_under_way_or_skipped_is_told_of(context, bucket):
     bucket.put("k", A, **SHA256)
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     bucket.put("k", B, **SHA256)
-    (name,) = [chunk.name for chunk in plan(work).chunks]
-    body, said = current(work)
+    (name,) = [chunk.name for chunk in plan(context).chunks]
+    body, said = current(context)
     assert (body, said.is_current, said.chunk, said.state) == (A, False, name, "planned")
     next_second()
     bucket.put("k", b"third", **SHA256)
-    archive_chunk(work, name)
-    body, said = current(work)
+    archive_chunk(context, name)
+    body, said = current(context)
     assert (body, said.is_current, said.chunk, said.state) == (A, False, None, SkipReason.CHANGED)
 
 
 @pytest.mark.thorough
-def test_an_account_tells_current_older_and_gone_apart(work, bucket):
+def test_an_account_tells_current_older_and_gone_apart(context, bucket):
     for key in ("same", "changes", "goes"):
         bucket.put(key, A)
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     bucket.put("changes", B)
     bucket.delete("goes")
-    report = plan(work)
-    account_for_plan(work, report)
+    report = plan(context)
+    account_for_plan(context, report)
     for chunk in report.chunks:
-        archive_chunk(work, chunk.name)
-    content = work.ledger.account("src").content
+        archive_chunk(context, chunk.name)
+    content = context.ledger.account("src").content
     assert (content.current_objects, content.older_objects, content.gone_objects) == (2, 1, 1)
 
 
 # --- headers -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_bytes_with_the_same_headers_are_not_packed_again(work, bucket):
+def test_the_same_bytes_with_the_same_headers_are_not_packed_again(context, bucket):
     for _ in range(3):
         bucket.put("k", A, **SHA256, ContentType="text/plain", Metadata={"a": "1"})
-        archive_everything(work)
+        archive_everything(context)
         next_second()
-    assert (packed(work), plan(work).comparison.requests) == (1, 0)
+    assert (packed(context), plan(context).comparison.requests) == (1, 0)
 
 
-def test_a_look_settles_what_a_plan_has_compared(work, bucket):
+def test_a_look_settles_what_a_plan_has_compared(context, bucket):
     bucket.put("k", A, **SHA256)
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     bucket.put("k", A, **SHA256)
-    assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 1
-    plan(work)
-    assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 0
+    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 1
+    plan(context)
+    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 0
 
 
 @pytest.mark.thorough
-def test_a_look_finds_content_that_came_back(work, bucket):
+def test_a_look_finds_content_that_came_back(context, bucket):
     for body in (A, B):
         bucket.put("k", body)
-        archive_everything(work)
+        archive_everything(context)
         next_second()
     bucket.put("k", A, **SHA256)
-    assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 1
-    plan(work)
-    assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 0
+    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 1
+    plan(context)
+    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 0
 
 
 @pytest.mark.parametrize(
@@ -252,36 +254,36 @@ def test_a_look_finds_content_that_came_back(work, bucket):
      {"ContentDisposition": "inline"}, {"ContentLanguage": "de"}, {"ContentEncoding": "gzip"}], every=7),
     ids=str,
 )  # fmt: skip
-def test_the_same_bytes_with_other_headers_are_archived_again_whole(work, bucket, changed):
+def test_the_same_bytes_with_other_headers_are_archived_again_whole(context, bucket, changed):
     first = {"ContentType": "text/plain", "Metadata": {"a": "1"}}
     bucket.put("k", A, **SHA256, **first)
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     bucket.put("k", A, **SHA256, **first | changed)
-    archive_everything(work)
+    archive_everything(context)
     expected = first | changed
-    assert (packed(work), headers_of(work)) == (2, (expected["ContentType"], expected["Metadata"]))
-    assert plan(work).comparison.requests == 0
+    assert (packed(context), headers_of(context)) == (2, (expected["ContentType"], expected["Metadata"]))
+    assert plan(context).comparison.requests == 0
 
 
 @pytest.mark.thorough
-def test_headers_that_come_back_are_given_out_again_and_not_packed_again(work, bucket):
+def test_headers_that_come_back_are_given_out_again_and_not_packed_again(context, bucket):
     for value in ("1", "2", "1", "2"):
         bucket.put("k", A, **SHA256, Metadata={"a": value})
-        archive_everything(work)
+        archive_everything(context)
         next_second()
-        assert headers_of(work)[1] == {"a": value}
-    assert packed(work) == 2
+        assert headers_of(context)[1] == {"a": value}
+    assert packed(context) == 2
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "text/html"])
-def test_what_was_written_again_is_not_compared_while_it_is_left_out(tmp_path, work, bucket, ledger, content_type):
+def test_what_was_written_again_is_not_compared_while_it_is_left_out(tmp_path, context, bucket, ledger, content_type):
     bucket.put("k", A, **SHA256, ContentType="text/plain")
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     bucket.put("k", A, **SHA256, ContentType=content_type)
     sources = {"src": {"bucket": "b", "public": True, "exclude": ["k"]}}
-    filtered = a_workplace(tmp_path, bucket.source(), ledger, sources=sources)
+    filtered = a_run_context(tmp_path, bucket.source(), ledger, sources=sources)
     preview = preview_plan(filtered, inventories.take_inventory(filtered))
     assert (preview.to_compare, preview.estimate.requests, preview.left_out) == (0, 0, {"exclude": 1})
     for _ in range(2):
@@ -289,55 +291,55 @@ def test_what_was_written_again_is_not_compared_while_it_is_left_out(tmp_path, w
         assert (report.comparison.requests, report.plans, report.left_out) == (0, [], {"exclude": 1})
         account = account_for_plan(filtered, report)
         assert (account.holds, account.left_out, current(filtered)[1].is_current) == (True, {"exclude": 1}, False)
-    report = plan(work)
+    report = plan(context)
     for chunk in report.chunks:
-        archive_chunk(work, chunk.name)
+        archive_chunk(context, chunk.name)
     assert report.comparison.requests == 1
-    assert (headers_of(work)[0], current(work)[1].is_current, plan(work).comparison.requests) == (content_type, True, 0)
-    assert (plan(filtered).comparison.requests, packed(work)) == (0, 1 if content_type == "text/plain" else 2)
+    assert (headers_of(context)[0], current(context)[1].is_current, plan(context).comparison.requests) == (content_type, True, 0)
+    assert (plan(filtered).comparison.requests, packed(context)) == (0, 1 if content_type == "text/plain" else 2)
 
 
-def test_headers_that_cannot_be_compared_leave_the_object_skipped_until_they_can(work, bucket, monkeypatch):
+def test_headers_that_cannot_be_compared_leave_the_object_skipped_until_they_can(context, bucket, monkeypatch):
     bucket.put("k", A, **SHA256)
-    (name,) = archive_everything(work)
+    (name,) = archive_everything(context)
     next_second()
     bucket.put("k", A, **SHA256)
-    stored = work.ledger.chunk(name)
-    holders = type(work.store).holders
-    monkeypatch.setattr(type(work.store), "holders", lambda *_: [])
-    report = plan(work)
-    assert (report.comparison.not_compared, account_for_plan(work, report).skipped) == (1, {"not_compared": 1})
+    stored = context.ledger.chunk(name)
+    holders = type(context.store).holders
+    monkeypatch.setattr(type(context.store), "holders", lambda *_: [])
+    report = plan(context)
+    assert (report.comparison.not_compared, account_for_plan(context, report).skipped) == (1, {"not_compared": 1})
     assert stored.tail_sha256 is not None
-    monkeypatch.setattr(type(work.store), "holders", holders)
-    with work.ledger._database.transaction() as connection:
+    monkeypatch.setattr(type(context.store), "holders", holders)
+    with context.ledger._database.transaction() as connection:
         connection.execute("UPDATE skipped_objects SET retry_at = now()")
-    assert plan(work).comparison.equal == 1
+    assert plan(context).comparison.equal == 1
 
 
-def test_a_manifest_that_is_not_the_sealed_one_is_not_believed(work, bucket):
+def test_a_manifest_that_is_not_the_sealed_one_is_not_believed(context, bucket):
     bucket.put("k", A, **SHA256, Metadata={"a": "1"})
-    (name,) = archive_everything(work)
-    chunk = work.ledger.chunk(name)
-    with work.ledger._database.transaction() as connection:
+    (name,) = archive_everything(context)
+    chunk = context.ledger.chunk(name)
+    with context.ledger._database.transaction() as connection:
         connection.execute("UPDATE caf_files SET tail_sha256 = sha256('another')")
     next_second()
     bucket.put("k", A, **SHA256, Metadata={"a": "1"})
-    assert plan(work).comparison.not_compared == 1
+    assert plan(context).comparison.not_compared == 1
     assert chunk.tail_start
 
 
 @pytest.mark.thorough
-def test_an_object_written_again_while_headers_are_compared_is_left_for_the_next_inventory(work, bucket):
+def test_an_object_written_again_while_headers_are_compared_is_left_for_the_next_inventory(context, bucket):
     bucket.put("k", A, **SHA256)
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     bucket.put("k", A, **SHA256)
-    listed = inventories.take_inventory(work)
+    listed = inventories.take_inventory(context)
     next_second()
     bucket.put("k", A, **SHA256, Metadata={"a": "2"})
-    assert account_for_plan(work, planning.cut_plan(work, listed)).skipped == {"changed": 1}
-    archive_everything(work)
-    assert headers_of(work)[1] == {"a": "2"}
+    assert account_for_plan(context, planning.cut_plan(context, listed)).skipped == {"changed": 1}
+    archive_everything(context)
+    assert headers_of(context)[1] == {"a": "2"}
 
 
 # --- bytes ---------------------------------------------------------------------------------------------------------------
@@ -349,112 +351,112 @@ def test_the_collision_pair_has_one_md5_and_two_sha256():
 
 
 @pytest.mark.parametrize("checksum", [{}, SHA256], ids=["without", "sha256"])
-def test_other_bytes_with_the_same_etag_are_archived(work, bucket, checksum):
+def test_other_bytes_with_the_same_etag_are_archived(context, bucket, checksum):
     bucket.put("k", FIRST, **checksum)
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     bucket.put("k", SECOND, **checksum)
-    preview = preview_plan(work, inventories.take_inventory(work))
+    preview = preview_plan(context, inventories.take_inventory(context))
     assert (preview.to_compare, preview.estimate.requests) == (1, 2)
-    report = plan(work)
+    report = plan(context)
     assert (report.comparison.other_bytes, report.comparison.without_checksum) == ((1, 0) if checksum else (0, 1))
     for chunk in report.chunks:
-        archive_chunk(work, chunk.name)
-    assert (current(work)[0], current(work)[1].is_current, packed(work)) == (SECOND, True, 2)
-    settled = plan(work)
+        archive_chunk(context, chunk.name)
+    assert (current(context)[0], current(context)[1].is_current, packed(context)) == (SECOND, True, 2)
+    settled = plan(context)
     assert (settled.chunks, settled.comparison.requests) == ([], 0)
 
 
-def test_other_bytes_that_come_back_are_not_packed_again(work, bucket):
+def test_other_bytes_that_come_back_are_not_packed_again(context, bucket):
     for body in (FIRST, SECOND, FIRST, SECOND):
         bucket.put("k", body, **SHA256)
-        archive_everything(work)
-        assert current(work)[0] == body
+        archive_everything(context)
+        assert current(context)[0] == body
         next_second()
-    assert packed(work) == 2
+    assert packed(context) == 2
 
 
-def test_the_same_bytes_without_a_checksum_are_archived_once_more(work, bucket):
+def test_the_same_bytes_without_a_checksum_are_archived_once_more(context, bucket):
     for expected in (1, 2):
         bucket.put("k", A)
-        archive_everything(work)
+        archive_everything(context)
         next_second()
-        assert (packed(work), plan(work).comparison.requests) == (expected, 0)
+        assert (packed(context), plan(context).comparison.requests) == (expected, 0)
 
 
 @pytest.mark.parametrize("algorithm", ["CRC32", "CRC64NVME", "SHA1", "SHA256"])
 @pytest.mark.parametrize("rest", [b"", bytes(100 << 10)], ids=["whole", "in_ranges"])
-def test_bytes_with_an_equal_checksum_are_not_archived_again(work, bucket, algorithm, rest):
+def test_bytes_with_an_equal_checksum_are_not_archived_again(context, bucket, algorithm, rest):
     for _ in range(2):
         bucket.put("k", FIRST + rest, ChecksumAlgorithm=algorithm)
-        archive_everything(work)
+        archive_everything(context)
         next_second()
-    assert packed(work) == 1
+    assert packed(context) == 1
     bucket.put("k", SECOND + rest, ChecksumAlgorithm=algorithm)
-    report = plan(work)
+    report = plan(context)
     assert (report.comparison.other_bytes, len(report.chunks)) == (1, 1)
 
 
-def test_a_crc64_that_packing_computed_is_compared(work, bucket):
+def test_a_crc64_that_packing_computed_is_compared(context, bucket):
     bucket.put("k", FIRST)
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     bucket.put("k", FIRST, ChecksumAlgorithm="CRC64NVME")
-    assert plan(work).comparison.equal == 1
+    assert plan(context).comparison.equal == 1
     next_second()
     bucket.put("k", SECOND, ChecksumAlgorithm="CRC64NVME")
-    assert plan(work).comparison.other_bytes == 1
+    assert plan(context).comparison.other_bytes == 1
 
 
-def test_a_checksum_of_another_algorithm_is_not_comparable(work, bucket):
+def test_a_checksum_of_another_algorithm_is_not_comparable(context, bucket):
     bucket.put("k", A, ChecksumAlgorithm="CRC32")
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     bucket.put("k", A, ChecksumAlgorithm="SHA1")
-    assert plan(work).comparison.without_checksum == 1
+    assert plan(context).comparison.without_checksum == 1
 
 
-def test_a_manifest_is_fetched_only_if_the_bytes_are_equal(work, bucket, monkeypatch):
+def test_a_manifest_is_fetched_only_if_the_bytes_are_equal(context, bucket, monkeypatch):
     bucket.put("k", A)
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     bucket.put("k", A)
-    monkeypatch.setattr(type(work.store), "holders", lambda *_: [])
-    report = plan(work)
+    monkeypatch.setattr(type(context.store), "holders", lambda *_: [])
+    report = plan(context)
     assert (report.comparison.not_compared, len(report.chunks)) == (0, 1)
 
 
 # --- versions ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_version_is_current_again_when_the_one_after_it_is_deleted(work, bucket):
+def test_a_version_is_current_again_when_the_one_after_it_is_deleted(context, bucket):
     bucket.keep_versions()
     bucket.put("k", A)
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     second = bucket.put("k", B)["VersionId"]
-    archive_everything(work)
+    archive_everything(context)
     bucket.client.delete_object(Bucket=bucket.name, Key="k", VersionId=second)
-    archive_everything(work)
-    assert (current(work)[0], current(work)[1].is_current, packed(work)) == (A, True, 2)
+    archive_everything(context)
+    assert (current(context)[0], current(context)[1].is_current, packed(context)) == (A, True, 2)
 
 
-def test_an_old_version_that_was_never_archived_is_when_it_is_current(work, bucket):
+def test_an_old_version_that_was_never_archived_is_when_it_is_current(context, bucket):
     bucket.keep_versions()
     bucket.put("k", A)
     next_second()
     second = bucket.put("k", B)["VersionId"]
-    archive_everything(work)
+    archive_everything(context)
     bucket.client.delete_object(Bucket=bucket.name, Key="k", VersionId=second)
-    (name,) = [chunk.name for chunk in plan(work).chunks]
-    assert (current(work)[0], current(work)[1].chunk) == (B, name)
-    archive_chunk(work, name)
-    assert (current(work)[0], current(work)[1].is_current) == (A, True)
+    (name,) = [chunk.name for chunk in plan(context).chunks]
+    assert (current(context)[0], current(context)[1].chunk) == (B, name)
+    archive_chunk(context, name)
+    assert (current(context)[0], current(context)[1].is_current) == (A, True)
 
 
-def test_an_inventory_is_of_s3s_own_time(work, bucket):
+def test_an_inventory_is_of_s3s_own_time(context, bucket):
     bucket.put("k", A)
-    snapshot = inventories.take_inventory(work)
+    snapshot = inventories.take_inventory(context)
     assert snapshot.taken_at.microsecond == 0
     assert abs(snapshot.taken_at - snapshot.listed_at) < timedelta(minutes=1)
     assert read_snapshot(snapshot.path).taken_at == snapshot.taken_at
@@ -480,14 +482,14 @@ class BucketMachine(RuleBasedStateMachine):
         if kind != "unversioned":
             self.bucket.keep_versions("Enabled")
         home = folder / f"{random.getrandbits(64):x}"
-        self.work = a_workplace(home, self.bucket.source(), ledger)
-        self.other = self.work
+        self.context = a_run_context(home, self.bucket.source(), ledger)
+        self.other = self.context
         if switches:
             source = {"bucket": "b", "target_size": "6KiB", "public": True, "versions": "all"}
-            self.other = a_workplace(home, self.bucket.source(all_versions=True), ledger, sources={"src": source})
+            self.other = a_run_context(home, self.bucket.source(all_versions=True), ledger, sources={"src": source})
         with ledger._database.transaction() as connection:
             connection.execute("TRUNCATE sources, claims, file_locations, current_exceptions, skipped_objects, leases CASCADE")
-        ledger.register_source("src", self.work.archive_id, self.work.address)
+        ledger.register_source("src", self.context.archive_id, self.context.address)
         self.written = set()
         self.archived = set()
 
@@ -527,25 +529,25 @@ class BucketMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.switches)
     @rule()
     def switch(self):
-        self.work, self.other = self.other, self.work
+        self.context, self.other = self.other, self.context
 
     @rule(which=st.randoms(use_true_random=False))
     def run(self, which=None):
-        report = plan(self.work)
-        account_for_plan(self.work, report)
+        report = plan(self.context)
+        account_for_plan(self.context, report)
         chunks = list(report.chunks)
         if which:
             which.shuffle(chunks)
         for chunk in chunks:
-            archive_chunk(self.work, chunk.name)
-        account_for_plan(self.work, report)
-        if self.work.all_versions:  # also of a key that no inventory saw before it was deleted
+            archive_chunk(self.context, chunk.name)
+        account_for_plan(self.context, report)
+        if self.context.all_versions:  # also of a key that no inventory saw before it was deleted
             versions = self.bucket.client.list_object_versions(Bucket=self.bucket.name).get("Versions", [])
             self.archived |= {one["Key"] for one in versions}
         self.compare()
-        if self.work.all_versions:
+        if self.context.all_versions:
             self.compare_versions()
-        report = plan(self.work)
+        report = plan(self.context)
         assert (report.chunks, report.exceptions, report.comparison.requests) == ([], 0, 0)
         next_second()
 
@@ -555,20 +557,20 @@ class BucketMachine(RuleBasedStateMachine):
             listed.update({obj.key.decode(): obj for obj in page})
         for key in KEYS:
             if key in listed:
-                body, said = current(self.work, key)
+                body, said = current(self.context, key)
                 answer = self.bucket.client.get_object(Bucket=self.bucket.name, Key=key)
                 assert (body, said.is_current) == (answer["Body"].read(), True)
-                assert headers_of(self.work, key)[1] == answer["Metadata"]
+                assert headers_of(self.context, key)[1] == answer["Metadata"]
                 self.archived.add(key)
             elif key in self.archived:
-                assert current(self.work, key)[1].gone_at is not None
+                assert current(self.context, key)[1].gone_at is not None
             else:
                 with pytest.raises(NotLocated):
-                    current(self.work, key)
-        content = self.work.ledger.account("src").content
+                    current(self.context, key)
+        content = self.context.ledger.account("src").content
         assert (content is None) == (not listed and not self.archived) or content.current_objects == len(listed)
         if self.kind == "unversioned":
-            assert packed(self.work) <= len(self.written)
+            assert packed(self.context) <= len(self.written)
 
     def compare_versions(self):
         client, name = self.bucket.client, self.bucket.name
@@ -576,14 +578,14 @@ class BucketMachine(RuleBasedStateMachine):
         for one in versions:
             key, size, etag = one["Key"], one["Size"], one["ETag"].strip('"')
             answer = client.get_object(Bucket=name, Key=key, VersionId=one["VersionId"])
-            rows, _ = self.work.ledger.versions("src", key, 1000)
+            rows, _ = self.context.ledger.versions("src", key, 1000)
             if one["VersionId"] == "null":
                 (row, *_) = [row for row in rows if (row.etag, row.end_byte - row.start_byte) == (etag, size)]
             else:
                 (row,) = [row for row in rows if row.object_version == one["VersionId"]]
-            found = fetch(self.work.ledger, self.work.store, "src", key, row.object_version)
+            found = fetch(self.context.ledger, self.context.store, "src", key, row.object_version)
             assert b"".join(found.pieces) == answer["Body"].read()
-        account = self.work.ledger.account("src")
+        account = self.context.ledger.account("src")
         if account.content:
             content = account.content
             counted = content.current_objects + content.older_objects + content.gone_objects

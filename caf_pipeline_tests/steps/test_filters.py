@@ -8,7 +8,7 @@ import pytest
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import a_run_context, account_for_plan, archive_everything, plan
 
 KEYS = ["cache/1", "cache/2", "photos/a.jpg", "photos/b.jpg", "photos/b.tmp", "readme"]
 
@@ -19,9 +19,9 @@ def source():
 
 
 @pytest.fixture
-def workplace(tmp_path, source, ledger):
+def run_context(tmp_path, source, ledger):
     def opened(**settings):
-        return a_workplace(tmp_path, source, ledger, sources={"src": {"bucket": "b", "public": True, **settings}})
+        return a_run_context(tmp_path, source, ledger, sources={"src": {"bucket": "b", "public": True, **settings}})
 
     return opened
 
@@ -30,78 +30,78 @@ FILTERS = {"exclude": ["cache/*", "*.tmp"], "max_size": 1000}
 LEFT_OUT = {"exclude": 3, "max_size": 1}
 
 
-def located(work) -> int:
-    return work.ledger.account("src").located_objects
+def located(context) -> int:
+    return context.ledger.account("src").located_objects
 
 
-def test_what_filters_leave_out_is_not_planned_and_counted_by_the_filter(workplace):
-    work = workplace(**FILTERS)
-    preview = preview_plan(work, inventories.take_inventory(work))
+def test_what_filters_leave_out_is_not_planned_and_counted_by_the_filter(run_context):
+    context = run_context(**FILTERS)
+    preview = preview_plan(context, inventories.take_inventory(context))
     assert (preview.left_out, preview.estimate.statistics.objects) == (LEFT_OUT, 3)
     assert preview.as_json()["left_out"] == LEFT_OUT
-    report = plan(work)
-    account = account_for_plan(work, report)
+    report = plan(context)
+    account = account_for_plan(context, report)
     assert report.left_out == LEFT_OUT
     assert (account.objects, account.claimed, account.left_out, account.holds) == (7, 3, LEFT_OUT, True)
 
 
-def test_what_a_filter_no_longer_leaves_out_is_planned(workplace):
-    archive_everything(workplace(**FILTERS))
-    work = workplace(exclude=["*.tmp"])
-    assert located(work) == 3
-    archive_everything(work)
-    account = planning.account_for(work, inventories.latest_snapshot(work))
+def test_what_a_filter_no_longer_leaves_out_is_planned(run_context):
+    archive_everything(run_context(**FILTERS))
+    context = run_context(exclude=["*.tmp"])
+    assert located(context) == 3
+    archive_everything(context)
+    account = planning.account_for(context, inventories.latest_snapshot(context))
     assert (account.located, account.left_out, account.holds) == (6, {"exclude": 1}, True)
 
 
-def test_what_is_located_stays_so_and_is_current_whatever_a_later_filter_says(workplace):
-    archive_everything(workplace())
-    work = workplace(include=["readme"])
-    report = plan(work)
-    account = account_for_plan(work, report)
+def test_what_is_located_stays_so_and_is_current_whatever_a_later_filter_says(run_context):
+    archive_everything(run_context())
+    context = run_context(include=["readme"])
+    report = plan(context)
+    account = account_for_plan(context, report)
     assert (account.located, account.left_out, account.older, account.gone) == (7, {}, 0, 0)
     assert (report.plans, report.left_out) == ([], {})
 
 
-def test_an_object_that_was_skipped_and_is_left_out_counts_once(workplace, source):
+def test_an_object_that_was_skipped_and_is_left_out_counts_once(run_context, source):
     source.unavailable["cache/1"] = (planning.SkipReason.COLD_STORAGE, 0)
-    archive_everything(workplace())
-    work = workplace(**FILTERS)
-    report = plan(work)
-    account = account_for_plan(work, report)
+    archive_everything(run_context())
+    context = run_context(**FILTERS)
+    report = plan(context)
+    account = account_for_plan(context, report)
     assert (account.located, account.left_out, account.skipped, account.holds) == (6, {"exclude": 1}, {}, True)
-    assert report.left_out == preview_plan(work, report.snapshot).left_out == account.left_out
-    sums = work.ledger.account("src")
+    assert report.left_out == preview_plan(context, report.snapshot).left_out == account.left_out
+    sums = context.ledger.account("src")
     assert (sums.skipped, sums.content.left_out) == ({}, {"exclude": 1})
-    work = workplace()
-    assert [chunk.object_count for chunk in plan(work).chunks] == [1]
+    context = run_context()
+    assert [chunk.object_count for chunk in plan(context).chunks] == [1]
 
 
-def test_an_age_is_that_at_the_time_of_the_inventory(workplace):
-    work = workplace(min_age="3660d")
-    report = plan(work)
+def test_an_age_is_that_at_the_time_of_the_inventory(run_context):
+    context = run_context(min_age="3660d")
+    report = plan(context)
     assert (report.plans, report.left_out) == ([], {"min_age": 7})
-    assert account_for_plan(work, report).holds
+    assert account_for_plan(context, report).holds
 
 
-def test_a_sensor_sees_nothing_new_in_what_is_left_out(workplace):
-    assert inventories.look_for_new(workplace(include=["photos/*"]), after=b"", max_pages=5).new_objects == 3
-    assert inventories.look_for_new(workplace(), after=b"", max_pages=5).new_objects == 7
+def test_a_sensor_sees_nothing_new_in_what_is_left_out(run_context):
+    assert inventories.look_for_new(run_context(include=["photos/*"]), after=b"", max_pages=5).new_objects == 3
+    assert inventories.look_for_new(run_context(), after=b"", max_pages=5).new_objects == 7
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=2), timedelta(hours=-2)])
-def test_a_sensor_counts_ages_by_the_clock_that_a_plan_counts_them_by(workplace, source, monkeypatch, ahead):
+def test_a_sensor_counts_ages_by_the_clock_that_a_plan_counts_them_by(run_context, source, monkeypatch, ahead):
     now = datetime.now(UTC)
     listed = [replace(obj, last_modified=now + ahead - timedelta(hours=number)) for number, obj in enumerate(source.objects())]
     monkeypatch.setattr(source, "objects", lambda: listed)
     monkeypatch.setattr(source, "clock", lambda: now + ahead)
-    work = workplace(min_age="90m")
-    assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 5
-    assert plan(work).left_out == {"min_age": 2}
+    context = run_context(min_age="90m")
+    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 5
+    assert plan(context).left_out == {"min_age": 2}
 
 
-def test_keys_that_cannot_be_archived_stay_skipped_for_that(workplace, source):
+def test_keys_that_cannot_be_archived_stay_skipped_for_that(run_context, source):
     source.bodies["a\0b"] = b"x"
-    work = workplace(include=["none"])
-    account = account_for_plan(work, plan(work))
+    context = run_context(include=["none"])
+    account = account_for_plan(context, plan(context))
     assert (account.left_out, account.skipped, account.holds) == ({"include": 7}, {"unsupported_key": 1}, True)

@@ -14,32 +14,32 @@ from caf_pipeline.maintenance import rebuild
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.preview import preview_plan
-from caf_pipeline.store.jackal.messages import archive_note
-from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.chain_user import ChainUser, random_content
 from caf_pipeline_tests.support.command_line import source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
 from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_everything
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 BODIES = {f"key-{number}": os.urandom(5_000) for number in range(9)}
 
 
-def first_plan(work, **options):
-    return planning.cut_plan(work, inventories.take_inventory(work), **options)
+def first_plan(context, **options):
+    return planning.cut_plan(context, inventories.take_inventory(context), **options)
 
 
-def renamed(work, name, **changes):
-    """The same workplace with its source under another name, or at another address, which is all that the settings then have."""
-    settings = work.settings.model_copy(update={"sources": {name: SourceSettings(bucket="b", **changes)}})
-    work = dataclasses.replace(work, source=name, settings=settings)
-    work.ledger.register_source(name, work.archive_id, work.address)
-    return work
+def renamed(context, name, **changes):
+    """The same run context with the source renamed or moved; the settings then have no other source."""
+    settings = context.settings.model_copy(update={"sources": {name: SourceSettings(bucket="b", **changes)}})
+    context = dataclasses.replace(context, source=name, settings=settings)
+    context.ledger.register_source(name, context.archive_id, context.address)
+    return context
 
 
 # --- a store in a folder ---------------------------------------------------------------------------------------------
@@ -47,10 +47,10 @@ def renamed(work, name, **changes):
 
 @pytest.fixture
 def archived(tmp_path, ledger):
-    """A workplace whose source is archived."""
-    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger)
-    archive_everything(work)
-    return work
+    """A run context whose source is archived."""
+    context = a_run_context(tmp_path, MemorySource(dict(BODIES)), ledger)
+    archive_everything(context)
+    return context
 
 
 @pytest.fixture
@@ -59,9 +59,9 @@ def emptied(archived, new_ledger):  # noqa: F811
     return dataclasses.replace(archived, ledger=new_ledger())
 
 
-def registered(work):
-    work.ledger.register_source(work.source, work.archive_id, work.address)
-    return work
+def registered(context):
+    context.ledger.register_source(context.source, context.archive_id, context.address)
+    return context
 
 
 def test_a_preview_says_that_its_plan_would_be_refused(archived, emptied):
@@ -72,14 +72,14 @@ def test_a_preview_says_that_its_plan_would_be_refused(archived, emptied):
 
 
 def test_an_empty_ledger_plans_nothing_of_what_the_store_has_and_says_both_ways_on(emptied):
-    work = registered(emptied)
+    context = registered(emptied)
     with pytest.raises(StoredAlready) as refused:
-        first_plan(work)
+        first_plan(context)
     assert "1 file that may hold its objects" in str(refused.value)
     assert "'caf rebuild src'" in refused.value.hint
     assert "'caf run src --new-archive'" in refused.value.hint
-    assert work.ledger.chunks() == []
-    assert work.ledger.account("src").claimed_objects == 0
+    assert context.ledger.chunks() == []
+    assert context.ledger.account("src").claimed_objects == 0
 
 
 def test_a_refusal_names_the_archives_with_chunks_and_dates(emptied, archived):
@@ -94,45 +94,45 @@ def test_a_refusal_names_the_archives_with_chunks_and_dates(emptied, archived):
 
 
 def test_once_it_is_rebuilt_it_is_planned_as_ever(emptied):
-    work = registered(emptied)
-    list(rebuild.rebuild(work))
-    assert first_plan(work).chunks == []
-    work.objects.bodies["new"] = b"new"
-    assert len(first_plan(work).chunks) == 1
+    context = registered(emptied)
+    list(rebuild.rebuild(context))
+    assert first_plan(context).chunks == []
+    context.objects.bodies["new"] = b"new"
+    assert len(first_plan(context).chunks) == 1
 
 
 def test_until_a_rebuild_that_was_ended_in_its_middle_is_gone_on_with_nothing_is_planned(emptied, archived):
     archived.objects.bodies["second"] = b"second"
     archive_everything(archived)
-    work = registered(emptied)
-    run = rebuild.rebuild(work)
+    context = registered(emptied)
+    run = rebuild.rebuild(context)
     next(run)
     run.close()
-    assert len(work.ledger.chunks()) == 1
+    assert len(context.ledger.chunks()) == 1
     with pytest.raises(StoredAlready, match="has not restored all") as refused:
-        first_plan(work)
+        first_plan(context)
     assert "'caf rebuild src' goes on with it" in refused.value.hint
-    assert "has not restored all" in preview_plan(work, inventories.take_inventory(work)).warning
-    list(rebuild.rebuild(work, dry_run=True))
+    assert "has not restored all" in preview_plan(context, inventories.take_inventory(context)).warning
+    list(rebuild.rebuild(context, dry_run=True))
     with pytest.raises(StoredAlready):
-        first_plan(work)
-    list(rebuild.rebuild(work))
-    assert first_plan(work).chunks == []
+        first_plan(context)
+    list(rebuild.rebuild(context))
+    assert first_plan(context).chunks == []
 
 
 def test_after_a_rebuild_that_left_a_chunk_out_nothing_is_planned_until_one_leaves_none_out(emptied, archived):
     archived.objects.bodies["second"] = b"second"
     archive_everything(archived)
-    work = registered(emptied)
+    context = registered(emptied)
     file, _ = (archived.store.folder / "chunks").iterdir()
     away = file.rename(file.with_suffix(".away"))
     for _ in range(2):  # the second one restores nothing, and still leaves it out
-        assert sorted(outcome.complete for outcome in rebuild.rebuild(work)) == [False, True]
+        assert sorted(outcome.complete for outcome in rebuild.rebuild(context)) == [False, True]
         with pytest.raises(StoredAlready, match="has not restored all"):
-            first_plan(work)
+            first_plan(context)
     away.rename(file)
-    list(rebuild.rebuild(work))
-    assert first_plan(work).chunks == []
+    list(rebuild.rebuild(context))
+    assert first_plan(context).chunks == []
 
 
 def test_a_rebuild_that_restores_nothing_beside_what_is_known_holds_plans_where_it_leaves_a_file_out(archived):
@@ -147,18 +147,18 @@ def test_a_rebuild_that_restores_nothing_beside_what_is_known_holds_plans_where_
 
 
 def test_a_new_archive_of_a_source_that_was_rebuilt_in_part_is_planned_where_it_is_meant(emptied):
-    work = registered(emptied)
-    work.ledger.begin_rebuild("src")
-    assert len(first_plan(work, new_archive=True).chunks) == 1
-    work.objects.bodies["new"] = b"new"
-    assert len(first_plan(work).chunks) == 1
+    context = registered(emptied)
+    context.ledger.begin_rebuild("src")
+    assert len(first_plan(context, new_archive=True).chunks) == 1
+    context.objects.bodies["new"] = b"new"
+    assert len(first_plan(context).chunks) == 1
 
 
 def test_a_new_archive_that_is_meant_is_planned_and_never_asked_about_again(emptied, monkeypatch):
-    work = registered(emptied)
-    assert len(first_plan(work, new_archive=True).chunks) == 1
-    monkeypatch.setattr(type(work.store), "archives", None)  # not asked: the ledger has chunks
-    assert first_plan(work).chunks == []
+    context = registered(emptied)
+    assert len(first_plan(context, new_archive=True).chunks) == 1
+    monkeypatch.setattr(type(context.store), "archives", None)  # not asked: the ledger has chunks
+    assert first_plan(context).chunks == []
 
 
 def test_a_source_of_another_name_at_the_same_address_counts_as_the_same(emptied, archived):
@@ -179,12 +179,12 @@ def test_a_source_whose_address_changed_counts_as_the_same(emptied):
 @pytest.mark.thorough
 def test_files_of_a_source_that_the_ledger_or_the_settings_have_elsewhere_are_no_reason_to_refuse(archived, emptied):
     assert len(first_plan(renamed(archived, "photos", prefix="photos/")).chunks) == 1
-    work = renamed(emptied, "photos", prefix="photos/")
+    context = renamed(emptied, "photos", prefix="photos/")
     with pytest.raises(StoredAlready):
-        first_plan(work)
-    both = {**work.settings.sources, **archived.settings.sources}
-    work = dataclasses.replace(work, settings=work.settings.model_copy(update={"sources": both}))
-    assert len(first_plan(work).chunks) == 1
+        first_plan(context)
+    both = {**context.settings.sources, **archived.settings.sources}
+    context = dataclasses.replace(context, settings=context.settings.model_copy(update={"sources": both}))
+    assert len(first_plan(context).chunks) == 1
 
 
 def test_a_post_that_names_no_archive_ends_the_plan(emptied):
@@ -195,10 +195,10 @@ def test_a_post_that_names_no_archive_ends_the_plan(emptied):
 
 
 def test_a_source_with_nothing_in_it_asks_nothing(emptied, monkeypatch):
-    work = registered(emptied)
-    work.objects.bodies.clear()
-    monkeypatch.setattr(type(work.store), "archives", None)
-    assert first_plan(work).chunks == []
+    context = registered(emptied)
+    context.objects.bodies.clear()
+    monkeypatch.setattr(type(context.store), "archives", None)
+    assert first_plan(context).chunks == []
 
 
 @pytest.mark.thorough
@@ -226,11 +226,11 @@ def wallet(network):
 
 
 @pytest.fixture
-def work(tmp_path, ledger, network, wallet):
+def context(tmp_path, ledger, network, wallet):
     settings = jackal_settings(network, mnemonic=wallet.words)
-    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=open_jackal_store, jackal=settings)
-    yield work
-    work.store.close()
+    context = a_run_context(tmp_path, MemorySource(dict(BODIES)), ledger, store=open_jackal_store, jackal=settings)
+    yield context
+    context.store.close()
 
 
 def post(network, words, note):
@@ -239,37 +239,37 @@ def post(network, words, note):
 
 
 @pytest.mark.parametrize("note", ["[]", '"text"', "5", '{"caf_pipeline":5}', archive_note("f" * 32)])
-def test_a_file_of_this_wallet_whose_note_cannot_be_read_or_names_an_unknown_archive_counts(work, network, wallet, note):
+def test_a_file_of_this_wallet_whose_note_cannot_be_read_or_names_an_unknown_archive_counts(context, network, wallet, note):
     post(network, wallet.words, note)
     with pytest.raises(StoredAlready):
-        first_plan(work)
+        first_plan(context)
 
 
-def test_files_of_other_programs_and_of_other_wallets_do_not_count(work, network, wallet):
+def test_files_of_other_programs_and_of_other_wallets_do_not_count(context, network, wallet):
     post(network, wallet.words, '{"album":"holidays"}')
     post(network, wallet.words, "{}")
     stranger = wallet_with_space(network)
-    post(network, stranger.words, archive_note(work.archive_id))
-    assert len(first_plan(work).chunks) == 1
+    post(network, stranger.words, archive_note(context.archive_id))
+    assert len(first_plan(context).chunks) == 1
 
 
 @pytest.mark.thorough
-def test_a_chain_that_is_away_is_not_taken_for_one_that_has_nothing(work, network):
+def test_a_chain_that_is_away_is_not_taken_for_one_that_has_nothing(context, network):
     for lcd in range(2):
         network.misbehave(lcd=lcd, refuse=True)
     with pytest.raises(StoreUnreachable):
-        first_plan(work)
-    assert work.ledger.chunks() == []
+        first_plan(context)
+    assert context.ledger.chunks() == []
     network.well_behaved()
-    assert len(first_plan(work).chunks) == 1
+    assert len(first_plan(context).chunks) == 1
 
 
 def test_without_a_wallet_it_is_not_known_whose_files_to_ask_for(tmp_path, ledger, network):
     settings = jackal_settings(network, mnemonic=None)
-    work = a_workplace(tmp_path, MemorySource(dict(BODIES)), ledger, store=open_jackal_store, jackal=settings)
+    context = a_run_context(tmp_path, MemorySource(dict(BODIES)), ledger, store=open_jackal_store, jackal=settings)
     with pytest.raises(MnemonicRefused):
-        first_plan(work)
-    work.store.close()
+        first_plan(context)
+    context.store.close()
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

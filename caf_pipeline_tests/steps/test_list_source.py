@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import IntegrityError, SourceDenied, SourceUnreachable, StagingError
 from caf_pipeline.inventory.key_split import LAST, split_key
 from caf_pipeline.inventory.snapshot import read_objects, read_snapshot
 from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.s3.listing import RequestRate
 from caf_pipeline.steps import list_source
@@ -37,9 +37,9 @@ NO_LEDGER = SimpleNamespace(  # all that a listing tells and asks the ledger
 )
 
 
-def a_workplace(folder: Path, objects, *, waits=None, **source) -> Workplace:
+def a_run_context(folder: Path, objects, *, waits=None, **source) -> RunContext:
     described = Settings(home=folder, sources={"src": {"bucket": "bucket-of-script", **source}})
-    return Workplace("src", described, objects, None, NO_LEDGER, this_process("run-1"), waits=waits or Waits())
+    return RunContext("src", described, this_process("run-1"), *map(Lazy.of, (objects, None, NO_LEDGER)), waits=waits or Waits())
 
 
 def keys_of(snapshot) -> list[bytes]:
@@ -82,7 +82,7 @@ def test_a_listing_in_parts_has_each_object_once_and_in_order(scripted_s3, tmp_p
     if versioned and shape == "no UTF-8":
         pytest.skip("a listing of versions cannot be asked to go on at such a key, and says so")
     objects = ListedKeys(keys, versioned=versioned).serve(scripted_s3, page_keys=10)
-    snapshot = take_inventory(a_workplace(tmp_path, objects))
+    snapshot = take_inventory(a_run_context(tmp_path, objects))
     assert keys_of(snapshot) == sorted(keys)
     assert (snapshot.object_count, snapshot.object_bytes) == (len(keys), 3 * len(keys))
     assert left_in(tmp_path) == []
@@ -95,11 +95,11 @@ def test_several_threads_list_at_once_and_ask_for_few_pages_more(scripted_s3, tm
     keys = set(SHAPES[shape])
     listed = ListedKeys(keys)
     starts = lambda: {request.query.get("start-after") for request in listed.pages}  # noqa: E731
-    take_inventory(a_workplace(tmp_path / "one", listed.serve(scripted_s3, page_keys=5), listing_threads=1))
+    take_inventory(a_run_context(tmp_path / "one", listed.serve(scripted_s3, page_keys=5), listing_threads=1))
     assert starts() == {None}
     serial = len(listed.pages)
     listed.pages.clear()
-    take_inventory(a_workplace(tmp_path / "eight", listed.serve(scripted_s3, page_keys=5), listing_threads=8))
+    take_inventory(a_run_context(tmp_path / "eight", listed.serve(scripted_s3, page_keys=5), listing_threads=8))
     assert len(starts()) > 4
     assert len(listed.pages) < 2 * serial
 
@@ -107,7 +107,7 @@ def test_several_threads_list_at_once_and_ask_for_few_pages_more(scripted_s3, tm
 def test_two_pages_are_listed_by_one_thread(scripted_s3, tmp_path):
     for attempt in range(40):  # whether another thread is there in time is chance
         listed = ListedKeys([b"%03d" % key for key in range(11 + attempt % 10)])
-        take_inventory(a_workplace(tmp_path / f"{attempt}", listed.serve(scripted_s3, page_keys=10), listing_threads=8))
+        take_inventory(a_run_context(tmp_path / f"{attempt}", listed.serve(scripted_s3, page_keys=10), listing_threads=8))
         assert [request.query.get("start-after") for request in listed.pages] == [None, None]
 
 
@@ -123,8 +123,8 @@ def test_a_real_server_is_listed_in_parts_as_it_is_page_by_page(new_bucket, tmp_
     for key in keys[::3] if versioned else ():
         new_bucket.put(key, b"newer")
         new_bucket.delete(key + "deleted")
-    parts = take_inventory(a_workplace(tmp_path / "parts", new_bucket.source(page_keys=3)))
-    serial = take_inventory(a_workplace(tmp_path / "serial", new_bucket.source(page_keys=1000), listing_threads=1))
+    parts = take_inventory(a_run_context(tmp_path / "parts", new_bucket.source(page_keys=3)))
+    serial = take_inventory(a_run_context(tmp_path / "serial", new_bucket.source(page_keys=1000), listing_threads=1))
     assert list(read_objects(parts.path)) == list(read_objects(serial.path))
     assert keys_of(parts) == sorted(key.encode() for key in keys)
 
@@ -145,11 +145,11 @@ def test_any_keys_between_any_bounds_are_listed_in_whatever_order_the_server_has
     scripted_s3.requests.clear()
     listed = ListedKeys({key for key in keys if b"\0" not in key}, order=order, starts=starts)
     with tempfile.TemporaryDirectory() as folder:
-        work = a_workplace(Path(folder), listed.serve(scripted_s3, page_keys=size))
-        whole = keys_of(take_inventory(work))
+        context = a_run_context(Path(folder), listed.serve(scripted_s3, page_keys=size))
+        whole = keys_of(take_inventory(context))
         assert whole == sorted(listed.keys)
         if order is bytes:
-            part = keys_of(take_inventory(work, after=after, until=until))
+            part = keys_of(take_inventory(context, after=after, until=until))
             assert part == [key for key in whole if key > after and (until is None or key <= until)]
 
 
@@ -160,7 +160,7 @@ def test_any_keys_between_any_bounds_are_listed_in_whatever_order_the_server_has
 def test_a_server_with_an_order_of_its_own_loses_nothing(scripted_s3, tmp_path, small_pieces, shape, server):
     keys = set(SHAPES[shape])
     objects = ListedKeys(keys, **server).serve(scripted_s3, page_keys=10)
-    assert keys_of(take_inventory(a_workplace(tmp_path, objects))) == sorted(keys)
+    assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == sorted(keys)
     assert left_in(tmp_path) == []
 
 
@@ -168,14 +168,14 @@ def test_an_order_that_shows_only_where_two_parts_meet_loses_nothing(scripted_s3
     """Each page is in order: a first half, whose keys are listed last, lies before where the second part begins."""
     keys = [b"%04d" % number for number in range(200)]
     listed = ListedKeys(keys, order=lambda key: (b"0100" <= key < b"0105", key) if key != b"0150" else (False, b"0099x"))
-    assert keys_of(take_inventory(a_workplace(tmp_path, listed.serve(scripted_s3, page_keys=5)))) == sorted(keys)
+    assert keys_of(take_inventory(a_run_context(tmp_path, listed.serve(scripted_s3, page_keys=5)))) == sorted(keys)
 
 
 def test_a_server_that_refuses_to_begin_at_a_key_is_listed_from_the_begin(scripted_s3, tmp_path):
     listed = ListedKeys(HEX)
     objects = listed.serve(scripted_s3, page_keys=10)
     scripted_s3.answer = lambda asked: s3_error(400, "InvalidArgument") if "start-after" in asked.query else listed(asked)
-    assert keys_of(take_inventory(a_workplace(tmp_path, objects))) == sorted(HEX)
+    assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == sorted(HEX)
 
 
 def test_an_object_that_comes_where_two_parts_meet_is_no_disorder(scripted_s3, tmp_path):
@@ -185,7 +185,7 @@ def test_an_object_that_comes_where_two_parts_meet_is_no_disorder(scripted_s3, t
         keys.update(key + b"-%d" % number for key in CHANCE.sample(HEX, 3))
 
     listed = ListedKeys(keys, on_page=grow)
-    snapshot = take_inventory(a_workplace(tmp_path, listed.serve(scripted_s3, page_keys=10)))
+    snapshot = take_inventory(a_run_context(tmp_path, listed.serve(scripted_s3, page_keys=10)))
     found = keys_of(snapshot)
     assert set(HEX) <= set(found) <= keys
     assert all(one < two for one, two in pairwise(found))
@@ -197,7 +197,7 @@ def test_an_object_that_comes_where_two_parts_meet_is_no_disorder(scripted_s3, t
 
 def _list_and_die(endpoint: str, folder: str) -> None:
     list_source.PIECE_OBJECTS = 20
-    take_inventory(a_workplace(Path(folder), listing_source(endpoint, 10)))
+    take_inventory(a_run_context(Path(folder), listing_source(endpoint, 10)))
 
 
 @pytest.mark.thorough
@@ -215,13 +215,13 @@ def test_a_listing_whose_process_was_killed_is_gone_on_with(scripted_s3, tmp_pat
     [folder] = left_in(tmp_path)
     listed.pages.clear()
     listed.on_page = lambda number: None
-    snapshot = take_inventory(a_workplace(tmp_path, objects))
+    snapshot = take_inventory(a_run_context(tmp_path, objects))
     assert keys_of(snapshot) == sorted(HEX)
     assert before <= snapshot.listed_at <= between
     assert (snapshot.taken_at, snapshot.listed_at) == (read_snapshot(snapshot.path).taken_at, snapshot.listed_at)
     resumed = len(listed.pages)
     listed.pages.clear()
-    again = take_inventory(a_workplace(tmp_path / "new", objects))
+    again = take_inventory(a_run_context(tmp_path / "new", objects))
     assert keys_of(again) == keys_of(snapshot)
     assert resumed < len(listed.pages)
     assert left_in(tmp_path) == [], folder
@@ -234,7 +234,7 @@ def interrupted(scripted_s3, tmp_path, small_pieces):
     objects = listed.serve(scripted_s3, page_keys=10)
     scripted_s3.answer = lambda asked: s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
     with pytest.raises(SourceDenied, match="refuses the credentials"):
-        take_inventory(a_workplace(tmp_path, objects))
+        take_inventory(a_run_context(tmp_path, objects))
     scripted_s3.answer = listed
     listed.pages.clear()
     return listed, objects
@@ -244,7 +244,7 @@ def test_an_error_half_way_leaves_no_snapshot_and_what_was_listed_is_not_listed_
     listed, objects = interrupted
     assert list(tmp_path.glob("inventories/src/*.parquet")) == []
     assert len(left_in(tmp_path)) == 1
-    assert keys_of(take_inventory(a_workplace(tmp_path, objects))) == sorted(HEX)
+    assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == sorted(HEX)
     assert len(listed.pages) < 35
     assert left_in(tmp_path) == []
 
@@ -252,27 +252,27 @@ def test_an_error_half_way_leaves_no_snapshot_and_what_was_listed_is_not_listed_
 @pytest.mark.parametrize("changed", [{"prefix": "0"}, {"endpoint_url": "http://elsewhere"}, {"bucket": "another"}])
 def test_a_listing_of_something_else_is_not_gone_on_with(interrupted, tmp_path, changed):
     listed, objects = interrupted
-    snapshot = take_inventory(a_workplace(tmp_path, objects, **changed))
+    snapshot = take_inventory(a_run_context(tmp_path, objects, **changed))
     assert keys_of(snapshot) == sorted(HEX)
     assert len(listed.pages) >= 40
 
 
 def test_bounds_are_part_of_what_is_listed(interrupted, tmp_path):
     _, objects = interrupted
-    assert keys_of(take_inventory(a_workplace(tmp_path, objects), after=b"8")) == sorted(key for key in HEX if key > b"8")
+    assert keys_of(take_inventory(a_run_context(tmp_path, objects), after=b"8")) == sorted(key for key in HEX if key > b"8")
     assert len(left_in(tmp_path)) == 1  # the other one may still be gone on with
 
 
 def test_a_listing_that_must_be_new_is_not_gone_on_with(interrupted, tmp_path):
     listed, objects = interrupted
-    take_inventory(a_workplace(tmp_path, objects), resume=False)
+    take_inventory(a_run_context(tmp_path, objects), resume=False)
     assert len(listed.pages) >= 40
 
 
 def test_a_listing_that_is_too_old_is_removed(interrupted, tmp_path, monkeypatch):
     listed, objects = interrupted
     monkeypatch.setattr(list_source, "MAX_RESUMED_AGE", timedelta(0))
-    take_inventory(a_workplace(tmp_path, objects))
+    take_inventory(a_run_context(tmp_path, objects))
     assert len(listed.pages) >= 40
     assert left_in(tmp_path) == []
 
@@ -283,7 +283,7 @@ def test_a_listing_that_was_begun_by_a_clock_that_was_ahead_is_removed(interrupt
     record = tmp_path / "inventories" / "src" / name / "listing.json"
     said = json.loads(record.read_text())
     record.write_text(json.dumps(said | {"listed_at": (datetime.now(UTC) + timedelta(days=300)).isoformat()}))
-    take_inventory(a_workplace(tmp_path, objects))
+    take_inventory(a_run_context(tmp_path, objects))
     assert len(listed.pages) >= 40
     assert left_in(tmp_path) == []
 
@@ -291,10 +291,10 @@ def test_a_listing_that_was_begun_by_a_clock_that_was_ahead_is_removed(interrupt
 @pytest.mark.thorough
 def test_a_listing_older_than_a_whole_inventory_is_removed(interrupted, tmp_path):
     listed, objects = interrupted
-    work = a_workplace(tmp_path, objects)
-    take_inventory(work, resume=False)
+    context = a_run_context(tmp_path, objects)
+    take_inventory(context, resume=False)
     listed.pages.clear()
-    take_inventory(work)
+    take_inventory(context)
     assert len(listed.pages) >= 40
     assert left_in(tmp_path) == []
 
@@ -305,7 +305,7 @@ def test_a_listing_that_another_process_is_about_is_left_to_it(interrupted, tmp_
     [name] = left_in(tmp_path)
     with list_source.alone_in(folder / name) as alone:
         assert alone
-        take_inventory(a_workplace(tmp_path, objects))
+        take_inventory(a_run_context(tmp_path, objects))
     assert len(listed.pages) >= 40
     assert left_in(tmp_path) == [name]
 
@@ -321,7 +321,7 @@ def test_a_new_folder_that_another_process_removed_before_it_was_locked_is_made_
 
     monkeypatch.setattr(list_source, "mkdtemp", mkdtemp)
     objects = ListedKeys({b"a", b"b"}).serve(scripted_s3, page_keys=10)
-    assert keys_of(take_inventory(a_workplace(tmp_path, objects))) == [b"a", b"b"]
+    assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == [b"a", b"b"]
     assert len(made) == 2
     assert left_in(tmp_path) == []
 
@@ -330,7 +330,7 @@ def test_a_damaged_piece_is_no_reason_to_fail(interrupted, tmp_path):
     _, objects = interrupted
     for piece in tmp_path.glob("inventories/src/.listing-*/*.parquet"):
         piece.write_bytes(piece.read_bytes()[:-9])
-    assert keys_of(take_inventory(a_workplace(tmp_path, objects))) == sorted(HEX)
+    assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == sorted(HEX)
 
 
 def damage_name(piece: Path) -> None:
@@ -343,11 +343,11 @@ def test_a_damaged_piece_is_named_and_listed_again_by_the_next_listing(interrupt
     listed, objects = interrupted
     piece, *_ = sorted(tmp_path.glob("inventories/src/.listing-*/*.parquet"))
     damage(piece)
-    work = a_workplace(tmp_path, objects)
+    context = a_run_context(tmp_path, objects)
     with pytest.raises(IntegrityError, match=piece.name):
-        take_inventory(work)
+        take_inventory(context)
     listed.pages.clear()
-    assert keys_of(take_inventory(work)) == sorted(HEX)
+    assert keys_of(take_inventory(context)) == sorted(HEX)
     assert len(listed.pages) < 10
     assert left_in(tmp_path) == []
 
@@ -355,16 +355,16 @@ def test_a_damaged_piece_is_named_and_listed_again_by_the_next_listing(interrupt
 def test_a_piece_that_says_another_range_than_it_was_written_for_is_not_believed(scripted_s3, tmp_path, small_pieces):
     """Else the keys of that range would be in no inventory, and count as gone."""
     listed = ListedKeys(HEX)
-    work = a_workplace(tmp_path, listed.serve(scripted_s3, page_keys=10), listing_threads=1)
+    context = a_run_context(tmp_path, listed.serve(scripted_s3, page_keys=10), listing_threads=1)
     scripted_s3.answer = lambda asked: s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
     with pytest.raises(SourceDenied):
-        take_inventory(work)
+        take_inventory(context)
     scripted_s3.answer = listed
     *_, last = sorted(tmp_path.glob("inventories/src/.listing-*/*.parquet"))
     content = last.read_bytes()
     at = content.index(b'"through": "') + len(b'"through": "')
     last.write_bytes(content[:at] + b"f" + content[at + 1 :])  # a hexadecimal digit, the greatest
-    assert keys_of(take_inventory(work)) == sorted(HEX)
+    assert keys_of(take_inventory(context)) == sorted(HEX)
 
 
 def test_a_short_listing_that_failed_begins_anew(scripted_s3, tmp_path):
@@ -374,11 +374,11 @@ def test_a_short_listing_that_failed_begins_anew(scripted_s3, tmp_path):
     objects = listed.serve(scripted_s3, page_keys=10)
     scripted_s3.answer = lambda asked: s3_error(503, "SlowDown") if len(listed.pages) >= 2 else listed(asked)
     with pytest.raises(SourceUnreachable):
-        take_inventory(a_workplace(tmp_path, objects))
+        take_inventory(a_run_context(tmp_path, objects))
     assert left_in(tmp_path) == []
     keys.add(b"0")
     scripted_s3.answer = listed
-    assert b"0" in keys_of(take_inventory(a_workplace(tmp_path, objects)))
+    assert b"0" in keys_of(take_inventory(a_run_context(tmp_path, objects)))
 
 
 def test_a_disk_that_is_full_ends_the_listing_with_one_error(scripted_s3, tmp_path, monkeypatch):
@@ -387,7 +387,7 @@ def test_a_disk_that_is_full_ends_the_listing_with_one_error(scripted_s3, tmp_pa
 
     monkeypatch.setattr(list_source.WholeParquet, "write", full)
     with pytest.raises(StagingError, match="No space left"):
-        take_inventory(a_workplace(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10)))
+        take_inventory(a_run_context(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10)))
     assert list(tmp_path.glob("inventories/src/*.parquet")) == []
 
 
@@ -411,7 +411,7 @@ def test_each_request_counts_also_one_that_is_sent_again(scripted_s3, tmp_path, 
     objects = listed.serve(scripted_s3, page_keys=100)
     failing = [s3_error(503, "SlowDown")]
     scripted_s3.answer = lambda asked: failing.pop() if failing and "versioning" not in asked.query else listed(asked)
-    take_inventory(a_workplace(tmp_path, objects))
+    take_inventory(a_run_context(tmp_path, objects))
     assert len(waited) == len(scripted_s3.requests) > len(listed.pages) + 1
 
 
@@ -419,7 +419,7 @@ def test_a_long_listing_says_how_many_objects_it_has(scripted_s3, tmp_path, monk
     told = []
     monkeypatch.setattr(list_source, "TOLD_SECONDS", 0.0)
     waits = Waits(lambda waits: told.extend(wait.sentence for wait in waits))
-    take_inventory(a_workplace(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10), waits=waits))
+    take_inventory(a_run_context(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10), waits=waits))
     assert any("the listing of 'src', which has 2" in sentence for sentence in told)
 
 

@@ -15,11 +15,11 @@ from caf_pipeline.source.protocol import ObjectEvent, QueueMessage
 from caf_pipeline.steps import chunk_steps, inventories, list_source, planning
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.steps.notices import look_at_noticed
-from caf_pipeline_tests.steps.test_list_source import a_workplace, left_in
+from caf_pipeline_tests.steps.test_list_source import a_run_context, left_in
 from caf_pipeline_tests.support.listing_server import ListedKeys
+from caf_pipeline_tests.support.run_contexts import a_run_context as with_ledger
 from caf_pipeline_tests.support.s3_server import s3_error
 from caf_pipeline_tests.support.tiers import sampled
-from caf_pipeline_tests.support.workplaces import a_workplace as with_ledger
 
 CHANCE = random.Random("versions")
 
@@ -74,7 +74,7 @@ def small_pieces(monkeypatch):
 def test_each_version_and_delete_marker_is_listed_once(scripted_s3, tmp_path, small_pieces, shape, threads):
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
-    snapshot = take_inventory(a_workplace(tmp_path, objects, versions="all", listing_threads=threads))
+    snapshot = take_inventory(a_run_context(tmp_path, objects, versions="all", listing_threads=threads))
     assert rows_of(snapshot) == expected(history)
     assert snapshot.object_count == sum(not marker for *_, marker in expected(history))
     assert snapshot.beside == counts_of(history)
@@ -84,7 +84,7 @@ def test_each_version_and_delete_marker_is_listed_once(scripted_s3, tmp_path, sm
 def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, small_pieces, shape):
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
-    snapshot = take_inventory(a_workplace(tmp_path, objects))
+    snapshot = take_inventory(a_run_context(tmp_path, objects))
     assert rows_of(snapshot) == [row for row in expected(history) if row[2] and not row[3]]
     assert (snapshot.all_versions, snapshot.beside) == (False, counts_of(history))
 
@@ -94,7 +94,7 @@ def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, s
 def test_a_version_that_is_listed_again_where_a_page_begins_counts_once(scripted_s3, tmp_path, small_pieces, shape, versions):
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history, repeats=True).serve(scripted_s3, page_keys=10)
-    snapshot = take_inventory(a_workplace(tmp_path, objects, versions=versions))
+    snapshot = take_inventory(a_run_context(tmp_path, objects, versions=versions))
     assert rows_of(snapshot) == [row for row in expected(history) if versions == "all" or (row[2] and not row[3])]
     assert snapshot.beside == counts_of(history)
 
@@ -109,12 +109,12 @@ def test_an_interrupted_listing_is_gone_on_with_in_the_middle_of_no_key(scripted
     history = HISTORIES[shape]
     listed = ListedKeys((), history=history)
     objects = listed.serve(scripted_s3, page_keys=10)
-    work = a_workplace(tmp_path, objects, versions=versions)
+    context = a_run_context(tmp_path, objects, versions=versions)
     scripted_s3.answer = lambda asked: s3_error(403, "ExpiredToken") if len(listed.pages) >= pages else listed(asked)
     with pytest.raises(SourceDenied):
-        take_inventory(work)
+        take_inventory(context)
     scripted_s3.answer = listed
-    snapshot = take_inventory(work)
+    snapshot = take_inventory(context)
     wanted = expected(history)
     assert rows_of(snapshot) == [row for row in wanted if versions == "all" or (row[2] and not row[3])]
     assert snapshot.beside == counts_of(history)
@@ -128,7 +128,7 @@ def test_all_of_a_listing_has_version_ids_or_nothing_of_it(scripted_s3, tmp_path
     """The bucket may be asked whether it keeps versions when the listing begins, or only later."""
     with_ids, without = ListedKeys((), history=HISTORIES["one version each"]), ListedKeys(KEYS)
     objects = with_ids.serve(scripted_s3, page_keys=10)
-    work = a_workplace(tmp_path, objects)
+    context = a_run_context(tmp_path, objects)
     asked_for_versioning = []
 
     def answer(asked):
@@ -144,9 +144,9 @@ def test_all_of_a_listing_has_version_ids_or_nothing_of_it(scripted_s3, tmp_path
             s3_error(403, "ExpiredToken") if len(with_ids.pages + without.pages) >= 6 else answer(asked)
         )
         with pytest.raises(SourceDenied):
-            take_inventory(work)
+            take_inventory(context)
         scripted_s3.answer = answer
-    listed = [(key, version_id is not None) for key, version_id, *_ in rows_of(take_inventory(work))]
+    listed = [(key, version_id is not None) for key, version_id, *_ in rows_of(take_inventory(context))]
     assert listed == [(key, not is_refused_first) for key in sorted(KEYS)]
     assert len(asked_for_versioning) == 2
 
@@ -157,9 +157,9 @@ def test_a_listing_of_other_versions_is_not_gone_on_with(scripted_s3, tmp_path, 
     objects = listed.serve(scripted_s3, page_keys=10)
     scripted_s3.answer = lambda asked: s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
     with pytest.raises(SourceDenied):
-        take_inventory(a_workplace(tmp_path, objects))
+        take_inventory(a_run_context(tmp_path, objects))
     scripted_s3.answer = listed
-    assert rows_of(take_inventory(a_workplace(tmp_path, objects, versions="all"))) == expected(history)
+    assert rows_of(take_inventory(a_run_context(tmp_path, objects, versions="all"))) == expected(history)
 
 
 VERSIONS = st.lists(st.sampled_from("dv"), min_size=1, max_size=7).map(
@@ -178,9 +178,9 @@ def test_any_versions_between_any_bounds_are_listed(scripted_s3, history, size, 
     after, until = bounds
     listed = ListedKeys((), history=history)
     with tempfile.TemporaryDirectory() as folder:
-        work = a_workplace(Path(folder), listed.serve(scripted_s3, page_keys=size), versions="all")
-        assert rows_of(take_inventory(work)) == expected(history)
-        part = take_inventory(work, after=after, until=until)
+        context = a_run_context(Path(folder), listed.serve(scripted_s3, page_keys=size), versions="all")
+        assert rows_of(take_inventory(context)) == expected(history)
+        part = take_inventory(context, after=after, until=until)
         within = {key: history[key] for key in history if key > after and (until is None or key <= until)}
         assert (rows_of(part), part.beside) == (expected(within), counts_of(within))
 
@@ -189,7 +189,7 @@ def test_a_key_of_more_versions_than_are_held_is_sorted_on_disk(scripted_s3, tmp
     monkeypatch.setattr("caf_pipeline.inventory.snapshot.MOST_HELD", 100)
     history = HISTORIES["one key of hundreds"]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=200)
-    snapshot = take_inventory(a_workplace(tmp_path, objects, versions="all"))
+    snapshot = take_inventory(a_run_context(tmp_path, objects, versions="all"))
     assert (rows_of(snapshot), snapshot.beside) == (expected(history), counts_of(history))
 
 
@@ -201,10 +201,10 @@ def test_bounded_looks_come_round_and_cut_no_key(scripted_s3, tmp_path, ledger, 
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
     source = {"bucket": "b", "public": True, "versions": "all"}
-    work = with_ledger(tmp_path, objects, ledger, sources={"src": source})
+    context = with_ledger(tmp_path, objects, ledger, sources={"src": source})
     found, after = 0, b""
     for _ in range(len(history) + 1):
-        look = inventories.look_for_new(work, after=after, max_pages=2)
+        look = inventories.look_for_new(context, after=after, max_pages=2)
         found += look.new_objects
         assert look.all_new == bool(look.new_objects)  # delete markers are never archived
         if look.next_after is None:
@@ -219,10 +219,10 @@ DELETED = {f"{number:03}".encode(): ["d2", "v1"] for number in range(50)} | {b"z
 
 def test_a_look_at_many_deleted_keys_ends_in_time_and_the_next_one_goes_on_there(scripted_s3, tmp_path, ledger):
     objects = ListedKeys((), history=DELETED).serve(scripted_s3, page_keys=10)
-    work = with_ledger(tmp_path, objects, ledger)
+    context = with_ledger(tmp_path, objects, ledger)
     after, looks = b"", []
     while after is not None:
-        looks.append(inventories.look_for_new(work, after=after, max_pages=1, enough=lambda: True))
+        looks.append(inventories.look_for_new(context, after=after, max_pages=1, enough=lambda: True))
         assert looks[-1].next_after is None or looks[-1].next_after > after
         after = looks[-1].next_after
     assert [look.new_objects for look in looks] == [0] * (len(looks) - 1) + [1]
@@ -237,19 +237,19 @@ def test_deleted_keys_are_passed_by_one_look_where_there_is_time(scripted_s3, tm
 
 def test_a_look_where_events_say_ends_in_time_at_many_deleted_keys(scripted_s3, tmp_path, ledger):
     listed = ListedKeys((), history=DELETED)
-    work = with_ledger(tmp_path, listed.serve(scripted_s3, page_keys=10), ledger)
+    context = with_ledger(tmp_path, listed.serve(scripted_s3, page_keys=10), ledger)
     named = [ObjectEvent(key, "") for key in (b"001", b"z")]
     ledger.take_messages("src", [QueueMessage("m", "", b"", named, "")])
-    found = look_at_noticed(work, after=b"", max_pages=20, enough=lambda: True)
+    found = look_at_noticed(context, after=b"", max_pages=20, enough=lambda: True)
     assert (found.to_plan, found.until, len(listed.pages)) == (True, b"001", 1)
 
 
 def test_whether_a_bucket_answers_is_one_request_where_all_keys_at_its_begin_are_deleted(scripted_s3, tmp_path, ledger):
     listed = ListedKeys((), history=DELETED)
-    work = with_ledger(tmp_path, listed.serve(scripted_s3, page_keys=10), ledger)
-    (chunk,) = planning.cut_plan(work, take_inventory(work)).chunks
-    chunk_steps.load_batch(work, chunk.name)
+    context = with_ledger(tmp_path, listed.serve(scripted_s3, page_keys=10), ledger)
+    (chunk,) = planning.cut_plan(context, take_inventory(context)).chunks
+    chunk_steps.load_batch(context, chunk.name)
     listed.pages.clear()
     with pytest.raises(SourceUnreachable):  # the script gives listings alone
-        chunk_steps.pack_chunk(work, chunk.name)
+        chunk_steps.pack_chunk(context, chunk.name)
     assert sum("versions" in request.query for request in listed.pages) == 1

@@ -8,7 +8,6 @@ from itertools import count
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import HeldByOther, IntegrityError, LeaseLost
 from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.objects import SkipReason
@@ -16,12 +15,13 @@ from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.retrieval.listing import count_not_archived
 from caf_pipeline.retrieval.reader import not_located
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
-from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import a_run_context, account_for_plan, archive_chunk, archive_everything, plan
 
 AGE = datetime.now(UTC) - MOMENT
 """Of the objects of a memory source."""
@@ -36,104 +36,104 @@ def source():
 
 
 @pytest.fixture
-def workplace(tmp_path, source, ledger):
-    """Open the source's workplace, some of its settings changed."""
+def run_context(tmp_path, source, ledger):
+    """Open the source's run context, some of its settings changed."""
 
     def opened(**settings):
         described = {"bucket": "b", "target_size": "1MiB", "public": True, **settings}
-        return a_workplace(tmp_path, source, ledger, sources={"src": described})
+        return a_run_context(tmp_path, source, ledger, sources={"src": described})
 
     return opened
 
 
-def waiting_keys(work):
-    path = work.plans() / "standing.parquet"
-    work.ledger.export_standing("src", path)
+def waiting_keys(context):
+    path = context.plans() / "standing.parquet"
+    context.ledger.export_standing("src", path)
     rows = cutting.pq.read_table(path).to_pylist()
     path.unlink()
     return [row["key"].decode() for row in rows if row["reason"] == "waiting"]
 
 
 @pytest.mark.parametrize("year", [1, 999, 9999])
-def test_an_object_that_was_written_again_is_archived_whatever_time_is_listed_of_it(workplace, source, monkeypatch, year):
-    archive_everything(work := workplace())
+def test_an_object_that_was_written_again_is_archived_whatever_time_is_listed_of_it(run_context, source, monkeypatch, year):
+    archive_everything(context := run_context())
     source.headers["key-000"] = ObjectHeaders(content_type="text/plain")
     first, *others = source.objects()
     listed = [replace(first, last_modified=datetime(year, 2, 3, tzinfo=UTC)), *others]
     monkeypatch.setattr(source, "objects", lambda: listed)
-    assert len(archive_everything(work)) == 1
-    (location,) = [one for one in work.ledger.versions("src", "key-000", 5)[0] if one.object_version != first.object_version]
+    assert len(archive_everything(context)) == 1
+    (location,) = [one for one in context.ledger.versions("src", "key-000", 5)[0] if one.object_version != first.object_version]
     assert location.object_version == f"{first.object_version}:{year:04}-02-03T00:00:00.000000Z"
-    assert work.ledger.account("src").located_objects == 31
+    assert context.ledger.account("src").located_objects == 31
 
 
 @pytest.mark.thorough
-def test_a_plan_that_would_have_too_many_chunks_becomes_several(workplace, source, monkeypatch):
+def test_a_plan_that_would_have_too_many_chunks_becomes_several(run_context, source, monkeypatch):
     for module in (cutting, planning):
         monkeypatch.setattr(module, "MAX_CHUNKS", 2)
-    work = workplace(target_size=100_000)
-    report = plan(work)
+    context = run_context(target_size=100_000)
+    report = plan(context)
     assert [len([chunk for chunk in report.chunks if chunk.plan == one.name]) for one in report.plans] == [2] * 7 + [1]
     assert max(chunk.number for chunk in report.chunks) == 2
-    last = planning.last_plan(work)
+    last = planning.last_plan(context)
     assert (last.record.name, last.record.object_count) == (", ".join(one.name for one in report.plans), 30)
     assert (last.record.object_bytes, last.chunks) == (30 * 40_000, {ChunkState.PLANNED: 15})
-    assert (account_for_plan(work, report).claimed, account_for_plan(work, report).holds) == (30, True)
+    assert (account_for_plan(context, report).claimed, account_for_plan(context, report).holds) == (30, True)
     for chunk in report.chunks:
-        archive_chunk(work, chunk.name)
-    assert work.ledger.account("src").located_objects == 30
+        archive_chunk(context, chunk.name)
+    assert context.ledger.account("src").located_objects == 30
 
 
-def test_the_last_plan_of_an_inventory_that_was_planned_again_has_each_object_once(workplace):
-    work = workplace()
-    snapshot = inventories.take_inventory(work)
-    chunk, *_ = planning.cut_plan(work, snapshot).chunks
-    chunk_steps.withdraw(work, chunk.name)
-    again = planning.cut_plan(work, snapshot)
-    last = planning.last_plan(work)
+def test_the_last_plan_of_an_inventory_that_was_planned_again_has_each_object_once(run_context):
+    context = run_context()
+    snapshot = inventories.take_inventory(context)
+    chunk, *_ = planning.cut_plan(context, snapshot).chunks
+    chunk_steps.withdraw(context, chunk.name)
+    again = planning.cut_plan(context, snapshot)
+    last = planning.last_plan(context)
     assert (last.record.name, last.record.object_count) == (again.plan.name, chunk.object_count)
     assert last.chunks == {ChunkState.PLANNED: 1}
 
 
-def test_a_tail_smaller_than_the_least_chunk_waits_for_the_next_plan(workplace, source):
-    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
-    report = plan(work)
+def test_a_tail_smaller_than_the_least_chunk_waits_for_the_next_plan(run_context, source):
+    context = run_context(min_chunk_size="512KiB", max_wait=LONG)
+    report = plan(context)
     assert [chunk.object_count for chunk in report.chunks] == [26]
-    assert waiting_keys(work) == [f"key-{number:03d}" for number in range(26, 30)]
+    assert waiting_keys(context) == [f"key-{number:03d}" for number in range(26, 30)]
     until = MOMENT + timedelta(seconds=LONG)
     assert (report.waiting.objects, report.waiting.size_bytes, report.waiting.until) == (4, 160_000, until)
-    assert work.ledger.account("src").waiting == report.waiting
+    assert context.ledger.account("src").waiting == report.waiting
 
 
-def test_what_waits_is_accounted_for_and_is_no_skip(workplace, source):
-    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
-    account = account_for_plan(work, plan(work))
+def test_what_waits_is_accounted_for_and_is_no_skip(run_context, source):
+    context = run_context(min_chunk_size="512KiB", max_wait=LONG)
+    account = account_for_plan(context, plan(context))
     assert (account.claimed, account.skipped, account.holds) == (26, {"waiting": 4}, True)
-    assert work.ledger.account("src").skipped == {}
+    assert context.ledger.account("src").skipped == {}
 
 
-def test_what_waits_is_planned_once_there_is_enough(workplace, source):
-    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
-    plan(work)
+def test_what_waits_is_planned_once_there_is_enough(run_context, source):
+    context = run_context(min_chunk_size="512KiB", max_wait=LONG)
+    plan(context)
     source.bodies |= {f"new-{number}": os.urandom(40_000) for number in range(10)}
-    report = plan(work)
+    report = plan(context)
     assert ([chunk.object_count for chunk in report.chunks], report.waiting) == ([14], None)
-    assert work.ledger.account("src").waiting is None
-    for chunk in work.ledger.chunks("src"):
-        archive_chunk(work, chunk.name)
-    assert (waiting_keys(work), work.ledger.account("src").located_objects) == ([], 40)
+    assert context.ledger.account("src").waiting is None
+    for chunk in context.ledger.chunks("src"):
+        archive_chunk(context, chunk.name)
+    assert (waiting_keys(context), context.ledger.account("src").located_objects) == ([], 40)
 
 
-def test_what_waited_for_max_wait_is_planned_however_little_it_is(workplace, source):
-    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
-    plan(work)
-    report = plan(workplace(min_chunk_size="512KiB", max_wait=OVER))
+def test_what_waited_for_max_wait_is_planned_however_little_it_is(run_context, source):
+    context = run_context(min_chunk_size="512KiB", max_wait=LONG)
+    plan(context)
+    report = plan(run_context(min_chunk_size="512KiB", max_wait=OVER))
     assert ([chunk.object_count for chunk in report.chunks], report.waiting) == ([4], None)
 
 
 @pytest.mark.parametrize("listed_at", [datetime.max.replace(tzinfo=UTC), datetime.now(UTC) + timedelta(days=3)])
 def test_an_object_of_a_time_to_come_waits_no_longer_than_max_wait_from_the_plan_that_saw_it_first(
-    workplace, source, monkeypatch, ledger, listed_at
+    run_context, source, monkeypatch, ledger, listed_at
 ):
     def let_pass(**days):
         with ledger._database.transaction() as connection:
@@ -141,222 +141,226 @@ def test_an_object_of_a_time_to_come_waits_no_longer_than_max_wait_from_the_plan
 
     listed = [replace(obj, last_modified=listed_at) for obj in source.objects()[:2]]
     monkeypatch.setattr(source, "objects", lambda: listed)
-    work = workplace(min_chunk_size="512KiB", max_wait="7d")
+    context = run_context(min_chunk_size="512KiB", max_wait="7d")
     until, soon = datetime.now(UTC) + timedelta(days=7), timedelta(minutes=5)
-    assert abs(preview_plan(work, inventories.take_inventory(work)).waiting.until - until) < soon
-    assert abs(plan(work).waiting.until - until) < soon
+    assert abs(preview_plan(context, inventories.take_inventory(context)).waiting.until - until) < soon
+    assert abs(plan(context).waiting.until - until) < soon
     let_pass(days=6)
-    assert abs(plan(work).waiting.until - (until - timedelta(days=6))) < soon
+    assert abs(plan(context).waiting.until - (until - timedelta(days=6))) < soon
     let_pass(days=1)
-    found = preview_plan(work, inventories.take_inventory(work))
+    found = preview_plan(context, inventories.take_inventory(context))
     assert (found.estimate.chunks, found.waiting) == (1, None)
-    assert [archive_chunk(work, chunk.name) for chunk in plan(work).chunks]
+    assert [archive_chunk(context, chunk.name) for chunk in plan(context).chunks]
     assert (ledger.account("src").located_objects, ledger.account("src").waiting) == (2, None)
 
 
-def test_by_default_nothing_waits(workplace, source):
-    work = workplace(max_wait=LONG)
-    assert [chunk.object_count for chunk in plan(work).chunks] == [26, 4]
+def test_by_default_nothing_waits(run_context, source):
+    context = run_context(max_wait=LONG)
+    assert [chunk.object_count for chunk in plan(context).chunks] == [26, 4]
 
 
-def test_a_source_that_is_smaller_than_the_least_chunk_has_no_plan_yet(workplace, source):
+def test_a_source_that_is_smaller_than_the_least_chunk_has_no_plan_yet(run_context, source):
     source.bodies = {"a": b"1", "b": b"2"}
-    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
-    report = plan(work)
+    context = run_context(min_chunk_size="512KiB", max_wait=LONG)
+    report = plan(context)
     assert (list(report.plans), report.waiting.objects) == ([], 2)
-    assert account_for_plan(work, report).holds
-    assert [path.name for path in work.plans().iterdir()] == []
+    assert account_for_plan(context, report).holds
+    assert [path.name for path in context.plans().iterdir()] == []
 
 
-def test_the_sensor_does_not_find_what_waits_as_new_before_its_time_is_over(workplace, source):
-    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
-    plan(work)
-    assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 0
+def test_the_sensor_does_not_find_what_waits_as_new_before_its_time_is_over(run_context, source):
+    context = run_context(min_chunk_size="512KiB", max_wait=LONG)
+    plan(context)
+    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 0
     skips = [Skip.of(source.object("key-029"), SkipReason.WAITING, "")]
-    work.ledger.record_waiting("src", skips, datetime.now(UTC) - timedelta(seconds=1), whole=False)
-    assert inventories.look_for_new(work, after=b"", max_pages=5).new_objects == 1
+    context.ledger.record_waiting("src", skips, datetime.now(UTC) - timedelta(seconds=1), whole=False)
+    assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 1
 
 
-def test_what_is_gone_from_the_bucket_waits_no_more_after_a_whole_inventory(workplace, source):
-    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
-    plan(work)
+def test_what_is_gone_from_the_bucket_waits_no_more_after_a_whole_inventory(run_context, source):
+    context = run_context(min_chunk_size="512KiB", max_wait=LONG)
+    plan(context)
     del source.bodies["key-029"]
-    plan(work)
-    assert waiting_keys(work) == ["key-026", "key-027", "key-028"]
+    plan(context)
+    assert waiting_keys(context) == ["key-026", "key-027", "key-028"]
 
 
-def test_a_plan_of_some_keys_leaves_what_waits_of_others(workplace, source):
-    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
-    plan(work)
+def test_a_plan_of_some_keys_leaves_what_waits_of_others(run_context, source):
+    context = run_context(min_chunk_size="512KiB", max_wait=LONG)
+    plan(context)
     source.bodies["zzz"] = b"new"
-    planning.cut_plan(work, inventories.take_inventory(work, after=b"x"), new_archive=True)
-    assert len(waiting_keys(work)) == 5
+    planning.cut_plan(context, inventories.take_inventory(context, after=b"x"), new_archive=True)
+    assert len(waiting_keys(context)) == 5
 
 
 @pytest.mark.thorough
-def test_waiting_does_not_count_as_a_skip_when_the_object_is_skipped_later(workplace, source):
-    work = workplace(min_chunk_size="512KiB", max_wait=LONG)
-    plan(work)
-    plan(work)
+def test_waiting_does_not_count_as_a_skip_when_the_object_is_skipped_later(run_context, source):
+    context = run_context(min_chunk_size="512KiB", max_wait=LONG)
+    plan(context)
+    plan(context)
     source.unavailable = {"key-029": (SkipReason.COLD_STORAGE, -1)}
-    for chunk in plan(workplace()).chunks:
-        archive_chunk(work, chunk.name)
-    (state,) = {chunk.state for chunk in work.ledger.chunks("src") if chunk.object_count == 4}
-    assert (state, work.ledger.account("src").skipped) == (ChunkState.LOCATED, {SkipReason.COLD_STORAGE: 1})
-    assert due_again(work, "key-029") == pytest.approx(24 * 3600, abs=600)
+    for chunk in plan(run_context()).chunks:
+        archive_chunk(context, chunk.name)
+    (state,) = {chunk.state for chunk in context.ledger.chunks("src") if chunk.object_count == 4}
+    assert (state, context.ledger.account("src").skipped) == (ChunkState.LOCATED, {SkipReason.COLD_STORAGE: 1})
+    assert due_again(context, "key-029") == pytest.approx(24 * 3600, abs=600)
 
 
-def due_again(work, key):
+def due_again(context, key):
     """Return in how many seconds a skipped object may be planned again."""
-    with work.ledger._database.transaction() as connection:
+    with context.ledger._database.transaction() as connection:
         found = connection.execute(
             "SELECT extract(epoch FROM retry_at - now()) FROM skipped_objects WHERE file_path = %(key)s", {"key": key}
         )
         return float(found.scalar_one())
 
 
-def test_a_snapshot_of_some_keys_says_nothing_of_the_others(workplace, source):
-    work = workplace()
-    archive_everything(work)
+def test_a_snapshot_of_some_keys_says_nothing_of_the_others(run_context, source):
+    context = run_context()
+    archive_everything(context)
     for key in ("key-002", "key-003", "key-010", "key-011"):
         del source.bodies[key]
     source.bodies["key-004"] = b"another content"
-    snapshot = inventories.take_inventory(work, after=b"key-002", until=b"key-010")
-    found = planning.account_for(work, snapshot)
+    snapshot = inventories.take_inventory(context, after=b"key-002", until=b"key-010")
+    found = planning.account_for(context, snapshot)
     assert (found.objects, found.current, found.older, found.gone) == (6, 5, 1, 2)
 
 
-def test_the_latest_snapshots_are_kept_fewer_of_all_keys_than_of_some(workplace, source, monkeypatch):
+def test_the_latest_snapshots_are_kept_fewer_of_all_keys_than_of_some(run_context, source, monkeypatch):
     monkeypatch.setattr(inventories, "PARTIAL_KEPT", 2)
-    work = workplace()
-    whole = [inventories.take_inventory(work).path for _ in range(inventories.WHOLE_KEPT + 2)]
-    some = [inventories.take_inventory(work, until=b"key-001").path for _ in range(4)]
-    assert sorted(work.inventories().glob("*.parquet")) == whole[2:] + some[2:]
+    context = run_context()
+    whole = [inventories.take_inventory(context).path for _ in range(inventories.WHOLE_KEPT + 2)]
+    some = [inventories.take_inventory(context, until=b"key-001").path for _ in range(4)]
+    assert sorted(context.inventories().glob("*.parquet")) == whole[2:] + some[2:]
     some[-1].write_bytes(b"damaged")
-    some.append(inventories.take_inventory(work, until=b"key-001").path)
-    assert sorted(work.inventories().glob("*.parquet")) == whole[2:] + some[3:]
+    some.append(inventories.take_inventory(context, until=b"key-001").path)
+    assert sorted(context.inventories().glob("*.parquet")) == whole[2:] + some[3:]
 
 
-def test_what_dry_runs_list_of_another_prefix_pushes_no_inventory_of_the_source_out(workplace):
-    work = workplace()
-    archive_everything(work)  # the source has its address from its first chunk on
-    snapshot = inventories.take_inventory(work)
-    before = sorted(work.inventories().glob("*.parquet"))
-    source = work.source_settings.model_copy(update={"prefix": "key-00"})
-    other = replace(work, settings=work.settings.model_copy(update={"sources": {"src": source}}))
+def test_what_dry_runs_list_of_another_prefix_pushes_no_inventory_of_the_source_out(run_context):
+    context = run_context()
+    archive_everything(context)  # the source has its address from its first chunk on
+    snapshot = inventories.take_inventory(context)
+    before = sorted(context.inventories().glob("*.parquet"))
+    source = context.source_settings.model_copy(update={"prefix": "key-00"})
+    other = replace(context, settings=context.settings.model_copy(update={"sources": {"src": source}}))
     for _ in range(inventories.WHOLE_KEPT + 1):
         last = inventories.take_inventory(other, to_plan=False).path
-    assert inventories.latest_snapshot(work, complete=True) == snapshot
-    assert sorted(work.inventories().glob("*.parquet")) == [*before, last]
+    assert inventories.latest_snapshot(context, complete=True) == snapshot
+    assert sorted(context.inventories().glob("*.parquet")) == [*before, last]
 
 
-def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longer_lists_it(workplace, source):
-    work = workplace()
+def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longer_lists_it(run_context, source):
+    context = run_context()
     source.unavailable = {"key-003": (SkipReason.CHANGED, 0), "key-004": (SkipReason.ACCESS_DENIED, 0)}
-    archive_everything(work)
+    archive_everything(context)
 
     def counted():
-        (progress,) = work.ledger.progress(["src"])
-        return work.ledger.account("src").skipped, progress.skipped_objects, count_not_archived(work.ledger, "src", "key-00")
+        (progress,) = context.ledger.progress(["src"])
+        return (
+            context.ledger.account("src").skipped,
+            progress.skipped_objects,
+            count_not_archived(context.ledger, "src", "key-00"),
+        )
 
     skipped = {SkipReason.CHANGED: 1, SkipReason.ACCESS_DENIED: 1}, 2, (0, 2)
     assert counted() == skipped
-    with work.ledger._database.transaction() as connection:  # hours pass
+    with context.ledger._database.transaction() as connection:  # hours pass
         connection.execute("UPDATE inventories SET taken_at = taken_at - interval '2 hours'")
         connection.execute("UPDATE skipped_objects SET retry_at = now() - interval '1 hour'")
     assert counted() == skipped
     source.bodies["key-003"] = b"another content"
-    planning.cut_plan(work, inventories.take_inventory(work, until=b"key-002"))
+    planning.cut_plan(context, inventories.take_inventory(context, until=b"key-002"))
     assert counted() == skipped  # a part of the bucket tells nothing of the rest
     del source.unavailable["key-003"]
-    (chunk,) = planning.cut_plan(work, inventories.take_inventory(work)).chunks
+    (chunk,) = planning.cut_plan(context, inventories.take_inventory(context)).chunks
     assert counted() == ({}, 0, (2, 0))
-    archive_chunk(work, chunk.name)
+    archive_chunk(context, chunk.name)
     assert counted() == ({SkipReason.ACCESS_DENIED: 1}, 1, (0, 1))
 
 
-def test_of_a_key_that_was_skipped_and_is_deleted_since_no_time_of_another_try_is_said(workplace, source):
-    work = workplace()
+def test_of_a_key_that_was_skipped_and_is_deleted_since_no_time_of_another_try_is_said(run_context, source):
+    context = run_context()
     source.unavailable = {"key-004": (SkipReason.ACCESS_DENIED, 0)}
-    archive_everything(work)
-    assert not_located(work.ledger, "src", "key-004").hint.startswith("it may be planned again from 20")
+    archive_everything(context)
+    assert not_located(context.ledger, "src", "key-004").hint.startswith("it may be planned again from 20")
     del source.bodies["key-004"]
-    planning.cut_plan(work, inventories.take_inventory(work))
-    said = not_located(work.ledger, "src", "key-004")
+    planning.cut_plan(context, inventories.take_inventory(context))
+    said = not_located(context.ledger, "src", "key-004")
     assert "it was skipped as access_denied" in str(said)
     assert said.hint.startswith("no inventory lists it any more")
 
 
-def test_what_is_due_again_counts_as_skipped_where_no_whole_inventory_was_planned(workplace, source):
-    work = workplace()
+def test_what_is_due_again_counts_as_skipped_where_no_whole_inventory_was_planned(run_context, source):
+    context = run_context()
     source.unavailable = {"key-003": (SkipReason.CHANGED, 0)}
-    for chunk in planning.cut_plan(work, inventories.take_inventory(work, until=b"key-999")).chunks:
-        archive_chunk(work, chunk.name)
-    with work.ledger._database.transaction() as connection:  # hours pass
+    for chunk in planning.cut_plan(context, inventories.take_inventory(context, until=b"key-999")).chunks:
+        archive_chunk(context, chunk.name)
+    with context.ledger._database.transaction() as connection:  # hours pass
         connection.execute("UPDATE skipped_objects SET retry_at = now() - interval '1 hour'")
-    (progress,) = work.ledger.progress(["src"])
-    assert (work.ledger.account("src").skipped, progress.skipped_objects) == ({SkipReason.CHANGED: 1}, 1)
-    assert count_not_archived(work.ledger, "src", "key-00") == (0, 1)
+    (progress,) = context.ledger.progress(["src"])
+    assert (context.ledger.account("src").skipped, progress.skipped_objects) == ({SkipReason.CHANGED: 1}, 1)
+    assert count_not_archived(context.ledger, "src", "key-00") == (0, 1)
 
 
 class Throttle:
     """One that is paused before the work that it names, once."""
 
-    def __init__(self, work):
-        self.work, self.claimed_when_asked = work, []
+    def __init__(self, context):
+        self.context, self.claimed_when_asked = context, []
 
     def wait_while_paused(self, check):
         check()
-        self.claimed_when_asked.append(self.work.ledger.account("src").claimed_objects)
+        self.claimed_when_asked.append(self.context.ledger.account("src").claimed_objects)
 
 
-def test_a_pause_holds_a_plan_before_it_begins_and_before_it_claims_anything(workplace):
-    work = workplace(target_size=100_000)
-    throttle = Throttle(work)
-    snapshot = inventories.take_inventory(work)
-    planning.cut_plan(replace(work, throttle=throttle), snapshot)
+def test_a_pause_holds_a_plan_before_it_begins_and_before_it_claims_anything(run_context):
+    context = run_context(target_size=100_000)
+    throttle = Throttle(context)
+    snapshot = inventories.take_inventory(context)
+    planning.cut_plan(replace(context, throttle=throttle), snapshot)
     assert throttle.claimed_when_asked == [0, 0]
-    assert work.ledger.account("src").claimed_objects == 30
+    assert context.ledger.account("src").claimed_objects == 30
 
 
 def test_a_plan_that_was_suspended_in_the_middle_of_its_claims_until_another_took_its_lease_writes_nothing(
-    workplace, monkeypatch
+    run_context, monkeypatch
 ):
-    work, read = workplace(), planning.read_identities
+    context, read = run_context(), planning.read_identities
 
     def suspended(folder):
         yield from read(folder)
         monkeypatch.setattr(planning, "read_identities", read)
-        with work.ledger._database.transaction() as connection:
+        with context.ledger._database.transaction() as connection:
             connection.execute("UPDATE leases SET expires_at = now() - interval '1 second' WHERE name = 'plan/src'")
-        with work.ledger.lease("plan/src", this_process("another")):
-            planning._remove_unnamed(work)  # as the other one's plan begins
+        with context.ledger.lease("plan/src", this_process("another")):
+            planning._remove_unnamed(context)  # as the other one's plan begins
 
     monkeypatch.setattr(planning, "read_identities", suspended)
     with pytest.raises(LeaseLost, match="plan/src"):
-        planning.cut_plan(work, inventories.take_inventory(work))
-    assert work.ledger.chunks("src") == []
-    for chunk in planning.cut_plan(work, inventories.take_inventory(work)).chunks:
-        archive_chunk(work, chunk.name)
-    assert work.ledger.account("src").located_objects == 30
+        planning.cut_plan(context, inventories.take_inventory(context))
+    assert context.ledger.chunks("src") == []
+    for chunk in planning.cut_plan(context, inventories.take_inventory(context)).chunks:
+        archive_chunk(context, chunk.name)
+    assert context.ledger.account("src").located_objects == 30
 
 
-def test_a_plan_with_patience_waits_for_another_one_of_its_source_and_its_inventory_stays_meanwhile(workplace, monkeypatch):
-    work, held, lease = workplace(), [], Workplace.lease
+def test_a_plan_with_patience_waits_for_another_one_of_its_source_and_its_inventory_stays_meanwhile(run_context, monkeypatch):
+    context, held, lease = run_context(), [], RunContext.lease
 
     def held_twice(self, name):
         held.append(name)
         for _ in range(inventories.WHOLE_KEPT + 1):
-            inventories.take_inventory(work)  # by another process: older snapshots are removed
+            inventories.take_inventory(context)  # by another process: older snapshots are removed
         if len(held) < 3:
             raise HeldByOther(f"{name} is held by run another", holder="another")
         return lease(self, name)
 
-    snapshot = inventories.take_inventory(work)
-    monkeypatch.setattr(Workplace, "lease", held_twice)
+    snapshot = inventories.take_inventory(context)
+    monkeypatch.setattr(RunContext, "lease", held_twice)
     with pytest.raises(HeldByOther):
-        planning.cut_plan(work, snapshot)
-    assert planning.cut_plan(work, inventories.take_inventory(work), patience_seconds=3600).chunks
+        planning.cut_plan(context, snapshot)
+    assert planning.cut_plan(context, inventories.take_inventory(context), patience_seconds=3600).chunks
     assert held == ["plan/src"] * 3
 
 
@@ -365,53 +369,53 @@ def named_in_a_time_to_come(snapshot):
     return snapshot.path.rename(snapshot.path.with_name(f"src-2099{snapshot.name.removeprefix('src-')[4:]}.parquet"))
 
 
-def test_snapshots_named_by_a_clock_that_was_ahead_are_in_the_way_of_no_later_one(workplace, source, monkeypatch):
+def test_snapshots_named_by_a_clock_that_was_ahead_are_in_the_way_of_no_later_one(run_context, source, monkeypatch):
     monkeypatch.setattr(inventories, "PARTIAL_KEPT", 2)
     moments = (MOMENT + timedelta(hours=hours) for hours in count())
     monkeypatch.setattr(source.__class__, "clock", lambda _: next(moments))
-    work = workplace()
+    context = run_context()
     for _ in range(inventories.WHOLE_KEPT):
-        named_in_a_time_to_come(inventories.take_inventory(work))
-        named_in_a_time_to_come(inventories.take_inventory(work, until=b"key-001"))
+        named_in_a_time_to_come(inventories.take_inventory(context))
+        named_in_a_time_to_come(inventories.take_inventory(context, until=b"key-001"))
     source.bodies["new"] = b"new"
-    work = replace(work, holder=this_process("run-2"))
-    part = inventories.take_inventory(work, after=b"key")
-    assert inventories.snapshot_to_plan(work) == part
-    whole = inventories.take_inventory(work)
+    context = replace(context, holder=this_process("run-2"))
+    part = inventories.take_inventory(context, after=b"key")
+    assert inventories.snapshot_to_plan(context) == part
+    whole = inventories.take_inventory(context)
     assert part.path.exists()
-    assert inventories.latest_snapshot(work, complete=True) == whole
+    assert inventories.latest_snapshot(context, complete=True) == whole
     for _ in range(inventories.WHOLE_KEPT):
-        inventories.take_inventory(work)
-        inventories.take_inventory(work, until=b"key-001")
-    assert list(work.inventories().glob("*-2099*")) == []
+        inventories.take_inventory(context)
+        inventories.take_inventory(context, until=b"key-001")
+    assert list(context.inventories().glob("*-2099*")) == []
 
 
 @pytest.mark.parametrize("read", [planning.cut_plan, planning.account_for, preview_plan])
-def test_a_snapshot_that_is_read_stays_however_many_are_taken_meanwhile(workplace, monkeypatch, read):
-    work = workplace()
-    snapshot = inventories.take_inventory(work)
+def test_a_snapshot_that_is_read_stays_however_many_are_taken_meanwhile(run_context, monkeypatch, read):
+    context = run_context()
+    snapshot = inventories.take_inventory(context)
     identify = planning.identify_objects
 
     def identify_slowly(*args, **known):
         for _ in range(inventories.WHOLE_KEPT):
-            inventories.take_inventory(work)
+            inventories.take_inventory(context)
         return identify(*args, **known)
 
     monkeypatch.setattr(planning, "identify_objects", identify_slowly)
-    assert read(work, snapshot)
-    inventories.take_inventory(work)
+    assert read(context, snapshot)
+    inventories.take_inventory(context)
     assert not snapshot.path.exists()
 
 
-def test_a_damaged_snapshot_is_taken_again_and_refused_until_then(workplace, source):
-    work = workplace()
-    damaged = inventories.take_inventory(work)
+def test_a_damaged_snapshot_is_taken_again_and_refused_until_then(run_context, source):
+    context = run_context()
+    damaged = inventories.take_inventory(context)
     with damaged.path.open("r+b") as file:
         file.truncate(damaged.path.stat().st_size - 1)
-    other = replace(work, holder=this_process("run-2"))
+    other = replace(context, holder=this_process("run-2"))
     with pytest.raises(IntegrityError, match="cannot be read") as refused:
         inventories.snapshot_to_plan(other)
     assert refused.value.hint == "take the inventory again"
-    taken = inventories.take_inventory(work)
-    assert (inventories.snapshot_to_plan(work), inventories.snapshot_to_plan(other)) == (taken, taken)
-    assert inventories.latest_snapshot(work, complete=True) == taken
+    taken = inventories.take_inventory(context)
+    assert (inventories.snapshot_to_plan(context), inventories.snapshot_to_plan(other)) == (taken, taken)
+    assert inventories.latest_snapshot(context, complete=True) == taken

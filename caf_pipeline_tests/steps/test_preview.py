@@ -11,13 +11,13 @@ from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.packing.journal import writer
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import chunk_steps, inventories, planning, preview
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline.store.protocol import StorageCost
-from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
 
 
 @pytest.fixture
@@ -26,44 +26,44 @@ def source():
 
 
 @pytest.fixture
-def work(tmp_path, source, ledger):
-    return a_workplace(tmp_path, source, ledger)
+def context(tmp_path, source, ledger):
+    return a_run_context(tmp_path, source, ledger)
 
 
-def previewed(work):
-    return preview.preview_plan(work, inventories.take_inventory(work))
+def previewed(context):
+    return preview.preview_plan(context, inventories.take_inventory(context))
 
 
-def test_a_preview_has_the_chunks_and_objects_of_the_plan_that_is_made_then(work):
-    found = previewed(work)
-    made = plan(work)
+def test_a_preview_has_the_chunks_and_objects_of_the_plan_that_is_made_then(context):
+    found = previewed(context)
+    made = plan(context)
     assert found.estimate.chunks == len(made.chunks) > 1
-    assert found.estimate.statistics == preview.estimate_report(work, made).statistics
+    assert found.estimate.statistics == preview.estimate_report(context, made).statistics
     assert found.estimate.statistics.objects == made.plan.object_count == 31
     assert found.estimate.expected_bytes == sum(chunk.expected_size_bytes for chunk in made.chunks)
     assert found.estimate.fill == made.chunks[0].object_bytes / (1 << 20)
 
 
-def test_a_preview_of_a_source_that_the_ledger_does_not_know_leaves_it_unknown(work, ledger):
-    other = open_workplace(
-        work.settings.model_copy(update={"sources": {"new": work.source_settings}}),
+def test_a_preview_of_a_source_that_the_ledger_does_not_know_leaves_it_unknown(context, ledger):
+    other = open_run_context(
+        context.settings.model_copy(update={"sources": {"new": context.source_settings}}),
         "new",
         run="a preview",
         ledger=ledger,
-        objects=work.objects,
+        objects=context.objects,
         register=False,
     )
     assert previewed(other).estimate.statistics.objects == 31
     assert ledger.sources() == ["src"]
 
 
-def test_a_preview_claims_nothing_and_leaves_no_file_but_the_inventory(work):
-    first, second = previewed(work), previewed(work)
+def test_a_preview_claims_nothing_and_leaves_no_file_but_the_inventory(context):
+    first, second = previewed(context), previewed(context)
     assert (second.claimed, second.previous) == (0, None)
     assert first.estimate == second.estimate
-    assert work.ledger.plans("src") == []
-    assert work.ledger.account("src").claimed_objects == 0
-    assert list(work.plans().iterdir()) == []
+    assert context.ledger.plans("src") == []
+    assert context.ledger.account("src").claimed_objects == 0
+    assert list(context.plans().iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [NotPublic("it is not public", hint="make it so"), StoreUnreachable("away"), None])
@@ -75,28 +75,28 @@ def test_a_preview_says_what_would_keep_the_store_from_taking_all_of_its_chunks(
                 raise error
 
     asked = []
-    work = a_workplace(tmp_path, source, ledger, store=Asked(tmp_path / "store"), public=False)
-    found = previewed(work)
+    context = a_run_context(tmp_path, source, ledger, store=Asked(tmp_path / "store"), public=False)
+    found = previewed(context)
     largest = asked[0]["stored_size_bytes"]
     assert asked == [{"public": False, "stored_size_bytes": largest, "waiting_bytes": found.estimate.expected_bytes - largest}]
     said = "as things are, not all of it would be stored: it is not public; make it so"
     assert found.warning == (said if error and error.permanent else "")
-    plan(work)
+    plan(context)
     source.bodies["new"] = b"new"
-    previewed(work)
+    previewed(context)
     total = sum(chunk.expected_size_bytes for chunk in ledger.chunks("src"))
     assert asked[-1]["waiting_bytes"] == total
 
 
-def test_what_is_archived_claimed_and_skipped_is_told_apart(work, source):
-    (done, *_) = [chunk.name for chunk in plan(work).chunks]
-    archive_chunk(work, done)
-    members = work.ledger.chunk(done).member_count
+def test_what_is_archived_claimed_and_skipped_is_told_apart(context, source):
+    (done, *_) = [chunk.name for chunk in plan(context).chunks]
+    archive_chunk(context, done)
+    members = context.ledger.chunk(done).member_count
     source.bodies["denied"] = b"x"
-    work.ledger.record_skips("src", [Skip.of(source.object("denied"), SkipReason.ACCESS_DENIED, "not yet")])
+    context.ledger.record_skips("src", [Skip.of(source.object("denied"), SkipReason.ACCESS_DENIED, "not yet")])
     source.bodies["new"] = b"new"
     source.bodies["bad\x00key"] = b"x"
-    found = previewed(work)
+    found = previewed(context)
     assert (found.located, found.claimed, found.estimate.statistics.objects) == (members, 31 - members, 1)
     assert found.skipped == {"access_denied": 1, "unsupported_key": 1}
     last = found.difference
@@ -104,38 +104,38 @@ def test_what_is_archived_claimed_and_skipped_is_told_apart(work, source):
 
 
 @pytest.mark.parametrize(("key", "reason"), [("bad\x00key", "unsupported_key"), ("huge", "too_large")])
-def test_an_object_that_is_back_and_skipped_again_is_counted_once(work, source, monkeypatch, key, reason):
+def test_an_object_that_is_back_and_skipped_again_is_counted_once(context, source, monkeypatch, key, reason):
     terms = planning.plan_terms
     monkeypatch.setattr(planning, "plan_terms", lambda *args: replace(terms(*args), limits=Limits(max_bytes=1 << 21)))
     monkeypatch.setattr(cutting, "MAX_CHUNKS", 2)
     source.bodies[key] = os.urandom(5 << 20)
-    plan(work)
+    plan(context)
     body = source.bodies.pop(key)
-    plan(work)
+    plan(context)
     source.bodies[key] = body
-    inventory = inventories.take_inventory(work)
-    found = preview.preview_plan(work, inventory)
-    planning.cut_plan(work, inventory)
-    assert found.skipped == planning.account_for(work, inventory).skipped == {reason: 1}
+    inventory = inventories.take_inventory(context)
+    found = preview.preview_plan(context, inventory)
+    planning.cut_plan(context, inventory)
+    assert found.skipped == planning.account_for(context, inventory).skipped == {reason: 1}
 
 
-def test_what_was_written_and_archived_since_an_inventory_changes_nothing_that_its_preview_tells(work, source):
-    archive_everything(work)
+def test_what_was_written_and_archived_since_an_inventory_changes_nothing_that_its_preview_tells(context, source):
+    archive_everything(context)
     source.bodies["new"] = b"new"
-    earlier = inventories.take_inventory(work)
+    earlier = inventories.take_inventory(context)
     source.bodies["key-000"] = b"another content"
     source.bodies["later"] = b"later"
-    archive_everything(work)
-    found, account = preview.preview_plan(work, earlier), planning.account_for(work, earlier)
+    archive_everything(context)
+    found, account = preview.preview_plan(context, earlier), planning.account_for(context, earlier)
     assert (account.objects, account.located) == (32, 32)
     assert (found.located, found.claimed, found.estimate.statistics.objects) == (account.located, account.claimed, 0)
 
 
-def test_more_chunks_than_a_plan_has_are_previewed_as_several_plans(work, source, monkeypatch):
+def test_more_chunks_than_a_plan_has_are_previewed_as_several_plans(context, source, monkeypatch):
     monkeypatch.setattr(preview, "MAX_CHUNKS", 1)
     monkeypatch.setattr(cutting, "MAX_CHUNKS", 1)
-    found = previewed(work)
-    made = plan(work)
+    found = previewed(context)
+    made = plan(context)
     assert found.plans == len(made.plans) == found.estimate.chunks == 2
 
 
@@ -150,39 +150,39 @@ class SlowStore(DirectoryStore):
 
 def test_chunks_that_are_cut_smaller_for_a_slow_store_are_compared_with_that_size(tmp_path, source, ledger):
     store = SlowStore(tmp_path / "store")
-    work = a_workplace(tmp_path, source, ledger, store=store)
-    for chunk in plan(work).chunks:
-        chunk_steps.withdraw(work, chunk.name)
+    context = a_run_context(tmp_path, source, ledger, store=store)
+    for chunk in plan(context).chunks:
+        chunk_steps.withdraw(context, chunk.name)
     store.fitting = 1 << 18
-    found = previewed(work).estimate
-    made = preview.estimate_report(work, plan(work))
+    found = previewed(context).estimate
+    made = preview.estimate_report(context, plan(context))
     assert (found.target_bytes, made.target_bytes) == (1 << 18, 1 << 18)
     assert found.fill == made.fill > 0.7
 
 
 @pytest.mark.thorough
 def test_the_time_is_known_once_enough_chunks_were_archived(tmp_path, source, ledger):
-    work = a_workplace(tmp_path, source, ledger, target="256KiB")
-    assert previewed(work).estimate.seconds is None
-    archive_everything(work)
+    context = a_run_context(tmp_path, source, ledger, target="256KiB")
+    assert previewed(context).estimate.seconds is None
+    archive_everything(context)
     source.bodies["more"] = os.urandom(1000)
-    estimate = previewed(work).estimate
+    estimate = previewed(context).estimate
     assert estimate.rate.chunks == len(ledger.chunks("src")) - 1
     assert estimate.seconds == 1000 / estimate.rate.bytes_per_second > 0
 
 
-def test_pauses_in_which_nothing_was_planned_do_not_count_as_time_of_archiving(work, source):
+def test_pauses_in_which_nothing_was_planned_do_not_count_as_time_of_archiving(context, source):
     """A source that has a chunk a day, which takes twenty minutes from its plan to its location."""
     for day in range(5):
         source.bodies = {f"day-{day}": os.urandom(12_000)}
-        (name,) = archive_everything(work)
-        with work.ledger._database.transaction() as connection:
+        (name,) = archive_everything(context)
+        with context.ledger._database.transaction() as connection:
             connection.execute(
                 "UPDATE caf_files SET created_at = created_at + make_interval(days => %(day)s),"
                 " located_at = created_at + make_interval(days => %(day)s, mins => 20) WHERE name = %(name)s",
                 {"day": day, "name": name},
             )
-    rate = previewed(work).estimate.rate
+    rate = previewed(context).estimate.rate
     assert (rate.chunks, rate.bytes_per_second) == (4, 10)
 
 
@@ -196,7 +196,7 @@ def test_requests_and_egress_have_list_prices_at_aws_and_else_only_those_that_ar
 
 def test_requests_and_egress_are_priced_by_the_thousand_and_by_gib(tmp_path, source, ledger):
     described = {"bucket": "b", "target_size": "1MiB", "get_price": 5, "egress_price": 1024}
-    estimate = previewed(a_workplace(tmp_path, source, ledger, sources={"src": described})).estimate
+    estimate = previewed(a_run_context(tmp_path, source, ledger, sources={"src": described})).estimate
     assert (estimate.requests, estimate.request_usd) == (31, pytest.approx(0.155))
     assert estimate.egress_usd == pytest.approx(1_200_000 / (1 << 20))
 
@@ -205,9 +205,9 @@ def test_requests_are_as_many_as_are_sent_where_one_may_not_be_as_large_as_set(t
     monkeypatch.setattr(writer, "LARGEST_PART_BYTES", 65_536)
     source.bodies |= {"exact": os.urandom(131_072), "one byte more": os.urandom(131_073)}
     packing = {"part_size": "128KiB", "window_size": "1MiB", "fetch_threads": 4}
-    work = a_workplace(tmp_path, source, ledger, packing=packing)
-    found = previewed(work)
-    archive_everything(work)
+    context = a_run_context(tmp_path, source, ledger, packing=packing)
+    found = previewed(context)
+    archive_everything(context)
     assert found.estimate.requests == len(source.reads) == 31 + 2 + 3
 
 
@@ -224,22 +224,22 @@ class PricedStore(DirectoryStore):
 
 def test_the_store_says_what_the_space_costs_and_a_preview_goes_on_without_it(tmp_path, source, ledger):
     store = PricedStore(tmp_path / "store")
-    work = a_workplace(tmp_path, source, ledger, store=store)
-    estimate = previewed(work).estimate
+    context = a_run_context(tmp_path, source, ledger, store=store)
+    estimate = previewed(context).estimate
     assert estimate.storage == StorageCost(3, 3 * estimate.expected_bytes, 30, 3 * estimate.expected_bytes, 2)
     store.answers = False
-    estimate = previewed(work).estimate
+    estimate = previewed(context).estimate
     assert (estimate.storage, estimate.storage_unknown) == (None, "no node answers")
 
 
-def test_a_store_that_charges_nothing_has_no_cost(work):
-    estimate = previewed(work).estimate
+def test_a_store_that_charges_nothing_has_no_cost(context):
+    estimate = previewed(context).estimate
     assert (estimate.storage, estimate.storage_unknown) == (None, "")
 
 
 def test_the_tail_that_would_wait_is_no_part_of_the_estimate(tmp_path, source, ledger):
     described = {"bucket": "b", "target_size": "1MiB", "min_chunk_size": "512KiB", "max_wait": "3660d"}
-    found = previewed(a_workplace(tmp_path, source, ledger, sources={"src": described}))
+    found = previewed(a_run_context(tmp_path, source, ledger, sources={"src": described}))
     assert (found.waiting.objects + found.estimate.statistics.objects, found.estimate.chunks) == (31, 1)
     assert found.claimed == 0
     assert found.as_json()["waiting"]["objects"] == found.waiting.objects

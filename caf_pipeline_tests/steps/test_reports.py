@@ -8,14 +8,14 @@ import pytest
 from caf_pipeline.cli import plans
 from caf_pipeline.errors import ReportRefused
 from caf_pipeline.inventory.snapshot import REPORT_LAG, read_objects, read_snapshot
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.source.s3.listing import Listing
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.preview import preview_plan
-from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.steps.test_current_content import A, B, current, next_second, packed
 from caf_pipeline_tests.support.inventory_reports import FORMATS, ReportWriter, listed_rows
+from caf_pipeline_tests.support.run_contexts import a_run_context, account_for_plan, archive_chunk, archive_everything
 from caf_pipeline_tests.support.s3_server import make_bucket
-from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_chunk, archive_everything
 
 LONG_AGO = datetime(2026, 1, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -27,19 +27,19 @@ def reports(s3_server, new_bucket):
 
 
 @pytest.fixture
-def work(tmp_path, new_bucket, reports, ledger):
-    return a_workplace(tmp_path, new_bucket.source(inventory=reports.folder), ledger)
+def context(tmp_path, new_bucket, reports, ledger):
+    return a_run_context(tmp_path, new_bucket.source(inventory=reports.folder), ledger)
 
 
-def plan_report(work, name=""):
-    return planning.cut_plan(work, inventories.take_report(work, name)[0], new_archive=True)
+def plan_report(context, name=""):
+    return planning.cut_plan(context, inventories.take_report(context, name)[0], new_archive=True)
 
 
-def archive_report(work, name=""):
+def archive_report(context, name=""):
     """Archive what a report has that is new; return the plan."""
-    report = plan_report(work, name)
+    report = plan_report(context, name)
     for chunk in report.chunks:
-        archive_chunk(work, chunk.name)
+        archive_chunk(context, chunk.name)
     return report
 
 
@@ -52,79 +52,81 @@ def written(reports, moment: datetime, **keys: datetime):
 @pytest.mark.thorough
 @pytest.mark.parametrize("versions", [True, False], ids=["versions", "no versions"])
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_a_listing_after_a_report_and_a_report_after_a_listing_find_nothing_new(work, new_bucket, reports, file_format, versions):
+def test_a_listing_after_a_report_and_a_report_after_a_listing_find_nothing_new(
+    context, new_bucket, reports, file_format, versions
+):
     if versions:
         new_bucket.keep_versions()
     for key, body in (("a", A), ("a", B), ("b c+d/é", A), ("e", b"")):
         new_bucket.put(key, body)
     reports.file_format = file_format
     reports.write(datetime.now(UTC).replace(microsecond=0) - DAY)
-    assert archive_report(work).chunks
+    assert archive_report(context).chunks
     next_second()
-    listing = planning.cut_plan(work, inventories.take_inventory(work))
+    listing = planning.cut_plan(context, inventories.take_inventory(context))
     assert (listing.chunks, listing.exceptions, listing.comparison.requests) == ([], 0, 0)
     next_second()
     reports.write()
-    again = plan_report(work)
-    assert (again.chunks, again.exceptions, again.comparison.requests, packed(work)) == ([], 0, 0, 3)
-    accounting = account_for_plan(work, again)
+    again = plan_report(context)
+    assert (again.chunks, again.exceptions, again.comparison.requests, packed(context)) == ([], 0, 0, 3)
+    accounting = account_for_plan(context, again)
     assert (accounting.located, accounting.older, accounting.gone) == (3, 0, 0)
 
 
-def test_a_snapshot_says_which_report_it_is_of_and_has_its_time(work, new_bucket, reports):
+def test_a_snapshot_says_which_report_it_is_of_and_has_its_time(context, new_bucket, reports):
     new_bucket.put("a", A)
     name = reports.write(LONG_AGO)
-    snapshot, taken = inventories.take_report(work)
+    snapshot, taken = inventories.take_report(context)
     assert read_snapshot(snapshot.path) == snapshot
     assert (snapshot.taken_at, snapshot.listed_at, snapshot.complete) == (LONG_AGO, LONG_AGO, True)
     assert (snapshot.report, taken.report.file_count) == (f"{reports.folder}{name}/", 3)
     assert "days old" in taken.warning
     reports.write()
-    assert inventories.take_report(work)[1].warning == ""
+    assert inventories.take_report(context)[1].warning == ""
 
 
-def test_a_report_of_a_server_whose_clock_is_ahead_is_of_no_age(work, new_bucket, reports, monkeypatch, capsys):
+def test_a_report_of_a_server_whose_clock_is_ahead_is_of_no_age(context, new_bucket, reports, monkeypatch, capsys):
     new_bucket.put("a", A)
     monkeypatch.setattr(Listing, "clock", lambda self: datetime.now(UTC) + DAY)
     reports.write(datetime.now(UTC).replace(microsecond=0) + timedelta(hours=2))
-    snapshot, taken = inventories.take_report(work)
+    snapshot, taken = inventories.take_report(context)
     assert taken.age == timedelta(0)
-    plans._print_preview(preview_plan(work, snapshot))
+    plans._print_preview(preview_plan(context, snapshot))
     assert f"of {snapshot.taken_at:%Y-%m-%d %H:%M:%S} UTC, 0 seconds old" in capsys.readouterr().out
 
 
-def test_a_source_that_was_never_planned_is_previewed_from_its_report(work, new_bucket, reports, ledger):
+def test_a_source_that_was_never_planned_is_previewed_from_its_report(context, new_bucket, reports, ledger):
     new_bucket.put("a", A)
     reports.write()
-    settings = work.settings.model_copy(update={"sources": {"new": work.source_settings}})
-    new = open_workplace(settings, "new", run="a preview", ledger=ledger, objects=work.objects, register=False)
+    settings = context.settings.model_copy(update={"sources": {"new": context.source_settings}})
+    new = open_run_context(settings, "new", run="a preview", ledger=ledger, objects=context.objects, register=False)
     assert preview_plan(new, inventories.take_report(new)[0]).estimate.statistics.objects == 1
     assert ledger.sources() == ["src"]
 
 
-def test_the_bucket_of_a_report_is_asked_once_whether_it_keeps_versions(work, new_bucket, reports, monkeypatch):
+def test_the_bucket_of_a_report_is_asked_once_whether_it_keeps_versions(context, new_bucket, reports, monkeypatch):
     asked, keeps_versions = [], Listing.keeps_versions
     monkeypatch.setattr(Listing, "keeps_versions", lambda listing: asked.append(1) or keeps_versions(listing))
     new_bucket.put("a", A)
     reports.write()
-    inventories.take_report(work)
+    inventories.take_report(context)
     assert asked == [1]
 
 
-def test_nothing_but_the_snapshot_is_left_on_the_disk(work, new_bucket, reports):
+def test_nothing_but_the_snapshot_is_left_on_the_disk(context, new_bucket, reports):
     new_bucket.put("a", A)
     reports.write()
-    snapshot, _ = inventories.take_report(work)
-    assert list(work.inventories().iterdir()) == [snapshot.path]
+    snapshot, _ = inventories.take_report(context)
+    assert list(context.inventories().iterdir()) == [snapshot.path]
 
 
-def test_no_object_waits_longer_than_max_wait_for_the_age_of_its_report(work, new_bucket, reports):
+def test_no_object_waits_longer_than_max_wait_for_the_age_of_its_report(context, new_bucket, reports):
     new_bucket.put("k", A)
     now = datetime.now(UTC).replace(microsecond=0)
     written(reports, now - 3 * DAY, k=now - 9 * DAY)
     terms = {"min_chunk_size": 1 << 20, "max_wait": 7 * 24 * 3600}
-    sources = {"src": work.source_settings.model_copy(update=terms)}
-    waiting = replace(work, settings=work.settings.model_copy(update={"sources": sources}))
+    sources = {"src": context.source_settings.model_copy(update=terms)}
+    waiting = replace(context, settings=context.settings.model_copy(update={"sources": sources}))
     snapshot, _ = inventories.take_report(waiting)
     assert preview_plan(waiting, snapshot).waiting is None
     assert [chunk.object_count for chunk in planning.cut_plan(waiting, snapshot).chunks] == [1]
@@ -133,63 +135,63 @@ def test_no_object_waits_longer_than_max_wait_for_the_age_of_its_report(work, ne
 # --- what a report tells, and what not -----------------------------------------------------------------------------------
 
 
-def test_a_key_that_a_later_report_no_longer_has_is_gone(work, new_bucket, reports):
+def test_a_key_that_a_later_report_no_longer_has_is_gone(context, new_bucket, reports):
     new_bucket.put("kept", A)
     new_bucket.put("k", B)
     written(reports, LONG_AGO, kept=LONG_AGO - DAY, k=LONG_AGO - DAY)
-    archive_report(work)
+    archive_report(context)
     written(reports, LONG_AGO + DAY, kept=LONG_AGO - DAY)
-    assert archive_report(work).exceptions == 1
-    said = current(work)[1]
+    assert archive_report(context).exceptions == 1
+    said = current(context)[1]
     assert (said.is_current, said.gone_at, said.last_seen) == (False, LONG_AGO + DAY, LONG_AGO)
-    assert current(work, "kept")[1].is_current
+    assert current(context, "kept")[1].is_current
 
 
-def test_what_was_archived_since_a_report_is_not_gone(work, new_bucket, reports):
+def test_what_was_archived_since_a_report_is_not_gone(context, new_bucket, reports):
     new_bucket.put("a", A)
     written(reports, datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1), a=LONG_AGO)
     new_bucket.put("k", B)  # seen by the sensor, which lists a part of the bucket
-    planned = planning.cut_plan(work, inventories.take_inventory(work, after=b"b"), new_archive=True)
-    archive_chunk(work, planned.chunks[0].name)
-    report = archive_report(work)
+    planned = planning.cut_plan(context, inventories.take_inventory(context, after=b"b"), new_archive=True)
+    archive_chunk(context, planned.chunks[0].name)
+    report = archive_report(context)
     assert report.exceptions == 0
-    assert current(work)[1].is_current
-    accounting = account_for_plan(work, report)
+    assert current(context)[1].is_current
+    accounting = account_for_plan(context, report)
     assert (accounting.located, accounting.older, accounting.gone) == (1, 0, 0)
 
 
-def test_what_was_archived_since_is_not_gone_where_the_ledger_was_restored(work, new_bucket, reports, ledger):
+def test_what_was_archived_since_is_not_gone_where_the_ledger_was_restored(context, new_bucket, reports, ledger):
     new_bucket.put("k", B)
-    archive_everything(work)
+    archive_everything(context)
     with ledger._database.transaction() as connection:
         connection.execute("DELETE FROM inventories")  # as after a rebuild
     reports.write(datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1), rows=[])
-    assert archive_report(work).exceptions == 0
-    assert current(work)[1].is_current
+    assert archive_report(context).exceptions == 0
+    assert current(context)[1].is_current
 
 
 @pytest.mark.parametrize(("before", "gone"), [(REPORT_LAG / 2, False), (REPORT_LAG * 2, True)])
-def test_of_what_was_written_shortly_before_a_report_its_absence_tells_nothing(work, new_bucket, reports, before, gone):
+def test_of_what_was_written_shortly_before_a_report_its_absence_tells_nothing(context, new_bucket, reports, before, gone):
     new_bucket.put("k", A)
     written(reports, LONG_AGO, k=LONG_AGO + DAY - before)
-    archive_report(work)
+    archive_report(context)
     reports.write(LONG_AGO + DAY, rows=[])
-    report = archive_report(work)
-    assert (current(work)[1].gone_at is not None) == gone
-    assert account_for_plan(work, report).gone == gone
+    report = archive_report(context)
+    assert (current(context)[1].gone_at is not None) == gone
+    assert account_for_plan(context, report).gone == gone
 
 
-def test_a_content_that_was_replaced_shortly_before_a_report_is_older(work, new_bucket, reports):
+def test_a_content_that_was_replaced_shortly_before_a_report_is_older(context, new_bucket, reports):
     for body, moment in ((A, LONG_AGO + DAY - REPORT_LAG / 2), (B, LONG_AGO + DAY - REPORT_LAG / 3)):
         new_bucket.put("k", body)
         written(reports, moment, k=moment)
-        report = archive_report(work)
-    account_for_plan(work, report)
-    content = work.ledger.account("src").content
+        report = archive_report(context)
+    account_for_plan(context, report)
+    content = context.ledger.account("src").content
     assert (content.current_objects, content.older_objects, content.uncounted_objects) == (1, 1, 0)
 
 
-def test_an_older_content_that_a_report_has_does_not_supersede_a_newer_one(work, new_bucket, reports):
+def test_an_older_content_that_a_report_has_does_not_supersede_a_newer_one(context, new_bucket, reports):
     new_bucket.keep_versions()
     new_bucket.put("k", A)
     rows = listed_rows(reports.client, reports.name)
@@ -197,63 +199,63 @@ def test_an_older_content_that_a_report_has_does_not_supersede_a_newer_one(work,
     next_second()
     new_bucket.put("k", B)
     new_bucket.put("l", B)
-    planned = planning.cut_plan(work, inventories.take_inventory(work, until=b"k"), new_archive=True)
-    archive_chunk(work, planned.chunks[0].name)
-    report = archive_report(work)
-    assert (current(work)[0], current(work)[1].is_current) == (B, True)
-    assert account_for_plan(work, report).older == 0
+    planned = planning.cut_plan(context, inventories.take_inventory(context, until=b"k"), new_archive=True)
+    archive_chunk(context, planned.chunks[0].name)
+    report = archive_report(context)
+    assert (current(context)[0], current(context)[1].is_current) == (B, True)
+    assert account_for_plan(context, report).older == 0
 
 
 # --- refused -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("later", ["a listing", "a report"])
-def test_a_report_older_than_what_was_archived_is_refused_and_changes_nothing(work, new_bucket, reports, later):
+def test_a_report_older_than_what_was_archived_is_refused_and_changes_nothing(context, new_bucket, reports, later):
     new_bucket.put("k", A)
     name = reports.write(LONG_AGO, rows=[])
     if later == "a listing":
-        archive_everything(work)
+        archive_everything(context)
     else:
         reports.write(LONG_AGO + DAY)
-        archive_report(work)
-    before = state_of(work)
+        archive_report(context)
+    before = state_of(context)
     with pytest.raises(ReportRefused, match="is older than what was already archived") as caught:
-        inventories.take_report(work, name)
+        inventories.take_report(context, name)
     assert "list the bucket" in caught.value.hint
-    assert state_of(work) == before
-    assert current(work)[1].is_current
+    assert state_of(context) == before
+    assert current(context)[1].is_current
 
 
-def state_of(work):
+def state_of(context):
     """Return what a refused report must not change."""
-    files = {path.name: path.read_bytes() for path in work.inventories().iterdir()}
-    return files, work.ledger.account("src"), [chunk.name for chunk in work.ledger.chunks("src")]
+    files = {path.name: path.read_bytes() for path in context.inventories().iterdir()}
+    return files, context.ledger.account("src"), [chunk.name for chunk in context.ledger.chunks("src")]
 
 
-def test_the_same_report_may_be_planned_again(work, new_bucket, reports):
+def test_the_same_report_may_be_planned_again(context, new_bucket, reports):
     new_bucket.put("k", A)
     reports.write()
-    assert archive_report(work).chunks
-    again = archive_report(work)
-    assert (again.chunks, again.exceptions, packed(work)) == ([], 0, 1)
+    assert archive_report(context).chunks
+    again = archive_report(context)
+    assert (again.chunks, again.exceptions, packed(context)) == ([], 0, 1)
 
 
-def test_a_report_that_is_damaged_leaves_the_old_state_as_it_was(work, new_bucket, reports):
+def test_a_report_that_is_damaged_leaves_the_old_state_as_it_was(context, new_bucket, reports):
     new_bucket.put("k", A)
     reports.write(LONG_AGO)
-    archive_report(work)
-    before = state_of(work)
+    archive_report(context)
+    before = state_of(context)
     reports.write(LONG_AGO + DAY)
     reports.put(reports.written[-1], b"damaged")
     with pytest.raises(ReportRefused, match="has 7 bytes"):
-        inventories.take_report(work)
-    assert state_of(work) == before
+        inventories.take_report(context)
+    assert state_of(context) == before
 
 
-def test_two_rows_of_the_same_object_are_one(work, new_bucket, reports):
+def test_two_rows_of_the_same_object_are_one(context, new_bucket, reports):
     new_bucket.put("k", A)
     rows = listed_rows(reports.client, reports.name)
     reports.write(rows=rows * 5)
-    snapshot, _ = inventories.take_report(work)
+    snapshot, _ = inventories.take_report(context)
     assert [obj.key for obj in read_objects(snapshot.path)] == [b"k"]
     assert (snapshot.object_count, snapshot.object_bytes) == (1, len(A))

@@ -27,6 +27,7 @@ from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.log_search import LogSearch, Period
 from caf_pipeline.retrieval.reader import fetch, save
+from caf_pipeline.run_context import Lazy
 from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import chunk_steps, inventories, planning, preview
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
@@ -37,16 +38,16 @@ from caf_pipeline_tests.support import dying_runs
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
-from caf_pipeline_tests.support.several_folders import SeveralFolders
-from caf_pipeline_tests.support.tiers import sampled
-from caf_pipeline_tests.support.workplaces import (
+from caf_pipeline_tests.support.run_contexts import (
     CHUNK_STEPS,
-    a_workplace,
+    a_run_context,
     account_for_plan,
     archive_chunk,
     archive_everything,
     plan,
 )
+from caf_pipeline_tests.support.several_folders import SeveralFolders
+from caf_pipeline_tests.support.tiers import sampled
 
 LIMITS = Limits(max_bytes=160_000)
 HUGE = os.urandom(400_000)
@@ -65,42 +66,42 @@ def source():
 
 
 @pytest.fixture
-def work(tmp_path, source, ledger):
-    return a_workplace(tmp_path, source, ledger, target="128KiB")
+def context(tmp_path, source, ledger):
+    return a_run_context(tmp_path, source, ledger, target="128KiB")
 
 
 @pytest.mark.parametrize("checksum", ["CRC32", "CRC64NVME"])
 def test_a_split_object_with_an_equal_checksum_is_not_archived_again(tmp_path, new_bucket, ledger, checksum):
-    work = a_workplace(tmp_path, new_bucket.source(), ledger, target="128KiB")
+    context = a_run_context(tmp_path, new_bucket.source(), ledger, target="128KiB")
     new_bucket.put("huge", FIRST + HUGE, ChecksumAlgorithm=checksum)
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     new_bucket.put("huge", FIRST + HUGE, ChecksumAlgorithm=checksum)
-    report = plan(work)
+    report = plan(context)
     assert (report.comparison.equal, report.chunks) == (1, [])
     next_second()
     new_bucket.put("huge", SECOND + HUGE, ChecksumAlgorithm=checksum)
-    report = plan(work)
+    report = plan(context)
     assert (report.comparison.other_bytes, len(report.chunks)) == (1, 4)
 
 
-def test_the_crc64_of_a_split_object_follows_from_its_parts(work):
-    archive_everything(work)
-    (huge,) = work.ledger.located_versions("src", ["huge"])
+def test_the_crc64_of_a_split_object_follows_from_its_parts(context):
+    archive_everything(context)
+    (huge,) = context.ledger.located_versions("src", ["huge"])
     assert huge.checksums["crc64nvme"] == crc64nvme(HUGE).to_bytes(8, "big")
 
 
 @pytest.mark.skipif(find_spec("yscope_clp_core") is None, reason="there is no clp-s: its wheel is for Linux on x86-64")
-def test_a_log_in_parts_is_searched_where_its_header_has_the_time(work, source, tmp_path):
+def test_a_log_in_parts_is_searched_where_its_header_has_the_time(context, source, tmp_path):
     records = [{"ts": 1_700_000_000_000 + n, "n": n, "text": random.Random(n).randbytes(200).hex()} for n in range(1500)]
     source.bodies["log"] = packed(tmp_path / "packed", records, "--timestamp-key", "ts")
     assert len(source.bodies["log"]) > LIMITS.max_bytes
-    archive_everything(work)
+    archive_everything(context)
 
     def found(**period):
-        with LogSearch("n >= 1498", work.staging(), period=Period(**period)) as searching:
+        with LogSearch("n >= 1498", context.staging(), period=Period(**period)) as searching:
             searched = {
-                one.location.row.key: len(list(one.matches)) for one in searching.search(work.ledger, work.store, "src", "")
+                one.location.row.key: len(list(one.matches)) for one in searching.search(context.ledger, context.store, "src", "")
             }
         assert (searching.listed, searching.not_recorded) == (5, 2)  # that in parts which is no log, too
         return searched
@@ -110,46 +111,46 @@ def test_a_log_in_parts_is_searched_where_its_header_has_the_time(work, source, 
     assert found(first_ms=1_700_000_001_500) == {}
 
 
-def test_a_preview_says_at_least_how_many_plans_there_would_be(work, source, monkeypatch, capsys):
+def test_a_preview_says_at_least_how_many_plans_there_would_be(context, source, monkeypatch, capsys):
     source.bodies |= {"huge-2": os.urandom(400_000), "huge-3": os.urandom(400_000)}
     for module in (cutting, preview):
         monkeypatch.setattr(module, "MAX_CHUNKS", 7)
-    found = preview_plan(work, inventories.take_inventory(work))
+    found = preview_plan(context, inventories.take_inventory(context))
     plans._print_preview(found)
-    made = plan(work)
+    made = plan(context)
     assert (found.estimate.chunks, found.plans, len(made.plans)) == (len(made.chunks), 2, 3)
     assert "plans     at least 2, since" in capsys.readouterr().out
 
 
-def test_a_preview_of_several_plans_says_how_full_their_chunks_get(work, source, monkeypatch):
+def test_a_preview_of_several_plans_says_how_full_their_chunks_get(context, source, monkeypatch):
     source.bodies |= {f"huge-{number}": os.urandom(400_000 + 7 * number) for number in range(5)}
     source.bodies |= {f"small-{number}": os.urandom(60_000) for number in range(9)}
     for module in (cutting, preview):
         monkeypatch.setattr(module, "MAX_CHUNKS", 5)
-    found = preview_plan(work, inventories.take_inventory(work)).estimate
-    made = plan(work)
+    found = preview_plan(context, inventories.take_inventory(context)).estimate
+    made = plan(context)
     assert len(made.plans) > 2
-    assert found.fill == preview.estimate_report(work, made).fill
+    assert found.fill == preview.estimate_report(context, made).fill
 
 
-def parts_of(work):
+def parts_of(context):
     """The chunks that are to have a part, in order, but for those of parts that were given up."""
-    return [chunk.name for chunk in work.ledger.chunks("src") if chunk.part and not chunk.part_abandoned]
+    return [chunk.name for chunk in context.ledger.chunks("src") if chunk.part and not chunk.part_abandoned]
 
 
-def whole_chunks(work):
-    return [chunk.name for chunk in work.ledger.chunks("src") if not chunk.part]
+def whole_chunks(context):
+    return [chunk.name for chunk in context.ledger.chunks("src") if not chunk.part]
 
 
-def is_nowhere(work):
+def is_nowhere(context):
     """Tell whether nothing says that the huge object is archived: look-ups, what plans and checks take of it, what is counted."""
-    ledger, folder = work.ledger, work.plans()
+    ledger, folder = context.ledger, context.plans()
     ledger.export_standing("src", folder / "standing.parquet")
     ledger.export_located("src", folder / "located.parquet")
     standing = pq.read_table(folder / "standing.parquet").to_pylist()
     rows = pq.read_table(folder / "located.parquet").to_pylist()
     whole = sum(chunk.member_count for chunk in ledger.chunks("src", [ChunkState.LOCATED]) if not chunk.part)
-    listed = [obj for obj in work.objects.objects() if obj.key == b"huge"]
+    listed = [obj for obj in context.objects.objects() if obj.key == b"huge"]
     held = [row["standing"] for row in standing if row["key"] == b"huge"]
     settled = ledger.settled_objects("src", listed)
     return (
@@ -164,28 +165,28 @@ def is_nowhere(work):
     )
 
 
-def test_an_object_larger_than_a_chunk_is_split_and_reads_back_as_one(work, source, tmp_path):
-    archive_everything(work)
-    parts = parts_of(work)
+def test_an_object_larger_than_a_chunk_is_split_and_reads_back_as_one(context, source, tmp_path):
+    archive_everything(context)
+    parts = parts_of(context)
     assert len(parts) == 4
-    assert all(work.ledger.chunk(name).stored_size_bytes <= LIMITS.max_bytes for name in parts)
+    assert all(context.ledger.chunk(name).stored_size_bytes <= LIMITS.max_bytes for name in parts)
     for key, body in source.bodies.items():
-        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body
-    save(fetch(work.ledger, work.store, "src", "huge"), tmp_path / "out")
+        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
+    save(fetch(context.ledger, context.store, "src", "huge"), tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == HUGE
-    location = work.ledger.locate("src", "huge")
+    location = context.ledger.locate("src", "huge")
     assert [one.chunk for one in location.ranges] == parts
     assert (location.row.start_byte, location.row.end_byte, location.row.sha256) == (0, len(HUGE), b"")
-    assert {one.row.key: one.size_bytes for one in list_objects(work.ledger, "src")} == {
+    assert {one.row.key: one.size_bytes for one in list_objects(context.ledger, "src")} == {
         key: len(body) for key, body in source.bodies.items()
     }
-    assert {chunk.state for chunk in work.ledger.chunks("src")} == {ChunkState.LOCATED}
+    assert {chunk.state for chunk in context.ledger.chunks("src")} == {ChunkState.LOCATED}
 
 
-def test_a_part_has_its_object_its_number_and_its_range_in_the_manifest(work):
-    archive_everything(work)
-    chunk = work.ledger.chunk(parts_of(work)[1])
-    opened = chunk_steps.open_chunk(work, chunk)
+def test_a_part_has_its_object_its_number_and_its_range_in_the_manifest(context):
+    archive_everything(context)
+    chunk = context.ledger.chunk(parts_of(context)[1])
+    opened = chunk_steps.open_chunk(context, chunk)
     assert "huge~caf-p-2-4" in opened.reader
     (row,) = opened.manifest().rows()
     assert (row["key"], row["size_bytes"], row["part"], row["part_count"]) == ("huge", len(HUGE), 2, 4)
@@ -197,7 +198,7 @@ def test_a_part_has_its_object_its_number_and_its_range_in_the_manifest(work):
 MANY_HEADERS = ObjectHeaders(content_disposition="y" * 4000, user_metadata={f"name-{n}": "x" * 90 for n in range(20)})
 
 
-def test_what_is_known_of_an_object_is_asked_once_however_many_parts_it_has(work, source, monkeypatch):
+def test_what_is_known_of_an_object_is_asked_once_however_many_parts_it_has(context, source, monkeypatch):
     scans, register = [], postgres.register_parts
 
     def counted(connection, *arguments):
@@ -208,213 +209,213 @@ def test_what_is_known_of_an_object_is_asked_once_however_many_parts_it_has(work
 
     monkeypatch.setattr(postgres, "register_parts", counted)
     source.bodies["another"] = os.urandom(1_000_000)
-    parts = [chunk for chunk in plan(work).chunks if chunk.part]
+    parts = [chunk for chunk in plan(context).chunks if chunk.part]
     assert scans[0] < len(parts)
 
 
 @pytest.mark.parametrize(("size_bytes", "limit_bytes", "chunks"), [(142_000, 160_000, 2), (120_000, 60_000, 1)])
-def test_headers_that_no_listing_shows_keep_no_object_out(work, source, size_bytes, limit_bytes, chunks):
+def test_headers_that_no_listing_shows_keep_no_object_out(context, source, size_bytes, limit_bytes, chunks):
     """It nearly fills the largest chunk there can be, or is larger than what a slow store takes."""
     source.bodies = {"large": HUGE[:size_bytes]}
     source.headers["large"] = MANY_HEADERS
-    work.store.largest_chunk_bytes = lambda: limit_bytes
-    (first,) = plan(work).chunks[:1]
-    chunk_steps.withdraw(work, first.name)
-    assert len(archive_everything(work)) == chunks
-    assert b"".join(fetch(work.ledger, work.store, "src", "large").pieces) == HUGE[:size_bytes]
+    context.store.largest_chunk_bytes = lambda: limit_bytes
+    (first,) = plan(context).chunks[:1]
+    chunk_steps.withdraw(context, first.name)
+    assert len(archive_everything(context)) == chunks
+    assert b"".join(fetch(context.ledger, context.store, "src", "large").pieces) == HUGE[:size_bytes]
 
 
 @pytest.mark.thorough
-def test_headers_that_no_listing_shows_do_not_keep_a_part_out(work, source):
+def test_headers_that_no_listing_shows_do_not_keep_a_part_out(context, source):
     source.headers["huge"] = MANY_HEADERS
-    work.store.largest_chunk_bytes = lambda: 60_000
-    plan(work)
-    chunk_steps.withdraw(work, parts_of(work)[0])
-    report = plan(work)
+    context.store.largest_chunk_bytes = lambda: 60_000
+    plan(context)
+    chunk_steps.withdraw(context, parts_of(context)[0])
+    report = plan(context)
     assert report.chunks[0].part_count > 4
     for chunk in report.chunks:
-        archive_chunk(work, chunk.name)
-    assert b"".join(fetch(work.ledger, work.store, "src", "huge").pieces) == HUGE
+        archive_chunk(context, chunk.name)
+    assert b"".join(fetch(context.ledger, context.store, "src", "huge").pieces) == HUGE
 
 
-def test_a_preview_counts_objects_that_are_split_and_their_parts(work, source):
-    preview = preview_plan(work, inventories.take_inventory(work))
+def test_a_preview_counts_objects_that_are_split_and_their_parts(context, source):
+    preview = preview_plan(context, inventories.take_inventory(context))
     seen = preview.estimate.statistics
     assert (seen.split_objects, seen.parts, seen.objects, preview.estimate.chunks) == (1, 4, 4, 5)
     assert seen.size_bytes == sum(map(len, source.bodies.values()))
     assert (preview.claimed, preview.located, preview.skipped) == (0, 0, {})
     assert (preview.as_json()["split_objects"], preview.as_json()["parts"]) == (1, 4)
-    assert plan(work).plan.object_count == 4
-    again = preview_plan(work, inventories.take_inventory(work))
+    assert plan(context).plan.object_count == 4
+    again = preview_plan(context, inventories.take_inventory(context))
     assert (again.claimed, again.estimate.chunks, again.difference.chunks) == (4, 0, -5)
-    for chunk in work.ledger.chunks("src"):
-        archive_chunk(work, chunk.name, until=chunk_steps.pack_chunk)
+    for chunk in context.ledger.chunks("src"):
+        archive_chunk(context, chunk.name, until=chunk_steps.pack_chunk)
     assert preview.estimate.requests == len(source.reads) == 4 * 2 + 3
 
 
-def objects_by_state(work):
-    (progress,) = work.ledger.progress(["src"])
+def objects_by_state(context):
+    (progress,) = context.ledger.progress(["src"])
     return {state: sums.objects for state, sums in progress.states.items()}
 
 
 @pytest.mark.thorough
-def test_it_is_located_when_all_parts_are_and_claimed_until_then(work, source):
-    report = plan(work)
-    assert objects_by_state(work) == {ChunkState.PLANNED: 4}
-    *first, last = parts_of(work)
-    for name in [*whole_chunks(work), *first]:
-        archive_chunk(work, name)
-        assert is_nowhere(work)
-    assert objects_by_state(work) == {ChunkState.LOCATED: 3, ChunkState.PLANNED: 1}
-    account = account_for_plan(work, report)
+def test_it_is_located_when_all_parts_are_and_claimed_until_then(context, source):
+    report = plan(context)
+    assert objects_by_state(context) == {ChunkState.PLANNED: 4}
+    *first, last = parts_of(context)
+    for name in [*whole_chunks(context), *first]:
+        archive_chunk(context, name)
+        assert is_nowhere(context)
+    assert objects_by_state(context) == {ChunkState.LOCATED: 3, ChunkState.PLANNED: 1}
+    account = account_for_plan(context, report)
     assert (account.located, account.claimed, account.holds) == (3, 1, True)
-    assert work.ledger.account("src").claimed_objects == 1
-    assert not plan(work).plan
-    archive_chunk(work, last)
-    assert work.ledger.locate("src", "huge")
-    account = account_for_plan(work, report)
+    assert context.ledger.account("src").claimed_objects == 1
+    assert not plan(context).plan
+    archive_chunk(context, last)
+    assert context.ledger.locate("src", "huge")
+    account = account_for_plan(context, report)
     assert (account.located, account.claimed, account.holds) == (4, 0, True)
-    sums = work.ledger.account("src")
+    sums = context.ledger.account("src")
     assert (sums.located_objects, sums.claimed_objects) == (4, 0)
-    assert objects_by_state(work) == {ChunkState.LOCATED: 4}
+    assert objects_by_state(context) == {ChunkState.LOCATED: 4}
     assert sums.located_bytes == sum(map(len, source.bodies.values()))
-    assert not plan(work).plan
+    assert not plan(context).plan
 
 
-def test_it_counts_as_archived_when_all_parts_are_whichever_is_the_last(work, source):
-    plan(work)
-    first, *others = parts_of(work)
-    for name in [*whole_chunks(work), *others]:
-        archive_chunk(work, name)
-        (progress,) = work.ledger.progress(["src"])
+def test_it_counts_as_archived_when_all_parts_are_whichever_is_the_last(context, source):
+    plan(context)
+    first, *others = parts_of(context)
+    for name in [*whole_chunks(context), *others]:
+        archive_chunk(context, name)
+        (progress,) = context.ledger.progress(["src"])
         assert progress.recent.objects < 4
-    assert objects_by_state(work) == {ChunkState.LOCATED: 3, ChunkState.PLANNED: 1}
+    assert objects_by_state(context) == {ChunkState.LOCATED: 3, ChunkState.PLANNED: 1}
     source.unavailable["huge"] = SkipReason.CHANGED, 0
-    archive_chunk(work, first)  # which gives all parts up
-    assert is_nowhere(work)
-    (progress,) = work.ledger.progress(["src"])
+    archive_chunk(context, first)  # which gives all parts up
+    assert is_nowhere(context)
+    (progress,) = context.ledger.progress(["src"])
     located = progress.sums([ChunkState.LOCATED])
-    account = work.ledger.account("src")
+    account = context.ledger.account("src")
     assert (located.objects, located.size_bytes) == (account.located_objects, account.located_bytes)
     assert located.objects == 3
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("packed", sampled(range(4), every=4))
-def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_archived(work, source, packed):
-    plan(work)
-    names = parts_of(work)
+def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_archived(context, source, packed):
+    plan(context)
+    names = parts_of(context)
     for name in names[:packed]:
-        archive_chunk(work, name)
+        archive_chunk(context, name)
     source.unavailable["huge"] = SkipReason.CHANGED, 0
-    archive_chunk(work, names[packed])
-    assert work.ledger.chunk(names[packed]).state is ChunkState.EMPTY
-    assert parts_of(work) == []
-    assert is_nowhere(work)
+    archive_chunk(context, names[packed])
+    assert context.ledger.chunk(names[packed]).state is ChunkState.EMPTY
+    assert parts_of(context) == []
+    assert is_nowhere(context)
     for name in names[packed + 1 :]:
-        archive_chunk(work, name)  # no failure, and nothing is fetched
-        assert work.ledger.chunk(name).state is ChunkState.WITHDRAWN
-    assert is_nowhere(work)
-    assert work.ledger.account("src").claimed_objects == 2 + 1
+        archive_chunk(context, name)  # no failure, and nothing is fetched
+        assert context.ledger.chunk(name).state is ChunkState.WITHDRAWN
+    assert is_nowhere(context)
+    assert context.ledger.account("src").claimed_objects == 2 + 1
     del source.unavailable["huge"]
     source.bodies["huge"] = os.urandom(300_000)
-    archive_everything(work)
-    assert b"".join(fetch(work.ledger, work.store, "src", "huge").pieces) == source.bodies["huge"]
+    archive_everything(context)
+    assert b"".join(fetch(context.ledger, context.store, "src", "huge").pieces) == source.bodies["huge"]
 
 
 @pytest.mark.thorough
-def test_the_same_content_planned_again_is_located_by_its_new_parts_alone(work, source):
-    plan(work)
-    names = parts_of(work)
-    archive_chunk(work, names[0])
-    archive_chunk(work, names[2])
-    chunk_steps.park(work, names[1], "a test")
-    assert is_nowhere(work)
-    assert not plan(work).plan
-    chunk_steps.withdraw(work, names[1])
-    assert is_nowhere(work)
-    assert work.ledger.chunk(names[3]).state is ChunkState.WITHDRAWN
-    again = plan(work)
+def test_the_same_content_planned_again_is_located_by_its_new_parts_alone(context, source):
+    plan(context)
+    names = parts_of(context)
+    archive_chunk(context, names[0])
+    archive_chunk(context, names[2])
+    chunk_steps.park(context, names[1], "a test")
+    assert is_nowhere(context)
+    assert not plan(context).plan
+    chunk_steps.withdraw(context, names[1])
+    assert is_nowhere(context)
+    assert context.ledger.chunk(names[3]).state is ChunkState.WITHDRAWN
+    again = plan(context)
     assert again.plan.object_count == 1
     for chunk in again.chunks[:-1]:
-        archive_chunk(work, chunk.name)
-        assert is_nowhere(work)
-    archive_chunk(work, again.chunks[-1].name)
-    assert [one.chunk for one in work.ledger.locate("src", "huge").ranges] == [chunk.name for chunk in again.chunks]
-    assert b"".join(fetch(work.ledger, work.store, "src", "huge").pieces) == HUGE
+        archive_chunk(context, chunk.name)
+        assert is_nowhere(context)
+    archive_chunk(context, again.chunks[-1].name)
+    assert [one.chunk for one in context.ledger.locate("src", "huge").ranges] == [chunk.name for chunk in again.chunks]
+    assert b"".join(fetch(context.ledger, context.store, "src", "huge").pieces) == HUGE
 
 
 @pytest.mark.parametrize("step", CHUNK_STEPS[:3])
-def test_a_part_that_is_packed_and_not_posted_is_withdrawn_with_the_others(work, source, step):
-    plan(work)
-    one, other = parts_of(work)[:2]
-    archive_chunk(work, one, until=step)
+def test_a_part_that_is_packed_and_not_posted_is_withdrawn_with_the_others(context, source, step):
+    plan(context)
+    one, other = parts_of(context)[:2]
+    archive_chunk(context, one, until=step)
     source.unavailable["huge"] = SkipReason.DELETED, 0
-    archive_chunk(work, other)
+    archive_chunk(context, other)
     del source.unavailable["huge"]
-    archive_chunk(work, one)
-    assert work.ledger.chunk(one).state is ChunkState.WITHDRAWN
-    assert not list(work.staging().iterdir())
-    assert is_nowhere(work)
+    archive_chunk(context, one)
+    assert context.ledger.chunk(one).state is ChunkState.WITHDRAWN
+    assert not list(context.staging().iterdir())
+    assert is_nowhere(context)
 
 
 @pytest.mark.parametrize("step", CHUNK_STEPS[3:6])
-def test_a_part_that_is_paid_for_goes_on_and_is_dead(work, source, step):
-    plan(work)
-    one, other = parts_of(work)[:2]
-    archive_chunk(work, one, until=step)
+def test_a_part_that_is_paid_for_goes_on_and_is_dead(context, source, step):
+    plan(context)
+    one, other = parts_of(context)[:2]
+    archive_chunk(context, one, until=step)
     source.unavailable["huge"] = SkipReason.DELETED, 0
-    archive_chunk(work, other)
-    archive_chunk(work, one)
-    assert work.ledger.chunk(one).state is ChunkState.LOCATED
-    assert is_nowhere(work)
+    archive_chunk(context, other)
+    archive_chunk(context, one)
+    assert context.ledger.chunk(one).state is ChunkState.LOCATED
+    assert is_nowhere(context)
     del source.bodies["huge"]
     del source.unavailable["huge"]
-    report = plan(work)
-    assert account_for_plan(work, report).gone == 0
+    report = plan(context)
+    assert account_for_plan(context, report).gone == 0
 
 
-def test_when_a_located_part_is_lost_the_object_is_planned_again(work, source):
-    archive_everything(work)
-    lost = work.ledger.chunk(parts_of(work)[1])
-    with chunk_steps.lease_chunk(work, lost.name) as lease:
-        work.ledger.move(lease, lost.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a test")
-    assert work.ledger.locate("src", "huge")
-    assert b"".join(fetch(work.ledger, work.store, "src", "huge").pieces) == HUGE
-    with chunk_steps.lease_chunk(work, lost.name) as lease:
-        work.ledger.move(lease, lost.name, ChunkState.DAMAGED, ChunkState.WITHDRAWN, reason="a test")
-    assert is_nowhere(work)
-    archive_everything(work)
-    assert b"".join(fetch(work.ledger, work.store, "src", "huge").pieces) == HUGE
-    assert work.ledger.account("src").located_objects == 4
+def test_when_a_located_part_is_lost_the_object_is_planned_again(context, source):
+    archive_everything(context)
+    lost = context.ledger.chunk(parts_of(context)[1])
+    with chunk_steps.lease_chunk(context, lost.name) as lease:
+        context.ledger.move(lease, lost.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a test")
+    assert context.ledger.locate("src", "huge")
+    assert b"".join(fetch(context.ledger, context.store, "src", "huge").pieces) == HUGE
+    with chunk_steps.lease_chunk(context, lost.name) as lease:
+        context.ledger.move(lease, lost.name, ChunkState.DAMAGED, ChunkState.WITHDRAWN, reason="a test")
+    assert is_nowhere(context)
+    archive_everything(context)
+    assert b"".join(fetch(context.ledger, context.store, "src", "huge").pieces) == HUGE
+    assert context.ledger.account("src").located_objects == 4
 
 
-def test_the_accounts_of_parts_agree_and_their_bytes_are_compared(work):
-    names = archive_everything(work)
+def test_the_accounts_of_parts_agree_and_their_bytes_are_compared(context):
+    names = archive_everything(context)
     for name in names:
-        account = account_for_chunk(work, name)
+        account = account_for_chunk(context, name)
         assert (account.agrees, account.explanation) == (True, "")
-        assert fetch_members(work, name).mismatched == []
-    location = work.ledger.locate("src", "huge").ranges[2]
-    file = work.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
+        assert fetch_members(context, name).mismatched == []
+    location = context.ledger.locate("src", "huge").ranges[2]
+    file = context.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
     data = bytearray(file.read_bytes())
     data[location.end_byte - 1] ^= 1
     file.write_bytes(data)
-    (said,) = fetch_members(work, location.chunk).mismatched
+    (said,) = fetch_members(context, location.chunk).mismatched
     assert said.startswith("part 3 of huge")
 
 
-def test_wrong_bytes_in_one_part_are_never_handed_out(work, tmp_path):
-    archive_everything(work)
-    one = work.ledger.locate("src", "huge").ranges[3]
-    file = work.store.folder / "chunks" / f"{one.posting.merkle_root.hex()}.caf"
+def test_wrong_bytes_in_one_part_are_never_handed_out(context, tmp_path):
+    archive_everything(context)
+    one = context.ledger.locate("src", "huge").ranges[3]
+    file = context.store.folder / "chunks" / f"{one.posting.merkle_root.hex()}.caf"
     data = bytearray(file.read_bytes())
     data[one.start_byte] ^= 1
     file.write_bytes(data)
     with pytest.raises(IntegrityError, match=one.chunk):
-        save(fetch(work.ledger, work.store, "src", "huge"), tmp_path / "out")
+        save(fetch(context.ledger, context.store, "src", "huge"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    found = fetch(work.ledger, work.store, "src", "huge")
+    found = fetch(context.ledger, context.store, "src", "huge")
     with pytest.raises(IntegrityError):
         next(found.pieces)
 
@@ -436,10 +437,10 @@ NO_WHOLE = {
 }
 
 
-def test_parts_that_do_not_make_up_the_object_are_no_object(work):
-    archive_everything(work)
-    assert not is_nowhere(work)
-    with work.ledger._database.transaction() as connection:
+def test_parts_that_do_not_make_up_the_object_are_no_object(context):
+    archive_everything(context)
+    assert not is_nowhere(context)
+    with context.ledger._database.transaction() as connection:
         for name, change in NO_WHOLE.items():
             with connection.transaction(force_rollback=True):
                 if name == "another plan":
@@ -450,37 +451,37 @@ def test_parts_that_do_not_make_up_the_object_are_no_object(work):
         assert connection.execute("SELECT count(*) FROM objects_in_parts").scalar_one() == 1
 
 
-def test_a_chunk_that_has_another_part_than_planned_is_not_located(work):
-    plan(work)
-    one, other = parts_of(work)[:2]
-    archive_chunk(work, one, until=chunk_steps.verify_stored)
-    archive_chunk(work, other, until=chunk_steps.verify_stored)
-    manifest = chunk_steps.open_chunk(work, work.ledger.chunk(other)).manifest()
-    with chunk_steps.lease_chunk(work, one) as lease, pytest.raises(CafError, match="not the one that was planned"):
-        work.ledger.load_locations(lease, one, (), manifest.part())
-    with chunk_steps.lease_chunk(work, one) as lease, pytest.raises(CafError, match="0 locations"):
-        work.ledger.load_locations(lease, one, ())
-    assert work.ledger.chunk(one).state is ChunkState.VERIFIED
+def test_a_chunk_that_has_another_part_than_planned_is_not_located(context):
+    plan(context)
+    one, other = parts_of(context)[:2]
+    archive_chunk(context, one, until=chunk_steps.verify_stored)
+    archive_chunk(context, other, until=chunk_steps.verify_stored)
+    manifest = chunk_steps.open_chunk(context, context.ledger.chunk(other)).manifest()
+    with chunk_steps.lease_chunk(context, one) as lease, pytest.raises(CafError, match="not the one that was planned"):
+        context.ledger.load_locations(lease, one, (), manifest.part())
+    with chunk_steps.lease_chunk(context, one) as lease, pytest.raises(CafError, match="0 locations"):
+        context.ledger.load_locations(lease, one, ())
+    assert context.ledger.chunk(one).state is ChunkState.VERIFIED
 
 
-def test_a_missing_object_is_named_as_not_archived(work):
-    plan(work)
+def test_a_missing_object_is_named_as_not_archived(context):
+    plan(context)
     with pytest.raises(NotLocated):
-        fetch(work.ledger, work.store, "src", "huge")
+        fetch(context.ledger, context.store, "src", "huge")
 
 
-def test_parts_that_are_located_at_the_same_time_make_the_object_located(work, database_url):
-    plan(work)
-    names = parts_of(work)
+def test_parts_that_are_located_at_the_same_time_make_the_object_located(context, database_url):
+    plan(context)
+    names = parts_of(context)
     for name in names:
-        archive_chunk(work, name, until=chunk_steps.verify_stored)
+        archive_chunk(context, name, until=chunk_steps.verify_stored)
     ready, failed = threading.Barrier(len(names)), []
 
     def locate(name):
         database = Database(database_url)
         try:
             ready.wait()
-            chunk_steps.load_locations(replace(work, ledger=Ledger(database)), name)
+            chunk_steps.load_locations(replace(context, lazy_ledger=Lazy.of(Ledger(database))), name)
         except BaseException as error:
             failed.append(error)
             raise
@@ -493,39 +494,39 @@ def test_parts_that_are_located_at_the_same_time_make_the_object_located(work, d
     for thread in threads:
         thread.join()
     assert not failed
-    assert work.ledger.locate("src", "huge")
-    assert work.ledger.account("src").claimed_objects == 3
+    assert context.ledger.locate("src", "huge")
+    assert context.ledger.account("src").claimed_objects == 3
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fatal", range(3, 90, 11))
 def test_runs_that_are_killed_between_and_within_chunks_end_right(tmp_path, ledger, database_url, fatal):
-    work = a_workplace(tmp_path, dying_runs.a_split_source(), ledger, target="128KiB")
-    plan(work)
+    context = a_run_context(tmp_path, dying_runs.a_split_source(), ledger, target="128KiB")
+    plan(context)
     settings = {"target": "128KiB"}
     names = [chunk.name for chunk in ledger.chunks("src")]
     for name in names:
-        assert is_nowhere(work) or name == names[-1]
+        assert is_nowhere(context) or name == names[-1]
         killed = dying_runs.run(tmp_path, database_url, name, fatal=fatal, settings=settings, source=dying_runs.a_split_source)
         if killed is None:
             dying_runs.run(tmp_path, database_url, name, settings=settings, source=dying_runs.a_split_source)
-    assert b"".join(fetch(ledger, work.store, "src", "huge").pieces) == work.objects.bodies["huge"]
+    assert b"".join(fetch(ledger, context.store, "src", "huge").pieces) == context.objects.bodies["huge"]
     assert (ledger.account("src").located_objects, ledger.account("src").claimed_objects) == (2, 0)
-    assert not plan(work).plan
-    assert len(list((work.store.folder / "chunks").iterdir())) == len(names)
+    assert not plan(context).plan
+    assert len(list((context.store.folder / "chunks").iterdir())) == len(names)
 
 
-def test_what_was_fetched_of_a_part_is_not_fetched_again(work, source, monkeypatch):
+def test_what_was_fetched_of_a_part_is_not_fetched_again(context, source, monkeypatch):
     monkeypatch.setattr("caf_pipeline.packing.packer.pace_of", lambda settings: dying_runs.CheckpointPace(1, 1, 1))
-    plan(work)
-    name = parts_of(work)[2]
+    plan(context)
+    name = parts_of(context)[2]
     source.failing["huge"] = 280_000
-    chunk_steps.load_batch(work, name)
+    chunk_steps.load_batch(context, name)
     with pytest.raises(CafError):
-        chunk_steps.pack_chunk(work, name)
+        chunk_steps.pack_chunk(context, name)
     source.failing.clear()
     first, source.reads = {(begin, end) for key, begin, end in source.reads if key == "huge"}, []
-    archive_chunk(work, name)
+    archive_chunk(context, name)
     again = {(begin, end) for _, begin, end in source.reads}
     assert min(begin for begin, _ in first) == 200_000
     assert max(end for _, end in again) == 300_000
@@ -537,22 +538,22 @@ def test_what_was_fetched_of_a_part_is_not_fetched_again(work, source, monkeypat
 
 @pytest.fixture
 def several(tmp_path, source, ledger):
-    return a_workplace(tmp_path, source, ledger, target="128KiB", store=SeveralFolders(tmp_path / "several"))
+    return a_run_context(tmp_path, source, ledger, target="128KiB", store=SeveralFolders(tmp_path / "several"))
 
 
-def safe_keys(work, tmp_path):
-    return find_deletable(work, tmp_path / "list.csv", report=tmp_path / "rest.parquet"), reasons(tmp_path / "rest.parquet")
+def safe_keys(context, tmp_path):
+    return find_deletable(context, tmp_path / "list.csv", report=tmp_path / "rest.parquet"), reasons(tmp_path / "rest.parquet")
 
 
 def reasons(path):
     return {row["key"].decode(): row["reason"] for row in pq.read_table(path).to_pylist()}
 
 
-def pass_windows(work, names, count=3):
+def pass_windows(context, names, count=3):
     for _ in range(count):
-        work.store.window = work.store.now = (work.store.now or 0) + 1
+        context.store.window = context.store.now = (context.store.now or 0) + 1
         for name in names:
-            prove_chunk(work, name)
+            prove_chunk(context, name)
 
 
 @pytest.mark.thorough
@@ -620,9 +621,9 @@ def test_parts_of_which_one_is_missing_are_never_safe(several, tmp_path):
 
 @pytest.fixture
 def lost(several, databases, tmp_path):
-    """Makes a workplace with the same store and an empty ledger."""
+    """Makes a run context with the same store and an empty ledger."""
     with ExitStack() as stack:
-        yield lambda: a_workplace(
+        yield lambda: a_run_context(
             tmp_path / "second",
             several.objects,
             make_ledger(stack, databases),
@@ -633,22 +634,22 @@ def lost(several, databases, tmp_path):
 
 def test_parts_are_joined_again_from_the_store_alone(several, lost):
     archive_everything(several)
-    work = lost()
-    for outcome in rebuild(work):
+    context = lost()
+    for outcome in rebuild(context):
         assert outcome.finding.kind is FileKind.CHUNK
-    assert rows_of(work.ledger) == rows_of(several.ledger)
-    assert b"".join(fetch(work.ledger, work.store, "src", "huge").pieces) == HUGE
-    assert [one.chunk for one in work.ledger.locate("src", "huge").ranges] == parts_of(several)
-    assert not plan(work).plan
+    assert rows_of(context.ledger) == rows_of(several.ledger)
+    assert b"".join(fetch(context.ledger, context.store, "src", "huge").pieces) == HUGE
+    assert [one.chunk for one in context.ledger.locate("src", "huge").ranges] == parts_of(several)
+    assert not plan(context).plan
 
 
 def test_a_rebuilt_plan_of_parts_alone_has_their_object(several, lost):
     several.objects.bodies = {"huge": HUGE}
     archive_everything(several)
     (planned,) = several.ledger.plans("src")
-    work = lost()
-    list(rebuild(work))
-    (restored,) = work.ledger.plans("src")
+    context = lost()
+    list(rebuild(context))
+    (restored,) = context.ledger.plans("src")
     assert (restored.record.object_count, restored.record.object_bytes) == (1, len(HUGE))
     assert (restored.record.name, restored.chunks) == (planned.record.name, planned.chunks)
 
@@ -657,10 +658,10 @@ def test_a_rebuilt_plan_of_parts_alone_has_their_object(several, lost):
 def test_parts_of_which_the_store_lacks_one_are_no_object(several, lost, missing):
     archive_everything(several)
     several.store.forget(several.ledger.locate("src", "huge").ranges[missing].posting)
-    work = lost()
-    list(rebuild(work))
-    assert is_nowhere(work)
-    assert plan(work).plan.object_count == 1
+    context = lost()
+    list(rebuild(context))
+    assert is_nowhere(context)
+    assert plan(context).plan.object_count == 1
 
 
 @pytest.mark.thorough
@@ -673,15 +674,15 @@ def test_parts_of_two_plans_are_never_mixed(several, lost):
     again = plan(several)
     for chunk in again.chunks[3:]:
         archive_chunk(several, chunk.name)
-    work = lost()
-    list(rebuild(work))
-    assert is_nowhere(work)  # parts 1 to 3 of one plan, part 4 of another
+    context = lost()
+    list(rebuild(context))
+    assert is_nowhere(context)  # parts 1 to 3 of one plan, part 4 of another
     for chunk in again.chunks[:3]:
         archive_chunk(several, chunk.name)
-    list(rebuild(work))
-    assert [one.chunk for one in work.ledger.locate("src", "huge").ranges] == [chunk.name for chunk in again.chunks]
-    assert b"".join(fetch(work.ledger, work.store, "src", "huge").pieces) == HUGE
-    assert [chunk.part for chunk in plan(work).chunks] == [0]
+    list(rebuild(context))
+    assert [one.chunk for one in context.ledger.locate("src", "huge").ranges] == [chunk.name for chunk in again.chunks]
+    assert b"".join(fetch(context.ledger, context.store, "src", "huge").pieces) == HUGE
+    assert [chunk.part for chunk in plan(context).chunks] == [0]
 
 
 def test_the_doctor_has_nothing_to_say_of_parts(several):
@@ -705,16 +706,16 @@ def test_parts_are_read_from_s3_by_range_and_bound_to_the_content(tmp_path, new_
     if versions:
         new_bucket.keep_versions()
     new_bucket.put("huge", HUGE)
-    work = a_workplace(tmp_path, new_bucket.source(), ledger, target="128KiB")
-    plan(work)
-    names = parts_of(work)
-    archive_chunk(work, names[0])
+    context = a_run_context(tmp_path, new_bucket.source(), ledger, target="128KiB")
+    plan(context)
+    names = parts_of(context)
+    archive_chunk(context, names[0])
     new_bucket.put("huge", HUGE[::-1])
     for name in names[1:]:
-        archive_chunk(work, name)
+        archive_chunk(context, name)
     if versions:  # the version that was planned is still there
-        assert b"".join(fetch(ledger, work.store, "src", "huge").pieces) == HUGE
+        assert b"".join(fetch(ledger, context.store, "src", "huge").pieces) == HUGE
     else:
         assert ledger.locate("src", "huge") is None
-    archive_everything(work)
-    assert b"".join(fetch(ledger, work.store, "src", "huge").pieces) == HUGE[::-1]
+    archive_everything(context)
+    assert b"".join(fetch(ledger, context.store, "src", "huge").pieces) == HUGE[::-1]

@@ -15,24 +15,24 @@ from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps, inventories
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS, provider
-from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline.system.quantities import show_size
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
 
 
 @pytest.fixture
-def make_work(tmp_path, ledger, network):
+def make_context(tmp_path, ledger, network):
     opened = []
 
     def make(**changes):
         source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(10)})
-        work = a_workplace(
+        context = a_run_context(
             tmp_path, source, ledger, store=open_jackal_store, jackal=jackal_settings(network, proof_seconds=8), **changes
         )
-        opened.append(work.store)
-        return work
+        opened.append(context.store)
+        return context
 
     network.grant(ADDRESS, SPACE)
     yield make
@@ -41,66 +41,66 @@ def make_work(tmp_path, ledger, network):
 
 
 @pytest.fixture
-def work(make_work):
-    return make_work()
+def context(make_context):
+    return make_context()
 
 
 @pytest.fixture
-def name(work):
-    (name,) = archive_everything(work)
+def name(context):
+    (name,) = archive_everything(context)
     return name
 
 
-def every_object_reads_back(work):
-    for key, body in work.objects.bodies.items():
-        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body
+def every_object_reads_back(context):
+    for key, body in context.objects.bodies.items():
+        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
 
 
-def test_a_preview_says_what_the_chain_asks_for_all_copies_before_anything_is_posted(work):
-    found = preview_plan(work, inventories.take_inventory(work)).estimate
+def test_a_preview_says_what_the_chain_asks_for_all_copies_before_anything_is_posted(context):
+    found = preview_plan(context, inventories.take_inventory(context)).estimate
     assert found.storage.charged_bytes == 3 * found.expected_bytes > 3 * 400_000
-    assert (found.storage.days, found.storage.price_ujkl) == (LEAST_DAYS, work.store.chain.price(LEAST_DAYS, LEAST_BYTES))
+    assert (found.storage.days, found.storage.price_ujkl) == (LEAST_DAYS, context.store.chain.price(LEAST_DAYS, LEAST_BYTES))
     assert found.storage.priced_as == "1,000,000,000 bytes, the least that is sold"
     assert found.storage.fees_ujkl > 0
-    assert work.ledger.chunks("src") == []
+    assert context.ledger.chunks("src") == []
 
 
-def test_a_chunk_is_located_with_three_proven_copies_and_kept_in_staging(work, name):
-    assert work.ledger.chunk(name).state is ChunkState.LOCATED
-    assert len([copy for copy in work.ledger.known_copies(name) if copy.listed]) == 3
-    assert chunk_steps.staged_path(work, name).exists()
-    assert list(staging.sweep(work)) == []
-    every_object_reads_back(work)
+def test_a_chunk_is_located_with_three_proven_copies_and_kept_in_staging(context, name):
+    assert context.ledger.chunk(name).state is ChunkState.LOCATED
+    assert len([copy for copy in context.ledger.known_copies(name) if copy.listed]) == 3
+    assert chunk_steps.staged_path(context, name).exists()
+    assert list(staging.sweep(context)) == []
+    every_object_reads_back(context)
 
 
-def test_a_look_finds_a_proof_window_of_each_copy(work, name):
-    report = prove_chunk(work, name)
+def test_a_look_finds_a_proof_window_of_each_copy(context, name):
+    report = prove_chunk(context, name)
     assert (report.proven, len(report.read_back)) == (True, 3)
     assert all(check.window is not None for check in report.checks)
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_lost_a_proof_is_damaged_and_brought_to_another_provider_without_a_second_post(work, name, network):
-    chunk = work.ledger.chunk(name)
-    gone = work.store.copies(chunk_steps.posting_of(chunk))[0].provider
+def test_a_chunk_that_lost_a_proof_is_damaged_and_brought_to_another_provider_without_a_second_post(context, name, network):
+    chunk = context.ledger.chunk(name)
+    gone = context.store.copies(chunk_steps.posting_of(chunk))[0].provider
     network.drop_proofs(chunk.merkle_root, network.provider_addresses.index(gone))
-    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
-    report = repair_chunk(work, name)
+    assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
+    report = repair_chunk(context, name)
     assert (report.origin, report.posted_again, len(report.copies)) == ("staging", False, 3)
     assert (report.chunk.state, report.chunk.start) == (ChunkState.LOCATED, chunk.start)
     assert gone not in {copy.provider for copy in report.copies}
-    every_object_reads_back(work)
+    every_object_reads_back(context)
 
 
-def test_a_lost_copy_is_found_by_the_look_and_brought_back_from_another_provider(work, name, network):
-    chunk = work.ledger.chunk(name)
-    chunk_steps.staged_path(work, name).unlink()
-    listed = [copy.provider for copy in work.store.copies(chunk_steps.posting_of(chunk))]
+def test_a_lost_copy_is_found_by_the_look_and_brought_back_from_another_provider(context, name, network):
+    chunk = context.ledger.chunk(name)
+    chunk_steps.staged_path(context, name).unlink()
+    listed = [copy.provider for copy in context.store.copies(chunk_steps.posting_of(chunk))]
     network.delete_blob(network.provider_addresses.index(listed[0]), chunk.merkle_root)
-    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
-    report = repair_chunk(work, name)
+    assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
+    report = repair_chunk(context, name)
     assert (report.origin, len(report.copies)) == ("provider", 3)
-    every_object_reads_back(work)
+    every_object_reads_back(context)
 
 
 @pytest.fixture
@@ -110,84 +110,84 @@ def impatient(monkeypatch):
     monkeypatch.setattr(provider, "PROBE_SECONDS", 1.0)
 
 
-def holders(work, name, network):
-    copies = work.store.copies(chunk_steps.posting_of(work.ledger.chunk(name)))
+def holders(context, name, network):
+    copies = context.store.copies(chunk_steps.posting_of(context.ledger.chunk(name)))
     return [network.provider_addresses.index(copy.provider) for copy in copies]
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("closes", [False, True])
-def test_a_copy_that_lost_a_range_is_repaired(work, name, network, closes):
-    chunk = work.ledger.chunk(name)
-    first = holders(work, name, network)[0]
+def test_a_copy_that_lost_a_range_is_repaired(context, name, network, closes):
+    chunk = context.ledger.chunk(name)
+    first = holders(context, name, network)[0]
     network.misbehave(provider=first, closes_lost=closes)
     network.lose_range(first, chunk.merkle_root, 0, chunk.stored_size_bytes // 2)
-    report = prove_chunk(work, name)
+    report = prove_chunk(context, name)
     assert report.chunk.state is ChunkState.DAMAGED
     assert [check.copy.provider for check in report.checks if check.fault] == [network.provider_addresses[first]]
-    assert repair_chunk(work, name).chunk.state is ChunkState.LOCATED
+    assert repair_chunk(context, name).chunk.state is ChunkState.LOCATED
     assert network.state()["posts_by_root"][chunk.merkle_root.hex()] == 1
-    assert prove_chunk(work, name).proven
+    assert prove_chunk(context, name).proven
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_range_that_every_copy_lost_is_repaired_from_the_source(work, name, network):
-    chunk = work.ledger.chunk(name)
-    chunk_steps.staged_path(work, name).unlink()
+def test_a_range_that_every_copy_lost_is_repaired_from_the_source(context, name, network):
+    chunk = context.ledger.chunk(name)
+    chunk_steps.staged_path(context, name).unlink()
     sample = chunk.samples[5]
-    for index in holders(work, name, network):
+    for index in holders(context, name, network):
         network.lose_range(index, chunk.merkle_root, sample.offset, sample.offset + 1)
-    report = repair_chunk(work, name)
+    report = repair_chunk(context, name)
     assert (report.origin, report.posted_again, len(report.copies)) == ("source", False, 3)
-    every_object_reads_back(work)
+    every_object_reads_back(context)
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("conduct", [{"hang_seconds": 3}, {"fail": 503}, {"refuse": True}])
-def test_a_provider_that_answers_nothing_has_lost_nothing(work, name, network, conduct):
-    network.misbehave(provider=holders(work, name, network)[0], **conduct)
-    report = prove_chunk(work, name)
+def test_a_provider_that_answers_nothing_has_lost_nothing(context, name, network, conduct):
+    network.misbehave(provider=holders(context, name, network)[0], **conduct)
+    report = prove_chunk(context, name)
     assert report.chunk.state is ChunkState.LOCATED
     assert not any(check.fault for check in report.checks)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_silent_copy_does_not_keep_another_from_repair(work, name, network):
-    chunk = work.ledger.chunk(name)
-    chunk_steps.staged_path(work, name).unlink()
-    silent, lost, _ = holders(work, name, network)
+def test_a_silent_copy_does_not_keep_another_from_repair(context, name, network):
+    chunk = context.ledger.chunk(name)
+    chunk_steps.staged_path(context, name).unlink()
+    silent, lost, _ = holders(context, name, network)
     network.misbehave(provider=silent, hang_seconds=3)
     network.lose_range(lost, chunk.merkle_root, 0, 1)
     with pytest.raises(NotProven):
-        repair_chunk(work, name)
+        repair_chunk(context, name)
     network.well_behaved()
-    assert repair_chunk(work, name).origin == "none needed"
+    assert repair_chunk(context, name).origin == "none needed"
 
 
-def test_a_look_that_outlasts_proof_windows_damages_nothing(work, name, network, monkeypatch):
-    look, window = scrub.look_at_copy, work.store.chain.proof_window()
+def test_a_look_that_outlasts_proof_windows_damages_nothing(context, name, network, monkeypatch):
+    look, window = scrub.look_at_copy, context.store.chain.proof_window()
 
     def slow(*arguments, **options):
         network.advance(2 * window)
         return look(*arguments, **options)
 
     monkeypatch.setattr(scrub, "look_at_copy", slow)
-    report = prove_chunk(work, name)
+    report = prove_chunk(context, name)
     assert report.chunk.state is ChunkState.LOCATED
     assert not any(check.fault for check in report.checks)
 
 
-def test_a_run_that_does_not_fit_the_bought_space_fails_before_a_byte_is_fetched(work, network):
+def test_a_run_that_does_not_fit_the_bought_space_fails_before_a_byte_is_fetched(context, network):
     network.grant(ADDRESS, 100_000)
-    (chunk,) = plan(work).chunks
+    (chunk,) = plan(context).chunks
     with pytest.raises(PlanTooSmall, match=f"posted need {re.escape(show_size(3 * chunk.expected_size_bytes))};"):
-        archive_chunk(work, chunk.name)
-    assert work.objects.reads == []
+        archive_chunk(context, chunk.name)
+    assert context.objects.reads == []
 
 
-def test_a_source_that_is_not_public_is_refused_before_a_byte_is_fetched(make_work):
-    work = make_work(public=False)
-    (chunk,) = plan(work).chunks
+def test_a_source_that_is_not_public_is_refused_before_a_byte_is_fetched(make_context):
+    context = make_context(public=False)
+    (chunk,) = plan(context).chunks
     with pytest.raises(NotPublic):
-        archive_chunk(work, chunk.name)
-    assert work.objects.reads == []
+        archive_chunk(context, chunk.name)
+    assert context.objects.reads == []

@@ -11,8 +11,8 @@ from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.run_contexts import CHUNK_STEPS, a_run_context, archive_chunk, archive_everything, plan
 from caf_pipeline_tests.support.tiers import sampled
-from caf_pipeline_tests.support.workplaces import CHUNK_STEPS, a_workplace, archive_chunk, archive_everything, plan
 
 BODIES = {f"key-{number}": b"%d" % number * 5000 for number in range(8)}
 
@@ -26,13 +26,13 @@ def source():
 def homes(tmp_path, source, ledger):
     """The first has planned one chunk of everything."""
     store = DirectoryStore(tmp_path / "store")
-    first, second = (a_workplace(tmp_path / name, source, ledger, store=store, run=name) for name in ("first", "second"))
+    first, second = (a_run_context(tmp_path / name, source, ledger, store=store, run=name) for name in ("first", "second"))
     plan(first)
     return first, second
 
 
-def name_of(work):
-    (chunk,) = work.ledger.chunks("src")
+def name_of(context):
+    (chunk,) = context.ledger.chunks("src")
     return chunk.name
 
 
@@ -42,9 +42,9 @@ def test_what_one_has_begun_the_other_ends_and_nothing_is_stored_twice(homes, re
     name = name_of(first)
     archive_chunk(first, name, until=reached)
     posted = first.ledger.chunk(name).merkle_root
-    for work in (second, first):
-        archive_chunk(work, name)
-        assert not plan(work).chunks
+    for context in (second, first):
+        archive_chunk(context, name)
+        assert not plan(context).chunks
     assert posted in (None, first.ledger.chunk(name).merkle_root)
     assert len(list((first.store.folder / "chunks").iterdir())) == 1
     for key, body in BODIES.items():
@@ -74,7 +74,7 @@ def test_a_posted_chunk_whose_staging_is_lost_is_abandoned_by_who_takes_its_plac
     with pytest.raises(StoreError, match="where this run does not look"):
         archive_chunk(second, name)
     staging = str(first.staging())
-    at_its_place = a_workplace(tmp_path / "second", source, ledger, store=second.store, run="third", staging=staging)
+    at_its_place = a_run_context(tmp_path / "second", source, ledger, store=second.store, run="third", staging=staging)
     with pytest.raises(StoreError, match="gone or damaged"):
         archive_chunk(at_its_place, name)
     assert ledger.chunk(name).state is ChunkState.ABANDONED

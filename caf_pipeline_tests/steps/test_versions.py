@@ -22,10 +22,10 @@ from caf_pipeline_tests.maintenance.test_safe_to_delete import Answer, pass_wind
 from caf_pipeline_tests.source.test_s3_listing import version
 from caf_pipeline_tests.steps.test_current_content import A, B, current, next_second, packed
 from caf_pipeline_tests.support.inventory_reports import FORMATS, OF_VERSIONS, SCHEMA, ReportWriter, listed_rows
+from caf_pipeline_tests.support.run_contexts import a_run_context, account_for_plan, archive_chunk, archive_everything, plan
 from caf_pipeline_tests.support.s3_server import Bucket, ScriptedAnswer, client_for, make_bucket, s3_error
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 from caf_pipeline_tests.support.tiers import sampled
-from caf_pipeline_tests.support.workplaces import a_workplace, account_for_plan, archive_chunk, archive_everything, plan
 
 DAY = timedelta(days=1)
 
@@ -42,42 +42,42 @@ def reports(s3_server, bucket):
 
 
 @pytest.fixture
-def workplace(tmp_path, bucket, reports, ledger):
-    """Return a workplace with these settings of the source; all of them have one ledger and one folder."""
+def run_context(tmp_path, bucket, reports, ledger):
+    """Return a run context with these settings of the source; all of them have one ledger and one folder."""
 
     def opened(versions="all", *, store=None, **settings):
         source = {"bucket": "b", "public": True, "versions": versions, **settings}
         objects = bucket.source(all_versions=versions == "all", inventory=reports.folder)
-        return a_workplace(tmp_path, objects, ledger, store=store, sources={"src": source})
+        return a_run_context(tmp_path, objects, ledger, store=store, sources={"src": source})
 
     return opened
 
 
 @pytest.fixture
-def work(workplace):
-    return workplace()
+def context(run_context):
+    return run_context()
 
 
 @pytest.mark.parametrize("take", [inventories.take_inventory, inventories.take_report])
 @pytest.mark.parametrize("come_to", [plan, archive_everything])
 def test_a_bucket_that_no_longer_says_whether_it_keeps_versions_is_not_archived_once_more(
-    workplace, reports, monkeypatch, take, come_to
+    run_context, reports, monkeypatch, take, come_to
 ):
     for key in "abc":
         reports.client.put_object(Bucket=reports.name, Key=key, Body=b"1")
-    come_to(work := workplace("current"))
+    come_to(context := run_context("current"))
     reports.write(datetime.now(UTC).replace(microsecond=0))
     next_second()
     monkeypatch.setattr(Listing, "_versioning", lambda _: {"ResponseMetadata": {"HTTPStatusCode": 403}})
     with pytest.raises(SourceDenied, match="each would be archived once more") as caught:
-        take(work)
+        take(context)
     assert caught.value.hint == "grant s3:GetBucketVersioning"
 
 
-def archive_report(work):
-    report = planning.cut_plan(work, inventories.take_report(work)[0], new_archive=True)
+def archive_report(context):
+    report = planning.cut_plan(context, inventories.take_report(context)[0], new_archive=True)
     for chunk in report.chunks:
-        archive_chunk(work, chunk.name)
+        archive_chunk(context, chunk.name)
     return report
 
 
@@ -85,8 +85,8 @@ def scripted_source(server):
     return Bucket(server.endpoint, "bucket-of-script", client_for(server.endpoint)).source(all_versions=True)
 
 
-def body_of(work, key, version_id):
-    return b"".join(fetch(work.ledger, work.store, "src", key, version_id).pieces)
+def body_of(context, key, version_id):
+    return b"".join(fetch(context.ledger, context.store, "src", key, version_id).pieces)
 
 
 def delete_all_but_the_marker(bucket, key):
@@ -95,41 +95,41 @@ def delete_all_but_the_marker(bucket, key):
     bucket.client.delete_object(Bucket=bucket.name, Key=key, VersionId=version_id)
 
 
-def versions_of(work, key="k"):
-    return {row.object_version for row in work.ledger.versions("src", key, 100)[0]}
+def versions_of(context, key="k"):
+    return {row.object_version for row in context.ledger.versions("src", key, 100)[0]}
 
 
 @pytest.mark.parametrize("given_back", ["by withdrawing", "by closing early"])
-def test_an_older_version_is_not_called_current_because_the_latest_was_given_back(workplace, bucket, given_back):
+def test_an_older_version_is_not_called_current_because_the_latest_was_given_back(run_context, bucket, given_back):
     """The latest version is in a chunk of its own; no inventory comes after its claim ended."""
-    work = workplace(target_size=4096)
+    context = run_context(target_size=4096)
     bucket.put("k", b"a" * 3000)
     next_second()
     latest = bucket.put("k", b"b" * 3000)["VersionId"]
-    older, newer = [chunk.name for chunk in plan(work).chunks]
-    archive_chunk(work, older)
-    assert current(work)[1].chunk == newer
-    with chunk_steps.lease_chunk(work, newer) as lease:
+    older, newer = [chunk.name for chunk in plan(context).chunks]
+    archive_chunk(context, older)
+    assert current(context)[1].chunk == newer
+    with chunk_steps.lease_chunk(context, newer) as lease:
         if given_back == "by withdrawing":
-            work.ledger.move(lease, newer, ChunkState.PLANNED, ChunkState.WITHDRAWN)
+            context.ledger.move(lease, newer, ChunkState.PLANNED, ChunkState.WITHDRAWN)
         else:
-            work.ledger.move(lease, newer, ChunkState.PLANNED, ChunkState.PACKING)
-            work.ledger.seal(lease, newer, seal_facts(0, released=1), [], [("k", latest)])
-    body, currency = current(work)
+            context.ledger.move(lease, newer, ChunkState.PLANNED, ChunkState.PACKING)
+            context.ledger.seal(lease, newer, seal_facts(0, released=1), [], [("k", latest)])
+    body, currency = current(context)
     assert (body, currency.is_current) == (b"a" * 3000, False)
-    archive_everything(work)
-    assert (current(work)[0], current(work)[1].is_current) == (b"b" * 3000, True)
+    archive_everything(context)
+    assert (current(context)[0], current(context)[1].is_current) == (b"b" * 3000, True)
 
 
 # --- what is archived ------------------------------------------------------------------------------------------------
 
 
-def test_every_version_has_its_own_row_and_is_read_by_its_id(work, bucket):
+def test_every_version_has_its_own_row_and_is_read_by_its_id(context, bucket):
     bodies = {bucket.put("k", body)["VersionId"]: body for body in (b"one", b"two", b"", b"one")}
-    archive_everything(work)
-    assert {one: body_of(work, "k", one) for one in versions_of(work)} == bodies
-    assert current(work) == (b"one", work.ledger.locate("src", "k").currency)
-    assert work.ledger.locate("src", "k").row.object_version == list(bodies)[-1]
+    archive_everything(context)
+    assert {one: body_of(context, "k", one) for one in versions_of(context)} == bodies
+    assert current(context) == (b"one", context.ledger.locate("src", "k").currency)
+    assert context.ledger.locate("src", "k").row.object_version == list(bodies)[-1]
 
 
 def test_a_version_without_id_is_read_while_it_is_not_the_latest(tmp_path, new_bucket, ledger):
@@ -139,16 +139,16 @@ def test_a_version_without_id_is_read_while_it_is_not_the_latest(tmp_path, new_b
     new_bucket.keep_versions()
     latest = {key: new_bucket.put(key, B)["VersionId"] for key in ("k", "large")}
     source = {"bucket": "b", "public": True, "versions": "all"}
-    work = a_workplace(tmp_path, new_bucket.source(all_versions=True), ledger, sources={"src": source})
-    report = plan(work)
+    context = a_run_context(tmp_path, new_bucket.source(all_versions=True), ledger, sources={"src": source})
+    report = plan(context)
     for chunk in report.chunks:
-        archive_chunk(work, chunk.name)
-    account = account_for_plan(work, report)
-    assert (account.located, account.skipped, packed(work)) == (4, {}, 4)
-    (null,) = versions_of(work) - {latest["k"]}
-    assert (body_of(work, "k", null), current(work)[0]) == (A, B)
-    (large,) = versions_of(work, "large") - {latest["large"]}
-    assert body_of(work, "large", large) == b"x" * 200_000
+        archive_chunk(context, chunk.name)
+    account = account_for_plan(context, report)
+    assert (account.located, account.skipped, packed(context)) == (4, {}, 4)
+    (null,) = versions_of(context) - {latest["k"]}
+    assert (body_of(context, "k", null), current(context)[0]) == (A, B)
+    (large,) = versions_of(context, "large") - {latest["large"]}
+    assert body_of(context, "large", large) == b"x" * 200_000
 
 
 def test_a_version_without_id_that_was_overwritten_since_is_never_archived_as_what_it_was(tmp_path, new_bucket, ledger):
@@ -156,25 +156,25 @@ def test_a_version_without_id_that_was_overwritten_since_is_never_archived_as_wh
     new_bucket.keep_versions()
     new_bucket.put("k", B)
     source = {"bucket": "b", "public": True, "versions": "all"}
-    work = a_workplace(tmp_path, new_bucket.source(all_versions=True), ledger, sources={"src": source})
-    report = plan(work)
+    context = a_run_context(tmp_path, new_bucket.source(all_versions=True), ledger, sources={"src": source})
+    report = plan(context)
     new_bucket.keep_versions("Suspended")
     new_bucket.put("k", b"over null")
     for chunk in report.chunks:
-        archive_chunk(work, chunk.name)
-    account = account_for_plan(work, report)
+        archive_chunk(context, chunk.name)
+    account = account_for_plan(context, report)
     assert account.skipped["changed"] == 1
-    assert sha256(A).digest() not in {row.sha256 for row in work.ledger.versions("src", "k", 9)[0]}
+    assert sha256(A).digest() not in {row.sha256 for row in context.ledger.versions("src", "k", 9)[0]}
 
 
-def test_delete_markers_are_in_the_snapshot_and_never_archived(work, bucket):
+def test_delete_markers_are_in_the_snapshot_and_never_archived(context, bucket):
     bucket.put("k", A)
     bucket.delete("k")
     bucket.put("k", B)
     bucket.put("gone", A)
     bucket.delete("gone")
     delete_all_but_the_marker(bucket, "alone")
-    snapshot = inventories.take_inventory(work)
+    snapshot = inventories.take_inventory(context)
     rows = [(obj.key, obj.is_latest, obj.is_delete_marker) for obj in read_objects(snapshot.path)]
     assert Counter(rows) == {
         (b"gone", False, False): 1,
@@ -187,68 +187,68 @@ def test_delete_markers_are_in_the_snapshot_and_never_archived(work, bucket):
     assert (snapshot.object_count, snapshot.object_bytes) == (3, 2 * len(A) + len(B))
     assert snapshot.beside == VersionCounts(older=2, markers=3, deleted_keys=2)
     assert read_snapshot(snapshot.path) == snapshot
-    report = planning.cut_plan(work, snapshot, new_archive=True)
+    report = planning.cut_plan(context, snapshot, new_archive=True)
     for chunk in report.chunks:
-        archive_chunk(work, chunk.name)
-    account = account_for_plan(work, report)
-    assert (packed(work), account.objects, account.holds) == (3, 3, True)
+        archive_chunk(context, chunk.name)
+    account = account_for_plan(context, report)
+    assert (packed(context), account.objects, account.holds) == (3, 3, True)
     assert (account.current, account.older, account.gone) == (1, 1, 1)
 
 
-def test_a_deleted_key_is_gone_and_its_versions_are_still_given_out_by_their_ids(work, bucket):
+def test_a_deleted_key_is_gone_and_its_versions_are_still_given_out_by_their_ids(context, bucket):
     first = bucket.put("k", A)["VersionId"]
     second = bucket.put("k", B)["VersionId"]
     bucket.delete("k")
-    archive_everything(work)
-    body, said = current(work)
+    archive_everything(context)
+    body, said = current(context)
     assert (said.is_current, said.gone_at is not None) == (False, True)
     assert body in {A, B}
-    assert [body_of(work, "k", one) for one in (first, second)] == [A, B]
-    account_for_plan(work, plan(work))
-    assert work.ledger.account("src").content.gone_objects == 2
+    assert [body_of(context, "k", one) for one in (first, second)] == [A, B]
+    account_for_plan(context, plan(context))
+    assert context.ledger.account("src").content.gone_objects == 2
 
 
-def test_a_key_that_was_deleted_and_undeleted_is_current_again(work, bucket):
+def test_a_key_that_was_deleted_and_undeleted_is_current_again(context, bucket):
     bucket.put("k", A)
     marker = bucket.client.delete_object(Bucket=bucket.name, Key="k")["VersionId"]
-    archive_everything(work)
-    assert current(work)[1].gone_at
+    archive_everything(context)
+    assert current(context)[1].gone_at
     bucket.client.delete_object(Bucket=bucket.name, Key="k", VersionId=marker)
-    archive_everything(work)
-    assert (current(work)[0], current(work)[1].is_current, packed(work)) == (A, True, 1)
+    archive_everything(context)
+    assert (current(context)[0], current(context)[1].is_current, packed(context)) == (A, True, 1)
 
 
-def test_filters_act_on_each_version(workplace, bucket):
+def test_filters_act_on_each_version(run_context, bucket):
     bucket.put("k", b"x" * 5000)
     bucket.put("k", A)
     bucket.put("other", B)
     bucket.put("other", b"x" * 5000)
     bucket.put("left", A)
     bucket.delete("left")
-    work = workplace(max_size=1000, exclude=["left"])
-    report = plan(work)
+    context = run_context(max_size=1000, exclude=["left"])
+    report = plan(context)
     for chunk in report.chunks:
-        archive_chunk(work, chunk.name)
-    account = account_for_plan(work, report)
+        archive_chunk(context, chunk.name)
+    account = account_for_plan(context, report)
     assert (report.left_out, account.located, account.holds) == ({"exclude": 1, "max_size": 2}, 2, True)
-    assert (current(work)[0], current(work)[1].is_current) == (A, True)
-    body, said = current(work, "other")
+    assert (current(context)[0], current(context)[1].is_current) == (A, True)
+    body, said = current(context, "other")
     assert (body, said.is_current, said.gone_at) == (B, False, None)  # the bucket has what the filter leaves out
     with pytest.raises(NotLocated):
-        current(work, "left")
+        current(context, "left")
 
 
 # --- what is current -------------------------------------------------------------------------------------------------
 
 
-def test_an_older_version_of_the_same_second_that_is_archived_later_is_not_current(workplace, bucket):
+def test_an_older_version_of_the_same_second_that_is_archived_later_is_not_current(run_context, bucket):
     for _ in range(3):  # of some pairs, both are of one second
         bucket.put("k", A)
         latest = bucket.put("k", B)["VersionId"]
-    archive_everything(workplace("current"))
-    archive_everything(workplace())
-    assert packed(workplace()) == 6
-    assert (workplace().ledger.locate("src", "k").row.object_version, current(workplace())[1].is_current) == (latest, True)
+    archive_everything(run_context("current"))
+    archive_everything(run_context())
+    assert packed(run_context()) == 6
+    assert (run_context().ledger.locate("src", "k").row.object_version, current(run_context())[1].is_current) == (latest, True)
 
 
 def written(reports, moment, **changes):
@@ -259,46 +259,46 @@ def written(reports, moment, **changes):
 
 @pytest.mark.parametrize("first", sampled(["current", "all"], every=2))
 @pytest.mark.parametrize("since", [DAY, timedelta(minutes=5)], ids=["long ago", "shortly before the report"])
-def test_an_older_version_whose_time_is_later_is_not_current(workplace, bucket, reports, first, since):
+def test_an_older_version_whose_time_is_later_is_not_current(run_context, bucket, reports, first, since):
     """The time of an upload in parts is that of its begin, so that a version may have a later time than the next one."""
     older, latest = bucket.put("k", A)["VersionId"], bucket.put("k", B)["VersionId"]
     moment = datetime.now(UTC).replace(microsecond=0) - DAY
     times = {older: {"last_modified_date": moment - since}, latest: {"last_modified_date": moment - since - DAY}}
     written(reports, moment, **times)
-    archive_report(workplace(first))
-    archive_report(workplace())
-    work = workplace()
-    assert (packed(work), versions_of(work)) == (2, {older, latest})
-    assert (current(work)[0], current(work)[1].is_current) == (B, True)
+    archive_report(run_context(first))
+    archive_report(run_context())
+    context = run_context()
+    assert (packed(context), versions_of(context)) == (2, {older, latest})
+    assert (current(context)[0], current(context)[1].is_current) == (B, True)
 
 
 @pytest.mark.thorough
-def test_a_restored_version_is_current_as_the_version_that_it_became(work, bucket):
+def test_a_restored_version_is_current_as_the_version_that_it_became(context, bucket):
     first = bucket.put("k", A)["VersionId"]
     next_second()
     bucket.put("k", B)
-    archive_everything(work)
+    archive_everything(context)
     next_second()
     copied = bucket.client.copy_object(
         Bucket=bucket.name, Key="k", CopySource={"Bucket": bucket.name, "Key": "k", "VersionId": first}
     )["VersionId"]
-    archive_everything(work)
-    assert (current(work)[0], work.ledger.locate("src", "k").row.object_version, packed(work)) == (A, copied, 3)
+    archive_everything(context)
+    assert (current(context)[0], context.ledger.locate("src", "k").row.object_version, packed(context)) == (A, copied, 3)
 
 
-def test_a_latest_version_that_could_not_be_archived_leaves_no_older_one_as_current(work, bucket):
+def test_a_latest_version_that_could_not_be_archived_leaves_no_older_one_as_current(context, bucket):
     bucket.put("k", A)
     next_second()
     latest = bucket.put("k", B)["VersionId"]
-    report = plan(work)
+    report = plan(context)
     bucket.client.delete_object(Bucket=bucket.name, Key="k", VersionId=latest)
     for chunk in report.chunks:
-        archive_chunk(work, chunk.name)
-    body, said = current(work)
+        archive_chunk(context, chunk.name)
+    body, said = current(context)
     assert (body, said.is_current) == (A, False)
     next_second()  # else the inventory may lack what was written in its second
-    archive_everything(work)
-    assert (current(work)[0], current(work)[1].is_current) == (A, True)
+    archive_everything(context)
+    assert (current(context)[0], current(context)[1].is_current) == (A, True)
 
 
 def test_a_server_that_names_no_latest_version_makes_no_key_look_gone(tmp_path, scripted_s3, ledger):
@@ -309,9 +309,9 @@ def test_a_server_that_names_no_latest_version_makes_no_key_look_gone(tmp_path, 
         200, enabled if "versioning" in asked.query else listing, {"Content-Type": "application/xml"}
     )
     source = {"bucket": "b", "public": True, "versions": "all"}
-    work = a_workplace(tmp_path, scripted_source(scripted_s3), ledger, sources={"src": source})
-    report = plan(work)
-    account = account_for_plan(work, report)
+    context = a_run_context(tmp_path, scripted_source(scripted_s3), ledger, sources={"src": source})
+    report = plan(context)
+    account = account_for_plan(context, report)
     assert (report.exceptions, account.claimed, account.current, account.gone) == (0, 2, 0, 0)
 
 
@@ -319,13 +319,13 @@ def test_a_server_that_names_no_latest_version_makes_no_key_look_gone(tmp_path, 
 
 
 @pytest.mark.thorough
-def test_switching_to_all_versions_plans_the_older_ones_alone_and_back_plans_nothing(workplace, bucket):
+def test_switching_to_all_versions_plans_the_older_ones_alone_and_back_plans_nothing(run_context, bucket):
     for body in (b"1", b"22", b"333"):
         bucket.put("k", body)
     bucket.put("other", A)
-    archive_everything(workplace("current"))
-    assert packed(workplace()) == 2
-    preview = preview_plan(workplace(), inventories.take_inventory(workplace()))
+    archive_everything(run_context("current"))
+    assert packed(run_context()) == 2
+    preview = preview_plan(run_context(), inventories.take_inventory(run_context()))
     assert (preview.estimate.statistics.objects, preview.located) == (2, 2)
     assert {name: preview.as_json()[name] for name in ("versions", "older_versions", "delete_markers", "deleted_keys")} == {
         "versions": "all",
@@ -333,56 +333,56 @@ def test_switching_to_all_versions_plans_the_older_ones_alone_and_back_plans_not
         "delete_markers": 0,
         "deleted_keys": 0,
     }
-    archive_everything(workplace())
-    assert packed(workplace()) == 4
+    archive_everything(run_context())
+    assert packed(run_context()) == 4
     next_second()  # what was written in the second of an inventory it may lack
-    again = plan(workplace("current"))
-    account = account_for_plan(workplace("current"), again)
+    again = plan(run_context("current"))
+    account = account_for_plan(run_context("current"), again)
     assert (again.plans, again.exceptions, account.current, account.older, account.gone) == ([], 0, 2, 2, 0)
-    assert (current(workplace())[0], current(workplace())[1].is_current) == (b"333", True)
-    assert plan(workplace()).plans == []
+    assert (current(run_context())[0], current(run_context())[1].is_current) == (b"333", True)
+    assert plan(run_context()).plans == []
 
 
-def test_a_look_finds_older_versions_once_and_only_where_they_are_objects(workplace, bucket):
+def test_a_look_finds_older_versions_once_and_only_where_they_are_objects(run_context, bucket):
     bucket.put("k", A)
     bucket.put("k", B)
     bucket.put("gone", A)
     bucket.delete("gone")
-    archive_everything(workplace("current"))
-    look = lambda versions: inventories.look_for_new(workplace(versions), after=b"", max_pages=5).new_objects  # noqa: E731
+    archive_everything(run_context("current"))
+    look = lambda versions: inventories.look_for_new(run_context(versions), after=b"", max_pages=5).new_objects  # noqa: E731
     assert (look("current"), look("all")) == (0, 2)
-    report = plan(workplace())
+    report = plan(run_context())
     assert look("all") == 0  # they are claimed
     for chunk in report.chunks:
-        archive_chunk(workplace(), chunk.name)
+        archive_chunk(run_context(), chunk.name)
     assert (look("current"), look("all")) == (0, 0)
     bucket.put("k", b"newer")
     assert (look("current"), look("all")) == (1, 1)
 
 
-def test_an_inventory_of_a_part_has_the_versions_of_its_keys(work, bucket):
+def test_an_inventory_of_a_part_has_the_versions_of_its_keys(context, bucket):
     for key in ("a", "b", "c"):
         bucket.put(key, A)
         bucket.put(key, B)
     bucket.delete("b")
-    snapshot = inventories.take_inventory(work, after=b"a", until=b"b")
+    snapshot = inventories.take_inventory(context, after=b"a", until=b"b")
     assert [obj.key for obj in read_objects(snapshot.path)] == [b"b"] * 3
     assert snapshot.beside == VersionCounts(older=2, markers=1, deleted_keys=1)
 
 
 @pytest.mark.parametrize("versions", ["current", "all"])
-def test_what_was_located_since_an_inventory_was_counted_is_not_said_to_be_current_unless_it_is(workplace, bucket, versions):
-    work = workplace(versions)
+def test_what_was_located_since_an_inventory_was_counted_is_not_said_to_be_current_unless_it_is(run_context, bucket, versions):
+    context = run_context(versions)
     bucket.put("k", A)
     bucket.put("k", B)
-    archived = plan(work)
-    account_for_plan(work, archived)
+    archived = plan(context)
+    account_for_plan(context, archived)
     for chunk in archived.chunks:
-        archive_chunk(work, chunk.name)
-    content = work.ledger.account("src").content
+        archive_chunk(context, chunk.name)
+    content = context.ledger.account("src").content
     assert (content.current_objects, content.uncounted_objects) == ((1, 0) if versions == "current" else (0, 2))
-    account_for_plan(work, archived)
-    content = work.ledger.account("src").content
+    account_for_plan(context, archived)
+    content = context.ledger.account("src").content
     assert (content.current_objects, content.older_objects, content.uncounted_objects) == (1, versions == "all", 0)
 
 
@@ -396,7 +396,7 @@ def without_checksum(path):
 
 @pytest.mark.parametrize("versions", ["current", "all"])
 @pytest.mark.parametrize("file_format", sampled(FORMATS, every=3))
-def test_a_report_has_the_same_versions_as_a_listing(workplace, bucket, reports, file_format, versions):
+def test_a_report_has_the_same_versions_as_a_listing(run_context, bucket, reports, file_format, versions):
     bucket.keep_versions("Suspended")
     bucket.put("a", b"null")
     bucket.keep_versions()
@@ -410,9 +410,9 @@ def test_a_report_has_the_same_versions_as_a_listing(workplace, bucket, reports,
     bucket.delete("outside")
     reports.file_format = file_format
     reports.write(datetime.now(UTC).replace(microsecond=0))
-    work = workplace(versions)
-    listed = inventories.take_inventory(work)
-    taken, _ = inventories.take_report(work)
+    context = run_context(versions)
+    listed = inventories.take_inventory(context)
+    taken, _ = inventories.take_report(context)
     assert without_checksum(taken.path) == without_checksum(listed.path)
     assert (taken.object_count, taken.object_bytes, taken.beside) == (listed.object_count, listed.object_bytes, listed.beside)
     assert listed.beside.markers == 4
@@ -427,48 +427,48 @@ def test_a_report_counts_the_versions_under_the_prefix_alone(tmp_path, bucket, r
     for versions in ("all", "current"):
         objects = bucket.source("p/", all_versions=versions == "all", inventory=reports.folder)
         source = {"bucket": "b", "prefix": "p/", "versions": versions}
-        work = a_workplace(tmp_path / versions, objects, ledger, sources={"src": source})
-        snapshot, taken = inventories.take_report(work)
+        context = a_run_context(tmp_path / versions, objects, ledger, sources={"src": source})
+        snapshot, taken = inventories.take_report(context)
         assert snapshot.beside == VersionCounts(older=2, markers=1, deleted_keys=1)
         assert taken.counts.outside_prefix == 3
 
 
-def test_a_report_of_current_versions_is_refused_where_all_are_asked_for(work, reports, bucket):
+def test_a_report_of_current_versions_is_refused_where_all_are_asked_for(context, reports, bucket):
     bucket.put("k", A)
     reports.columns = tuple(name for name in SCHEMA.names if name not in OF_VERSIONS)
     reports.write()
     with pytest.raises(ReportRefused, match="has no column VersionId, IsLatest, IsDeleteMarker") as refused:
-        inventories.take_report(work)
+        inventories.take_report(context)
     assert "let the inventory list all versions" in refused.value.hint
 
 
 # --- what may be deleted ---------------------------------------------------------------------------------------------
 
 
-def decided(work, folder):
+def decided(context, folder):
     """Return which versions may be deleted, and why others may not, after two proof windows."""
     for _ in range(2):
-        pass_window(work, work.store)
-    answer = Answer(work, folder)
+        pass_window(context, context.store)
+    answer = Answer(context, folder)
     rest = {(row["key"].decode(), row["version_id"]): row["reason"] for row in answer.rest}
     return {(key.decode(), version_id) for _, key, version_id in answer.listed}, rest, answer.found
 
 
-def test_each_archived_version_may_be_deleted_by_its_own_id_and_no_other(workplace, bucket, tmp_path):
+def test_each_archived_version_may_be_deleted_by_its_own_id_and_no_other(run_context, bucket, tmp_path):
     store = SeveralFolders(tmp_path / "several")
     older, latest = (bucket.put("k", body)["VersionId"] for body in (A, B))
     gone = bucket.put("gone", A)["VersionId"]
     bucket.delete("gone")
-    archive_everything(workplace("current", store=store))
-    safe, rest, found = decided(workplace("current", store=store), tmp_path)
+    archive_everything(run_context("current", store=store))
+    safe, rest, found = decided(run_context("current", store=store), tmp_path)
     assert (safe, rest) == ({("k", latest)}, {})
     assert found.snapshot.beside == VersionCounts(older=2, markers=1, deleted_keys=1)
-    work = workplace(store=store)
-    safe, rest, found = decided(work, tmp_path)
+    context = run_context(store=store)
+    safe, rest, found = decided(context, tmp_path)
     assert (safe, rest) == ({("k", latest)}, {("k", older): "not_planned", ("gone", gone): "not_planned"})
-    archive_everything(work)
+    archive_everything(context)
     newest = bucket.put("k", b"newest")["VersionId"]
-    safe, rest, found = decided(work, tmp_path)
+    safe, rest, found = decided(context, tmp_path)
     assert (safe, rest) == ({("k", older), ("k", latest), ("gone", gone)}, {("k", newest): "changed"})
     assert (found.gone, found.everything_is_safe) == (0, False)
 
@@ -478,12 +478,12 @@ def test_each_archived_version_may_be_deleted_by_its_own_id_and_no_other(workpla
 
 def test_a_bucket_without_versions_is_refused_where_all_are_asked_for(tmp_path, new_bucket, ledger):
     new_bucket.put("k", A)
-    work = a_workplace(
+    context = a_run_context(
         tmp_path, new_bucket.source(all_versions=True), ledger, sources={"src": {"bucket": "b", "versions": "all"}}
     )
-    for ask in (inventories.take_inventory, lambda work: inventories.look_for_new(work, after=b"", max_pages=1)):
+    for ask in (inventories.take_inventory, lambda context: inventories.look_for_new(context, after=b"", max_pages=1)):
         with pytest.raises(SettingsError, match=r"keeps no versions, and sources\.demo\.versions is 'all'") as refused:
-            ask(work)
+            ask(context)
         assert refused.value.hint == "set sources.demo.versions to 'current'"
     assert list((tmp_path / "home").rglob("*.parquet")) == []
 

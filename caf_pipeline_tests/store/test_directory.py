@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.errors import StoreAway, StoreError, StoreUnreachable
-from caf_pipeline.ledger.records import FolderStore
-from caf_pipeline.store.directory import MARKER, DirectoryStore
-from caf_pipeline_tests.contracts.chunk_store import ChunkStoreContract, MemoryLog, staged_file, stored, to_store
+from caf_pipeline.store.directory import MARKER, DirectoryReader, DirectoryStore
+from caf_pipeline_tests.contracts.chunk_store import (
+    ChunkReaderContract,
+    ChunkStoreContract,
+    MemoryLog,
+    staged_file,
+    stored,
+    to_store,
+)
 from caf_pipeline_tests.system.test_files_below import ordinary_user
 
 
@@ -22,6 +28,14 @@ def store(tmp_path):
 
 class TestDirectoryStore(ChunkStoreContract):
     """Passes the contract."""
+
+
+class TestDirectoryReader(ChunkReaderContract):
+    """Passes the contract of readers."""
+
+    @pytest.fixture
+    def reader(self, store):
+        return DirectoryReader(store.folder)
 
 
 def test_an_upload_that_breaks_leaves_no_copy(store, tmp_path):
@@ -81,14 +95,14 @@ class FolderMemory:
     """The part of a ledger that the store needs."""
 
     def __init__(self) -> None:
-        self.store: FolderStore | None = None
+        self.folder_id = None
 
-    def folder_store(self, owner):
-        return self.store
+    def folder_store(self):
+        return self.folder_id
 
     def mark_folder_store(self, folder_id):
-        self.store = self.store or FolderStore(folder_id, marked=True)
-        return self.store.id
+        self.folder_id = self.folder_id or folder_id
+        return self.folder_id
 
 
 @pytest.fixture
@@ -122,9 +136,9 @@ def test_first_post_writes_the_id_into_folder_and_ledger(tmp_path):
     store.admit(public=False, stored_size_bytes=1, waiting_bytes=0)
     assert list(store.archives()) == []
     assert not store.folder.exists()
-    assert ledger.store is None
+    assert ledger.folder_id is None
     store.post(to_store(store, staged_file(tmp_path, b"x")), MemoryLog())
-    assert (store.folder / MARKER).read_text() == f"{ledger.store.id}\n"
+    assert (store.folder / MARKER).read_text() == f"{ledger.folder_id}\n"
 
 
 @pytest.mark.parametrize("place", ["missing", "empty", "another store"])
@@ -143,7 +157,7 @@ def test_without_its_marker_the_store_is_away(kept, tmp_path, place, opened):
         with pytest.raises(StoreAway) as away:
             ask()
         assert (away.value.exit_code, away.value.permanent) == (7, False)
-        assert ledger.store.id in away.value.hint
+        assert ledger.folder_id in away.value.hint
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -187,9 +201,9 @@ def test_two_homes_share_the_id_of_one_folder(kept, tmp_path):
     other = FolderMemory()
     second = DirectoryStore(store.folder, other)
     assert len(second.copies(posting)) == 1
-    assert other.store is None  # a look decides nothing
+    assert other.folder_id is None  # a look decides nothing
     second.post(to_store(second, staged_file(tmp_path, b"y")), MemoryLog())
-    assert other.store.id == ledger.store.id
+    assert other.folder_id == ledger.folder_id
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -207,7 +221,7 @@ def test_first_posts_side_by_side_write_one_id(tmp_path, monkeypatch, links):
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(bind, stores))
-    assert {ledger.store.id for ledger in ledgers} == {(tmp_path / "store" / MARKER).read_text().strip()}
+    assert {ledger.folder_id for ledger in ledgers} == {(tmp_path / "store" / MARKER).read_text().strip()}
     assert [path.name for path in (tmp_path / "store").iterdir()] == [MARKER]
 
 

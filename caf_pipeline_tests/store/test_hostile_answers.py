@@ -18,7 +18,7 @@ from caf_pipeline.store.jackal import provider as provider_module
 from caf_pipeline.store.jackal import provider_http
 from caf_pipeline.store.jackal.answers import FileProof
 from caf_pipeline.store.jackal.chain import MAX_KEPT, Chain
-from caf_pipeline.store.jackal.messages import archive_note
+from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.provider import ProviderClient, Sending
 from caf_pipeline.store.protocol import Posting

@@ -9,16 +9,16 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import NoProvider, UploadsRefused
 from caf_pipeline.ledger.records import OperatorControls
+from caf_pipeline.run_context import Lazy
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.jackal.provider import ProviderClient
-from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts.chunk_store import to_store
 from caf_pipeline_tests.support.command_line import source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
-from caf_pipeline_tests.support.jackal_stores import open_store
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store, open_store
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, plan
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
 
 SIZE = 300_000
 
@@ -158,48 +158,48 @@ def test_many_chunks_ask_a_provider_once(opened, staged, monkeypatch):
 
 
 @pytest.fixture
-def work(tmp_path, ledger, network):
+def context(tmp_path, ledger, network):
     network.grant(ADDRESS, SPACE)
     source = MemorySource({f"key-{number}": os.urandom(40_000) for number in range(5)})
     jackal = jackal_settings(network, proof_seconds=8)
-    work = a_workplace(tmp_path, source, ledger, store=open_jackal_store, jackal=jackal)
-    yield work
-    work.store.close()
+    context = a_run_context(tmp_path, source, ledger, store=open_jackal_store, jackal=jackal)
+    yield context
+    context.store.close()
 
 
-def test_a_chunk_that_nobody_would_take_is_not_packed(work, network):
-    (chunk,) = plan(work).chunks
+def test_a_chunk_that_nobody_would_take_is_not_packed(context, network):
+    (chunk,) = plan(context).chunks
     all_of(network, refuse=True)
     with pytest.raises(NoProvider):
-        archive_chunk(work, chunk.name)
-    assert work.objects.reads == []
+        archive_chunk(context, chunk.name)
+    assert context.objects.reads == []
 
 
-def test_a_sealed_chunk_waits_unpaid_until_providers_are_back(work, network):
-    (chunk,) = plan(work).chunks
-    archive_chunk(work, chunk.name, until=chunk_steps.seal_chunk)
-    work.store._accepting._room.clear()
+def test_a_sealed_chunk_waits_unpaid_until_providers_are_back(context, network):
+    (chunk,) = plan(context).chunks
+    archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
+    context.store._accepting._room.clear()
     all_of(network, refuse=True)
     before = network.state()["broadcasts"]
     with pytest.raises(NoProvider):
-        chunk_steps.post_file(work, chunk.name)
-    assert work.ledger.chunk(chunk.name).state is ChunkState.SEALED
+        chunk_steps.post_file(context, chunk.name)
+    assert context.ledger.chunk(chunk.name).state is ChunkState.SEALED
     assert network.state()["broadcasts"] == before
     network.well_behaved()
-    archive_chunk(work, chunk.name)
-    assert work.ledger.chunk(chunk.name).state is ChunkState.LOCATED
+    archive_chunk(context, chunk.name)
+    assert context.ledger.chunk(chunk.name).state is ChunkState.LOCATED
 
 
 @pytest.mark.thorough
-def test_after_the_proof_type_was_changed_a_posted_chunk_goes_on_with_its_own(tmp_path, work, network, ledger):
-    (chunk,) = plan(work).chunks
-    archive_chunk(work, chunk.name, until=chunk_steps.post_file)
-    jackal = work.settings.jackal.model_copy(update={"proof_type": 0})
-    store = open_jackal_store(work.settings.model_copy(update={"jackal": jackal}), ledger, work.holder)
+def test_after_the_proof_type_was_changed_a_posted_chunk_goes_on_with_its_own(tmp_path, context, network, ledger):
+    (chunk,) = plan(context).chunks
+    archive_chunk(context, chunk.name, until=chunk_steps.post_file)
+    jackal = context.settings.jackal.model_copy(update={"proof_type": 0})
+    store = open_jackal_store(context.settings.model_copy(update={"jackal": jackal}), ledger, context.holder)
     all_of(network, lose_jobs=True)
-    archive_chunk(replace(work, store=store), chunk.name)
-    assert work.ledger.chunk(chunk.name).state is ChunkState.LOCATED
-    assert work.ledger.chunk(chunk.name).proof_type == 3
+    archive_chunk(replace(context, lazy_store=Lazy.of(store)), chunk.name)
+    assert context.ledger.chunk(chunk.name).state is ChunkState.LOCATED
+    assert context.ledger.chunk(chunk.name).proof_type == 3
     store.close()
 
 

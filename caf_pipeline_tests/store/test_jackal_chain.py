@@ -21,7 +21,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.store.jackal import nodes as nodes_module
 from caf_pipeline.store.jackal.chain import Chain
-from caf_pipeline.store.jackal.messages import archive_note
+from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.system.http import Limit
 from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, NOT_FOUND, NOT_IMPLEMENTED, ScriptedLcd, Told

@@ -16,18 +16,14 @@ from caf_pipeline.store.jackal import messages
 from caf_pipeline.store.jackal.messages import (
     ChainMessage,
     TransactionTerms,
-    archive_note,
-    archive_of,
     buy_storage,
     encode,
-    job_id,
     post_file,
     post_starts,
-    root_in_path,
     sign_transaction,
-    transaction_hash,
     transaction_messages,
 )
+from caf_pipeline.store.jackal.names import archive_note, archive_of, job_id, root_in_path, transaction_hash
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline_tests.store.test_jackal_wallet import ADDRESS, WORDS
 

@@ -28,7 +28,8 @@ from caf_pipeline.errors import (
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.store.jackal import nodes as nodes_module
 from caf_pipeline.store.jackal import posting as posting_module
-from caf_pipeline.store.jackal.messages import POST_FILE, archive_note, post_file, transaction_messages
+from caf_pipeline.store.jackal.messages import POST_FILE, post_file, transaction_messages
+from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline.store.protocol import Copy
 from caf_pipeline_tests.contracts.ledger import batches, bring_to, location, register
 from caf_pipeline_tests.support.memory_log import MemoryLog

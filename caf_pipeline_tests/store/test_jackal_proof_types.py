@@ -17,13 +17,13 @@ from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
-from caf_pipeline.store.jackal.store import open_jackal_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.chain_user import ChainUser
 from caf_pipeline_tests.support.jackal_network import ADDRESS, FUNDS, SPACE, WORDS, jackal_settings
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
 
 WINDOW = 20
 
@@ -38,16 +38,16 @@ def old_network(tmp_path_factory):
 
 
 @pytest.fixture
-def make_work(tmp_path, ledger, old_network):
-    """Makes workplaces of one source and one ledger, with settings of their own."""
+def make_context(tmp_path, ledger, old_network):
+    """Makes run_contexts of one source and one ledger, with settings of their own."""
     old_network.well_behaved()
     opened, source = [], MemorySource({f"key-{number:03d}": os.urandom(90_000) for number in range(10)})
 
     def make(proof_type, run="run-1"):
         jackal = jackal_settings(old_network, proof_seconds=20, proof_type=proof_type, mnemonic=SecretStr(WORDS))
-        work = a_workplace(tmp_path, source, ledger, run=run, store=open_jackal_store, jackal=jackal)
-        opened.append(work.store)
-        return work
+        context = a_run_context(tmp_path, source, ledger, run=run, store=open_jackal_store, jackal=jackal)
+        opened.append(context.store)
+        return context
 
     yield make
     for store in opened:
@@ -61,160 +61,160 @@ def say(network, version):
 
 
 @pytest.fixture
-def sealed(make_work, old_network):
-    """A workplace of type 3 and its chunk, sealed while the nodes said that they verify it."""
+def sealed(make_context, old_network):
+    """A run context of type 3 and its chunk, sealed while the nodes said that they verify it."""
     say(old_network, "5.1.0")
-    work = make_work(3)
-    (chunk,) = plan(work).chunks
-    archive_chunk(work, chunk.name, until=chunk_steps.seal_chunk)
-    return work, chunk.name
+    context = make_context(3)
+    (chunk,) = plan(context).chunks
+    archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
+    return context, chunk.name
 
 
-def let_it_be_posted(work, name):
+def let_it_be_posted(context, name):
     """Bring the chunk to the state in which a run was killed that had not posted it yet, or not found out."""
-    with work.ledger.lease(chunk_lease(name), work.holder) as lease:
-        work.ledger.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
+    with context.ledger.lease(chunk_lease(name), context.holder) as lease:
+        context.ledger.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
 
 
 def paid(network):
     return network.state()["broadcasts"], network.state()["accounts"][ADDRESS]["balance"]
 
 
-def every_object_reads_back(work):
-    for key, body in work.objects.bodies.items():
-        assert b"".join(fetch(work.ledger, work.store, "src", key).pieces) == body
+def every_object_reads_back(context):
+    for key, body in context.objects.bodies.items():
+        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
 
 
 @pytest.mark.parametrize("version", ["5.0.1", "5.1.0-rc1", "main", ""])
-def test_type_3_is_refused_before_a_byte_is_fetched_and_before_anything_is_paid(make_work, old_network, version):
+def test_type_3_is_refused_before_a_byte_is_fetched_and_before_anything_is_paid(make_context, old_network, version):
     say(old_network, version)
-    work, before = make_work(3), paid(old_network)
-    (chunk,) = plan(work).chunks
+    context, before = make_context(3), paid(old_network)
+    (chunk,) = plan(context).chunks
     with pytest.raises(SettingsError, match="proof_type is 3"):
-        archive_chunk(work, chunk.name)
+        archive_chunk(context, chunk.name)
     with pytest.raises(SettingsError, match="proof_type is 3"):
-        work.store.poster.buy(10**13, 30, work.ledger.transactions(work.holder))
-    assert (work.objects.reads, paid(old_network)) == ([], before)
+        context.store.poster.buy(10**13, 30, context.ledger.transactions(context.holder))
+    assert (context.objects.reads, paid(old_network)) == ([], before)
 
 
 def test_a_sealed_chunk_is_not_posted_where_the_type_is_refused_by_any_node(sealed, old_network):
-    work, name = sealed
+    context, name = sealed
     old_network.misbehave(lcd=1, version="5.0.1")
     before = paid(old_network)
     with pytest.raises(SettingsError):
-        chunk_steps.post_file(work, name)
-    assert work.ledger.chunk(name).state is ChunkState.SEALED
-    let_it_be_posted(work, name)
+        chunk_steps.post_file(context, name)
+    assert context.ledger.chunk(name).state is ChunkState.SEALED
+    let_it_be_posted(context, name)
     with pytest.raises(SettingsError):
-        chunk_steps.post_file(work, name)
+        chunk_steps.post_file(context, name)
     assert paid(old_network) == before
 
 
 @pytest.mark.parametrize("state", [ChunkState.SEALED, ChunkState.POSTING])
 def test_a_chunk_sealed_for_a_refused_type_gets_its_new_root_from_staging_and_is_not_packed_again(
-    sealed, make_work, old_network, state
+    sealed, make_context, old_network, state
 ):
-    work, name = sealed
+    context, name = sealed
     if state is ChunkState.POSTING:
-        let_it_be_posted(work, name)
-    before, reads = work.ledger.chunk(name), len(work.objects.reads)
+        let_it_be_posted(context, name)
+    before, reads = context.ledger.chunk(name), len(context.objects.reads)
     old_network.well_behaved()
-    work = make_work(0)
-    archive_chunk(work, name)
-    chunk = work.ledger.chunk(name)
+    context = make_context(0)
+    archive_chunk(context, name)
+    chunk = context.ledger.chunk(name)
     assert (before.proof_type, chunk.proof_type, len(chunk.merkle_root)) == (3, 0, 64)
-    assert (chunk.state, chunk.member_count, len(work.objects.reads)) == (ChunkState.LOCATED, 10, reads)
-    every_object_reads_back(work)
+    assert (chunk.state, chunk.member_count, len(context.objects.reads)) == (ChunkState.LOCATED, 10, reads)
+    every_object_reads_back(context)
 
 
-def test_a_staged_file_that_is_not_what_was_sealed_gets_no_new_root_and_is_packed_again(sealed, make_work, old_network):
-    work, name = sealed
-    chunk = work.ledger.chunk(name)
+def test_a_staged_file_that_is_not_what_was_sealed_gets_no_new_root_and_is_packed_again(sealed, make_context, old_network):
+    context, name = sealed
+    chunk = context.ledger.chunk(name)
     between = (at for at in range(chunk.stored_size_bytes) if all(not 0 <= at - one.offset < one.length for one in chunk.samples))
-    corrupt(chunk_steps.staged_path(work, name), at=next(between))
+    corrupt(chunk_steps.staged_path(context, name), at=next(between))
     old_network.well_behaved()
     with pytest.raises(IntegrityError, match="not what was sealed"):
-        chunk_steps.post_file(make_work(0), name)
-    assert work.ledger.chunk(name).merkle_root == chunk.merkle_root
-    archive_chunk(make_work(0, run="run-2"), name)
-    every_object_reads_back(work)
+        chunk_steps.post_file(make_context(0), name)
+    assert context.ledger.chunk(name).merkle_root == chunk.merkle_root
+    archive_chunk(make_context(0, run="run-2"), name)
+    every_object_reads_back(context)
 
 
-def test_a_chunk_that_was_posted_goes_on_as_it_was_whatever_is_set_since(sealed, make_work, old_network):
-    work, name = sealed
-    let_it_be_posted(work, name)
-    work.store.post(chunk_steps.to_store(work, work.ledger.chunk(name)), work.ledger.transactions(work.holder))
-    before = work.ledger.chunk(name)
-    chunk_steps.staged_path(work, name).unlink()
-    archive_chunk(make_work(0), name)
-    chunk = work.ledger.chunk(name)
+def test_a_chunk_that_was_posted_goes_on_as_it_was_whatever_is_set_since(sealed, make_context, old_network):
+    context, name = sealed
+    let_it_be_posted(context, name)
+    context.store.post(chunk_steps.to_store(context, context.ledger.chunk(name)), context.ledger.transactions(context.holder))
+    before = context.ledger.chunk(name)
+    chunk_steps.staged_path(context, name).unlink()
+    archive_chunk(make_context(0), name)
+    chunk = context.ledger.chunk(name)
     assert (chunk.merkle_root, chunk.proof_type, chunk.state) == (before.merkle_root, 3, ChunkState.LOCATED)
     assert old_network.state()["posts_by_root"][chunk.merkle_root.hex()] == 1
 
 
-def test_a_finished_packing_is_sealed_as_the_type_that_it_was_packed_for(make_work, old_network):
+def test_a_finished_packing_is_sealed_as_the_type_that_it_was_packed_for(make_context, old_network):
     say(old_network, "5.1.0")
-    work = make_work(3)
-    (chunk,) = plan(work).chunks
-    archive_chunk(work, chunk.name, until=chunk_steps.pack_chunk)
-    reads = len(work.objects.reads)
+    context = make_context(3)
+    (chunk,) = plan(context).chunks
+    archive_chunk(context, chunk.name, until=chunk_steps.pack_chunk)
+    reads = len(context.objects.reads)
     old_network.well_behaved()
-    work = make_work(0)
-    archive_chunk(work, chunk.name)
-    assert (work.ledger.chunk(chunk.name).proof_type, len(work.objects.reads)) == (0, reads)
+    context = make_context(0)
+    archive_chunk(context, chunk.name)
+    assert (context.ledger.chunk(chunk.name).proof_type, len(context.objects.reads)) == (0, reads)
 
 
-def window_after(work, network, name):
+def window_after(context, network, name):
     """Make blocks until the chunk's next window is half over."""
-    at = chunk_steps.posting_of(work.ledger.chunk(name))
+    at = chunk_steps.posting_of(context.ledger.chunk(name))
     height = network.state()["height"]
     network.advance(WINDOW - (height - at.start) % WINDOW + WINDOW // 2)
 
 
 def test_what_the_chain_cannot_verify_is_never_called_proven_nor_safe_to_delete(sealed, old_network, tmp_path):
-    work, name = sealed
-    archive_chunk(work, name)
+    context, name = sealed
+    archive_chunk(context, name)
     old_network.misbehave(halted=True)
     verdicts = []
     for _ in range(6):
-        window_after(work, old_network, name)
-        verdicts.append(prove_chunk(work, name).verdict)
+        window_after(context, old_network, name)
+        verdicts.append(prove_chunk(context, name).verdict)
         if verdicts[-1] == "damaged":
             with pytest.raises(NotProven, match="stays damaged"):
-                repair_chunk(work, name)
-        assert find_deletable(work, tmp_path / "list.csv").safe_objects == 0
+                repair_chunk(context, name)
+        assert find_deletable(context, tmp_path / "list.csv").safe_objects == 0
     assert set(verdicts) <= {"unverified", "damaged"}
     assert "unverified" in verdicts
-    assert {copy.windows for copy in work.ledger.known_copies(name)} == {0}
+    assert {copy.windows for copy in context.ledger.known_copies(name)} == {0}
 
 
 @pytest.mark.thorough
-def test_who_keeps_one_leaf_of_a_file_and_joins_again_and_again_makes_nothing_safe(make_work, old_network, tmp_path):
-    work = make_work(0)
-    (name,) = archive_everything(work)
+def test_who_keeps_one_leaf_of_a_file_and_joins_again_and_again_makes_nothing_safe(make_context, old_network, tmp_path):
+    context = make_context(0)
+    (name,) = archive_everything(context)
     old_network.misbehave(halted=True)
     for number in range(4):
         old_network.misbehave(provider=number, leaves=1)
     counted = set()
     for _ in range(10):
-        window_after(work, old_network, name)
-        if prove_chunk(work, name).chunk.state is ChunkState.DAMAGED:
+        window_after(context, old_network, name)
+        if prove_chunk(context, name).chunk.state is ChunkState.DAMAGED:
             break
-        counted |= {copy.windows for copy in work.ledger.known_copies(name) if copy.listed}
-        assert find_deletable(work, tmp_path / "list.csv").safe_objects == 0
+        counted |= {copy.windows for copy in context.ledger.known_copies(name) if copy.listed}
+        assert find_deletable(context, tmp_path / "list.csv").safe_objects == 0
     assert counted <= {0, 1}
 
 
 @pytest.mark.thorough
-def test_honest_proofs_of_type_0_make_it_safe_in_the_second_window_in_a_row(make_work, old_network, tmp_path):
-    work = make_work(0)
-    (name,) = archive_everything(work)
+def test_honest_proofs_of_type_0_make_it_safe_in_the_second_window_in_a_row(make_context, old_network, tmp_path):
+    context = make_context(0)
+    (name,) = archive_everything(context)
     old_network.misbehave(halted=True)
-    window_after(work, old_network, name)
-    assert find_deletable(work, tmp_path / "list.csv").safe_objects == 0
-    window_after(work, old_network, name)
-    assert prove_chunk(work, name).proven
-    assert find_deletable(work, tmp_path / "list.csv").everything_is_safe
+    window_after(context, old_network, name)
+    assert find_deletable(context, tmp_path / "list.csv").safe_objects == 0
+    window_after(context, old_network, name)
+    assert prove_chunk(context, name).proven
+    assert find_deletable(context, tmp_path / "list.csv").everything_is_safe
 
 
 # --- a stranger ------------------------------------------------------------------------------------------------------
@@ -222,11 +222,11 @@ def test_honest_proofs_of_type_0_make_it_safe_in_the_second_window_in_a_row(make
 STRANGER = "legal winner thank year wave sausage worth useful legal winner thank yellow"
 
 
-def deleted_by_a_stranger(work, network, name):
+def deleted_by_a_stranger(context, network, name):
     """Let another wallet post the chunk's root, let all who have it claim that post, and delete it; return who had it."""
-    chunk = work.ledger.chunk(name)
-    content = b"".join(work.store.read(chunk_steps.posting_of(chunk), 0, chunk.stored_size_bytes))
-    holders = work.store.holders(chunk_steps.posting_of(chunk))
+    chunk = context.ledger.chunk(name)
+    content = b"".join(context.store.read(chunk_steps.posting_of(chunk), 0, chunk.stored_size_bytes))
+    holders = context.store.holders(chunk_steps.posting_of(chunk))
     with httpx.Client(timeout=30) as client:
         stranger = ChainUser(network, client, STRANGER)
         network.fund(stranger.address, 10**9)
@@ -242,31 +242,31 @@ def deleted_by_a_stranger(work, network, name):
 
 @pytest.mark.thorough
 def test_a_strangers_deletion_is_found_by_the_next_look_though_all_copies_are_listed_and_is_mended(
-    make_work, old_network, tmp_path
+    make_context, old_network, tmp_path
 ):
-    work = make_work(0)
-    (name,) = archive_everything(work)
-    assert prove_chunk(work, name).proven
-    chunk_steps.staged_path(work, name).unlink()
-    holders = deleted_by_a_stranger(work, old_network, name)
-    posting = chunk_steps.posting_of(work.ledger.chunk(name))
-    assert {copy.provider for copy in work.store.copies(posting)} == set(holders)
-    report = prove_chunk(work, name)
+    context = make_context(0)
+    (name,) = archive_everything(context)
+    assert prove_chunk(context, name).proven
+    chunk_steps.staged_path(context, name).unlink()
+    holders = deleted_by_a_stranger(context, old_network, name)
+    posting = chunk_steps.posting_of(context.ledger.chunk(name))
+    assert {copy.provider for copy in context.store.copies(posting)} == set(holders)
+    report = prove_chunk(context, name)
     assert (report.chunk.state, list(report.read_back)) == (ChunkState.DAMAGED, [])
-    assert find_deletable(work, tmp_path / "list.csv").safe_objects == 0
-    assert repair_chunk(work, name).origin == "source"
-    assert (work.ledger.chunk(name).state, work.ledger.chunk(name).start) == (ChunkState.LOCATED, posting.start)
-    every_object_reads_back(work)
+    assert find_deletable(context, tmp_path / "list.csv").safe_objects == 0
+    assert repair_chunk(context, name).origin == "source"
+    assert (context.ledger.chunk(name).state, context.ledger.chunk(name).start) == (ChunkState.LOCATED, posting.start)
+    every_object_reads_back(context)
 
 
 @pytest.mark.thorough
-def test_what_a_stranger_had_deleted_and_s3_has_no_more_comes_back_from_staging(make_work, old_network):
-    work = make_work(0)
-    (name,) = archive_everything(work)
-    bodies = dict(work.objects.bodies)
-    deleted_by_a_stranger(work, old_network, name)
-    work.objects.bodies.clear()
-    assert prove_chunk(work, name).chunk.state is ChunkState.DAMAGED
-    assert repair_chunk(work, name).origin == "staging"
-    work.objects.bodies.update(bodies)
-    every_object_reads_back(work)
+def test_what_a_stranger_had_deleted_and_s3_has_no_more_comes_back_from_staging(make_context, old_network):
+    context = make_context(0)
+    (name,) = archive_everything(context)
+    bodies = dict(context.objects.bodies)
+    deleted_by_a_stranger(context, old_network, name)
+    context.objects.bodies.clear()
+    assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
+    assert repair_chunk(context, name).origin == "staging"
+    context.objects.bodies.update(bodies)
+    every_object_reads_back(context)

@@ -10,7 +10,7 @@ import pytest
 
 from caf_pipeline.errors import IntegrityError, LeaseLost, StoredChunkMissing, StoreError, StoreUnreachable
 from caf_pipeline.store.jackal import provider
-from caf_pipeline.store.jackal.messages import job_id
+from caf_pipeline.store.jackal.names import job_id
 from caf_pipeline.store.jackal.provider import Job, ProviderClient, Sending
 from caf_pipeline.store.jackal.provider_http import MAX_ANSWER_BYTES, ask, parse_address
 from caf_pipeline.store.protocol import Posting

@@ -19,13 +19,17 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.settings import Settings
-from caf_pipeline.store.jackal.store import open_jackal_store
+from caf_pipeline.store.jackal.posting import Poster
+from caf_pipeline.store.jackal.read import open_jackal_reader
+from caf_pipeline.store.jackal.upload import Uploads
+from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.store.protocol import Copy, Posting
-from caf_pipeline_tests.contracts.chunk_store import ChunkStoreContract, MemoryLog, staged_file, to_store
+from caf_pipeline.wiring import open_reader
+from caf_pipeline_tests.contracts.chunk_store import ChunkReaderContract, ChunkStoreContract, MemoryLog, staged_file, to_store
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
-from caf_pipeline_tests.support.jackal_stores import open_store
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store, open_store
 
 
 @pytest.fixture
@@ -56,6 +60,15 @@ def stranger(network):
 
 class TestJackalStore(ChunkStoreContract):
     """Passes the contract."""
+
+
+class TestJackalReader(ChunkReaderContract):
+    """Passes the contract of readers."""
+
+    @pytest.fixture
+    def reader(self, opened):
+        with closing(open_jackal_reader(opened.store.settings, opened.log, opened.records)) as reader:
+            yield reader
 
 
 def admit(store, size_bytes=1000, *, public=True, waiting_bytes=0):
@@ -220,6 +233,15 @@ def test_it_is_opened_with_the_ledger_that_remembers_for_it(network, ledger):
     assert ledger.transactions(this_process("run-2")).seen_height(network.chain_id) > 0
     assert (store.name, store.required_copies, store.proof_type, store.wallet.address) == ("jackal", 3, 3, ADDRESS)
     store.close()
+
+
+@pytest.mark.parametrize("part", [Wallet, Poster, Uploads])
+def test_what_reads_makes_no_part_that_pays_or_sends(ledger, opened, tmp_path, monkeypatch, part):
+    posting = opened.stored(staged_file(tmp_path, b"x" * 1000))
+    monkeypatch.setattr(part, "__init__", lambda *_, **__: pytest.fail(f"a {part.__name__} was made"))
+    settings = Settings(store={"kind": "jackal"}, jackal=opened.store.settings)
+    with closing(open_reader(settings, ledger, this_process("run-1"))) as reader:
+        assert b"".join(reader.read(posting, 0, 1000)) == b"x" * 1000
 
 
 def test_without_a_wallet_it_reads_and_admits_nothing(network, ledger, monkeypatch):

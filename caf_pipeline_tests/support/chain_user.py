@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from caf_pipeline.caf.merkle import MerkleTree
-from caf_pipeline.store.jackal import messages
+from caf_pipeline.store.jackal import messages, names
 from caf_pipeline.store.jackal.messages import ChainMessage, TransactionTerms
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
@@ -46,7 +46,7 @@ class Post:
 
     @property
     def path(self) -> str:
-        return f"files/{messages.root_in_path(self.root)}/{self.owner}/{self.start}"
+        return f"files/{names.root_in_path(self.root)}/{self.owner}/{self.start}"
 
     @property
     def job(self) -> str:
@@ -106,7 +106,7 @@ class ChainUser:
         return answer.json()["tx_response"]
 
     def look_up(self, raw: bytes, lcd: int = 0) -> dict[str, Any] | None:
-        answer = self.get(f"/cosmos/tx/v1beta1/txs/{messages.transaction_hash(raw)}", lcd)
+        answer = self.get(f"/cosmos/tx/v1beta1/txs/{names.transaction_hash(raw)}", lcd)
         return answer.json()["tx_response"] if answer.status_code == 200 else None
 
     def do(self, *sent: ChainMessage, **changes: Any) -> dict[str, Any]:

@@ -29,10 +29,10 @@ from caf_pipeline.cli.opening import opened_ledger
 from caf_pipeline.defs import source_resource
 from caf_pipeline.ledger import embedded
 from caf_pipeline.ledger.embedded import PLACE_VARIABLE
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import load_settings
-from caf_pipeline.wiring import close_store, open_workplace
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
-from caf_pipeline_tests.support.workplaces import archive_everything
+from caf_pipeline_tests.support.run_contexts import archive_everything
 
 CAF = str(Path(sys.executable).with_name("caf"))
 
@@ -170,9 +170,9 @@ def archive_source(caf: CommandLine, source: str = "src") -> None:
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:
-            work = open_workplace(settings, source, run="run-1", ledger=ledger)
-            archive_everything(work)
-            close_store(work.store)
+            context = open_run_context(settings, source, run="run-1", ledger=ledger)
+            archive_everything(context)
+            context.close()
 
 
 def source_text(endpoint: str, bucket: str, **more: str) -> str:

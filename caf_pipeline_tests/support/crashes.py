@@ -20,7 +20,6 @@ from typing import Any
 
 import psycopg
 
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import HeldByOther, LeaseLost
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.postgres import Ledger
@@ -28,12 +27,14 @@ from caf_pipeline.ledger.processes import is_alive, this_process
 from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
 from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Kind
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.inventories import take_inventory
-from caf_pipeline.store.jackal.store import JackalStore, open_jackal_store
+from caf_pipeline.store.jackal.write import JackalStore
 from caf_pipeline_tests.support.dying_runs import PRELOADED, a_steady_source
+from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(PRELOADED)
@@ -112,7 +113,7 @@ def _run(folder: str, url: str, chunk: str, at: tuple[str, bool], settings: dict
     _kill_at(owner, name, before=before)
     ledger = Ledger(Database(url))
     store = open_jackal_store if "jackal" in settings else None
-    archive_chunk(a_workplace(Path(folder), a_steady_source(), ledger, run="run-dead", store=store, **settings), chunk)
+    archive_chunk(a_run_context(Path(folder), a_steady_source(), ledger, run="run-dead", store=store, **settings), chunk)
 
 
 def run_killed(folder: Path, url: str, chunk: str, *, at: str, before: bool = False, **settings: Any) -> None:
@@ -126,23 +127,23 @@ def run_killed(folder: Path, url: str, chunk: str, *, at: str, before: bool = Fa
 # --- the doctor, and what it may have changed --------------------------------------------------------------------------
 
 
-def examined(work: Workplace) -> Iterator[Finding]:
+def examined(context: RunContext) -> Iterator[Finding]:
     """Yield what the doctor finds, as `caf doctor` calls it."""
     settler = None
-    if isinstance(store := work.store, JackalStore):
-        log = work.ledger.transactions(work.holder)
+    if isinstance(store := context.store, JackalStore):
+        log = context.ledger.transactions(context.holder)
         settler = Settler(lambda: store.poster.account, lambda: store.poster.settle(log))
-    return examine(work, alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started), settler=settler)
+    return examine(context, alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started), settler=settler)
 
 
-def found(work: Workplace, *, told: bool = False) -> list[tuple[Kind, str]]:
+def found(context: RunContext, *, told: bool = False) -> list[tuple[Kind, str]]:
     """Return what the doctor would mend, by kind and name; with `told`, also what it only tells."""
-    return [(one.kind, one.name) for one in examined(work) if told or one.actor is Actor.DOCTOR]
+    return [(one.kind, one.name) for one in examined(context) if told or one.actor is Actor.DOCTOR]
 
 
-def mended(work: Workplace) -> list[tuple[Kind, str, str]]:
+def mended(context: RunContext) -> list[tuple[Kind, str, str]]:
     """Mend what the doctor finds; return kind, name and what was done."""
-    return [(one.kind, one.name, one.mend().done) for one in examined(work) if one.mend is not None]
+    return [(one.kind, one.name, one.mend().done) for one in examined(context) if one.mend is not None]
 
 
 def everything(folder: Path, url: str) -> dict[str, Any]:
@@ -181,8 +182,8 @@ def _doctor(folder: str, url: str, fatal: int) -> None:
     moments = [0]
     for owner, name in _DEADLY:
         _count_and_die(owner, name, moments, fatal)
-    work = a_workplace(Path(folder), MemorySource({}), Ledger(Database(url)), run="doctor")
-    for one in examined(work):
+    context = a_run_context(Path(folder), MemorySource({}), Ledger(Database(url)), run="doctor")
+    for one in examined(context):
         with contextlib.suppress(HeldByOther):  # as `caf doctor` leaves what another has
             if one.mend is not None:
                 one.mend()
@@ -199,7 +200,7 @@ def main() -> None:
     what, url, *rest = sys.argv[1:]
     database = Database(url)
     if what == "inventory":
-        take_inventory(a_workplace(Path(rest[0]), EndlessSource({"a": b"a"}), Ledger(database)))
+        take_inventory(a_run_context(Path(rest[0]), EndlessSource({"a": b"a"}), Ledger(database)))
         return
     name, seconds = rest
     with Ledger(database, lease_seconds=float(seconds)).lease(name, this_process("run-child")) as lease:

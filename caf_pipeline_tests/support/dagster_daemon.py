@@ -11,8 +11,9 @@ from pathlib import Path
 import yaml
 from dagster import DagsterInstance, RunsFilter
 
+from caf_pipeline.dagster_host.dagster_private import BULK_ACTION_TERMINAL_STATUSES
 from caf_pipeline.dagster_host.home import prepare_dagster_home
-from caf_pipeline.defs.dagster_private import BULK_ACTION_TERMINAL_STATUSES, BulkActionStatus
+from caf_pipeline_tests.support.dagster_private import BulkActionStatus
 from caf_pipeline_tests.support.patience import wait_for
 
 ROOT = Path(__file__).parents[2]

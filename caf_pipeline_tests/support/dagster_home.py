@@ -12,13 +12,13 @@ from dagster import DagsterInstance, Definitions, ExecuteInProcessResult
 from pydantic import SecretStr
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
 from caf_pipeline.dagster_host.run_source import open_instance
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.run_context import RunContext
+from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings, StoreSettings
-from caf_pipeline.wiring import open_workplace
 from caf_pipeline_tests.support.s3_server import Bucket
 
 
@@ -78,8 +78,8 @@ class Pipeline:
     def chunks(self, *states: ChunkState) -> list[str]:
         return [chunk.name for chunk in self.ledger.chunks(SOURCE, states or None)]
 
-    def workplace(self, run: str = "a test") -> Workplace:
-        return open_workplace(self.settings, SOURCE, run=run, ledger=self.ledger)
+    def run_context(self, run: str = "a test") -> RunContext:
+        return open_run_context(self.settings, SOURCE, run=run, ledger=self.ledger)
 
     def events(self, result: ExecuteInProcessResult) -> list[tuple[str, str | None]]:
         return [(event.event_type_value, event.step_key) for event in result.all_events]

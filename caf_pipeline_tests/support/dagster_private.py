@@ -1,4 +1,4 @@
-"""What only the tests need of Dagster's private modules; see `caf_pipeline.defs.dagster_private`, whose version this is of."""
+"""What only the tests need of Dagster's private modules; see `dagster_host.dagster_private`, whose version this is of."""
 
 from dagster._core.code_pointer import CodePointer
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
@@ -6,9 +6,11 @@ from dagster._core.definitions.partitions.context import partition_loading_conte
 from dagster._core.definitions.utils import is_valid_owner
 from dagster._core.errors import DagsterUserCodeProcessError
 from dagster._core.events import EngineEventData
+from dagster._core.execution.backfill import BulkActionStatus
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.origin import JobPythonOrigin, RepositoryPythonOrigin
 from dagster._core.remote_representation.external_data import RepositorySnap
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster._core.storage.compute_log_manager import ComputeIOType
 from dagster._core.storage.tags import GRPC_INFO_TAG, TagType, get_tag_type
 from dagster._core.workspace.context import WorkspaceProcessContext

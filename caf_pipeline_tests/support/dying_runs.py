@@ -19,7 +19,7 @@ from caf_pipeline.packing.journal.writer import CheckpointPace
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.plans import MOMENT
-from caf_pipeline_tests.support.workplaces import StoreMaker, a_workplace, archive_chunk
+from caf_pipeline_tests.support.run_contexts import StoreMaker, a_run_context, archive_chunk
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 PRELOADED = [f"caf_pipeline_tests.support.{name}" for name in ("dying_runs", "crashes", "process_template")]
@@ -95,14 +95,14 @@ def _run(
     moments = [0]
     packer.pace_of = lambda settings: pace
     ledger = Ledger(Database(url))
-    work = a_workplace(Path(folder), source(), ledger, run=f"run-{os.getpid()}", store=store, **settings)
+    context = a_run_context(Path(folder), source(), ledger, run=f"run-{os.getpid()}", store=store, **settings)
     for name in _LEDGER_MOVES:
         _count_and_die(ledger, name, moments, fatal)
     for name in _SYSTEM_CALLS:
         if hasattr(os, name):
             _count_and_die(os, name, moments, fatal)
     _count_and_die(fcntl, "flock", moments, fatal)
-    archive_chunk(work, chunk)
+    archive_chunk(context, chunk)
     counted.put(moments[0])
 
 
@@ -119,7 +119,7 @@ def run(
 ) -> int | None:
     """Run the chunk's steps; return the moments that passed, or None where the process was killed at `fatal`.
 
-    `store` and `settings` are those of `a_workplace`, `source` makes its source; functions of a module, since another process
+    `store` and `settings` are those of `a_run_context`, `source` makes its source; functions of a module, since another process
     is to find them: of this one or another in support/, which that process imports with all that it imports.
     """
     counted = _PROCESSES.Queue()

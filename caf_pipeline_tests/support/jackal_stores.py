@@ -5,12 +5,13 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from caf_pipeline import run_wiring
 from caf_pipeline.ledger.records import OperatorControls
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.posting import Poster
-from caf_pipeline.store.jackal.store import JackalStore
 from caf_pipeline.store.jackal.wallet import Wallet
+from caf_pipeline.store.jackal.write import JackalStore
 from caf_pipeline.store.protocol import Posting, ProviderRecord
 from caf_pipeline.throttle import Throttle
 from caf_pipeline_tests.contracts.chunk_store import MemoryLog, to_store
@@ -102,7 +103,7 @@ def open_store(network, log=None, *, words=WORDS, records=None, **changes) -> Op
     settings = jackal_settings(network, **changes)
     log, records, board = log or MemoryLog(), records or MemoryRecords(), Board()
     wallet = Wallet(words)
-    throttle = Throttle(board, bandwidth=settings.bandwidth, spend_cap=settings.spend_cap)
+    throttle = Throttle(board.current, bandwidth=settings.bandwidth, spend_cap=settings.spend_cap)
     chain = Chain(
         Nodes(
             settings.lcd,
@@ -115,3 +116,9 @@ def open_store(network, log=None, *, words=WORDS, records=None, **changes) -> Op
     )
     poster = Poster(chain, wallet, settings, spend_cap=throttle.spend_cap)
     return Opened(JackalStore(settings, wallet, chain, poster, records, throttle), network, log, records, board, throttle)
+
+
+def open_jackal_store(settings, ledger, holder, waits=None) -> JackalStore:
+    """Open the store on Jackal, whichever store the settings name."""
+    kept = settings.store.model_copy(update={"kind": "jackal"})
+    return run_wiring.open_jackal(settings.model_copy(update={"store": kept}), ledger, holder, waits)

@@ -14,7 +14,7 @@ from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.packing import pack_chunk, packer
 from caf_pipeline_tests.support.dying_runs import OFTEN, SteadySource, a_steady_source
-from caf_pipeline_tests.support.workplaces import a_workplace, archive_chunk
+from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk
 
 
 class PausingSource(SteadySource):
@@ -51,9 +51,9 @@ def main(folder: str, url: str, chunk: str, pause_at: str, lease_seconds: str) -
     if pause_at == "taking over":
         stop_behind_taking_over()
     ledger = Ledger(Database(url), lease_seconds=float(lease_seconds))
-    work = a_workplace(Path(folder), source, ledger, run="paused", target="8MiB")
+    context = a_run_context(Path(folder), source, ledger, run="paused", target="8MiB")
     try:
-        archive_chunk(work, chunk)
+        archive_chunk(context, chunk)
     except CafError as error:
         print(type(error).__name__)
 

@@ -6,7 +6,7 @@ Not for a process of pytest, whose tests try what is left out here.
 
 import gc
 
-from caf_pipeline.system.left_out import leave_out_unused
+from caf_pipeline.entry import leave_out_unused
 
 leave_out_unused()
 gc.freeze()

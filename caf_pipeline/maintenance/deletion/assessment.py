@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import (
     ArchiveError,
     HeldByOther,
@@ -27,6 +26,7 @@ from caf_pipeline.maintenance.scrub import is_small, mark_wrong, prove_chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile, RemoteSource
 from caf_pipeline.packing.samples import CopyFinding, described
 from caf_pipeline.retrieval.remote_chunk import fetch_manifest
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.chunk_steps import lease_chunk
 from caf_pipeline.store.protocol import ChunkStore, Copy, Lease, Posting
 from caf_pipeline.system.quantities import counted
@@ -59,7 +59,7 @@ class ChunkAssessor:
     `lease` is what keeps a second such command away; `folder` takes the ledger's export and a manifest at a time.
     """
 
-    work: Workplace
+    context: RunContext
     lease: Lease
     folder: Path
     reporter: ProgressReporter
@@ -74,10 +74,10 @@ class ChunkAssessor:
 
     def _export(self) -> None:
         """Export the rows; always after chunks were listed, so that none of them is looked at without its rows."""
-        self.work.ledger.export_located(self.work.source, self.located)
+        self.context.ledger.export_located(self.context.source, self.located)
 
     def _chunks(self) -> Sequence[Chunk]:
-        return self.work.ledger.chunks(self.work.source, [ChunkState.LOCATED, ChunkState.DAMAGED])
+        return self.context.ledger.chunks(self.context.source, [ChunkState.LOCATED, ChunkState.DAMAGED])
 
     # reading back
 
@@ -106,19 +106,19 @@ class ChunkAssessor:
 
     def _read_back(self, name: str, advance: Callable[[int], None]) -> str:
         """Read one chunk, from the next provider where one fails; return "" once it is recorded, else why it is not."""
-        with lease_chunk(self.work, name) as lease:
-            chunk = self.work.ledger.chunk(name)
+        with lease_chunk(self.context, name) as lease:
+            chunk = self.context.ledger.chunk(name)
             if chunk.state is not ChunkState.LOCATED or chunk.read_back_at:
                 return "" if chunk.read_back_at else f"it is {chunk.state}"
             posting, findings = posting_of(chunk), []
-            for provider in self.work.store.holders(posting):
+            for provider in self.context.store.holders(posting):
                 finding, differing = self._from(provider, lease, chunk, posting, advance)
                 findings.append(finding)
                 if finding.good:
                     break
             wrong = [finding for finding in findings if finding.fault]
             if wrong:
-                said = mark_wrong(self.work, lease, chunk, findings)
+                said = mark_wrong(self.context, lease, chunk, findings)
                 self.reporter.tell(f"chunk {name} is damaged: {said}")
                 return said
             if not findings or not findings[-1].good:
@@ -126,7 +126,7 @@ class ChunkAssessor:
             if differing:
                 self.differing[name] = f"{differing} of its objects' rows have another SHA-256 than the bytes that are stored"
                 return self.differing[name]
-            self.work.ledger.record_read_back(lease, name, findings[-1].copy.provider)
+            self.context.ledger.record_read_back(lease, name, findings[-1].copy.provider)
             return ""
 
     def _from(
@@ -141,7 +141,7 @@ class ChunkAssessor:
 
         try:
             ranges = _of_this_machine(self.rows.ranges(chunk.caf_file_id))
-            differing = read_back(self.work, lease, chunk, posting, provider, ranges=ranges, progress=told)
+            differing = read_back(self.context, lease, chunk, posting, provider, ranges=ranges, progress=told)
         except NoChainAnswer:
             raise
         except (StoreError, IntegrityError) as error:
@@ -160,7 +160,7 @@ class ChunkAssessor:
         assessments = {}
         for before in chunks:
             self.lease.check()
-            chunk = self.work.ledger.chunk(before.name)
+            chunk = self.context.ledger.chunk(before.name)
             reason, detail = self._assessed(chunk, problems.get(chunk.name, ""))
             assessments[chunk.name] = chunk, ChunkAssessment(chunk.caf_file_id, chunk.name, reason, detail)
         return assessments
@@ -171,7 +171,7 @@ class ChunkAssessor:
         for name in names:
             self.lease.check()
             try:
-                prove_chunk(self.work, name)
+                prove_chunk(self.context, name)
             except NoChainAnswer:
                 raise
             except HeldByOther as error:
@@ -199,8 +199,8 @@ class ChunkAssessor:
         return self._manifest_compared(chunk)
 
     def _assessed_by_copies(self, chunk: Chunk, problem: str) -> tuple[Unsafe, str] | None:
-        required = self.work.store.required_copies
-        copies = [copy for copy in self.work.ledger.known_copies(chunk.name) if copy.listed]
+        required = self.context.store.required_copies
+        copies = [copy for copy in self.context.ledger.known_copies(chunk.name) if copy.listed]
         right = [copy for copy in copies if not copy.fault]
         if len(right) == len(copies) < required:
             return Unsafe.TOO_FEW_COPIES, f"{len(copies)} of {required} copies of chunk {chunk.name} are listed"
@@ -214,7 +214,7 @@ class ChunkAssessor:
 
     def _assessed_by_windows(self, chunk: Chunk, right: Sequence[KnownCopy]) -> tuple[Unsafe, str] | None:
         """Say how many windows are known of as many copies as required; None where they are enough."""
-        store, posting = self.work.store, posting_of(chunk)
+        store, posting = self.context.store, posting_of(chunk)
         now = store.current_window(posting)
         if now is None:
             return Unsafe.ONE_WINDOW, "the store has no proof windows"
@@ -235,9 +235,9 @@ class ChunkAssessor:
         """Compare the ledger's rows with the manifest that a provider gives; one that fails is no reason not to ask another."""
         posting, file, said = posting_of(chunk), self.folder / "manifest.parquet", list[str]()
         unanswered = True
-        for provider in self.work.store.holders(posting):
+        for provider in self.context.store.holders(posting):
             try:
-                _save_manifest(self.work.store, posting, provider, chunk.name, file)
+                _save_manifest(self.context.store, posting, provider, chunk.name, file)
                 differing = self.rows.differing(chunk.caf_file_id, file)
             except NoChainAnswer:
                 raise
@@ -282,9 +282,9 @@ def _save_manifest(store: ChunkStore, posting: Posting, provider: str, name: str
     fetch_manifest(source, ChunkFile(source, name).manifest_member(), file)
 
 
-def recheck(work: Workplace, assessments: Mapping[str, tuple[Chunk, ChunkAssessment]]) -> Iterator[ChunkAssessment]:
+def recheck(context: RunContext, assessments: Mapping[str, tuple[Chunk, ChunkAssessment]]) -> Iterator[ChunkAssessment]:
     """Yield the assessments; of chunks that changed since they were assessed, that they are not safe."""
-    now = {chunk.name: chunk for chunk in work.ledger.chunks(work.source, [ChunkState.LOCATED])}
+    now = {chunk.name: chunk for chunk in context.ledger.chunks(context.source, [ChunkState.LOCATED])}
     for name, (before, assessment) in assessments.items():
         chunk = now.get(name)
         same = chunk and (chunk.merkle_root, chunk.owner, chunk.start) == (before.merkle_root, before.owner, before.start)

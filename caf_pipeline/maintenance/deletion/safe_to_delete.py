@@ -23,13 +23,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import IntegrityError, LedgerError, SettingsError, StagingError, UsageError
 from caf_pipeline.inventory.snapshot import Snapshot
 from caf_pipeline.ledger.records import deletion_lease, plan_lease, posting_of
 from caf_pipeline.maintenance.deletion.assessment import ChunkAssessor, ProgressReporter, recheck
 from caf_pipeline.maintenance.deletion.deletable import Decisions, Unsafe, tallied
 from caf_pipeline.maintenance.deletion.files import BatchManifest, Report, require_manifest, require_report
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.steps.planning import state_current
 from caf_pipeline.system.folder_lock import reading
@@ -80,7 +80,7 @@ class DeletionReport:
 
 
 def find_deletable(
-    work: Workplace,
+    context: RunContext,
     manifest: Path,
     *,
     report: Path | None = None,
@@ -92,7 +92,7 @@ def find_deletable(
     May be run again after any failure: a chunk that was read back once is not read again.
 
     Args:
-        work: the source.
+        context: the source.
         manifest: the list for S3 Batch Operations. Replaced when the new one is complete; removed where nothing is safe.
         report: gets every other object with its reason, as Parquet or CSV.
         reads_back: whether chunks that were never read back as a whole are read now. Where not, their objects are not safe.
@@ -104,30 +104,30 @@ def find_deletable(
             where a chunk changed meanwhile. IntegrityError: the accounting does not hold. StagingError: no room. After any of
             them neither file was touched.
     """
-    bucket = work.source_settings.bucket
+    bucket = context.source_settings.bucket
     require_manifest(manifest, bucket)
     if report:
         require_report(report)
         if report.resolve() == manifest.resolve():
             raise UsageError(f"{report} cannot be the list and the report", hint="name two files by --output and --report")
-    _require_proofs(work)
-    work.objects.clock()  # a source that cannot be asked is told of before chunks are read back for hours
-    with work.lease(deletion_lease(work.source)) as lease, _folder(work) as folder:
-        chunks = ChunkAssessor(work, lease, folder, reporter or ProgressReporter())
+    _require_proofs(context)
+    context.objects.clock()  # a source that cannot be asked is told of before chunks are read back for hours
+    with context.lease(deletion_lease(context.source)) as lease, _folder(context) as folder:
+        chunks = ChunkAssessor(context, lease, folder, reporter or ProgressReporter())
         read = chunks.read_back_all() if reads_back else (0, 0)
         assessments = chunks.assess()
-        chunks.reporter.tell(f"listing '{work.source}' again")
-        snapshot = take_inventory(work, resume=False, to_plan=False)
+        chunks.reporter.tell(f"listing '{context.source}' again")
+        snapshot = take_inventory(context, resume=False, to_plan=False)
         with reading(snapshot.path):
-            with work.lease(plan_lease(work.source)) as planning:
-                current = state_current(work, planning, snapshot, _made(folder / "current"), compares_left_out=True)
-            said = list(recheck(work, assessments))
+            with context.lease(plan_lease(context.source)) as planning:
+                current = state_current(context, planning, snapshot, _made(folder / "current"), compares_left_out=True)
+            said = list(recheck(context, assessments))
             decisions = Decisions(current.identified, chunks.located, current.standing, current.rewritten, said)
-            with _Lists(manifest, report, work.source, bucket=bucket, with_versions=_has_versions(snapshot)) as lists:
+            with _Lists(manifest, report, context.source, bucket=bucket, with_versions=_has_versions(snapshot)) as lists:
                 for batch in decisions.batches(examples=EXAMPLES):
                     lists.take(batch)
                 lists.require_all_of(snapshot)
-                if list(recheck(work, assessments)) != said:
+                if list(recheck(context, assessments)) != said:
                     raise LedgerError("a chunk changed, or was found damaged, while the list was written", hint="run it again")
                 lease.check()
                 lists.publish()
@@ -144,21 +144,22 @@ def find_deletable(
             )
 
 
-def _require_proofs(work: Workplace) -> None:
+def _require_proofs(context: RunContext) -> None:
     """Refuse a store that keeps chunks and proves nothing over time."""
-    located = next(iter(work.ledger.chunks(work.source, [ChunkState.LOCATED])), None)
-    if located is None or work.store.current_window(posting_of(located)) is not None:
+    located = next(iter(context.ledger.chunks(context.source, [ChunkState.LOCATED])), None)
+    if located is None or context.store.current_window(posting_of(located)) is not None:
         return
     raise SettingsError(
-        f"the store '{work.store.name}' proves nothing over time: no object that it keeps is ever safe to delete at its source",
+        f"the store '{context.store.name}' proves nothing over time: no object that it keeps is ever safe to delete at its"
+        " source",
         hint='keep chunks on Jackal (store.kind = "jackal"), or compare and delete at your own risk',
     )
 
 
 @contextmanager
-def _folder(work: Workplace) -> Iterator[Path]:
+def _folder(context: RunContext) -> Iterator[Path]:
     """Give a folder for temporary files. The holder of the source's lease may remove what a killed command left there."""
-    path = work.inventories() / _FOLDER
+    path = context.inventories() / _FOLDER
     try:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, IN_GOOD_STANDING, UNDER_WAY, ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, StoreError
 from caf_pipeline.ledger.records import Chunk, ChunkRows, Holder, LeaseRecord, account_lease, chunk_lease, plan_lease, posting_of
 from caf_pipeline.maintenance.doctor.findings import (
     NO_LONGER_THERE,
     Actor,
-    DoctorContext,
+    Examination,
     Finding,
     Kind,
     Mended,
@@ -29,6 +28,7 @@ from caf_pipeline.maintenance.doctor.findings import (
 from caf_pipeline.maintenance.doctor.stray_chunks import listed_files
 from caf_pipeline.maintenance.doctor.stray_files import half_copies, home_leftovers, reservations, staged_files
 from caf_pipeline.maintenance.scrub import prove_chunk
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.planning import temporary_folder
 from caf_pipeline.store.protocol import SignedTransaction
 from caf_pipeline.system.quantities import counted
@@ -64,52 +64,52 @@ class Settler:
     settle: Callable[[], None]
 
 
-def examine(work: Workplace, *, alive: Callable[[Holder], bool | None], settler: Settler | None = None) -> Iterator[Finding]:
+def examine(context: RunContext, *, alive: Callable[[Holder], bool | None], settler: Settler | None = None) -> Iterator[Finding]:
     """Yield what is found of one source, and of what all sources share; the order is that in which it is to be mended.
 
-    Nothing is changed by looking. `work.objects` is never asked. Where the store is away, what needs it is yielded as not
+    Nothing is changed by looking. `context.objects` is never asked. Where the store is away, what needs it is yielded as not
     looked at.
 
     Args:
-        work: the source's parts. Work that the operator paused is looked at all the same.
+        context: the source's parts. Work that the operator paused is looked at all the same.
         alive: tells whether a holder's process runs; None where that cannot be told from here.
         settler: settles transactions; None where the store signs none.
 
     Raises:
         LedgerError: nothing can be said without the ledger. StagingError: a folder cannot be read.
     """
-    context = DoctorContext(replace(work, throttle=None), alive)
-    yield from _leases(context)
-    yield from _transactions(context, settler)
-    yield from _rows(context)
-    yield from _kept(context)
+    examination = Examination(replace(context, throttle=None), alive)
+    yield from _leases(examination)
+    yield from _transactions(examination, settler)
+    yield from _rows(examination)
+    yield from _kept(examination)
     all_known = True  # the ledger has every chunk that the store may have
-    for finding in listed_files(context):
+    for finding in listed_files(examination):
         all_known = all_known and finding.actor in (Actor.NOBODY, Actor.RUN) and finding.kind is not Kind.UNSEEN
         yield finding
-    yield from _unlisted(context)
-    yield from staged_files(context)
-    yield from reservations(context)
-    yield from home_leftovers(context, all_known=all_known)
-    yield from half_copies(context)
-    yield from _chunks(context)
+    yield from _unlisted(examination)
+    yield from staged_files(examination)
+    yield from reservations(examination)
+    yield from home_leftovers(examination, all_known=all_known)
+    yield from half_copies(examination)
+    yield from _chunks(examination)
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------
 
 
-def _leases(context: DoctorContext) -> Iterator[Finding]:
-    ledger, source = context.work.ledger, context.work.source
+def _leases(examination: Examination) -> Iterator[Finding]:
+    ledger, source = examination.context.ledger, examination.context.source
     others = {chunk_lease(chunk.name) for chunk in ledger.chunks() if chunk.source != source}
     others |= {plan_lease(name) for name in ledger.sources() if name != source}
     for lease in ledger.leases():
         if lease.name in others:
             continue
         who = f"run {lease.holder.run} (process {lease.holder.pid})"
-        if not context.may_be_held(lease):
-            dead = context.alive(lease.holder) is False
+        if not examination.may_be_held(lease):
+            dead = examination.alive(lease.holder) is False
             found = f"{who} is dead and did not give it back" if dead else f"{who} let it run out at {_when(lease)}"
-            yield mendable(Kind.LEASE, lease.name, found, "given back", partial(_end_lease, context, lease))
+            yield mendable(Kind.LEASE, lease.name, found, "given back", partial(_end_lease, examination, lease))
         elif not lease.live:
             found = f"{who} let it run out at {_when(lease)}, but lives: it may be paused"
             yield Finding(Kind.LEASE, lease.name, found, "left to it; the next run takes it over", Actor.NOBODY)
@@ -119,16 +119,16 @@ def _when(lease: LeaseRecord) -> str:
     return f"{lease.expires_at:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _end_lease(context: DoctorContext, lease: LeaseRecord) -> Mended:
-    return Mended("given back") if context.work.ledger.end_lease(lease.name, lease.epoch) else NO_LONGER_THERE
+def _end_lease(examination: Examination, lease: LeaseRecord) -> Mended:
+    return Mended("given back") if examination.context.ledger.end_lease(lease.name, lease.epoch) else NO_LONGER_THERE
 
 
 # --- transactions ----------------------------------------------------------------------------------------------------
 
 
-def _transactions(context: DoctorContext, settler: Settler | None) -> Iterator[Finding]:
-    held = context.leases_of_live_runs()
-    left = [one for one in context.work.ledger.unsettled() if account_lease(one.account) not in held]
+def _transactions(examination: Examination, settler: Settler | None) -> Iterator[Finding]:
+    held = examination.leases_of_live_runs()
+    left = [one for one in examination.context.ledger.unsettled() if account_lease(one.account) not in held]
     if not left:
         return
     account = ""
@@ -140,37 +140,37 @@ def _transactions(context: DoctorContext, settler: Settler | None) -> Iterator[F
         what = "a purchase of space" if one.purpose == "buy" else "a post"
         found = f"{what} was signed and is not settled; block {one.timeout_height} is the last that may include it"
         if settler is not None and one.account == account:
-            yield mendable(Kind.TRANSACTION, one.hash, found, "settled", partial(_settle, context, settler, one))
+            yield mendable(Kind.TRANSACTION, one.hash, found, "settled", partial(_settle, examination, settler, one))
         else:
             remedy = f"run this with the wallet and chain of account {one.account}"
             yield Finding(Kind.TRANSACTION, one.hash, found, remedy, Actor.OPERATOR)
 
 
-def _settle(context: DoctorContext, settler: Settler, one: SignedTransaction) -> Mended:
-    if _is_settled(context, one):  # together with an earlier one
+def _settle(examination: Examination, settler: Settler, one: SignedTransaction) -> Mended:
+    if _is_settled(examination, one):  # together with an earlier one
         return Mended("settled")
-    context.require_free(account_lease(one.account))
+    examination.require_free(account_lease(one.account))
     settler.settle()
-    return Mended("settled") if _is_settled(context, one) else NO_LONGER_THERE
+    return Mended("settled") if _is_settled(examination, one) else NO_LONGER_THERE
 
 
-def _is_settled(context: DoctorContext, one: SignedTransaction) -> bool:
-    return one.hash not in {each.hash for each in context.work.ledger.unsettled()}
+def _is_settled(examination: Examination, one: SignedTransaction) -> bool:
+    return one.hash not in {each.hash for each in examination.context.ledger.unsettled()}
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _rows(context: DoctorContext) -> Iterator[Finding]:
-    source = context.work.source
-    found = context.work.ledger.rows_by_chunk(source)
-    held = context.leases_of_live_runs()
+def _rows(examination: Examination) -> Iterator[Finding]:
+    source = examination.context.source
+    found = examination.context.ledger.rows_by_chunk(source)
+    held = examination.leases_of_live_runs()
     for rows in found:
         if rows.chunk is not None and chunk_lease(rows.chunk) in held:
             continue
         if stray := _stray(rows):
             name = rows.chunk or f"{source}, chunk number {rows.caf_file_id} of the table"
-            yield mendable(Kind.ROWS, name, stray, "removed", partial(_drop_rows, context, rows))
+            yield mendable(Kind.ROWS, name, stray, "removed", partial(_drop_rows, examination, rows))
         if rows.chunk is not None and (amiss := _amiss(rows)):
             yield Finding(Kind.ROWS, rows.chunk, *amiss, Actor.OPERATOR)
 
@@ -198,29 +198,29 @@ def _amiss(rows: ChunkRows) -> tuple[str, str] | None:
     return None
 
 
-def _drop_rows(context: DoctorContext, rows: ChunkRows) -> Mended:
+def _drop_rows(examination: Examination, rows: ChunkRows) -> Mended:
     # Without a chunk there is no lease of one; plans, which read these rows, wait meanwhile.
-    with context.lease(plan_lease(context.work.source) if rows.chunk is None else chunk_lease(rows.chunk)):
-        return Mended("removed") if context.work.ledger.drop_stray_rows(rows.caf_file_id) else NO_LONGER_THERE
+    with examination.lease(plan_lease(examination.context.source) if rows.chunk is None else chunk_lease(rows.chunk)):
+        return Mended("removed") if examination.context.ledger.drop_stray_rows(rows.caf_file_id) else NO_LONGER_THERE
 
 
-def _kept(context: DoctorContext) -> Iterator[Finding]:
+def _kept(examination: Examination) -> Iterator[Finding]:
     """Find kept locations that are not those of the ledger; a plan compares only how many each chunk has."""
-    work = context.work
-    folder = work.kept_locations()
-    if not folder.is_dir() or work.source not in work.ledger.sources():
+    context = examination.context
+    folder = context.kept_locations()
+    if not folder.is_dir() or context.source not in context.ledger.sources():
         return
-    with temporary_folder(work) as temporary:
-        differing = work.ledger.compare_kept(work.source, temporary, folder)
+    with temporary_folder(context) as temporary:
+        differing = context.ledger.compare_kept(context.source, temporary, folder)
     if differing:
         found = f"{counted(differing, 'location')} kept there or in the ledger, and not in both"
         yield mendable(
-            Kind.ROWS, str(folder), found, "removed; the next plan exports it again", partial(_drop_kept, context, folder)
+            Kind.ROWS, str(folder), found, "removed; the next plan exports it again", partial(_drop_kept, examination, folder)
         )
 
 
-def _drop_kept(context: DoctorContext, folder: Path) -> Mended:
-    with context.lease(plan_lease(context.work.source)):
+def _drop_kept(examination: Examination, folder: Path) -> Mended:
+    with examination.lease(plan_lease(examination.context.source)):
         shutil.rmtree(folder, ignore_errors=True)
     return Mended("removed")
 
@@ -228,44 +228,44 @@ def _drop_kept(context: DoctorContext, folder: Path) -> Mended:
 # --- located chunks --------------------------------------------------------------------------------------------------
 
 
-def _unlisted(context: DoctorContext) -> Iterator[Finding]:
+def _unlisted(examination: Examination) -> Iterator[Finding]:
     """Find located chunks that the store no longer lists, or with too few copies; and damaged ones, which wait for a repair."""
-    work = context.work
-    for chunk in work.ledger.chunks(work.source, [_S.DAMAGED]):
-        if chunk_lease(chunk.name) not in context.leases_of_live_runs():
+    context = examination.context
+    for chunk in context.ledger.chunks(context.source, [_S.DAMAGED]):
+        if chunk_lease(chunk.name) not in examination.leases_of_live_runs():
             yield Finding(Kind.COPIES, chunk.name, f"damaged: {chunk.reason}", _repair(chunk), Actor.OPERATOR)
-    required = work.store.required_copies
+    required = context.store.required_copies
     enough: Set[_Place] | None = None
-    located = work.ledger.chunks(work.source, [_S.LOCATED])
+    located = context.ledger.chunks(context.source, [_S.LOCATED])
     for chunk in located:
         try:
-            enough = _with_enough_copies(work, located) if enough is None else enough
+            enough = _with_enough_copies(context, located) if enough is None else enough
             if (chunk.merkle_root, chunk.owner, chunk.start) in enough:
                 continue
-            listed = len({copy.provider for copy in work.store.copies(posting_of(chunk))})
+            listed = len({copy.provider for copy in context.store.copies(posting_of(chunk))})
         except StoreError as error:
-            yield not_checked(f"copies of the located chunks of {work.source}", error)
+            yield not_checked(f"copies of the located chunks of {context.source}", error)
             return
-        if listed < required and chunk_lease(chunk.name) not in context.leases_of_live_runs():
+        if listed < required and chunk_lease(chunk.name) not in examination.leases_of_live_runs():
             found = (
                 f"{listed} of {counted(required, 'copy', 'copies')} listed"
                 if listed
                 else "the store no longer lists it, or any copy of it"
             )
             remedy = f"marked as damaged; {_repair(chunk)}"
-            yield mendable(Kind.COPIES, chunk.name, found, remedy, partial(_prove, context, chunk, remedy))
+            yield mendable(Kind.COPIES, chunk.name, found, remedy, partial(_prove, examination, chunk, remedy))
 
 
-def _with_enough_copies(work: Workplace, located: Sequence[Chunk]) -> Set[_Place]:
+def _with_enough_copies(context: RunContext, located: Sequence[Chunk]) -> Set[_Place]:
     """Return the chunks that the store's list has with enough copies, read by pages; others are to be asked for one by one."""
-    if work.store.listed_at() is None:
+    if context.store.listed_at() is None:
         return frozenset()
     places = {(chunk.merkle_root, chunk.owner, chunk.start) for chunk in located}
     return {
         (file.merkle_root, file.owner, file.start)
-        for page in work.store.file_pages(located[0].archive_id)
+        for page in context.store.file_pages(located[0].archive_id)
         for file in page
-        if (file.merkle_root, file.owner, file.start) in places and len(set(file.providers)) >= work.store.required_copies
+        if (file.merkle_root, file.owner, file.start) in places and len(set(file.providers)) >= context.store.required_copies
     }
 
 
@@ -273,19 +273,19 @@ def _repair(chunk: Chunk) -> str:
     return f"'caf repair {chunk.name}' stores it again"
 
 
-def _prove(context: DoctorContext, chunk: Chunk, remedy: str) -> Mended:
-    context.require_free(chunk_lease(chunk.name))
-    return NO_LONGER_THERE if not prove_chunk(context.work, chunk.name).explanation else Mended(remedy, Actor.OPERATOR)
+def _prove(examination: Examination, chunk: Chunk, remedy: str) -> Mended:
+    examination.require_free(chunk_lease(chunk.name))
+    return NO_LONGER_THERE if not prove_chunk(examination.context, chunk.name).explanation else Mended(remedy, Actor.OPERATOR)
 
 
 # --- chunks under way ------------------------------------------------------------------------------------------------
 
 
-def _chunks(context: DoctorContext) -> Iterator[Finding]:
+def _chunks(examination: Examination) -> Iterator[Finding]:
     """Tell of chunks under way that no run has, and of those that wait for an operator."""
-    work = context.work
-    chunks = work.ledger.chunks(work.source, CLAIMING)
-    next_run = f"'caf run {work.source}'"
+    context = examination.context
+    chunks = context.ledger.chunks(context.source, CLAIMING)
+    next_run = f"'caf run {context.source}'"
     for chunk in chunks:
         if chunk.state is _S.PARKED:
             remedy = f"mend the cause, then 'caf unpark {chunk.name}': the next run goes on with what is packed"
@@ -293,7 +293,7 @@ def _chunks(context: DoctorContext) -> Iterator[Finding]:
     planned = sum(chunk.state is _S.PLANNED for chunk in chunks)
     if planned:
         found = f"{counted(planned, 'chunk')} planned and not begun"
-        yield Finding(Kind.CHUNK, work.source, found, f"{next_run} archives {'it' if planned == 1 else 'them'}", Actor.RUN)
-    for chunk in context.without_run([chunk for chunk in chunks if chunk.state in _GOES_ON]):
+        yield Finding(Kind.CHUNK, context.source, found, f"{next_run} archives {'it' if planned == 1 else 'them'}", Actor.RUN)
+    for chunk in examination.without_run([chunk for chunk in chunks if chunk.state in _GOES_ON]):
         found = f"a run left it as '{chunk.state}'"
         yield Finding(Kind.CHUNK, chunk.name, found, f"{next_run} {_GOES_ON[chunk.state]}", Actor.RUN)

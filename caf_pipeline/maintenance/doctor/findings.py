@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import CafError, HeldByOther
 from caf_pipeline.ledger.records import Chunk, Holder, LeaseRecord, chunk_lease
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Lease
 
 BETWEEN_STEPS_SECONDS: Final = 1.0
@@ -79,15 +79,15 @@ NO_LONGER_THERE = Mended("no longer there: another process was faster")
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorContext:
-    """One source's workplace, and which of its leases live runs may hold.
+class Examination:
+    """One source's run context, and which of its leases live runs may hold.
 
     Attributes:
-        work: its parts; `objects` is never used.
+        context: its parts; `objects` is never used.
         alive: tells whether a holder's process runs; None where that cannot be told from here.
     """
 
-    work: Workplace
+    context: RunContext
     alive: Callable[[Holder], bool | None]
 
     def may_be_held(self, lease: LeaseRecord) -> bool:
@@ -97,7 +97,7 @@ class DoctorContext:
 
     def leases_of_live_runs(self) -> dict[str, LeaseRecord]:
         """Return, by name, the leases that live runs may have at this moment."""
-        return {lease.name: lease for lease in self.work.ledger.leases() if self.may_be_held(lease)}
+        return {lease.name: lease for lease in self.context.ledger.leases() if self.may_be_held(lease)}
 
     def require_free(self, name: str) -> None:
         """Raise HeldByOther where a live run may have the lease."""
@@ -113,7 +113,7 @@ class DoctorContext:
             return
         time.sleep(BETWEEN_STEPS_SECONDS)
         held = self.leases_of_live_runs()
-        for chunk in self.work.ledger.chunks(self.work.source, {state for state, _ in free.values()}):
+        for chunk in self.context.ledger.chunks(self.context.source, {state for state, _ in free.values()}):
             if chunk_lease(chunk.name) not in held and free.get(chunk.name) == (chunk.state, chunk.epoch):
                 yield chunk
 
@@ -125,7 +125,7 @@ class DoctorContext:
             HeldByOther: a live run may have it.
         """
         self.require_free(name)
-        with self.work.ledger.lease(name, self.work.holder) as lease:
+        with self.context.ledger.lease(name, self.context.holder) as lease:
             yield lease
 
 

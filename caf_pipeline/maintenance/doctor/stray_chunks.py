@@ -23,7 +23,7 @@ from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.doctor.findings import (
     NO_LONGER_THERE,
     Actor,
-    DoctorContext,
+    Examination,
     Finding,
     Kind,
     Mended,
@@ -37,39 +37,39 @@ _DOUBTFUL: Final = frozenset({FileKind.UNREADABLE, FileKind.CONFLICTING})
 """Files of our own that may be chunks: another look, later or of the whole file, may tell."""
 
 
-def listed_files(context: DoctorContext) -> Iterator[Finding]:
+def listed_files(examination: Examination) -> Iterator[Finding]:
     """Find files of ours that the store lists under the source's archive and the ledger has no chunk for.
 
     Others may post as many files as they like under our note; those are not told of, since nothing is to be done about them.
     """
-    work = context.work
-    if work.source not in work.settings.sources:
+    context = examination.context
+    if context.source not in context.settings.sources:
         found = "caf.toml does not have this source, so that the store was not asked for chunks that the ledger does not know"
         yield Finding(
-            Kind.UNSEEN, work.source, found, "set its bucket, endpoint and prefix to have its files checked", Actor.NOBODY
+            Kind.UNSEEN, context.source, found, "set its bucket, endpoint and prefix to have its files checked", Actor.NOBODY
         )
         return
-    sound = {chunk.name for chunk in work.ledger.chunks(work.source, IN_GOOD_STANDING)}
+    sound = {chunk.name for chunk in context.ledger.chunks(context.source, IN_GOOD_STANDING)}
     try:
-        for file in rebuild.find_chunks(work, left=work.ledger.left_posts(work.source)):
+        for file in rebuild.find_chunks(context, left=context.ledger.left_posts(context.source)):
             if file.kind is not FileKind.FOREIGN and (file.kind is not FileKind.KNOWN or file.name not in sound):
-                yield from _finding(context, file)
-        if unknown := work.ledger.unknown_posts(work.source):
+                yield from _finding(examination, file)
+        if unknown := context.ledger.unknown_posts(context.source):
             fault = f"{counted(unknown, 'post')} unknown to the ledger when a run last looked: nothing is packed or posted"
-            yield mendable(Kind.FILE, work.source, fault, "looked at again", partial(_look_again, context))
+            yield mendable(Kind.FILE, context.source, fault, "looked at again", partial(_look_again, examination))
     except (StoreError, SettingsError) as error:
-        yield not_checked(f"what the store lists of {work.source}", error)
+        yield not_checked(f"what the store lists of {context.source}", error)
 
 
-def _finding(context: DoctorContext, file: rebuild.FileFinding) -> Iterator[Finding]:
+def _finding(examination: Examination, file: rebuild.FileFinding) -> Iterator[Finding]:
     if file.kind is FileKind.CHUNK:
         members = file.chunk.member_count if file.chunk else 0
         has = f"has it as '{file.replaces.state}'" if file.replaces else "does not"
         fault = f"the store has this chunk of {counted(members, 'member')} ({_place(file)}), and the ledger {has}"
-        yield mendable(Kind.FILE, file.name, fault, _remedy(context, file), partial(_restore, context, file))
+        yield mendable(Kind.FILE, file.name, fault, _remedy(examination, file), partial(_restore, examination, file))
         return
     if file.kind is FileKind.KNOWN:
-        yield from _known(context, file)
+        yield from _known(examination, file)
         return
     where, name = (f"{_place(file)}: {file.why}", file.name) if file.name else (file.why, _place(file))
     if file.kind is FileKind.DIFFERING:
@@ -77,7 +77,7 @@ def _finding(context: DoctorContext, file: rebuild.FileFinding) -> Iterator[Find
     elif file.kind in _DOUBTFUL:
         yield Finding(Kind.FILE, name, where, "not restored; look again later", Actor.OPERATOR)
     else:
-        yield Finding(Kind.FILE, name, where, f"left; {_space(context, file)}", Actor.NOBODY)
+        yield Finding(Kind.FILE, name, where, f"left; {_space(examination, file)}", Actor.NOBODY)
 
 
 def _place(file: rebuild.FileFinding) -> str:
@@ -85,67 +85,71 @@ def _place(file: rebuild.FileFinding) -> str:
     return f"root {posting.merkle_root.hex()[:16]}…, block {posting.start}"
 
 
-def _space(context: DoctorContext, file: rebuild.FileFinding) -> str:
+def _space(examination: Examination, file: rebuild.FileFinding) -> str:
     size_bytes = file.file.posting.stored_size_bytes
-    if context.work.settings.store.kind == "jackal":
+    if examination.context.settings.store.kind == "jackal":
         return f"each of its copies takes {size_bytes} bytes until the bought space ends"
     return f"it takes {size_bytes} bytes of the store"
 
 
-def _known(context: DoctorContext, file: rebuild.FileFinding) -> Iterator[Finding]:
+def _known(examination: Examination, file: rebuild.FileFinding) -> Iterator[Finding]:
     """Report a file whose chunk the ledger has in a state that does not account for it."""
     try:
-        chunk = context.work.ledger.chunk(file.name)
+        chunk = examination.context.ledger.chunk(file.name)
     except NotLocated:
         return
     recorded = (chunk.merkle_root, chunk.start) == (file.file.posting.merkle_root, file.file.posting.start)
     if chunk.state in CLAIMING:
-        if not recorded and chunk_lease(chunk.name) not in context.leases_of_live_runs():
+        if not recorded and chunk_lease(chunk.name) not in examination.leases_of_live_runs():
             found = f"it is posted ({_place(file)}), and the ledger has it as '{chunk.state}'"
             yield Finding(Kind.FILE, chunk.name, found, f"'caf run {chunk.source}' goes on with it", Actor.RUN)
     elif chunk.state not in IN_GOOD_STANDING:
         yield Finding(
-            Kind.FILE, chunk.name, f"posted ({_place(file)}) and {chunk.state}", f"left; {_space(context, file)}", Actor.NOBODY
+            Kind.FILE,
+            chunk.name,
+            f"posted ({_place(file)}) and {chunk.state}",
+            f"left; {_space(examination, file)}",
+            Actor.NOBODY,
         )
 
 
-def _remedy(context: DoctorContext, file: rebuild.FileFinding) -> str:
-    fault = rebuild.fault_of(context.work, file.chunk) if file.chunk else ""
+def _remedy(examination: Examination, file: rebuild.FileFinding) -> str:
+    fault = rebuild.fault_of(examination.context, file.chunk) if file.chunk else ""
     return f"restored as damaged ({fault}); 'caf repair {file.name}' stores it again" if fault else "restored"
 
 
-def _restore(context: DoctorContext, file: rebuild.FileFinding) -> Mended:
-    work = context.work
-    with context.lease(plan_lease(work.source)):
-        if file.replaces is None and _is_known(context, file.name):
+def _restore(examination: Examination, file: rebuild.FileFinding) -> Mended:
+    context = examination.context
+    with examination.lease(plan_lease(context.source)):
+        if file.replaces is None and _is_known(examination, file.name):
             return NO_LONGER_THERE
         if file.replaces is not None:
-            context.require_free(chunk_lease(file.name))
+            examination.require_free(chunk_lease(file.name))
         # The ledger may have been rebuilt for other sources only, and not know this one.
-        work.ledger.register_source(work.source, work.archive_id, work.address)
+        context.ledger.register_source(context.source, context.archive_id, context.address)
         try:
-            rows = rebuild.import_found_chunk(work, file)
+            rows = rebuild.import_found_chunk(context, file)
         except (ArchiveError, ClaimConflict, IllegalMove, IntegrityError) as error:
             return Mended(f"not restored: {with_hint(error)}", Actor.OPERATOR)
         if not rows:
-            return Mended(f"left: {rebuild.ELSEWHERE}; {_space(context, file)}", Actor.NOBODY)
-        remedy = _remedy(context, file)
+            return Mended(f"left: {rebuild.ELSEWHERE}; {_space(examination, file)}", Actor.NOBODY)
+        remedy = _remedy(examination, file)
         return Mended(f"{remedy}, with {counted(rows, 'location')}", Actor.MENDED if remedy == "restored" else Actor.OPERATOR)
 
 
-def _is_known(context: DoctorContext, name: str) -> bool:
+def _is_known(examination: Examination, name: str) -> bool:
     try:
-        context.work.ledger.chunk(name)
+        examination.context.ledger.chunk(name)
     except NotLocated:
         return False
     return True
 
 
-def _look_again(context: DoctorContext) -> Mended:
+def _look_again(examination: Examination) -> Mended:
     """Ask the store again. If it has no unknown post any more, chunks of the source are launched again."""
-    work = context.work
-    roots = work.store.unknown_posts(work.archive_id, work.ledger.transactions(work.holder))
+    context = examination.context
+    roots = context.store.unknown_posts(context.archive_id, context.ledger.transactions(context.holder))
     if not roots:
         return Mended("the ledger knows all posts now: the next run goes on")
-    again = f"'caf run {work.source} --new-archive' archives their objects again"
+    again = f"'caf run {context.source} --new-archive' archives their objects again"
     return Mended(f"{counted(len(roots), 'post')} still unknown; look again later, or {again}", Actor.OPERATOR)

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
-from caf_pipeline.context import Workplace
 from caf_pipeline.errors import NotLocated, StagingError, StoreError
 from caf_pipeline.inventory.chunk_id import PLAN_NAME, ChunkId
 from caf_pipeline.ledger.records import Chunk, Reservation, chunk_lease, plan_lease
 from caf_pipeline.maintenance.doctor.findings import (
     NO_LONGER_THERE,
     Actor,
-    DoctorContext,
+    Examination,
     Finding,
     Kind,
     Mended,
@@ -28,6 +27,7 @@ from caf_pipeline.maintenance.doctor.findings import (
     not_checked,
 )
 from caf_pipeline.packing.staging import StagedFile, leftovers
+from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.list_source import FOLDER, read_record
 from caf_pipeline.system.folder_lock import alone_in
 
@@ -63,45 +63,47 @@ class CopiesFiles(Protocol):
 # --- the staging folder ----------------------------------------------------------------------------------------------
 
 
-def staged_files(context: DoctorContext) -> Iterator[Finding]:
+def staged_files(examination: Examination) -> Iterator[Finding]:
     """Find files that nothing needs any more, of this source's chunks; and files that are not ours."""
-    work = context.work
-    if not work.settings.staging_folder.is_dir():
+    context = examination.context
+    if not context.settings.staging_folder.is_dir():
         return
-    files = _listed(work)
-    known = {chunk.name: chunk for chunk in work.ledger.chunks()}
+    files = _listed(context)
+    known = {chunk.name: chunk for chunk in context.ledger.chunks()}
     hold = timedelta.max
     if any(file.kind == "sealed" and file.chunk in known and known[file.chunk].state is _S.LOCATED for file in files):
         try:
-            hold = timedelta(seconds=work.store.staging_hold_seconds())
+            hold = timedelta(seconds=context.store.staging_hold_seconds())
         except StoreError as error:
             yield not_checked("how long located chunks are kept in staging", error)
     unneeded = []
     for file in files:
         chunk = known.get(file.chunk)
         if chunk is None:
-            yield from _unknown(context, file)
-        elif chunk.source == work.source and (why := _unneeded(chunk, file, files, hold)):
+            yield from _unknown(examination, file)
+        elif chunk.source == context.source and (why := _unneeded(chunk, file, files, hold)):
             unneeded.append((file, why))
-    left = {chunk.name for chunk in context.without_run(list({file.chunk: known[file.chunk] for file, _ in unneeded}.values()))}
+    left = {
+        chunk.name for chunk in examination.without_run(list({file.chunk: known[file.chunk] for file, _ in unneeded}.values()))
+    }
     for file, why in unneeded:
         if file.chunk in left:
             # A look at proofs removes what was kept for as long as it should be: every archive has some of it now and then.
             kept = known[file.chunk].state is _S.LOCATED and file.kind == "sealed"
             actor = Actor.RUN if kept else Actor.DOCTOR
-            yield Finding(Kind.STAGED, file.path.name, why, "removed", actor, partial(_remove, context, file, hold))
+            yield Finding(Kind.STAGED, file.path.name, why, "removed", actor, partial(_remove, examination, file, hold))
 
 
-def _listed(work: Workplace, chunk: str | None = None) -> Sequence[StagedFile]:
+def _listed(context: RunContext, chunk: str | None = None) -> Sequence[StagedFile]:
     try:
-        return leftovers(work, chunk)
+        return leftovers(context, chunk)
     except OSError as error:
         raise StagingError(
-            f"the folder {work.staging()} cannot be read: {error.strerror}", hint="mend its permissions"
+            f"the folder {context.staging()} cannot be read: {error.strerror}", hint="mend its permissions"
         ) from error
 
 
-def _unknown(context: DoctorContext, file: StagedFile) -> Iterator[Finding]:
+def _unknown(examination: Examination, file: StagedFile) -> Iterator[Finding]:
     """Tell of a file whose chunk the ledger does not know, or that is not a chunk's."""
     named = ChunkId.parse(file.chunk)
     if _SPOOL_LEFT.fullmatch(file.path.name):
@@ -110,8 +112,8 @@ def _unknown(context: DoctorContext, file: StagedFile) -> Iterator[Finding]:
             yield mendable(Kind.LEFTOVER, str(file.path), found, "removed", partial(_remove_alone, file.path))
     elif named is None:
         yield Finding(Kind.STAGED, file.path.name, "it is not the pipeline's", "left as it is", Actor.NOBODY)
-    elif named.source != context.work.source:
-        if named.source not in {*context.work.settings.sources, *context.work.ledger.sources()}:
+    elif named.source != examination.context.source:
+        if named.source not in {*examination.context.settings.sources, *examination.context.ledger.sources()}:
             found = "neither the ledger nor caf.toml has its source"
             yield Finding(Kind.STAGED, file.path.name, found, "left as it is", Actor.NOBODY)
     elif file.kind in _WHOLE:
@@ -120,7 +122,7 @@ def _unknown(context: DoctorContext, file: StagedFile) -> Iterator[Finding]:
         yield Finding(Kind.STAGED, file.path.name, "the ledger has no chunk of this name", remedy, Actor.OPERATOR)
     else:
         found = "the ledger has no chunk of this name"
-        yield mendable(Kind.STAGED, file.path.name, found, "removed", partial(_remove_unknown, context, file))
+        yield mendable(Kind.STAGED, file.path.name, found, "removed", partial(_remove_unknown, examination, file))
 
 
 def _unneeded(chunk: Chunk, file: StagedFile, files: Sequence[StagedFile], hold: timedelta) -> str:
@@ -141,20 +143,20 @@ def _unneeded(chunk: Chunk, file: StagedFile, files: Sequence[StagedFile], hold:
     return ""
 
 
-def _remove(context: DoctorContext, file: StagedFile, hold: timedelta) -> Mended:
-    with context.lease(chunk_lease(file.chunk)):
-        chunk = context.work.ledger.chunk(file.chunk)
-        files = _listed(context.work, file.chunk)
+def _remove(examination: Examination, file: StagedFile, hold: timedelta) -> Mended:
+    with examination.lease(chunk_lease(file.chunk)):
+        chunk = examination.context.ledger.chunk(file.chunk)
+        files = _listed(examination.context, file.chunk)
         if file.path not in {one.path for one in files} or not _unneeded(chunk, file, files, hold):
             return NO_LONGER_THERE
         return _removed(file.path)
 
 
-def _remove_unknown(context: DoctorContext, file: StagedFile) -> Mended:
+def _remove_unknown(examination: Examination, file: StagedFile) -> Mended:
     """Remove a file of no chunk. Plans, which make chunks, wait meanwhile."""
-    with context.lease(plan_lease(context.work.source)):
+    with examination.lease(plan_lease(examination.context.source)):
         try:
-            context.work.ledger.chunk(file.chunk)
+            examination.context.ledger.chunk(file.chunk)
         except NotLocated:
             return _removed(file.path)
         return NO_LONGER_THERE
@@ -175,14 +177,14 @@ def _removed(path: Path) -> Mended:
 # --- reservations ----------------------------------------------------------------------------------------------------
 
 
-def reservations(context: DoctorContext) -> Iterator[Finding]:
+def reservations(examination: Examination) -> Iterator[Finding]:
     """Find room that is reserved for chunks which claim nothing, or of which nothing is there."""
-    mine = {chunk.name: chunk for chunk in context.work.ledger.chunks(context.work.source)}
-    unused = [(one, why) for one in context.work.ledger.reservations() if one.chunk in mine and (why := _unused(one))]
-    left = {chunk.name for chunk in context.without_run([mine[one.chunk] for one, _ in unused])}
+    mine = {chunk.name: chunk for chunk in examination.context.ledger.chunks(examination.context.source)}
+    unused = [(one, why) for one in examination.context.ledger.reservations() if one.chunk in mine and (why := _unused(one))]
+    left = {chunk.name for chunk in examination.without_run([mine[one.chunk] for one, _ in unused])}
     for one, why in unused:
         if one.chunk in left:
-            yield mendable(Kind.RESERVATION, one.chunk, why, "given back", partial(_release, context, one))
+            yield mendable(Kind.RESERVATION, one.chunk, why, "given back", partial(_release, examination, one))
 
 
 def _unused(one: Reservation) -> str:
@@ -195,47 +197,47 @@ def _unused(one: Reservation) -> str:
     return ""
 
 
-def _release(context: DoctorContext, one: Reservation) -> Mended:
-    with context.lease(chunk_lease(one.chunk)):
-        now = next((each for each in context.work.ledger.reservations() if each.chunk == one.chunk), None)
+def _release(examination: Examination, one: Reservation) -> Mended:
+    with examination.lease(chunk_lease(one.chunk)):
+        now = next((each for each in examination.context.ledger.reservations() if each.chunk == one.chunk), None)
         if now is None or not _unused(now):
             return NO_LONGER_THERE
-        context.work.ledger.release_staging(one.chunk)
+        examination.context.ledger.release_staging(one.chunk)
         return Mended("given back")
 
 
 # --- inventories and plans -------------------------------------------------------------------------------------------
 
 
-def home_leftovers(context: DoctorContext, *, all_known: bool) -> Iterator[Finding]:
+def home_leftovers(examination: Examination, *, all_known: bool) -> Iterator[Finding]:
     """Find what killed inventories and plans of the source left under `home`.
 
     Args:
-        context: the source's.
+        examination: of the source.
         all_known: whether the ledger has every chunk that the store may have. If not, a plan that the ledger does not have
             may be that of a lost ledger: once its chunks are restored, they are packed again from it where no copy is left.
     """
-    home, source = context.work.settings.home, context.work.source
+    home, source = examination.context.settings.home, examination.context.source
     inventories, plans = home / "inventories" / source, home / "plans" / source
     for path in _left_in(inventories, _INVENTORY_LEFT):
         if path.name.startswith(FOLDER) and read_record(path, None):
             continue  # the next listing goes on with it
         found = "an inventory that was not finished left it"
         yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_alone, path))
-    if plan_lease(context.work.source) in context.leases_of_live_runs():
+    if plan_lease(examination.context.source) in examination.leases_of_live_runs():
         return
     for path in _left_in(plans, _WORKSPACE):
         found = "a plan that was not finished left it"
-        yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, context, path))
+        yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, examination, path))
     for path in _left_in(plans, _PLAN_NAME):
-        if context.work.ledger.plan_name_taken(source, path.name):
+        if examination.context.ledger.plan_name_taken(source, path.name):
             continue
         found = "the ledger has no such plan"
         if not all_known:
             remedy = "left as it is: the store may have chunks of it"
             yield Finding(Kind.LEFTOVER, str(path), found, remedy, Actor.NOBODY)
         else:
-            yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, context, path))
+            yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, examination, path))
 
 
 def _left_in(folder: Path, names: re.Pattern[str]) -> Sequence[Path]:
@@ -246,9 +248,9 @@ def _left_in(folder: Path, names: re.Pattern[str]) -> Sequence[Path]:
         return sorted(path for path in folder.iterdir() if names.fullmatch(path.name)) if alone else []
 
 
-def _remove_plan(context: DoctorContext, path: Path) -> Mended:
-    with context.lease(plan_lease(context.work.source)):
-        if context.work.ledger.plan_name_taken(context.work.source, path.name):
+def _remove_plan(examination: Examination, path: Path) -> Mended:
+    with examination.lease(plan_lease(examination.context.source)):
+        if examination.context.ledger.plan_name_taken(examination.context.source, path.name):
             return NO_LONGER_THERE
         return _remove_alone(path)
 
@@ -264,16 +266,16 @@ def _remove_alone(path: Path) -> Mended:
 # --- a store that is a folder ----------------------------------------------------------------------------------------
 
 
-def half_copies(context: DoctorContext) -> Iterator[Finding]:
+def half_copies(examination: Examination) -> Iterator[Finding]:
     """Find what killed uploads of this source's chunks left in the store's folder; what is of other roots is reported only."""
-    work = context.work
-    if not isinstance(work.store, CopiesFiles):
+    context = examination.context
+    if not isinstance(context.store, CopiesFiles):
         return
-    copies = work.store.half_copies()
+    copies = context.store.half_copies()
     if not copies:
         return
-    by_root = {chunk.merkle_root: chunk for chunk in work.ledger.chunks()}
-    held = context.leases_of_live_runs()
+    by_root = {chunk.merkle_root: chunk for chunk in context.ledger.chunks()}
+    held = examination.leases_of_live_runs()
     for root, path in copies:
         chunk = by_root.get(root)
         if chunk is None:
@@ -281,11 +283,11 @@ def half_copies(context: DoctorContext) -> Iterator[Finding]:
             yield Finding(
                 Kind.LEFTOVER, str(path), "a copy into the store that is of no chunk of the ledger", remedy, Actor.OPERATOR
             )
-        elif chunk.source == work.source and chunk_lease(chunk.name) not in held:
+        elif chunk.source == context.source and chunk_lease(chunk.name) not in held:
             found = f"a copy of chunk {chunk.name} that was not finished"
-            yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_half, context, chunk.name, path))
+            yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_half, examination, chunk.name, path))
 
 
-def _remove_half(context: DoctorContext, chunk: str, path: Path) -> Mended:
-    with context.lease(chunk_lease(chunk)):
+def _remove_half(examination: Examination, chunk: str, path: Path) -> Mended:
+    with examination.lease(chunk_lease(chunk)):
         return _removed(path)

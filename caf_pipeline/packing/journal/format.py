@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Self
+from typing import Annotated, Final, Self
 
 import msgspec
 import pyarrow as pa
@@ -30,9 +30,7 @@ from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.packing.sink import staging_error, sync_data
 from caf_pipeline.source.protocol import ObjectHeaders
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
+from caf_pipeline.system.hashes import RunningHash
 
 JOURNAL_FORMAT: Final = 4
 """Of the entries. It grows with every change of them, and of how a member's bytes come to be."""
@@ -140,7 +138,7 @@ def _sha256_of(record: ChunkIdentity | ChunkPlan) -> bytes:
     return hashlib.sha256(repr(sorted(asdict(record).items())).encode()).digest()
 
 
-def add_to_digest(digest: "_Hash", planned: PlannedObject) -> None:
+def add_to_digest(digest: RunningHash, planned: PlannedObject) -> None:
     """Add a plan's next object to a running SHA-256, by which a journal is not read against other objects."""
     obj, member = planned.object, planned.member.encode()
     digest.update(

@@ -12,7 +12,6 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,9 +27,7 @@ from caf_pipeline.packing.journal.format import (
 )
 from caf_pipeline.packing.journal.writer import OpenObject
 from caf_pipeline.packing.sink import Mark, StagingSink
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
+from caf_pipeline.system.hashes import RunningHash
 
 Outcomes = Sequence[tuple[PlannedObject, PackedMember | SkippedObject]]
 
@@ -50,7 +47,7 @@ class Reached:
     place: Place
     boundary: Mark
     end: Mark
-    objects_digest: "_Hash"
+    objects_digest: RunningHash
     open: OpenObject | None = None
 
 
@@ -180,7 +177,7 @@ def _open_holds(
     return OpenObject(boundary, running, said.headers)
 
 
-def _read_into(running: "_Hash", sink: StagingSink, end_byte: int) -> "_Hash | None":
+def _read_into(running: RunningHash, sink: StagingSink, end_byte: int) -> RunningHash | None:
     for piece in sink.reread(end_byte):
         running.update(piece)
     return running if sink.size_bytes == end_byte else None

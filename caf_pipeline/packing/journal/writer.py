@@ -9,7 +9,7 @@ Source: docs/decisions/0010-the-packing-journal.md.
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -26,9 +26,7 @@ from caf_pipeline.packing.journal.format import (
 from caf_pipeline.packing.sink import Mark, StagingSink, staging_error, sync_data
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline.source.protocol import ObjectHeaders
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
+from caf_pipeline.system.hashes import RunningHash
 
 LOST_BYTES: Final = 256 << 20
 """What a kill may cost at most, GETs under way included: fetched in a few seconds wherever it matters."""
@@ -87,7 +85,7 @@ class OpenObject:
     """A large object that is partly in the sink: where it begins, and the running SHA-256 of what is there."""
 
     mark: Mark
-    sha256: "_Hash"
+    sha256: RunningHash
     headers: ObjectHeaders | None
 
 
@@ -110,7 +108,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self, journal: Journal, sink: StagingSink, pace: CheckpointPace, *, objects_digest: "_Hash", resumed_bytes: int
+        self, journal: Journal, sink: StagingSink, pace: CheckpointPace, *, objects_digest: RunningHash, resumed_bytes: int
     ) -> None:
         """Go on behind `resumed_bytes` of the sink, which the journal holds already, and the objects in the digest."""
         self.kept_bytes = resumed_bytes

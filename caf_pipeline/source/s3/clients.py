@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import boto3
@@ -15,15 +15,12 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, PartialCredentialsError, ProfileNotFound
 from botocore.loaders import Loader, create_loader
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from caf_pipeline.errors import SettingsError, UsageError
 from caf_pipeline.settings import SourceSettings
+from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.listing_entries import read_entries
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3.client import S3Client
-    from pydantic import ValidationError
 
 DEFAULT_REGION: Final = "us-east-1"
 """Where an endpoint is given and no region: servers other than AWS take any, and this is what they are set to."""
@@ -47,7 +44,7 @@ CA_BUNDLE: Final = "AWS_CA_BUNDLE"
 """The AWS tools' own variable: a file of certificates to trust."""
 
 
-def build_client(settings: SourceSettings, *, attempts: int = 1, profile_from: str = _PROFILE) -> "S3Client":
+def build_client(settings: SourceSettings, *, attempts: int = 1, profile_from: str = _PROFILE) -> S3Client:
     """Return a boto3 client as the settings ask; nothing is asked of the network.
 
     `attempts` are those of one request by boto3 itself, the first included; `S3Source` has its own and wants one. `profile_from`
@@ -155,7 +152,7 @@ def endpoint_of_environment() -> str:
     return next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), "")
 
 
-def unusable(error: "ValidationError", what: str, *, hint: str = "", endpoint_from: str) -> UsageError:
+def unusable(error: ValidationError, what: str, *, hint: str = "", endpoint_from: str) -> UsageError:
     """Return the error of an address of AWS' form, or of the endpoint given beside it, which may hold a password.
 
     `what` is the sentence's beginning, `hint` what to do about the address, `endpoint_from` says where the endpoint comes from.
@@ -167,13 +164,13 @@ def unusable(error: "ValidationError", what: str, *, hint: str = "", endpoint_fr
     return UsageError(f"{what}: {said}", hint=hint)
 
 
-def is_aws(client: "S3Client") -> bool:
+def is_aws(client: S3Client) -> bool:
     """Tell whether the client speaks to AWS itself."""
     host = urlsplit(client.meta.endpoint_url).hostname or ""
     return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
 
-def bucket_region(client: "S3Client", bucket: str) -> str | None:
+def bucket_region(client: S3Client, bucket: str) -> str | None:
     """Ask AWS which region a bucket is in; None where it does not say. boto3 follows redirects, awscrt does not."""
     try:
         answer: Any = client.head_bucket(Bucket=bucket)

@@ -10,12 +10,13 @@ import binascii
 from collections.abc import Collection, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
 from caf_pipeline.inventory.objects import CHECKSUMS, S3Object, SkipReason
 from caf_pipeline.source.protocol import Checksum, ObjectHead, ObjectHeaders, ObjectPart
+from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.errors import (
     ASKING_FAILED,
     Asking,
@@ -27,9 +28,6 @@ from caf_pipeline.source.s3.errors import (
     unavailable,
 )
 from caf_pipeline.source.s3.get_client import BegunGet, GetAnswer, GetClient, UnreadableHeader
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3.client import S3Client
 
 FULL_OBJECT: Final = "FULL_OBJECT"
 
@@ -63,7 +61,7 @@ class S3ObjectReader:
         has_reports: whether an object of which no checksum is named may have one: a report need not have that column.
     """
 
-    client: "S3Client"
+    client: S3Client
     gets: GetClient
     asking: Asking
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 from awscrt.auth import AwsCredentialsProvider, AwsSigningConfig
@@ -34,10 +34,8 @@ from botocore.parsers import create_parser
 from botocore.utils import check_dns_name
 
 from caf_pipeline.errors import SettingsError
+from caf_pipeline.source.s3.client_type import S3Client as Boto3Client
 from caf_pipeline.source.s3.clients import CA_BUNDLE, CONNECT_TIMEOUT, is_aws
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3.client import S3Client as Boto3Client
 
 MEMORY_LIMIT_BYTES: Final = 2 << 30
 """Of what the client may hold; its own default is up to 24 GiB, and less than 1 GiB it refuses. The window of GETs keeps it to
@@ -67,7 +65,7 @@ class GetClient:
 
     def __init__(
         self,
-        client: "Boto3Client",
+        client: Boto3Client,
         bucket: str,
         *,
         requester_pays: bool = False,
@@ -205,7 +203,7 @@ class BegunGet:
         return GetAnswer(_in_lower_case(self.got[-1]), self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces))
 
 
-def _place(client: "Boto3Client", bucket: str, region: str | None) -> tuple[str, str]:
+def _place(client: Boto3Client, bucket: str, region: str | None) -> tuple[str, str]:
     """Return the endpoint of a bucket, and the path in front of its keys."""
     endpoint = client.meta.endpoint_url.rstrip("/")
     if region and is_aws(client):
@@ -229,7 +227,7 @@ def _is_ip_address(endpoint: str) -> bool:
     return True
 
 
-def _style(client: "Boto3Client") -> str:
+def _style(client: Boto3Client) -> str:
     return str((getattr(client.meta.config, "s3", None) or {}).get("addressing_style", "auto"))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from botocore.exceptions import ClientError
@@ -23,10 +23,8 @@ from caf_pipeline.errors import ListingRefused, ListingUnordered, SettingsError
 from caf_pipeline.inventory.key_split import text_of
 from caf_pipeline.inventory.objects import CONTROLS, MAX_IDENTITY_BYTES, MAX_SIZE_BYTES, S3Object
 from caf_pipeline.source.protocol import LastPage
+from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.errors import ASKING_FAILED, Asking, BucketAddress, concerns_all, is_transient, not_s3, source_error
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3.client import S3Client
 
 PAGE_KEYS: Final = 1000
 """S3's limit of keys in a page."""
@@ -113,7 +111,7 @@ class Listing:
         rate: of all requests, those that are sent again included.
     """
 
-    client: "S3Client"
+    client: S3Client
     asking: Asking
     prefix: str
     extra: Mapping[str, Any] = field(default_factory=dict)

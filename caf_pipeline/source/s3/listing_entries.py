@@ -9,15 +9,13 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import lru_cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from xml.etree import ElementTree
 
 from botocore.utils import parse_timestamp
 
+from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.errors import InvalidXml
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3.client import S3Client
 
 _OPERATIONS: Final = ("ListObjectsV2", "ListObjectVersions")
 
@@ -53,7 +51,7 @@ _KINDS: Final[Mapping[str, tuple[str, _Fields]]] = {
 what is a list there may be several."""
 
 
-def read_entries(client: "S3Client") -> None:
+def read_entries(client: S3Client) -> None:
     """Let the client read pages by this; of an entry it gives the fields above and no others, each as boto3 does.
 
     An answer to these operations, or to GetBucketVersioning, that is not valid S3 XML raises InvalidXml.

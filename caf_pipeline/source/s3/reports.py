@@ -16,21 +16,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from botocore.exceptions import ClientError
 
 from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, SourceDenied, UsageError
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 from caf_pipeline.source.protocol import InventoryReport, ReportCounts
+from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.errors import ASKING_FAILED, Asking, BucketAddress, code_of, is_transient, source_error
 from caf_pipeline.source.s3.listing import Listing
 from caf_pipeline.source.s3.report_manifest import AGAIN, Manifest, ReportFile, read_manifest
 from caf_pipeline.source.s3.report_rows import ReportRows
 from caf_pipeline.system.parquet import translate_errors, write_whole
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3.client import S3Client
 
 FILES_AT_ONCE: Final = 4
 """Fetched and read side by side. Each takes 150 to 250 MiB of memory, as measured with files of 10^6 rows in each format."""
@@ -71,7 +69,7 @@ class Reports:
         needs_storage_class: whether the source leaves out objects by it, so that each must have it.
     """
 
-    client: "S3Client"
+    client: S3Client
     asking: Asking
     listing: Listing
     folder: str

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import BegunRead, Checksum, InventoryReport, ObjectHead, ObjectPart
+from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.clients import bucket_region, build_client, is_aws
 from caf_pipeline.source.s3.errors import Asking, BucketAddress
 from caf_pipeline.source.s3.get import S3ObjectReader
@@ -15,9 +15,6 @@ from caf_pipeline.source.s3.get_client import GetClient
 from caf_pipeline.source.s3.listing import PAGE_KEYS, Listing, RequestRate
 from caf_pipeline.source.s3.reports import Reports
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3.client import S3Client
 
 DEFAULT_ATTEMPTS = 6
 """As `PackingSettings.request_attempts`."""
@@ -30,7 +27,7 @@ class S3Source:
         self,
         bucket: str,
         prefix: str,
-        client: "S3Client",
+        client: S3Client,
         gets: GetClient,
         *,
         name: str = "",

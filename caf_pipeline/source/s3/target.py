@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from botocore.exceptions import ClientError, ParamValidationError
 from pydantic import ValidationError
@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from caf_pipeline.errors import CafError, SourceDenied, SourceError, UsageError
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import KeyTaken, ObjectHeaders, ObjectThere
+from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.clients import ENDPOINT_VARIABLES, build_client, endpoint_of_environment, unusable
 from caf_pipeline.source.s3.errors import (
     ASKING_FAILED,
@@ -36,9 +37,6 @@ from caf_pipeline.source.s3.errors import (
 from caf_pipeline.source.s3.get import FULL_OBJECT, headers_of
 from caf_pipeline.system.files_below import NotRestored
 from caf_pipeline.waits import Waits
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3.client import S3Client
 
 ATTEMPTS: Final = 6
 """Of one request, as by default of those to a source."""
@@ -96,7 +94,7 @@ class TargetAddress(BucketAddress):
 class BucketTarget:
     """A bucket and a key prefix that objects are restored to. Safe for several threads, as its client is."""
 
-    def __init__(self, client: "S3Client", bucket: str, prefix: str = "", waits: Waits | None = None) -> None:
+    def __init__(self, client: S3Client, bucket: str, prefix: str = "", waits: Waits | None = None) -> None:
         """Take a client of its own, with no retries."""
         self._client: Any = client  # its methods take what is put together here by name
         self._bucket = bucket

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from caf_pipeline.errors import ChainUnreachable
-from caf_pipeline.store.jackal.messages import DENOM
+from caf_pipeline.store.jackal.names import DENOM
 
 NOT_FOUND: Final = 5
 """The gRPC code by which a node says that it has no such thing; over REST with status 404."""

@@ -46,7 +46,7 @@ from caf_pipeline.store.jackal.answers import (
     quoted,
     verifies_type_3,
 )
-from caf_pipeline.store.jackal.messages import DENOM, NOTE_MEMBER, archive_of, root_in_path, transaction_hash
+from caf_pipeline.store.jackal.names import DENOM, NOTE_MEMBER, archive_of, root_in_path, transaction_hash
 from caf_pipeline.store.jackal.nodes import Node, Nodes, Refused, TooLong
 
 _PAGE: Final = 500  # files of about 700 bytes

@@ -4,16 +4,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from caf_pipeline.errors import CafError, IntegrityError, StoredChunkMissing, StoreUnreachable
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
-from caf_pipeline.store.protocol import Posting
+from caf_pipeline.store.protocol import Posting, ProviderRecords
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.provider_stats import ProviderRecords
 
 HOLDERS_SECONDS: Final = 60.0
 """How old the chain's word on who holds a file may be: thousands of objects are read from one chunk in a row."""
@@ -27,9 +24,7 @@ MEASURED_FROM_BYTES: Final = 4 << 20
 class Downloads:
     """Reads posted files. Safe for several threads."""
 
-    def __init__(
-        self, chain: Chain, records: "ProviderRecords", selection: ProviderSelection, waits: Waits | None = None
-    ) -> None:
+    def __init__(self, chain: Chain, records: ProviderRecords, selection: ProviderSelection, waits: Waits | None = None) -> None:
         self._chain = chain
         self._records = records
         self._selection = selection

@@ -1,26 +1,20 @@
-"""What goes to the chain, as bytes: messages, signed transactions and what they answer with, names. No I/O.
+"""What goes to the chain, as bytes: messages, signed transactions and what they answer with. No I/O.
 
 The protobuf types are described here by their field numbers, in a pool of their own, so that no generated code is needed.
 Source: the tables "Messages" and "Transactions" in the notes on Jackal's protocol; cosmos.tx.v1beta1 of SDK 0.45.
 """
 
-import base64
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError, Message
 
 from caf_pipeline.errors import StoreError
+from caf_pipeline.store.jackal.names import DENOM
 from caf_pipeline.store.jackal.wallet import Wallet
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
-DENOM: Final = "ujkl"
-NOTE_MEMBER: Final = "caf_pipeline"
-"""The member of a post's note by which an archive's files are found again on the chain."""
 
 POST_FILE: Final = "/canine_chain.storage.MsgPostFile"
 BUY_STORAGE: Final = "/canine_chain.storage.MsgBuyStorage"
@@ -71,10 +65,7 @@ SIGN_MODE_DIRECT: Final = 1
 
 
 @cache
-def _message_classes() -> "Mapping[str, type[Message]]":
-    # A twentieth of a second that only transactions need: what is read is JSON.
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415
-
+def _message_classes() -> Mapping[str, type[Message]]:
     kinds = descriptor_pb2.FieldDescriptorProto
     scalars = {
         "string": kinds.TYPE_STRING,
@@ -98,7 +89,7 @@ def _message_classes() -> "Mapping[str, type[Message]]":
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"wire.{name}")) for name in _TYPES}
 
 
-def _message(type_name: str, **fields: Any) -> "Message":  # noqa: ANN401 - a field's type is in `_TYPES`
+def _message(type_name: str, **fields: Any) -> Message:  # noqa: ANN401 - a field's type is in `_TYPES`
     return _message_classes()[type_name](**fields)
 
 
@@ -113,8 +104,6 @@ def decode(type_name: str, data: bytes) -> Any:  # noqa: ANN401 - the classes ar
     Raises:
         StoreError: these are not its bytes.
     """
-    from google.protobuf.message import DecodeError  # noqa: PLC0415 - as above
-
     message = _message(type_name)
     try:
         message.ParseFromString(data)
@@ -166,11 +155,6 @@ def buy_storage(creator: str, size_bytes: int, days: int) -> ChainMessage:
     return ChainMessage(BUY_STORAGE, value)
 
 
-def archive_note(archive_id: str) -> str:
-    """Return the note of a post: JSON that names the archive and says nothing of what is in it."""
-    return json.dumps({NOTE_MEMBER: archive_id}, separators=(",", ":"))
-
-
 def sign_transaction(wallet: Wallet, messages: Sequence[ChainMessage], terms: TransactionTerms) -> bytes:
     """Return the bytes to send (TxRaw), signed in SIGN_MODE_DIRECT."""
     body = encode(
@@ -196,11 +180,6 @@ def sign_transaction(wallet: Wallet, messages: Sequence[ChainMessage], terms: Tr
     return encode("TxRaw", body_bytes=body, auth_info_bytes=auth_info, signatures=[wallet.sign(document)])
 
 
-def transaction_hash(body: bytes) -> str:
-    """Return the name under which the chain will know these bytes."""
-    return hashlib.sha256(body).hexdigest().upper()
-
-
 def transaction_messages(body: bytes) -> list[ChainMessage]:
     """Return the messages of a transaction's bytes, in order."""
     raw = decode("TxRaw", body)
@@ -224,35 +203,3 @@ def post_starts(data: str) -> list[int]:
     except ValueError as error:
         raise StoreError(f"the transaction's data is not hex: {data[:40]!r}") from error
     return [int(decode("PostFileResponse", one.data).start_block) for one in results if one.msg_type == POST_FILE]
-
-
-# --- names -----------------------------------------------------------------------------------------------------------
-
-
-def root_in_path(merkle_root: bytes) -> str:
-    """Return a root as the chain's paths take it: URL-safe base64 with padding. Hex and quoted base64 are refused there."""
-    return base64.urlsafe_b64encode(merkle_root).decode()
-
-
-def job_id(merkle_root: bytes, sender: str, start: int) -> str:
-    """Return the name of an upload job at a provider, known before any answer."""
-    return hashlib.sha256(merkle_root + sender.encode() + str(start).encode()).hexdigest()
-
-
-def archive_of(note: str) -> str | None:
-    """Return the archive that a post's note names; None where it names none. The inverse of `archive_note`."""
-    try:
-        value = json.loads(note)
-    except (ValueError, RecursionError):
-        return None
-    named = value.get(NOTE_MEMBER) if isinstance(value, dict) else None
-    return named if isinstance(named, str) else None
-
-
-def is_ours(note: str) -> bool:
-    """Whether a note may be one of `archive_note`: only a JSON object without its member is surely another program's."""
-    try:
-        value = json.loads(note)
-    except (ValueError, RecursionError):
-        return True
-    return not isinstance(value, dict) or NOTE_MEMBER in value

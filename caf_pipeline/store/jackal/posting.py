@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from caf_pipeline.errors import (
     ChainUnreachable,
@@ -47,31 +47,27 @@ from caf_pipeline.store.jackal.messages import (
     POST_FILE,
     ChainMessage,
     TransactionTerms,
-    archive_note,
-    archive_of,
     buy_storage,
     decode,
     post_file,
     post_starts,
     sign_transaction,
     transaction_fee,
-    transaction_hash,
     transaction_messages,
 )
+from caf_pipeline.store.jackal.names import archive_note, archive_of, transaction_hash
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.store.protocol import (
     ChunkToStore,
     Lease,
     Posting,
     SignedTransaction,
+    TransactionLog,
     WaitingPost,
     refuse_unknown_posts,
 )
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import BRIEF_SECONDS, Waits
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.transactions import TransactionLog
 
 MOST_POSTS: Final = 8
 """In one transaction: as many as were measured. A transaction of more saves little and fails as a whole."""
@@ -193,7 +189,7 @@ class Poster:
 
     # what is asked of it
 
-    def post(self, chunk: ChunkToStore, log: "TransactionLog", *, ready: Callable[[], None] = lambda: None) -> Posting:
+    def post(self, chunk: ChunkToStore, log: TransactionLog, *, ready: Callable[[], None] = lambda: None) -> Posting:
         """Post the chunk, or find that it is posted; returns once the post is in a block.
 
         `ready` is called before anything is signed, and raises what stands against paying now.
@@ -240,7 +236,7 @@ class Poster:
                 if found is not None:
                     return found
 
-    def found(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting | None:
+    def found(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
         """Return the chunk's post where the chain has it, once none is pending that may become one; signs nothing.
 
         Raises:
@@ -248,7 +244,7 @@ class Poster:
         """
         return self._found_of_others(chunk, log) or self._found(chunk, log)
 
-    def unknown_posts(self, archive_id: str, log: "TransactionLog", *, sequence: int | None = None) -> Sequence[bytes]:
+    def unknown_posts(self, archive_id: str, log: TransactionLog, *, sequence: int | None = None) -> Sequence[bytes]:
         """Return the Merkle roots of the wallet's posts of an archive that the ledger does not know.
 
         The chain's list is read only if the account's sequence is another than the ledger's transactions explain.
@@ -271,7 +267,7 @@ class Poster:
         log.record_look(self.account, archive_id, sequence, len(unknown))
         return unknown
 
-    def _found(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting | None:
+    def _found(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
         while self._is_pending(chunk.merkle_root, log):
             try:
                 self.settle(log)
@@ -279,7 +275,7 @@ class Poster:
                 self._wait()
         return self._posted(chunk.merkle_root, chunk.stored_size_bytes)
 
-    def _found_of_others(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting | None:
+    def _found_of_others(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
         """Return the chunk's post by a wallet that was used before, once none of its transactions may become one.
 
         What was signed is sent again and looked for, which takes no key.
@@ -296,7 +292,7 @@ class Poster:
                 return found
         return None
 
-    def buy(self, size_bytes: int, days: int, log: "TransactionLog") -> Purchase:
+    def buy(self, size_bytes: int, days: int, log: TransactionLog) -> Purchase:
         """Buy space for the wallet; a purchase whose fate was not known is settled first, and if it came through, is the answer.
 
         Raises:
@@ -320,7 +316,7 @@ class Poster:
                 except HeldByOther:
                     self._wait()
 
-    def settle(self, log: "TransactionLog") -> None:
+    def settle(self, log: TransactionLog) -> None:
         """Wait until the fate of every pending transaction of the account is known, and write it.
 
         Raises:
@@ -329,13 +325,13 @@ class Poster:
         with log.lease(self.account) as lease:
             self._settle_pending(lease, log)
 
-    def _settle_post(self, merkle_root: bytes, log: "TransactionLog") -> None:
+    def _settle_post(self, merkle_root: bytes, log: TransactionLog) -> None:
         """Settle what is pending where a post of this root is in it, which is in a block as the chain's list shows."""
         if self._is_pending(merkle_root, log):
             with suppress(HeldByOther):  # who has the sequence does just that
                 self.settle(log)
 
-    def _is_pending(self, merkle_root: bytes, log: "TransactionLog") -> bool:
+    def _is_pending(self, merkle_root: bytes, log: TransactionLog) -> bool:
         """Tell whether a transaction whose fate is not known posts this root."""
         bodies = [one.body for one in log.pending(self.account)]
         posted = {_root_of(one.value) for body in bodies for one in transaction_messages(body) if one.type_url == POST_FILE}
@@ -369,7 +365,7 @@ class Poster:
             )
         return None
 
-    def _posted_by_other(self, chunk: ChunkToStore, log: "TransactionLog") -> Posting | None:
+    def _posted_by_other(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
         """Return the chunk's post where another run's transaction, or our last, made it and the chain still has it."""
         start = log.start_of(self.account, chunk.name)
         if start is None or self._chain.file(chunk.merkle_root, self._address, start) is None:
@@ -378,7 +374,7 @@ class Poster:
 
     # signing
 
-    def _sign_posts(self, mine: WaitingPost, lease: Lease, log: "TransactionLog", attempts: _Attempts) -> None:
+    def _sign_posts(self, mine: WaitingPost, lease: Lease, log: TransactionLog, attempts: _Attempts) -> None:
         """Sign one transaction with our post and others that wait, and settle it."""
         posts = self._batch(mine, [] if attempts.alone else log.waiting(self.account))
         gas = ceil((GAS_BASE + GAS_POST * len(posts)) * GAS_MARGIN) * attempts.gas_factor
@@ -443,7 +439,7 @@ class Poster:
     def _signed(
         self,
         messages: Sequence[ChainMessage],
-        log: "TransactionLog",
+        log: TransactionLog,
         attempts: _Attempts,
         *,
         gas: int,
@@ -478,7 +474,7 @@ class Poster:
             transaction_hash(body), body, self.account, account.sequence, timeout_height, purpose=purpose, cost=fee + price
         )
 
-    def _check_money(self, cost: int, log: "TransactionLog") -> None:
+    def _check_money(self, cost: int, log: TransactionLog) -> None:
         cap = self._spend_cap()
         spent = log.spent(self.account)
         if cap is not None and spent + cost > cap:
@@ -494,7 +490,7 @@ class Poster:
             )
 
     def _buy_once(
-        self, message: ChainMessage, lease: Lease, log: "TransactionLog", attempts: _Attempts, *, size_bytes: int, days: int
+        self, message: ChainMessage, lease: Lease, log: TransactionLog, attempts: _Attempts, *, size_bytes: int, days: int
     ) -> Purchase | None:
         """Sign and settle one purchase; None where it came to nothing and may be tried again."""
         self._chain.require_verified(self._settings.proof_type)
@@ -526,11 +522,11 @@ class Poster:
 
     # settling
 
-    def _settle_pending(self, lease: Lease, log: "TransactionLog") -> list[_Fate]:
+    def _settle_pending(self, lease: Lease, log: TransactionLog) -> list[_Fate]:
         """Settle what earlier calls left, by sequence."""
         return [self._settled(one, lease, log, ours=False) for one in log.pending(self.account)]
 
-    def _settled(self, transaction: SignedTransaction, lease: Lease, log: "TransactionLog", *, ours: bool) -> _Fate:
+    def _settled(self, transaction: SignedTransaction, lease: Lease, log: TransactionLog, *, ours: bool) -> _Fate:
         """Send a transaction until its fate is known, and write it.
 
         Args:
@@ -549,7 +545,7 @@ class Poster:
         ):
             return self._outcome(transaction, lease, log, ours=ours)
 
-    def _outcome(self, transaction: SignedTransaction, lease: Lease, log: "TransactionLog", *, ours: bool) -> _Fate:
+    def _outcome(self, transaction: SignedTransaction, lease: Lease, log: TransactionLog, *, ours: bool) -> _Fate:
         messages = transaction_messages(transaction.body)
         sent_at, taken_at = -1, -1  # heights
         while True:
@@ -620,7 +616,7 @@ class Poster:
         signed_at = self._chain.now() - timedelta(seconds=blocks * self._chain.block_seconds())
         return plan.ends_at >= signed_at + timedelta(days=wanted.duration_days) - _CLOCK_SLACK
 
-    def _written(self, fate: _Fate, messages: Sequence[ChainMessage], lease: Lease, log: "TransactionLog") -> _Fate:
+    def _written(self, fate: _Fate, messages: Sequence[ChainMessage], lease: Lease, log: TransactionLog) -> _Fate:
         """Write a fate to the log."""
         starts: list[int] = []
         if fate.outcome == "included":

@@ -18,7 +18,7 @@ import httpcore
 
 from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreError, StoreUnreachable
 from caf_pipeline.store.jackal.answers import quoted
-from caf_pipeline.store.jackal.messages import job_id
+from caf_pipeline.store.jackal.names import job_id
 from caf_pipeline.store.jackal.provider_http import (
     ANSWER_SECONDS,
     NoBytes,

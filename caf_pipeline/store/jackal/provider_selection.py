@@ -7,17 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from caf_pipeline.errors import CafError, StoreError
 from caf_pipeline.store.jackal.answers import Provider
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.provider import ProviderClient
 from caf_pipeline.store.jackal.provider_http import parse_address
-from caf_pipeline.store.protocol import ProviderRecord
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.provider_stats import ProviderRecords
+from caf_pipeline.store.protocol import ProviderRecord, ProviderRecords
 
 LIST_SECONDS: Final = 300.0
 """How old the list of providers may be. A provider changes its address by a transaction, months apart."""
@@ -39,7 +36,7 @@ class ProviderSelection:
     def __init__(
         self,
         chain: Chain,
-        records: "ProviderRecords",
+        records: ProviderRecords,
         *,
         chance: random.Random | None = None,
         allow_private_addresses: bool = False,

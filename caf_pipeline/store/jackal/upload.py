@@ -18,7 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from caf_pipeline.caf.merkle import type_of_root
 from caf_pipeline.errors import (
@@ -39,13 +39,10 @@ from caf_pipeline.store.jackal.answers import ChainFile
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.provider import PIECE_BYTES, Job, ProviderClient, Sending
 from caf_pipeline.store.jackal.provider_selection import RATE_MARGIN, ProviderSelection
-from caf_pipeline.store.protocol import Posting
+from caf_pipeline.store.protocol import Posting, ProviderRecords
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import BRIEF_SECONDS, UNANSWERED_SECONDS, OpenWait, Waits
-
-if TYPE_CHECKING:
-    from caf_pipeline.ledger.provider_stats import ProviderRecords
 
 MEASURED_FROM_BYTES: Final = 4 << 20
 """A smaller body is in the sockets' buffers before its rate means anything."""
@@ -152,7 +149,7 @@ class Uploads:
 
     chain: Chain
     settings: JackalSettings
-    records: "ProviderRecords"
+    records: ProviderRecords
     selection: ProviderSelection
     throttle: Throttle
     waits: Waits = field(default_factory=Waits)

@@ -10,15 +10,16 @@ import stat
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import bech32
+from bip32 import BIP32
+from coincurve import PrivateKey
+from Crypto.Hash import RIPEMD160
+from mnemonic import Mnemonic
 
 from caf_pipeline.errors import MnemonicRefused, UsageError
 from caf_pipeline.system.quantities import counted
-
-if TYPE_CHECKING:
-    from coincurve import PrivateKey
 
 KEY_PATH: Final = "m/44'/118'/0'/0/0"
 ADDRESS_PREFIX: Final = "jkl"
@@ -45,12 +46,7 @@ class Wallet:
         return "Wallet(…)" if callable(self._mnemonic) else f"Wallet({self.address})"
 
     @cached_property
-    def _key(self) -> "PrivateKey":
-        # A tenth of a second, most of it a parser of C: who reads needs no key.
-        from bip32 import BIP32  # noqa: PLC0415
-        from coincurve import PrivateKey  # noqa: PLC0415
-        from mnemonic import Mnemonic  # noqa: PLC0415
-
+    def _key(self) -> PrivateKey:
         given = self._mnemonic() if callable(self._mnemonic) else self._mnemonic
         words = " ".join(given.split())
         if not Mnemonic("english").check(words):
@@ -77,8 +73,6 @@ class Wallet:
 
 def address_of(public_key: bytes) -> str:
     """Return the account address of a compressed public key."""
-    from Crypto.Hash import RIPEMD160  # noqa: PLC0415  as for the key
-
     digest = RIPEMD160.new(hashlib.sha256(public_key).digest()).digest()
     return str(bech32.bech32_encode(ADDRESS_PREFIX, bech32.convertbits(digest, 8, 5) or []))
 
@@ -128,8 +122,6 @@ def read_mnemonic(given: str | None, file: Path | None) -> str:
 
 def _what_is_wrong(words: str) -> str:
     """Say it without a word of it."""
-    from mnemonic import Mnemonic  # noqa: PLC0415  as for the key
-
     known = set(Mnemonic("english").wordlist)
     given = words.split()
     if len(given) not in (12, 15, 18, 21, 24):

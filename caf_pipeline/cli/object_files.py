@@ -1,0 +1,27 @@
+"""What a command on files opens of the archive: an object in the place of a file, and a tar archive that is an object."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from caf_pipeline.cli.cotar import OpenedCotar, opened_cotar
+from caf_pipeline.cli.opening import opened_ledger, opened_reader
+from caf_pipeline.retrieval.object_ranges import ObjectRanges
+from caf_pipeline.retrieval.reader import Found, fetch
+from caf_pipeline.settings import load_settings
+
+
+@contextmanager
+def opened_object(source: str, key: str) -> Iterator[ObjectRanges]:
+    """Open an archived object to be read in ranges, while the context lasts.
+
+    Raises:
+        As `opened_reader` and `fetch`.
+    """
+    settings = load_settings()
+    with opened_ledger(settings) as ledger, opened_reader(settings, ledger, source) as store:
+        yield ObjectRanges(fetch(ledger, store, source, key))
+
+
+def opened_tar(found: Found) -> AbstractContextManager[OpenedCotar]:
+    """Open an object that is a .tar.co. Raises as `opened_cotar`."""
+    return opened_cotar(ObjectRanges(found))

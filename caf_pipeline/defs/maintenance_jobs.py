@@ -1,0 +1,274 @@
+"""Jobs that go through stored chunks, many partitions in one run: the proof watch, and repairs. And the job that prunes.
+
+A run for each chunk would take seconds of start-up for a question that takes a fraction of one. Each look is reported as an
+evaluation of `chunk_is_proven` for the chunk's own partition, which Dagster (1.13.27) stores for any partition that an op
+names, whether or not its job is partitioned.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckSeverity,
+    AssetKey,
+    AssetRecordsFilter,
+    Config,
+    DagsterInstance,
+    GraphDefinition,
+    JobDefinition,
+    MetadataValue,
+    Nothing,
+    OpDefinition,
+    OpExecutionContext,
+    Out,
+    Output,
+    PartitionsDefinition,
+    op,
+)
+from pydantic import Field
+
+from caf_pipeline.automation import pruning
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.defs import metadata
+from caf_pipeline.defs.asset_checks import proof_description, proof_severity
+from caf_pipeline.defs.evaluations import evaluation_target
+from caf_pipeline.defs.failures import RETRY_TRANSIENT, as_failure
+from caf_pipeline.defs.naming import (
+    BEFORE_BACKFILLS,
+    CHUNK_IS_PROVEN,
+    PRUNE_JOB,
+    SOURCE_TAG,
+    UPLOAD_POOL,
+    JobKind,
+    asset_key,
+    job_name,
+    op_name,
+    s3_key,
+)
+from caf_pipeline.defs.partitions import chunk_partitions
+from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
+from caf_pipeline.errors import HITS_EVERY_CHUNK, CafError, HeldByOther, UsageError, with_hint
+from caf_pipeline.maintenance import bulk_look, repair, scrub
+from caf_pipeline.packing import staging
+from caf_pipeline.run_context import RunContext
+
+Reports = Iterator[AssetCheckEvaluation | Output[None]]
+
+
+class Repairs(Config):
+    """What a run repairs."""
+
+    limit: int = Field(default=10, description="Damaged chunks that this run repairs at most, at least 1; each is an upload.")
+
+
+def source_maintenance_jobs(source: str) -> list[JobDefinition]:
+    """Return the jobs of one source that go through its stored chunks."""
+
+    def job(what: JobKind, op: OpDefinition, description: str, partitions: PartitionsDefinition | None = None) -> JobDefinition:
+        graph = GraphDefinition(name=job_name(source, what), node_defs=[op])
+        return graph.to_job(tags={SOURCE_TAG: source, **BEFORE_BACKFILLS}, description=description, partitions_def=partitions)
+
+    return [
+        job(
+            "prove",
+            _prove_op(source),
+            "Look again at stored chunks, first at those of which the store's lists say something amiss, then at those that were "
+            "looked at longest ago: the store's proofs, and pieces read back from each copy. "
+            "Hourly. The results are those of the check `chunk_is_proven` of each partition.",
+        ),
+        job(
+            "repair",
+            _repair_op(source),
+            "Store damaged chunks again: from staging, else from another provider, else packed again from S3. Some at a time; "
+            "the next run goes on with the rest.",
+        ),
+        job(
+            "repair_chunk",
+            _repair_chunk_op(source),
+            "Repair one chunk, a partition: whatever it lacks is stored again.",
+            chunk_partitions(source),
+        ),
+    ]
+
+
+def _op(source: str, name: str, description: str, *, repairs: bool = False) -> Callable[[Callable[..., Reports]], OpDefinition]:
+    return op(
+        name=op_name(source, name),
+        description=description,
+        out=Out(Nothing, is_required=False),
+        retry_policy=RETRY_TRANSIENT,
+        required_resource_keys=EVERY_STEP | {s3_key(source)} if repairs else EVERY_STEP,
+        pool=UPLOAD_POOL if repairs else None,
+    )
+
+
+# --- the proof watch -------------------------------------------------------------------------------------------------
+
+
+def _prove_op(source: str) -> OpDefinition:
+    @_op(source, "prove_chunks", "Prove some located chunks, oldest first, and clear staging of what nobody will need.")
+    def prove_chunks(context: OpExecutionContext) -> Reports:
+        def begin(run_context: RunContext) -> RunContext | None:
+            if reason := run_context.ledger.controls().current().paused:
+                context.log.info(f"paused: {reason}")
+                return None
+            list(staging.sweep(run_context))
+            return run_context
+
+        run_context = attempt_step(context, source, begin)
+        if run_context is None:
+            return
+        in_bulk = attempt_step(context, source, partial(_look_in_bulk, context))
+        reports = iter(scrub.prove_oldest(run_context, run_context.settings.jackal.prove_per_run))
+        looked_at = 0
+        chunks: dict[str, list[str]] = {"damaged": [], "unanswered": [], "unverified": [], "proven": []}
+        while (report := attempt_step(context, source, lambda _: next(reports, None))) is not None:
+            looked_at += 1
+            chunks[report.verdict].append(report.chunk.name)
+            yield _evaluation(
+                context.instance,
+                report.chunk.name,
+                source,
+                passed=report.proven,
+                description=proof_description(report),
+                shown=metadata.proof_metadata(report),
+                severity=proof_severity(report),
+            )
+        numbers = {"looked_at": looked_at} | {kind: len(names) for kind, names in chunks.items() if kind != "proven"}
+        names = {
+            "chunks": _names(chunks["damaged"]),
+            "unanswered_chunks": _names(chunks["unanswered"]),
+            "unverified_chunks": _names(chunks["unverified"]),
+        }
+        yield Output(None, metadata={**numbers, **names, **(in_bulk or {})})
+
+    return prove_chunks
+
+
+def _look_in_bulk(context: OpExecutionContext, run_context: RunContext) -> metadata.Metadata:
+    """Go through the store's lists where that is due, and return what is shown of it."""
+    found = bulk_look.look_in_bulk(run_context)
+    whole_at, suspected = run_context.ledger.suspicions(run_context.store.name, run_context.source)
+    shown: metadata.Metadata = {"suspected": suspected}
+    if whole_at is not None:
+        shown["last_whole_bulk_look"] = MetadataValue.timestamp(whole_at)
+    if found is not None:
+        (context.log.warning if found.trouble else context.log.info)(found.described())
+        shown |= {"bulk_look": found.described(), "listed_in_bulk": found.listed, "copies_in_bulk": found.copies}
+    return shown
+
+
+# --- repairs ---------------------------------------------------------------------------------------------------------
+
+
+def _repair_op(source: str) -> OpDefinition:
+    @_op(source, "repair_chunks", "Repair damaged chunks, those first that were found damaged longest ago.", repairs=True)
+    def repair_chunks(context: OpExecutionContext, config: Repairs) -> Reports:
+        if config.limit < 1:  # Dagster would show pydantic's own words
+            raise as_failure(UsageError(f"'limit' is {config.limit}: a run repairs one chunk at least"))
+        run_context = attempt_step(context, source, lambda run_context: run_context)
+        if run_context is None:
+            return
+        damaged = sorted(run_context.ledger.chunks(source, [ChunkState.DAMAGED]), key=lambda chunk: chunk.updated_at)
+        failed, repaired = list[CafError](), 0
+        for chunk in damaged[: config.limit]:
+            outcome = attempt_step(context, source, partial(_repair, name=chunk.name))
+            if isinstance(outcome, HeldByOther):
+                context.log.info(str(outcome))
+            elif isinstance(outcome, CafError):
+                context.log.error(with_hint(outcome))
+                failed.append(outcome)
+            elif outcome is not None:
+                repaired += outcome.chunk.state is ChunkState.LOCATED
+                yield _repaired(context.instance, source, outcome)
+        if failed:
+            raise as_failure(failed[0])
+        yield Output(None, metadata={"repaired": repaired, "left": len(damaged) - repaired})
+
+    return repair_chunks
+
+
+def _repair_chunk_op(source: str) -> OpDefinition:
+    @_op(source, "repair_chunk", "Repair the chunk of this partition.", repairs=True)
+    def repair_chunk(context: OpExecutionContext) -> Reports:
+        report = attempt_step(context, source, lambda run_context: repair.repair_chunk(run_context, context.partition_key))
+        if report is not None:
+            yield _repaired(context.instance, source, report)
+            yield Output(None, metadata=metadata.repair_metadata(report))
+
+    return repair_chunk
+
+
+def _repair(run_context: RunContext, name: str) -> repair.RepairReport | CafError:
+    """Repair one of several; return an error that only this one has, and raise what the next one would meet, too."""
+    try:
+        return repair.repair_chunk(run_context, name)
+    except HITS_EVERY_CHUNK:
+        raise
+    except CafError as error:
+        if not repair.concerns_one_chunk(error):
+            raise
+        return error
+
+
+def _repaired(instance: DagsterInstance, source: str, report: repair.RepairReport) -> AssetCheckEvaluation:
+    return _evaluation(
+        instance,
+        report.chunk.name,
+        source,
+        passed=report.chunk.state is ChunkState.LOCATED,
+        description="" if report.origin == "none needed" else f"repaired from {report.origin}",
+        shown=metadata.repair_metadata(report),
+    )
+
+
+def _evaluation(
+    instance: DagsterInstance,
+    chunk: str,
+    source: str,
+    *,
+    passed: bool,
+    description: str,
+    shown: metadata.Metadata,
+    severity: AssetCheckSeverity = AssetCheckSeverity.ERROR,
+) -> AssetCheckEvaluation:
+    """Return the check's result for a chunk's partition, tied to the partition's latest materialization as Dagster would."""
+    key = AssetKey(asset_key(source, "stored_chunk"))
+    latest = instance.fetch_materializations(AssetRecordsFilter(asset_key=key, asset_partitions=[chunk]), limit=1).records
+    return AssetCheckEvaluation(
+        asset_key=key,
+        check_name=CHUNK_IS_PROVEN,
+        passed=passed,
+        description=description or None,
+        metadata=shown,
+        severity=severity,
+        partition=chunk,
+        target_materialization_data=evaluation_target(latest[0]) if latest else None,
+    )
+
+
+def _names(chunks: Sequence[str]) -> str:
+    return ", ".join(chunks[: metadata.MAX_ROWS]) or "none"
+
+
+# --- pruning ---------------------------------------------------------------------------------------------------------
+
+
+def prune_job(days: int, sources: Sequence[str]) -> JobDefinition:
+    """Return the job, which keeps the events of so many days (0: all); there is one for all sources."""
+
+    @op(name="remove_old_events", out=Out(Nothing))
+    def remove_old_events(context: OpExecutionContext) -> Output[None]:
+        if not days:
+            context.log.info("runs.keep_events_days is 0: all events are kept")
+            return Output(None)
+        runs, events = pruning.prune(context.instance, datetime.now(UTC) - timedelta(days=days), sources)
+        return Output(None, metadata={"runs": runs, "events": events})
+
+    return GraphDefinition(name=PRUNE_JOB, node_defs=[remove_old_events]).to_job(
+        tags=BEFORE_BACKFILLS,
+        description="Remove events and output of old runs of the sources from Dagster's storage. Runs, partitions, "
+        "materializations, checks and failures stay. How old: `runs.keep_events_days`; nothing is removed if that is 0.",
+    )

@@ -1,0 +1,57 @@
+"""What a reader remembers of nodes and providers: it begins with what the ledger knows, and writes nothing there.
+
+So reading archived objects needs no right to write. What is maintained, `run_wiring.open_jackal` records in the ledger.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from caf_pipeline.store.protocol import ChainHeights, ProviderRecord, ProviderRecords
+
+
+class ReaderHeights:
+    """The greatest block heights that were seen, by this process or by whoever wrote them to the ledger."""
+
+    def __init__(self, recorded: ChainHeights) -> None:
+        self._recorded = recorded
+        self._seen = dict[str, int]()
+
+    def seen_height(self, chain_id: str) -> int:
+        """Return the greatest height ever seen of a chain; 0 if there is none."""
+        return max(self._seen.get(chain_id, 0), self._recorded.seen_height(chain_id))
+
+    def see_height(self, chain_id: str, height: int) -> None:
+        """Remember a height until the process ends."""
+        self._seen[chain_id] = max(height, self._seen.get(chain_id, 0))
+
+
+class ReaderRecords:
+    """Rates and failures of providers, of which this process measures its own downloads. Safe in threads."""
+
+    def __init__(self, recorded: ProviderRecords) -> None:
+        self._recorded = recorded
+        self._measured = dict[str, ProviderRecord]()
+
+    def all(self) -> Mapping[str, ProviderRecord]:
+        """Return the records by provider."""
+        return {**self._recorded.all(), **self._measured}
+
+    def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
+        """Do nothing: a reader uploads nothing."""
+
+    def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
+        """Count a finished download: its rate weighs as much as all before together; failures begin again at 0."""
+        record = self._record(provider)
+        rate = size_bytes / seconds if size_bytes > 0 and seconds > 0 else record.download_rate
+        if rate is not None and record.download_rate is not None:
+            rate = (rate + record.download_rate) / 2
+        self._measured[provider] = replace(record, download_rate=rate, failures=0)
+
+    def failed(self, provider: str) -> None:
+        """Count a failure."""
+        record = self._record(provider)
+        self._measured[provider] = replace(record, failures=record.failures + 1, failed_at=datetime.now(UTC))
+
+    def _record(self, provider: str) -> ProviderRecord:
+        return self.all().get(provider) or ProviderRecord(provider, None, None, 0, None)

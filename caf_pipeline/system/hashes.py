@@ -1,0 +1,25 @@
+"""The type of a running hash: hashlib's own classes have no public name."""
+
+from typing import Protocol, Self
+
+from typing_extensions import Buffer
+
+
+class RunningHash(Protocol):
+    """A hash that takes bytes piece by piece, as `hashlib.sha256()` returns it."""
+
+    def update(self, data: Buffer, /) -> None:
+        """Add bytes."""
+        ...
+
+    def digest(self) -> bytes:
+        """Return the hash of the bytes added so far."""
+        ...
+
+    def hexdigest(self) -> str:
+        """Return the hash of the bytes added so far, in hex."""
+        ...
+
+    def copy(self) -> Self:
+        """Return a hash that goes on from the same bytes."""
+        ...

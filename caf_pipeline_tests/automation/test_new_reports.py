@@ -1,0 +1,209 @@
+"""The sensor for new objects and inventory reports: a new one is planned soon and once, and none keeps new objects unseen."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from dagster import DagsterEvent, DagsterEventType, DagsterRunStatus
+
+from caf_pipeline.automation import launching
+from caf_pipeline.defs.naming import REPORT_TAG
+from caf_pipeline.steps import inventories, planning
+from caf_pipeline_tests.automation.test_sensors import SOURCE, start_run
+from caf_pipeline_tests.automation.test_ticks import with_source
+from caf_pipeline_tests.support.inventory_reports import ReportWriter
+from caf_pipeline_tests.support.s3_server import make_bucket
+from caf_pipeline_tests.support.ticks import evaluate_tick
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+DAY = timedelta(days=1)
+NOW = datetime.now(UTC).replace(microsecond=0)
+YESTERDAY = NOW - DAY
+PLAN = "plan_my_source"
+
+
+@pytest.fixture
+def reported(pipeline):
+    """The pipeline with an object and the setting `inventory`, and what writes reports there."""
+    pipeline.put(1)
+    reports = ReportWriter(pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name)
+    return with_source(pipeline, inventory=reports.folder), reports
+
+
+def tick(pipeline, cursor=None, **options):
+    """Evaluate a tick; return the report that it asks for, "" for a part of the bucket, None for nothing; and why, or how."""
+    data = evaluate_tick(pipeline, "new_objects_my_source", cursor, **options)
+    if not data.run_requests:
+        return None, data.skip_message
+    (request,) = data.run_requests
+    assert request.run_key is None
+    return request.run_config["ops"]["my_source__s3_inventory"]["config"].get("report", ""), request
+
+
+def execute(pipeline, request):
+    return pipeline.execute(PLAN, run_config=dict(request.run_config), tags=dict(request.tags))
+
+
+def fail_plan(pipeline, report: str) -> str:
+    run_id = start_run(pipeline, PLAN, DagsterRunStatus.STARTING, **{REPORT_TAG: report})
+    pipeline.instance.report_dagster_event(DagsterEvent(DagsterEventType.RUN_START.value, PLAN), run_id)
+    pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(run_id))
+    return run_id
+
+
+def test_a_new_report_is_planned_once_and_then_the_bucket_is_looked_through_again(reported):
+    pipeline, reports = reported
+    name = reports.write(YESTERDAY)
+    found, request = tick(pipeline)
+    assert found == name
+    assert execute(pipeline, request).success
+    assert pipeline.ledger.last_inventory(SOURCE) == YESTERDAY
+    assert pipeline.ledger.account(SOURCE).claimed_objects == 1
+    assert tick(pipeline) == (None, "Nothing new after ''.")
+    pipeline.put(2)  # written since
+    assert tick(pipeline)[0] == ""
+
+
+def test_the_cursor_stays_where_it_is_while_a_report_is_planned(reported):
+    pipeline, reports = reported
+    reports.write(YESTERDAY)
+    cursor = '{"after": "key-000"}'
+    data = evaluate_tick(pipeline, "new_objects_my_source", cursor)
+    assert (len(data.run_requests), data.cursor) == (1, cursor)
+
+
+@pytest.mark.parametrize("missing", ["manifest.json", "manifest.checksum"])
+def test_a_report_that_s3_has_not_finished_is_not_planned_yet(reported, missing):
+    pipeline, reports = reported
+    name = reports.write(YESTERDAY)
+    key = f"{reports.prefix}{name}/{missing}"
+    body = reports.client.get_object(Bucket=reports.destination, Key=key)["Body"].read()
+    reports.client.delete_object(Bucket=reports.destination, Key=key)
+    assert tick(pipeline)[0] == ""
+    reports.put(key, body)
+    assert tick(pipeline)[0] == name
+
+
+def test_a_report_that_is_older_than_a_planned_listing_is_not_planned(reported):
+    pipeline, reports = reported
+    reports.write(YESTERDAY)
+    planning.cut_plan(pipeline.run_context(), inventories.take_inventory(pipeline.run_context()))
+    assert tick(pipeline) == (None, "Nothing new after ''.")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["2026-13-45T99-99Z", f"{NOW + 900 * DAY:%Y-%m-%dT%H-%MZ}"], ids=["no date", "to come"])
+def test_a_folder_that_is_named_after_a_later_time_than_its_report_hides_none(reported, name):
+    pipeline, reports = reported
+    old = reports.write(YESTERDAY - DAY)
+    assert execute(pipeline, tick(pipeline)[1]).success
+    read = lambda file: reports.client.get_object(Bucket=reports.destination, Key=f"{reports.prefix}{old}/{file}")  # noqa: E731
+    reports.write_manifest(name, read("manifest.json")["Body"].read())
+    assert tick(pipeline) == (None, "Nothing new after ''.")
+    assert tick(pipeline)[0] is None
+    new = reports.write(YESTERDAY)
+    assert tick(pipeline)[0] == new
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"sourceBucket": "another"}, "is of bucket 'another'"),
+        ({"fileSchema": ""}, "has no column Bucket, Key, Size, LastModifiedDate, ETag"),
+        ({"creationTimestamp": str(int((NOW + 9 * DAY).timestamp() * 1000))}, "is still to come"),
+    ],
+)
+def test_a_report_that_cannot_be_used_launches_nothing_and_the_bucket_is_looked_through(reported, changes, why):
+    pipeline, reports = reported
+    reports.write(YESTERDAY, **changes)
+    assert tick(pipeline)[0] == ""
+    planning.cut_plan(pipeline.run_context(), inventories.take_inventory(pipeline.run_context(), until=b"z"))
+    found, said = tick(pipeline)
+    assert found is None
+    assert said.startswith("Nothing new after ''. No inventory report is taken: the inventory report s3://")
+    assert why in said
+
+
+def test_a_bucket_of_reports_that_is_gone_is_told_and_the_other_one_is_looked_through(reported):
+    pipeline, _ = reported
+    pipeline = with_source(pipeline, inventory=f"s3://no-such-bucket/{pipeline.bucket.name}/daily/")
+    assert tick(pipeline)[0] == ""
+    planning.cut_plan(pipeline.run_context(), inventories.take_inventory(pipeline.run_context(), until=b"z"))
+    assert "No inventory report is taken: there is no bucket 'no-such-bucket'" in tick(pipeline)[1]
+
+
+@pytest.mark.parametrize("status", [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTED])
+def test_a_new_report_waits_for_a_plan_that_is_queued_or_started(reported, status):
+    pipeline, reports = reported
+    reports.write(YESTERDAY)
+    run_id = start_run(pipeline, PLAN, status)
+    assert tick(pipeline) == (None, f"Run {run_id} is planning this source already.")
+
+
+def test_a_report_whose_plan_failed_is_tried_again_after_pauses_and_then_left_to_the_daily_schedule(reported, monkeypatch):
+    pipeline, reports = reported
+    name = reports.write(YESTERDAY)
+    attempts = pipeline.settings.runs.attempts
+    run_id = fail_plan(pipeline, name)
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS)  # longer than this test takes
+    assert tick(pipeline)[0] == ""
+    planning.cut_plan(pipeline.run_context(), inventories.take_inventory(pipeline.run_context(), until=b"z"))
+    assert f"Run {run_id} did not plan the inventory report {name}: the next one waits." in tick(pipeline)[1]
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
+    for _ in range(attempts - 1):
+        assert tick(pipeline)[0] == name
+        fail_plan(pipeline, name)
+    assert f"Runs did not plan the inventory report {name}: it is left to the daily schedule." in tick(pipeline)[1]
+    new = reports.write(NOW)
+    assert tick(pipeline)[0] == new
+
+
+def test_a_report_that_was_planned_is_planned_again_where_the_ledger_was_restored_to_before(reported, monkeypatch):
+    pipeline, reports = reported
+    name = reports.write(YESTERDAY)
+    assert execute(pipeline, tick(pipeline)[1]).success
+    with pipeline.ledger._database.transaction() as connection:
+        connection.execute("DELETE FROM inventories")
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
+    assert tick(pipeline)[0] == name
+
+
+def test_a_report_whose_file_is_damaged_fails_its_run_with_a_sentence(reported):
+    pipeline, reports = reported
+    name = reports.write(YESTERDAY)
+    reports.put(reports.written[0], b"damaged")
+    found, request = tick(pipeline)
+    assert found == name
+    result = execute(pipeline, request)
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    assert "bytes, and its manifest says" in failure.step_failure_data.user_failure_data.description
+    assert tick(pipeline)[0] == ""  # after a pause
+
+
+def through(pipeline, unruly_s3):
+    """Return the pipeline with its S3 behind the proxy, and the list of the listings that it asks for."""
+    asked = []
+    unruly_s3.order(lambda _, answer: answer, kind="listing", when=lambda one: asked.append(one.query) is not None)
+    return with_source(pipeline, endpoint_url=unruly_s3.endpoint), asked
+
+
+def test_whether_there_is_a_new_report_is_one_request_however_many_reports_and_files_there_are(reported, unruly_s3):
+    pipeline, asked = through(reported[0], unruly_s3)
+    reports = reported[1]
+    unruly_s3.page_keys = 30
+    names = [reports.write(NOW - days * DAY) for days in range(12)]
+    for number in range(40):
+        reports.put(f"{reports.prefix}data/{number}.parquet", b"")
+    source = pipeline.run_context().objects
+    assert source.find_reports(None) == names
+    assert source.find_reports(NOW - 3 * DAY) == names[:3]
+    assert source.find_reports(NOW) == []
+    assert len(asked) == 3
+
+
+@pytest.mark.thorough
+def test_a_bucket_of_reports_that_hangs_is_told_and_the_other_one_is_looked_through(reported, unruly_s3):
+    pipeline, _ = through(reported[0], unruly_s3)
+    unruly_s3.hang(5, kind="listing", when=lambda one: one.query.get("prefix") == reported[1].prefix)
+    found, request = tick(pipeline, tick_seconds=10)
+    assert (found, len(request.run_config)) == ("", 1)

@@ -1,0 +1,194 @@
+"""What comes back by way of Dagster: the job that restores, and the resource with which other projects read."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from dagster import AssetKey, Definitions, RetryPolicy, asset, build_resources, define_asset_job
+
+from caf_pipeline import run_wiring
+from caf_pipeline.automation import restoring
+from caf_pipeline.defs import restore_job
+from caf_pipeline.defs.object_reader import ObjectReader
+from caf_pipeline.errors import StoreUnreachable
+from caf_pipeline.retrieval import restore as retrieval_restore
+from caf_pipeline.retrieval import restore_folder
+from caf_pipeline.store.directory import DirectoryStore
+from caf_pipeline_tests.support.command_line import source_text
+from caf_pipeline_tests.support.run_contexts import archive_everything, plan
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+SOURCE = "my-source"
+
+
+@pytest.fixture
+def archived(pipeline):
+    pipeline.put(9)
+    archive_everything(pipeline.run_context())
+    return pipeline
+
+
+def restore(pipeline, **config):
+    """Execute the job, and return the result and the metadata of its op."""
+    run_config = {"ops": {"restore_objects": {"config": {"source": SOURCE, **config}}}}
+    result = pipeline.execute("restore", run_config=run_config)
+    step = [event for event in result.all_events if event.is_step_failure or event.is_successful_output]
+    data = step[0].step_failure_data.user_failure_data if step[0].is_step_failure else step[0].step_output_data
+    return result, {name: value.value for name, value in data.metadata.items()}, getattr(data, "description", "")
+
+
+def test_a_run_restores_a_prefix_and_counts_what_it_did(archived, tmp_path):
+    result, shown, _ = restore(archived, prefix="key-00", destination=str(tmp_path / "out"))
+    assert result.success
+    counts = {"there_already": 0, "different": 0, "failed": 0, "not_yet_archived": 0, "skipped": 0}
+    assert shown == {"objects": 9, "bytes": 27_000, **counts}
+    assert (tmp_path / "out" / "key-003").read_bytes().startswith(b"key-3.")
+    (tmp_path / "out" / "key-003").unlink()
+    result, shown, _ = restore(archived, destination=str(tmp_path / "out"))
+    assert (shown["objects"], shown["there_already"]) == (1, 8)
+
+
+def test_a_run_says_what_below_its_prefix_no_archive_has(archived, tmp_path):
+    for number in range(9, 12):  # a key that is written again may be of a later second, and so be planned again
+        archived.bucket.put(f"key-{number:03}", b"new")
+    plan(archived.run_context())
+    result, shown, _ = restore(archived, prefix="key-0", destination=str(tmp_path / "out"))
+    assert (shown["objects"], shown["not_yet_archived"], shown["skipped"]) == (9, 3, 0)
+    said = [entry.user_message for entry in archived.instance.all_logs(result.run_id)]
+    counts = "9 objects listed; beside these, 3 objects not archived yet and 0 skipped"
+    assert f"{counts}: `caf status {SOURCE}` has the reasons" in said
+    _, shown, _ = restore(archived, prefix="key-004", destination=str(tmp_path / "out"))
+    assert (shown["there_already"], shown["not_yet_archived"]) == (1, 0)
+
+
+def test_a_run_that_goes_on_is_observed_on_what_it_reads(archived, tmp_path, monkeypatch):
+    monkeypatch.setattr(restoring, "LINE_SECONDS", 0)
+    result, _, _ = restore(archived, destination=str(tmp_path / "out"))
+    observed = result.get_asset_observation_events()
+    shown = [event.asset_observation_data.asset_observation.metadata for event in observed]
+    restored = [one["restore_objects"].value for one in shown]
+    assert {tuple(event.asset_key.path) for event in observed} == {(SOURCE, "file_locations")}
+    assert restored == sorted(set(restored))
+    assert set(restored) <= set(range(1, 10))
+    assert {one["run"].value for one in shown} == {result.run_id}
+
+
+def test_what_is_not_restored_fails_the_run_with_a_sentence(archived, tmp_path):
+    (tmp_path / "key-003").write_text("mine")
+    result, shown, said = restore(archived, destination=str(tmp_path))
+    assert not result.success
+    assert said == "1 object of 9 could not be restored"
+    assert (shown["objects"], shown["different"], shown["exit_code"]) == (8, 1, 1)
+    assert restore(archived, destination=str(tmp_path), force=True)[0].success
+    result, _, said = restore(archived, prefix="none/", destination=str(tmp_path))
+    assert said == f"no key of source '{SOURCE}' is archived and begins with 'none/'"
+    result, _, said = restore(archived, source="other", destination=str(tmp_path))
+    assert said == "the ledger has no source 'other'"
+    for destination in ("~/out", "out", "", "/a\0b", "file:///out"):
+        result, _, said = restore(archived, destination=destination)
+        assert said.startswith(f"destination {destination!r} is neither the absolute path of a folder")
+    for option in ({"profile": "ops"}, {"endpoint_url": "http://127.0.0.1:9"}):
+        result, _, said = restore(archived, destination=str(tmp_path / "restored"), **option)
+        assert (result.success, said) == (False, "`profile` and `endpoint_url` are for a bucket")
+    assert not (tmp_path / "restored").exists()
+
+
+def test_what_the_config_says_wrong_of_a_bucket_is_named_as_the_config_names_it(archived):
+    _, shown, said = restore(archived, destination="s3://bucket/x", profile="nobody")
+    assert "there is no profile 'nobody'" in said
+    assert "(of the job: `profile`)" in shown["hint"]
+    _, shown, said = restore(archived, destination="s3://bucket/x", endpoint_url="127.0.0.1:9000")
+    assert "server cannot be used" in said
+    assert "(of the job: `endpoint_url`)" in shown["hint"]
+
+
+def test_a_run_logs_the_first_places_where_something_else_is_and_what_replaces_them(archived, tmp_path, monkeypatch):
+    monkeypatch.setattr(restoring, "MOST_TOLD", 2)
+    for number in range(3):
+        (tmp_path / f"key-{number:03}").write_text("mine")
+    result, shown, _ = restore(archived, destination=str(tmp_path))
+    said = [entry.user_message for entry in archived.instance.all_logs(result.run_id)]
+    told = [f"'key-{number:03}' was not written: something else is at 'key-{number:03}'" for number in range(2)]
+    assert [message for message in said if "was not written" in message] == told
+    assert (shown["different"], shown["hint"]) == (3, "`force` replaces what is different")
+
+
+def test_a_store_that_goes_away_fails_the_run_with_the_reason_and_what_was_restored_is_kept(archived, tmp_path, monkeypatch):
+    class Leaving(DirectoryStore):
+        reads = 0
+
+        def read(self, *given, **options):
+            self.reads += 1
+            if self.reads > 2:
+                raise StoreUnreachable("the line is cut")
+            yield from super().read(*given, **options)
+
+    store = Leaving(archived.settings.store.folder)
+    monkeypatch.setattr(run_wiring, "open_store", lambda *_: store)
+    monkeypatch.setattr(restore_folder, "BATCH_OBJECTS", 2)
+    monkeypatch.setattr(retrieval_restore, "UNREAD_IN_A_ROW", 3)
+    monkeypatch.setattr(restore_job.restore_archived, "_retry_policy", RetryPolicy(max_retries=1))  # at once
+    result, shown, said = restore(archived, destination=str(tmp_path / "out"))
+    assert not result.success
+    assert "3 objects in a row could not be read; the last: no provider gives" in said
+    assert (shown["objects"], shown["there_already"], shown["failed"], shown["exit_code"]) == (0, 4, 3, 7)
+    observed = archived.instance.fetch_observations(AssetKey([SOURCE, "file_locations"]), limit=9).records
+    assert [one.asset_observation.metadata["restore_objects"].value for one in observed] == [0, 4]
+    assert len(list((tmp_path / "out").iterdir())) == 4
+
+
+@pytest.fixture
+def settings_file(archived, tmp_path, database_url, monkeypatch):
+    """The settings of somebody who reads what was archived."""
+    for name, value in (("CAF_DATABASE_URL", database_url), ("CAF_STORE__KIND", "directory")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CAF_STORE__FOLDER", str(archived.settings.store.folder))
+    settings = tmp_path / "caf.toml"
+    settings.write_text(source_text("http://127.0.0.1:1", "b").replace("sources.src", f"sources.{SOURCE}"))
+    return settings
+
+
+def test_an_asset_of_another_project_reads_archived_objects(settings_file, tmp_path):
+    @asset
+    def report(archive: ObjectReader) -> None:
+        with archive.open(SOURCE, "key-003") as file:
+            file.seek(4)
+            tail = file.read(2)
+        assert (archive.read(SOURCE, "key-007")[:6], tail) == (b"key-7.", b"3.")
+        (tmp_path / "report").write_text("\n".join(one.row.key for one in archive.archive.ls(SOURCE)))
+
+    theirs = Definitions(assets=[report], jobs=[define_asset_job("theirs")], resources={"archive": ObjectReader()})
+    run_config = {"resources": {"archive": {"config": {"settings_file": str(settings_file)}}}}
+    assert theirs.resolve_job_def("theirs").execute_in_process(run_config=run_config).success
+    assert len((tmp_path / "report").read_text().splitlines()) == 9
+
+
+def test_threads_of_an_asset_that_begin_at_once_open_one_archive(settings_file):
+    begin = threading.Barrier(8)
+
+    def opened(reader):
+        begin.wait()
+        return reader.archive
+
+    with (
+        build_resources({"archive": ObjectReader(settings_file=str(settings_file))}) as resources,
+        ThreadPoolExecutor(begin.parties) as pool,
+    ):
+        assert len(set(pool.map(opened, [resources.archive] * begin.parties))) == 1
+
+
+def test_a_process_that_an_asset_forks_opens_an_archive_of_its_own(settings_file):
+    with build_resources({"archive": ObjectReader(settings_file=str(settings_file))}) as resources:
+        reader = resources.archive
+        ours = reader.archive
+        child = os.fork()
+        if child == 0:
+            is_own = False
+            try:
+                is_own = reader.archive is not ours and reader.read(SOURCE, "key-003")[:6] == b"key-3."
+            finally:
+                os._exit(not is_own)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert (reader.archive, reader.read(SOURCE, "key-004")[:6]) == (ours, b"key-4.")

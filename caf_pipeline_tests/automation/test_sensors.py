@@ -1,0 +1,543 @@
+"""The sensors: what is new is planned, what has work to do is launched, and nothing is launched twice."""
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from dagster import AssetKey, DagsterEvent, DagsterEventType, DagsterRun, DagsterRunStatus, RetryPolicy
+
+from caf_pipeline import run_wiring
+from caf_pipeline.automation import launching, new_objects_tick
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.dagster_host.dagster_private import (
+    PartitionBackfill,
+    RegisteredCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
+from caf_pipeline.defs.naming import SOURCE_TAG
+from caf_pipeline.errors import BucketMissing
+from caf_pipeline.settings import StoreSettings
+from caf_pipeline.steps import chunk_steps
+from caf_pipeline_tests.steps.test_current_content import next_second
+from caf_pipeline_tests.support.dagster_private import BulkActionStatus
+from caf_pipeline_tests.support.run_contexts import archive_chunk
+from caf_pipeline_tests.support.ticks import evaluate_tick
+from caf_pipeline_tests.support.tiers import sampled
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+SOURCE = "my-source"
+ARCHIVE = "archive_my_source"
+
+
+@pytest.fixture
+def tick(pipeline):
+    """Evaluate a sensor as a tick does: (run requests, why none, cursor)."""
+
+    def evaluate(name: str, cursor: str | None = None):
+        data = evaluate_tick(pipeline, name, cursor)
+        return data.run_requests, data.skip_message, data.cursor
+
+    return evaluate
+
+
+def start_run(pipeline, job: str, status: DagsterRunStatus, **tags: str) -> str:
+    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("caf-pipeline"), "__repository__")
+    run = pipeline.instance.create_run_for_job(
+        pipeline.defs.resolve_job_def(job), status=status, tags=tags, remote_job_origin=RemoteJobOrigin(repository, job)
+    )
+    return run.run_id
+
+
+def fail_run(pipeline, chunk: str, *, begun: bool = True) -> None:
+    run_id = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTING, **{"dagster/partition": chunk})
+    if begun:
+        pipeline.instance.report_dagster_event(DagsterEvent(DagsterEventType.RUN_START.value, ARCHIVE), run_id)
+    pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(run_id))
+
+
+def backfill_of_the_job(pipeline, chunks: list[str]) -> None:
+    """Leave what `dagster job backfill` leaves, before it submits a run."""
+    pipeline.instance.add_backfill(
+        PartitionBackfill(
+            "a", BulkActionStatus.REQUESTED, from_failure=False, tags={}, backfill_timestamp=1.0, partition_names=chunks
+        )
+    )
+
+
+def test_new_objects_become_one_run_of_the_plan(pipeline, tick):
+    pipeline.put(3)
+    (request,), _, cursor = tick("new_objects_my_source")
+    assert request.run_key is None
+    assert cursor == '{"after": ""}'
+    assert pipeline.execute("plan_my_source", run_config=request.run_config).success
+    assert pipeline.ledger.account(SOURCE).claimed_objects == 3
+
+    requests, why, _ = tick("new_objects_my_source", cursor)
+    assert (requests, why) == ([], "Nothing new after ''.")
+
+
+def test_a_tick_that_lists_opens_neither_store_nor_wallet(pipeline, monkeypatch):
+    monkeypatch.setattr(run_wiring, "open_store", lambda *_: pytest.fail("the store was opened"))
+    pipeline.put(1)
+    on_jackal = replace(pipeline, settings=pipeline.settings.model_copy(update={"store": StoreSettings(kind="jackal")}))
+    (request,) = evaluate_tick(on_jackal, "new_objects_my_source").run_requests
+    assert request.run_config
+
+
+class Looks:
+    """Looks of the sensor for new objects at a bucket of which S3 lists two keys a page. `asked`: what was asked of S3."""
+
+    def __init__(self, pipeline, unruly_s3) -> None:
+        unruly_s3.page_keys = 2
+        self.asked: list[str] = []
+        unruly_s3.order(self._note, kind=None)
+        self.pipeline, self.cursor = pipeline, None
+        self.set(endpoint_url=unruly_s3.endpoint)
+
+    def _note(self, asked, answer):
+        self.asked.append(asked.kind if asked.kind != "other" else "versioning" if "versioning" in asked.query else "bucket")
+        return answer
+
+    def set(self, **changes) -> None:
+        its = self.pipeline.settings.sources[SOURCE].model_copy(update=changes)
+        self.pipeline = replace(self.pipeline, settings=self.pipeline.settings.model_copy(update={"sources": {SOURCE: its}}))
+
+    def put(self, keys: str) -> None:
+        for key in keys.split():
+            self.pipeline.bucket.put(key)
+
+    def look(self):
+        """Evaluate the next tick; return the part that it asks to plan, None where it asks for none."""
+        tick = evaluate_tick(self.pipeline, "new_objects_my_source", self.cursor)
+        self.cursor = tick.cursor
+        if not tick.run_requests:
+            return None
+        (request,) = tick.run_requests
+        return request.run_config["ops"]["my_source__s3_inventory"]["config"]
+
+    def plan(self, part) -> int:
+        """Execute a plan of a part; return how many objects are claimed then."""
+        config = {"ops": {"my_source__s3_inventory": {"config": part}}}
+        assert self.pipeline.execute("plan_my_source", run_config=config).success
+        return self.pipeline.ledger.account(SOURCE).claimed_objects
+
+
+@pytest.fixture
+def looks(pipeline, unruly_s3):
+    return Looks(pipeline, unruly_s3)
+
+
+@pytest.mark.parametrize("on_aws", [False, True])
+def test_a_look_asks_for_one_page_and_whether_the_bucket_keeps_versions_and_on_aws_for_its_region(looks, monkeypatch, on_aws):
+    monkeypatch.setattr("caf_pipeline.source.s3.source.is_aws", lambda client: on_aws)
+    looks.put("a b c d e")
+    for _ in range(3):
+        looks.look()
+        assert looks.asked == ["bucket"] * on_aws + ["versioning", "listing"]
+        looks.asked.clear()
+
+
+def test_one_new_object_is_planned_by_the_look_that_sees_it_and_only_with_its_page(looks):
+    looks.put("a b c e g h")
+    looks.plan({})
+    assert looks.look() is None
+    assert looks.cursor == '{"after": "b"}'
+    looks.put("f")
+    assert looks.look() is None
+    assert looks.look() == {"after": "e", "until": "g"}
+    assert looks.cursor == '{"after": "g"}'
+    assert looks.look() is None
+    assert looks.cursor == '{"after": ""}'
+
+
+def test_what_arrives_on_several_pages_is_one_plan_with_the_first_page_that_is_not_wholly_new(looks):
+    looks.put("a b y z")
+    looks.plan({})
+    looks.put("n0 n1 n2 n3 n4")
+    assert [looks.look() for _ in range(3)] == [None] * 3
+    part = looks.look()
+    assert part == {"after": "b", "until": "y"}
+    assert looks.plan(part) == 9
+    assert looks.look() is None
+    assert looks.cursor == '{"after": ""}'
+
+
+def test_what_arrives_at_the_end_of_a_bucket_is_one_plan_when_a_look_comes_there(looks):
+    looks.put("a b c d")
+    assert looks.look() is None
+    part = looks.look()
+    assert part == {"after": ""}
+    assert looks.cursor == '{"after": ""}'
+    assert looks.plan(part) == 4
+
+    looks.put("e f g h")
+    assert [looks.look() for _ in range(3)] == [None] * 3
+    looks.pipeline.bucket.delete("g")  # so that no page comes any more
+    looks.pipeline.bucket.delete("h")
+    assert looks.look() == {"after": "d"}
+
+
+def test_a_part_that_is_wholly_new_ends_at_its_limit_of_pages(looks, monkeypatch):
+    monkeypatch.setattr(new_objects_tick, "PART_PAGES", 3)
+    looks.put("a b c d e f g h")
+    assert [looks.look() for _ in range(3)] == [None, None, {"after": "", "until": "f"}]
+    assert looks.look() == {"after": "f"}
+
+    looks.set(watch_pages=4)  # what is asked for at each look is never more than one plan
+    looks.put("i")
+    assert looks.look() == {"after": "", "until": "h"}
+
+
+def test_a_part_that_is_wholly_new_waits_for_another_plan_of_the_source_and_is_planned_then(looks):
+    looks.put("a b c d e")
+    assert looks.look() is None
+    part = looks.cursor
+    run = start_run(looks.pipeline, "plan_my_source", DagsterRunStatus.STARTED)
+    assert looks.look() is None
+    assert looks.cursor == part
+    looks.pipeline.instance.delete_run(run)
+    assert [looks.look(), looks.look()] == [None, {"after": ""}]
+
+
+def test_a_look_that_is_cut_short_goes_on_with_its_part(looks, monkeypatch):
+    looks.set(watch_pages=10)
+    looks.put("a b c d e")
+    monkeypatch.setattr(new_objects_tick, "ENOUGH", 2)  # as if half of the time had passed
+    assert [looks.look(), looks.look(), looks.look()] == [None, None, {"after": ""}]
+
+
+def test_a_cursor_that_is_put_back_into_a_part_that_was_planned_plans_nothing_twice(looks):
+    looks.put("a b c d e")
+    looks.look()
+    rewound = looks.cursor
+    looks.look()
+    assert looks.plan(looks.look()) == 5
+    looks.cursor = rewound
+    assert looks.plan(looks.look()) == 5
+    assert looks.look() is None
+    assert looks.cursor == '{"after": ""}'
+
+
+def test_what_trickles_in_is_one_plan_each_interval_while_the_looks_go_round(looks, monkeypatch):
+    looks.put("a b d e g h")
+    looks.plan({})
+    looks.set(watch_interval_seconds=300)
+    looks.put("c")
+    assert [looks.look(), looks.look()] == [None, None]
+    assert looks.cursor == '{"after": "d", "since": "b", "pages": 1}'
+    looks.put("f")
+    assert [looks.look() for _ in range(3)] == [None] * 3  # at the end of the bucket it waits
+    assert looks.cursor == '{"after": "f", "since": "b", "pages": 2}'
+    monkeypatch.setattr(new_objects_tick, "time", SimpleNamespace(time=lambda: time.time() + 300))
+    assert looks.look() == {"after": "b"}
+    assert looks.cursor == '{"after": ""}'
+
+
+def test_a_plan_of_a_time_to_come_which_a_wrong_clock_wrote_holds_up_no_other(looks, monkeypatch):
+    looks.put("a")
+    looks.plan({})
+    looks.set(watch_interval_seconds=300)
+    looks.put("b")
+    monkeypatch.setattr(new_objects_tick, "time", SimpleNamespace(time=lambda: time.time() - 86_400))
+    assert looks.look() == {"after": ""}
+
+
+@pytest.mark.thorough
+def test_a_look_at_a_source_with_inventory_reports_plans_what_was_listed(pipeline, tick):
+    settings = pipeline.settings.sources[SOURCE].model_copy(update={"inventory": f"s3://d/{pipeline.bucket.name}/daily/"})
+    pipeline.settings.sources[SOURCE] = settings
+    pipeline.put(1)
+    (request,), _, _ = tick("new_objects_my_source")
+    assert request.run_config["ops"]["my_source__s3_inventory"]["config"] == {"after": "", "list_bucket": True}
+    assert pipeline.execute("plan_my_source", run_config=dict(request.run_config)).success
+
+
+def test_a_chunk_whose_run_died_in_its_last_step_is_launched_again(pipeline, tick):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    archive_chunk(pipeline.run_context(), chunk, until=chunk_steps.load_locations)
+    requests, _, _ = tick("launch_chunks")
+    assert [request.partition_key for request in requests] == [chunk]
+    chunk_steps.release_staging(pipeline.run_context(), chunk)
+    requests, _, _ = tick("launch_chunks")
+    assert [request.partition_key for request in requests] == [None]  # only the question whether the source is complete
+
+
+@pytest.mark.parametrize("status", [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTED])
+def test_nothing_is_planned_while_a_plan_is_queued_or_started(pipeline, tick, status):
+    pipeline.put(1)
+    run_id = start_run(pipeline, "plan_my_source", status)
+    requests, why, _ = tick("new_objects_my_source")
+    assert (requests, why) == ([], f"Run {run_id} is planning this source already.")
+
+
+def test_a_plan_that_was_created_and_never_submitted_keeps_its_source_from_a_plan_for_a_day_only(pipeline, tick, monkeypatch):
+    pipeline.put(1)
+    plan = "plan_my_source"
+    run_id = start_run(pipeline, plan, DagsterRunStatus.NOT_STARTED, **{SOURCE_TAG: SOURCE})
+    of_others = start_run(pipeline, plan, DagsterRunStatus.NOT_STARTED, **{SOURCE_TAG: "of-another-project"})
+    status = lambda run_id=run_id: pipeline.instance.get_run_by_id(run_id).status  # noqa: E731
+    tick("launch_chunks")
+    assert status() is DagsterRunStatus.NOT_STARTED  # the daemon may still go on with the tick that created it
+    assert tick("new_objects_my_source")[0] == []
+    monkeypatch.setattr(launching, "UNSUBMITTED_SECONDS", -60)
+    tick("launch_chunks")
+    assert status() is DagsterRunStatus.FAILURE
+    assert status(of_others) is DagsterRunStatus.NOT_STARTED
+    pipeline.instance.delete_run(of_others)  # it has the job's name, as no other project's has
+    assert len(tick("new_objects_my_source")[0]) == 1
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    sampled(
+        [
+            "{",
+            "null",
+            "[1]",
+            '{"after": {"my-source": 99999999999999999999}, "source": ""}',
+            '{"after": {"a": 1e999}, "source": ""}',
+            '{"after": 5}',
+            '{"after": {"a": "b"}, "source": ""}',
+            '{"after": "key-000", "since": 5, "pages": 1}',
+            '{"after": "key-000", "since": "z", "pages": 1}',
+            '{"after": "key-000", "since": "a", "pages": -1}',
+            '{"after": "key-000", "since": "a", "pages": "1"}',
+            '{"after": "key-000", "since": "a", "pages": 1e999}',
+            '{"after": "key-000", "since": "a"}',
+            '{"told by each way": {"mail": {"a": 1}}}',
+        ],
+        every=3,
+    ),
+)
+def test_a_cursor_that_was_written_by_hand_and_is_none_counts_as_empty(pipeline, tick, cursor):
+    pipeline.put(1)
+    (request,), _, _ = tick("new_objects_my_source", cursor)
+    assert request.run_config["ops"]["my_source__s3_inventory"]["config"]["after"] == ""
+    (chunk,) = pipeline.plan()
+    (request,), _, _ = tick("launch_chunks", cursor)
+    assert request.partition_key == chunk
+    assert "0 conditions in 1 source" in tick("watch_sources", cursor)[1]
+
+
+def test_a_bucket_that_is_gone_fails_the_tick_with_its_sentence(pipeline, tick):
+    pipeline.bucket.client.delete_bucket(Bucket=pipeline.bucket.name)
+    with pytest.raises(BucketMissing, match="there is no bucket"):
+        tick("new_objects_my_source")
+
+
+def test_planned_chunks_are_launched_side_by_side_up_to_the_limit(pipeline, tick):
+    pipeline.put(60)
+    chunks = pipeline.plan()
+    assert len(chunks) > 4
+    requests, _, _ = tick("launch_chunks")
+    assert [request.partition_key for request in requests] == chunks[:4]
+    assert {request.run_key for request in requests} == {None}
+
+
+@pytest.mark.parametrize("status", [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])
+def test_a_chunk_that_has_a_run_is_not_launched_again(pipeline, tick, status):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    start_run(pipeline, ARCHIVE, status, **{"dagster/partition": chunk})
+    requests, why, _ = tick("launch_chunks")
+    assert (requests, why) == ([], "1 under way, 0 waiting, 0 parked now, none to launch.")
+
+
+def test_a_chunk_that_a_backfill_will_come_to_is_left_to_it(pipeline, tick):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    backfill_of_the_job(pipeline, [chunk])
+    requests, why, _ = tick("launch_chunks")
+    assert (requests, why) == ([], "0 under way, 1 waiting, 0 parked now, none to launch.")
+
+
+def test_new_chunks_are_launched_beside_a_job_backfill_however_many_runs_it_queues_and_come_before_them(pipeline, tick):
+    pipeline.put(60)
+    *planned, new = pipeline.plan()
+    backfill_of_the_job(pipeline, planned)
+    for chunk in planned:
+        start_run(pipeline, ARCHIVE, DagsterRunStatus.QUEUED, **{"dagster/partition": chunk, "dagster/backfill": "a"})
+    assert len(planned) > pipeline.settings.runs.max_in_flight
+    (request,), _, _ = tick("launch_chunks")
+    assert (request.partition_key, request.tags["dagster/priority"]) == (new, "1")
+    jobs = [f"{what}_my_source" for what in ("plan", "audit", "prove", "repair", "repair_chunk")]
+    assert {pipeline.defs.resolve_job_def(job).tags["dagster/priority"] for job in (*jobs, "prune_events", "restore")} == {"1"}
+    assert "dagster/priority" not in pipeline.defs.resolve_job_def(ARCHIVE).tags  # whose runs may be the backfill's
+
+
+def test_a_chunk_that_failed_in_a_job_backfill_is_launched_before_the_rest_of_it_has_ended(pipeline, tick):
+    pipeline.put(60)
+    failed, *others = pipeline.plan()
+    backfill_of_the_job(pipeline, [failed, *others])
+    start_run(pipeline, ARCHIVE, DagsterRunStatus.FAILURE, **{"dagster/partition": failed, "dagster/backfill": "a"})
+    (request,), _, _ = tick("launch_chunks")
+    assert request.partition_key == failed
+
+
+def test_a_backfill_is_not_kept_open_by_a_retry_that_dagster_lost(pipeline, tick, monkeypatch):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    backfill_of_the_job(pipeline, [chunk])
+    lost, retried = {"dagster/backfill": "a", "dagster/will_retry": "true"}, {"dagster/auto_retry_run_id": "b"}
+    runs = [start_run(pipeline, ARCHIVE, DagsterRunStatus.FAILURE, **tags) for tags in (lost, lost | retried)]
+    waiting = lambda: [pipeline.instance.get_run_by_id(run).tags["dagster/will_retry"] for run in runs]  # noqa: E731
+    tick("launch_chunks")
+    assert waiting() == ["true", "true"]  # Dagster may still retry what has just failed
+    monkeypatch.setattr(launching, "RETRY_LOST_SECONDS", -60)
+    goes_on = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/backfill": "a"})
+    tick("launch_chunks")
+    assert waiting() == ["true", "true"]
+    pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(goes_on))
+    tick("launch_chunks")
+    assert waiting() == ["false", "true"]
+    assert not any(pipeline.instance.get_run_by_id(run).is_complete_and_waiting_to_retry for run in runs)
+
+
+def test_lost_retries_of_another_project_are_left_alone(pipeline, tick, monkeypatch):
+    monkeypatch.setattr(launching, "RETRY_LOST_SECONDS", -60)
+    backfill_of_the_job(pipeline, ["a-partition-of-theirs"])
+    lost = {"dagster/backfill": "a", "dagster/will_retry": "true"}
+    assets = {"theirs": AssetKey(["theirs", "caf_chunk"]), "ours": AssetKey(["my-source", "caf_chunk"])}
+    runs = {
+        name: pipeline.instance.add_run(
+            DagsterRun(job_name="__ASSET_JOB", status=DagsterRunStatus.FAILURE, tags=lost, asset_selection=frozenset({key}))
+        ).run_id
+        for name, key in assets.items()
+    }
+    runs["their job"] = pipeline.instance.add_run(
+        DagsterRun(job_name="archive_theirs", status=DagsterRunStatus.FAILURE, tags=lost)
+    ).run_id
+    tick("launch_chunks")
+    retries = {name: pipeline.instance.get_run_by_id(run).tags["dagster/will_retry"] for name, run in runs.items()}
+    assert retries == {"theirs": "true", "ours": "false", "their job": "true"}
+
+
+def test_a_chunk_whose_run_failed_waits_before_it_is_launched_again(pipeline, tick, monkeypatch):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    fail_run(pipeline, chunk)
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS)  # longer than this test takes
+    requests, why, _ = tick("launch_chunks")
+    assert (requests, why) == ([], "0 under way, 1 waiting, 0 parked now, none to launch.")
+    with monkeypatch.context() as patched:  # the clock was a day ahead when the run failed, and was set right
+        patched.setattr(launching, "time", SimpleNamespace(time=lambda: time.time() - 86_400))
+        requests, _, _ = tick("launch_chunks")
+        assert [request.partition_key for request in requests] == [chunk]
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
+    requests, _, _ = tick("launch_chunks")
+    assert [request.partition_key for request in requests] == [chunk]
+
+
+@pytest.mark.thorough
+def test_a_chunk_that_failed_too_often_is_parked_and_may_be_sent_on_its_way_again(pipeline, tick, monkeypatch):
+    from caf_pipeline.steps.chunk_steps import unpark
+
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    for _ in range(pipeline.settings.runs.attempts):
+        fail_run(pipeline, chunk, begun=False)  # no worker was there
+    (request,), _, _ = tick("launch_chunks")
+    assert request.partition_key == chunk
+    for _ in range(pipeline.settings.runs.attempts):
+        fail_run(pipeline, chunk)
+    tick("launch_chunks")
+    parked = pipeline.ledger.chunk(chunk)
+    assert parked.state is ChunkState.PARKED
+    assert "failed too often" in parked.reason
+
+    unpark(pipeline.run_context(), chunk)
+    requests, _, _ = tick("launch_chunks")
+    assert [request.partition_key for request in requests] == [chunk]
+
+
+def test_a_run_that_another_one_held_back_is_no_success_between_failures(pipeline):
+    pipeline.put(2)
+    (chunk,) = pipeline.plan()
+    fail_run(pipeline, chunk)
+    held = pipeline.run_context("another")
+    with held.lease(f"chunk/{chunk}"):
+        assert pipeline.execute(ARCHIVE, partition_key=chunk).success
+    fail_run(pipeline, chunk)
+    assert len(launching.failed_runs(launching.runs_of(pipeline.instance, [chunk])[chunk])) == 2
+
+
+@pytest.mark.thorough
+def test_an_outage_parks_no_chunk_however_many_runs_it_ends_and_other_failures_do(pipeline, monkeypatch, unruly_s3):
+    its = pipeline.settings.sources[SOURCE].model_copy(update={"endpoint_url": unruly_s3.endpoint})
+    packing = pipeline.settings.packing.model_copy(update={"request_attempts": 1})
+    settings = pipeline.settings.model_copy(update={"sources": {SOURCE: its}, "packing": packing})
+    pipeline = replace(pipeline, settings=settings)
+    monkeypatch.setattr(RetryPolicy, "calculate_delay", lambda *_: 0.0)
+    pipeline.put(2)
+    (chunk,) = pipeline.plan()
+    unruly_s3.fail(503, "SlowDown", kind=None)
+    for _ in range(settings.runs.attempts + 1):
+        assert not pipeline.execute(ARCHIVE, partition_key=chunk).success
+    runs = launching.failed_runs(launching.runs_of(pipeline.instance, [chunk])[chunk])
+    assert len(runs) == settings.runs.attempts + 1
+    assert launching._pause_seconds(runs) == 32 * 60  # the pause grows all the same
+    assert evaluate_tick(pipeline, "launch_chunks").skip_message.startswith("0 under way, 1 waiting, 0 parked now")
+
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
+    for _ in range(settings.runs.attempts - 1):
+        fail_run(pipeline, chunk)  # killed, as it were
+    (request,) = evaluate_tick(pipeline, "launch_chunks").run_requests
+    assert request.partition_key == chunk
+    fail_run(pipeline, chunk)
+    assert "1 parked now" in evaluate_tick(pipeline, "launch_chunks").skip_message
+
+    chunk_steps.unpark(pipeline.run_context(), chunk)
+    unruly_s3.well_behaved()
+    assert pipeline.execute(ARCHIVE, partition_key=chunk).success
+    assert pipeline.ledger.chunk(chunk).state is ChunkState.LOCATED
+    assert pipeline.ledger.account(SOURCE).skipped == {}
+
+
+def test_a_chunk_that_dagster_does_not_know_is_registered_and_launched(pipeline, tick):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    pipeline.instance.delete_dynamic_partition("my-source_chunks", chunk)
+    requests, _, _ = tick("launch_chunks")
+    assert [request.partition_key for request in requests] == [chunk]
+    assert pipeline.instance.has_dynamic_partition("my-source_chunks", chunk)
+
+
+def test_located_chunks_are_not_launched(pipeline, tick):
+    pipeline.put(1)
+    (chunk,) = pipeline.plan()
+    assert pipeline.execute(ARCHIVE, partition_key=chunk).success
+    requests, _, _ = tick("launch_chunks")
+    assert chunk not in [request.partition_key for request in requests]
+
+
+@pytest.mark.thorough
+def test_when_the_last_chunk_is_located_the_question_whether_the_source_is_complete_is_asked_once(pipeline, tick):
+    pipeline.put(12)
+    first, second = pipeline.plan()
+    assert pipeline.execute(ARCHIVE, partition_key=first).success
+    (request,), _, _ = tick("launch_chunks")
+    assert (request.job_name, request.partition_key) == (ARCHIVE, second)
+
+    assert pipeline.execute(ARCHIVE, partition_key=second).success
+    (request,), _, _ = tick("launch_chunks")
+    assert request.job_name == "audit_my_source"
+    assert pipeline.execute("audit_my_source").success
+    assert tick("launch_chunks")[0] == []
+
+
+@pytest.mark.thorough
+def test_a_source_that_is_found_incomplete_is_not_asked_about_again_before_a_chunk_is_located(pipeline, tick):
+    pipeline.put(2)
+    (chunk,) = pipeline.plan()
+    pipeline.bucket.delete("key-000")  # skipped, so that the source stays incomplete
+    assert pipeline.execute(ARCHIVE, partition_key=chunk).success
+    (request,), _, _ = tick("launch_chunks")
+    next_second()  # Dagster on SQLite keeps the second of a check: within the one of the chunk it would be asked once more
+    (check,) = pipeline.execute(request.job_name).get_asset_check_evaluations()
+    assert not check.passed
+    assert tick("launch_chunks")[0] == []

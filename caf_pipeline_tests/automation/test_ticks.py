@@ -1,0 +1,367 @@
+"""No tick takes long: servers that hang end it with its reason, and what it asks does not grow with what there is."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from dagster import AssetCheckEvaluation, AssetKey, SensorDefinition
+from sqlalchemy import Engine, event
+
+from caf_pipeline.automation import launch_tick, launching
+from caf_pipeline.automation.launch_tick import MOST_LAUNCHED, refused_chunks
+from caf_pipeline.automation.launching import PAGE
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.defs.build import build_defs
+from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, PlanTooSmall
+from caf_pipeline.ledger import launchable
+from caf_pipeline.ledger.database import Connection
+from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
+from caf_pipeline.ledger.waits import RunWaits
+from caf_pipeline.run_context import address_of
+from caf_pipeline.settings import SourceSettings, StoreSettings
+from caf_pipeline.steps import inventories
+from caf_pipeline_tests.automation.test_sensors import SOURCE, fail_run
+from caf_pipeline_tests.steps.test_current_content import next_second
+from caf_pipeline_tests.support.chunk_rows import set_state
+from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
+
+MANY = 20_000
+TICK_SECONDS = 10  # of a tick that waits in vain; half of it is enough for all else, also on a busy machine
+
+PLANNED = """
+    WITH plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
+        SELECT source_id, 'p' || nextval('plans_plan_id_seq'), sha256(CAST(%(source)s || random() AS bytea)), 's', 'f', 1, 1
+        FROM sources WHERE name = %(source)s RETURNING *)
+    INSERT INTO caf_files (name, source_id, plan_id, number, object_count, object_bytes, expected_size_bytes)
+    SELECT %(source)s || '-' || to_char(plan_id, 'fm00000000') || '-' || to_char(number, 'fm000000'), source_id, plan_id, number,
+        1, 1, 1000
+    FROM plan, generate_series(1, %(count)s) AS number
+"""
+
+
+def with_settings(pipeline, **changes):
+    return replace(pipeline, settings=pipeline.settings.model_copy(update=changes))
+
+
+def with_source(pipeline, **changes):
+    its = pipeline.settings.sources[SOURCE].model_copy(update=changes)
+    return with_settings(pipeline, sources={SOURCE: its})
+
+
+def plan_chunks(pipeline, source: str, count: int, *, state: str = "planned") -> None:
+    """Write a plan of so many chunks into the ledger, as far as a look at it goes."""
+    with pipeline.ledger._database.transaction() as connection:
+        connection.execute(
+            (
+                "INSERT INTO sources (name, archive_id, address) VALUES (%(source)s, %(source)s, %(address)s)"
+                " ON CONFLICT (name) DO NOTHING"
+            ),
+            {"source": source, "address": address_of(pipeline.settings.sources[source])},
+        )
+        connection.execute(PLANNED, {"source": source, "count": count})
+        if state != "planned":
+            set_state(connection, state, "plan_id = (SELECT max(plan_id) FROM plans)")
+
+
+def report_incomplete(pipeline, source: str) -> None:
+    """Let the check `source_is_complete` of a source have failed."""
+    failed = AssetCheckEvaluation(
+        asset_key=AssetKey([source, "s3_inventory"]), check_name="source_is_complete", passed=False, metadata={}
+    )
+    pipeline.instance.report_runless_asset_event(failed)
+    next_second()
+
+
+@pytest.fixture
+def statements(pipeline, monkeypatch):
+    """Every statement that a tick has sent, to the ledger or to Dagster's storage; not those of a thread that tells of waits."""
+    monkeypatch.setattr(RunWaits, "record_waits", lambda *_: None)
+    sent: list[str] = []
+
+    def seen(connection, cursor, statement, *_):
+        sent.append(statement)
+
+    execute = Connection.execute
+    monkeypatch.setattr(Connection, "execute", lambda self, query, *args: sent.append(query) or execute(self, query, *args))
+    event.listen(Engine, "before_cursor_execute", seen)
+    yield sent
+    event.remove(Engine, "before_cursor_execute", seen)
+
+
+# --- servers that hang -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_silent_jackal(pipeline, network):
+    """A planned chunk that is to be stored on Jackal, whose only node accepts connections and never answers."""
+    pipeline.put(1)
+    pipeline.plan()
+    with silent_server() as server:
+        jackal = jackal_settings(network, lcd=(server.url,))
+        yield with_settings(pipeline, store=StoreSettings(kind="jackal"), jackal=jackal), server
+
+
+@pytest.mark.thorough
+def test_a_chain_that_hangs_ends_the_tick_with_its_name_and_what_happens_next(on_silent_jackal):
+    pipeline, server = on_silent_jackal
+    tick = evaluate_tick(pipeline, "launch_chunks", tick_seconds=TICK_SECONDS)
+    assert tick.run_requests == []
+    assert tick.skip_message == (
+        f"0 under way, 0 waiting, 0 parked now, none to launch. No chunk is launched: the chain at {server.url}, or a provider"
+        f" that it lists, did not answer within {TICK_SECONDS} s. The next look asks again."
+    )
+
+
+@pytest.mark.thorough
+def test_whether_another_source_is_complete_is_asked_though_the_chain_hangs(on_silent_jackal):
+    pipeline, _ = on_silent_jackal
+    plan_chunks(pipeline, SOURCE, 1)
+    done = with_settings(pipeline, sources={**pipeline.settings.sources, "done": pipeline.settings.sources[SOURCE]})
+    report_incomplete(done, "done")
+    plan_chunks(done, "done", 1, state="located")
+    (request,) = evaluate_tick(done, "launch_chunks", tick_seconds=TICK_SECONDS).run_requests
+    assert request.job_name == "audit_done"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("cursor", ['{"after": "key-7"}', '{"after": "key-7", "since": "key-3", "pages": 2}'])
+def test_a_bucket_that_hangs_ends_the_tick_and_leaves_the_cursor_where_it_is(pipeline, cursor):
+    with silent_server() as server:
+        silent = with_source(pipeline, endpoint_url=server.url)
+        tick = evaluate_tick(silent, "new_objects_my_source", cursor, tick_seconds=TICK_SECONDS)
+        bucket = pipeline.bucket.name
+        assert tick.run_requests == []
+        assert tick.skip_message == (
+            f"bucket '{bucket}' at {server.url}, or the ledger, did not answer within {TICK_SECONDS} s. Nothing is planned by"
+            " this look; the next one begins at the same key."
+        )
+        assert tick.cursor in (None, cursor)
+        assert server.asked
+
+
+@pytest.mark.thorough
+def test_a_bucket_that_hangs_is_asked_no_second_time_while_the_first_question_is_open(pipeline):
+    with silent_server() as server:
+        silent = with_source(pipeline, endpoint_url=server.url)
+        evaluate_tick(silent, "new_objects_my_source", tick_seconds=TICK_SECONDS)
+        asked = len(server.asked)
+        tick = evaluate_tick(silent, "new_objects_my_source", tick_seconds=TICK_SECONDS)
+        assert "has not answered an earlier question yet. Nothing is planned by this look" in tick.skip_message
+        assert len(server.asked) == asked
+
+
+@pytest.mark.thorough
+def test_a_bucket_that_answers_slowly_is_gone_through_a_page_a_look(pipeline):
+    for number in range(1001):
+        pipeline.bucket.put(f"k-{number:04}")
+    seen = inventories.look_for_new(pipeline.run_context(), after=b"", max_pages=20, enough=lambda: True)
+    assert (seen.new_objects, seen.next_after) == (1000, b"k-0999")
+
+
+# --- much of everything ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_a_look_sends_as_many_statements_beside_20_000_chunks_as_beside_ten(pipeline, statements):
+    plan_chunks(pipeline, SOURCE, 10)
+    evaluate_tick(pipeline, "launch_chunks")  # what a process does once
+    statements.clear()
+    evaluate_tick(pipeline, "launch_chunks")
+    few = list(statements)
+
+    plan_chunks(pipeline, SOURCE, MANY)
+    plan_chunks(pipeline, SOURCE, MANY, state="located")
+    names = pipeline.chunks()
+    for start in range(0, len(names), 5_000):
+        pipeline.instance.add_dynamic_partitions("my-source_chunks", names[start : start + 5_000])
+    statements.clear()
+    requests = evaluate_tick(pipeline, "launch_chunks").run_requests
+    assert [request.partition_key for request in requests] == names[:4]  # the oldest first
+    assert len(statements) == len(few)
+    keys = [one for one in statements if "dynamic_partitions" in one and "SELECT" in one]
+    assert keys
+    assert all("partition IN" in one or "partition =" in one for one in keys)  # never all of them
+
+
+def test_the_ledger_finds_chunks_with_work_and_the_last_located_one_by_an_index(pipeline):
+    plan_chunks(pipeline, SOURCE, 20_000, state="located")
+    plan_chunks(pipeline, SOURCE, 20_000)
+    facts = {"sources": [SOURCE], "after": [0], "limit": PAGE, "prefix": chunk_lease("")}
+    with pipeline.ledger._database.transaction() as connection:
+        connection.execute("ANALYZE caf_files")
+        for statement, index in (
+            (launchable._LAUNCHABLE, "caf_files_under_way"),
+            (launchable._LAST_LOCATED, "caf_files_by_located"),
+        ):
+            names = {name for name in facts if f"%({name})s" in statement}
+            explained = connection.execute(f"EXPLAIN {statement}", {name: facts[name] for name in names})
+            plan = "\n".join(explained.scalars())
+            assert index in plan, plan
+            assert "Seq Scan on caf_files" not in plan
+
+
+@pytest.fixture
+def of_100_sources(pipeline):
+    its = pipeline.settings.sources[SOURCE]
+    pipeline = with_settings(pipeline, sources={f"s{number:02}": its for number in range(100)})
+    for source in pipeline.settings.sources:
+        plan_chunks(pipeline, source, 6)
+    return pipeline
+
+
+@pytest.mark.thorough
+def test_one_sensor_launches_the_chunks_of_100_sources_a_bounded_number_a_look(of_100_sources):
+    pipeline = of_100_sources
+    sensors = [one.name for one in build_defs(pipeline.settings).sensors if isinstance(one, SensorDefinition)]
+    assert [name for name in sensors if "launch" in name] == ["launch_chunks"]
+    tick = evaluate_tick(pipeline, "launch_chunks")
+    launched = [request.partition_key for request in tick.run_requests]
+    assert len(launched) == MOST_LAUNCHED
+    assert {request.job_name for request in tick.run_requests} == {f"archive_s{number:02}" for number in range(25)}
+
+
+@pytest.mark.thorough
+def test_a_look_that_has_no_time_for_all_sources_lets_the_next_one_begin_there(of_100_sources, monkeypatch):
+    begins = json.dumps({"after": {"s61": 7}, "source": "s60"})
+    with monkeypatch.context() as patched:
+        patched.setattr(launch_tick, "ENOUGH", 2)  # as if half of the time had passed
+        tick = evaluate_tick(of_100_sources, "launch_chunks", begins)
+    assert tick.run_requests == []
+    assert json.loads(tick.cursor) == json.loads(begins)
+
+
+def test_chunks_behind_many_that_wait_are_launched_by_the_next_look(pipeline, monkeypatch):
+    page = 5
+    for module in (launching, launch_tick):
+        monkeypatch.setattr(module, "PAGE", page)
+    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS)  # longer than this test takes
+    plan_chunks(pipeline, SOURCE, page + 3)
+    names = pipeline.chunks()
+    for chunk in names[:page]:
+        fail_run(pipeline, chunk)
+    tick = evaluate_tick(pipeline, "launch_chunks")
+    assert (tick.run_requests, tick.skip_message) == ([], f"0 under way, {page} waiting, 0 parked now, none to launch.")
+    tick = evaluate_tick(pipeline, "launch_chunks", tick.cursor)
+    assert [request.partition_key for request in tick.run_requests] == names[page:]
+    assert json.loads(tick.cursor) == {"after": {}, "source": ""}
+
+
+# --- which sources, and which chunks ----------------------------------------------------------------------------------
+
+
+def test_a_chunk_that_something_works_on_is_not_launched(pipeline):
+    plan_chunks(pipeline, SOURCE, 2)
+    first, second = pipeline.chunks()
+    with pipeline.run_context().lease(chunk_lease(first)):
+        requests = evaluate_tick(pipeline, "launch_chunks").run_requests
+        assert [request.partition_key for request in requests] == [second]
+
+
+def test_a_source_with_another_address_is_left_out_and_the_others_are_launched(pipeline):
+    other = SourceSettings(bucket="other", public=True)
+    pipeline = with_settings(pipeline, sources={**pipeline.settings.sources, "other": other})
+    for source in pipeline.settings.sources:
+        plan_chunks(pipeline, source, 1)
+    moved = other.model_copy(update={"bucket": "moved"})
+    pipeline = with_settings(pipeline, sources=pipeline.settings.sources | {"other": moved})
+    (request,) = evaluate_tick(pipeline, "launch_chunks").run_requests
+    assert request.job_name == "archive_my_source"
+    pipeline = with_settings(pipeline, sources={"other": moved})
+    assert (
+        "it is aws/other/ in the ledger, and aws/moved/ in the settings" in evaluate_tick(pipeline, "launch_chunks").skip_message
+    )
+
+
+def test_a_sensor_that_is_on_by_hand_launches_every_source(pipeline):
+    plan_chunks(pipeline, SOURCE, 1)
+    assert evaluate_tick(with_source(pipeline, automatic=False), "launch_chunks").run_requests
+
+
+def test_beside_an_automatic_source_the_others_are_left_out(pipeline):
+    source = pipeline.settings.sources[SOURCE]
+    sources = {"by-hand": source, "idle": source, "automatic": source.model_copy(update={"automatic": True})}
+    pipeline = with_settings(pipeline, sources=sources)
+    plan_chunks(pipeline, "by-hand", 1)
+    tick = evaluate_tick(pipeline, "launch_chunks")
+    assert tick.run_requests == []
+    assert "'by-hand'" in tick.skip_message
+    assert "'idle'" not in tick.skip_message
+    plan_chunks(pipeline, "automatic", 1)
+    (request,) = evaluate_tick(pipeline, "launch_chunks").run_requests
+    assert request.job_name == "archive_automatic"
+
+
+def requested(pipeline):
+    return [request.partition_key for request in evaluate_tick(pipeline, "launch_chunks").run_requests]
+
+
+def test_no_more_chunks_are_launched_than_staging_has_room_for(pipeline):
+    plan_chunks(pipeline, SOURCE, 4)  # each of 1,000 bytes
+    first, second, third, _ = pipeline.chunks()
+    narrow = pipeline.settings.packing.model_copy(update={"staging_limit": 2_500})
+    pipeline = with_settings(pipeline, packing=narrow)
+    assert requested(pipeline) == [first, second]
+    folder = str(pipeline.settings.staging_folder)
+    with pipeline.run_context().lease(chunk_lease(third)) as lease:
+        pipeline.ledger.reserve_staging(lease, third, folder, 1_400, 2_500)
+        assert requested(pipeline) == [first]
+    assert requested(pipeline) == [first, third]  # which has its room already
+
+
+def test_chunks_that_the_store_refuses_are_in_the_way_of_no_other(pipeline, monkeypatch):
+    other = SourceSettings(bucket="other", public=False)
+    pipeline = with_settings(pipeline, sources={**pipeline.settings.sources, "other": other})
+    plan_chunks(pipeline, "other", 3)
+    plan_chunks(pipeline, SOURCE, 1)
+    monkeypatch.setattr(launch_tick, "MOST_LAUNCHED", 2)
+
+    def refuse_private(_, unposted, *, public, waiting_bytes):
+        return (set(), "") if public else ({chunk.name for chunk in unposted}, "Not public.")
+
+    monkeypatch.setattr(launch_tick, "refused_chunks", refuse_private)
+    (name,) = requested(pipeline)
+    assert pipeline.ledger.chunk(name).source == SOURCE
+
+
+class NarrowStore:
+    """Takes up to `room` bytes; what is larger than `largest` no provider takes."""
+
+    def __init__(self, room: int, largest: int = 10**9, *, error: Exception | None = None) -> None:
+        self.room, self.largest, self.error = room, largest, error
+        self.asked: list[int] = []
+
+    def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
+        self.asked.append(stored_size_bytes)
+        if self.error:
+            raise self.error
+        if stored_size_bytes > self.largest:
+            raise ChunkTooLarge("too large", fitting_bytes=self.largest)
+        if stored_size_bytes + waiting_bytes > self.room:
+            raise PlanTooSmall("no room", fitting_bytes=self.room, hint="buy")
+
+
+def chunks_of(*sizes: int) -> list[LaunchableChunk]:
+    return [LaunchableChunk("s", "a", size, f"c{size}", ChunkState.PLANNED, size, held=False) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("store", "waiting", "refused", "why", "asked"),
+    [
+        (NarrowStore(100), 0, set(), "", [30]),
+        (NarrowStore(100), 41, {"c30"}, "no room; buy.", [30, 20]),  # others are packed, and not posted yet
+        (NarrowStore(60), 0, set(), "", [30]),
+        (NarrowStore(59), 0, {"c30"}, "no room; buy.", [30, 20]),  # each alone would fit
+        (NarrowStore(20), 0, {"c20", "c30"}, "no room; buy.", [30, 10]),
+        (NarrowStore(0), 0, {"c10", "c20", "c30"}, "no room; buy.", [30]),
+        (NarrowStore(10), 20, {"c10", "c20", "c30"}, "no room; buy.", [30]),
+        (NarrowStore(100, largest=20), 0, set(), "", [30, 20]),  # its own run withdraws what is too large
+        (NarrowStore(10, largest=20), 0, {"c20"}, "no room; buy.", [30, 20, 10]),
+        (NarrowStore(0, error=EmptyWallet("empty", hint="pay")), 0, {"c10", "c20", "c30"}, "empty; pay.", [30]),
+    ],
+)
+def test_what_the_store_has_no_room_for_waits_and_smaller_chunks_go(store, waiting, refused, why, asked):
+    found = refused_chunks(store, chunks_of(10, 20, 30), public=True, waiting_bytes=waiting)
+    assert (found, store.asked) == ((refused, why), asked)

@@ -1,0 +1,81 @@
+"""Dagster's private modules: one place imports them, and it fails when they move."""
+
+import ast
+import importlib.metadata
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
+import dagster
+import pytest
+from dagster import DefaultRunLauncher
+from dagster_postgres import PostgresEventLogStorage
+
+from caf_pipeline.dagster_host import dagster_private, logging_filters
+from caf_pipeline_tests.support import dagster_private as of_tests
+
+ROOT = Path(__file__).parents[2]
+PLACES = [
+    Path(dagster_private.__file__),
+    Path(of_tests.__file__),
+    ROOT / "demo" / "ui.py",  # of what only this program needs; loading it takes every run longer
+]
+MODULES = [
+    path for folder in ("caf_pipeline", "caf_pipeline_tests", "demo", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+]
+
+
+def private_imports(path: Path) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    if "dagster" not in text:  # to parse all takes seconds
+        return []
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found += [name for name in names if re.match(r"dagster\w*(\.\w+)*\._|dagster_shared\b", name)]
+    return found
+
+
+def test_private_names_are_imported_in_one_place_each():
+    assert len(private_imports(Path(dagster_private.__file__))) > 20  # or this looks for the wrong thing
+    assert [path for path in MODULES if path not in PLACES and private_imports(path)] == []
+    names = [name for path in PLACES for name in private_imports(path)]
+    assert len(names) == len(set(names))
+
+
+def test_they_were_read_in_the_version_that_is_pinned_and_installed():
+    pins = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    assert f"dagster=={dagster_private.READ_IN}" in pins
+    assert dagster.__version__ == importlib.metadata.version("dagster") == dagster_private.READ_IN
+
+
+@pytest.mark.parametrize("module", [dagster_private, of_tests])
+def test_every_name_exists_and_is_used(module):
+    imported = {name.rpartition(".")[2] for name in private_imports(Path(module.__file__))}
+    assert [name for name in imported if not hasattr(module, name)] == []
+    used = {word for path in MODULES if path != Path(module.__file__) for word in re.findall(r"\w+", path.read_text("utf-8"))}
+    assert imported - used == set()
+
+
+def test_what_our_classes_use_of_the_class_they_extend_exists():
+    assert callable(DefaultRunLauncher._get_grpc_client_for_termination)
+    assert isinstance(DefaultRunLauncher._instance, property)
+    assert isinstance(PostgresEventLogStorage._instance, property)
+    assert callable(PostgresEventLogStorage._allocate_concurrency_slots)
+
+
+def test_what_comments_say_of_a_version_of_dagster_was_read_in_this_one():
+    named = {(path.name, version) for path in MODULES for version in re.findall(r"\b1\.\d\d\.\d+\b", path.read_text("utf-8"))}
+    assert {version for _, version in named} == {dagster_private.READ_IN}, sorted(named)
+
+
+@pytest.mark.parametrize("logger", logging_filters._LEFT_OUT)
+def test_a_logger_whose_lines_are_left_out_is_still_one_of_dagsters_modules(logger):
+    daemon = logger.startswith("dagster.daemon.")  # named after a class, not a module
+    assert daemon or importlib.util.find_spec(logger)

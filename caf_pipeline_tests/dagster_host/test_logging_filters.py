@@ -1,0 +1,85 @@
+"""What Dagster's programs say: everything but what is not for the user."""
+
+import contextlib
+import logging
+
+import pytest
+from sqlalchemy import NullPool, QueuePool, SingletonThreadPool, create_engine, text
+
+from caf_pipeline.dagster_host.logging_filters import add_logging_filters
+from caf_pipeline_tests.support.dagster_private import DagsterUserCodeProcessError, SerializableErrorInfo
+
+NOT_FOR_USERS = [
+    ("dagster", "Found a dagster instance configuration value (dagster.yaml) in the current folder, but your DAGSTER_HOME …"),
+    ("dagster.daemon.EventLogConsumerDaemon", "No cursor for event type DagsterEventType.RUN_FAILURE, ignoring older events"),
+    ("dagster._core.execution.plan.active", "Blocking asset check 'x' emitted no result in step 'y'; downstream step 'z' will …"),
+]
+
+
+@pytest.fixture(autouse=True)
+def filtered(monkeypatch):
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    add_logging_filters()
+    add_logging_filters()
+    yield
+    for name, _ in NOT_FOR_USERS:
+        assert len(logging.getLogger(name).filters) == 1
+
+
+@pytest.mark.parametrize(("logger", "message"), NOT_FOR_USERS)
+def test_what_is_not_for_the_user_is_left_out(caplog, logger, message):
+    logging.getLogger(logger).warning(message)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("logger", [logger for logger, _ in NOT_FOR_USERS])
+def test_every_other_warning_is_said(caplog, logger):
+    logging.getLogger(logger).warning("the disk is full")
+    assert caplog.messages == ["the disk is full"]
+
+
+def fail_tick(error: str) -> None:
+    """Log a failed tick as the daemon of Dagster 1.13.27 does, twice."""
+    cause = SerializableErrorInfo(f"{error}\n", [], error.partition(":")[0])
+    logger = logging.getLogger("dagster.daemon.SensorDaemon")
+    try:
+        raise DagsterUserCodeProcessError.from_error_info(SerializableErrorInfo("SensorExecutionError", ["trace"], None, cause))
+    except DagsterUserCodeProcessError:
+        logger.error("Sensor tick caught an error", exc_info=True)
+        logger.error("Sensor daemon caught an error for sensor new_objects_demo", exc_info=True)
+
+
+def test_a_tick_that_fails_by_an_error_of_ours_is_one_sentence(caplog):
+    fail_tick("caf_pipeline.errors.SourceDenied: there are no usable credentials for bucket 'demo': none were found")
+    (said,) = caplog.records
+    assert said.message.endswith(
+        "for sensor new_objects_demo: there are no usable credentials for bucket 'demo': none were found"
+    )
+    assert said.exc_info is None
+
+
+def test_a_tick_that_fails_by_a_fault_keeps_its_tracebacks(caplog):
+    fail_tick("KeyError: 'x'")
+    assert [bool(record.exc_info) for record in caplog.records] == [True, True]
+
+
+@pytest.mark.parametrize("kind", [NullPool, QueuePool, SingletonThreadPool])
+def test_an_interrupt_while_a_connection_goes_back_to_its_pool_is_raised_and_logs_no_traceback(caplog, monkeypatch, kind):
+    def close_one(raised: BaseException) -> None:
+        engine = create_engine("sqlite://", poolclass=kind)
+        connection = engine.connect()
+        connection.execute(text("SELECT 1"))
+        connection.commit()
+
+        def fail(*_) -> None:
+            raise raised
+
+        monkeypatch.setattr(engine.dialect, "do_rollback", fail)
+        connection.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        close_one(KeyboardInterrupt())
+    assert caplog.messages == []
+    with contextlib.suppress(OSError):  # what the pool does of it is its own affair
+        close_one(OSError("the disk is gone"))
+    assert caplog.messages

@@ -1,0 +1,375 @@
+"""Jobs and checks that look after what is stored: every look stands at its chunk's partition, damage is shown and mended."""
+
+from dataclasses import replace
+
+import pytest
+from dagster import (
+    AssetCheckKey,
+    AssetCheckSeverity,
+    AssetKey,
+    DagsterRunStatus,
+    build_schedule_context,
+)
+from pydantic import SecretStr
+
+from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.defs.build import build_defs
+from caf_pipeline.errors import ChainUnreachable
+from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.ledger.records import chunk_lease
+from caf_pipeline.settings import Settings, SourceSettings, StoreSettings
+from caf_pipeline.store.jackal.chain import Chain
+from caf_pipeline_tests.contracts.transaction_log import commit, signed
+from caf_pipeline_tests.support.dagster_private import AssetCheckExecutionRecordStatus
+from caf_pipeline_tests.support.jackal_command_line import new_wallet
+from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.run_contexts import archive_chunk
+from caf_pipeline_tests.support.ticks import evaluate_tick
+
+pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
+
+ARCHIVE, PROVE, REPAIR = "archive_my_source", "prove_my_source", "repair_my_source"
+CHUNK = AssetKey(["my-source", "stored_chunk"])
+PROVEN = AssetCheckKey(CHUNK, "chunk_is_proven")
+PASSED, FAILED = AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED
+
+
+@pytest.fixture
+def archived(pipeline):
+    """A source of some chunks in a folder, all located: by the steps of a run, since a run of each takes seconds."""
+    pipeline.put(30)
+    for chunk in pipeline.plan():
+        archive_chunk(pipeline.run_context(), chunk)
+    return pipeline
+
+
+@pytest.fixture
+def on_jackal(pipeline, network):
+    """The pipeline, with its store on a Jackal network."""
+    store, jackal = StoreSettings(kind="jackal"), jackal_settings(network)
+    return replace(pipeline, settings=pipeline.settings.model_copy(update={"store": store, "jackal": jackal}))
+
+
+def with_jackal(pipeline, **changes):
+    jackal = pipeline.settings.jackal.model_copy(update=changes)
+    return replace(pipeline, settings=pipeline.settings.model_copy(update={"jackal": jackal}))
+
+
+def shown(pipeline) -> dict[str, AssetCheckExecutionRecordStatus]:
+    """What the UI shows of the check for each partition."""
+    infos = pipeline.instance.event_log_storage.get_asset_check_partition_info([PROVEN])
+    return {info.partition_key: info.latest_execution_status for info in infos}
+
+
+def stored_file(pipeline, chunk: str):
+    """The file of a chunk in the folder store."""
+    return pipeline.settings.store.folder / "chunks" / f"{pipeline.ledger.chunk(chunk).merkle_root.hex()}.caf"
+
+
+def lose(pipeline, chunk: str) -> None:
+    """Let the folder store lose the end of a chunk."""
+    stored_file(pipeline, chunk).write_bytes(b"cut off")
+
+
+# --- the proof watch -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_one_run_proves_many_chunks_and_each_result_stands_at_its_own_partition(archived):
+    result = archived.execute(PROVE)
+    assert result.success
+    assert shown(archived) == dict.fromkeys(archived.chunks(), PASSED)
+
+
+@pytest.mark.thorough
+def test_a_result_is_tied_to_the_partitions_latest_materialization(pipeline):
+    pipeline.put(12)
+    chunks = pipeline.plan()
+    for chunk in chunks:
+        assert pipeline.execute(ARCHIVE, partition_key=chunk).success
+    pipeline.execute(PROVE)
+    infos = pipeline.instance.event_log_storage.get_asset_check_partition_info([PROVEN])
+    assert len(infos) == len(chunks) > 0
+    assert all(
+        info.latest_target_materialization_storage_id == info.latest_materialization_storage_id is not None for info in infos
+    )
+
+
+@pytest.mark.thorough
+def test_a_run_looks_at_no_more_than_the_setting_says_and_the_next_goes_on(archived):
+    bounded = with_jackal(archived, prove_per_run=3)
+    bounded.execute(PROVE)
+    assert len(shown(archived)) == 3
+    bounded.execute(PROVE)
+    assert set(shown(archived)) == set(archived.chunks())
+
+
+def test_wrong_bytes_fail_the_check_of_that_partition_and_mark_the_chunk(archived):
+    first, *others = archived.chunks()
+    file = stored_file(archived, first)
+    file.write_bytes(bytes(byte ^ 0xFF for byte in file.read_bytes()))
+    result = archived.execute(PROVE)
+    assert result.success  # the watch did its work; what it found stands at the partition
+    assert shown(archived) == dict.fromkeys(others, PASSED) | {first: FAILED}
+    assert archived.chunks(ChunkState.DAMAGED) == [first]
+
+
+@pytest.mark.thorough
+def test_an_unverified_chunk_is_a_warning_and_stays_located(on_jackal):
+    on_jackal.put(1, size_bytes=10)
+    (chunk,) = on_jackal.plan()
+    assert on_jackal.execute(ARCHIVE, partition_key=chunk).success
+    assert on_jackal.execute(PROVE).success
+    (record,) = on_jackal.instance.event_log_storage.get_asset_check_execution_history(PROVEN, limit=1)
+    evaluation = record.event.dagster_event.event_specific_data
+    assert (evaluation.passed, evaluation.severity) == (False, AssetCheckSeverity.WARN)
+    assert evaluation.description.startswith("unverified: ")
+    assert on_jackal.chunks(ChunkState.LOCATED) == [chunk]
+
+
+@pytest.mark.thorough
+def test_one_partition_can_be_proven_by_itself(archived):
+    first, *_ = archived.chunks()
+    job = archived.defs.resolve_job_def("__ASSET_JOB")
+    result = job.get_subset(asset_selection=set(), asset_check_selection={PROVEN}).execute_in_process(
+        instance=archived.instance, partition_key=first, raise_on_error=False
+    )
+    assert result.success
+    assert shown(archived) == {first: PASSED}
+
+
+@pytest.mark.thorough
+def test_nothing_is_looked_at_while_everything_is_paused(archived):
+    archived.ledger.controls().set("paused", "network maintenance")
+    assert archived.execute(PROVE).success
+    assert shown(archived) == {}
+
+
+# --- repairs ---------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_chunks_are_repaired_and_their_partitions_shown_as_sound(archived):
+    first, *_ = archived.chunks()
+    lose(archived, first)
+    archived.execute(PROVE)
+    assert archived.execute(REPAIR).success
+    assert archived.chunks(ChunkState.DAMAGED) == []
+    assert shown(archived)[first] is PASSED
+
+
+@pytest.mark.thorough
+def test_a_run_repairs_no_more_than_it_is_told(archived):
+    for chunk in archived.chunks():
+        lose(archived, chunk)
+    archived.execute(PROVE)
+    config = {"ops": {"my_source__repair_chunks": {"config": {"limit": 1}}}}
+    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    assert archived.execute(REPAIR, run_config=config | quiet).success
+    assert len(archived.chunks(ChunkState.DAMAGED)) == len(archived.chunks()) - 1
+
+
+def test_a_limit_that_lets_no_chunk_be_repaired_is_refused_in_one_sentence(pipeline):
+    config = {"ops": {"my_source__repair_chunks": {"config": {"limit": 0}}}}
+    (failed,) = [event for event in pipeline.execute(REPAIR, run_config=config).all_events if event.is_step_failure]
+    assert failed.step_failure_data.user_failure_data.description == "'limit' is 0: a run repairs one chunk at least"
+
+
+@pytest.mark.thorough
+def test_one_chunk_that_is_held_or_beyond_repair_does_not_keep_the_others(archived):
+    first, second, *_ = archived.chunks()
+    for chunk in (first, second):
+        lose(archived, chunk)
+    archived.execute(PROVE)
+    other = archived.run_context("another run")
+    with other.ledger.lease(chunk_lease(first), other.holder):
+        result = archived.execute(REPAIR)
+    assert result.success
+    assert archived.chunks(ChunkState.DAMAGED) == [first]
+    (output,) = [event.step_output_data for event in result.all_events if event.is_successful_output]
+    assert {name: value.value for name, value in output.metadata.items()} == {"repaired": 1, "left": 1}
+
+
+@pytest.mark.thorough
+def test_one_partition_can_be_repaired_by_itself(archived):
+    first, second, *_ = archived.chunks()
+    for chunk in (first, second):
+        lose(archived, chunk)
+    archived.execute(PROVE)
+    assert archived.execute("repair_chunk_my_source", partition_key=second).success
+    assert archived.chunks(ChunkState.DAMAGED) == [first]
+
+
+# --- the bought space ------------------------------------------------------------------------------------------------
+
+
+def lasting(pipeline):
+    result = pipeline.execute("storage_plan_my_source")
+    assert result.success, [event.message for event in result.all_events if event.is_failure]
+    (check,) = result.get_asset_check_evaluations()
+    return check
+
+
+def test_space_that_lasts_passes_and_its_numbers_are_shown(on_jackal):
+    check = lasting(on_jackal)
+    assert (check.check_name, check.passed) == ("storage_plan_lasts", True)
+    assert check.metadata["free_bytes"].value > 0
+    assert check.metadata["days_left"].value > 300
+    assert check.metadata["looked_at"].value > 0  # shown again of later plans, it says of when it is
+
+
+def test_space_that_ends_soon_is_an_error(on_jackal, network):
+    wallet = new_wallet()
+    network.grant(wallet.address, 10**9, days=5)
+    check = lasting(with_jackal(on_jackal, mnemonic=SecretStr(wallet.words)))
+    assert (check.passed, check.severity.value) == (False, "ERROR")
+    assert "in 5.0 days: caf jackal buy --bytes 1000000000 --days 60" in check.description
+
+
+def test_a_near_end_is_an_error_while_the_chain_is_away(on_jackal, network, monkeypatch):
+    wallet = new_wallet()
+    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+    network.grant(wallet.address, 10**9, days=5)
+    lasting(mine)
+
+    def away(*_):
+        raise ChainUnreachable("no node answers")
+
+    monkeypatch.setattr(Chain, "confirmed_plan", away)
+    check = lasting(mine)
+    assert (check.passed, check.severity.value) == (False, "ERROR")
+    assert "no node answers" in check.description
+
+
+def test_an_end_that_moved_earlier_is_an_error_until_it_is_bought_back(on_jackal, network):
+    wallet = new_wallet()
+    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+    network.grant(wallet.address, 2 * 10**9, days=365)
+    assert lasting(mine).passed
+    network.grant(wallet.address, 10**9, days=100)
+    for _ in range(2):
+        check = lasting(mine)
+        assert (check.passed, check.severity.value) == (False, "ERROR")
+        assert "caf jackal buy --bytes 2000000000 --days 365" in check.description
+    network.grant(wallet.address, 2 * 10**9, days=366)
+    assert lasting(mine).passed
+
+
+def test_a_wallet_without_space_is_a_warning(on_jackal):
+    check = lasting(with_jackal(on_jackal, mnemonic=SecretStr(new_wallet().words)))
+    assert (check.passed, check.description) == (False, "No space was bought yet: caf jackal buy --bytes 1000000000 --days 60.")
+
+
+def test_chunks_stored_without_a_plan_are_an_error(on_jackal, network, monkeypatch):
+    wallet = new_wallet()
+    network.fund(wallet.address, 10**9)
+    network.grant(wallet.address, 10**9)
+    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+    mine.put(1)
+    (chunk,) = mine.plan()
+    archive_chunk(context := mine.run_context(), chunk)
+    context.close()
+    monkeypatch.setattr(Chain, "confirmed_plan", lambda chain, _: (None, chain.now()))
+    check = lasting(mine)
+    assert (check.passed, check.severity.value) == (False, "ERROR")
+    assert "1 chunk stored: caf jackal buy --bytes 1000000000" in check.description
+
+
+def test_a_pending_purchase_explains_an_earlier_end(on_jackal, network):
+    wallet = new_wallet()
+    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+    network.grant(wallet.address, 2 * 10**9, days=365)
+    assert lasting(mine).passed
+    network.grant(wallet.address, 2 * 10**9, days=100)
+    purchase = signed(50, account=f"{network.chain_id}/{wallet.address}", purpose="buy")
+    commit(mine.ledger.transactions(this_process("a test")), purchase)
+    assert lasting(mine).passed
+
+
+@pytest.mark.thorough
+def test_what_is_planned_must_fit_the_space(on_jackal, network):
+    wallet = new_wallet()
+    network.fund(wallet.address, 10**9)
+    network.grant(wallet.address, 100_000)
+    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+    mine.put(30)
+    mine.plan()
+    check = lasting(mine)
+    assert not check.passed
+    assert "100,000 are free" in check.description
+
+
+# --- by themselves ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["new_objects_my_source", "launch_chunks"])
+def test_nothing_is_launched_while_everything_is_paused_and_the_tick_says_why(pipeline, name):
+    pipeline.put(3)
+    pipeline.plan()
+    pipeline.put(1, prefix="new")
+    pipeline.ledger.controls().set("paused", "network maintenance")
+    tick = evaluate_tick(pipeline, name)
+    assert tick.run_requests == []
+    assert tick.skip_message == "Paused: network maintenance. `caf resume` ends it."
+
+
+def started(kind: str = "jackal", **its) -> dict[str, bool]:
+    """Which sensors and schedules are on by default."""
+    defs = build_defs(Settings(store=StoreSettings(kind=kind), sources={"a": SourceSettings(bucket="b", **its)}))
+    return {entry.name: entry.default_status.value == "RUNNING" for entry in (*defs.sensors, *defs.schedules)}
+
+
+READ_ONLY = {"watch_sources": True, "prove_a_hourly": True, "storage_plan_a_hourly": True, "prune_events_daily": False}
+
+
+def test_nothing_archives_or_pays_by_itself_by_default():
+    off = dict.fromkeys(("new_objects_a", "launch_chunks", "reconcile_a_daily"), False)
+    assert started() == {**READ_ONLY, **off, "audit_a_daily": True}
+
+
+def test_an_automatic_source_is_planned_and_archived_by_itself():
+    on = dict.fromkeys(("new_objects_a", "launch_chunks", "reconcile_a_daily"), True)
+    assert started(automatic=True) == {**READ_ONLY, **on, "audit_a_daily": False}
+    assert not started(automatic=True, watch_interval_seconds=0)["new_objects_a"]
+
+
+def test_no_second_run_of_the_watch_begins_beside_one_that_takes_longer_than_an_hour(on_jackal):
+    schedule = on_jackal.defs.resolve_schedule_def("prove_my_source_hourly")
+    context = build_schedule_context(on_jackal.instance)
+    assert len(schedule.evaluate_tick(context).run_requests) == 1
+    run = on_jackal.instance.create_run_for_job(on_jackal.defs.resolve_job_def(PROVE), status=DagsterRunStatus.STARTED)
+    tick = schedule.evaluate_tick(context)
+    assert tick.run_requests == []
+    assert tick.skip_message == f"Run {run.run_id} of {PROVE} is under way."
+
+
+def test_the_run_says_what_was_looked_at_in_bulk(on_jackal, network):
+    wallet = new_wallet()  # of its own: nothing is planned for one whose files no ledger knows
+    network.fund(wallet.address, 10**9)
+    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+    mine.put(1)
+    mine.plan()
+    result = mine.execute(PROVE)
+    assert result.success
+    (output,) = [event.step_output_data.metadata for event in result.all_events if event.is_successful_output]
+    assert (output["suspected"].value, output["listed_in_bulk"].value) == (0, 0)
+    assert output["bulk_look"].value.startswith("the lists of 0 of 0 located chunks of all sources and the proofs of 0 copies")
+    assert output["last_whole_bulk_look"].value > 0
+
+
+def test_in_a_folder_there_is_no_space_to_look_at():
+    is_on = started("directory")
+    assert "storage_plan_a_hourly" not in is_on
+    assert not is_on["prove_a_hourly"]
+
+
+def test_no_chunk_is_launched_only_to_be_refused(on_jackal, network):
+    wallet = new_wallet()
+    network.fund(wallet.address, 10**9)
+    mine = with_jackal(on_jackal, mnemonic=SecretStr(wallet.words))
+    mine.put(3)
+    mine.plan()
+    tick = evaluate_tick(mine, "launch_chunks")
+    assert tick.run_requests == []
+    assert "caf jackal buy" in tick.skip_message
+    network.grant(wallet.address, 10**9)
+    assert len(evaluate_tick(mine, "launch_chunks").run_requests) == 1

@@ -1,0 +1,21 @@
+"""The roles of sql/roles.sql in a test's database."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from caf_pipeline.ledger.schema_files import sql_folder
+
+ROLES = ("caf_reader", "caf_worker", "caf_verifier")
+
+
+@contextmanager
+def granted_roles(database_url: str) -> Iterator[Callable[[str], str]]:
+    """Grant the roles while the context lasts; yield what returns the address of the database with the rights of a role."""
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute((sql_folder() / "roles.sql").read_bytes())
+    yield lambda role: f"{database_url}&options=-c%20role%3D{role}"
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        for role in ROLES:
+            connection.execute(f"DROP OWNED BY {role}")

@@ -1,0 +1,155 @@
+"""What processes of ours do without: looks for garbage, the interpreter's own end, pandas."""
+
+import gc
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from caf_pipeline.entry import NoLooks
+
+PROGRAM = """
+import gc, weakref
+from caf_pipeline.entry import look_rarely
+
+looks = []
+gc.callbacks.append(lambda phase, info: looks.append((gc.get_threshold()[0], len(kept))) if phase == "start" else None)
+kept = []
+look_rarely()
+before = len(looks)
+while len(looks) < before + 2:
+    kept.append([])
+first, second = looks[before:]
+print(first[0] > second[0] > 700, first[1] > second[1] - first[1])
+"""
+
+
+def test_what_is_loaded_is_not_looked_at_before_the_work_begins_and_garbage_is():
+    run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert (run.stdout, run.stderr) == ("True True\n", "")
+
+
+@pytest.fixture
+def put_back():
+    """Python looks for garbage afterwards as it did before."""
+    enabled = gc.isenabled()
+    yield
+    (gc.enable if enabled else gc.disable)()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_while_modules_are_loaded_nothing_is_looked_at_and_afterwards_all_is_as_it_was(put_back, enabled):
+    (gc.enable if enabled else gc.disable)()
+    with NoLooks():
+        assert not gc.isenabled()
+    assert gc.isenabled() is enabled
+
+
+PASSED_OVER = """
+import gc
+from caf_pipeline.entry import NoLooks
+
+with NoLooks():
+    kept = [[] for _ in range(1000)]
+found = gc.get_freeze_count()
+assert found > 1000
+with NoLooks():
+    import duckdb
+assert gc.get_freeze_count() <= found
+"""
+
+
+def test_what_was_loaded_is_passed_over_by_later_looks_unless_duckdb_is_among_it():
+    run = subprocess.run([sys.executable, "-c", PASSED_OVER], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr, run.returncode) == ("", "", 0)
+
+
+LOADED_BEFORE = "import duckdb"
+LOADED_AFTER_THE_FIRST_LOOK = """
+many = [[] for _ in range(300_000)]
+assert gc.get_freeze_count() > 200_000
+import duckdb
+"""
+DUCKDB = """
+import gc, sys
+from caf_pipeline.entry import end_early, ends_with, look_rarely
+
+end_early()
+look_rarely()
+{loaded}
+cycle = [duckdb.connect(":memory:")]
+cycle += [cycle, cycle[0].sql("SELECT 1")]
+sys.exit({end})
+"""
+
+
+@pytest.mark.parametrize("end", ["ends_with(3)", "3"], ids=["at once", "as usual"])
+@pytest.mark.parametrize("loaded", [LOADED_BEFORE, LOADED_AFTER_THE_FIRST_LOOK], ids=["before", "after the first look"])
+def test_duckdb_complains_of_nothing_that_is_left_in_a_cycle_at_the_end(loaded, end):
+    run = subprocess.run(
+        [sys.executable, "-c", DUCKDB.format(loaded=loaded, end=end)], capture_output=True, text=True, check=False
+    )
+    assert (run.stdout, run.stderr, run.returncode) == ("", "", 3)
+
+
+ENDING = """
+import atexit, concurrent.futures, sys, threading, weakref
+from caf_pipeline.entry import end_early, ends_with
+
+class Left:
+    def __del__(self):
+        print("looked at", flush=True)
+
+end_early()
+left = Left()
+left.cycle = left
+atexit.register(print, "registered")
+weakref.finalize(threading, print, "finalized")
+asked = threading.Event()
+pool = concurrent.futures.ThreadPoolExecutor(1)
+pool.submit(lambda: (asked.wait(), print("worked", end=" ")))
+threading.Timer(0.1, asked.set).start()
+sys.exit({end})
+"""
+
+
+def test_a_process_ends_when_its_threads_have_and_after_all_that_was_to_be_called_at_its_end():
+    ends = {
+        end: subprocess.run([sys.executable, "-c", ENDING.format(end=end)], stdout=subprocess.PIPE, text=True, check=False)
+        for end in ("ends_with(5)", "5")
+    }
+    at_once, usual = ends.values()
+    assert (at_once.returncode, usual.returncode) == (5, 5)
+    assert at_once.stdout == "worked finalized\nregistered\n"
+    assert usual.stdout == f"{at_once.stdout}looked at\n"
+
+
+def test_output_that_cannot_be_written_at_the_end_is_no_success():
+    code = "import sys; from caf_pipeline.entry import end_early, ends_with; end_early(); print('lost'); sys.exit(ends_with(0))"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment
+        )
+    assert run.returncode == 120  # as Python itself says
+    assert "No space left" in run.stderr
+
+
+NO_PANDAS = """
+import sys
+from caf_pipeline.entry import leave_out_unused
+
+leave_out_unused()
+import duckdb, pyarrow
+
+listed = pyarrow.table({"number": [1, 2]})
+print(duckdb.sql("SELECT sum(number) FROM listed").fetchall(), "pandas" in sys.modules)
+"""
+
+
+def test_a_process_of_ours_loads_no_pandas():
+    assert importlib.util.find_spec("pandas")
+    run = subprocess.run([sys.executable, "-c", NO_PANDAS], capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == ("[(3,)] False\n", "")
