@@ -12,13 +12,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from caf_pipeline.chunk_state import (
     CLAIMING,
+    COPY_STATES,
     IN_GOOD_STANDING,
     MAY_BE_POSTED,
     UNDER_WAY,
     ChunkState,
+    CopyState,
+    copy_after,
     has_reached,
     may_move,
     require_move,
+    unparked_state,
 )
 from caf_pipeline.errors import ClaimConflict, IllegalMove, LeaseLost
 from caf_pipeline.store.protocol import Copy
@@ -101,6 +105,26 @@ def test_damage_is_repaired_or_given_up(state):
     assert may_move(S.DAMAGED, state)
 
 
+@pytest.mark.parametrize("copy", [None, *CopyState])
+def test_a_parked_chunk_goes_on_from_what_its_copy_is(copy):
+    if copy in (CopyState.DAMAGED, CopyState.EXPIRED, CopyState.RETIRED):
+        return
+    claimed = [state for state in STATES if may_move(S.PARKED, state) and is_legal(S.PARKED, state, copy)]
+    assert unparked_state(copy) in claimed
+    kept = {state for state in claimed if state in UNDER_WAY and COPY_STATES.get(state) is copy}
+    again = {S.UPLOADING} if copy is CopyState.VERIFIED else set()
+    ends = {None: {S.WITHDRAWN}, CopyState.WANTED: {S.WITHDRAWN}}.get(copy, set())
+    ends |= {S.ABANDONED} if copy in (CopyState.POSTED, CopyState.UPLOADING) else set()
+    assert set(claimed) == kept | again | ends
+
+
+def test_a_copy_past_wanted_never_lets_its_chunk_be_packed():
+    packed = {S.PLANNED, S.PACKING, S.SEALED, S.EMPTY}
+    for before, after in itertools.product(STATES, STATES):
+        for copy in set(CopyState) - {CopyState.WANTED}:
+            assert not (may_move(before, after) and after in packed and is_legal(before, after, copy)), (before, after, copy)
+
+
 def test_an_illegal_move_names_the_chunk_and_both_states():
     with pytest.raises(IllegalMove, match="chunk c is 'planned' and cannot become 'located'"):
         require_move("c", S.PLANNED, S.LOCATED)
@@ -131,6 +155,16 @@ KEYS = [f"k{n}" for n in range(6)]
 RUNS = ["run-1", "run-2"]
 
 
+def is_legal(before, after, copy):
+    """Return whether a move of nothing but states is legal."""
+    try:
+        copy_after("c", before, after, copy)
+    except IllegalMove:
+        return False
+    by_a_step = {(S.PACKING, S.SEALED), (S.PACKING, S.EMPTY), (S.POSTING, S.POSTED), (S.UPLOADING, S.VERIFIED)}
+    return may_move(before, after) and (before, after) not in by_a_step | {(S.VERIFIED, S.LOCATED)}
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """Runs that take the lease of any chunk, do any next step, and crash between any two; an operator who ends chunks.
 
@@ -142,6 +176,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger, self.database_url, self.path = ledger, database_url, path
         self.chunks = {}  # name -> keys that it claims or locates
         self.skipped = set()
+        self.past_wanted = set()
         self.leases = []  # (chunk, lease), the last of a chunk being the one that counts
         with psycopg.connect(database_url) as connection:
             connection.execute("TRUNCATE sources, claims, file_locations, leases CASCADE")
@@ -218,14 +253,27 @@ class LedgerMachine(RuleBasedStateMachine):
         return steps.get(before)
 
     @precondition(lambda self: self.leases)
-    @rule(after=st.sampled_from([S.PARKED, S.WITHDRAWN, S.ABANDONED, S.DAMAGED, S.LOCATED, S.EXPIRED]))
+    @rule(after=st.sampled_from(STATES))
     def operate(self, after):
         name, lease = self.leases[-1]
-        before = self.state(name)
-        by_loading_only = (before, after) == (S.VERIFIED, S.LOCATED)
-        if may_move(before, after) and not by_loading_only and not (before is S.PARKED and after is S.ABANDONED):
-            self.ledger.move(lease, name, before, after)
+        row = self.ledger.chunk(name)
+        if (row.state, after) == (S.SEALED, S.PACKING):  # claims again what the seal skipped
+            return
+        if is_legal(row.state, after, row.copy_state):
+            self.ledger.move(lease, name, row.state, after)
             assert self.state(name) is after
+        else:
+            with pytest.raises(IllegalMove):
+                self.ledger.move(lease, name, row.state, after)
+            assert self.ledger.chunk(name) == row
+
+    @invariant()
+    def no_copy_that_may_be_posted_is_forgotten(self):
+        rows = [self.ledger.chunk(name) for name in self.chunks]
+        past = {row.name for row in rows if row.copy_state not in (None, CopyState.WANTED)}
+        assert self.past_wanted <= past
+        assert not [row for row in rows if row.name in past and row.state in (S.PLANNED, S.PACKING, S.SEALED, S.EMPTY)]
+        self.past_wanted = past
 
     @invariant()
     def every_object_stands_where_its_chunk_is(self):
