@@ -1,0 +1,235 @@
+"""The copies of chunks on Postgres: what the database refuses, and what becomes of a copy by each way a chunk can go."""
+
+from dataclasses import replace
+
+import pytest
+
+from caf_pipeline.chunk_state import ChunkState, CopyState
+from caf_pipeline.errors import IllegalMove, LedgerError
+from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline_tests.contracts.ledger import (
+    ROOT,
+    SOURCE,
+    archive,
+    batches,
+    bring_to,
+    end,
+    holder,
+    location,
+    read_back,
+    register,
+    restore,
+    restored,
+    seal_facts,
+)
+
+S = ChunkState
+C = CopyState
+
+
+@pytest.fixture
+def ledger(database):
+    return Ledger(database, lease_seconds=1.0)
+
+
+def change(database, *statements):
+    with database.transaction() as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def copies(database):
+    """Return chunk, store, state, damage and start of each copy."""
+    with database.transaction() as connection:
+        statement = (
+            "SELECT name, store, c.state, damage, start FROM chunk_copies AS c JOIN caf_files USING (caf_file_id) ORDER BY 1"
+        )
+        return [tuple(row) for row in connection.execute(statement)]
+
+
+POSTED = "owner = 'o', start = 1, posted_at = now()"
+REFUSED = {
+    "a posted chunk that is packed again": (S.POSTED, "UPDATE caf_files SET state = 'packing'"),
+    "a posted chunk that is planned": (S.POSTED, "UPDATE caf_files SET state = 'planned'"),
+    "a posted chunk that is withdrawn": (S.POSTED, "UPDATE caf_files SET state = 'withdrawn'"),
+    "a posting chunk that is abandoned": (S.POSTING, "UPDATE caf_files SET state = 'abandoned'"),
+    "a verified chunk that is withdrawn": (S.VERIFIED, "UPDATE caf_files SET state = 'withdrawn'"),
+    "an uploaded chunk that is located": (S.UPLOADING, "UPDATE caf_files SET state = 'located', located_at = now()"),
+    "a planned chunk that is sealed": (S.PLANNED, "UPDATE caf_files SET state = 'sealed', sealed_at = now()"),
+    "a planned chunk that is located": (
+        S.PLANNED,
+        "UPDATE caf_files SET state = 'located', sealed_at = now(), located_at = now()",
+    ),
+    "a located chunk without a copy": (S.LOCATED, "DELETE FROM replicas; DELETE FROM chunk_copies"),
+    "a located chunk whose copy is uploaded": (S.LOCATED, "UPDATE chunk_copies SET state = 'uploading'"),
+    "a located chunk whose copy is retired": (S.LOCATED, "UPDATE chunk_copies SET state = 'retired'"),
+    "a sealed chunk whose copy is damaged": (S.VERIFIED, "UPDATE chunk_copies SET state = 'damaged'"),
+    "a posted copy without a place": (S.POSTED, "UPDATE chunk_copies SET start = NULL"),
+    "a wanted copy with a place": (S.SEALED, f"UPDATE chunk_copies SET {POSTED}"),
+    "a posting copy with a place": (S.POSTING, f"UPDATE chunk_copies SET {POSTED}"),
+    "a copy verified at no time": (S.UPLOADING, "UPDATE chunk_copies SET state = 'verified'"),
+    "damage of a copy that is right": (S.LOCATED, "UPDATE chunk_copies SET damage = 'why'"),
+    "a located chunk without the time": (S.LOCATED, "UPDATE caf_files SET located_at = NULL"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_the_database_refuses(ledger, database, what):
+    state, statement = REFUSED[what]
+    (chunk,) = register(ledger, ["a"])
+    if state is not S.PLANNED:
+        bring_to(ledger, chunk, state, ["a"])
+    with pytest.raises(IllegalMove):
+        change(database, *statement.split("; "))
+    assert ledger.chunk(chunk).state is state
+
+
+def test_a_planned_chunk_has_no_copy(ledger, database):
+    (chunk,) = register(ledger, ["a"])
+    insert = "INSERT INTO chunk_copies (caf_file_id, store, merkle_root, proof_type)"
+    with pytest.raises(IllegalMove, match=chunk):
+        change(database, f"{insert} SELECT caf_file_id, 's', '', 0 FROM caf_files")
+
+
+@pytest.mark.parametrize(
+    "insert",
+    [
+        "INSERT INTO replicas (caf_file_id, store, provider, proof) SELECT caf_file_id, 'another', 'p', '' FROM caf_files",
+        "INSERT INTO full_reads (caf_file_id, store, provider) SELECT caf_file_id, 'another', 'p' FROM caf_files",
+    ],
+)
+def test_what_is_known_of_no_copy_is_refused(ledger, database, insert):
+    archive(ledger, ["a"])
+    with pytest.raises(LedgerError):
+        change(database, insert)
+
+
+def test_a_copy_is_named_by_the_kind_of_the_store(ledger, database):
+    ours = archive(Ledger(database, store="directory"), ["a"])
+    chunk = archive(ledger, ["b"])
+    assert {row[:3] for row in copies(database)} == {(ours, "directory", "verified"), (chunk, "jackal", "verified")}
+
+
+def test_a_chunk_sealed_for_another_store_is_posted_in_this_one(ledger, database):
+    (chunk,) = register(ledger, ["a"])
+    bring_to(ledger, chunk, S.SEALED)
+    other = Ledger(database, store="directory", lease_seconds=1.0)
+    end(other, chunk, S.POSTING)
+    assert [row[:3] for row in copies(database)] == [(chunk, "directory", "posting")]
+
+
+def test_a_chunk_that_is_packed_again_has_no_copy_until_it_is_sealed(ledger, database):
+    (chunk,) = register(ledger, ["a"])
+    bring_to(ledger, chunk, S.SEALED)
+    end(ledger, chunk, S.PACKING)
+    assert (ledger.chunk(chunk).merkle_root, copies(database)) == (None, [])
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        ledger.seal(lease, chunk, replace(seal_facts(1), merkle_root=b"\7" * 32), [], [])
+    assert ledger.chunk(chunk).merkle_root == b"\7" * 32
+
+
+@pytest.mark.parametrize(
+    ("state", "back"),
+    [
+        (S.PLANNED, S.PLANNED),
+        (S.PACKING, S.PLANNED),
+        (S.SEALED, S.SEALED),
+        (S.POSTING, S.POSTING),
+        (S.POSTED, S.POSTED),
+        (S.UPLOADING, S.UPLOADING),
+        (S.VERIFIED, S.UPLOADING),
+    ],
+)
+def test_a_parked_chunk_keeps_its_copy_and_claims_no_more_than_that(ledger, state, back):
+    (chunk,) = register(ledger, ["a"])
+    if state is not S.PLANNED:
+        bring_to(ledger, chunk, state)
+    before = ledger.chunk(chunk)
+    end(ledger, chunk, S.PARKED)
+    parked = ledger.chunk(chunk)
+    kept = ("copy_state", "merkle_root", "owner", "start")
+    assert [getattr(parked, name) for name in kept] == [getattr(before, name) for name in kept]
+    for after in set(S) - {back, S.WITHDRAWN, S.ABANDONED, S.PACKING, state}:
+        with pytest.raises(IllegalMove):
+            end(ledger, chunk, after)
+    end(ledger, chunk, back)
+    assert ledger.chunk(chunk).state is back
+
+
+def test_a_verified_chunk_that_is_parked_is_neither_withdrawn_nor_abandoned(ledger):
+    (chunk,) = register(ledger, ["a"])
+    bring_to(ledger, chunk, S.VERIFIED)
+    end(ledger, chunk, S.PARKED)
+    for after in (S.WITHDRAWN, S.ABANDONED, S.LOCATED):
+        with pytest.raises(IllegalMove):
+            end(ledger, chunk, after)
+
+
+def test_a_chunk_given_up_for_damage_keeps_its_place_and_why(ledger, database):
+    chunk = archive(ledger, ["a"])
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        ledger.move(lease, chunk, S.LOCATED, S.DAMAGED, reason="wrong bytes")
+        ledger.move(lease, chunk, S.DAMAGED, S.WITHDRAWN, reason="beyond repair")
+    assert copies(database) == [(chunk, "jackal", "retired", "wrong bytes", 42)]
+    assert ledger.chunk(chunk).reason == "beyond repair"
+    assert ledger.unknown_posts(SOURCE) == 0
+    assert ledger.transactions(holder()).unknown_roots([ROOT], signed=True) == []
+
+
+def test_an_abandoned_chunks_post_is_known_for_good(ledger, database):
+    (chunk,) = register(ledger, ["a"])
+    bring_to(ledger, chunk, S.UPLOADING)
+    end(ledger, chunk, S.ABANDONED)
+    assert copies(database) == [(chunk, "jackal", "retired", "", 42)]
+    assert ledger.transactions(holder()).unknown_roots([ROOT], signed=True) == []
+
+
+def test_an_expired_copy_leaves_its_chunk_located_and_its_objects_not(ledger, database):
+    chunk = archive(ledger, ["a"])
+    end(ledger, chunk, S.EXPIRED)
+    assert [row[2] for row in copies(database)] == ["expired"]
+    assert ledger.locate(SOURCE, "a") is None
+    assert ledger.chunk(chunk).state is S.EXPIRED
+
+
+@pytest.mark.parametrize("fault", ["", "wrong bytes"])
+def test_a_rebuilt_chunk_is_located_and_has_its_copy(ledger, database, fault):
+    ledger.register_source(SOURCE, "id", "s3://src")
+    chunk = restored(7, ["a"])
+    restore(ledger, chunk, batches([location("a")]), [], fault=fault)
+    assert copies(database) == [(chunk.name, "jackal", "damaged" if fault else "verified", fault, 7)]
+    assert ledger.chunk(chunk.name).reason == fault
+
+
+@pytest.mark.parametrize(("state", "is_replaced"), [(S.SEALED, True), (S.POSTING, True), (S.POSTED, False), (S.VERIFIED, False)])
+def test_a_stored_file_takes_the_place_of_a_parked_chunk_only_if_that_was_not_posted(ledger, database, state, is_replaced):
+    (name,) = register(ledger, ["a"])
+    bring_to(ledger, name, state)
+    end(ledger, name, S.PARKED)
+    before = copies(database)
+    stored = replace(restored(7, ["a"]), name=name, plan=ledger.chunk(name).plan)
+    with ledger.lease(f"chunk/{name}", holder()) as lease:
+        if is_replaced:
+            assert ledger.restore_chunk(stored, batches([location("a")]), [], plan_folder="p", lease=lease) == 1
+            assert copies(database) == [(name, "jackal", "verified", "", 7)]
+        else:
+            with pytest.raises(IllegalMove):
+                ledger.restore_chunk(stored, batches([location("a")]), [], plan_folder="p", lease=lease)
+            assert copies(database) == before
+            assert ledger.chunk(name).state is S.PARKED
+
+
+def test_a_full_read_ends_with_the_copy_it_was_of(ledger, database):
+    chunk = archive(ledger, ["a"])
+    read_back(ledger, chunk)
+    assert ledger.chunk(chunk).read_back_at is not None
+    end(ledger, chunk, S.DAMAGED)
+    assert ledger.chunk(chunk).read_back_at is None
+
+
+def test_a_located_chunk_is_given_its_copy_back_only_by_a_repair(ledger):
+    chunk = archive(ledger, ["a"])
+    for after in set(S) - {S.DAMAGED, S.EXPIRED}:
+        with pytest.raises(IllegalMove):
+            end(ledger, chunk, after)
+    assert ledger.chunk(chunk).copy_state is C.VERIFIED
