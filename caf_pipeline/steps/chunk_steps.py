@@ -274,13 +274,13 @@ def _with_root_of_type(context: RunContext, lease: Lease, chunk: Chunk, proof_ty
 def _with_type_set_now(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
     """Return a chunk in `posting` with a root of the type that is set now, if it is known never to have been posted.
 
-    What was posted goes on as it is. A staged file that is lost is packed to its root first.
+    What was posted goes on as it is. A staged file that is lost or damaged is packed to its root first.
     """
     if chunk.state is not ChunkState.POSTING or chunk.proof_type == context.store.proof_type:
         return chunk
     if context.store.posted_already(to_store(context, chunk), context.ledger.transactions(context.holder)) is not None:
         return chunk
-    if not staged_is_whole(context, chunk):
+    if not staged_has_root(context, chunk):
         remove_staged(staged_path(context, chunk.name))
         if not repeat_packing(context, lease, chunk):
             return chunk

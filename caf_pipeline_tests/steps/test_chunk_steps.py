@@ -349,9 +349,10 @@ def test_a_withdrawn_chunks_objects_are_planned_again_into_another_chunk(context
     assert not set(first) & set(second)
 
 
-def test_a_parked_chunk_is_not_worked_on_until_it_is_unparked(context):
+@pytest.mark.parametrize("step", ["pack_chunk", "seal_chunk", "post_file", "upload_chunk", "verify_stored"])
+def test_a_parked_chunk_is_not_worked_on_until_it_is_unparked(context, step):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=chunk_steps.seal_chunk)
+    archive_chunk(context, name, until=getattr(chunk_steps, step))
     chunk_steps.park(context, name, "five runs failed")
     with pytest.raises(CafError, match="is parked: five runs failed"):
         chunk_steps.post_file(context, name)

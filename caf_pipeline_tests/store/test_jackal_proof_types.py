@@ -140,6 +140,24 @@ def test_a_staged_file_that_is_not_what_was_sealed_gets_no_new_root_and_is_packe
     every_object_reads_back(context)
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_bad_file_of_a_chunk_never_posted_is_packed_to_its_root(sealed, make_context, old_network, is_lost):
+    context, name = sealed
+    let_it_be_posted(context, name)
+    chunk, path = context.ledger.chunk(name), chunk_steps.staged_path(context, name)
+    if is_lost:
+        path.unlink()
+    else:
+        between = (at for at in range(chunk.stored_size_bytes) if all(not 0 <= at - o.offset < o.length for o in chunk.samples))
+        corrupt(path, at=next(between))
+    old_network.well_behaved()
+    context = make_context(0, run="run-2")
+    archive_chunk(context, name)
+    after = context.ledger.chunk(name)
+    assert (after.proof_type, after.state, after.attempts) == (0, ChunkState.LOCATED, chunk.attempts)
+    every_object_reads_back(context)
+
+
 def test_a_chunk_that_was_posted_goes_on_as_it_was_whatever_is_set_since(sealed, make_context, old_network):
     context, name = sealed
     let_it_be_posted(context, name)
