@@ -7,7 +7,6 @@ from typing import Final
 
 from psycopg.rows import tuple_row
 
-from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import LocatedCopies
 
@@ -23,7 +22,7 @@ _BEGIN = """
 _LOCATED: Final = """
     SELECT caf_file_id, CASE WHEN adopted_at IS NULL THEN archive_id END, merkle_root, owner, start,
         ARRAY(SELECT provider FROM replicas WHERE replicas.caf_file_id = chunks.caf_file_id AND listed)
-    FROM chunks JOIN sources USING (source_id) WHERE state = %s
+    FROM chunks JOIN sources USING (source_id) WHERE chunk_state = 'located' AND copy_state = 'verified'
 """
 # A look that was made since tells more than a list that may be older, and so does a move.
 _SUSPECT = """
@@ -52,7 +51,7 @@ class BulkLooks(LedgerPart):
         with self._database.transaction() as connection:
             began: datetime = connection.execute("SELECT now()").scalar_one()
             with connection.cursor("located", binary=True, row_factory=tuple_row) as cursor:
-                cursor.execute(_LOCATED, [ChunkState.LOCATED])
+                cursor.execute(_LOCATED)
                 while rows := cursor.fetchmany(_ROWS):
                     for caf_file_id, archive_id, merkle_root, owner, start, providers in rows:
                         place = (merkle_root, intern(owner), start)
@@ -86,7 +85,8 @@ class BulkLooks(LedgerPart):
         statement = """
             SELECT (SELECT whole_at FROM bulk_looks WHERE store = %(store)s) AS whole_at, (SELECT count(*)
                 FROM chunks JOIN sources USING (source_id)
-                WHERE sources.name = %(source)s AND state = 'located' AND suspected_at IS NOT NULL) AS suspected
+                WHERE sources.name = %(source)s AND chunk_state = 'located' AND copy_state = 'verified'
+                    AND suspected_at IS NOT NULL) AS suspected
             """
         with self._database.transaction() as connection:
             row = connection.execute(statement, {"store": store, "source": source}).one()

@@ -32,8 +32,11 @@ _CHUNK: Final = """
     FROM chunks JOIN sources USING (source_id) JOIN plans USING (plan_id) LEFT JOIN object_parts USING (caf_file_id)
         LEFT JOIN full_reads USING (caf_file_id, store)
 """
-_WAITING: Final = """SELECT caf_file_id FROM chunks JOIN sources USING (source_id)
-    WHERE sources.name = %(source)s AND state = %(located)s AND look_again_at <= now()
+_LOCATED: Final = "chunk_state = 'located' AND copy_state = 'verified'"
+"""The state `located`, as an index has it."""
+
+_WAITING: Final = f"""SELECT caf_file_id FROM chunks JOIN sources USING (source_id)
+    WHERE sources.name = %(source)s AND {_LOCATED} AND look_again_at <= now()
     ORDER BY look_again_at, caf_file_id LIMIT %(waiting)s"""
 RATES_ASKED: Final = 50
 RATES_NEEDED: Final = 3
@@ -76,7 +79,7 @@ _SOME_VERSIONS = """
         WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) LIMIT 1000) AS claimed
     UNION ALL SELECT version_id FROM (SELECT caf_file_id FROM chunks
             WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND state = ANY(%(good)s)
-                AND adopted_at IS NULL
+                AND chunk_state = 'located' AND adopted_at IS NULL
             ORDER BY located_at DESC LIMIT 3) AS chunks
         CROSS JOIN LATERAL (SELECT version_id FROM file_locations
             WHERE caf_file_id = chunks.caf_file_id LIMIT 1000) AS located
@@ -148,32 +151,32 @@ class Lookups(LedgerPart):
         Before them come up to `waiting` of those that wait for a look in their next proof window, which has begun.
         """
         statement = (
-            f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND state = %(located)s"
+            f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND {_LOCATED}"
             " AND unanswered_at IS NULL"
             f" ORDER BY caf_file_id IN ({_WAITING}) DESC, coalesce(checked_at, located_at), caf_file_id LIMIT %(limit)s"
         )
-        facts = {"source": source, "located": ChunkState.LOCATED, "limit": limit, "waiting": waiting}
+        facts = {"source": source, "limit": limit, "waiting": waiting}
         with self._database.transaction() as connection:
             return [_chunk(row) for row in connection.execute(statement, facts)]
 
     def suspected_chunks(self, source: str, limit: int) -> Sequence[Chunk]:
         """Return located chunks that the store's lists made suspect, those first that were looked at longest ago."""
         statement = (
-            f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND state = %(located)s"
+            f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND {_LOCATED}"
             " AND suspected_at IS NOT NULL ORDER BY coalesce(checked_at, located_at), caf_file_id LIMIT %(limit)s"
         )
         with self._database.transaction() as connection:
-            rows = connection.execute(statement, {"source": source, "located": ChunkState.LOCATED, "limit": limit})
+            rows = connection.execute(statement, {"source": source, "limit": limit})
             return [_chunk(row) for row in rows]
 
     def unanswered_chunks(self, source: str) -> Sequence[Chunk]:
         """Return located chunks with a copy that did not answer the last time; the chunk asked longest ago comes first."""
         statement = (
-            f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND state = %(located)s"
+            f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND {_LOCATED}"
             " AND unanswered_at IS NOT NULL ORDER BY unanswered_at, caf_file_id"
         )
         with self._database.transaction() as connection:
-            return [_chunk(row) for row in connection.execute(statement, {"source": source, "located": ChunkState.LOCATED})]
+            return [_chunk(row) for row in connection.execute(statement, {"source": source})]
 
     def any_object(self, chunk: str, most_bytes: int) -> Sample | None:
         """Return where one of the chunk's objects is, chosen at random from those of 1 to this many bytes; None without any.

@@ -107,7 +107,9 @@ def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int
         ) from error
 
 
-_HAS_LOCATED = "SELECT EXISTS (SELECT FROM chunks WHERE source_id = %(source_id)s AND state = ANY(%(good)s))"
+_HAS_LOCATED = (
+    "SELECT EXISTS (SELECT FROM chunks WHERE source_id = %(source_id)s AND chunk_state = 'located' AND state = ANY(%(good)s))"
+)
 # LATERAL with LIMIT: one look-up a claim. Without statistics on the claims just loaded, the planner would read all locations.
 _CLAIMED_BUT_LOCATED = """
     SELECT claims.file_path, located.name

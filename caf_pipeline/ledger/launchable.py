@@ -22,11 +22,13 @@ _LAUNCHABLE: Final = f"""
         WHERE (caf_files.source_id, caf_file_id) > (sources.source_id, asked.after) AND caf_files.source_id <= sources.source_id
             AND state IN ({_UNDER_WAY})
         ORDER BY caf_files.source_id, caf_file_id LIMIT %(limit)s) AS first
-    JOIN chunks AS found ON found.caf_file_id = first.caf_file_id
+    CROSS JOIN LATERAL (SELECT * FROM chunks WHERE chunks.caf_file_id = first.caf_file_id LIMIT 1) AS found
     ORDER BY found.caf_file_id
     """
 _UNRELEASED: Final = f"""
-    SELECT {_COLUMNS} FROM staging_reservations JOIN chunks AS found USING (caf_file_id) JOIN sources USING (source_id)
+    SELECT {_COLUMNS} FROM staging_reservations AS reserved
+    CROSS JOIN LATERAL (SELECT * FROM chunks WHERE chunks.caf_file_id = reserved.caf_file_id LIMIT 1) AS found
+    JOIN sources USING (source_id)
     WHERE state IN ('located', 'empty') AND sources.name = ANY(%(sources)s) ORDER BY found.caf_file_id LIMIT %(limit)s
     """
 _LAST_LOCATED: Final = """

@@ -64,8 +64,8 @@ _FACTS: Final = f"""
         (SELECT min(noticed_at) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS noticed_at,
         (SELECT count(*) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS noticed_keys,
         (SELECT count(*) FROM messages_set_apart AS apart WHERE apart.source_id = sources.source_id) AS messages_set_apart,
-        (SELECT count(*) FROM chunks WHERE chunks.source_id = sources.source_id AND state = 'located'
-            AND suspected_at IS NOT NULL) AS suspected_chunks,
+        (SELECT count(*) FROM chunks WHERE chunks.source_id = sources.source_id AND chunk_state = 'located'
+            AND copy_state = 'verified' AND suspected_at IS NOT NULL) AS suspected_chunks,
         (SELECT coalesce(max(unknown), 0) FROM store_looks WHERE store_looks.source_id = sources.source_id) AS unknown_posts
     FROM sources WHERE sources.name = ANY(%(sources)s)
     """
