@@ -280,6 +280,7 @@ def _with_type_set_now(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk
         return chunk
     if context.store.posted_already(to_store(context, chunk), context.ledger.transactions(context.holder)) is not None:
         return chunk
+    refuse_unknown(context)  # it gets another root
     if not staged_has_root(context, chunk):
         remove_staged(staged_path(context, chunk.name))
         if not repeat_packing(context, lease, chunk):
