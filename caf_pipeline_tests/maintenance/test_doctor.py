@@ -472,7 +472,11 @@ def wrecked(context, name, database_url):
         "INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, caf_file_id)"
         " SELECT source_id, 'stray', 'v', '', 0, 999 FROM sources",
     )
-    sql(database_url, "INSERT INTO claims SELECT source_id, 'stray', 'w', caf_file_id FROM caf_files")
+    sql(
+        database_url,
+        "INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, caf_file_id)"
+        " SELECT source_id, 'stray', 'w', '', 0, caf_file_id FROM caf_files",
+    )
     killed("lease", database_url, "plan/src", LONG)
     killed("lease", database_url, f"chunk/{name}", LONG)
 
