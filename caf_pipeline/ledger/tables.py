@@ -236,7 +236,7 @@ WAITS: Final = Table(
     Column("ends_by", Text, nullable=False, comment="what ends the wait"),
     Column("since", TIMESTAMPTZ, nullable=False, comment="when the wait began"),
     Column("expires_at", TIMESTAMPTZ, nullable=False, comment="when the row expires unless renewed, by the database's clock"),
-    comment="What live runs wait for. A process renews its rows; rows of dead processes and expired rows do not count.",
+    comment="Waits of live runs. A process renews its rows; rows of dead processes and expired rows do not count.",
 )
 
 STAGING_RESERVATIONS: Final = Table(
@@ -293,7 +293,7 @@ FILE_LOCATIONS: Final = Table(
     Column("s3_checksum", Text, comment="S3's own checksum of the object: algorithm, colon, hexadecimal digits; NULL: not known"),
     PrimaryKeyConstraint("source_id", "file_path", "version_id", "etag", "size_bytes", "rewritten_at", "part"),
     Index("file_locations_by_chunk", "caf_file_id", postgresql_using="brin"),
-    comment="Where the archived objects are.",
+    comment="Location of each archived object.",
 )
 
 OBJECT_PARTS: Final = Table(
@@ -385,7 +385,7 @@ LOG_TIMES: Final = Table(
     Column("start_byte", BigInteger, primary_key=True, comment="first byte in the CAF, as in its location"),
     Column("first_ms", BigInteger, comment="first time, in milliseconds since 1970; NULL: not known, always searched"),
     Column("last_ms", BigInteger, comment="last time, inclusive, in milliseconds since 1970; NULL: not known"),
-    comment="First and last time of each log archive of clp-s, by which a search selects archives.",
+    comment="First and last time of each log archive of clp-s. A search selects archives by them.",
 )
 
 # What is current in the bucket
@@ -403,7 +403,7 @@ CURRENT_EXCEPTIONS: Final = Table(
         TIMESTAMPTZ,
         comment="LastModified at which S3's headers and SHA-256 were compared and equal those archived; NULL: not compared",
     ),
-    comment="What is current in the bucket at a time, if LastModified alone would give another answer.",
+    comment="Current object of a key at a time, if LastModified alone would give another answer.",
 )
 
 NOTICED_KEYS: Final = Table(
@@ -484,7 +484,7 @@ FULL_READS: Final = Table(
     Column("caf_file_id", BigInteger, ForeignKey("caf_files.caf_file_id"), primary_key=True, comment="chunk that was read"),
     Column("provider", Text, nullable=False, info=refers_to("providers.provider"), comment="provider that returned the bytes"),
     Column("read_at", TIMESTAMPTZ, nullable=False, server_default=NOW, comment="when the last byte was compared"),
-    comment="Chunks of which all stored bytes came back with the Merkle root. Only a verifier inserts here.",
+    comment="Chunks that a provider returned whole, with the right Merkle root. Only a verifier inserts here.",
 )
 
 PROVIDERS: Final = Table(
@@ -560,7 +560,7 @@ POSTS: Final = Table(
     ),
     Column("asked_at", TIMESTAMPTZ, nullable=False, server_default=NOW, comment="when the post was requested"),
     Index("posts_by_account", "account", "asked_at"),
-    comment="Messages that wait for a transaction. A row goes when its transaction is included or nobody needs the post.",
+    comment="Messages that wait for a transaction. A row goes with its transaction, or if its chunk need not be posted.",
 )
 
 TRANSACTION_POSTS: Final = Table(
