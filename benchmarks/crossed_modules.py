@@ -96,7 +96,7 @@ def crossed_by(folder: Path, command: list[str], environment: Mapping[str, str],
 
 
 def measure() -> dict[str, list[str]]:
-    """Return the crossed modules by what crossed them."""
+    """Return the modules that each command or tick crosses."""
     with tempfile.TemporaryDirectory() as name, running_moto() as endpoint:
         folder = Path(name).resolve()
         (folder / "profiler").mkdir()

@@ -1,7 +1,7 @@
 """Where the processes of this project begin. All tricks with the interpreter are here.
 
-Each has its gain: user and system CPU time, the median of ten runs with it and ten without it, in turn, on a busy machine of two
-cores (2026-11-27, Python 3.11).
+Each has its gain in user and system CPU time: the medians of ten runs with it and ten without it, in turn. The machine had two
+cores and was busy (2026-11-27, Python 3.11).
 """
 
 import atexit

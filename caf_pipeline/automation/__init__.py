@@ -1,4 +1,4 @@
-"""What sensors, schedules and jobs decide: launching, new objects, alerts, pruning, restoring, runs whose process is dead.
+"""The decisions of sensors, schedules and jobs: launching, new objects, alerts, pruning, restoring, dead runs.
 
 The definitions that Dagster loads are in `defs`. This package imports nothing of Dagster's private modules.
 """

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from caf_pipeline.errors import StagingError
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA
+from caf_pipeline.inventory.snapshot import object_versions
 from caf_pipeline.ledger.kept import KEPT_SCHEMA
 
 _IDENTITY: Final = ("version_id", "etag", "size_bytes", "rewritten_at")
@@ -104,7 +105,7 @@ def claim_batches(chunks: Mapping[int, int], identities: Iterable[pa.RecordBatch
         columns = [
             ids.take(pc.index_in(batch["chunk_number"], numbers)),
             batch["key"].cast(pa.string()),
-            *_identity(batch, batch["size_bytes"]),
+            *_identity(batch),
             batch["last_modified"],
         ]
         yield pa.record_batch(columns, names=CLAIM)
@@ -113,17 +114,16 @@ def claim_batches(chunks: Mapping[int, int], identities: Iterable[pa.RecordBatch
 def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield rows of `LOCATION` for batches of LOCATION_SCHEMA, none of which is a part of an object."""
     for batch in _gathered(batches):
-        sizes = pc.subtract(batch["end_byte"], batch["start_byte"])
-        yield pa.record_batch([batch["key"], *_identity(batch, sizes), *(batch[name] for name in _UNCHANGED)], names=LOCATION)
+        sized = batch.append_column("size_bytes", pc.subtract(batch["end_byte"], batch["start_byte"]))
+        yield pa.record_batch([batch["key"], *_identity(sized), *(batch[name] for name in _UNCHANGED)], names=LOCATION)
 
 
-def _identity(batch: pa.RecordBatch, sizes: pa.Array) -> Iterator[pa.Array]:
+def _identity(batch: pa.RecordBatch) -> Iterator[pa.Array]:
     """Yield version id, ETag, size and time of a rewrite, as the tables have them."""
     yield batch["version_id"].fill_null("")
     yield batch["etag"]
-    yield sizes
-    version = pc.binary_join_element_wise("etag", batch["etag"], sizes.cast(pa.string()), ":")
-    is_rewritten = pc.and_(batch["version_id"].is_null(), pc.not_equal(batch["object_version"], version))
+    yield batch["size_bytes"]
+    is_rewritten = pc.not_equal(batch["object_version"], object_versions(batch))
     microseconds = pc.subtract(batch["last_modified"].cast(pa.int64()), _POSTGRES_EPOCH_MICROSECONDS)
     yield pc.if_else(is_rewritten, microseconds, _NEVER)
 

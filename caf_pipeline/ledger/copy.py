@@ -37,8 +37,8 @@ SKIP: Final = {
     "last_modified": "timestamptz",
     "retry_after": "interval",
 }
-_KEY: Final = "file_path, version_id, etag, size_bytes, rewritten_at"
-"""What makes up the identity of an object, beside its source."""
+KEY: Final = "file_path, version_id, etag, size_bytes, rewritten_at"
+"""The columns that identify an object of a source in claims, skips and locations."""
 
 
 def copy_rows(connection: Connection, table: str, columns: Mapping[str, str], rows: Iterable[tuple[Any, ...]]) -> int:
@@ -192,7 +192,7 @@ def replace_stale(table: str) -> str:
     """
     return f"""
         INSERT INTO file_locations AS old SELECT * FROM {table}
-        ON CONFLICT (source_id, {_KEY}, part) DO UPDATE SET
+        ON CONFLICT (source_id, {KEY}, part) DO UPDATE SET
             caf_file_id = excluded.caf_file_id, start_byte = excluded.start_byte, end_byte = excluded.end_byte,
             last_modified = excluded.last_modified, sha256 = excluded.sha256, crc64nvme = excluded.crc64nvme,
             s3_checksum = excluded.s3_checksum
@@ -208,19 +208,19 @@ def _has_stale_rows(connection: Connection, source_id: int, caf_file_id: int) ->
 
 _DOUBLINGS: Final = 16  # an hour doubled so often is far past the cap, and far below what an interval holds
 _UPSERT_SKIPS = f"""
-    INSERT INTO skipped_objects AS old (source_id, {_KEY}, reason, detail, last_modified, caf_file_id, retry_at)
-    SELECT DISTINCT ON ({_KEY}) %(source_id)s, {_KEY}, reason, detail, last_modified, %(caf_file_id)s,
+    INSERT INTO skipped_objects AS old (source_id, {KEY}, reason, detail, last_modified, caf_file_id, retry_at)
+    SELECT DISTINCT ON ({KEY}) %(source_id)s, {KEY}, reason, detail, last_modified, %(caf_file_id)s,
         CASE WHEN reason = 'cold_storage' AND EXISTS (SELECT FROM noticed_keys WHERE noticed_keys.source_id = %(source_id)s
             AND noticed_keys.file_path = convert_to(skipping.file_path, 'UTF8') AND restored) THEN now()
             ELSE coalesce(now() + retry_after, 'infinity') END
     FROM skipping
-    ON CONFLICT (source_id, {_KEY}) DO UPDATE SET
+    ON CONFLICT (source_id, {KEY}) DO UPDATE SET
         reason = excluded.reason, detail = excluded.detail,
         last_modified = excluded.last_modified, caf_file_id = excluded.caf_file_id, times = old.times + 1, last_at = now(),
         retry_at = CASE WHEN excluded.retry_at = 'infinity' THEN excluded.retry_at
             ELSE now() + least((excluded.retry_at - now()) * power(2, least(old.times, %(doublings)s)), %(longest)s) END
     """
-_END_SKIPPED_CLAIMS = f"DELETE FROM claims WHERE caf_file_id = %(caf_file_id)s AND ({_KEY}) IN (SELECT {_KEY} FROM skipping)"
+_END_SKIPPED_CLAIMS = f"DELETE FROM claims WHERE caf_file_id = %(caf_file_id)s AND ({KEY}) IN (SELECT {KEY} FROM skipping)"
 _END_RELEASED_CLAIMS = (
     "DELETE FROM claims USING releasing WHERE claims.caf_file_id = %(caf_file_id)s"
     " AND claims.file_path = releasing.file_path"
@@ -238,9 +238,9 @@ def record_skips(connection: Connection, source_id: int, caf_file_id: int | None
 
 
 _TAKE_WAITING = f"""
-    INSERT INTO skipped_objects AS old (source_id, {_KEY}, reason, detail, last_modified, times, retry_at)
-    SELECT %(source_id)s, {_KEY}, reason, detail, last_modified, 0, %(until)s FROM skipping
-    ON CONFLICT (source_id, {_KEY}) DO UPDATE SET
+    INSERT INTO skipped_objects AS old (source_id, {KEY}, reason, detail, last_modified, times, retry_at)
+    SELECT %(source_id)s, {KEY}, reason, detail, last_modified, 0, %(until)s FROM skipping
+    ON CONFLICT (source_id, {KEY}) DO UPDATE SET
         reason = excluded.reason, detail = excluded.detail, last_modified = excluded.last_modified,
         caf_file_id = NULL, last_at = now(), retry_at = excluded.retry_at
     """
@@ -262,7 +262,7 @@ def record_waiting(connection: Connection, source_id: int, skips: Iterable[Skip]
 
 
 _WAITING_SINCE: Final = f"""
-    SELECT min(first_at) FROM skipping JOIN skipped_objects AS old USING ({_KEY})
+    SELECT min(first_at) FROM skipping JOIN skipped_objects AS old USING ({KEY})
     WHERE source_id = %(source_id)s AND old.reason = 'waiting'
     """
 
@@ -314,7 +314,8 @@ def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
         for skip in skips
     )
     count = copy_rows(connection, "skipping", SKIP, rows)
-    connection.execute("UPDATE skipping SET rewritten_at = '-infinity' WHERE rewritten_at IS NULL")  # COPY's rows cannot say it
+    # psycopg cannot send -infinity.
+    connection.execute("UPDATE skipping SET rewritten_at = '-infinity' WHERE rewritten_at IS NULL")
     return count
 
 

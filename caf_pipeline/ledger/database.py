@@ -60,7 +60,7 @@ _HINTS: Final = {
     "28": "check the user and the password in CAF_DATABASE_URL, and the server's pg_hba.conf",
     "3D": "create the database, or correct its name in CAF_DATABASE_URL",
     "closed": "open it by ALTER DATABASE … ALLOW_CONNECTIONS true, or name another one in CAF_DATABASE_URL",
-    "42501": "grant the user of CAF_DATABASE_URL CREATE on the schema and all rights on the ledger's tables",
+    "42501": "grant the user of CAF_DATABASE_URL a role of sql/roles.sql; whoever makes the tables needs CREATE on the schema",
     "25006": "CAF_DATABASE_URL must name the primary server, not a standby",
     "53100": "make room on the database's disk",
 }
@@ -384,7 +384,7 @@ def open_database(settings: Settings, waits: Waits | None = None) -> Database:
         if not current:
             with waits.waiting(
                 f"{database.description}, whose tables are made",
-                ends_by="the tables are made whole or not at all",
+                ends_by="it takes a moment; if you stop it, nothing is changed",
                 grace=UNANSWERED_SECONDS,
             ):
                 database.make_tables()

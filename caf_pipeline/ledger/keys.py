@@ -10,7 +10,7 @@ from urllib.parse import quote_from_bytes
 from psycopg.rows import args_row
 
 from caf_pipeline.inventory.objects import can_be_stored, is_supported
-from caf_pipeline.ledger.copy import GOOD
+from caf_pipeline.ledger.copy import GOOD, KEY
 from caf_pipeline.ledger.current_content import still_skipped
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import NotArchived
@@ -40,15 +40,14 @@ _NOT_ARCHIVED: Final = f"""
         WHERE file_locations.{_OF_KEY} AND state <> ALL(%(good)s)) AS known
     ORDER BY last_modified DESC NULLS LAST
 """
-_KEY: Final = "file_path, version_id, etag, size_bytes, rewritten_at"
 # What waits has a row of both while a chunk claims it.
 _COUNT_NOT_ARCHIVED: Final = f"""
     SELECT count(*) FILTER (WHERE pending) AS pending, count(*) FILTER (WHERE NOT pending) AS skipped FROM (
-        SELECT {_KEY}, true AS pending FROM claims WHERE source_id = {_SOURCE_ID} AND {{plain}}
-        UNION SELECT {_KEY}, reason = 'waiting' FROM skipped_objects
+        SELECT {KEY}, true AS pending FROM claims WHERE source_id = {_SOURCE_ID} AND {{plain}}
+        UNION SELECT {KEY}, reason = 'waiting' FROM skipped_objects
         WHERE source_id = {_SOURCE_ID} AND {{plain}} AND reason <> 'unsupported_key'
             AND (reason = 'waiting' OR {still_skipped(_SOURCE_ID)})
-        UNION SELECT {_KEY}, false FROM skipped_objects
+        UNION SELECT {KEY}, false FROM skipped_objects
         WHERE source_id = {_SOURCE_ID} AND {{encoded}} AND reason = 'unsupported_key' AND {still_skipped(_SOURCE_ID)}) AS found
 """
 

@@ -31,7 +31,7 @@ _PART: Final = {
     "end_byte": "int8",
 }
 _KEY: Final = "file_path, version_id, etag, object_bytes, rewritten_at"
-"""What makes up the identity of an object, beside its source."""
+"""The columns that identify an object of a source in `object_parts`."""
 
 # Parts of another plan keep their rows: those of this one get numbers that no other has. A plan has less than 100,000 chunks.
 # Asked once for an object: what the statement has written of it by then is passed over each time.
@@ -135,9 +135,8 @@ def _register(connection: Connection, source_id: int, plan_id: int, rows: Iterab
         " start_byte bigint, end_byte bigint) ON COMMIT DROP"
     )
     if copy_rows(connection, "splitting", _PART, rows):
-        connection.execute(
-            "UPDATE splitting SET rewritten_at = '-infinity' WHERE rewritten_at IS NULL"
-        )  # COPY's rows cannot say it
+        # psycopg cannot send -infinity.
+        connection.execute("UPDATE splitting SET rewritten_at = '-infinity' WHERE rewritten_at IS NULL")
         connection.execute(_REGISTER, {"source_id": source_id, "plan_id": plan_id})
 
 

@@ -8,7 +8,7 @@ from caf_pipeline.ledger.records import Chunk, Location, LocationRow, NotArchive
 
 
 class LocationLookups(Protocol):
-    """Finds archived objects by source and key. The methods that the ledger implements have the contract of each."""
+    """Finds archived objects by source and key. `Ledger` implements it; the docstrings of its methods say what they raise."""
 
     def sources(self) -> Sequence[str]:
         """Return the names of all sources ever registered."""

@@ -254,7 +254,7 @@ WAITS: Final = Table(
     Column("ends_by", Text, nullable=False, comment="what ends the wait"),
     Column("since", TIMESTAMPTZ, nullable=False, comment="when the wait began"),
     Column("expires_at", TIMESTAMPTZ, nullable=False, comment="when the row expires unless renewed, by the database's clock"),
-    comment="What live runs wait for. A process renews its rows; rows of dead processes and expired rows do not count.",
+    comment="Waits of live runs. A process renews its rows; rows of dead processes and expired rows do not count.",
 )
 
 STAGING_RESERVATIONS: Final = Table(
@@ -311,7 +311,7 @@ FILE_LOCATIONS: Final = Table(
     Column("s3_checksum", Text, comment="S3's own checksum of the object: algorithm, colon, hexadecimal digits; NULL: not known"),
     PrimaryKeyConstraint("source_id", "file_path", "version_id", "etag", "size_bytes", "rewritten_at", "part"),
     Index("file_locations_by_chunk", "caf_file_id", postgresql_using="brin"),
-    comment="Where the archived objects are.",
+    comment="Location of each archived object.",
 )
 
 OBJECT_PARTS: Final = Table(
@@ -403,7 +403,7 @@ LOG_TIMES: Final = Table(
     Column("start_byte", BigInteger, primary_key=True, comment="first byte in the CAF, as in its location"),
     Column("first_ms", BigInteger, comment="first time, in milliseconds since 1970; NULL: not known, always searched"),
     Column("last_ms", BigInteger, comment="last time, inclusive, in milliseconds since 1970; NULL: not known"),
-    comment="First and last time of each log archive of clp-s, by which a search selects archives.",
+    comment="First and last time of each log archive of clp-s. A search selects archives by them.",
 )
 
 # What is current in the bucket
@@ -421,7 +421,7 @@ CURRENT_EXCEPTIONS: Final = Table(
         TIMESTAMPTZ,
         comment="LastModified at which S3's headers and SHA-256 were compared and equal those archived; NULL: not compared",
     ),
-    comment="What is current in the bucket at a time, if LastModified alone would give another answer.",
+    comment="Current object of a key at a time, if LastModified alone would give another answer.",
 )
 
 NOTICED_KEYS: Final = Table(
@@ -505,7 +505,7 @@ FULL_READS: Final = Table(
     Column("read_at", TIMESTAMPTZ, nullable=False, server_default=NOW, comment="when the last byte was compared"),
     Column("opened_with", Text, comment="public key of the identity that opened it; NULL: only stored bytes were compared"),
     ForeignKeyConstraint(["caf_file_id", "store"], ["chunk_copies.caf_file_id", "chunk_copies.store"]),
-    comment="Chunks of which all stored bytes came back with the Merkle root. Only a verifier inserts here.",
+    comment="Chunks that a provider returned whole, with the right Merkle root. Only a verifier inserts here.",
 )
 
 PROVIDERS: Final = Table(
@@ -581,7 +581,7 @@ POSTS: Final = Table(
     ),
     Column("asked_at", TIMESTAMPTZ, nullable=False, server_default=NOW, comment="when the post was requested"),
     Index("posts_by_account", "account", "asked_at"),
-    comment="Messages that wait for a transaction. A row goes when its transaction is included or nobody needs the post.",
+    comment="Messages that wait for a transaction. A row goes with its transaction, or if its chunk need not be posted.",
 )
 
 TRANSACTION_POSTS: Final = Table(

@@ -1,6 +1,6 @@
-"""What a reader remembers of nodes and providers: it begins with what the ledger knows, and writes nothing there.
+"""A reader's memory of nodes and providers. It begins with the ledger's records, and writes nothing there.
 
-So reading archived objects needs no right to write. What is maintained, `run_wiring.open_jackal` records in the ledger.
+So reading archived objects needs no right to write. `run_wiring.open_jackal` opens a store that writes its records to the ledger.
 """
 
 from collections.abc import Mapping
