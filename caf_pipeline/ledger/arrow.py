@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import StagingError
+from caf_pipeline.inventory.headers import HEADERS, ObjectHeaders, headers_of
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.ledger.kept import KEPT_SCHEMA
 
@@ -25,7 +26,7 @@ CLAIM: Final = ("caf_file_id", "file_path", *_IDENTITY, "last_modified")
 _UNCHANGED: Final = ("start_byte", "end_byte", "last_modified", "sha256", "crc64nvme", "s3_checksum")
 """The columns of LOCATION_SCHEMA that `file_locations` has unchanged."""
 
-LOCATION: Final = ("file_path", *_IDENTITY, *_UNCHANGED)
+LOCATION: Final = ("file_path", *_IDENTITY, *_UNCHANGED, "header_set")
 """The columns of `file_locations` that `location_batches` gives, in its order."""
 
 SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -114,7 +115,9 @@ def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
     """Yield rows of `LOCATION` for batches of LOCATION_SCHEMA, none of which is a part of an object."""
     for batch in _gathered(batches):
         sizes = pc.subtract(batch["end_byte"], batch["start_byte"])
-        yield pa.record_batch([batch["key"], *_identity(batch, sizes), *(batch[name] for name in _UNCHANGED)], names=LOCATION)
+        yield pa.record_batch(
+            [batch["key"], *_identity(batch, sizes), *(batch[name] for name in _UNCHANGED), header_sets(batch)[0]], names=LOCATION
+        )
 
 
 def _identity(batch: pa.RecordBatch, sizes: pa.Array) -> Iterator[pa.Array]:
@@ -126,6 +129,24 @@ def _identity(batch: pa.RecordBatch, sizes: pa.Array) -> Iterator[pa.Array]:
     is_rewritten = pc.and_(batch["version_id"].is_null(), pc.not_equal(batch["object_version"], version))
     microseconds = pc.subtract(batch["last_modified"].cast(pa.int64()), _POSTGRES_EPOCH_MICROSECONDS)
     yield pc.if_else(is_rewritten, microseconds, _NEVER)
+
+
+def header_sets(batch: pa.RecordBatch) -> tuple[pa.Array, Mapping[bytes, ObjectHeaders]]:
+    """Return the name of each row's set, null if `user_metadata` is, and the distinct sets by their names.
+
+    `batch` has the columns of `HEADERS` and `user_metadata`.
+    """
+    metadata = batch["user_metadata"]
+    names = pc.binary_join(pa.ListArray.from_arrays(metadata.offsets, metadata.keys), "\0")
+    values = pc.binary_join(pa.ListArray.from_arrays(metadata.offsets, metadata.items), "\0")
+    texts = [batch[name].fill_null("") for name in HEADERS]
+    encoded = pc.binary_join_element_wise(*texts, names, values, "\0").dictionary_encode()
+    numbers = encoded.indices.to_numpy(zero_copy_only=False)
+    _, firsts = np.unique(numbers, return_index=True)
+    sets = [headers_of({name: batch[name][row].as_py() for name in (*HEADERS, "user_metadata")}) for row in firsts.tolist()]
+    ids = pa.array([one.id for one in sets], pa.binary()).take(encoded.indices)
+    known = {one.id: one for one, row in zip(sets, firsts.tolist(), strict=True) if metadata[row].is_valid}
+    return (pc.if_else(metadata.is_valid(), ids, None) if metadata.null_count else ids), known
 
 
 def write_export(what: str, path: Path, fetched: Iterable[tuple[Mapping[str, Any], Sequence[tuple[Any, ...]]]]) -> int:

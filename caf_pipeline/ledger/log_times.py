@@ -33,6 +33,12 @@ def record_log_times(connection: Connection, caf_file_id: int, logs: "Collection
         copy_rows(connection, "log_times", _COLUMNS, ((caf_file_id, *one) for one in logs))
 
 
+def forget_log_times(connection: Connection, caf_file_id: int) -> None:
+    """Delete the times of a chunk's logs."""
+    connection.execute("DELETE FROM log_times WHERE caf_file_id = %(id)s", {"id": caf_file_id})
+    connection.execute("UPDATE caf_files SET has_log_times = false WHERE caf_file_id = %(id)s", {"id": caf_file_id})
+
+
 class ArchivedLogs(LedgerPart):
     """Which objects are logs."""
 

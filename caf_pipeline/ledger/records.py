@@ -349,6 +349,7 @@ class LocationRow:
     etag: str
     last_modified: datetime
     sha256: bytes
+    header_set: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,6 +487,7 @@ class LocatedVersion:
     size_bytes: int
     chunk: str
     checksums: Mapping[str, bytes] = field(hash=False)
+    header_set: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ArchiveError, IntegrityError, StoredAlready, StoreError
 from caf_pipeline.inventory.adoption import LeftOut
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.ledger import import_chunk
 from caf_pipeline.ledger.records import posting_of
@@ -26,7 +27,6 @@ from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.retrieval.manifests import Manifests
 from caf_pipeline.retrieval.reader import fetch
-from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.store.protocol import ChunkToStore
 from caf_pipeline_tests.contracts.chunk_store import MemoryLog, corrupt

@@ -120,7 +120,7 @@ def test_a_target_size_that_fits_is_not_warned_about(context, store):
 
 
 def test_a_chunk_stays_under_the_target_that_its_plan_was_cut_at(context, store, source):
-    from caf_pipeline.source.protocol import ObjectHeaders
+    from caf_pipeline.inventory.headers import ObjectHeaders
 
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=chunk_steps.seal_chunk)

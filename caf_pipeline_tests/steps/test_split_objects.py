@@ -17,6 +17,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli import plans
 from caf_pipeline.errors import CafError, IntegrityError, NotLocated
 from caf_pipeline.inventory import cutting
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger import postgres
 from caf_pipeline.ledger.database import Database
@@ -28,7 +29,6 @@ from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.log_search import LogSearch, Period
 from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.run_context import Lazy
-from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import chunk_steps, inventories, planning, preview
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.steps.preview import preview_plan
