@@ -36,4 +36,5 @@ class ObjectHeaders:
 
 def headers_of(row: Mapping[str, Any]) -> ObjectHeaders:
     """Return the headers of a row with the columns of `HEADERS` and `user_metadata`."""
-    return ObjectHeaders(**{name: row[name] or "" for name in HEADERS}, user_metadata=dict(row["user_metadata"] or ()))
+    metadata = {name: value or "" for name, value in row["user_metadata"] or ()}
+    return ObjectHeaders(**{name: row[name] or "" for name in HEADERS}, user_metadata=metadata)

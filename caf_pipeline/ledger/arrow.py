@@ -137,16 +137,15 @@ def header_sets(batch: pa.RecordBatch) -> tuple[pa.Array, Mapping[bytes, ObjectH
     `batch` has the columns of `HEADERS` and `user_metadata`.
     """
     metadata = batch["user_metadata"]
-    names = pc.binary_join(pa.ListArray.from_arrays(metadata.offsets, metadata.keys), "\0")
-    values = pc.binary_join(pa.ListArray.from_arrays(metadata.offsets, metadata.items), "\0")
+    sides = (pa.ListArray.from_arrays(metadata.offsets, side.fill_null("")) for side in (metadata.keys, metadata.items))
     texts = [batch[name].fill_null("") for name in HEADERS]
-    encoded = pc.binary_join_element_wise(*texts, names, values, "\0").dictionary_encode()
-    numbers = encoded.indices.to_numpy(zero_copy_only=False)
-    _, firsts = np.unique(numbers, return_index=True)
-    sets = [headers_of({name: batch[name][row].as_py() for name in (*HEADERS, "user_metadata")}) for row in firsts.tolist()]
-    ids = pa.array([one.id for one in sets], pa.binary()).take(encoded.indices)
-    known = {one.id: one for one, row in zip(sets, firsts.tolist(), strict=True) if metadata[row].is_valid}
-    return (pc.if_else(metadata.is_valid(), ids, None) if metadata.null_count else ids), known
+    joined = pc.binary_join_element_wise(*texts, *(pc.binary_join(side, "\0") for side in sides), "\0")
+    encoded = pc.if_else(metadata.is_valid(), joined, None).dictionary_encode()
+    distinct = len(encoded.dictionary)
+    _, firsts = np.unique(encoded.indices.fill_null(distinct).to_numpy(), return_index=True)
+    rows = batch.select([*HEADERS, "user_metadata"]).take(pa.array(firsts[:distinct])).to_pylist()
+    sets = [(headers.id, headers) for headers in map(headers_of, rows)]
+    return pa.array([name for name, _ in sets], pa.binary()).take(encoded.indices), dict(sets)
 
 
 def write_export(what: str, path: Path, fetched: Iterable[tuple[Mapping[str, Any], Sequence[tuple[Any, ...]]]]) -> int:

@@ -180,9 +180,9 @@ def locate_pending(connection: Connection, caf_file_id: int) -> int:
     return written
 
 
-def forget_pending(connection: Connection, caf_file_id: int) -> None:
-    """Delete what the seal of a chunk wrote of its objects."""
-    connection.execute("DELETE FROM pending_locations WHERE caf_file_id = %(id)s", {"id": caf_file_id})
+def forget_pending(connection: Connection, caf_file_id: int) -> int:
+    """Delete the rows that the seal of a chunk wrote; return how many there were."""
+    return connection.execute("DELETE FROM pending_locations WHERE caf_file_id = %(id)s", {"id": caf_file_id}).rowcount
 
 
 TWICE: Final = "two chunks have this object: report it as a bug, with what 'caf status' shows of the source"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from caf_pipeline.inventory.headers import HEADERS, ObjectHeaders
@@ -10,6 +11,8 @@ from caf_pipeline.ledger.database import Connection
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from caf_pipeline.inventory.manifest import PartLocation
 
 Batches = Callable[[], "Iterable[pa.RecordBatch]"]
 """Returns the batches from the first on each time that it is called."""
@@ -27,30 +30,27 @@ _INSERT: Final = """
     """
 
 
-def record_header_sets(connection: Connection, batches: "Iterable[pa.RecordBatch]") -> None:
-    """Write the sets of objects, given as batches with the columns of `HEADERS` and `user_metadata`."""
+def record_header_sets(connection: Connection, batches: "Iterable[pa.RecordBatch]", part: "PartLocation | None" = None) -> None:
+    """Write the sets of a chunk's objects, batches of LOCATION_SCHEMA, and of its part; sets may be known, or come again."""
     from caf_pipeline.ledger.arrow import header_sets  # noqa: PLC0415 - a look-up needs no pyarrow
 
-    record_sets(connection, (headers for batch in batches for headers in header_sets(batch)[1].values()))
-
-
-def record_sets(connection: Connection, sets: Iterable[ObjectHeaders]) -> None:
-    """Write sets that may be known, or come again."""
-    connection.execute(
-        f"CREATE TEMPORARY TABLE naming ({', '.join(f'{name} {kind}' for name, kind in _COLUMNS.items())}) ON COMMIT DROP"
-    )
-    if copy_rows(connection, "naming", _COLUMNS, _rows(sets)):
+    sets = chain.from_iterable(header_sets(batch)[1].items() for batch in batches)
+    own = [(part.headers.id, part.headers)] if part is not None else []
+    columns = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
+    connection.execute(f"CREATE TEMPORARY TABLE naming ({columns}) ON COMMIT DROP")
+    if copy_rows(connection, "naming", _COLUMNS, _rows(chain(own, sets))):
         connection.execute(_INSERT)
 
 
-def _rows(sets: Iterable[ObjectHeaders]) -> Iterator[tuple[Any, ...]]:
+def _rows(sets: Iterable[tuple[bytes, ObjectHeaders]]) -> Iterator[tuple[Any, ...]]:
     sent = set[bytes]()
-    for headers in sets:
-        if headers.id not in sent:
-            if len(sent) >= _REMEMBERED:
-                sent.clear()
-            sent.add(headers.id)
-            yield headers.id, *(getattr(headers, name) for name in HEADERS), json.dumps(dict(headers.user_metadata))
+    for name, headers in sets:
+        if name in sent:
+            continue
+        if len(sent) >= _REMEMBERED:
+            sent.clear()
+        sent.add(name)
+        yield name, *(getattr(headers, column) for column in HEADERS), json.dumps(dict(headers.user_metadata))
 
 
 def read_header_sets(connection: Connection, names: Collection[bytes]) -> Mapping[bytes, ObjectHeaders]:

@@ -227,7 +227,6 @@ class ChunkImport(LedgerPart):
             caf_file_id = _write_chunk(connection, source_id, plan_id, chunk, fault, replaces=lease is not None)
             connection.execute("CREATE TEMPORARY TABLE restoring (LIKE file_locations INCLUDING DEFAULTS) ON COMMIT DROP")
             row_count = copy_location_batches(connection, "restoring", source_id, caf_file_id, rows())
-            record_header_sets(connection, rows())
             _require_count(chunk, "members", chunk.member_count, row_count + (chunk.part is not None))
             _refuse_claimed(connection, source_id, plan_id, chunk)
             written = _locate(connection, chunk)
@@ -241,6 +240,7 @@ class ChunkImport(LedgerPart):
             connection.execute(_END_SKIPS)
             _skip(connection, source_id, caf_file_id, chunk, skips)
             record_log_times(connection, caf_file_id, logs)
+            record_header_sets(connection, rows(), chunk.part)
             record_verified(connection, caf_file_id, chunk.copies)
             connection.execute(_COUNT_PLAN, {"plan_id": plan_id})
             return written

@@ -13,7 +13,6 @@ from caf_pipeline.errors import LedgerError
 from caf_pipeline.inventory.objects import is_rewritten
 from caf_pipeline.ledger.copy import copy_rows, withdraw_claims
 from caf_pipeline.ledger.database import Connection
-from caf_pipeline.ledger.header_sets import record_sets
 
 if TYPE_CHECKING:
     from caf_pipeline.inventory.manifest import PartLocation
@@ -160,6 +159,7 @@ def record_part(connection: Connection, table: str, caf_file_id: int, part: "Par
         "count": of.count,
         "first_byte": of.start_byte,
         "last_byte": of.end_byte,
+        "header_set": part.headers.id,
         **{
             name: getattr(part, name)
             for name in (
@@ -168,8 +168,6 @@ def record_part(connection: Connection, table: str, caf_file_id: int, part: "Par
             )
         },
     }
-    record_sets(connection, [part.headers])
-    facts["header_set"] = part.headers.id
     if connection.execute(_RECORD.format(table=table), facts).rowcount != 1:
         raise LedgerError(
             f"the chunk's part {of.number} of {of.count} of '{part.key}' is not the one that was planned for it",

@@ -306,9 +306,8 @@ class Ledger(
                 forget_full_read(connection, moved.caf_file_id)
             if (before, after) == (_S.DAMAGED, _S.LOCATED):
                 require_right_copy(connection, moved.caf_file_id, chunk)
-            if after not in CLAIMING or after is _S.PACKING:
+            if after is _S.PACKING or (after not in CLAIMING and before not in GOOD):
                 forget_pending(connection, moved.caf_file_id)
-            if before is _S.SEALED and after not in (_S.POSTING, _S.PARKED):
                 forget_log_times(connection, moved.caf_file_id)
             if not follow_move(connection, moved.caf_file_id, after) and after not in CLAIMING:
                 withdraw_claims(connection, [moved.caf_file_id])
@@ -356,17 +355,18 @@ class Ledger(
             record_skips(connection, moved.source_id, moved.caf_file_id, skips)
             release_claims(connection, moved.caf_file_id, released)
             record_log_times(connection, moved.caf_file_id, logs)
+            record_header_sets(connection, rows(), part)
+            written = copy_location_batches(connection, "pending_locations", moved.source_id, moved.caf_file_id, rows())
             if part is not None:
                 record_part(connection, "pending_locations", moved.caf_file_id, part)
-            if follow_move(connection, moved.caf_file_id, after):
-                return
-            record_header_sets(connection, rows())
-            written = copy_location_batches(connection, "pending_locations", moved.source_id, moved.caf_file_id, rows())
+                written += 1
             if written != seal.member_count:
                 raise LedgerError(
                     f"chunk {chunk} has {counted(seal.member_count, 'member')}, but {counted(written, 'location')}",
                     hint="the packed file is not the one that was recorded: check the disk",
                 )
+            if follow_move(connection, moved.caf_file_id, after):
+                return
             left = connection.execute(
                 ("SELECT count(*) FROM claims WHERE caf_file_id = %(id)s"), {"id": moved.caf_file_id}
             ).scalar_one()

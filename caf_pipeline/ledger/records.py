@@ -320,15 +320,17 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """How many location rows and claims name a chunk. `chunk` and `state` are None where the ledger has no such chunk.
+    """How many location rows, pending ones and claims name a chunk.
 
-    A restored chunk may have fewer locations than members: others had some of its objects already.
+    `chunk` and `state` are None where the ledger has no such chunk. A restored chunk may have fewer locations than members:
+    others had some of its objects already.
     """
 
     caf_file_id: int
     chunk: str | None
     state: ChunkState | None
     locations: int
+    pending: int
     claims: int
     member_count: int
     restored: bool

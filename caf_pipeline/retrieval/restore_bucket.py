@@ -59,7 +59,7 @@ class RestoreBucket:
             there = self._bucket.keys_between(first, some[-1].row.key)
             new = list[tuple[Location, ObjectHeaders | None]]()
             for one in some:
-                key, own = one.row.key, headers[one.row.header_set] if one.row.header_set else None
+                key, own = one.row.key, headers.get(one.row.header_set or b"")
                 may_be_there = there is None or key == first or key in there
                 if is_small(one) and not may_be_there and not self._dry_run:
                     new.append((one, own))

@@ -115,7 +115,7 @@ def _compare(
         if not isinstance(head, ObjectHead):
             skips.append(_skip(obj, head))
         elif proven[obj]:
-            same = (one.object_version for one in proven[obj] if one.header_set and archived[one.header_set] == head.headers)
+            same = (one.object_version for one in proven[obj] if one.header_set and archived.get(one.header_set) == head.headers)
             identity = next(same, None)
             if identity is not None:
                 equal.append(_stands_for(inventory, obj, identity))

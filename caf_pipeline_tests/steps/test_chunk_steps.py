@@ -131,11 +131,12 @@ def test_no_location_exists_before_the_store_was_verified(context):
     assert context.ledger.locate("src", "empty") is not None
 
 
-def test_locations_are_loaded_without_reading_the_index(context, monkeypatch):
-    (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=chunk_steps.verify_stored)
-    monkeypatch.setattr("caf_pipeline.packing.chunk_reader.CafReader.open", lambda *_, **__: pytest.fail("the index was read"))
-    assert chunk_steps.load_locations(context, name).state is ChunkState.LOCATED
+def test_an_object_is_located_with_its_headers(context, source):
+    source.headers["empty"] = ObjectHeaders("text/plain", cache_control="no-store", user_metadata={"owner": "ü", "a": ""})
+    archive_everything(context)
+    location = context.ledger.locate("src", "empty")
+    sets = context.ledger.header_sets([location.row.header_set])
+    assert sets == {location.row.header_set: source.headers["empty"]}
 
 
 def test_a_copy_with_other_bytes_is_not_verified(context):
