@@ -62,10 +62,10 @@ def copy_location_batches(
     from caf_pipeline.ledger.arrow import LOCATION, location_batches  # noqa: PLC0415 - a look-up needs no pyarrow
 
     same = {"source_id": _int4(source_id), "caf_file_id": _int8(caf_file_id)}
-    return _copy_batches(connection, table, same, LOCATION, location_batches(batches))
+    return copy_batches(connection, table, same, LOCATION, location_batches(batches))
 
 
-def _copy_batches(
+def copy_batches(
     connection: Connection, table: str, same: Mapping[str, bytes], columns: Sequence[str], batches: "Iterable[pa.RecordBatch]"
 ) -> int:
     """COPY rows into a table: columns that are the same in all rows, then these of the batches; return how many they were."""
@@ -99,7 +99,7 @@ def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int
     from caf_pipeline.ledger.arrow import CLAIM, claim_batches  # noqa: PLC0415 - as above
 
     try:
-        _copy_batches(connection, "claims", {"source_id": _int4(source_id)}, CLAIM, claim_batches(chunks, claims))
+        copy_batches(connection, "claims", {"source_id": _int4(source_id)}, CLAIM, claim_batches(chunks, claims))
     except psycopg.errors.UniqueViolation as error:
         raise ClaimConflict(
             f"'{_duplicate(error)}' is claimed by a chunk under way", hint="plan again: a new plan leaves it out"

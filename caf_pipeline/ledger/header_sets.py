@@ -1,12 +1,11 @@
 """The distinct sets of headers and user metadata that archived objects have."""
 
-import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.inventory.headers import HEADERS, ObjectHeaders
-from caf_pipeline.ledger.copy import copy_rows
+from caf_pipeline.ledger.copy import copy_batches
 from caf_pipeline.ledger.database import Connection
 
 if TYPE_CHECKING:
@@ -17,10 +16,9 @@ if TYPE_CHECKING:
 Batches = Callable[[], "Iterable[pa.RecordBatch]"]
 """Returns the batches from the first on each time that it is called."""
 
-_COLUMNS: Final = {"header_set": "bytea", **dict.fromkeys(HEADERS, "text"), "user_metadata": "text"}
-_REMEMBERED: Final = 10_000
-"""Sets of a chunk that are not sent again. Some chunks have as many sets as objects, which may not all stand in memory."""
-
+_CREATE: Final = (
+    f"CREATE TEMPORARY TABLE naming (header_set bytea, {' text, '.join(HEADERS)} text, user_metadata text) ON COMMIT DROP"
+)
 # In one order, by all who insert: two transactions that insert the same sets in other orders would wait for each other.
 _INSERT: Final = """
     INSERT INTO header_sets
@@ -32,25 +30,12 @@ _INSERT: Final = """
 
 def record_header_sets(connection: Connection, batches: "Iterable[pa.RecordBatch]", part: "PartLocation | None" = None) -> None:
     """Write the sets of a chunk's objects, batches of LOCATION_SCHEMA, and of its part; sets may be known, or come again."""
-    from caf_pipeline.ledger.arrow import header_sets  # noqa: PLC0415 - a look-up needs no pyarrow
+    from caf_pipeline.ledger.arrow import HEADER_SET, batch_of_headers, header_set_batches  # noqa: PLC0415 - needs no pyarrow
 
-    sets = chain.from_iterable(header_sets(batch)[1].items() for batch in batches)
-    own = [(part.headers.id, part.headers)] if part is not None else []
-    columns = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
-    connection.execute(f"CREATE TEMPORARY TABLE naming ({columns}) ON COMMIT DROP")
-    if copy_rows(connection, "naming", _COLUMNS, _rows(chain(own, sets))):
+    of_part = [batch_of_headers(part.headers)] if part is not None else []
+    connection.execute(_CREATE)
+    if copy_batches(connection, "naming", {}, HEADER_SET, header_set_batches(chain(of_part, batches))):
         connection.execute(_INSERT)
-
-
-def _rows(sets: Iterable[tuple[bytes, ObjectHeaders]]) -> Iterator[tuple[Any, ...]]:
-    sent = set[bytes]()
-    for name, headers in sets:
-        if name in sent:
-            continue
-        if len(sent) >= _REMEMBERED:
-            sent.clear()
-        sent.add(name)
-        yield name, *(getattr(headers, column) for column in HEADERS), json.dumps(dict(headers.user_metadata))
 
 
 def read_header_sets(connection: Connection, names: Collection[bytes]) -> Mapping[bytes, ObjectHeaders]:

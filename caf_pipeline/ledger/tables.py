@@ -347,7 +347,7 @@ PENDING_LOCATIONS: Final = Table(
     "pending_locations",
     METADATA,
     *_locations(),
-    Index("pending_locations_by_chunk", "caf_file_id", postgresql_using="brin"),
+    Index("pending_locations_by_chunk", "caf_file_id"),
     comment="Rows of sealed chunks that are not located. Locating moves them to file_locations.",
 )
 

@@ -29,7 +29,7 @@ from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.parquet import write_whole
 
 OBJECTS_AT_ONCE: Final = 10_000
-"""Objects that stand in memory, with the headers that the archive has of each: some 20 MB."""
+"""Objects that stand in memory, with the headers of each: some 20 MB."""
 
 WITHOUT_CHECKSUM: Final = "S3 has no full-object checksum of an algorithm that the archive recorded"
 OTHER_BYTES: Final = "S3's checksum of the full object differs from the archived one"
@@ -106,17 +106,14 @@ def _compare(
     """Record the results for some objects, count them, and yield those of other or unproven bytes."""
     versions = _located_versions(context, [obj for obj, _ in heads])
     proven = {obj: _of_same_bytes(versions[obj], head) for obj, head in heads if isinstance(head, ObjectHead)}
-    archived = context.ledger.header_sets(
-        {version.header_set for some in proven.values() for version in some if version.header_set}
-    )
     equal, skips, rewritten = list[CurrentException](), list[Skip](), list[dict[str, object]]()
     for obj, head in heads:
         counts["requests"] += 1
         if not isinstance(head, ObjectHead):
             skips.append(_skip(obj, head))
         elif proven[obj]:
-            same = (one.object_version for one in proven[obj] if one.header_set and archived.get(one.header_set) == head.headers)
-            identity = next(same, None)
+            header_set = head.headers.id
+            identity = next((version.object_version for version in proven[obj] if version.header_set == header_set), None)
             if identity is not None:
                 equal.append(_stands_for(inventory, obj, identity))
             else:

@@ -313,7 +313,7 @@ def test_headers_are_restored_without_a_manifest(archived, restore, new_bucket):
     for file, data in kept.items():
         file.write_bytes(data[:-3000] + bytes(3000))
     try:
-        assert restore(prefix="a").exit_code == 0
+        assert restore(prefix="a").status == 0
     finally:
         for file, data in kept.items():
             file.write_bytes(data)

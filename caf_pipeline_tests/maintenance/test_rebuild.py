@@ -21,6 +21,7 @@ from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.retrieval.reader import fetch
+from caf_pipeline.run_context import Lazy
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.directory import MARKER
 from caf_pipeline_tests.contracts.chunk_store import corrupt
@@ -85,7 +86,7 @@ def archived(origin, tmp_path):
     shutil.copytree(kept.folders["anna"].folder.parent, tmp_path / "store")
     store = SeveralFolders(tmp_path / "store")
     store.posts, store.noted = dict(kept.posts), dict(kept.noted)
-    return dataclasses.replace(origin, store=store)
+    return dataclasses.replace(origin, lazy_store=Lazy.of(store))
 
 
 @pytest.fixture
@@ -179,7 +180,7 @@ def test_what_the_ledger_knows_is_left_as_it_is(archived, lost):
 def test_nothing_is_rebuilt_while_a_plan_is_cut(lost, database):
     quick = Ledger(database, lease_seconds=1.5)
     with quick.lease("plan/src", holder("run-2")), pytest.raises(HeldByOther):
-        list(rebuild.rebuild(dataclasses.replace(lost, ledger=quick)))
+        list(rebuild.rebuild(dataclasses.replace(lost, lazy_ledger=Lazy.of(quick))))
 
 
 def test_nothing_of_staging_is_left(archived, lost):

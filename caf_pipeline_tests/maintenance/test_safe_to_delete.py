@@ -436,7 +436,7 @@ def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(c
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("change", ["sha256 = sha256('x')", "start_byte = start_byte + 1", A_BYTE_LESS])
+@pytest.mark.parametrize("change", ["sha256 = sha256('x')", "start_byte = start_byte + 1", A_BYTE_LESS, "header_set = NULL"])
 def test_a_row_that_changes_after_the_chunk_was_read_back_is_found_by_the_manifest(context, tmp_path, proven, database, change):
     assert Answer(context, tmp_path).found.everything_is_safe
     tamper(database, change)

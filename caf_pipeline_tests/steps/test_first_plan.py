@@ -11,6 +11,7 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import MnemonicRefused, StoredAlready, StoreError, StoreUnreachable
 from caf_pipeline.maintenance import rebuild
+from caf_pipeline.run_context import Lazy
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.preview import preview_plan
@@ -56,7 +57,7 @@ def archived(tmp_path, ledger):
 @pytest.fixture
 def emptied(archived, new_ledger):  # noqa: F811
     """The same with a ledger that knows nothing."""
-    return dataclasses.replace(archived, ledger=new_ledger())
+    return dataclasses.replace(archived, lazy_ledger=Lazy.of(new_ledger()))
 
 
 def registered(context):
