@@ -46,7 +46,7 @@ allow_private_addresses = true
 """
 
 MOMENTS = {
-    "sealed": ("caf_pipeline.steps.chunk_steps:post_file:before:2", "sealed"),
+    "sealed": ("caf_pipeline.ledger.postgres:Ledger.seal:after:2", "sealed"),
     "a post is sent": ("caf_pipeline.store.jackal.chain:Chain.broadcast:after:2", "posting"),
     "verified": ("caf_pipeline.ledger.postgres:Ledger.load_locations:before:2", "verified"),
 }

@@ -410,7 +410,7 @@ def test_a_chunk_with_fewer_locations_than_members_is_told(context, name, databa
 def test_kept_locations_that_are_not_those_of_the_ledger_are_removed(context, name, told_then_mended, database_url):
     archive_chunk(context, name)
     assert account_for(context, take_inventory(context)).holds
-    lie = "rewritten_at = last_modified"
+    lie = "etag = 'other'"
     sql(database_url, f"UPDATE file_locations SET {lie} WHERE file_path = 'key-007'")
     folder = context.kept_locations()
     assert told_then_mended((Kind.ROWS, str(folder))) == {(Kind.ROWS, str(folder)): "removed"}
@@ -472,7 +472,11 @@ def wrecked(context, name, database_url):
         "INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, caf_file_id)"
         " SELECT source_id, 'stray', 'v', '', 0, 999 FROM sources",
     )
-    sql(database_url, "INSERT INTO claims SELECT source_id, 'stray', 'w', caf_file_id FROM caf_files")
+    sql(
+        database_url,
+        "INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, caf_file_id)"
+        " SELECT source_id, 'stray', 'w', '', 0, caf_file_id FROM caf_files",
+    )
     killed("lease", database_url, "plan/src", LONG)
     killed("lease", database_url, f"chunk/{name}", LONG)
 

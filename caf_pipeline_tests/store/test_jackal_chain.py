@@ -220,8 +220,8 @@ def test_the_height_of_a_transaction_counts_as_seen(chain, node, heights):
 
 def test_a_newest_block_of_hours_ago_is_a_chain_that_stands_still(open_chain, nodes):
     first, second = nodes
-    first.age = 7200
-    with pytest.raises(ChainHalted, match="is 7200 s old") as halted:
+    first.age = 7300
+    with pytest.raises(ChainHalted, match=r"is 7\d{3} s old") as halted:
         open_chain(first.url).height()
     assert not halted.value.permanent
     assert open_chain(first.url, second.url).height() == 100

@@ -153,7 +153,7 @@ def everything(folder: Path, url: str) -> dict[str, Any]:
         names = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1").fetchall()
         for (name,) in names:
             if name not in NOT_COMPARED:
-                state[name] = sorted(map(repr, connection.execute(f"SELECT * FROM {name}").fetchall()))
+                state[name] = sorted(map(repr, connection.execute(f"SELECT {name}::text FROM {name}").fetchall()))
     for path in sorted(folder.rglob("*")):
         state[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "a folder"
     return state

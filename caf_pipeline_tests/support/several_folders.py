@@ -39,6 +39,10 @@ class SeveralFolders:
         self.proven: dict[str, int] = {}
         self._starts = itertools.count(100)
 
+    def close(self) -> None:
+        for folder in self.folders.values():
+            folder.close()
+
     # --- what tests do to it ---
 
     def file(self, provider: str, posting: Posting) -> Path:
