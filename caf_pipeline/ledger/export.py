@@ -79,7 +79,7 @@ _PARTS: Final = """
         WHERE rows.source_id = own.source_id AND rows.file_path = own.file_path AND rows.version_id = own.version_id
             AND rows.etag = own.etag AND rows.size_bytes = own.object_bytes AND rows.rewritten_at = own.rewritten_at
             AND rows.part = own.location_part LIMIT 1) AS located
-    LEFT JOIN header_sets USING (header_set)
+    LEFT JOIN header_sets ON header_sets.header_set = located.header_set
     WHERE whole.source_id = %(source_id)s
 """
 _EXCEPTIONS: Final = """

@@ -89,6 +89,14 @@ def test_a_member_that_the_store_gives_back_with_other_bytes_is_named(context):
     assert [said.partition(" ")[0] for said in found.mismatched] == ["key-003"]
 
 
+def test_members_are_fetched_without_the_manifest(context):
+    archive_everything(context)
+    location = context.ledger.locate("src", "key-003")
+    file = context.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
+    file.write_bytes(file.read_bytes()[:-1000] + bytes(1000))
+    assert fetch_members(context, location.chunk).mismatched == []
+
+
 def test_a_second_plan_of_the_same_source_finds_nothing_new(context):
     archive_everything(context)
     report = plan(context)
