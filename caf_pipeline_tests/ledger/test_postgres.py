@@ -52,10 +52,12 @@ from caf_pipeline_tests.contracts.ledger import (
 )
 from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, ask, commit, settle, signed
 from caf_pipeline_tests.ledger.test_database import end_connections
-from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.pgbouncer import running_pooler
 
 REPEATED = "INSERT INTO pending_locations SELECT * FROM pending_locations"
+INSERTED = "INSERT INTO header_sets VALUES (%s, '', '', '', '', '', '', '{}')"
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 DEADLOCK = """
     CREATE SEQUENCE deadlocks;
     CREATE FUNCTION deadlock_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -200,24 +202,31 @@ def test_locations_are_one_insert(ledger, database_url):
     assert len({transaction for _, transaction in rows}) == 1
 
 
-def test_two_seals_of_the_same_sets_at_once_both_end(ledger):
-    """Given in opposite orders: if they were inserted so, the seals would wait for each other."""
-    keys = [f"{number:04}" for number in range(3_000)]
-    names = register(ledger, [f"a{key}" for key in keys], [f"b{key}" for key in keys])
-    ready = threading.Barrier(2)
+def test_two_seals_of_the_same_sets_at_once_both_end(ledger, database_url):
+    """They have three sets in opposite orders, and wait for the second. Inserted so, each would then wait for the other."""
+    sets = sorted((ObjectHeaders(user_metadata={"mtime": str(number)}) for number in range(3)), key=lambda headers: headers.id)
+    names = register(ledger, ["a1", "a2", "a3"], ["b1", "b2", "b3"])
+    orders = dict(zip(names, (sets, sets[::-1]), strict=True))
 
     def pack(name):
-        rows = claimed(ledger, name)
-        if name == names[1]:
-            rows.reverse()
-        given = [batch for row in rows for batch in batches([row], ObjectHeaders(user_metadata={"mtime": row.key[1:]}))]
+        given = [
+            batch for row, headers in zip(claimed(ledger, name), orders[name], strict=True) for batch in batches([row], headers)
+        ]
         with ledger.lease(f"chunk/{name}", holder(name)) as lease:
             ledger.move(lease, name, ChunkState.PLANNED, ChunkState.PACKING)
-            ready.wait()
-            ledger.seal(lease, name, seal_facts(len(rows)), [], [], rows=lambda: given)
+            ledger.seal(lease, name, seal_facts(3), [], [], rows=lambda: given)
 
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(pack, names))
+    with (
+        psycopg.connect(database_url) as first,
+        psycopg.connect(database_url, autocommit=True) as watch,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        first.execute(INSERTED, [sets[1].id])
+        sealing = [pool.submit(pack, name) for name in names]
+        wait_for(lambda: watch.execute(WAITING).fetchone() == (2,))
+        first.rollback()
+        for one in sealing:
+            one.result(PATIENCE_SECONDS)
     assert ledger.account(SOURCE).chunks == {ChunkState.SEALED: 2}
 
 

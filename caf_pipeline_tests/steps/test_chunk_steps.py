@@ -11,6 +11,7 @@ from caf_pipeline.errors import (
     CafError,
     HeldByOther,
     IntegrityError,
+    LedgerUnreachable,
     NotLocated,
     ObjectReadFailed,
     SourceUnreachable,
@@ -26,6 +27,7 @@ from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.store.directory import DirectoryStore
+from caf_pipeline_tests.ledger.test_postgres import DEADLOCK
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import limit_to_target
 from caf_pipeline_tests.support.run_contexts import (
@@ -137,6 +139,17 @@ def test_no_location_exists_before_the_store_was_verified(context):
     assert context.ledger.locate("src", "empty") is None
     chunk_steps.load_locations(context, name)
     assert context.ledger.locate("src", "empty") is not None
+
+
+def test_a_seal_that_meets_a_deadlock_may_be_repeated(context):
+    (name, *_) = [chunk.name for chunk in plan(context).chunks]
+    archive_chunk(context, name, until=chunk_steps.pack_chunk)
+    with context.ledger.database.reading() as connection:
+        connection.execute(DEADLOCK)
+    with pytest.raises(LedgerUnreachable) as deadlock:
+        chunk_steps.seal_chunk(context, name)
+    assert not deadlock.value.permanent
+    assert chunk_steps.seal_chunk(context, name).chunk.state is ChunkState.SEALED
 
 
 def test_an_object_is_located_with_its_headers(context, source):
