@@ -1,6 +1,6 @@
-"""The ledger: locations loaded beside a bare COPY into the same table, look-ups and listings beside a SELECT by primary key.
+"""The ledger: a chunk sealed and located beside a bare COPY of its locations; look-ups and listings beside SELECT by primary key.
 
-Each run of a load meets a copy of one database, in which the chunk is verified and its objects are claimed.
+Each run of a load meets a copy of one database, in which the chunk is packed and its objects are claimed.
 """
 
 import importlib.util
@@ -45,15 +45,15 @@ from caf_pipeline_tests.support.postgres import database_at
 CLAIM_CHUNKS = 10
 OBJECT_BYTES = 6_000  # five million of them fill a chunk
 BATCH = 1_000  # keys asked for at once
-TEMPLATE = "verified"
+TEMPLATE = "packed"
 RUN = "run"
 COLUMNS = ", ".join(("source_id", "caf_file_id", *LOCATION))
 
 
 def load(bench: Bench, *, in_order: bool) -> Iterator[tuple[Command, Command]]:
-    """5,000,000 locations of one chunk, in the order of their keys or in none."""
+    """5,000,000 locations of one chunk, in the order of their keys or in none: written by its seal, and then located."""
     count = bench.pick(5_000_000, 200_000, 1_000)
-    with verified(bench, count, in_order=in_order) as chunk:
+    with packed(bench, count, in_order=in_order) as chunk:
 
         def ready(command: Sequence[str]) -> Sequence[str]:
             chunk.renew()
@@ -108,8 +108,8 @@ def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
 
 
 @dataclass(frozen=True)
-class Verified:
-    """A chunk whose objects are claimed and whose locations are to be loaded.
+class Packed:
+    """A chunk whose objects are claimed and which is to be sealed and located.
 
     Attributes:
         url: of the database, which `renew` makes, again and again.
@@ -124,7 +124,7 @@ class Verified:
 
 
 @contextmanager
-def verified(bench: Bench, count: int, *, in_order: bool) -> Iterator[Verified]:
+def packed(bench: Bench, count: int, *, in_order: bool) -> Iterator[Packed]:
     """Yield such a chunk of so many objects, on a server that runs while the context lasts."""
     manifest, lines = bench.folder / "manifest.parquet", bench.folder / "lines"
     url = embedded_url(Settings(home=bench.folder))
@@ -134,7 +134,7 @@ def verified(bench: Bench, count: int, *, in_order: bool) -> Iterator[Verified]:
 
     try:
         write_manifest(manifest, count, in_order=in_order)
-        chunk = _verified(url, manifest, count)
+        chunk = _packed(url, manifest, count)
         with lines.open("wb") as file:
             file.write(SIGNATURE)
             for batch in location_batches(open_manifest(manifest).locations()):
@@ -142,7 +142,7 @@ def verified(bench: Bench, count: int, *, in_order: bool) -> Iterator[Verified]:
             file.write(TRAILER)
         copy = f"COPY file_locations ({COLUMNS}) FROM STDIN (FORMAT binary)"
         at = database_at(url, RUN)
-        yield Verified(chunk, manifest, at, _copied_by_psql(at, copy, lines), renew)
+        yield Packed(chunk, manifest, at, _copied_by_psql(at, copy, lines), renew)
     finally:
         embedded_server(bench.folder / "postgres").close()
 
@@ -271,16 +271,18 @@ def _rows(first: int, numbers: Sequence[int]) -> pa.Table:
         "last_modified": [MOMENT] * len(keys),
         "storage_class": ["STANDARD"] * len(keys),
         "inventory_time": [MOMENT] * len(keys),
+        "content_type": ["application/octet-stream"] * len(keys),
+        "user_metadata": [[]] * len(keys),
     }
     columns = [pa.array(given.get(field.name, [None] * len(keys)), field.type) for field in MANIFEST_SCHEMA]
     return pa.table(columns, schema=MANIFEST_SCHEMA)
 
 
-def _verified(url: str, manifest: Path, count: int) -> str:
-    """Make the database in which the chunk is verified and claims its objects; return its name."""
+def _packed(url: str, manifest: Path, count: int) -> str:
+    """Make the database in which the chunk is packed and claims its objects; return its name."""
     _administer(url, f"DROP DATABASE IF EXISTS {TEMPLATE}", f"CREATE DATABASE {TEMPLATE}")
     ledger, _, chunk = _planned(database_at(url, TEMPLATE), count, _claims(manifest))
-    bring_to(ledger, chunk, ChunkState.VERIFIED)
+    bring_to(ledger, chunk, ChunkState.PACKING)
     ledger.close()
     _administer(database_at(url, TEMPLATE), "VACUUM ANALYZE")
     return chunk

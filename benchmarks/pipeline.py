@@ -11,7 +11,7 @@ from benchmarks import inputs
 from benchmarks.case import CAF, Bench
 from benchmarks.inputs import MIB
 from benchmarks.jackal import WORDS, curl, post
-from benchmarks.ledgers import verified
+from benchmarks.ledgers import packed
 from benchmarks.pairs import Command
 from benchmarks.server import BUCKET, KEY, SOURCE_KEYS
 from caf_pipeline.caf.merkle import MerkleTree
@@ -73,7 +73,7 @@ def whole_pipeline(bench: Bench) -> Iterator[tuple[Command, Command]]:
         (ours / "caf.toml").write_text(text.replace("'", '"'), encoding="utf-8")
         return [CAF, "run", "--source", "bench"]
 
-    with network, verified(bench, len(sizes), in_order=True) as chunk:
+    with network, packed(bench, len(sizes), in_order=True) as chunk:
 
         def their_arguments() -> Sequence[str]:
             new_network()

@@ -65,6 +65,9 @@ UNDER_WAY: Final = (_S.PLANNED, _S.PACKING, _S.SEALED, _S.POSTING, _S.POSTED, _S
 CLAIMING: Final = frozenset({*UNDER_WAY, _S.PARKED})
 """States whose objects are claimed: no other plan may take them."""
 
+MAY_BE_PENDING: Final = CLAIMING - {_S.PLANNED, _S.PACKING}
+"""States of chunks whose rows a seal may have written, and none has located."""
+
 NOT_POSTED: Final = (_S.PLANNED, _S.PACKING, _S.SEALED, _S.POSTING)
 """States in flow order in which the chain is not known to have a post of the chunk.
 

@@ -103,7 +103,7 @@ def open_restore(
     """Open what objects are restored to, while the context lasts.
 
     Args:
-        ledger: has the chunks, whose manifests have the headers.
+        ledger: has the headers of the objects.
         store: keeps them.
         destination: a folder, or `s3://BUCKET/PREFIX`.
         force: replace what is there and is not equal.
@@ -133,7 +133,6 @@ def open_restore(
                 files.own()
             yield RestoreFolder(files, store, force=force, dry_run=dry_run)
             return
-        from caf_pipeline.retrieval.manifests import Manifests, manifests_folder  # noqa: PLC0415 - a folder needs none of these
         from caf_pipeline.retrieval.restore_bucket import RestoreBucket  # noqa: PLC0415
         from caf_pipeline.source.s3.target import open_bucket_target  # noqa: PLC0415
 
@@ -142,8 +141,7 @@ def open_restore(
                 open_bucket_target(destination, profile=profile, endpoint_url=endpoint_url, waits=waits or Waits())
             )
         )
-        manifests = Manifests(ledger, store, stack.enter_context(manifests_folder()), waits=waits or Waits())
-        yield RestoreBucket(bucket, store, manifests, force=force, dry_run=dry_run)
+        yield RestoreBucket(bucket, store, ledger, force=force, dry_run=dry_run)
 
 
 def open_source(settings: Settings, source: str, waits: Waits, client: Any = None) -> ObjectSource:  # noqa: ANN401

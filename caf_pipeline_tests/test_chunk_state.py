@@ -29,10 +29,10 @@ from caf_pipeline.store.protocol import Copy
 from caf_pipeline_tests.contracts.ledger import (
     POSTING,
     SOURCE,
-    batches,
     holder,
     location,
     register,
+    seal,
     seal_facts,
     skip,
     standing,
@@ -240,15 +240,16 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def next_step(self, name, lease, before, skips):
         keys, ledger = self.chunks[name], self.ledger
-        facts = seal_facts(len(keys - skips), ledger.chunk(name).object_count - len(keys - skips))
+        rows = [location(key) for key in sorted(keys - skips)]
+        facts = seal_facts(len(rows), ledger.chunk(name).object_count - len(rows))
         steps = {
             S.PLANNED: lambda: ledger.move(lease, name, S.PLANNED, S.PACKING),
-            S.PACKING: lambda: ledger.seal(lease, name, facts, [skip(key) for key in sorted(skips)], []),
+            S.PACKING: lambda: seal(ledger, lease, name, [skip(key) for key in sorted(skips)], rows=rows, facts=facts),
             S.SEALED: lambda: ledger.move(lease, name, S.SEALED, S.POSTING),
             S.POSTING: lambda: ledger.record_posting(lease, name, POSTING),
             S.POSTED: lambda: ledger.move(lease, name, S.POSTED, S.UPLOADING),
             S.UPLOADING: lambda: ledger.record_copies(lease, name, [Copy("p", "q")]),
-            S.VERIFIED: lambda: ledger.load_locations(lease, name, batches([location(key) for key in sorted(keys)])),
+            S.VERIFIED: lambda: ledger.load_locations(lease, name),
         }
         return steps.get(before)
 

@@ -139,6 +139,18 @@ CREATE TABLE claims (
     PRIMARY KEY (source_id, file_path, version_id, etag, size_bytes, rewritten_at)
 );
 
+-- Headers and user metadata of objects: a row for each distinct set.
+CREATE TABLE header_sets (
+    header_set           bytea PRIMARY KEY CHECK (length(header_set) = 16),
+    content_type         text NOT NULL,
+    content_encoding     text NOT NULL,
+    content_language     text NOT NULL,
+    content_disposition  text NOT NULL,
+    cache_control        text NOT NULL,
+    expires              text NOT NULL,
+    user_metadata        jsonb NOT NULL
+);
+
 -- Where the objects are: which bytes of which chunk. A part of an object has a row of its own. The columns of eight bytes come first, so
 -- that none is padded.
 CREATE TABLE file_locations (
@@ -156,9 +168,13 @@ CREATE TABLE file_locations (
     sha256         bytea NOT NULL,
     crc64nvme      bytea,
     s3_checksum    text,
+    header_set     bytea,
     -- Beside the index by chunk, the key is the only index: a look-up of a key reads its few versions.
     PRIMARY KEY (source_id, file_path, version_id, etag, size_bytes, rewritten_at, part)
 );
+
+-- The rows of sealed chunks that are not located: locating moves them to file_locations.
+CREATE TABLE pending_locations (LIKE file_locations INCLUDING DEFAULTS);
 
 -- Objects that are larger than a chunk: which part of one a chunk has. A chunk has one part and nothing else. All parts of an object are
 -- in chunks of one plan; planned again after that was abandoned, they are in chunks of another. No row is ever deleted.

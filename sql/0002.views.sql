@@ -64,6 +64,7 @@ FROM (
         parts.plan_id, parts.part_count,
         max(located.last_modified) AS last_modified, max(chunks.located_at) AS located_at,
         (array_agg(parts.caf_file_id ORDER BY parts.part))[1] AS caf_file_id,
+        (array_agg(located.header_set ORDER BY parts.part))[1] AS header_set,
         jsonb_agg(jsonb_build_object(
             'start_byte', located.start_byte, 'end_byte', located.end_byte, 'sha256', encode(located.sha256, 'hex'),
             'crc64nvme', encode(located.crc64nvme, 'hex'), 's3_checksum', located.s3_checksum,
@@ -106,7 +107,8 @@ CREATE FUNCTION look_up(source text, keys text[], good_states text[]) RETURNS TA
     owner               text,
     start               bigint,
     stored_size_bytes   bigint,
-    parts               jsonb         -- of objects_in_parts, else NULL
+    parts               jsonb,        -- of objects_in_parts, else NULL
+    header_set          bytea         -- NULL: not known
 ) LANGUAGE plpgsql STABLE
 -- One plan for any number of keys, which reads no table from its beginning, also where the first plan was made of empty tables.
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
@@ -117,18 +119,18 @@ DECLARE
 BEGIN
     RETURN QUERY SELECT 'location', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified,
             chunks.name, state, snapshot, nullif(version_id, ''), start_byte, end_byte, etag, file_locations.sha256,
-            merkle_root, owner, chunks.start, stored_size_bytes, NULL::jsonb
+            merkle_root, owner, chunks.start, stored_size_bytes, NULL::jsonb, header_set
         FROM file_locations JOIN chunks USING (caf_file_id) JOIN plans USING (plan_id)
         WHERE file_locations.source_id = own AND file_path = ANY (keys) AND part = 0 AND state = ANY (good_states);
     IF EXISTS (SELECT FROM object_parts WHERE source_id = own AND file_path = ANY (keys)) THEN
         RETURN QUERY SELECT 'location', file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified,
                 chunks.name, state, snapshot, nullif(version_id, ''), 0::bigint, size_bytes, etag, ''::bytea, merkle_root,
-                owner, chunks.start, stored_size_bytes, parts
+                owner, chunks.start, stored_size_bytes, parts, header_set
             FROM objects_in_parts AS whole JOIN chunks USING (caf_file_id) JOIN plans ON plans.plan_id = whole.plan_id
             WHERE whole.source_id = own AND file_path = ANY (keys);
     END IF;
     RETURN QUERY SELECT known.*, NULL, NULL::bigint, NULL::bigint, NULL, NULL::bytea, NULL::bytea, NULL, NULL::bigint, NULL::bigint,
-            NULL::jsonb
+            NULL::jsonb, NULL::bytea
         FROM (
             (SELECT DISTINCT ON (file_path) 'exception', file_path, object_version, stated_at, NULL, NULL, inventory
                 FROM current_exceptions WHERE source_id = own AND file_path = ANY (keys) ORDER BY file_path, stated_at DESC)

@@ -58,10 +58,11 @@ _LOCATION_COLUMNS: Final = {
     "sha256": "bytea",
     "crc64nvme": "bytea",
     "s3_checksum": "text",
+    "header_set": "bytea",
 }
 """Of the table `file_locations`, with the types as Postgres names them."""
 
-_NULLABLE: Final = {"crc64nvme", "s3_checksum"}
+_NULLABLE: Final = {"crc64nvme", "s3_checksum", "header_set"}
 
 
 # --- what is always so of an asset, shown before it was ever materialized ---------------------------------------------

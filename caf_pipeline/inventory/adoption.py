@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from caf_pipeline.inventory.headers import HEADERS
 from caf_pipeline.inventory.key_windows import KeyWindow, bounded
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
 from caf_pipeline.inventory.snapshot import inventory_query
@@ -54,11 +55,14 @@ WINDOW_MEMBERS: Final = 100_000
 
 _SAMPLED: Final = 1_000  # keys by which windows are cut: they differ in size by some per cent
 
+_HEADERS: Final = (*HEADERS, "user_metadata")
+"""The columns of LOCATION_SCHEMA that are not known of an adopted file, its last ones."""
+
 _DECIDED_SCHEMA: Final = pa.schema(
     [
         pa.field("member", pa.string(), nullable=False),
         pa.field("left_out", pa.string()),  # null: it is an object
-        *(field.with_nullable(True) for field in LOCATION_SCHEMA),
+        *(field.with_nullable(True) for field in LOCATION_SCHEMA if field.name not in _HEADERS),
     ]
 )
 
@@ -106,9 +110,11 @@ class Adoption:
 
     def locations(self) -> Iterator[pa.RecordBatch]:
         """Yield the objects' locations in batches of LOCATION_SCHEMA."""
-        for batch in _batches(self.decided, ["left_out", *LOCATION_SCHEMA.names]):
-            kept = batch.filter(pc.is_null(batch["left_out"])).select(LOCATION_SCHEMA.names)
-            yield pa.RecordBatch.from_arrays(kept.columns, schema=LOCATION_SCHEMA)
+        names = [name for name in LOCATION_SCHEMA.names if name not in _HEADERS]
+        for batch in _batches(self.decided, ["left_out", *names]):
+            kept = batch.filter(pc.is_null(batch["left_out"])).select(names)
+            unknown = [pa.nulls(kept.num_rows, LOCATION_SCHEMA.field(name).type) for name in _HEADERS]
+            yield pa.RecordBatch.from_arrays([*kept.columns, *unknown], schema=LOCATION_SCHEMA)
 
     def members_left_out(self) -> Iterator[tuple[str, LeftOut]]:
         """Yield the other members, each with its reason."""

@@ -31,6 +31,7 @@ LOCATED_SCHEMA: Final = pa.schema(
         pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("crc64nvme", pa.binary()),
         pa.field("s3_checksum", pa.string()),
+        pa.field("header_set", pa.binary()),  # null: not known
     ]
 )
 """The locations of a source's objects, as the ledger has them. A whole object has `part` and `part_count` 0; parts count

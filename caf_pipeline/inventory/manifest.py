@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import MalformedArchive
+from caf_pipeline.inventory.headers import HEADERS, ObjectHeaders, headers_of
 from caf_pipeline.inventory.objects import PartRange, object_version
 from caf_pipeline.inventory.snapshot import object_versions
 
@@ -102,7 +103,7 @@ LOCATION_SCHEMA: Final = pa.schema(
         pa.field("etag", pa.string(), nullable=False),
         pa.field("last_modified", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("sha256", pa.binary(32), nullable=False),
-        *(MANIFEST_SCHEMA.field(name) for name in CHECKSUM_COLUMNS),
+        *(MANIFEST_SCHEMA.field(name) for name in (*CHECKSUM_COLUMNS, *HEADERS, "user_metadata")),
     ]
 )
 """What a manifest tells of where a chunk's objects are: a row for each member that is a whole object."""
@@ -280,6 +281,7 @@ class PartLocation:
     sha256: bytes
     crc64nvme: bytes | None
     s3_checksum: str | None
+    headers: ObjectHeaders
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,10 +339,11 @@ class OpenedManifest:
         row = self._part_row()
         if row is None:
             return None
-        members = [row for batch in self.members() for row in batch.to_pylist()]
-        return (
-            PartLocation(row["size_bytes"], PartRange(*(row[name] for name in PART_COLUMNS)), **members[0]) if members else None
-        )
+        members = [member for batch in self.members() for member in batch.to_pylist()]
+        if not members:
+            return None
+        headers = headers_of({name: members[0].pop(name) for name in (*HEADERS, "user_metadata")})
+        return PartLocation(row["size_bytes"], PartRange(*(row[name] for name in PART_COLUMNS)), **members[0], headers=headers)
 
     def _part_row(self) -> dict[str, Any] | None:
         """Return the only row of a chunk of a part; None if the chunk is one of whole objects. Raises as `part`."""

@@ -4,6 +4,8 @@ What only looks something up loads none of this: pyarrow takes as long to load a
 Source: COPY in the PostgreSQL 18 manual.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from caf_pipeline.errors import StagingError
+from caf_pipeline.inventory.headers import HEADERS, ID_BYTES, ObjectHeaders
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.snapshot import object_versions
 from caf_pipeline.ledger.kept import KEPT_SCHEMA
@@ -26,8 +29,11 @@ CLAIM: Final = ("caf_file_id", "file_path", *_IDENTITY, "last_modified")
 _UNCHANGED: Final = ("start_byte", "end_byte", "last_modified", "sha256", "crc64nvme", "s3_checksum")
 """The columns of LOCATION_SCHEMA that `file_locations` has unchanged."""
 
-LOCATION: Final = ("file_path", *_IDENTITY, *_UNCHANGED)
+LOCATION: Final = ("file_path", *_IDENTITY, *_UNCHANGED, "header_set")
 """The columns of `file_locations` that `location_batches` gives, in its order."""
+
+HEADER_SET: Final = ("header_set", *HEADERS, "user_metadata")
+"""The columns of `header_sets` that `header_set_batches` gives, in its order; user metadata as text of JSON."""
 
 SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """What COPY's binary form begins with: the signature, no flags, no extension."""
@@ -115,7 +121,8 @@ def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
     """Yield rows of `LOCATION` for batches of LOCATION_SCHEMA, none of which is a part of an object."""
     for batch in _gathered(batches):
         sized = batch.append_column("size_bytes", pc.subtract(batch["end_byte"], batch["start_byte"]))
-        yield pa.record_batch([batch["key"], *_identity(sized), *(batch[name] for name in _UNCHANGED)], names=LOCATION)
+        columns = [batch["key"], *_identity(sized), *(batch[name] for name in _UNCHANGED), header_set_ids(batch)[0]]
+        yield pa.record_batch(columns, names=LOCATION)
 
 
 def _identity(batch: pa.RecordBatch) -> Iterator[pa.Array]:
@@ -126,6 +133,39 @@ def _identity(batch: pa.RecordBatch) -> Iterator[pa.Array]:
     is_rewritten = pc.not_equal(batch["object_version"], object_versions(batch))
     microseconds = pc.subtract(batch["last_modified"].cast(pa.int64()), _POSTGRES_EPOCH_MICROSECONDS)
     yield pc.if_else(is_rewritten, microseconds, _NEVER)
+
+
+def header_set_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield rows of `HEADER_SET`, a set once for each batch, for batches with the columns of `HEADERS` and `user_metadata`."""
+    for batch in _gathered(batches):
+        ids, firsts = header_set_ids(batch)
+        rows = batch.select([*HEADERS, "user_metadata"]).take(firsts)
+        metadata = [json.dumps({name: value or "" for name, value in pairs}) for pairs in rows["user_metadata"].to_pylist()]
+        texts = [rows[name].fill_null("") for name in HEADERS]
+        yield pa.record_batch([ids.take(firsts), *texts, pa.array(metadata, pa.string())], names=HEADER_SET)
+
+
+def header_set_ids(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
+    """Return the id of each row's set, null if `user_metadata` is, and the number of the first row of each set.
+
+    A manifest has the user metadata sorted by name, as `ObjectHeaders.id` sorts it.
+    """
+    metadata = batch["user_metadata"]
+    pairs = pc.binary_join_element_wise(metadata.keys, metadata.items.fill_null(""), "", "\0")
+    joined_pairs = pc.binary_join(pa.ListArray.from_arrays(metadata.offsets, pairs), "")
+    joined = pc.binary_join_element_wise(*(batch[name].fill_null("") for name in HEADERS), joined_pairs, "\0")
+    encoded = pc.if_else(metadata.is_valid(), joined, None).dictionary_encode()
+    distinct = len(encoded.dictionary)
+    _, firsts = np.unique(encoded.indices.fill_null(distinct).to_numpy(), return_index=True)
+    digests = [hashlib.sha256(text).digest()[:ID_BYTES] for text in encoded.dictionary.cast(pa.binary()).to_pylist()]
+    return pa.array(digests, pa.binary()).take(encoded.indices), pa.array(firsts[:distinct])
+
+
+def batch_of_headers(headers: ObjectHeaders) -> pa.RecordBatch:
+    """Return a batch with the columns of `HEADERS` and `user_metadata` that has one row."""
+    columns = [pa.array([getattr(headers, name)]) for name in HEADERS]
+    metadata = pa.array([sorted(headers.user_metadata.items())], pa.map_(pa.string(), pa.string()))
+    return pa.record_batch([*columns, metadata], names=[*HEADERS, "user_metadata"])
 
 
 def write_export(what: str, path: Path, fetched: Iterable[tuple[Mapping[str, Any], Sequence[tuple[Any, ...]]]]) -> int:

@@ -90,6 +90,12 @@ _ANY_OBJECT = """
         AND end_byte - start_byte BETWEEN 1 AND %(most)s
     ORDER BY random() LIMIT 1
     """
+_SOME_MEMBERS = """
+    SELECT file_path AS key, object_version(version_id, etag, size_bytes, rewritten_at) AS object_version,
+        nullif(version_id, '') AS version_id, start_byte, end_byte, etag, last_modified, sha256, header_set
+    FROM file_locations WHERE caf_file_id = (SELECT caf_file_id FROM caf_files WHERE name = %(chunk)s)
+    ORDER BY random() LIMIT %(limit)s
+    """
 # Of chunks with a part, the number alone: what is located of objects in parts is asked of the objects.
 _SUMS = """
     SELECT state, count(*) AS chunks, coalesce(sum(member_count) FILTER (WHERE part IS NULL), 0) AS members,
@@ -105,12 +111,13 @@ _IN_PARTS = """
 _VERSIONS: Final = """
     SELECT *, count(*) OVER () AS versions FROM (
         SELECT file_path AS key, object_version(version_id, etag, size_bytes, rewritten_at) AS object_version,
-            nullif(version_id, '') AS version_id, start_byte, end_byte, etag, last_modified, file_locations.sha256
+            nullif(version_id, '') AS version_id, start_byte, end_byte, etag, last_modified, file_locations.sha256,
+            header_set
         FROM file_locations JOIN chunks USING (caf_file_id) JOIN sources ON sources.source_id = file_locations.source_id
         WHERE sources.name = %(source)s AND file_path = %(key)s AND state = ANY(%(good)s) AND part = 0
         UNION ALL
         SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), nullif(version_id, ''), 0, size_bytes, etag,
-            last_modified, '' FROM objects_in_parts
+            last_modified, '', header_set FROM objects_in_parts
         WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path = %(key)s) AS located
     ORDER BY last_modified DESC, object_version DESC LIMIT %(limit)s
     """
@@ -186,6 +193,15 @@ class Lookups(LedgerPart):
         with self._database.transaction() as connection:
             row = connection.execute(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).fetchone()
         return None if row is None else Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
+
+    def some_members(self, chunk: str, limit: int) -> Sequence[LocationRow]:
+        """Return up to so many of the chunk's location rows, chosen at random. A part has a row like an object of its own.
+
+        Reads the chunk's rows, as `any_object`.
+        """
+        with self._database.transaction() as connection:
+            rows = connection.execute(_SOME_MEMBERS, {"chunk": chunk, "limit": limit}).fetchall()
+        return [_location_row(row) for row in rows]
 
     def has_version_ids(self, source: str) -> bool:
         """Tell whether objects of the source are archived, or claimed, by version ids, as far as those planned last tell."""

@@ -18,7 +18,6 @@ from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, is_rewr
 from caf_pipeline.ledger.database import Connection
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.system.ahead import one_ahead
-from caf_pipeline.system.quantities import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,17 +55,17 @@ def copy_rows(connection: Connection, table: str, columns: Mapping[str, str], ro
 def copy_location_batches(
     connection: Connection, table: str, source_id: int, caf_file_id: int, batches: "Iterable[pa.RecordBatch]"
 ) -> int:
-    """COPY the locations of a chunk's objects, in batches of LOCATION_SCHEMA, into `file_locations` or a table like it.
+    """COPY the locations of a chunk's objects, in batches of LOCATION_SCHEMA, into a table like `file_locations`.
 
     Returns how many they were.
     """
     from caf_pipeline.ledger.arrow import LOCATION, location_batches  # noqa: PLC0415 - a look-up needs no pyarrow
 
     same = {"source_id": _int4(source_id), "caf_file_id": _int8(caf_file_id)}
-    return _copy_batches(connection, table, same, LOCATION, location_batches(batches))
+    return copy_batches(connection, table, same, LOCATION, location_batches(batches))
 
 
-def _copy_batches(
+def copy_batches(
     connection: Connection, table: str, same: Mapping[str, bytes], columns: Sequence[str], batches: "Iterable[pa.RecordBatch]"
 ) -> int:
     """COPY rows into a table: columns that are the same in all rows, then these of the batches; return how many they were."""
@@ -100,7 +99,7 @@ def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int
     from caf_pipeline.ledger.arrow import CLAIM, claim_batches  # noqa: PLC0415 - as above
 
     try:
-        _copy_batches(connection, "claims", {"source_id": _int4(source_id)}, CLAIM, claim_batches(chunks, claims))
+        copy_batches(connection, "claims", {"source_id": _int4(source_id)}, CLAIM, claim_batches(chunks, claims))
     except psycopg.errors.UniqueViolation as error:
         raise ClaimConflict(
             f"'{_duplicate(error)}' is claimed by a chunk under way", hint="plan again: a new plan leaves it out"
@@ -149,61 +148,46 @@ def refuse_located(connection: Connection, source_id: int, plan_id: int) -> None
         )
 
 
-def copy_locations(connection: Connection, source_id: int, caf_file_id: int, batches: "Iterable[pa.RecordBatch]") -> int:
-    """Load a chunk's locations: straight into the table, or past rows that a chunk no longer in good standing left there.
+# A row of a chunk that is no longer in good standing gives way.
+_TAKE_OVER = f"""
+    ON CONFLICT (source_id, {KEY}, part) DO UPDATE SET
+        caf_file_id = excluded.caf_file_id, start_byte = excluded.start_byte, end_byte = excluded.end_byte,
+        last_modified = excluded.last_modified, sha256 = excluded.sha256, crc64nvme = excluded.crc64nvme,
+        s3_checksum = excluded.s3_checksum, header_set = excluded.header_set
+    WHERE NOT EXISTS (SELECT FROM chunks WHERE chunks.caf_file_id = old.caf_file_id AND state = ANY(%(good)s))
+    """
+LOCATE_RESTORED: Final = f"INSERT INTO file_locations AS old SELECT * FROM restoring {_TAKE_OVER}"
+# In the order of the key, so that a new chunk fills the index from one page to the next.
+_LOCATE_PENDING = f"""
+    INSERT INTO file_locations AS old SELECT * FROM pending_locations WHERE caf_file_id = %(caf_file_id)s
+    ORDER BY source_id, {KEY}, part {_TAKE_OVER}
+    """
 
-    Returns the rows written.
+
+def locate_pending(connection: Connection, caf_file_id: int) -> int:
+    """Move a chunk's rows from `pending_locations` to `file_locations`; return how many were written.
+
+    Rows that a chunk no longer in good standing left there are replaced. An object that is located in another chunk in good
+    standing is not written.
 
     Raises:
-        LedgerError: an object is located in another chunk in good standing; the transaction can only be rolled back.
+        LedgerError: the chunk has an object twice; the transaction can only be rolled back.
     """
+    values = {"caf_file_id": caf_file_id, "good": GOOD}
     try:
-        if not _has_stale_rows(connection, source_id, caf_file_id):
-            return copy_location_batches(connection, "file_locations", source_id, caf_file_id, batches)
-        connection.execute("CREATE TEMPORARY TABLE loading (LIKE file_locations INCLUDING DEFAULTS) ON COMMIT DROP")
-        count = copy_location_batches(connection, "loading", source_id, caf_file_id, batches)
-        written = connection.execute(replace_stale("loading"), {"good": GOOD}).rowcount
-    except psycopg.errors.UniqueViolation as error:
-        raise LedgerError(f"'{_duplicate(error)}' is located in another chunk already", hint=_TWICE) from error
-    if written != count:
-        raise LedgerError(f"{counted(count - written, 'object')} located in other chunks already", hint=_TWICE)
-    return count
+        written = connection.execute(_LOCATE_PENDING, values).rowcount
+    except psycopg.errors.CardinalityViolation as error:
+        raise LedgerError("the chunk has an object twice", hint=TWICE) from error
+    forget_pending(connection, caf_file_id)
+    return written
 
 
-_TWICE: Final = "two chunks have this object: report it as a bug, with what 'caf status' shows of the source"
-
-# Only such chunks can have left rows for objects that were claimed again; most sources have none, and pay nothing.
-_HAS_STALE_CHUNKS = (
-    "SELECT EXISTS (SELECT FROM chunks WHERE source_id = %(source_id)s AND located_at IS NOT NULL AND state <> ALL(%(good)s))"
-)
-_HAS_STALE_ROWS = """
-    SELECT EXISTS (SELECT FROM claims CROSS JOIN LATERAL (SELECT FROM file_locations AS known
-            WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
-                AND known.version_id = claims.version_id AND known.etag = claims.etag AND known.size_bytes = claims.size_bytes
-                AND known.rewritten_at = claims.rewritten_at AND known.part = 0 LIMIT 1) AS stale
-        WHERE claims.caf_file_id = %(caf_file_id)s)
-    """
+def forget_pending(connection: Connection, caf_file_id: int) -> int:
+    """Delete the rows that the seal of a chunk wrote; return how many there were."""
+    return connection.execute("DELETE FROM pending_locations WHERE caf_file_id = %(id)s", {"id": caf_file_id}).rowcount
 
 
-def replace_stale(table: str) -> str:
-    """Return the statement that takes a table's rows over as locations, except where a chunk in good standing has the object.
-
-    The table is like `file_locations`.
-    """
-    return f"""
-        INSERT INTO file_locations AS old SELECT * FROM {table}
-        ON CONFLICT (source_id, {KEY}, part) DO UPDATE SET
-            caf_file_id = excluded.caf_file_id, start_byte = excluded.start_byte, end_byte = excluded.end_byte,
-            last_modified = excluded.last_modified, sha256 = excluded.sha256, crc64nvme = excluded.crc64nvme,
-            s3_checksum = excluded.s3_checksum
-        WHERE NOT EXISTS (SELECT FROM chunks WHERE chunks.caf_file_id = old.caf_file_id AND state = ANY(%(good)s))
-        """
-
-
-def _has_stale_rows(connection: Connection, source_id: int, caf_file_id: int) -> bool:
-    if not connection.execute(_HAS_STALE_CHUNKS, {"source_id": source_id, "good": GOOD}).scalar_one():
-        return False
-    return bool(connection.execute(_HAS_STALE_ROWS, {"caf_file_id": caf_file_id}).scalar_one())
+TWICE: Final = "two chunks have this object: report it as a bug, with what 'caf status' shows of the source"
 
 
 _DOUBLINGS: Final = 16  # an hour doubled so often is far past the cap, and far below what an interval holds

@@ -63,14 +63,14 @@ _STANDING: Final[_Queries] = ((_LOCATED, _LOCATED_ROW), *_NOT_KEPT)
 _LOCATIONS: Final = """
     SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), part, caf_file_id, start_byte, end_byte,
         nullif(version_id, ''), etag, sha256,
-        last_modified, crc64nvme, s3_checksum
-    FROM file_locations JOIN chunks USING (caf_file_id)
+        last_modified, crc64nvme, s3_checksum, header_sets.header_set
+    FROM file_locations JOIN chunks USING (caf_file_id) LEFT JOIN header_sets USING (header_set)
     WHERE file_locations.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
 """
 _PARTS: Final = """
     SELECT located.file_path, object_version(located.version_id, located.etag, located.size_bytes, located.rewritten_at),
         own.part, own.part_count, located.caf_file_id, located.start_byte, located.end_byte, nullif(located.version_id, ''),
-        located.etag, located.sha256, located.last_modified, located.crc64nvme, located.s3_checksum
+        located.etag, located.sha256, located.last_modified, located.crc64nvme, located.s3_checksum, header_sets.header_set
     FROM objects_in_parts AS whole JOIN object_parts AS own ON own.plan_id = whole.plan_id AND own.file_path = whole.file_path
         AND own.version_id = whole.version_id AND own.etag = whole.etag AND own.object_bytes = whole.size_bytes
         AND own.rewritten_at = whole.rewritten_at
@@ -79,6 +79,7 @@ _PARTS: Final = """
         WHERE rows.source_id = own.source_id AND rows.file_path = own.file_path AND rows.version_id = own.version_id
             AND rows.etag = own.etag AND rows.size_bytes = own.object_bytes AND rows.rewritten_at = own.rewritten_at
             AND rows.part = own.location_part LIMIT 1) AS located
+    LEFT JOIN header_sets ON header_sets.header_set = located.header_set
     WHERE whole.source_id = %(source_id)s
 """
 _EXCEPTIONS: Final = """

@@ -16,19 +16,18 @@ import psycopg
 
 from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, CopyState
 from caf_pipeline.errors import ClaimConflict, IllegalMove, IntegrityError, LedgerError
-from caf_pipeline.ledger.copy import GOOD, copy_location_batches, end_claims, load_skips, replace_stale
+from caf_pipeline.ledger.copy import GOOD, LOCATE_RESTORED, copy_location_batches, end_claims, forget_pending, load_skips
 from caf_pipeline.ledger.database import Connection, LedgerPart
-from caf_pipeline.ledger.log_times import record_log_times
+from caf_pipeline.ledger.header_sets import Batches, record_header_sets
+from caf_pipeline.ledger.log_times import forget_log_times, record_log_times
 from caf_pipeline.ledger.moves import require_state
-from caf_pipeline.ledger.parts import follow_move, has_part, import_part, locate_part
+from caf_pipeline.ledger.parts import follow_move, has_part, import_part, record_part
 from caf_pipeline.ledger.records import RemoteChunk, Skip
 from caf_pipeline.ledger.replicas import record_verified, samples_as_json
 from caf_pipeline.ledger.transactions import before_move
 from caf_pipeline.store.protocol import Lease
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from caf_pipeline.inventory.manifest import LogTimes
 
 UNKNOWN_PLAN: Final = b"restored"
@@ -90,7 +89,6 @@ _CLAIMED_PART: Final = """
     WHERE claims.source_id = %(source_id)s AND file_path = %(key)s
         AND object_version(version_id, etag, size_bytes, rewritten_at) = %(object_version)s AND plan_id <> %(plan_id)s
     """
-_LOCATE: Final = replace_stale("restoring")
 _END_SKIPS: Final = (
     "DELETE FROM skipped_objects AS old USING restoring WHERE old.source_id = restoring.source_id"
     " AND old.file_path = restoring.file_path AND old.version_id = restoring.version_id AND old.etag = restoring.etag"
@@ -189,7 +187,7 @@ class ChunkImport(LedgerPart):
     def restore_chunk(
         self,
         chunk: RemoteChunk,
-        rows: "Iterable[pa.RecordBatch]",
+        rows: Batches,
         skips: Iterable[Skip],
         *,
         plan_folder: str,
@@ -204,7 +202,7 @@ class ChunkImport(LedgerPart):
 
         Args:
             chunk: as it was read from the store.
-            rows: batches of LOCATION_SCHEMA.
+            rows: returns batches of LOCATION_SCHEMA.
             skips: of the chunk.
             plan_folder: where a plan that is missing is said to be.
             fault: why the chunk is `damaged`; "" where it is `located`.
@@ -231,13 +229,13 @@ class ChunkImport(LedgerPart):
             caf_file_id = _write_chunk(connection, source_id, plan_id, chunk, replaces=lease is not None)
             _write_copy(connection, caf_file_id, self._store, chunk, fault)
             connection.execute("CREATE TEMPORARY TABLE restoring (LIKE file_locations INCLUDING DEFAULTS) ON COMMIT DROP")
-            row_count = copy_location_batches(connection, "restoring", source_id, caf_file_id, rows)
+            row_count = copy_location_batches(connection, "restoring", source_id, caf_file_id, rows())
             _require_count(chunk, "members", chunk.member_count, row_count + (chunk.part is not None))
             _refuse_claimed(connection, source_id, plan_id, chunk)
             written = _locate(connection, chunk)
             if chunk.part is not None:
                 if has_part(connection, caf_file_id):
-                    locate_part(connection, caf_file_id, chunk.part)
+                    record_part(connection, "file_locations", caf_file_id, chunk.part)
                     follow_move(connection, caf_file_id, ChunkState.LOCATED)
                 else:
                     import_part(connection, source_id, plan_id, caf_file_id, chunk.part)
@@ -245,6 +243,7 @@ class ChunkImport(LedgerPart):
             connection.execute(_END_SKIPS)
             _skip(connection, source_id, caf_file_id, chunk, skips)
             record_log_times(connection, caf_file_id, logs)
+            record_header_sets(connection, rows(), chunk.part)
             record_verified(connection, caf_file_id, chunk.copies)
             connection.execute(_COUNT_PLAN, {"plan_id": plan_id})
             return written
@@ -283,6 +282,8 @@ def _make_way(connection: Connection, lease: Lease, chunk: str) -> None:
     was_posted = "SELECT EXISTS (SELECT FROM chunk_copies WHERE caf_file_id = %(id)s)"
     if connection.execute(was_posted, {"id": caf_file_id}).scalar_one():
         raise IllegalMove(f"chunk {chunk} cannot be replaced by a stored file: it was posted", hint=f"'caf unpark {chunk}'")
+    forget_pending(connection, caf_file_id)
+    forget_log_times(connection, caf_file_id)
     if not has_part(connection, caf_file_id):
         end_claims(connection, caf_file_id)
 
@@ -333,7 +334,7 @@ def _refuse_claimed(connection: Connection, source_id: int, plan_id: int, chunk:
 
 def _locate(connection: Connection, chunk: RemoteChunk) -> int:
     try:
-        written = connection.execute(_LOCATE, {"good": GOOD}).rowcount
+        written = connection.execute(LOCATE_RESTORED, {"good": GOOD}).rowcount
     except psycopg.errors.CardinalityViolation as error:
         raise LedgerError(
             f"chunk {chunk.name} names an object twice", hint="'caf list' and 'caf extract' read it as a file"

@@ -30,7 +30,7 @@ _LOOK_UP_AS_OF: Final = f"""
     {_LOOK_UP} WHERE told <> 'exception'
     UNION ALL
     SELECT said.told, asked.key, said.object_version, said.stated_at, NULL, NULL, said.inventory, NULL, NULL, NULL, NULL, NULL,
-        NULL, NULL, NULL, NULL, NULL
+        NULL, NULL, NULL, NULL, NULL, NULL
     FROM unnest(%(keys)b::text[]) AS asked (key)
     CROSS JOIN (SELECT source_id FROM sources WHERE name = %(source)s) AS own
     CROSS JOIN LATERAL (
@@ -78,6 +78,7 @@ class _Known(NamedTuple):
     start: int
     stored_size_bytes: int
     parts: Sequence[Mapping[str, Any]] | None
+    header_set: bytes | None
 
 
 class ObjectLookups(LedgerPart):
@@ -168,7 +169,15 @@ _posting: Final = lru_cache(64)(Posting)  # objects that are asked for together 
 def _location(one: _Known, currency: Currency | None = None) -> Location:
     last_modified = one.moment.astimezone(UTC)
     row = LocationRow(
-        one.key, one.object_version, one.version_id, one.start_byte, one.end_byte, one.etag, last_modified, one.sha256
+        one.key,
+        one.object_version,
+        one.version_id,
+        one.start_byte,
+        one.end_byte,
+        one.etag,
+        last_modified,
+        one.sha256,
+        one.header_set,
     )
     posting = _posting(one.merkle_root, one.owner, one.start, one.stored_size_bytes)
     return Location(row, one.chunk, posting, currency, [_part(part) for part in one.parts or ()])

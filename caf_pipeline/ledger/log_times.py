@@ -1,4 +1,4 @@
-"""The times of archived logs, by which a search picks the objects to be fetched: written with a chunk's locations, read by page.
+"""The times of archived logs, by which a search picks the objects to be fetched: written by a chunk's seal, read by page.
 
 What a chunk has of them its manifest tells.
 """
@@ -31,6 +31,14 @@ def record_log_times(connection: Connection, caf_file_id: int, logs: "Collection
         connection.execute(_TELL, {"caf_file_id": caf_file_id})
     if logs:
         copy_rows(connection, "log_times", _COLUMNS, ((caf_file_id, *one) for one in logs))
+
+
+def forget_log_times(connection: Connection, caf_file_id: int) -> None:
+    """Delete the times of a chunk's logs."""
+    connection.execute("DELETE FROM log_times WHERE caf_file_id = %(id)s", {"id": caf_file_id})
+    connection.execute(
+        "UPDATE caf_files SET has_log_times = false WHERE caf_file_id = %(id)s AND has_log_times", {"id": caf_file_id}
+    )
 
 
 class ArchivedLogs(LedgerPart):

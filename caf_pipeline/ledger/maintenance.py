@@ -5,8 +5,8 @@ What writes looks again under a lock, and may be called at any moment, by any nu
 
 from collections.abc import Sequence
 
-from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, ChunkState
-from caf_pipeline.ledger.copy import end_claims
+from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, MAY_BE_PENDING, ChunkState
+from caf_pipeline.ledger.copy import end_claims, forget_pending
 from caf_pipeline.ledger.database import LedgerPart
 from caf_pipeline.ledger.records import ChunkRows, Reservation
 from caf_pipeline.ledger.transactions import SIGNED
@@ -23,13 +23,16 @@ _ROWS_BY_CHUNK = """
             WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
         claimed AS (SELECT caf_file_id, count(*) AS claims FROM claims
             WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
+        sealed AS (SELECT caf_file_id, count(*) AS pending FROM pending_locations
+            WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
         of_source AS (SELECT caf_file_id, name, state, member_count, restored_at FROM chunks
             WHERE source_id = (SELECT source_id FROM source))
-    SELECT caf_file_id, name AS chunk, state, coalesce(locations, 0) AS locations,
+    SELECT caf_file_id, name AS chunk, state, coalesce(locations, 0) AS locations, coalesce(pending, 0) AS pending,
         CASE WHEN object_parts.part IS NULL THEN coalesce(claims, 0) WHEN state = ANY(%(claiming)s) THEN member_count ELSE 0 END
             AS claims,
         coalesce(member_count, 0) AS member_count, restored_at IS NOT NULL AS restored
     FROM of_source FULL JOIN located USING (caf_file_id) FULL JOIN claimed USING (caf_file_id)
+        FULL JOIN sealed USING (caf_file_id)
         LEFT JOIN object_parts USING (caf_file_id)
     ORDER BY caf_file_id
     """
@@ -55,18 +58,18 @@ class StrayRows(LedgerPart):
         return [SignedTransaction(**row._asdict()) for row in rows]
 
     def rows_by_chunk(self, source: str) -> Sequence[ChunkRows]:
-        """Count a source's location rows and claims by chunk, all at one moment; chunks without any are there, too.
+        """Count a source's location rows, pending ones and claims by chunk, all at one moment; chunks without any are there, too.
 
         A part counts as claimed by its chunk, whose object has one claim for all of them.
 
-        Empty for a source that is not known. Reads both tables once.
+        Empty for a source that is not known. Reads each table once.
         """
         with self._database.transaction() as connection:
             rows = connection.execute(_ROWS_BY_CHUNK, {"source": source, "claiming": sorted(CLAIMING)}).fetchall()
         return [ChunkRows(**{**row._asdict(), "state": None if row.state is None else ChunkState(row.state)}) for row in rows]
 
     def drop_stray_rows(self, caf_file_id: int) -> int:
-        """Remove claims of a chunk that claims nothing or is unknown, and locations of one that never was located or is unknown.
+        """Remove rows that a chunk in its state, or an unknown one, cannot have: claims, locations and pending locations.
 
         What a chunk claims by its state, and locations that it has or had, stay. Returns the rows removed.
         """
@@ -77,4 +80,6 @@ class StrayRows(LedgerPart):
                 dropped += end_claims(connection, caf_file_id)
             if state not in EVER_LOCATED:
                 dropped += connection.execute(_DROP_LOCATIONS, {"id": caf_file_id}).rowcount
+            if state not in MAY_BE_PENDING:
+                dropped += forget_pending(connection, caf_file_id)
         return dropped

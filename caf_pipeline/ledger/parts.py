@@ -73,11 +73,11 @@ _WITHDRAW_PLANNED: Final = """
     WHERE caf_file_id IN (SELECT caf_file_id FROM caf_files
         WHERE caf_file_id = ANY(%(all)s) AND state = 'planned' FOR NO KEY UPDATE SKIP LOCKED)
     """
-_LOCATE: Final = """
-    INSERT INTO file_locations (source_id, file_path, version_id, etag, size_bytes, rewritten_at, part, caf_file_id, start_byte,
-        end_byte, last_modified, sha256, crc64nvme, s3_checksum)
+_RECORD: Final = """
+    INSERT INTO {table} (source_id, file_path, version_id, etag, size_bytes, rewritten_at, part, caf_file_id, start_byte,
+        end_byte, last_modified, sha256, crc64nvme, s3_checksum, header_set)
     SELECT source_id, file_path, version_id, etag, object_bytes, rewritten_at, location_part, caf_file_id, %(start_byte)s,
-        %(end_byte)s, %(last_modified)s, %(sha256)s, %(crc64nvme)s, %(s3_checksum)s
+        %(end_byte)s, %(last_modified)s, %(sha256)s, %(crc64nvme)s, %(s3_checksum)s, %(header_set)s
     FROM object_parts WHERE caf_file_id = %(id)s AND file_path = %(key)s
         AND version_id = coalesce(CAST(%(version_id)s AS text), '') AND etag = %(etag)s
         AND object_version(version_id, etag, object_bytes, rewritten_at) = %(object_version)s
@@ -125,7 +125,7 @@ def import_part(connection: Connection, source_id: int, plan_id: int, caf_file_i
         plan_id,
         [(caf_file_id, part.key, *identity, of.number, of.count, of.start_byte, of.end_byte)],
     )
-    locate_part(connection, caf_file_id, part)
+    record_part(connection, "file_locations", caf_file_id, part)
 
 
 def _register(connection: Connection, source_id: int, plan_id: int, rows: Iterable[tuple[Any, ...]]) -> None:
@@ -145,8 +145,8 @@ def has_part(connection: Connection, caf_file_id: int) -> bool:
     return bool(connection.execute(_HAS_PART, {"id": caf_file_id}).scalar_one())
 
 
-def locate_part(connection: Connection, caf_file_id: int, part: "PartLocation") -> None:
-    """Write the row of a chunk's part. It counts once all parts have theirs.
+def record_part(connection: Connection, table: str, caf_file_id: int, part: "PartLocation") -> None:
+    """Write the row of a chunk's part to `pending_locations` or `file_locations`. It counts once all parts are located.
 
     Raises:
         LedgerError: it is not the part that the chunk was planned for; the transaction can only be rolled back.
@@ -158,6 +158,7 @@ def locate_part(connection: Connection, caf_file_id: int, part: "PartLocation") 
         "count": of.count,
         "first_byte": of.start_byte,
         "last_byte": of.end_byte,
+        "header_set": part.headers.id,
         **{
             name: getattr(part, name)
             for name in (
@@ -166,7 +167,7 @@ def locate_part(connection: Connection, caf_file_id: int, part: "PartLocation") 
             )
         },
     }
-    if connection.execute(_LOCATE, facts).rowcount != 1:
+    if connection.execute(_RECORD.format(table=table), facts).rowcount != 1:
         raise LedgerError(
             f"the chunk's part {of.number} of {of.count} of '{part.key}' is not the one that was planned for it",
             hint="the staged file is not the one that was sealed: check the disk",

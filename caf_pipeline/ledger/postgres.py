@@ -13,16 +13,20 @@ from typing import TYPE_CHECKING, Final
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import IllegalMove, LedgerError, StagingError
 from caf_pipeline.inventory.chunk_id import ChunkId
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.ledger.bulk_looks import BulkLooks
 from caf_pipeline.ledger.chunks import Lookups
 from caf_pipeline.ledger.controls import Controls
 from caf_pipeline.ledger.copy import (
     GOOD,
+    TWICE,
     copy_claims,
-    copy_locations,
+    copy_location_batches,
     copy_rows,
     end_claims,
     end_skips,
+    forget_pending,
+    locate_pending,
     record_skips,
     record_waiting,
     refuse_located,
@@ -34,16 +38,17 @@ from caf_pipeline.ledger.current_content import CurrentContent
 from caf_pipeline.ledger.database import Connection, Database, source_id_of
 from caf_pipeline.ledger.export import Exports
 from caf_pipeline.ledger.folder_store import FolderStores
+from caf_pipeline.ledger.header_sets import Batches, read_header_sets, record_header_sets
 from caf_pipeline.ledger.import_chunk import ChunkImport
 from caf_pipeline.ledger.keys import ArchivedKeys
 from caf_pipeline.ledger.launchable import LaunchableChunks
 from caf_pipeline.ledger.leases import LEASE_SECONDS, HeldLease, Leases, lock_lease, require_free
 from caf_pipeline.ledger.locate import ObjectLookups
-from caf_pipeline.ledger.log_times import ArchivedLogs, record_log_times
+from caf_pipeline.ledger.log_times import ArchivedLogs, forget_log_times, record_log_times
 from caf_pipeline.ledger.maintenance import StrayRows
 from caf_pipeline.ledger.moves import chunk_row, guarded, move_row, require_sealed_bytes, require_state
 from caf_pipeline.ledger.notices import Notices
-from caf_pipeline.ledger.parts import follow_move, locate_part, register_parts
+from caf_pipeline.ledger.parts import follow_move, record_part, register_parts
 from caf_pipeline.ledger.progress import Progress
 from caf_pipeline.ledger.provider_stats import ProviderRecords
 from caf_pipeline.ledger.records import Holder, PlanRecord, ReadFailures, Seal, Skip, plan_lease
@@ -314,18 +319,43 @@ class Ledger(
                 forget_full_read(connection, moved.caf_file_id)
             if (before, after) == (_S.DAMAGED, _S.LOCATED):
                 require_right_copy(connection, moved.caf_file_id, chunk)
+            if after is _S.PACKING or (after not in CLAIMING and before not in GOOD):
+                forget_pending(connection, moved.caf_file_id)
+                forget_log_times(connection, moved.caf_file_id)
             if not follow_move(connection, moved.caf_file_id, after) and after not in CLAIMING:
                 withdraw_claims(connection, [moved.caf_file_id])
             elif before is _S.SEALED and after is _S.PACKING:
                 connection.execute(_CLAIM_SKIPPED_AGAIN, {"id": moved.caf_file_id, "good": GOOD})
 
-    def seal(self, lease: Lease, chunk: str, seal: Seal, skips: Iterable[Skip], released: Iterable[tuple[str, str]]) -> None:
-        """packing → sealed, or → empty where the seal counts no member, with the facts and the skips.
+    def seal(
+        self,
+        lease: Lease,
+        chunk: str,
+        seal: Seal,
+        skips: Iterable[Skip],
+        released: Iterable[tuple[str, str]],
+        *,
+        rows: Batches = tuple,
+        part: "PartLocation | None" = None,
+        logs: "Collection[LogTimes]" = (),
+    ) -> None:
+        """packing → sealed, or → empty if the seal counts no member, with the facts, the skips and the rows of the members.
 
         Ends the claims of the skipped objects and of those released (key, object version) to be planned again.
 
+        Args:
+            lease: on the chunk.
+            chunk: which.
+            seal: its facts.
+            skips: objects that were not packed.
+            released: objects that are to be planned again.
+            rows: returns the whole objects, batches of LOCATION_SCHEMA.
+            part: instead, the part that it has.
+            logs: the times of its clp-s archives.
+
         Raises:
-            LedgerError: the claims that are left are not as many as the members; nothing was written.
+            LedgerError: the claims that are left, or the rows, are not as many as the members; or the part is another one than
+                was planned. Nothing was written.
         """
         changes = """sealed_at = now(), caf_size_bytes = %(caf_size_bytes)s, stored_size_bytes = %(stored_size_bytes)s,
             member_count = %(member_count)s, member_bytes = %(member_bytes)s, skipped_count = %(skipped_count)s,
@@ -339,6 +369,17 @@ class Ledger(
                 connection.execute(_WANT_COPY, {**facts, "id": moved.caf_file_id, "store": self._store})
             record_skips(connection, moved.source_id, moved.caf_file_id, skips)
             release_claims(connection, moved.caf_file_id, released)
+            record_log_times(connection, moved.caf_file_id, logs)
+            record_header_sets(connection, rows(), part)
+            written = copy_location_batches(connection, "pending_locations", moved.source_id, moved.caf_file_id, rows())
+            if part is not None:
+                record_part(connection, "pending_locations", moved.caf_file_id, part)
+                written += 1
+            if written != seal.member_count:
+                raise LedgerError(
+                    f"chunk {chunk} has {counted(seal.member_count, 'member')}, but {counted(written, 'location')}",
+                    hint="the packed file is not the one that was recorded: check the disk",
+                )
             if follow_move(connection, moved.caf_file_id, after):
                 return
             left = connection.execute(
@@ -393,45 +434,37 @@ class Ledger(
             require_sealed_bytes(chunk, moved, posting)
             end_waiting(connection, moved.caf_file_id)
 
-    def load_locations(
-        self,
-        lease: Lease,
-        chunk: str,
-        rows: "Iterable[pa.RecordBatch]",
-        part: "PartLocation | None" = None,
-        logs: "Collection[LogTimes] | None" = None,
-    ) -> int:
-        """verified → located: write the rows, batches of LOCATION_SCHEMA, and end the chunk's claims, at once.
+    def load_locations(self, lease: Lease, chunk: str) -> int:
+        """verified → located: move the rows that the seal wrote to the locations, and end the chunk's claims, at once.
 
-        Returns the rows written.
-
-        Args:
-            lease: on the chunk.
-            chunk: which.
-            rows: its whole objects.
-            part: instead, the part that it has; its object is located, and its claim ends, once all parts are.
-            logs: the times of its clp-s archives; None where its packing did not look for any.
+        A part's object is located, and its claim ends, once all parts are. Returns the rows written.
 
         Raises:
-            LedgerError: the rows are not as many as the chunk's members, or the part is another; nothing was written.
+            LedgerError: another chunk in good standing has one of the objects; nothing was written.
         """
         with self._database.transaction() as connection:
             moved = move_row(connection, lease, chunk, _S.VERIFIED, _S.LOCATED, changes="located_at = now()")
-            record_log_times(connection, moved.caf_file_id, logs)
-            if part is not None:
-                locate_part(connection, moved.caf_file_id, part)
-                follow_move(connection, moved.caf_file_id, _S.LOCATED)
-                return 1
-            written = copy_locations(connection, moved.source_id, moved.caf_file_id, rows)
+            written = locate_pending(connection, moved.caf_file_id)
+            if written != moved.member_count:
+                raise LedgerError(
+                    f"chunk {chunk} has {counted(moved.member_count, 'member')}, but {counted(written, 'object')} of it"
+                    " can be located",
+                    hint=TWICE,
+                )
+            if follow_move(connection, moved.caf_file_id, _S.LOCATED):
+                return written
             connection.execute(_END_OLD_SKIPS, {"id": moved.caf_file_id})
             claimed = end_claims(connection, moved.caf_file_id)
-            if not written == claimed == moved.member_count:
+            if claimed != written:
                 raise LedgerError(
-                    f"chunk {chunk} has {counted(moved.member_count, 'member')} and {counted(claimed, 'claim')}, but"
-                    f" {counted(written, 'location')}",
-                    hint="the staged file is not the one that was sealed: check the disk",
+                    f"chunk {chunk} has {counted(written, 'location')}, but {counted(claimed, 'claim')}", hint=TWICE
                 )
         return written
+
+    def header_sets(self, names: Collection[bytes]) -> Mapping[bytes, ObjectHeaders]:
+        """Return the headers and user metadata of these sets, as `LocationRow.header_set` names them."""
+        with self._database.reading() as connection:
+            return read_header_sets(connection, names)
 
     def record_repost(self, lease: Lease, chunk: str, posting: Posting) -> None:
         """Give a `damaged` chunk the place of its new post, where the chain no longer has the first.

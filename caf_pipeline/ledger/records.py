@@ -322,15 +322,17 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """How many location rows and claims name a chunk. `chunk` and `state` are None where the ledger has no such chunk.
+    """How many location rows, pending ones and claims name a chunk.
 
-    A restored chunk may have fewer locations than members: others had some of its objects already.
+    `chunk` and `state` are None where the ledger has no such chunk. A restored chunk may have fewer locations than members:
+    others had some of its objects already.
     """
 
     caf_file_id: int
     chunk: str | None
     state: ChunkState | None
     locations: int
+    pending: int
     claims: int
     member_count: int
     restored: bool
@@ -351,6 +353,7 @@ class LocationRow:
     etag: str
     last_modified: datetime
     sha256: bytes
+    header_set: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,6 +491,7 @@ class LocatedVersion:
     size_bytes: int
     chunk: str
     checksums: Mapping[str, bytes] = field(hash=False)
+    header_set: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

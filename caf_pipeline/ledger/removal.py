@@ -42,6 +42,7 @@ OF_A_CHUNK: Final = (
     "read_failures",
     "object_parts",
     "log_times",
+    "pending_locations",
 )
 """Tables with rows of a chunk by its `caf_file_id`. Rows of `posts` and `file_locations` forbid a removal."""
 

@@ -290,28 +290,83 @@ CLAIMS: Final = Table(
     comment="Objects of chunks under way. No other plan may take them.",
 )
 
+HEADER_SETS: Final = Table(
+    "header_sets",
+    METADATA,
+    Column(
+        "header_set",
+        LargeBinary,
+        CheckConstraint("length(header_set) = 16"),
+        primary_key=True,
+        comment="first 16 bytes of the SHA-256 of all values, each followed by a NUL",
+    ),
+    *(
+        Column(name, Text, nullable=False, comment=f"{title} header; '' for none")
+        for name, title in (
+            ("content_type", "Content-Type"),
+            ("content_encoding", "Content-Encoding"),
+            ("content_language", "Content-Language"),
+            ("content_disposition", "Content-Disposition"),
+            ("cache_control", "Cache-Control"),
+            ("expires", "Expires"),
+        )
+    ),
+    Column("user_metadata", JSONB, nullable=False, comment="user metadata: an object of names and values"),
+    comment="Distinct sets of headers and user metadata that archived objects have.",
+)
+
+
+def _locations() -> list[Column[Any]]:
+    """Return the columns of a location."""
+    return [
+        Column(
+            "caf_file_id",
+            BigInteger,
+            nullable=False,
+            info=refers_to("caf_files.caf_file_id"),
+            comment="chunk that has the object",
+        ),
+        Column("start_byte", BigInteger, nullable=False, comment="first byte of the object, or of its part, in the CAF"),
+        Column("end_byte", BigInteger, nullable=False, comment="end of the object, or of its part, in the CAF, exclusive"),
+        Column("size_bytes", BigInteger, nullable=False, comment="size of the whole object"),
+        Column("last_modified", TIMESTAMPTZ, nullable=False, comment="LastModified of the object"),
+        rewritten_at(),
+        Column("source_id", Integer, nullable=False, info=refers_to("sources.source_id"), comment="source of the object"),
+        Column(
+            "part", Integer, nullable=False, server_default=ZERO, comment="location_part of an object part; 0: a whole object"
+        ),
+        Column("file_path", TEXT_C, nullable=False, comment="key of the object"),
+        Column("version_id", TEXT_C, nullable=False, comment="version id; '' for none"),
+        Column("etag", TEXT_C, nullable=False, comment="ETag as S3 gave it, without quotes"),
+        Column("sha256", LargeBinary, nullable=False, comment="SHA-256 of the archived bytes"),
+        Column("crc64nvme", LargeBinary, comment="CRC-64/NVME of the archived bytes, big-endian; NULL: not known"),
+        Column(
+            "s3_checksum", Text, comment="S3's own checksum of the object: algorithm, colon, hexadecimal digits; NULL: not known"
+        ),
+        Column(
+            "header_set",
+            LargeBinary,
+            info=refers_to("header_sets.header_set"),
+            comment="headers and user metadata; NULL: not known, as of adopted files",
+        ),
+    ]
+
+
 FILE_LOCATIONS: Final = Table(
     "file_locations",
     METADATA,
-    Column(
-        "caf_file_id", BigInteger, nullable=False, info=refers_to("caf_files.caf_file_id"), comment="chunk that has the object"
-    ),
-    Column("start_byte", BigInteger, nullable=False, comment="first byte of the object, or of its part, in the CAF"),
-    Column("end_byte", BigInteger, nullable=False, comment="end of the object, or of its part, in the CAF, exclusive"),
-    Column("size_bytes", BigInteger, nullable=False, comment="size of the whole object"),
-    Column("last_modified", TIMESTAMPTZ, nullable=False, comment="LastModified of the object"),
-    rewritten_at(),
-    Column("source_id", Integer, nullable=False, info=refers_to("sources.source_id"), comment="source of the object"),
-    Column("part", Integer, nullable=False, server_default=ZERO, comment="location_part of an object part; 0: a whole object"),
-    Column("file_path", TEXT_C, nullable=False, comment="key of the object"),
-    Column("version_id", TEXT_C, nullable=False, comment="version id; '' for none"),
-    Column("etag", TEXT_C, nullable=False, comment="ETag as S3 gave it, without quotes"),
-    Column("sha256", LargeBinary, nullable=False, comment="SHA-256 of the archived bytes"),
-    Column("crc64nvme", LargeBinary, comment="CRC-64/NVME of the archived bytes, big-endian; NULL: not known"),
-    Column("s3_checksum", Text, comment="S3's own checksum of the object: algorithm, colon, hexadecimal digits; NULL: not known"),
+    *_locations(),
     PrimaryKeyConstraint("source_id", "file_path", "version_id", "etag", "size_bytes", "rewritten_at", "part"),
     Index("file_locations_by_chunk", "caf_file_id", postgresql_using="brin"),
     comment="Location of each archived object.",
+)
+
+PENDING_LOCATIONS: Final = Table(
+    "pending_locations",
+    METADATA,
+    *_locations(),
+    Index("pending_locations_by_chunk", "caf_file_id"),
+    comment="Rows of sealed chunks that are not located. Locating moves them to file_locations.",
 )
 
 OBJECT_PARTS: Final = Table(

@@ -389,7 +389,7 @@ class _Adopter:
         if not self._terms.dry_run:
             self._lease.check()
             context.store.bind()
-            rows = context.ledger.restore_chunk(chunk, found.locations(), (), plan_folder=str(context.plans() / chunk.plan))
+            rows = context.ledger.restore_chunk(chunk, found.locations, (), plan_folder=str(context.plans() / chunk.plan))
             self._known[posted.posting.merkle_root] = context.ledger.chunk(chunk.name)
         return FileAdoption(name, AdoptionKind.ADOPTED, posted, chunk.name, members, rows, found.left_out, right)
 

@@ -333,7 +333,7 @@ def _import_from(context: RunContext, chunk: RemoteChunk, spool: Path, lease: Le
     if manifest.part() != chunk.part:
         raise IntegrityError(f"the manifest of chunk {chunk.name} is not the one that was read before")
     return context.ledger.restore_chunk(
-        chunk, manifest.locations(), skips, plan_folder=plan_folder, fault=fault, logs=manifest.logs(), lease=lease
+        chunk, manifest.locations, skips, plan_folder=plan_folder, fault=fault, logs=manifest.logs(), lease=lease
     )
 
 

@@ -22,6 +22,7 @@ from typing_extensions import Buffer
 from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, IndexBuilder
 from caf_pipeline.errors import LeaseLost, ObjectReadFailed, ObjectUnavailable, StagingError
 from caf_pipeline.inventory.checksums import Digest, new_crc64nvme, new_digest
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.manifest import PART_COLUMNS, ChunkIdentity, ManifestWriter, head_bytes
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
@@ -39,7 +40,7 @@ from caf_pipeline.packing.journal.writer import CheckpointPace, Checkpoints, Ope
 from caf_pipeline.packing.prefetch import BodySums, OrderedFetch, checksum_differs
 from caf_pipeline.packing.sink import Mark, PartFile, StagingSink, staging_error
 from caf_pipeline.settings import PackingSettings
-from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectSource
+from caf_pipeline.source.protocol import Checksum, ObjectSource
 from caf_pipeline.system.hashes import RunningHash
 
 _COPY_BYTES: Final = 1 << 20

@@ -199,20 +199,6 @@ def staged_has_root(context: RunContext, chunk: Chunk) -> bool:
         return False
 
 
-def manifest_is_right(context: RunContext, chunk: Chunk) -> bool:
-    """Tell whether the sealed file is there and its manifest and index are those that were sealed.
-
-    By the SHA-256 that was taken of them while packing; where its record is gone, by the whole file's Merkle root.
-    """
-    path, record = staged_path(context, chunk.name), read_record(context, chunk.name)
-    if record is None or bytes.fromhex(record["merkle_root"]) != chunk.merkle_root:
-        return staged_has_root(context, chunk)
-    try:
-        return path.stat().st_size == chunk.stored_size_bytes and _has_tail(path, _packed_of(record))
-    except FileNotFoundError:
-        return False
-
-
 def give_final_name(context: RunContext, name: str, file: Path) -> Path:
     """Give a whole file the name of the sealed chunk, in place of any file of that name; durable when this returns."""
     path = staged_path(context, name)

@@ -4,41 +4,41 @@ What writes them there is `source.protocol.ObjectTarget`.
 """
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Final
 
-from caf_pipeline.errors import CafError, IntegrityError, StoreError
+from caf_pipeline.errors import IntegrityError, StoreError
+from caf_pipeline.inventory.headers import ObjectHeaders
+from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.bulk import ObjectRead, is_small, read_located
 from caf_pipeline.retrieval.holders import holders_of
-from caf_pipeline.retrieval.manifests import Manifests
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
 from caf_pipeline.retrieval.reader import Found
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome
 from caf_pipeline.retrieval.side_by_side import side_by_side
-from caf_pipeline.source.protocol import KeyTaken, ObjectHeaders, ObjectTarget, ObjectThere
+from caf_pipeline.source.protocol import KeyTaken, ObjectTarget, ObjectThere
 from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.system.files_below import NotRestored
 
 OBJECTS_AT_ONCE: Final = 2_000
-"""Objects whose headers are read at once from the manifests of their chunks: half a row group."""
+"""Objects whose headers are read at once."""
 
-_Prepared = tuple[Location, ObjectHeaders | CafError | None, bool, ObjectRead | None]
-"""An object, its headers (None: of an adopted file, which has none) or why they are not had, whether it may be there already,
-and its bytes where they were read."""
+_Prepared = tuple[Location, ObjectHeaders | None, bool, ObjectRead | None]
+"""An object, its headers (None: not known, as of an adopted file), whether it may be there already, and its bytes if they were
+read."""
 
 
 class RestoreBucket:
     """A `RestoreTarget`: each object appears when its bytes were compared, both here and by S3."""
 
-    def __init__(self, bucket: ObjectTarget, store: ChunkReader, manifests: Manifests, *, force: bool, dry_run: bool) -> None:
+    def __init__(self, bucket: ObjectTarget, store: ChunkReader, ledger: Ledger, *, force: bool, dry_run: bool) -> None:
         self._bucket = bucket
         self._store = store
-        self._manifests = manifests
+        self._ledger = ledger
         self._force = force
         self._dry_run = dry_run
 
@@ -49,27 +49,22 @@ class RestoreBucket:
     def _prepared(self, listed: Iterable[Location]) -> Iterator[_Prepared]:
         """Yield each object with what is known of it, in any order.
 
-        A manifest is fetched once for many objects, one listing tells of many that they are not there, and of these the small
+        Headers are read for many objects at once, one listing tells of many that they are not there, and of these the small
         ones are read by few requests.
         """
         locations = iter(listed)
         while some := list(islice(locations, OBJECTS_AT_ONCE)):
-            by_chunk = defaultdict(set)
-            for one in some:
-                by_chunk[one.chunk].add((one.row.key, one.row.object_version))
-            headers = {chunk: self._manifests.headers(chunk, wanted) for chunk, wanted in by_chunk.items()}
+            headers = self._ledger.header_sets({one.row.header_set for one in some if one.row.header_set})
             first = some[0].row.key
             there = self._bucket.keys_between(first, some[-1].row.key)
             new = list[tuple[Location, ObjectHeaders | None]]()
             for one in some:
-                known, key = headers[one.chunk], one.row.key
-                missing = IntegrityError(f"the manifest of chunk {one.chunk} does not have it")
-                found = known.get((key, one.row.object_version), missing) if isinstance(known, Mapping) else known
+                key, own = one.row.key, headers.get(one.row.header_set or b"")
                 may_be_there = there is None or key == first or key in there
-                if not isinstance(found, CafError) and is_small(one) and not may_be_there and not self._dry_run:
-                    new.append((one, found))
+                if is_small(one) and not may_be_there and not self._dry_run:
+                    new.append((one, own))
                 else:
-                    yield one, found, may_be_there, None
+                    yield one, own, may_be_there, None
             for read in read_located(self._store, (one for one, _ in new)):
                 yield *new[read.number], False, read
 
@@ -77,8 +72,6 @@ class RestoreBucket:
         one, headers, may_be_there, read = given
         try:
             place = self._bucket.place(one.row.key)
-            if isinstance(headers, CafError):  # the same of all objects of a chunk
-                raise type(headers)(f"{one.row.key!r} was not written: {headers}", hint=headers.hint) from headers
             outcome = self._outcome(one, headers, may_be_there, read)
             return RestoredObject(one, outcome, place, headers_known=headers is not None)
         except (NotRestored, StoreError, IntegrityError) as error:

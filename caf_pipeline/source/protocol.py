@@ -14,20 +14,8 @@ from typing import NoReturn, Protocol
 from typing_extensions import Buffer
 
 from caf_pipeline.errors import SourceError
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import S3Object, VersionCounts
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectHeaders:
-    """What S3 keeps beside an object's bytes and the manifest keeps too. Empty strings where S3 has none."""
-
-    content_type: str = ""
-    content_encoding: str = ""
-    content_language: str = ""
-    content_disposition: str = ""
-    cache_control: str = ""
-    expires: str = ""
-    user_metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

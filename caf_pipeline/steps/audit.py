@@ -4,17 +4,12 @@
 store and compares them with the rows. Both only read.
 """
 
-import hashlib
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import CafError
-from caf_pipeline.inventory.manifest import PartLocation
-from caf_pipeline.ledger.records import Chunk, Location, LocationRow, posting_of
+from caf_pipeline.ledger.records import Chunk, Location, posting_of
 from caf_pipeline.retrieval.reader import Found, fetch
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, ChunkAccount, ChunkAuditor
@@ -71,41 +66,19 @@ def fetch_members(context: RunContext, name: str, *, members: int = 20) -> Fetch
 
 
 def _fetch_members(context: RunContext, chunk: Chunk, members: int) -> FetchedMembers:
-    chosen = random.SystemRandom().sample(range(chunk.member_count), min(members, chunk.member_count))
+    rows = context.ledger.some_members(chunk.name, members)
+    if not rows:
+        return FetchedMembers(0, [f"none: chunk {chunk.name} has no location"])
     mismatched = []
-    first = 0  # of the batch, among the members
-    manifest = open_chunk(context, chunk).manifest()
-    if part := manifest.part():
-        return FetchedMembers(1, _mismatched_part(context, chunk, part))
-    for batch in manifest.locations():
-        here = sorted(number - first for number in chosen if first <= number < first + batch.num_rows)
-        first += batch.num_rows
-        for row in batch.take(pa.array(here, pa.int64())).to_pylist():
-            try:
-                found = fetch(
-                    context.ledger, context.store, context.source, row["key"], row["object_version"], folder=context.staging()
-                )
-                digest = hashlib.sha256()
-                for piece in found.pieces:
-                    digest.update(piece)
-                if digest.digest() != row["sha256"]:
-                    mismatched.append(row["key"])
-            except CafError as error:
-                if not error.permanent:
-                    raise
-                mismatched.append(f"{row['key']} ({error})")
-    return FetchedMembers(len(chosen), mismatched)
-
-
-def _mismatched_part(context: RunContext, chunk: Chunk, part: PartLocation) -> Sequence[str]:
-    """Read the part that a chunk has through the store; return its key where the bytes differ."""
-    row = LocationRow(
-        part.key, part.object_version, part.version_id, part.start_byte, part.end_byte, part.etag, part.last_modified, part.sha256
-    )
-    try:
-        Found(Location(row, chunk.name, posting_of(chunk)), context.store).compare()
-    except CafError as error:
-        if not error.permanent:
-            raise
-        return [f"part {part.part.number} of {part.key} ({error})"]
-    return []
+    for row in rows:
+        try:
+            if chunk.part:
+                found = Found(Location(row, chunk.name, posting_of(chunk)), context.store)
+            else:
+                found = fetch(context.ledger, context.store, context.source, row.key, row.object_version)
+            found.compare()
+        except CafError as error:
+            if not error.permanent:
+                raise
+            mismatched.append(f"part {chunk.part} of {row.key} ({error})" if chunk.part else f"{row.key} ({error})")
+    return FetchedMembers(len(rows), mismatched)

@@ -19,7 +19,6 @@ from caf_pipeline.errors import (
     CafError,
     ChunkTooLarge,
     IntegrityError,
-    NotProven,
     RootRefused,
     StagingError,
     StoreError,
@@ -34,10 +33,8 @@ from caf_pipeline.packing.packer import remove_staged
 from caf_pipeline.packing.samples import look_at_copy, samples_of, staged_matches, too_few_copies
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.packing.staging import (
-    download,
     give_final_name,
     let_go,
-    manifest_is_right,
     proof_type_of,
     read_packed,
     read_record,
@@ -182,7 +179,9 @@ def _seal(context: RunContext, lease: Lease, chunk: Chunk) -> ManifestReport:
     chunk_file = ChunkFile(StagedSource(file), chunk.name)
     account, report = ChunkAuditor(chunk, chunk_file), ManifestReport()
     skips = _accounted_skips(chunk_file, seal, account, report)
-    context.ledger.seal(lease, chunk.name, seal, skips, account.released() if packed.released_count else ())
+    released = account.released() if packed.released_count else ()
+    rows = chunk_file.manifest()
+    context.ledger.seal(lease, chunk.name, seal, skips, released, rows=rows.locations, part=rows.part(), logs=rows.logs())
     if not packed.member_count:
         context.ended(ChunkState.EMPTY)
         remove_unsealed(context, chunk.name)
@@ -465,32 +464,13 @@ def repeat_packing(context: RunContext, lease: Lease, chunk: Chunk) -> bool:
 
 
 def load_locations(context: RunContext, name: str) -> Chunk:
-    """Write one location row for each object: verified → located.
-
-    Raises:
-        NotProven: what stood in staging is gone, and no provider gives the chunk back with its root.
-    """
+    """Move the rows that the seal wrote to the locations: verified → located."""
     with lease_chunk(context, name) as lease:
         chunk = _reached(_workable(context, name), ChunkState.VERIFIED)
         if chunk.state is ChunkState.VERIFIED:
-            _brought_back(context, lease, chunk)
-            manifest = open_chunk(context, chunk).manifest(chunk.tail_start)
-            context.ledger.load_locations(lease, name, manifest.locations(), manifest.part(), manifest.logs())
+            context.ledger.load_locations(lease, name)
             context.ended(ChunkState.LOCATED)
         return context.ledger.chunk(name)
-
-
-def _brought_back(context: RunContext, lease: Lease, chunk: Chunk) -> None:
-    """Have the verified chunk's file in staging: rows are claims, and samples say nothing of each byte of a manifest."""
-    if manifest_is_right(context, chunk):
-        return
-    posting = posting_of(chunk)
-    downloaded, said = download(context, lease, chunk, posting, context.store.holders(posting))
-    if not downloaded:
-        raise NotProven(
-            f"chunk {chunk.name} was verified, its staged file is gone, and no provider returns it unchanged: {'; '.join(said)}",
-            hint="run the partition again when they answer",
-        )
 
 
 def release_staging(context: RunContext, name: str) -> Chunk:

@@ -2,8 +2,8 @@
 
 Each object costs a HEAD. ETag and size prove nothing: S3's checksum of the full object must equal the archived one of the same
 algorithm: SHA-256, CRC-64/NVME, or the algorithm of the checksum that S3 gave when the object was packed. Then its headers are
-compared with those of the manifest. If they are equal, too, an exception says that the located object is current. If the manifest
-cannot be read, the object is skipped for the time being. In all other cases it is archived again.
+compared with the archived ones. If they are equal, too, an exception says that the located object is current. Else it is archived
+again.
 
 Source: "Which objects are to be archived" in docs/design.md; docs/decisions/0014-what-is-current.md.
 """
@@ -19,19 +19,17 @@ from typing import Final
 
 import pyarrow as pa
 
-from caf_pipeline.errors import IntegrityError, ObjectReadFailed, ObjectUnavailable
+from caf_pipeline.errors import ObjectReadFailed, ObjectUnavailable
 from caf_pipeline.inventory.objects import CurrentException, S3Object, SkipReason
 from caf_pipeline.inventory.snapshot import read_objects
-from caf_pipeline.ledger.records import Chunk, InventoryRecord, LocatedVersion, Skip
-from caf_pipeline.packing.staging import manifest_is_right, staged_path
-from caf_pipeline.retrieval.manifests import Manifests
+from caf_pipeline.ledger.records import InventoryRecord, LocatedVersion, Skip
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.source.protocol import ObjectHead, ObjectHeaders
+from caf_pipeline.source.protocol import ObjectHead
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.parquet import write_whole
 
 OBJECTS_AT_ONCE: Final = 10_000
-"""Objects that stand in memory, with the headers that the archive has of each: some 20 MB."""
+"""Objects that stand in memory, with the headers of each: some 20 MB."""
 
 WITHOUT_CHECKSUM: Final = "S3 has no full-object checksum of an algorithm that the archive recorded"
 OTHER_BYTES: Final = "S3's checksum of the full object differs from the archived one"
@@ -68,7 +66,7 @@ class Comparison:
 
 
 def compare_headers(
-    context: RunContext, lease: Lease, inventory: InventoryRecord, to_compare: Path, folder: Path, *, rewritten: Path
+    context: RunContext, lease: Lease, inventory: InventoryRecord, to_compare: Path, *, rewritten: Path
 ) -> Comparison:
     """Compare the objects of a file, and record the equal ones as exceptions, and those that could not be compared as skipped.
 
@@ -77,13 +75,11 @@ def compare_headers(
         lease: on its plan.
         inventory: that lists the objects.
         to_compare: of `inventory.SNAPSHOT_SCHEMA`, in the order of keys.
-        folder: takes some manifests.
         rewritten: gets the objects whose bytes are not proven to be the archived ones (REWRITTEN_SCHEMA).
 
     Raises:
-        SourceError: S3 is out of reach. StoreUnreachable: the chain is. LeaseLost. StagingError: no room.
+        SourceError: S3 is out of reach. LeaseLost. StagingError: no room.
     """
-    manifests = Manifests(context.ledger, context.store, folder, staged=partial(_staged, context))
     counts = Counter[str]()
 
     def compared() -> Iterator[pa.RecordBatch]:
@@ -92,7 +88,7 @@ def compare_headers(
             while some := list(islice(objects, OBJECTS_AT_ONCE)):
                 context.wait_while_paused(lease.check)
                 heads = list(pool.map(partial(_read_headers, context), some))
-                yield from _compare(context, manifests, inventory, list(zip(some, heads, strict=True)), counts)
+                yield from _compare(context, inventory, list(zip(some, heads, strict=True)), counts)
 
     write_whole(compared(), rewritten, REWRITTEN_SCHEMA)
     return Comparison(**counts)
@@ -103,7 +99,6 @@ _Head = ObjectHead | ObjectUnavailable | ObjectReadFailed
 
 def _compare(
     context: RunContext,
-    manifests: Manifests,
     inventory: InventoryRecord,
     heads: Sequence[tuple[S3Object, _Head]],
     counts: Counter[str],
@@ -111,18 +106,16 @@ def _compare(
     """Record the results for some objects, count them, and yield those of other or unproven bytes."""
     versions = _located_versions(context, [obj for obj, _ in heads])
     proven = {obj: _of_same_bytes(versions[obj], head) for obj, head in heads if isinstance(head, ObjectHead)}
-    archived = _archived_headers(manifests, [version for some in proven.values() for version in some])
     equal, skips, rewritten = list[CurrentException](), list[Skip](), list[dict[str, object]]()
     for obj, head in heads:
         counts["requests"] += 1
         if not isinstance(head, ObjectHead):
             skips.append(_skip(obj, head))
         elif proven[obj]:
-            identity, unread = _same(proven[obj], archived, head.headers)
+            header_set = head.headers.id
+            identity = next((version.object_version for version in proven[obj] if version.header_set == header_set), None)
             if identity is not None:
                 equal.append(_stands_for(inventory, obj, identity))
-            elif unread is not None:
-                skips.append(_skip(obj, unread))
             else:
                 counts["other_headers"] += 1
         else:
@@ -178,42 +171,3 @@ def _of_same_bytes(versions: Sequence[LocatedVersion], head: ObjectHead) -> Sequ
         return bool(shared) and all(head.checksums[name] == version.checksums[name] for name in shared)
 
     return [version for version in versions if agrees(version)]
-
-
-def _archived_headers(
-    manifests: Manifests, versions: Sequence[LocatedVersion]
-) -> Mapping[LocatedVersion, ObjectHeaders | Exception]:
-    """Return the archived headers of each identity, or why they cannot be read; nothing of adopted files, which have none."""
-    by_chunk = defaultdict[str, list[LocatedVersion]](list)
-    for version in versions:
-        by_chunk[version.chunk].append(version)
-    archived = dict[LocatedVersion, ObjectHeaders | Exception]()
-    for chunk, members in sorted(by_chunk.items()):
-        headers = manifests.headers(chunk, {(version.key, version.object_version) for version in members})
-        if headers is None:
-            continue
-        missing = IntegrityError(f"the manifest of chunk {chunk} does not have the object")
-        for version in members:
-            recorded = headers if isinstance(headers, Exception) else headers.get((version.key, version.object_version))
-            archived[version] = recorded or missing
-    return archived
-
-
-def _same(
-    versions: Sequence[LocatedVersion], archived: Mapping[LocatedVersion, ObjectHeaders | Exception], headers: ObjectHeaders
-) -> tuple[str | None, Exception | None]:
-    """Return the first identity that has these headers. If none has, return why one of them could not be read, if so."""
-    unread: Exception | None = None
-    for version in versions:
-        recorded = archived.get(version)
-        if isinstance(recorded, Exception):
-            unread = recorded
-        elif recorded == headers:
-            return version.object_version, None
-    return None, unread
-
-
-def _staged(context: RunContext, chunk: Chunk) -> Path | None:
-    """Return the staged chunk, where it is there and its manifest is right."""
-    path = staged_path(context, chunk.name)
-    return path if path.exists() and manifest_is_right(context, chunk) else None

@@ -136,7 +136,7 @@ def state_current(
     compared = NO_FILTER if compares_left_out else filters
     files, identified = identify_objects(context, snapshot, folder, filters=compared)
     if identified.to_compare_count:
-        comparison = compare_headers(context, lease, inventory, identified.to_compare, folder, rewritten=rewritten)
+        comparison = compare_headers(context, lease, inventory, identified.to_compare, rewritten=rewritten)
         files, identified = identify_objects(context, snapshot, folder, filters=compared)
     else:
         write_whole((), rewritten, REWRITTEN_SCHEMA)

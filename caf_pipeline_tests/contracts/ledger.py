@@ -30,8 +30,9 @@ from caf_pipeline.errors import (
     StagingError,
     UsageError,
 )
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA, STANDING_SCHEMA
-from caf_pipeline.inventory.manifest import CHECKSUM_COLUMNS, LOCATION_SCHEMA
+from caf_pipeline.inventory.manifest import CHECKSUM_COLUMNS, LOCATION_SCHEMA, LogTimes
 from caf_pipeline.inventory.objects import CurrentException, S3Object, SkipReason
 from caf_pipeline.inventory.plan import OF_CLAIMS, PLAN_SCHEMA, ChunkPlan
 from caf_pipeline.ledger.processes import this_process
@@ -149,9 +150,10 @@ def location(key: str, *, modified: datetime = EARLY, version: str = VERSION, st
     )
 
 
-def batches(rows: Iterable[LocationRow]) -> Iterator[pa.RecordBatch]:
-    """Yield rows as batches, with the checksums that `CHECKSUMS` has of their keys."""
-    return _batches((asdict(row) | dict(CHECKSUMS.get(row.key, {})) for row in rows), LOCATION_SCHEMA)
+def batches(rows: Iterable[LocationRow], headers: ObjectHeaders | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield rows as batches, with the checksums that `CHECKSUMS` has of their keys, and these headers, unknown if None."""
+    own = {**asdict(headers), "user_metadata": sorted(headers.user_metadata.items())} if headers else {}
+    return _batches((asdict(row) | dict(CHECKSUMS.get(row.key, {})) | own for row in rows), LOCATION_SCHEMA)
 
 
 CHECKSUMS = {"with-checksums": {"crc64nvme": b"\0" * 7 + b"\1", "s3_checksum": "crc32:00000002"}}
@@ -160,19 +162,49 @@ CHECKSUMS = {"with-checksums": {"crc64nvme": b"\0" * 7 + b"\1", "s3_checksum": "
 POSTING = Posting(ROOT, "jkl1owner", 42, 1000)
 
 
-def bring_to(ledger: Any, chunk: str, state: ChunkState, keys: Sequence[str] = (), *, modified: datetime = EARLY) -> None:
+def claimed(ledger: Any, chunk: str, *, modified: datetime = EARLY) -> list[LocationRow]:
+    """Return a row for each object that the chunk claims."""
+    query = """SELECT file_path, object_version(version_id, claims.etag, size_bytes, rewritten_at)
+        FROM claims JOIN caf_files USING (caf_file_id) WHERE caf_files.name = %(chunk)s ORDER BY 1"""
+    with ledger.database.reading() as connection:
+        rows = connection.execute(query, {"chunk": chunk}).fetchall()
+    return [location(key, modified=modified, version=version) for key, version in rows]
+
+
+def seal(
+    ledger: Any,
+    lease: Any,
+    chunk: str,
+    skips: Sequence[Skip] = (),
+    released: Sequence[tuple[str, str]] = (),
+    *,
+    rows: Sequence[LocationRow] | None = None,
+    facts: Seal | None = None,
+    headers: ObjectHeaders | None = None,
+) -> None:
+    """Seal a chunk with these rows, or those of what it claims, without the skipped and released ones."""
+    if rows is None:
+        left = {one.key for one in skips} | {key for key, _ in released}
+        rows = [row for row in claimed(ledger, chunk) if row.key not in left]
+    facts = facts or seal_facts(len(rows), len(skips), len(released))
+    ledger.seal(lease, chunk, facts, skips, released, rows=lambda: batches(rows, headers))
+
+
+def bring_to(
+    ledger: Any, chunk: str, state: ChunkState, *, modified: datetime = EARLY, headers: ObjectHeaders | None = None
+) -> None:
     """Move a planned chunk along the flow, as one run does, until it is in `state`."""
-    members = len(keys) or ledger.chunk(chunk).object_count
+    rows = claimed(ledger, chunk, modified=modified)
     S = ChunkState
     with ledger.lease(f"chunk/{chunk}", holder()) as lease:
         moves = {
             S.PACKING: lambda: ledger.move(lease, chunk, S.PLANNED, S.PACKING),
-            S.SEALED: lambda: ledger.seal(lease, chunk, seal_facts(members), [], []),
+            S.SEALED: lambda: seal(ledger, lease, chunk, rows=rows, headers=headers),
             S.POSTING: lambda: ledger.move(lease, chunk, S.SEALED, S.POSTING),
             S.POSTED: lambda: ledger.record_posting(lease, chunk, POSTING),
             S.UPLOADING: lambda: ledger.move(lease, chunk, S.POSTED, S.UPLOADING),
             S.VERIFIED: lambda: ledger.record_copies(lease, chunk, [Copy("provider", "proof")]),
-            S.LOCATED: lambda: ledger.load_locations(lease, chunk, batches([location(key, modified=modified) for key in keys])),
+            S.LOCATED: lambda: ledger.load_locations(lease, chunk),
         }
         for reached, move in moves.items():
             move()
@@ -183,7 +215,7 @@ def bring_to(ledger: Any, chunk: str, state: ChunkState, keys: Sequence[str] = (
 def archive(ledger: Any, keys: Sequence[str], *, modified: datetime = EARLY, source: str = SOURCE) -> str:
     """Plan and archive one chunk of these keys; return its name."""
     (chunk,) = register(ledger, keys, source=source)
-    bring_to(ledger, chunk, ChunkState.LOCATED, keys, modified=modified)
+    bring_to(ledger, chunk, ChunkState.LOCATED, modified=modified)
     return chunk
 
 
@@ -213,7 +245,8 @@ def restored(number: int, keys: Sequence[str], *, skipped: int = 0) -> RemoteChu
 
 
 def restore(ledger: Any, chunk: RemoteChunk, rows: Iterable[pa.RecordBatch], skips: Iterable[Skip], *, fault: str = "") -> int:
-    return ledger.restore_chunk(chunk, rows, skips, plan_folder="plans/x", fault=fault)
+    given = list(rows)
+    return ledger.restore_chunk(chunk, lambda: given, skips, plan_folder="plans/x", fault=fault)
 
 
 def end(ledger: Any, chunk: str, *states: ChunkState) -> None:
@@ -258,6 +291,11 @@ def read_back(ledger: Any, chunk: str) -> None:
     """Record that all of a chunk came back."""
     with ledger.lease(f"chunk/{chunk}", holder()) as lease:
         ledger.record_read_back(lease, chunk, "provider")
+
+
+def pending(ledger: Any, chunk: str) -> int:
+    """Return how many rows of a sealed chunk are not located."""
+    return next(rows.pending for rows in ledger.rows_by_chunk(SOURCE) if rows.chunk == chunk)
 
 
 def located(ledger: Any, path: Any) -> list[dict[str, Any]]:
@@ -346,7 +384,7 @@ class LedgerContract:
     @pytest.mark.parametrize("state", ["posting", "posted", "uploading", "verified", "located"])
     def test_a_source_with_a_stored_chunk_stays(self, ledger, state):
         (chunk,) = register(ledger, ["a"])
-        bring_to(ledger, chunk, ChunkState(state), ["a"])
+        bring_to(ledger, chunk, ChunkState(state))
         with pytest.raises(IllegalMove, match=chunk):
             ledger.removable(SOURCE)
         with pytest.raises(IllegalMove, match=chunk):
@@ -522,7 +560,7 @@ class LedgerContract:
         (chunk,) = register(ledger, ["a", "b", "c"])
         end(ledger, chunk, ChunkState.PACKING)
         with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-            ledger.seal(lease, chunk, seal_facts(1, 1, 1), [skip("b")], [("c", VERSION)])
+            seal(ledger, lease, chunk, [skip("b")], [("c", VERSION)])
         assert standing(ledger, tmp_path / "s") == {("a", "claimed", None, False), ("b", "skipped", "cold_storage", False)}
         assert ledger.account(SOURCE).claimed_objects == 1
 
@@ -530,7 +568,7 @@ class LedgerContract:
         (chunk,) = register(ledger, ["a", "b"])
         end(ledger, chunk, ChunkState.PACKING)
         with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-            ledger.seal(lease, chunk, seal_facts(0, 2), [skip("a"), skip("b")], [])
+            seal(ledger, lease, chunk, [skip("a"), skip("b")])
         assert ledger.chunk(chunk).state is ChunkState.EMPTY
         register(ledger, ["a", "b"])
 
@@ -538,7 +576,7 @@ class LedgerContract:
         (chunk,) = register(ledger, ["a", "b", "c"])
         end(ledger, chunk, ChunkState.PACKING)
         with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="claims 2"):
-            ledger.seal(lease, chunk, seal_facts(1, 1), [skip("b")], [])
+            seal(ledger, lease, chunk, [skip("b")], rows=[location("a")])
         assert ledger.chunk(chunk).state is ChunkState.PACKING
         assert ledger.account(SOURCE).skipped == {}
 
@@ -546,20 +584,20 @@ class LedgerContract:
         (chunk,) = register(ledger, ["a", "b"])
         end(ledger, chunk, ChunkState.PACKING)
         with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-            ledger.seal(lease, chunk, seal_facts(1, 1), [skip("b")], [])
+            seal(ledger, lease, chunk, [skip("b")])
             ledger.move(lease, chunk, ChunkState.SEALED, ChunkState.PACKING)
-            ledger.seal(lease, chunk, seal_facts(2), [], [])
+            seal(ledger, lease, chunk)
         assert ledger.account(SOURCE).claimed_objects == 2
 
     def test_a_chunk_packed_again_cannot_archive_what_another_chunk_took(self, ledger):
         (chunk,) = register(ledger, ["a", "b"])
         end(ledger, chunk, ChunkState.PACKING)
         with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-            ledger.seal(lease, chunk, seal_facts(1, 1), [skip("b")], [])
+            seal(ledger, lease, chunk, [skip("b")])
             register(ledger, ["b"])
             ledger.move(lease, chunk, ChunkState.SEALED, ChunkState.PACKING)
             with pytest.raises(LedgerError, match="claims 1"):
-                ledger.seal(lease, chunk, seal_facts(2), [], [])
+                seal(ledger, lease, chunk, rows=[location("a"), location("b")])
 
     # --- storing ---
 
@@ -584,27 +622,87 @@ class LedgerContract:
             found = ledger.locate(SOURCE, key)
             assert (found.row, found.chunk, found.posting) == (location(key), chunk, POSTING)
 
-    def test_too_few_locations_write_nothing(self, ledger):
+    def test_a_seal_with_too_few_rows_writes_nothing(self, ledger):
         (chunk,) = register(ledger, ["a", "b"])
-        bring_to(ledger, chunk, ChunkState.VERIFIED)
+        end(ledger, chunk, ChunkState.PACKING)
         with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="2 members"):
-            ledger.load_locations(lease, chunk, batches([location("a")]))
-        assert ledger.chunk(chunk).state is ChunkState.VERIFIED
-        assert ledger.locate(SOURCE, "a") is None
+            seal(ledger, lease, chunk, rows=[location("a")], facts=seal_facts(2))
+        assert ledger.chunk(chunk).state is ChunkState.PACKING
+        assert pending(ledger, chunk) == 0
 
-    def test_a_load_that_breaks_off_writes_nothing_and_may_be_repeated(self, ledger):
+    def test_a_seal_that_breaks_off_writes_nothing_and_may_be_repeated(self, ledger):
         (chunk,) = register(ledger, ["a", "b"])
-        bring_to(ledger, chunk, ChunkState.VERIFIED)
+        end(ledger, chunk, ChunkState.PACKING)
 
         def broken():
-            yield location("a")
+            yield from batches([location("a")])
             raise ConnectionError("the cable")
 
         with ledger.lease(f"chunk/{chunk}", holder()) as lease:
             with pytest.raises(ConnectionError):
-                ledger.load_locations(lease, chunk, batches(broken()))
-            assert ledger.locate(SOURCE, "a") is None
-            assert ledger.load_locations(lease, chunk, batches([location("a"), location("b")])) == 2
+                ledger.seal(lease, chunk, seal_facts(2), [], [], rows=broken)
+            assert pending(ledger, chunk) == 0
+            seal(ledger, lease, chunk)
+        assert pending(ledger, chunk) == 2
+
+    def test_no_look_up_finds_sealed_rows_before_they_are_located(self, ledger, tmp_path):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.VERIFIED)
+        assert pending(ledger, chunk) == 1
+        assert ledger.locate(SOURCE, "a") is None
+        assert (ledger.located_versions(SOURCE, ["a"]), located(ledger, tmp_path / "located.parquet")) == ([], [])
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            assert ledger.load_locations(lease, chunk) == 1
+        assert pending(ledger, chunk) == 0
+        assert ledger.locate(SOURCE, "a").chunk == chunk
+
+    @pytest.mark.parametrize(
+        "states",
+        [
+            [ChunkState.PACKING],
+            [ChunkState.WITHDRAWN],
+            [ChunkState.PARKED, ChunkState.WITHDRAWN],
+            [ChunkState.PARKED, ChunkState.PLANNED, ChunkState.PACKING],
+        ],
+        ids="-".join,
+    )
+    def test_a_chunk_that_goes_back_or_ends_has_no_pending_rows(self, ledger, states):
+        chunk, other = register(ledger, ["log"], ["another"])
+        bring_to(ledger, other, ChunkState.SEALED)
+        end(ledger, chunk, ChunkState.PACKING)
+        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+            ledger.seal(lease, chunk, seal_facts(1), [], [], rows=lambda: batches([location("log")]), logs=[LogTimes(0, 1, 2)])
+        assert (pending(ledger, chunk), ledger.chunks_with_log_times([chunk])) == (1, {chunk})
+        end(ledger, chunk, *states)
+        assert (pending(ledger, chunk), pending(ledger, other)) == (0, 1)
+        assert ledger.chunks_with_log_times([chunk]) == set()
+
+    def test_an_abandoned_chunk_has_no_pending_rows(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.UPLOADING)
+        end(ledger, chunk, ChunkState.ABANDONED)
+        assert pending(ledger, chunk) == 0
+
+    def test_a_parked_chunk_keeps_its_pending_rows(self, ledger):
+        (chunk,) = register(ledger, ["a"])
+        bring_to(ledger, chunk, ChunkState.UPLOADING)
+        end(ledger, chunk, ChunkState.PARKED)
+        assert pending(ledger, chunk) == 1
+
+    # --- headers ---
+
+    def test_objects_share_a_set_of_headers(self, ledger):
+        headers = ObjectHeaders("text/plain", cache_control="no-store", user_metadata={"b": "2", "a": "é"})
+        for keys in (["a", "b"], ["c"]):
+            (chunk,) = register(ledger, keys)
+            bring_to(ledger, chunk, ChunkState.LOCATED, headers=headers)
+        assert {ledger.locate(SOURCE, key).row.header_set for key in "abc"} == {headers.id}
+        assert [version.header_set for version in ledger.located_versions(SOURCE, ["a"])] == [headers.id]
+        assert ledger.header_sets([headers.id, bytes(16)]) == {headers.id: headers}
+
+    def test_headers_that_are_not_known_have_no_set(self, ledger):
+        archive(ledger, ["a"])
+        assert ledger.locate(SOURCE, "a").row.header_set is None
 
     def test_the_newest_object_is_current_in_whatever_order_chunks_are_loaded(self, ledger):
         ledger.register_source(SOURCE, "id", "s3://a/")
@@ -612,10 +710,7 @@ class LedgerContract:
             plan = plan_record()
             name = f"src-{plan.name}-00001"
             register_plan(ledger, plan, [planned(1, ["a"])], claims((1, "a"), version=version))
-            bring_to(ledger, name, ChunkState.VERIFIED)
-            with ledger.lease(f"chunk/{name}", holder()) as lease:
-                row = location("a", modified=EARLY + timedelta(days=day), version=version)
-                ledger.load_locations(lease, name, batches([row]))
+            bring_to(ledger, name, ChunkState.LOCATED, modified=EARLY + timedelta(days=day))
         assert ledger.locate(SOURCE, "a").row.object_version == "v3"
         assert ledger.locate(SOURCE, "a", "v1").row.object_version == "v1"
         assert ledger.locate(SOURCE, "a", "v4") is None
@@ -629,10 +724,8 @@ class LedgerContract:
         names = [f"src-{plan.name}-{number:05d}" for number in (1, 2)]
         claimed = chain(claims((1, "a"), version="v1"), claims((2, "a"), version="v2"))
         register_plan(ledger, plan, [planned(number, ["a"]) for number in (1, 2)], claimed)
-        for name, version in [(names[1], "v2"), (names[0], "v1")]:
-            bring_to(ledger, name, ChunkState.VERIFIED)
-            with ledger.lease(f"chunk/{name}", holder()) as lease:
-                ledger.load_locations(lease, name, batches([location("a", version=version)]))
+        for name in reversed(names):
+            bring_to(ledger, name, ChunkState.LOCATED)
         assert ledger.locate(SOURCE, "a").chunk == names[1]
 
     def test_nothing_is_located_of_a_key_that_cannot_be_a_key(self, ledger):

@@ -129,7 +129,7 @@ BEFORE = ("load_batch", "seal_chunk", "post_file", "upload_chunk", "verify_store
 
 @pytest.mark.parametrize("step", BEFORE)
 def test_a_staging_folder_that_is_removed_before_a_step(fault, staged_on, step):
-    """What was lost is made again, or brought back from the store; nothing is posted twice."""
+    """What was lost is made again where it is still needed; nothing is posted twice."""
     world, _ = staged_on
     (name,) = world.plan()
     with fault(GROUP, f"staging removed before {step}") as case:

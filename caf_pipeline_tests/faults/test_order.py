@@ -122,7 +122,7 @@ def test_a_move_that_is_written_twice_is_refused_and_writes_nothing(fault, small
                 context.ledger.record_copies(lease, name, copies)
         archive_chunk(context, name)
         with context.ledger.lease(chunk_lease(name), context.holder) as lease, pytest.raises(IllegalMove):
-            context.ledger.load_locations(lease, name, [])
+            context.ledger.load_locations(lease, name)
         small_world.finish()
         case.check(small_world)
 

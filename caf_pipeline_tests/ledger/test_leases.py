@@ -18,7 +18,7 @@ from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import boot_id, is_alive, this_process
 from caf_pipeline.ledger.records import Holder
-from caf_pipeline_tests.contracts.ledger import SOURCE, batches, bring_to, holder, location, register
+from caf_pipeline_tests.contracts.ledger import bring_to, holder, pending, register, seal
 
 SHORT = 1.5
 NEVER = 3600.0  # a test that waited for this lease to run out would not end
@@ -31,7 +31,7 @@ from caf_pipeline.errors import LeaseLost
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.ledger.processes import this_process
-from caf_pipeline_tests.contracts.ledger import batches, location
+from caf_pipeline_tests.contracts.ledger import batches, location, seal_facts
 
 url, chunk, seconds, boot, what = sys.argv[1:]
 ledger = Ledger(Database(url), lease_seconds=float(seconds))
@@ -48,10 +48,10 @@ with ledger.lease(f"chunk/{chunk}", replace(me, boot_id=boot) if boot else me) a
                 print("lost", flush=True)
     if what == "load":
         def rows():
-            yield location("a")
+            yield from batches([location("a")])
             print("loading", flush=True)
             sys.stdin.readline()
-        ledger.load_locations(lease, chunk, batches(rows()))
+        ledger.seal(lease, chunk, seal_facts(1), [], [], rows=rows)
 """
 
 
@@ -144,16 +144,17 @@ def test_a_run_that_was_paused_beyond_its_lease_can_move_nothing(database, datab
 
 
 @pytest.mark.thorough
-def test_a_run_killed_while_it_loads_leaves_no_location_and_the_next_one_completes(database, database_url, ledger, chunk):
-    bring_to(ledger, chunk, ChunkState.VERIFIED)
+def test_a_run_killed_while_it_seals_leaves_no_row_and_the_next_one_completes(database, database_url, ledger, chunk):
+    bring_to(ledger, chunk, ChunkState.PACKING)
     with child(database_url, chunk, what="load") as process:
         tell(process)
         assert process.stdout.readline() == "loading\n"
         process.kill()
         process.wait()
         with Ledger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
-            assert ledger.locate(SOURCE, "a") is None
-            assert ledger.load_locations(lease, chunk, batches([location("a")])) == 1
+            assert pending(ledger, chunk) == 0
+            seal(ledger, lease, chunk)
+            assert pending(ledger, chunk) == 1
 
 
 @pytest.mark.thorough

@@ -7,20 +7,21 @@ from itertools import pairwise
 import psycopg
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import LedgerError
+from caf_pipeline.errors import ClaimConflict
+from caf_pipeline.inventory.headers import HEADERS, ObjectHeaders
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
 from caf_pipeline.inventory.objects import is_rewritten, object_version, rewritten_version, version_id_of
 from caf_pipeline.ledger import copy, import_chunk
+from caf_pipeline.ledger.arrow import header_set_ids
 from caf_pipeline.ledger.copy import copy_location_batches
 from caf_pipeline.ledger.export import _PARTS
 from caf_pipeline.ledger.keys import _KEYS
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import LocationRow
-from caf_pipeline_tests.contracts.ledger import batches, bring_to, holder, location, register
+from caf_pipeline_tests.contracts.ledger import register
 
 ETAG = "00e1f2d3c4b5a69788796a5b4c3d2e1f"
 VERSION_ID = "3sL4kqtJlcpXroDTDmJ.rmSpXd3dIbrHY_MTRCxvjVBH"
@@ -60,6 +61,8 @@ def test_the_database_names_an_identity_as_python_does(connection, name):
     assert version_id_of(version) == (version_id or "")
     assert is_rewritten(version, etag, size_bytes) == (rewritten_at is not None)
 
+
+SCHEMA_OF_HEADERS = pa.schema([LOCATION_SCHEMA.field(name) for name in (*HEADERS, "user_metadata")])
 
 any_text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=50)
 hostile_text = (
@@ -114,17 +117,31 @@ def test_locations_of_any_text_are_loaded_as_given(database, rows):
     assert set(same) <= {(7, 2**31, 0)}
 
 
+any_headers = st.builds(ObjectHeaders, *[hostile_text] * len(HEADERS), st.dictionaries(hostile_text, hostile_text, max_size=3))
+
+
+@given(rows=st.lists(st.none() | any_headers, max_size=8), first=st.integers(0, 3))
+@example([None, ObjectHeaders(), None], 1)
+@example([None, None], 0)
+def test_headers_of_any_text_are_named_as_given(rows, first):
+    given = [{**asdict(row), "user_metadata": sorted(row.user_metadata.items())} if row else {} for row in rows]
+    batch = pa.RecordBatch.from_pylist(given, SCHEMA_OF_HEADERS).slice(first)
+    ids, firsts = header_set_ids(batch)
+    assert ids.to_pylist() == [row and row.id for row in rows[first:]]
+    assert set(ids.take(firsts).to_pylist()) == {row.id for row in rows[first:] if row}
+    assert len(firsts) == len({row.id for row in rows[first:] if row})
+
+
 # --- nothing is done twice -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ["a, \\x01 (b)=(c)", "a, b, c, 1, d", "x"])
-def test_a_key_that_is_located_twice_is_named_as_it_is(database, key):
+def test_a_key_that_is_claimed_twice_is_named_as_it_is(database, key):
     ledger = Ledger(database)
-    (chunk,) = register(ledger, [key])
-    bring_to(ledger, chunk, ChunkState.VERIFIED)
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError) as refused:
-        ledger.load_locations(lease, chunk, batches([location(key), location(key)]))
-    assert str(refused.value) == f"'{key}' is located in another chunk already"
+    register(ledger, [key])
+    with pytest.raises(ClaimConflict) as refused:
+        register(ledger, [key])
+    assert str(refused.value) == f"'{key}' is claimed by a chunk under way"
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------------
@@ -148,7 +165,6 @@ def plan_of(connection):
     "query",
     [
         pytest.param(copy._CLAIMED_BUT_LOCATED, id="claimed, but located"),
-        pytest.param(copy._HAS_STALE_ROWS, id="stale rows"),
         pytest.param("SELECT * FROM objects_in_parts WHERE source_id = 1", id="parts"),
         pytest.param(_PARTS.replace("%(source_id)s", "1"), id="parts exported"),
     ],

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ClaimConflict, HeldByOther, IllegalMove, LedgerError, LedgerUnreachable, StagingError
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, SkipReason
 from caf_pipeline.ledger.database import Database, embedded_url, open_database
 from caf_pipeline.ledger.embedded import embedded_server
@@ -25,21 +26,25 @@ from caf_pipeline.ledger.removal import OF_A_CHUNK, OF_AN_ADDRESS
 from caf_pipeline.settings import Settings
 from caf_pipeline.store.protocol import Copy
 from caf_pipeline_tests.contracts.ledger import (
+    POSTING,
     SOURCE,
     VERSION,
     LedgerContract,
     archive,
     batches,
     bring_to,
+    claimed,
     claims,
     end,
     holder,
     location,
     look,
+    pending,
     plan_record,
     planned,
     register,
     remove,
+    seal,
     seal_facts,
     settled,
     skip,
@@ -47,8 +52,20 @@ from caf_pipeline_tests.contracts.ledger import (
 )
 from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, ask, commit, settle, signed
 from caf_pipeline_tests.ledger.test_database import end_connections
-from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
+from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.pgbouncer import running_pooler
+
+REPEATED = "INSERT INTO pending_locations SELECT * FROM pending_locations"
+INSERTED = "INSERT INTO header_sets VALUES (%s, '', '', '', '', '', '', '{}')"
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+DEADLOCK = """
+    CREATE SEQUENCE deadlocks;
+    CREATE FUNCTION deadlock_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF nextval('deadlocks') = 1 THEN RAISE EXCEPTION 'deadlock detected' USING ERRCODE = 'deadlock_detected'; END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER deadlock_once BEFORE INSERT ON header_sets FOR EACH ROW EXECUTE FUNCTION deadlock_once()
+    """
 
 
 @pytest.fixture
@@ -75,7 +92,7 @@ def test_a_removal_knows_every_table_with_rows_of_a_source(database, ledger):
 
 def test_a_source_with_a_post_that_may_be_included_stays(ledger):
     (chunk,) = register(ledger, ["a"])
-    bring_to(ledger, chunk, ChunkState.POSTING, ["a"])
+    bring_to(ledger, chunk, ChunkState.POSTING)
     log = ledger.transactions(holder())
     ask(log, chunk)
     end(ledger, chunk, ChunkState.PARKED)
@@ -136,23 +153,113 @@ def test_two_runs_at_once_cannot_both_take_the_last_staging_room(ledger):
         assert sum(pool.map(reserve, names)) == 60
 
 
-def test_an_object_located_twice_is_refused_even_if_the_plan_missed_it(ledger, database_url):
-    archive(ledger, ["a"])
-    (chunk,) = register(ledger, ["b"])
-    bring_to(ledger, chunk, ChunkState.VERIFIED)
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="'a' is located in another chunk"):
-        ledger.load_locations(lease, chunk, batches([location("a")]))
-    assert ledger.chunk(chunk).state is ChunkState.VERIFIED
-
-
-def test_the_slow_path_too_refuses_an_object_that_is_located_in_good_standing(ledger, database_url):
-    end(ledger, archive(ledger, ["old"]), ChunkState.EXPIRED)
+def test_an_object_located_twice_is_refused_even_if_the_plan_missed_it(ledger):
     kept = archive(ledger, ["a"])
-    (chunk,) = register(ledger, ["old"])
-    bring_to(ledger, chunk, ChunkState.VERIFIED)
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="1 object located in other chunks"):
-        ledger.load_locations(lease, chunk, batches([location("a")]))
+    (chunk,) = register(ledger, ["b"])
+    bring_to(ledger, chunk, ChunkState.PACKING)
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        seal(ledger, lease, chunk, rows=[location("a")])
+        bring_on(ledger, lease, chunk)
+        with pytest.raises(LedgerError, match="0 objects"):
+            ledger.load_locations(lease, chunk)
+    assert (ledger.chunk(chunk).state, pending(ledger, chunk)) == (ChunkState.VERIFIED, 1)
     assert ledger.locate(SOURCE, "a").chunk == kept
+
+
+def bring_on(ledger, lease, chunk):
+    """Bring a sealed chunk to `verified`."""
+    ledger.move(lease, chunk, ChunkState.SEALED, ChunkState.POSTING)
+    ledger.record_posting(lease, chunk, POSTING)
+    ledger.move(lease, chunk, ChunkState.POSTED, ChunkState.UPLOADING)
+    ledger.record_copies(lease, chunk, [Copy("provider", "proof")])
+
+
+def test_a_row_of_an_expired_chunk_gives_way(ledger):
+    end(ledger, archive(ledger, ["a"]), ChunkState.EXPIRED)
+    chunk = archive(ledger, ["a"])
+    assert ledger.locate(SOURCE, "a").chunk == chunk
+
+
+@pytest.mark.parametrize("change", ["DELETE FROM pending_locations WHERE file_path = 'a'", REPEATED], ids=["too few", "too many"])
+def test_locating_writes_exactly_the_members_or_nothing(ledger, database_url, change):
+    (chunk,) = register(ledger, ["a", "b"])
+    bring_to(ledger, chunk, ChunkState.VERIFIED)
+    with psycopg.connect(database_url) as connection:
+        connection.execute(change)
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError):
+        ledger.load_locations(lease, chunk)
+    assert ledger.chunk(chunk).state is ChunkState.VERIFIED
+    assert ledger.locate(SOURCE, "b") is None
+
+
+def test_locations_are_one_insert(ledger, database_url):
+    (chunk,) = register(ledger, ["b", "a"])
+    bring_to(ledger, chunk, ChunkState.LOCATED)
+    with psycopg.connect(database_url) as connection:
+        rows = connection.execute("SELECT file_path, xmin FROM file_locations ORDER BY ctid").fetchall()
+    assert [key for key, _ in rows] == ["a", "b"]
+    assert len({transaction for _, transaction in rows}) == 1
+
+
+def test_two_seals_of_the_same_sets_at_once_both_end(ledger, database_url):
+    """They have three sets in opposite orders, and wait for the second. Inserted so, each would then wait for the other."""
+    sets = sorted((ObjectHeaders(user_metadata={"mtime": str(number)}) for number in range(3)), key=lambda headers: headers.id)
+    names = register(ledger, ["a1", "a2", "a3"], ["b1", "b2", "b3"])
+    orders = dict(zip(names, (sets, sets[::-1]), strict=True))
+
+    def pack(name):
+        given = [
+            batch for row, headers in zip(claimed(ledger, name), orders[name], strict=True) for batch in batches([row], headers)
+        ]
+        with ledger.lease(f"chunk/{name}", holder(name)) as lease:
+            ledger.move(lease, name, ChunkState.PLANNED, ChunkState.PACKING)
+            ledger.seal(lease, name, seal_facts(3), [], [], rows=lambda: given)
+
+    with (
+        psycopg.connect(database_url) as first,
+        psycopg.connect(database_url, autocommit=True) as watch,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        first.execute(INSERTED, [sets[1].id])
+        sealing = [pool.submit(pack, name) for name in names]
+        wait_for(lambda: watch.execute(WAITING).fetchone() == (2,))
+        first.rollback()
+        for one in sealing:
+            one.result(PATIENCE_SECONDS)
+    assert ledger.account(SOURCE).chunks == {ChunkState.SEALED: 2}
+
+
+def test_a_deadlock_of_a_seal_is_transient_and_the_seal_may_be_repeated(ledger, database_url):
+    (chunk,) = register(ledger, ["a"])
+    bring_to(ledger, chunk, ChunkState.PACKING)
+    with psycopg.connect(database_url) as connection:
+        connection.execute(DEADLOCK)
+    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        with pytest.raises(LedgerUnreachable) as deadlock:
+            seal(ledger, lease, chunk, headers=ObjectHeaders("text/plain"))
+        assert not deadlock.value.permanent
+        assert (ledger.chunk(chunk).state, pending(ledger, chunk)) == (ChunkState.PACKING, 0)
+        seal(ledger, lease, chunk, headers=ObjectHeaders("text/plain"))
+    assert pending(ledger, chunk) == 1
+
+
+def test_stray_pending_rows_are_counted_and_dropped(ledger, database_url):
+    (chunk,) = register(ledger, ["a"])
+    bring_to(ledger, chunk, ChunkState.SEALED)
+    with psycopg.connect(database_url) as connection:
+        connection.execute("UPDATE caf_files SET state = 'packing', sealed_at = NULL, merkle_root = NULL")
+        (caf_file_id,) = connection.execute("SELECT caf_file_id FROM caf_files").fetchone()
+    assert pending(ledger, chunk) == 1
+    assert ledger.drop_stray_rows(caf_file_id) == 1
+    assert pending(ledger, chunk) == 0
+
+
+def test_a_removed_source_leaves_no_pending_rows(ledger, database_url):
+    (chunk,) = register(ledger, ["a"])
+    bring_to(ledger, chunk, ChunkState.SEALED)
+    remove(ledger)
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("SELECT count(*) FROM pending_locations").fetchone() == (0,)
 
 
 @pytest.mark.parametrize("reason", list(SkipReason))
@@ -193,10 +300,10 @@ def test_any_keys_survive_claim_location_and_export(ledger, tmp_path, keys):
 
 def test_a_key_with_a_nul_is_refused_and_nothing_is_written(ledger):
     (chunk,) = register(ledger, ["a", "b"])
-    bring_to(ledger, chunk, ChunkState.VERIFIED)
+    bring_to(ledger, chunk, ChunkState.PACKING)
     with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError):
-        ledger.load_locations(lease, chunk, batches([location("a"), location("b\0")]))
-    assert (ledger.chunk(chunk).state, ledger.locate(SOURCE, "a")) == (ChunkState.VERIFIED, None)
+        seal(ledger, lease, chunk, rows=[location("a"), location("b\0")])
+    assert (ledger.chunk(chunk).state, pending(ledger, chunk)) == (ChunkState.PACKING, 0)
 
 
 def test_an_export_that_cannot_be_written_is_a_staging_error(ledger, tmp_path):
@@ -207,21 +314,22 @@ def test_an_export_that_cannot_be_written_is_a_staging_error(ledger, tmp_path):
 
 def test_a_statement_that_loses_its_connection_is_transient_and_wrote_nothing(ledger, postgres_url, database_url):
     (chunk,) = register(ledger, ["a", "b"])
-    bring_to(ledger, chunk, ChunkState.VERIFIED)
+    bring_to(ledger, chunk, ChunkState.PACKING)
     name = database_url.rpartition("/")[2].partition("?")[0]
 
     def rows():
-        yield location("a")
+        yield from batches([location("a")])
         with psycopg.connect(postgres_url, autocommit=True) as admin:
             admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
-        yield location("b")
+        yield from batches([location("b")])
 
     with ledger.lease(f"chunk/{chunk}", holder()) as lease:
         with pytest.raises(LedgerUnreachable) as broken:
-            ledger.load_locations(lease, chunk, batches(rows()))
+            ledger.seal(lease, chunk, seal_facts(2), [], [], rows=rows)
         assert not broken.value.permanent
-        assert ledger.locate(SOURCE, "a") is None
-        assert ledger.load_locations(lease, chunk, batches([location("a"), location("b")])) == 2
+        assert pending(ledger, chunk) == 0
+        seal(ledger, lease, chunk)
+    assert pending(ledger, chunk) == 2
 
 
 def test_a_look_up_that_loses_its_connection_is_transient_and_the_next_one_has_another(ledger, database, postgres_url, caplog):
@@ -353,7 +461,7 @@ def test_many_threads_share_the_poolers_two_connections(pooled_ledger):
         number = names.index(name)
         with pooled_ledger.lease(f"chunk/{name}", holder(name)) as lease:
             pooled_ledger.move(lease, name, ChunkState.PLANNED, ChunkState.PACKING)
-            pooled_ledger.seal(lease, name, seal_facts(1, 1), [skip(f"s{number}")], [])
+            seal(pooled_ledger, lease, name, [skip(f"s{number}")])
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(pack, names))

@@ -30,7 +30,7 @@ def located(ledger_as):
     """A located chunk that a worker archived."""
     worker = ledger_as("caf_worker")
     (chunk,) = register(worker, ["a"])
-    bring_to(worker, chunk, ChunkState.LOCATED, ["a"])
+    bring_to(worker, chunk, ChunkState.LOCATED)
     return chunk
 
 

@@ -14,7 +14,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.store.protocol import Copy, Posting
-from caf_pipeline_tests.contracts.ledger import POSTING, ROOT, archive, batches, bring_to, end, holder, location, register
+from caf_pipeline_tests.contracts.ledger import POSTING, ROOT, archive, bring_to, end, holder, register
 from caf_pipeline_tests.contracts.transaction_log import (
     ACCOUNT,
     OTHER,
@@ -393,7 +393,7 @@ def bring_on(ledger, lease, chunk):
     ledger.record_posting(lease, chunk, POSTING)
     ledger.move(lease, chunk, S.POSTED, S.UPLOADING)
     ledger.record_copies(lease, chunk, [Copy("p", "proof")])
-    ledger.load_locations(lease, chunk, batches([location("d")]))
+    ledger.load_locations(lease, chunk)
 
 
 def test_a_damaged_chunk_is_posted_again_only_when_that_is_asked_for(log, damaged):

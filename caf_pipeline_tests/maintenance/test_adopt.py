@@ -14,6 +14,7 @@ from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ArchiveError, IntegrityError, StoredAlready, StoreError
 from caf_pipeline.inventory.adoption import LeftOut
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.ledger import import_chunk
 from caf_pipeline.ledger.records import posting_of
@@ -24,9 +25,7 @@ from caf_pipeline.maintenance.deletion.deletable import Unsafe
 from caf_pipeline.maintenance.doctor.examine import _amiss
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
-from caf_pipeline.retrieval.manifests import Manifests
 from caf_pipeline.retrieval.reader import fetch
-from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.store.protocol import ChunkToStore
 from caf_pipeline_tests.contracts.chunk_store import MemoryLog, corrupt
@@ -264,7 +263,7 @@ def test_an_adopted_chunk_is_never_safe_has_no_headers_and_is_proven_and_repaire
     assert prove_chunk(context, done.chunk).explanation == ""
     assert repair_chunk(context, done.chunk).origin == "none needed"
     assert [_amiss(rows) for rows in context.ledger.rows_by_chunk("src")] == [None]
-    assert Manifests(context.ledger, context.store, tmp_path).headers(done.chunk, {("a", "")}) is None
+    assert context.ledger.locate("src", "a").row.header_set is None
     folder = tmp_path / "deletion"
     folder.mkdir()
     with context.lease("deletion/src") as lease:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import IntegrityError, StagingError, UsageError
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA
 from caf_pipeline.inventory.manifest import MANIFEST_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, is_supported
@@ -26,6 +27,7 @@ from caf_pipeline.steps.compare_headers import REWRITTEN_SCHEMA
 from caf_pipeline_tests.support.snapshots import MOMENT, Known, thing, use_small_windows, write_snapshot, write_standing
 
 GOOD, BAD = 1, 2
+HEADERS_OF_ALL = ObjectHeaders("text/plain", user_metadata={"owner": "ü", "a": ""})
 ASSESSMENTS = [
     ChunkAssessment(GOOD, "src-1", None),
     ChunkAssessment(BAD, "src-2", Unsafe.ONE_WINDOW, "proven in 1 of 2 proof windows"),
@@ -60,6 +62,7 @@ def row(obj: S3Object, chunk: int = GOOD, **changes) -> dict:
         "etag": obj.etag,
         "sha256": hashlib.sha256(obj.key).digest(),
         "last_modified": obj.last_modified,
+        "header_set": HEADERS_OF_ALL.id,
     }
     return values | changes
 
@@ -500,6 +503,9 @@ def manifest_row(obj: S3Object, **changes) -> dict:
         "last_modified": MOMENT,
         "storage_class": "STANDARD",
         "inventory_time": MOMENT,
+        "content_type": "text/plain",
+        "cache_control": "",
+        "user_metadata": sorted(HEADERS_OF_ALL.user_metadata.items()),
     }
     return values | changes
 
@@ -528,6 +534,8 @@ def test_rows_that_are_in_the_manifest_agree_with_it(tmp_path):
         {"sha256": b"short"},
         {"crc64nvme": b"\0" * 8},
         {"s3_checksum": "crc32:00000000"},
+        {"header_set": None},
+        {"header_set": ObjectHeaders("text/plain").id},
     ],
 )
 def test_a_row_that_is_not_in_the_manifest_as_it_is_differs(tmp_path, changes):

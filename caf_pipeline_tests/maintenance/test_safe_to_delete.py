@@ -25,6 +25,7 @@ from caf_pipeline.errors import (
     StoreUnreachable,
     UsageError,
 )
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.processes import this_process
@@ -35,7 +36,7 @@ from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.repair import repair_chunk
 from caf_pipeline.maintenance.scrub import prove_chunk
 from caf_pipeline.retrieval.reader import fetch
-from caf_pipeline.source.protocol import Checksum, ObjectHeaders
+from caf_pipeline.source.protocol import Checksum
 from caf_pipeline.steps import chunk_steps, inventories
 from caf_pipeline.steps.compare_headers import OTHER_BYTES, WITHOUT_CHECKSUM
 from caf_pipeline_tests.contracts.chunk_store import corrupt
@@ -435,7 +436,7 @@ def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(c
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("change", ["sha256 = sha256('x')", "start_byte = start_byte + 1", A_BYTE_LESS])
+@pytest.mark.parametrize("change", ["sha256 = sha256('x')", "start_byte = start_byte + 1", A_BYTE_LESS, "header_set = NULL"])
 def test_a_row_that_changes_after_the_chunk_was_read_back_is_found_by_the_manifest(context, tmp_path, proven, database, change):
     assert Answer(context, tmp_path).found.everything_is_safe
     tamper(database, change)

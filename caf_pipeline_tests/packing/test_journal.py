@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from caf_pipeline.formats.chunkio import LogReader, LogWriter
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.manifest import ChunkIdentity
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.packing.journal.format import (
@@ -18,7 +19,6 @@ from caf_pipeline.packing.journal.format import (
     SkippedObject,
 )
 from caf_pipeline.packing.journal.writer import CheckpointPace
-from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline_tests.support.journaled_packing import IDENTITY, Packing, a_source
 from caf_pipeline_tests.support.peak_memory import peak_bytes
 from caf_pipeline_tests.support.plans import MOMENT

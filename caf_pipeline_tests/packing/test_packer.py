@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from caf_pipeline.caf.archive import CafReader
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.errors import ObjectReadFailed, StagingError
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.manifest import ChunkIdentity, head_bytes
 from caf_pipeline.inventory.objects import S3Object, SkipReason
 from caf_pipeline.inventory.plan import read_chunk_objects
@@ -25,7 +26,7 @@ from caf_pipeline.packing.packer import Packer
 from caf_pipeline.packing.prefetch import BEGUN_AHEAD, BEGUN_BYTES, OrderedFetch
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.settings import PackingSettings
-from caf_pipeline.source.protocol import Checksum, ObjectHeaders, ObjectPart
+from caf_pipeline.source.protocol import Checksum, ObjectPart
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.plans import MOMENT, plan_of

@@ -13,6 +13,7 @@ import pytest
 from caf_pipeline.caf.merkle import merkle_root
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, LeaseLost, ObjectReadFailed, RootRefused, StagingError
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import read_chunk_objects, read_chunk_plan
 from caf_pipeline.ledger.postgres import Ledger
@@ -33,7 +34,7 @@ from caf_pipeline.packing.journal.writer import (
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.packing.staging import leftovers, staged_path
 from caf_pipeline.settings import PackingSettings
-from caf_pipeline.source.protocol import Checksum, ObjectHeaders
+from caf_pipeline.source.protocol import Checksum
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.packing.test_crashes import ends_right
 from caf_pipeline_tests.support import dying_runs

@@ -21,12 +21,9 @@ from caf_pipeline_tests.contracts.ledger import (
     SOURCE,
     VERSION,
     archive,
-    batches,
     bring_to,
     claims,
     end,
-    holder,
-    location,
     plan_record,
     planned,
     register,
@@ -202,9 +199,7 @@ def version(ledger, key, number, day):
     plan = plan_record()
     register_plan(ledger, plan, [planned(1, [key])], claims((1, key), version=f"v{number}"))
     chunk = f"{SOURCE}-{plan.name}-00001"
-    bring_to(ledger, chunk, ChunkState.VERIFIED)
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-        ledger.load_locations(lease, chunk, batches([location(key, modified=EARLY + day * DAY, version=f"v{number}")]))
+    bring_to(ledger, chunk, ChunkState.LOCATED, modified=EARLY + day * DAY)
     return chunk
 
 

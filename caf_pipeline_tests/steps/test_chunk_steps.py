@@ -11,21 +11,23 @@ from caf_pipeline.errors import (
     CafError,
     HeldByOther,
     IntegrityError,
+    LedgerUnreachable,
     NotLocated,
     ObjectReadFailed,
     SourceUnreachable,
     StagingError,
 )
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.packing.staging import staged_path
 from caf_pipeline.retrieval.reader import fetch, save
-from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.store.directory import DirectoryStore
+from caf_pipeline_tests.ledger.test_postgres import DEADLOCK
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import limit_to_target
 from caf_pipeline_tests.support.run_contexts import (
@@ -89,6 +91,14 @@ def test_a_member_that_the_store_gives_back_with_other_bytes_is_named(context):
     assert [said.partition(" ")[0] for said in found.mismatched] == ["key-003"]
 
 
+def test_members_are_fetched_without_the_manifest(context):
+    archive_everything(context)
+    location = context.ledger.locate("src", "key-003")
+    file = context.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
+    file.write_bytes(file.read_bytes()[:-1000] + bytes(1000))
+    assert fetch_members(context, location.chunk).mismatched == []
+
+
 def test_a_second_plan_of_the_same_source_finds_nothing_new(context):
     archive_everything(context)
     report = plan(context)
@@ -131,11 +141,23 @@ def test_no_location_exists_before_the_store_was_verified(context):
     assert context.ledger.locate("src", "empty") is not None
 
 
-def test_locations_are_loaded_without_reading_the_index(context, monkeypatch):
+def test_a_seal_that_meets_a_deadlock_may_be_repeated(context):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    archive_chunk(context, name, until=chunk_steps.verify_stored)
-    monkeypatch.setattr("caf_pipeline.packing.chunk_reader.CafReader.open", lambda *_, **__: pytest.fail("the index was read"))
-    assert chunk_steps.load_locations(context, name).state is ChunkState.LOCATED
+    archive_chunk(context, name, until=chunk_steps.pack_chunk)
+    with context.ledger.database.reading() as connection:
+        connection.execute(DEADLOCK)
+    with pytest.raises(LedgerUnreachable) as deadlock:
+        chunk_steps.seal_chunk(context, name)
+    assert not deadlock.value.permanent
+    assert chunk_steps.seal_chunk(context, name).chunk.state is ChunkState.SEALED
+
+
+def test_an_object_is_located_with_its_headers(context, source):
+    source.headers["empty"] = ObjectHeaders("text/plain", cache_control="no-store", user_metadata={"owner": "ü", "a": ""})
+    archive_everything(context)
+    location = context.ledger.locate("src", "empty")
+    sets = context.ledger.header_sets([location.row.header_set])
+    assert sets == {location.row.header_set: source.headers["empty"]}
 
 
 def test_a_copy_with_other_bytes_is_not_verified(context):

@@ -299,33 +299,13 @@ def test_what_was_written_again_is_not_compared_while_it_is_left_out(tmp_path, c
     assert (plan(filtered).comparison.requests, packed(context)) == (0, 1 if content_type == "text/plain" else 2)
 
 
-def test_headers_that_cannot_be_compared_leave_the_object_skipped_until_they_can(context, bucket, monkeypatch):
-    bucket.put("k", A, **SHA256)
-    (name,) = archive_everything(context)
+def test_comparing_headers_asks_no_provider(context, bucket, monkeypatch):
+    bucket.put("k", A, **SHA256, Metadata={"a": "1"})
+    archive_everything(context)
     next_second()
-    bucket.put("k", A, **SHA256)
-    stored = context.ledger.chunk(name)
-    holders = type(context.store).holders
-    monkeypatch.setattr(type(context.store), "holders", lambda *_: [])
-    report = plan(context)
-    assert (report.comparison.not_compared, account_for_plan(context, report).skipped) == (1, {"not_compared": 1})
-    assert stored.tail_sha256 is not None
-    monkeypatch.setattr(type(context.store), "holders", holders)
-    with context.ledger._database.transaction() as connection:
-        connection.execute("UPDATE skipped_objects SET retry_at = now()")
+    bucket.put("k", A, **SHA256, Metadata={"a": "1"})
+    monkeypatch.setattr(type(context.store), "holders", lambda *_: pytest.fail("the store was asked"))
     assert plan(context).comparison.equal == 1
-
-
-def test_a_manifest_that_is_not_the_sealed_one_is_not_believed(context, bucket):
-    bucket.put("k", A, **SHA256, Metadata={"a": "1"})
-    (name,) = archive_everything(context)
-    chunk = context.ledger.chunk(name)
-    with context.ledger._database.transaction() as connection:
-        connection.execute("UPDATE caf_files SET tail_sha256 = sha256('another')")
-    next_second()
-    bucket.put("k", A, **SHA256, Metadata={"a": "1"})
-    assert plan(context).comparison.not_compared == 1
-    assert chunk.tail_start
 
 
 @pytest.mark.thorough
@@ -414,16 +394,6 @@ def test_a_checksum_of_another_algorithm_is_not_comparable(context, bucket):
     next_second()
     bucket.put("k", A, ChecksumAlgorithm="SHA1")
     assert plan(context).comparison.without_checksum == 1
-
-
-def test_a_manifest_is_fetched_only_if_the_bytes_are_equal(context, bucket, monkeypatch):
-    bucket.put("k", A)
-    archive_everything(context)
-    next_second()
-    bucket.put("k", A)
-    monkeypatch.setattr(type(context.store), "holders", lambda *_: [])
-    report = plan(context)
-    assert (report.comparison.not_compared, len(report.chunks)) == (0, 1)
 
 
 # --- versions ------------------------------------------------------------------------------------------------------------

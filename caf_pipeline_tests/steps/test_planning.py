@@ -10,13 +10,13 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import HeldByOther, IntegrityError, LeaseLost
 from caf_pipeline.inventory import cutting
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.retrieval.listing import count_not_archived
 from caf_pipeline.retrieval.reader import not_located
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.memory_source import MemorySource

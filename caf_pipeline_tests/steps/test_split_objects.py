@@ -17,6 +17,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli import plans
 from caf_pipeline.errors import CafError, IntegrityError, NotLocated
 from caf_pipeline.inventory import cutting
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger import postgres
 from caf_pipeline.ledger.database import Database
@@ -28,11 +29,11 @@ from caf_pipeline.retrieval.listing import list_objects
 from caf_pipeline.retrieval.log_search import LogSearch, Period
 from caf_pipeline.retrieval.reader import fetch, save
 from caf_pipeline.run_context import Lazy
-from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.steps import chunk_steps, inventories, planning, preview
 from caf_pipeline.steps.audit import account_for_chunk, fetch_members
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.cli.test_log_search import packed
+from caf_pipeline_tests.contracts.ledger import seal_facts
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support import dying_runs
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
@@ -451,17 +452,18 @@ def test_parts_that_do_not_make_up_the_object_are_no_object(context):
         assert connection.execute("SELECT count(*) FROM objects_in_parts").scalar_one() == 1
 
 
-def test_a_chunk_that_has_another_part_than_planned_is_not_located(context):
+def test_a_chunk_that_has_another_part_than_planned_is_not_sealed(context):
     plan(context)
     one, other = parts_of(context)[:2]
-    archive_chunk(context, one, until=chunk_steps.verify_stored)
-    archive_chunk(context, other, until=chunk_steps.verify_stored)
-    manifest = chunk_steps.open_chunk(context, context.ledger.chunk(other)).manifest()
-    with chunk_steps.lease_chunk(context, one) as lease, pytest.raises(CafError, match="not the one that was planned"):
-        context.ledger.load_locations(lease, one, (), manifest.part())
-    with chunk_steps.lease_chunk(context, one) as lease, pytest.raises(CafError, match="0 locations"):
-        context.ledger.load_locations(lease, one, ())
-    assert context.ledger.chunk(one).state is ChunkState.VERIFIED
+    archive_chunk(context, one, until=chunk_steps.pack_chunk)
+    archive_chunk(context, other, until=chunk_steps.seal_chunk)
+    part = chunk_steps.open_chunk(context, context.ledger.chunk(other)).manifest().part()
+    with chunk_steps.lease_chunk(context, one) as lease:
+        with pytest.raises(CafError, match="not the one that was planned"):
+            context.ledger.seal(lease, one, seal_facts(1), [], [], part=part)
+        with pytest.raises(CafError, match="0 locations"):
+            context.ledger.seal(lease, one, seal_facts(1), [], [])
+    assert context.ledger.chunk(one).state is ChunkState.PACKING
 
 
 def test_a_missing_object_is_named_as_not_archived(context):

@@ -31,7 +31,7 @@ from caf_pipeline.store.jackal import posting as posting_module
 from caf_pipeline.store.jackal.messages import POST_FILE, post_file, transaction_messages
 from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline.store.protocol import Copy
-from caf_pipeline_tests.contracts.ledger import batches, bring_to, location, register
+from caf_pipeline_tests.contracts.ledger import bring_to, register
 from caf_pipeline_tests.support.memory_log import MemoryLog
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.paying_runs import (
@@ -163,7 +163,7 @@ def test_a_damaged_chunk_whose_post_is_gone_from_the_chain_is_posted_again(payer
         ledger.record_posting(lease, name, first)
         ledger.move(lease, name, ChunkState.POSTED, ChunkState.UPLOADING)
         ledger.record_copies(lease, name, [Copy("provider", "proof")])
-        ledger.load_locations(lease, name, batches([location("key-0")]))
+        ledger.load_locations(lease, name)
         ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a copy is gone")
     assert poster.post(sealed, log) == first  # while the chain has it
     payer.delete(first)

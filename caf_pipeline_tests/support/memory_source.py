@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from caf_pipeline.errors import ObjectReadFailed, ObjectUnavailable, SettingsError
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import S3Object, SkipReason
-from caf_pipeline.source.protocol import Checksum, InventoryReport, LastPage, ObjectHead, ObjectHeaders, ObjectPart
+from caf_pipeline.source.protocol import Checksum, InventoryReport, LastPage, ObjectHead, ObjectPart
 from caf_pipeline_tests.support.plans import MOMENT
 
 PAGE = 1000

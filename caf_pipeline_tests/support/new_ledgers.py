@@ -22,8 +22,10 @@ TABLES = {
     " FROM chunks JOIN sources USING (source_id) JOIN plans USING (plan_id) ORDER BY 1",
     "replicas": "SELECT name, provider, proof, listed, fault FROM replicas JOIN caf_files USING (caf_file_id) ORDER BY 1, 2",
     "file_locations": "SELECT sources.name AS source, file_path, version_id, etag, size_bytes, rewritten_at::text, part,"
-    " caf_files.name AS chunk, start_byte, end_byte, last_modified, sha256 FROM file_locations JOIN caf_files USING (caf_file_id)"
+    " caf_files.name AS chunk, start_byte, end_byte, last_modified, sha256, header_set FROM file_locations"
+    " JOIN caf_files USING (caf_file_id)"
     " JOIN sources ON sources.source_id = file_locations.source_id ORDER BY 1, 2, 3, 4, 5, 6, 7",
+    "header_sets": "SELECT * FROM header_sets WHERE header_set IN (SELECT header_set FROM file_locations) ORDER BY 1",
     "skipped_objects": "SELECT sources.name AS source, file_path, version_id, etag, size_bytes, rewritten_at::text,"
     " skipped_objects.reason, detail, caf_files.name AS chunk, retry_at = 'infinity' AS for_ever"
     " FROM skipped_objects LEFT JOIN caf_files USING (caf_file_id)"

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from caf_pipeline.inventory.headers import HEADERS, ID_BYTES
 from caf_pipeline.inventory.key_windows import key_windows
 from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import TIME_FORMAT
@@ -244,6 +245,12 @@ class _Ascending:
 
 # --- a chunk's rows and its manifest -------------------------------------------------------------------------------
 
+_PAIRS: Final = "list_transform(map_entries(manifest.user_metadata), lambda pair: concat(pair.key, chr(0), pair.value, chr(0)))"
+# As `ObjectHeaders.id` makes it: a manifest has the user metadata sorted by name.
+_HEADER_SET: Final = (
+    f"unhex(left(sha256(concat({', '.join(f'manifest.{name}, chr(0)' for name in HEADERS)}, array_to_string({_PAIRS}, ''))),"
+    f" {2 * ID_BYTES}))"
+)
 _DIFFERING: Final = f"""SELECT count(*) FROM located LEFT JOIN manifest ON located.key = encode(manifest.key)
         AND located.object_version = coalesce(manifest.version_id, concat('etag:', manifest.etag, ':', manifest.size_bytes))
             || coalesce(':' || strftime(make_timestamp(epoch_us(manifest.rewritten_at)), '{TIME_FORMAT}'), '')
@@ -253,6 +260,7 @@ _DIFFERING: Final = f"""SELECT count(*) FROM located LEFT JOIN manifest ON locat
         AND located.version_id IS NOT DISTINCT FROM manifest.version_id
         AND (located.crc64nvme IS NULL OR located.crc64nvme = manifest.crc64nvme)
         AND (located.s3_checksum IS NULL OR located.s3_checksum = manifest.s3_checksum)
+        AND located.header_set = {_HEADER_SET}
         AND located.end_byte - located.start_byte
             = coalesce(manifest.part_end_byte - manifest.part_start_byte, manifest.size_bytes)
     WHERE located.caf_file_id = {{}} AND manifest.key IS NULL"""
@@ -274,7 +282,7 @@ class LocatedRows:
                 yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def differing(self, caf_file_id: int, manifest: Path) -> int:
-        """Return how many of the chunk's rows are not in its manifest with the same range, checksums, version, ETag and size."""
+        """Return how many of the chunk's rows its manifest does not have, with all that both tell of an object."""
         with translate_errors(self._located), inventory_query(self._located, DEFAULT_BUDGET) as query:
             query.table("located", self._located)
             query.table("manifest", manifest)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, IN_GOOD_STANDING, UNDER_WAY, ChunkState
+from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, IN_GOOD_STANDING, MAY_BE_PENDING, UNDER_WAY, ChunkState
 from caf_pipeline.errors import CafError, StoreError
 from caf_pipeline.ledger.records import Chunk, ChunkRows, Holder, LeaseRecord, account_lease, chunk_lease, plan_lease, posting_of
 from caf_pipeline.maintenance.doctor.findings import (
@@ -179,7 +179,9 @@ def _stray(rows: ChunkRows) -> str:
     """Say which rows a chunk in this state cannot have; "" where there are none."""
     locations = rows.locations if rows.state not in EVER_LOCATED else 0
     claims = rows.claims if rows.state not in CLAIMING else 0
-    counts = " and ".join(counted(count, what) for count, what in ((locations, "location"), (claims, "claim")) if count)
+    pending = rows.pending if rows.state not in MAY_BE_PENDING else 0
+    found = ((locations, "location"), (pending, "pending location"), (claims, "claim"))
+    counts = " and ".join(counted(count, what) for count, what in found if count)
     if not counts:
         return ""
     return f"{counts} of a chunk that is '{rows.state}'" if rows.state else f"{counts} of a chunk that the ledger does not have"
@@ -195,6 +197,9 @@ def _amiss(rows: ChunkRows) -> tuple[str, str] | None:
     sealed = rows.state in UNDER_WAY[UNDER_WAY.index(_S.SEALED) :]
     if sealed and rows.claims != rows.member_count:
         return f"{counted(rows.claims, 'claim')} of {counted(rows.member_count, 'member')}", "report it, since no crash does this"
+    if sealed and rows.pending != rows.member_count:
+        found = f"{counted(rows.pending, 'pending location')} of {counted(rows.member_count, 'member')}"
+        return found, "report it, since no crash does this"
     return None
 
 

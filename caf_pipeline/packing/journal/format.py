@@ -25,11 +25,11 @@ import pyarrow as pa
 
 from caf_pipeline.caf.archive import DEFAULT_LIMITS
 from caf_pipeline.formats.chunkio import LogEntry, LogReader, LogWriter
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.manifest import CHUNK_FORMAT, HEAD_SIZE_BYTES, MANIFEST_GROUP_ROWS, ChunkIdentity
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.packing.sink import staging_error, sync_data
-from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.system.hashes import RunningHash
 
 JOURNAL_FORMAT: Final = 4

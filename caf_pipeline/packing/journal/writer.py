@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from caf_pipeline.errors import StagingError
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.plan import PlannedObject
 from caf_pipeline.packing.journal.format import (
     Checkpoint,
@@ -25,7 +26,6 @@ from caf_pipeline.packing.journal.format import (
 )
 from caf_pipeline.packing.sink import Mark, StagingSink, staging_error, sync_data
 from caf_pipeline.settings import PackingSettings
-from caf_pipeline.source.protocol import ObjectHeaders
 from caf_pipeline.system.hashes import RunningHash
 
 LOST_BYTES: Final = 256 << 20

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import CHECKSUMS, S3Object, SkipReason
-from caf_pipeline.source.protocol import Checksum, ObjectHead, ObjectHeaders, ObjectPart
+from caf_pipeline.source.protocol import Checksum, ObjectHead, ObjectPart
 from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.errors import (
     ASKING_FAILED,

@@ -18,8 +18,9 @@ from botocore.exceptions import ClientError, ParamValidationError
 from pydantic import ValidationError
 
 from caf_pipeline.errors import CafError, SourceDenied, SourceError, UsageError
+from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.source.protocol import KeyTaken, ObjectHeaders, ObjectThere
+from caf_pipeline.source.protocol import KeyTaken, ObjectThere
 from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.clients import ENDPOINT_VARIABLES, build_client, endpoint_of_environment, unusable
 from caf_pipeline.source.s3.errors import (
