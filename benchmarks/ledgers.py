@@ -40,7 +40,7 @@ from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, plan_record, register_plan
 from caf_pipeline_tests.support.chunk_rows import set_state
-from caf_pipeline_tests.support.postgres import database_at
+from caf_pipeline_tests.support.postgres import connected, database_at
 
 CLAIM_CHUNKS = 10
 OBJECT_BYTES = 6_000  # five million of them fill a chunk
@@ -220,7 +220,7 @@ def _fill(url: str, manifest: Path, count: int) -> None:
     """Make the database in which a chunk of so many objects is located."""
     write_manifest(manifest, count, in_order=True)
     ledger, database, _ = _planned(url, count, ())
-    with database.transaction() as connection:
+    with connected(database) as connection:
         copy_location_batches(connection, "file_locations", 1, 1, open_manifest(manifest).locations())
         connection.execute(IN_FOLDERS, {"end": key(count // 10)})
         set_state(connection, "located")

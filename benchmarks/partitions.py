@@ -28,6 +28,7 @@ from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import Settings, load_settings
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.ticks import evaluate_tick
 from caf_pipeline_tests.support.webserver import webserver
 
@@ -82,7 +83,7 @@ def measure(count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=KEPT) as folder, _ledger(Path(folder).resolve()) as (ledger, database):
         (Path(folder) / "dagster").mkdir()
         with DagsterInstance.from_config(str(Path(folder) / "dagster")) as instance:
-            with database.transaction() as connection:
+            with connected(database) as connection:
                 address = address_of(load_settings().sources[SOURCE])
                 connection.execute(PLANNED, {"source": SOURCE, "count": count, "address": address})
             assert timed("registered", lambda: register_chunks(instance, ledger, SOURCE)) == count

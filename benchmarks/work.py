@@ -183,7 +183,7 @@ def look_up(url: str, keys: str, at_once: str) -> dict[str, Any]:
     ledger, wanted, count = Ledger(Database(url)), Path(keys).read_text().split(), 0
     for first in range(0, len(wanted), int(at_once)):
         some = wanted[first : first + int(at_once)]
-        count += len(ledger.locate_many("src", some))
+        count += len(ledger.lookup.locate_many("src", some))
     ledger.close()
     return {"looked_up": len(wanted), "located": count}
 

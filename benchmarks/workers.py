@@ -39,7 +39,7 @@ def measure(workers: Sequence[int], *, chunks: int, objects: int) -> Iterator[di
     KEPT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=KEPT) as folder, _server(Path(folder).resolve()) as url:
         ledger = Ledger(Database(url))
-        ledger._database.make_tables()
+        ledger.database.make_tables()
         for count in workers:
             names = register(ledger, *(_keys(count, number, objects) for number in range(1, chunks + 1)))
             yield {"workers": count, "chunks": chunks, "objects": objects, **_run(url, names, count, objects)}
@@ -104,7 +104,7 @@ def _work(url: str, workers: int, threads: int, objects: int, names: Sequence[st
     """Take the chunks through their states; print how long each took."""
     ledgers = [Ledger(Database(url)) for _ in range(threads)]
     for ledger in ledgers:
-        ledger.sources()
+        ledger.lookup.sources()
     print("ready", flush=True)
     sys.stdin.readline()
     taken: list[float] = []

@@ -13,8 +13,9 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import LedgerError, SettingsError, UsageError
 from caf_pipeline.ledger.backup import BackupContents, Programs, back_up, read_backup, restore
 from caf_pipeline.ledger.database import has_own_server
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.postgres import Ledger, open_ledger
 from caf_pipeline.ledger.processes import this_process
+from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.retrieval.restore import RestoreTarget
 from caf_pipeline.retrieval.restore_folder import RestoreFolder
@@ -26,7 +27,6 @@ from caf_pipeline.store.protocol import ChunkReader, ChunkStore
 from caf_pipeline.system.files_below import FilesBelow, is_folder
 from caf_pipeline.throttle import open_throttle
 from caf_pipeline.waits import Listener, Wait, Waits
-from caf_pipeline.wiring import open_ledger
 
 if TYPE_CHECKING:
     from caf_pipeline.store.jackal.write import JackalStore
@@ -90,7 +90,7 @@ def _require_jackal(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def open_restore(
-    ledger: Ledger,
+    lookup: LocationLookups,
     store: ChunkReader,
     destination: str,
     *,
@@ -103,7 +103,7 @@ def open_restore(
     """Open what objects are restored to, while the context lasts.
 
     Args:
-        ledger: has the headers of the objects.
+        lookup: has the headers of the objects.
         store: keeps them.
         destination: a folder, or `s3://BUCKET/PREFIX`.
         force: replace what is there and is not equal.
@@ -141,7 +141,7 @@ def open_restore(
                 open_bucket_target(destination, profile=profile, endpoint_url=endpoint_url, waits=waits or Waits())
             )
         )
-        yield RestoreBucket(bucket, store, ledger, force=force, dry_run=dry_run)
+        yield RestoreBucket(bucket, store, lookup, force=force, dry_run=dry_run)
 
 
 def open_source(settings: Settings, source: str, waits: Waits, client: Any = None) -> ObjectSource:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""Opens what reading needs, as the settings say: the ledger, what reads chunks, the archive.
+"""Opens what reading needs, as the settings say: look-ups of the ledger, what reads chunks, the archive.
 
 `run_wiring` opens the rest. A process that only reads loads none of it, and starts sooner.
 """
@@ -6,10 +6,7 @@
 import contextlib
 from typing import TYPE_CHECKING
 
-from caf_pipeline.ledger.database import open_database
-from caf_pipeline.ledger.postgres import Ledger
-from caf_pipeline.ledger.processes import this_process
-from caf_pipeline.ledger.records import Holder
+from caf_pipeline.ledger.lookup import Lookup, open_lookup
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.waits import Waits
@@ -18,20 +15,15 @@ if TYPE_CHECKING:
     from caf_pipeline.retrieval.archive import Archive
 
 
-def open_ledger(settings: Settings, waits: Waits | None = None) -> Ledger:
-    """Open the ledger, its schema brought up to date; `waits` says it while the database does not answer."""
-    return Ledger(open_database(settings, waits), store=settings.store.kind)
-
-
-def open_reader(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> ChunkReader:
+def open_reader(settings: Settings, lookup: Lookup, waits: Waits | None = None) -> ChunkReader:
     """Open what reads chunks of the store that the settings name. It has no wallet, and posts and uploads nothing."""
     if settings.store.kind == "jackal":
         from caf_pipeline.store.jackal.read import open_jackal_reader  # noqa: PLC0415 - a folder needs no network
 
-        return open_jackal_reader(settings.jackal, ledger.transactions(holder), ledger.providers(), waits)
+        return open_jackal_reader(settings.jackal, lookup.seen_height, lookup.provider_records, waits)
     from caf_pipeline.store.directory import DirectoryReader  # noqa: PLC0415 - only one of the two is ever needed
 
-    return DirectoryReader(settings.store.folder, ledger)
+    return DirectoryReader(settings.store.folder, lookup.folder_store)
 
 
 def open_archive(settings: Settings | None = None) -> "Archive":
@@ -47,8 +39,8 @@ def open_archive(settings: Settings | None = None) -> "Archive":
     elif not isinstance(settings, Settings):  # "", too: others would be read than were meant
         raise TypeError(f"{settings!r} is no settings: open_archive(load_settings(path)) reads those of a file")
     with contextlib.ExitStack() as opened:
-        ledger = open_ledger(settings)
-        opened.callback(ledger.close)
-        store = open_reader(settings, ledger, this_process("reader"))
+        lookup = open_lookup(settings)
+        opened.callback(lookup.close)
+        store = open_reader(settings, lookup)
         opened.callback(store.close)
-        return Archive(ledger, store, opened.pop_all().close)
+        return Archive(lookup, store, opened.pop_all().close)

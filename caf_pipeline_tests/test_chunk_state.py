@@ -290,7 +290,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert account.claimed_objects == len(self.keys_in(CLAIMING))
         located = self.keys_in(IN_GOOD_STANDING)
         assert account.located_objects == len(located)
-        assert {key for key in KEYS[:2] if self.ledger.locate(SOURCE, key)} == located & set(KEYS[:2])
+        assert {key for key in KEYS[:2] if self.ledger.lookup.locate(SOURCE, key)} == located & set(KEYS[:2])
         assert sum(account.skipped.values()) == len(self.skipped)
 
     def teardown(self):

@@ -44,7 +44,7 @@ class FilledFileSystem(CafFileSystem):
         super().__init__()
         self.context = context
         self.written = 0
-        self.reading = Archive(context.ledger, context.store)
+        self.reading = Archive(context.ledger.lookup, context.store)
 
     @property
     def archive(self):

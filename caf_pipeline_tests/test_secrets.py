@@ -18,6 +18,7 @@ from caf_pipeline.errors import SettingsError
 from caf_pipeline.store.jackal.wallet import KEY_PATH, MNEMONIC_VARIABLE
 from caf_pipeline_tests.support.command_line import CommandLine, Done, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, new_wallet, with_wallet
+from caf_pipeline_tests.support.postgres import connected
 
 pytest_plugins = ["caf_pipeline_tests.support.jackal_network"]
 
@@ -44,7 +45,7 @@ def left_behind(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 def rows(database) -> Iterator[tuple[str, bytes]]:
     """Yield every row of every table as text, bytes in it as hex."""
-    with database.transaction() as connection:
+    with connected(database) as connection:
         tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()").scalars()
         assert "transactions" in tables
         for table in tables:

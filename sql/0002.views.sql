@@ -87,6 +87,16 @@ FROM (
 ) AS whole
 ORDER BY source_id, file_path, version_id, etag, size_bytes, rewritten_at, plan_id;
 
+-- When the latest whole inventory of each source was taken, of those that are planned.
+CREATE VIEW last_whole_inventories AS
+SELECT source_id, max(taken_at) AS taken_at FROM inventories WHERE after_key = '' AND until_key IS NULL GROUP BY source_id;
+
+-- Objects that are skipped now. The plan of a whole inventory claims each object of it that is due again, and lets those be due that it
+-- does not list. A row that is due since before that inventory is history: the object was deleted or overwritten.
+CREATE VIEW current_skips AS
+SELECT skipped_objects.* FROM skipped_objects LEFT JOIN last_whole_inventories USING (source_id)
+WHERE reason <> 'waiting' AND retry_at > least(coalesce(taken_at, '-infinity'), now());
+
 -- What is known of keys, all at the moment of the statement that asks. A function, because its statements are planned once for a
 -- connection, also behind a pooler, and planning them takes longer than answering them. A skip that a whole inventory has ended, since it
 -- does not list the object, is history.

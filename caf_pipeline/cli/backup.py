@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.cli.terminal import confirm, counted, printable, show_size
 from caf_pipeline.errors import HeldByOther, UsageError
 from caf_pipeline.ledger.backup import BackupContents
@@ -56,7 +56,7 @@ def _restore(settings: Settings, ledger: Ledger, file: Path, *, yes: bool) -> No
     _require_same_sources(settings, contents)
     _require_no_run(ledger)
     typer.echo(f"the backup has  {_named(contents.sources)}", err=True)
-    typer.echo(f"the ledger has  {_named(ledger.sources())}, {counted(len(ledger.chunks()), 'chunk')}", err=True)
+    typer.echo(f"the ledger has  {_named(ledger.lookup.sources())}, {counted(len(ledger.chunks()), 'chunk')}", err=True)
     confirm("Replace the ledger by the backup?", yes=yes, otherwise="nothing was restored")
     # Best effort: these files count only for a chunk with the same number, name and time.
     shutil.rmtree(settings.home / "located", ignore_errors=True)

@@ -9,7 +9,8 @@ import typer
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
-from caf_pipeline.cli.opening import opened_ledger, opened_reader
+from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import opened_reader
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, object_progress, print_json, printable, show_size
 from caf_pipeline.errors import HeldByOther, IntegrityError, StoreUnreachable, UsageError
 from caf_pipeline.ledger.postgres import Ledger
@@ -77,10 +78,10 @@ def check(  # noqa: PLR0917 - the command line's options
 
     with (
         opened_ledger(settings) as ledger,
-        opened_reader(settings, ledger, source) as store,
+        opened_reader(settings, ledger.lookup, source) as store,
         object_progress(f"checking {source}") as advance,
     ):
-        listed = _counted(list_objects(ledger, source, prefix, wanted=wanted_status(current)), sums)
+        listed = _counted(list_objects(ledger.lookup, source, prefix, wanted=wanted_status(current)), sums)
 
         def take(one: CheckedObject) -> None:
             _take(sums, one, json)
@@ -88,7 +89,7 @@ def check(  # noqa: PLR0917 - the command line's options
 
         ended = take_all(check_objects(sampled(listed, share), store), take)
         if not sums.listed:
-            raise nothing_listed(ledger, source, prefix, current)
+            raise nothing_listed(ledger.lookup, source, prefix, current)
         _print_sums(source, sums, json)
         damaged = _recorded(settings, ledger, source, sums)
     if sums.wrong:

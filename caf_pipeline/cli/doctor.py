@@ -7,7 +7,8 @@ import typer
 
 from caf_pipeline.caf.merkle import IMPLEMENTATION
 from caf_pipeline.cli.dagster_commands import dagster_command
-from caf_pipeline.cli.opening import known_sources, opened_ledger, require_source
+from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import known_sources, require_source
 from caf_pipeline.cli.run_opening import opened_store
 from caf_pipeline.cli.terminal import JsonOption, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
@@ -59,10 +60,10 @@ def doctor(
     note(f"Merkle roots are taken in {IMPLEMENTATION} code")
     with opened_ledger(settings) as ledger:
         if source is not None:
-            require_source(settings, ledger, source)
+            require_source(settings, ledger.lookup, source)
         examination = _Examination(dry_run=dry_run, json=json)
         with opened_store(settings, ledger) as store:
-            for name in [source] if source else known_sources(settings, ledger):
+            for name in [source] if source else known_sources(settings, ledger.lookup):
                 examination.examine_source(settings, ledger, store, name)
                 examination.examine_partitions(settings, ledger, name)
     examination.close()

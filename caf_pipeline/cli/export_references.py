@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
-from caf_pipeline.cli.opening import opened_ledger, opened_reader
+from caf_pipeline.cli.opening import opened_lookup, opened_reader
 from caf_pipeline.cli.terminal import SourceArgument, a_path, counted, note
 from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.retrieval.listing import list_objects
@@ -51,11 +51,11 @@ def export_references(
     if output.suffix not in KINDS:
         raise UsageError(f"{str(output)!r} ends neither in .json nor in .parquet.", hint="The ending selects the format.")
     settings = load_settings()
-    with opened_ledger(settings) as ledger, opened_reader(settings, ledger, source) as store:
-        listed = list_objects(ledger, source, prefix, wanted=wanted_status(current))
+    with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as store:
+        listed = list_objects(lookup, source, prefix, wanted=wanted_status(current))
         first = next(listed, None)
         if first is None:
-            raise nothing_listed(ledger, source, prefix, current)
+            raise nothing_listed(lookup, source, prefix, current)
         sums = write_references(chain([first], listed), store, output)
     written = counted(sums.objects - sums.in_parts, "object")
     note(f"{source}: references to {written} in {counted(sums.chunks, 'chunk')} are in {str(output)!r}")

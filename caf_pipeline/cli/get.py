@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opening import opened_ledger, opened_reader
+from caf_pipeline.cli.opening import opened_lookup, opened_reader
 from caf_pipeline.cli.terminal import (
     AsOfOption,
     SourceArgument,
@@ -68,8 +68,8 @@ def get(  # noqa: PLR0917 - the command line's options
     """
     moment = None if as_of is None else parse_time(as_of)
     settings = load_settings()
-    with opened_ledger(settings) as ledger, opened_reader(settings, ledger, source) as store:
-        found = fetch(ledger, store, source, key, version, as_of=moment)
+    with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as store:
+        found = fetch(lookup, store, source, key, version, as_of=moment)
         if said := _not_current(key, found.location):
             note(said)
         if member is not None:

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, has_reached
-from caf_pipeline.cli.opening import RUN, known_sources, opened_ledger
+from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import RUN, known_sources
 from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.cli.terminal import (
     JsonOption,
@@ -205,7 +206,7 @@ def price(
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:
-        known = known_sources(settings, ledger)
+        known = known_sources(settings, ledger.lookup)
     if what not in known and ("-" in what or not what[:1].isdigit()):
         raise settings.unknown_source(what, known)
     with opened_network(settings) as network:
@@ -248,7 +249,7 @@ def price(
 
 def _not_yet_archived(settings: Settings, ledger: Ledger, source: str) -> tuple[int, int]:
     """Return the bytes and chunks that are still to be posted: those planned, else by the latest whole inventory."""
-    registered = source in ledger.sources()
+    registered = source in ledger.lookup.sources()
     waiting = ledger.chunks(source, NOT_POSTED) if registered else ()
     if waiting:
         return sum(chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in waiting), len(waiting)

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from caf_pipeline.cli.opening import opened_ledger, require_archived
+from caf_pipeline.cli.opening import opened_lookup, require_archived
 from caf_pipeline.cli.terminal import (
     AsOfOption,
     JsonOption,
@@ -26,7 +26,7 @@ from caf_pipeline.cli.terminal import (
     show_time,
 )
 from caf_pipeline.errors import NotLocated, UsageError
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.lookup import Lookup
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.listing import common_prefix, every, is_current, list_level, list_objects, list_versions
 from caf_pipeline.retrieval.reader import not_located
@@ -87,14 +87,14 @@ def ls(  # noqa: PLR0917 - the command line's options
         raise UsageError("--versions excludes --as-of and --current.", hint="Give one of them.")
     listed = list_objects if recursive else list_level
     empty, older = True, 0
-    with _opened(source) as ledger:
-        entries: Iterator[Location | str] = listed(ledger, source, prefix, wanted=wanted_status(current), as_of=moment)
-        for entry in list_versions(ledger, source, entries) if versions else entries:
+    with _opened(source) as lookup:
+        entries: Iterator[Location | str] = listed(lookup, source, prefix, wanted=wanted_status(current), as_of=moment)
+        for entry in list_versions(lookup, source, entries) if versions else entries:
             empty = False
             older += 0 if isinstance(entry, str) else entry.older_versions
             _print_entry(entry, long, json, versions=versions)
         if empty:
-            raise nothing_listed(ledger, source, prefix, current, moment)
+            raise nothing_listed(lookup, source, prefix, current, moment)
     if older and not versions and not moment:
         note(f"{source}: {counted(older, 'older version')} of these keys not shown: --versions shows them")
 
@@ -149,8 +149,8 @@ def find(  # noqa: PLR0917 - the command line's options
             and is_wanted(one)
         )
 
-    with _opened(source) as ledger:
-        for one in list_objects(ledger, source, re.split(r"[*?]", pattern, maxsplit=1)[0], wanted=wanted, as_of=moment):
+    with _opened(source) as lookup:
+        for one in list_objects(lookup, source, re.split(r"[*?]", pattern, maxsplit=1)[0], wanted=wanted, as_of=moment):
             _print_entry(one, long, json)
 
 
@@ -178,8 +178,8 @@ def du(  # noqa: PLR0917 - the command line's options
     """
     moment = read_moment(as_of, current)
     total_objects = total_bytes = 0
-    with _opened(source) as ledger:
-        found = list_objects(ledger, source, prefix, wanted=wanted_status(current), as_of=moment)
+    with _opened(source) as lookup:
+        found = list_objects(lookup, source, prefix, wanted=wanted_status(current), as_of=moment)
         for below, members in groupby(found, lambda one: common_prefix(prefix, one.row.key)):
             objects = size_bytes = 0
             for one in members:
@@ -188,17 +188,17 @@ def du(  # noqa: PLR0917 - the command line's options
             if below and not summarize:
                 _print_sum(below, objects, size_bytes, json)
         if not total_objects:
-            raise nothing_listed(ledger, source, prefix, current, moment)
+            raise nothing_listed(lookup, source, prefix, current, moment)
     _print_sum(prefix, total_objects, total_bytes, json)
 
 
 @contextmanager
-def _opened(source: str) -> Iterator[Ledger]:
-    """Open the ledger, which has something of the source."""
+def _opened(source: str) -> Iterator[Lookup]:
+    """Open the look-ups of the ledger, which has something of the source."""
     settings = load_settings()
-    with opened_ledger(settings) as ledger:
-        require_archived(settings, ledger, source)
-        yield ledger
+    with opened_lookup(settings) as lookup:
+        require_archived(settings, lookup, source)
+        yield lookup
 
 
 def wanted_status(current: bool) -> Callable[[Location], bool]:
@@ -206,10 +206,10 @@ def wanted_status(current: bool) -> Callable[[Location], bool]:
     return is_current if current else every
 
 
-def nothing_listed(ledger: Ledger, source: str, prefix: str, current: bool, as_of: datetime | None = None) -> NotLocated:
+def nothing_listed(lookup: Lookup, source: str, prefix: str, current: bool, as_of: datetime | None = None) -> NotLocated:
     """Return the error of a listing that has nothing; where the prefix is a key, it says why that is not archived."""
-    if prefix and not current and not as_of and ledger.not_archived(source, prefix):
-        return not_located(ledger, source, prefix)
+    if prefix and not current and not as_of and lookup.not_archived(source, prefix):
+        return not_located(lookup, source, prefix)
     then = f" as of {show_time(as_of)}" if as_of else ""
     what = "is current and" if current else f"is archived{then} and"
     if not prefix:

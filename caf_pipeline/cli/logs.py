@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from caf_pipeline.cli.listing import nothing_listed
-from caf_pipeline.cli.opening import opened_ledger, opened_reader
+from caf_pipeline.cli.opening import opened_lookup, opened_reader
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, parse_time, printable
 from caf_pipeline.errors import CafError, UsageError, one_line
 from caf_pipeline.retrieval.log_search import LogSearch, Period, SearchedLog
@@ -64,12 +64,12 @@ def search(  # noqa: PLR0917 - the command line's options
         query, settings.staging_folder, period=Period.between(*moments), ignore_case=ignore_case, silent_seconds=timeout
     )
     searched = failed = 0
-    with opened_ledger(settings) as ledger, opened_reader(settings, ledger, source) as store, searching:
-        for log in searching.search(ledger, store, source, prefix):
+    with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as store, searching:
+        for log in searching.search(lookup, store, source, prefix):
             searched += 1
             failed += not _print_matches(log, json)
         if not searching.listed:
-            raise nothing_listed(ledger, source, prefix, current=False)
+            raise nothing_listed(lookup, source, prefix, current=False)
     unknown = f"; {counted(searching.not_recorded, 'header')} read, of objects with no record" if searching.not_recorded else ""
     note(f"{source}: {counted(searched, 'log')} of {counted(searching.listed, 'object')} searched{unknown}")
     if failed:

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.cli.terminal import note
 from caf_pipeline.errors import CafError, UsageError
 from caf_pipeline.ledger.postgres import Ledger
@@ -70,7 +70,7 @@ def _registry(ledger: Ledger) -> CollectorRegistry:
 
 def families(ledger: Ledger) -> Iterator[Metric]:
     """Yield every metric with its samples."""
-    sources = ledger.sources()
+    sources = ledger.lookup.sources()
     found = ledger.progress(sources)
     chunks = GaugeMetricFamily("caf_chunks", "Chunks, by state.", labels=["source", "state"])
     objects = GaugeMetricFamily("caf_objects", "Objects in chunks, by the chunk's state.", labels=["source", "state"])

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from caf_pipeline.cli.cotar import OpenedCotar, opened_cotar
-from caf_pipeline.cli.opening import opened_ledger, opened_reader
+from caf_pipeline.cli.opening import opened_lookup, opened_reader
 from caf_pipeline.retrieval.object_ranges import ObjectRanges
 from caf_pipeline.retrieval.reader import Found, fetch
 from caf_pipeline.settings import load_settings
@@ -18,8 +18,8 @@ def opened_object(source: str, key: str) -> Iterator[ObjectRanges]:
         As `opened_reader` and `fetch`.
     """
     settings = load_settings()
-    with opened_ledger(settings) as ledger, opened_reader(settings, ledger, source) as store:
-        yield ObjectRanges(fetch(ledger, store, source, key))
+    with opened_lookup(settings) as lookup, opened_reader(settings, lookup, source) as store:
+        yield ObjectRanges(fetch(lookup, store, source, key))
 
 
 def opened_tar(found: Found) -> AbstractContextManager[OpenedCotar]:

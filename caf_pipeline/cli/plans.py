@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.cli.opening import opened_ledger, require_source
+from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import require_source
 from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.cli.terminal import (
     JsonOption,
@@ -244,7 +245,7 @@ def _print_objects(seen: PlanStatistics) -> None:
 
 
 def _list_plans(settings: Settings, ledger: Ledger, source: str, *, json: bool) -> None:
-    require_source(settings, ledger, source)
+    require_source(settings, ledger.lookup, source)
     found = ledger.plans(source)
     if json:
         for row in found:

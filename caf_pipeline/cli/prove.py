@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.cli.opening import known_sources, opened_ledger
+from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import known_sources
 from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, NoChainAnswer, StoreUnreachable, UsageError
@@ -146,7 +147,7 @@ def repair(
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:
-        known = known_sources(settings, ledger)
+        known = known_sources(settings, ledger.lookup)
         if what in known:
             source, chunks = what, [chunk.name for chunk in ledger.chunks(what, [ChunkState.DAMAGED])]
         elif ChunkId.parse(what) is None:

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from caf_pipeline.cli.opening import opened_ledger, require_source
+from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import require_source
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, print_json, printable, show_time
 from caf_pipeline.settings import load_settings
 
@@ -31,8 +32,8 @@ def queue(
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:
-        require_source(settings, ledger, source)
-        messages = ledger.messages_set_apart(source) if source in ledger.sources() else ()
+        require_source(settings, ledger.lookup, source)
+        messages = ledger.messages_set_apart(source) if source in ledger.lookup.sources() else ()
         for one in messages:
             body = one.body.decode("utf-8", "backslashreplace")
             if json:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from caf_pipeline.cli.listing import CurrentOption, nothing_listed, read_moment, wanted_status
-from caf_pipeline.cli.opening import opened_ledger, opened_reader
+from caf_pipeline.cli.opening import opened_lookup, opened_reader
 from caf_pipeline.cli.terminal import (
     AsOfOption,
     JsonOption,
@@ -20,7 +20,7 @@ from caf_pipeline.cli.terminal import (
     show_size,
 )
 from caf_pipeline.errors import UsageError
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.lookup import Lookup
 from caf_pipeline.retrieval.listing import count_not_archived, list_named_versions, list_objects
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreSums, restore_objects
 from caf_pipeline.retrieval.side_by_side import take_all
@@ -103,12 +103,12 @@ def restore(  # noqa: PLR0917 - the command line's options
         raise UsageError("--profile and --endpoint-url are for a bucket.", hint="Give s3://BUCKET/PREFIX as DEST.")
     settings, sums = load_settings(), RestoreSums()
     with (
-        opened_ledger(settings) as ledger,
-        opened_reader(settings, ledger, source) as store,
+        opened_lookup(settings) as lookup,
+        opened_reader(settings, lookup, source) as store,
         open_restore(
-            ledger,
+            lookup,
             store,
-            _destination(ledger, source, where),
+            _destination(lookup, source, where),
             force=force,
             dry_run=dry_run,
             profile=profile,
@@ -117,7 +117,7 @@ def restore(  # noqa: PLR0917 - the command line's options
         ) as target,
         object_progress(f"restoring {source}") as advance,
     ):
-        sums.not_yet_archived, sums.skipped = count_not_archived(ledger, source, prefix)
+        sums.not_yet_archived, sums.skipped = count_not_archived(lookup, source, prefix)
 
         def take(one: RestoredObject) -> None:
             sums.add(one)
@@ -125,13 +125,13 @@ def restore(  # noqa: PLR0917 - the command line's options
             advance(one.location.size_bytes)
 
         listed = (
-            list_named_versions(ledger, source, prefix)
+            list_named_versions(lookup, source, prefix)
             if all_versions
-            else list_objects(ledger, source, prefix, wanted=wanted_status(current), as_of=moment)
+            else list_objects(lookup, source, prefix, wanted=wanted_status(current), as_of=moment)
         )
         ended = take_all(restore_objects(listed, target), take)
         if not sums.listed:
-            raise nothing_listed(ledger, source, prefix, current, moment)
+            raise nothing_listed(lookup, source, prefix, current, moment)
         if all_versions or moment:
             sums.older_versions = 0  # they are restored, or were not asked for
     _print_sums(sums, source, destination, dry_run=dry_run, json=json)
@@ -142,10 +142,10 @@ def restore(  # noqa: PLR0917 - the command line's options
         raise failure
 
 
-def _destination(ledger: Ledger, source: str, where: list[str]) -> str:
+def _destination(lookup: Lookup, source: str, where: list[str]) -> str:
     """Return DEST; raises UsageError where it was more likely meant as PREFIX: all of the source would go to a new folder."""
     only = where[0] if len(where) == 1 else ""
-    if only.endswith("/") and not os.path.exists(only) and any(True for _ in list_objects(ledger, source, only)):
+    if only.endswith("/") and not os.path.exists(only) and any(True for _ in list_objects(lookup, source, only)):
         raise UsageError(
             f"{only!r} is no folder, and archived keys of source '{source}' begin with it: DEST is missing.",
             hint="Give DEST behind it. If it is DEST, make the folder first.",

@@ -6,7 +6,8 @@ from typing import Annotated, Final
 import typer
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, ChunkState
-from caf_pipeline.cli.opening import known_sources, opened_ledger
+from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import known_sources
 from caf_pipeline.cli.terminal import (
     JsonOption,
     counted,
@@ -59,7 +60,7 @@ def status(
 
         watch_sources(settings, source, interval=interval, json=json)
     with opened_ledger(settings) as ledger:
-        known = known_sources(settings, ledger)
+        known = known_sources(settings, ledger.lookup)
         if source is not None and source not in known:
             settings.source(source)
         paused = ledger.controls().current().paused
@@ -74,7 +75,7 @@ def status(
                 )
             typer.echo(f"{row.account}: {plan}, balance {row.balance:,} ujkl, read {show_time(row.read_at)}")
         for name in [source] if source else known:
-            registered = name in ledger.sources()
+            registered = name in ledger.lookup.sources()
             account = ledger.account(name) if registered else None
             chunks = ledger.chunks(source=name) if registered else ()
             waits = [wait for wait in ledger.waits() if wait.source == name]

@@ -11,7 +11,8 @@ from rich.live import Live
 from rich.text import Text
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
-from caf_pipeline.cli.opening import opened_ledger, require_source
+from caf_pipeline.cli.opened_ledger import opened_ledger
+from caf_pipeline.cli.opening import require_source
 from caf_pipeline.cli.terminal import counted, note, print_json, show_size, show_time
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.records import SourceProgress
@@ -33,10 +34,10 @@ def watch(settings: Settings, source: str | None, *, interval: float, json: bool
     """
     with opened_ledger(settings) as ledger, _shown(json) as show:
         if source is not None:
-            require_source(settings, ledger, source)
+            require_source(settings, ledger.lookup, source)
         while True:
             try:
-                show(ledger.progress([source] if source else ledger.sources()))
+                show(ledger.progress([source] if source else ledger.lookup.sources()))
             except CafError as error:
                 if error.permanent:
                     raise

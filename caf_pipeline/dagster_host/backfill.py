@@ -31,14 +31,13 @@ from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ASSETS, BACKFILL_TAG, PRIORITY_TAG, SOURCE_TAG, asset_key
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.errors import HeldByOther, NoDaemon, NotLocated, UsageError
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.postgres import Ledger, open_ledger
 from caf_pipeline.ledger.records import Chunk, chunk_of_lease
 from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.quantities import counted
-from caf_pipeline.wiring import open_ledger
 
 DAEMON: Final = "BACKFILL"
 """What the part of Dagster's daemon that submits backfills calls itself in its heartbeats."""
@@ -146,7 +145,7 @@ def choose(instance: DagsterInstance, ledger: Ledger, source: str, wanted: Selec
         NotLocated: there is no such plan or chunk. UsageError: an end is of another source or plan, or the ends are the wrong way
             round.
     """
-    if source not in ledger.sources():
+    if source not in ledger.lookup.sources():
         raise NotLocated(f"nothing of '{source}' is planned yet", hint=f"`caf run {source}` plans it")
     if wanted.plan and not any(one.record.name == wanted.plan for one in ledger.plans(source)):
         raise NotLocated(f"source '{source}' has no plan '{wanted.plan}'", hint=f"`caf plans {source}` lists them")

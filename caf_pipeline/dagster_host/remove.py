@@ -14,14 +14,13 @@ from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import may_have_state
 from caf_pipeline.defs.naming import PARKED_TAG, partitions_name
 from caf_pipeline.errors import NotLocated
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.postgres import Ledger, open_ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import RemovableSource, plan_lease
 from caf_pipeline.maintenance.remove_source import Leftovers, find_leftovers, no_writers, remove_leftovers
 from caf_pipeline.setting_values import is_source_name
 from caf_pipeline.settings import Settings
 from caf_pipeline.system.quantities import counted, show_size
-from caf_pipeline.wiring import open_ledger
 
 
 def remove_command(source: str, *, settings: Settings, run: str, confirm: Callable[[Sequence[str]], None]) -> int:
@@ -42,8 +41,8 @@ def remove_command(source: str, *, settings: Settings, run: str, confirm: Callab
     """
     with closing(open_ledger(settings)) as ledger:
         if not is_source_name(source):
-            raise settings.unknown_source(source, ledger.sources())
-        removable = ledger.removable(source) if source in ledger.sources() else None
+            raise settings.unknown_source(source, ledger.lookup.sources())
+        removable = ledger.removable(source) if source in ledger.lookup.sources() else None
         leftovers = find_leftovers(settings, ledger, source)
         with _opened(settings) as instance:
             partitions = _partitions(instance, source)
@@ -53,7 +52,7 @@ def remove_command(source: str, *, settings: Settings, run: str, confirm: Callab
             with ledger.lease(plan_lease(source), this_process(run)) as lease:
                 leftovers = find_leftovers(settings, ledger, source)  # while the question was open, a run may have written
                 with no_writers(leftovers):
-                    if source in ledger.sources():
+                    if source in ledger.lookup.sources():
                         ledger.remove_source(lease, source)
                     remove_leftovers(leftovers)
                 if instance is not None:
@@ -86,7 +85,7 @@ def _require_once_known(settings: Settings, ledger: Ledger, source: str, leftove
     """Raise unless this ledger once had the source, and something of the source is left."""
     if not leftovers.folders and not leftovers.staged and not leftovers.kept and not partitions:
         if source not in settings.sources:
-            raise settings.unknown_source(source, ledger.sources())
+            raise settings.unknown_source(source, ledger.lookup.sources())
         raise NotLocated(f"the ledger has nothing of source '{source}'", hint="there is nothing to remove")
     if not ledger.leases_ever_held([plan_lease(source)]):
         raise NotLocated(

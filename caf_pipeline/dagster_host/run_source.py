@@ -50,7 +50,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.filters import FILTERS
 from caf_pipeline.inventory.objects import SkipReason, VersionCounts
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.postgres import Ledger, open_ledger
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.run_wiring import open_run_context
@@ -60,7 +60,6 @@ from caf_pipeline.steps import inventories, planning
 from caf_pipeline.system.ending import interrupted_status
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import Announcer, Wait, Waits
-from caf_pipeline.wiring import open_ledger
 
 MOST_ALIKE: Final = 3
 """Chunks that fail for good by the same error, after which no further chunk is tried."""

@@ -20,9 +20,8 @@ from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.defs.naming import BACKFILL_TAG, HELD_TAG, PARTITION_TAG, SOURCE_TAG
 from caf_pipeline.errors import NotLocated, first_line, one_line
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.postgres import Ledger, open_ledger
 from caf_pipeline.settings import Settings
-from caf_pipeline.wiring import open_ledger
 
 _NO_REASON: Final = "from outside the execution context"
 """What Dagster says of a run that could not be launched (`report_run_failed` of 1.13.27); an event before it has the reason."""
@@ -70,7 +69,7 @@ def runs_command(source: str | None, *, settings: Settings, last: int, json: boo
         SettingsError: there is no such source.
     """
     with closing(open_ledger(settings)) as ledger:
-        if source is not None and source not in settings.sources and source not in (known := ledger.sources()):
+        if source is not None and source not in settings.sources and source not in (known := ledger.lookup.sources()):
             raise settings.unknown_source(source, known)
         found: Sequence[ShownRun] = []
         if dagster_home(settings).is_dir():  # else no Dagster ever ran here, and a look makes nothing

@@ -34,7 +34,7 @@ def stray_partitions(source: str, *, settings: Settings, ledger: Ledger) -> Iter
 
 def _without_chunk(instance: DagsterInstance, source: str, ledger: Ledger) -> list[str]:
     names = instance.get_dynamic_partitions(partitions_name(source))  # before the chunks: a plan writes the chunk first
-    chunks = {chunk.name for chunk in ledger.chunks(source)} if source in ledger.sources() else set[str]()
+    chunks = {chunk.name for chunk in ledger.chunks(source)} if source in ledger.lookup.sources() else set[str]()
     return [name for name in names if name not in chunks and (chunks or not _is_chunk_of(name, source))]
 
 

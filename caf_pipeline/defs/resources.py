@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from dagster import ConfigurableResource, InitResourceContext, ResourceDependency, SensorEvaluationContext
 from pydantic import PrivateAttr
 
-from caf_pipeline import run_wiring, wiring
+from caf_pipeline import run_wiring
 from caf_pipeline.automation.dead_runs import process_tags
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.failures import Context, attempt
@@ -18,7 +18,7 @@ from caf_pipeline.defs.naming import LEDGER, RUN, SOURCE_TAG, STORE, s3_key
 from caf_pipeline.defs.run_log import RunLog
 from caf_pipeline.defs.source_resource import S3SourceResource
 from caf_pipeline.errors import CafError
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.postgres import Ledger, open_ledger
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.run_context import Lazy, RunContext
 from caf_pipeline.settings import Settings
@@ -49,7 +49,7 @@ class LedgerResource(ConfigurableResource[Ledger]):
             LedgerUnreachable.
         """
         if self._ledger is None:
-            self._ledger = wiring.open_ledger(self.settings)
+            self._ledger = open_ledger(self.settings)
         return self._ledger
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import dict_row, scalar_row
 from psycopg.sql import Literal
 
 from caf_pipeline.errors import HeldByOther, LedgerError, SettingsError, StagingError, UsageError
@@ -90,8 +91,8 @@ class Programs:
             self._environment["PGPASSWORD"] = str(password)
         self._secret = str(password or "")
         self._address = make_conninfo("", **{name: str(value) for name, value in address.items()})
-        with database.reading() as connection:
-            major = int(connection.execute("SHOW server_version_num").scalar_one()) // 10_000
+        with database.translated(), database.connect() as connection:
+            major = connection.info.server_version // 10_000
         self._folder = self._of_version(major, embedded=embedded)
 
     def _of_version(self, major: int, *, embedded: bool) -> Path:
@@ -172,8 +173,8 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
     if os.path.lexists(path):
         raise UsageError(f"{str(path)!r} exists, and is not replaced.", hint="Name a new file.")
     programs = Programs(database, embedded=embedded)
-    with database.reading() as connection:
-        foreign = connection.execute(_FOREIGN, {"ours": list(names_of_ledger())}).scalars()
+    with database.translated(), database.connect() as connection:
+        foreign = connection.cursor(row_factory=scalar_row).execute(_FOREIGN, {"ours": list(names_of_ledger())}).fetchall()
     temporary = path.with_name(f".caf-{secrets.token_hex(8)}.partial")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
@@ -262,10 +263,10 @@ def restore(database: Database, programs: Programs, path: Path, *, reason: str) 
             ledger is unchanged.
     """
     names = names_of_ledger()
-    with database.reading() as connection:
-        schema = connection.execute("SELECT quote_ident(current_schema())").scalar_one()
-        present = connection.execute(_PRESENT, {"names": list(names)}).one()
-        tables = [table for table in (present.tables or "").split(", ") if table]
+    with database.translated(), database.connect() as connection:
+        schema = connection.cursor(row_factory=scalar_row).execute("SELECT quote_ident(current_schema())").fetchone()
+        present = connection.cursor(row_factory=dict_row).execute(_PRESENT, {"names": list(names)}).fetchone() or {}
+        tables = [table for table in (present["tables"] or "").split(", ") if table]
         reason_text = Literal(reason).as_string(connection)
     before = [
         "\\set ON_ERROR_STOP on",
@@ -276,7 +277,7 @@ def restore(database: Database, programs: Programs, path: Path, *, reason: str) 
         f" RAISE EXCEPTION '{_HELD}'; END IF; END $$;",
         *(
             f"DROP {kind} {listed};"
-            for kind, listed in (("VIEW", present.views), ("TABLE", present.tables), ("FUNCTION", present.functions))
+            for kind, listed in (("VIEW", present["views"]), ("TABLE", present["tables"]), ("FUNCTION", present["functions"]))
             if listed
         ),
         "",

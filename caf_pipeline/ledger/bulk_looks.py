@@ -5,9 +5,7 @@ from datetime import datetime
 from sys import intern
 from typing import Final
 
-from psycopg.rows import tuple_row
-
-from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.engine import LedgerPart, driver_connection
 from caf_pipeline.ledger.records import LocatedCopies
 
 _ROWS: Final = 10_000
@@ -42,15 +40,15 @@ class BulkLooks(LedgerPart):
 
     def begin_bulk_look(self, store: str, again_in: float) -> bool:
         """Begin a pass where one is due, and tell whether it was. If it never ends, the next one is due in `again_in` seconds."""
-        with self._database.transaction() as connection:
-            return bool(connection.execute(_BEGIN, {"store": store, "seconds": again_in}).scalar_one_or_none())
+        with self._engine.begin() as connection:
+            return bool(connection.exec_driver_sql(_BEGIN, {"store": store, "seconds": again_in}).scalar_one_or_none())
 
     def located_copies(self) -> tuple[datetime, list[LocatedCopies]]:
         """Return the located chunks of all sources, and the time of which that is. Takes some 500 bytes a chunk."""
         found: list[LocatedCopies] = []
-        with self._database.transaction() as connection:
-            began: datetime = connection.execute("SELECT now()").scalar_one()
-            with connection.cursor("located", binary=True, row_factory=tuple_row) as cursor:
+        with self._engine.begin() as connection:
+            began: datetime = connection.exec_driver_sql("SELECT now()").scalar_one()
+            with driver_connection(connection).cursor("located", binary=True) as cursor:
                 cursor.execute(_LOCATED)
                 while rows := cursor.fetchmany(_ROWS):
                     for caf_file_id, archive_id, merkle_root, owner, start, providers in rows:
@@ -63,22 +61,22 @@ class BulkLooks(LedgerPart):
         """Let these chunks be looked at first, but for those that were moved or looked at since the pass began."""
         ids = sorted(caf_file_ids)
         for first in range(0, len(ids), _MARKED):
-            with self._database.transaction() as connection:
-                connection.execute(_SUSPECT, {"began": began, "ids": ids[first : first + _MARKED]})
+            with self._engine.begin() as connection:
+                connection.exec_driver_sql(_SUSPECT, {"began": began, "ids": ids[first : first + _MARKED]})
 
     def end_bulk_look(self, store: str, began: datetime, again_in: float, *, whole: bool) -> None:
         """End a pass; the next is due so many seconds after it began. After a whole one, what it did not suspect is not."""
         clear = "UPDATE chunk_copies SET suspected_at = NULL WHERE suspected_at < %(began)s"
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             if whole:
-                connection.execute(clear, {"began": began})
-            connection.execute(_END, {"store": store, "began": began, "seconds": again_in, "whole": whole})
+                connection.exec_driver_sql(clear, {"began": began})
+            connection.exec_driver_sql(_END, {"store": store, "began": began, "seconds": again_in, "whole": whole})
 
     def whole_bulk_looks(self) -> Mapping[str, datetime]:
         """Return when the last whole pass began, by store; stores without one are left out."""
         statement = "SELECT store, whole_at FROM bulk_looks WHERE whole_at IS NOT NULL"
-        with self._database.transaction() as connection:
-            return {row.store: row.whole_at for row in connection.execute(statement)}
+        with self._engine.begin() as connection:
+            return {row.store: row.whole_at for row in connection.exec_driver_sql(statement)}
 
     def suspicions(self, store: str, source: str) -> tuple[datetime | None, int]:
         """Return when the last whole pass began, None where there was none, and how many chunks of a source are suspected."""
@@ -88,6 +86,6 @@ class BulkLooks(LedgerPart):
                 WHERE sources.name = %(source)s AND chunk_state = 'located' AND copy_state = 'verified'
                     AND suspected_at IS NOT NULL) AS suspected
             """
-        with self._database.transaction() as connection:
-            row = connection.execute(statement, {"store": store, "source": source}).one()
+        with self._engine.begin() as connection:
+            row = connection.exec_driver_sql(statement, {"store": store, "source": source}).one()
         return row.whole_at, row.suspected

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Final
+from typing import Any, Final
+
+from sqlalchemy import Row
 
 from caf_pipeline.chunk_state import CLAIMING, ChunkState, CopyState, stored_state
 from caf_pipeline.errors import NotLocated
-from caf_pipeline.inventory.objects import SkipReason, can_be_stored
+from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.current_content import content, still_skipped
-from caf_pipeline.ledger.database import LedgerPart, Row
+from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.records import (
     ArchiveRate,
     Chunk,
@@ -108,19 +110,6 @@ _IN_PARTS = """
         JOIN object_parts USING (caf_file_id) WHERE object_parts.source_id = %(source_id)s) AS claimed
     FROM objects_in_parts WHERE source_id = %(source_id)s
     """
-_VERSIONS: Final = """
-    SELECT *, count(*) OVER () AS versions FROM (
-        SELECT file_path AS key, object_version(version_id, etag, size_bytes, rewritten_at) AS object_version,
-            nullif(version_id, '') AS version_id, start_byte, end_byte, etag, last_modified, file_locations.sha256,
-            header_set
-        FROM file_locations JOIN chunks USING (caf_file_id) JOIN sources ON sources.source_id = file_locations.source_id
-        WHERE sources.name = %(source)s AND file_path = %(key)s AND state = ANY(%(good)s) AND part = 0
-        UNION ALL
-        SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), nullif(version_id, ''), 0, size_bytes, etag,
-            last_modified, '', header_set FROM objects_in_parts
-        WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND file_path = %(key)s) AS located
-    ORDER BY last_modified DESC, object_version DESC LIMIT %(limit)s
-    """
 
 
 class Lookups(LedgerPart):
@@ -128,9 +117,9 @@ class Lookups(LedgerPart):
 
     def chunk(self, name: str) -> Chunk:
         """Return the chunk's row, or raise NotLocated."""
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             statement = f"{_CHUNK.format(samples='samples')} WHERE chunks.name = %(name)s"
-            row = connection.execute(statement, {"name": name}).fetchone()
+            row = connection.exec_driver_sql(statement, {"name": name}).fetchone()
         if row is None:
             raise NotLocated(
                 f"the ledger has no chunk {name}",
@@ -145,9 +134,9 @@ class Lookups(LedgerPart):
         statement = f"{_CHUNK.format(samples='NULL')} WHERE state = ANY(%(states)s) AND chunk_state = ANY(%(stored)s)"
         if source is not None:
             statement += " AND sources.name = %(source)s"
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             facts = {"states": wanted, "stored": sorted(set(map(stored_state, wanted))), "source": source}
-            rows = connection.execute(f"{statement} ORDER BY chunks.name", facts)
+            rows = connection.exec_driver_sql(f"{statement} ORDER BY chunks.name", facts)
             return [_chunk(row) for row in rows]
 
     def chunks_to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
@@ -163,8 +152,8 @@ class Lookups(LedgerPart):
             f" ORDER BY caf_file_id IN ({_WAITING}) DESC, coalesce(checked_at, located_at), caf_file_id LIMIT %(limit)s"
         )
         facts = {"source": source, "limit": limit, "waiting": waiting}
-        with self._database.transaction() as connection:
-            return [_chunk(row) for row in connection.execute(statement, facts)]
+        with self._engine.begin() as connection:
+            return [_chunk(row) for row in connection.exec_driver_sql(statement, facts)]
 
     def suspected_chunks(self, source: str, limit: int) -> Sequence[Chunk]:
         """Return located chunks that the store's lists made suspect, those first that were looked at longest ago."""
@@ -172,8 +161,8 @@ class Lookups(LedgerPart):
             f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND {_LOCATED}"
             " AND suspected_at IS NOT NULL ORDER BY coalesce(checked_at, located_at), caf_file_id LIMIT %(limit)s"
         )
-        with self._database.transaction() as connection:
-            rows = connection.execute(statement, {"source": source, "limit": limit})
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql(statement, {"source": source, "limit": limit})
             return [_chunk(row) for row in rows]
 
     def unanswered_chunks(self, source: str) -> Sequence[Chunk]:
@@ -182,16 +171,16 @@ class Lookups(LedgerPart):
             f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND {_LOCATED}"
             " AND unanswered_at IS NOT NULL ORDER BY unanswered_at, caf_file_id"
         )
-        with self._database.transaction() as connection:
-            return [_chunk(row) for row in connection.execute(statement, {"source": source})]
+        with self._engine.begin() as connection:
+            return [_chunk(row) for row in connection.exec_driver_sql(statement, {"source": source})]
 
     def any_object(self, chunk: str, most_bytes: int) -> Sample | None:
         """Return where one of the chunk's objects is, chosen at random from those of 1 to this many bytes; None without any.
 
         Reads the chunk's rows, some 0.5 s for a million.
         """
-        with self._database.transaction() as connection:
-            row = connection.execute(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).fetchone()
+        with self._engine.begin() as connection:
+            row = connection.exec_driver_sql(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).fetchone()
         return None if row is None else Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
 
     def some_members(self, chunk: str, limit: int) -> Sequence[LocationRow]:
@@ -199,33 +188,25 @@ class Lookups(LedgerPart):
 
         Reads the chunk's rows, as `any_object`.
         """
-        with self._database.transaction() as connection:
-            rows = connection.execute(_SOME_MEMBERS, {"chunk": chunk, "limit": limit}).fetchall()
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql(_SOME_MEMBERS, {"chunk": chunk, "limit": limit}).fetchall()
         return [_location_row(row) for row in rows]
 
     def has_version_ids(self, source: str) -> bool:
         """Tell whether objects of the source are archived, or claimed, by version ids, as far as those planned last tell."""
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             statement = f"SELECT EXISTS (SELECT FROM ({_SOME_VERSIONS}) AS known WHERE version_id <> '')"
-            return bool(connection.execute(statement, {"source": source, "good": GOOD}).scalar_one())
-
-    def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
-        """Return the located versions of a key, the latest first and at most `limit`, and how many there are."""
-        if not can_be_stored(source) or not can_be_stored(key):
-            return [], 0
-        with self._database.transaction() as connection:
-            rows = connection.execute(_VERSIONS, {"source": source, "key": key, "good": GOOD, "limit": limit}).fetchall()
-        return [_location_row(row) for row in rows], rows[0].versions if rows else 0
+            return bool(connection.exec_driver_sql(statement, {"source": source, "good": GOOD}).scalar_one())
 
     def account(self, source: str) -> SourceAccount:
         """Return the sums of a source, from its chunks' counts."""
         with self._of_source(source) as (connection, source_id):
-            sums = connection.execute(_SUMS, {"source_id": source_id}).fetchall()
-            in_parts = connection.execute(_IN_PARTS, {"source_id": source_id}).one()
-            skipped = connection.execute(_SKIPPED, {"source_id": source_id}).fetchall()
+            sums = connection.exec_driver_sql(_SUMS, {"source_id": source_id}).fetchall()
+            in_parts = connection.exec_driver_sql(_IN_PARTS, {"source_id": source_id}).one()
+            skipped = connection.exec_driver_sql(_SKIPPED, {"source_id": source_id}).fetchall()
             located = sum(int(row.members) for row in sums if row.state in GOOD) + in_parts.objects
             counts = content(connection, source_id, located)
-            waiting = connection.execute(_WAITING_OBJECTS, {"source_id": source_id}).one()
+            waiting = connection.exec_driver_sql(_WAITING_OBJECTS, {"source_id": source_id}).one()
         return SourceAccount(
             source=source,
             chunks={ChunkState(row.state): row.chunks for row in sums},
@@ -239,8 +220,8 @@ class Lookups(LedgerPart):
 
     def plans(self, source: str | None = None, limit: int | None = None) -> Sequence[PlanRow]:
         """Return the plans of a source, or of all, the latest first and at most `limit`; no plan made adopted files."""
-        with self._database.transaction() as connection:
-            rows = connection.execute(_PLANS, {"source": source, "limit": limit}).fetchall()
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql(_PLANS, {"source": source, "limit": limit}).fetchall()
         return [
             PlanRow(
                 PlanRecord(**{field.name: getattr(row, field.name) for field in fields(PlanRecord)}),
@@ -252,36 +233,31 @@ class Lookups(LedgerPart):
 
     def archive_rate(self, source: str) -> ArchiveRate | None:
         """Return how fast the source's chunks were archived of late; None where fewer than `RATES_NEEDED` tell."""
-        with self._database.transaction() as connection:
-            row = connection.execute(_RATE, {"source": source, "chunks": RATES_ASKED + 1}).one()
+        with self._engine.begin() as connection:
+            row = connection.exec_driver_sql(_RATE, {"source": source, "chunks": RATES_ASKED + 1}).one()
         return ArchiveRate(row.rate, row.chunks) if row.chunks >= RATES_NEEDED else None
-
-    def sources(self) -> Sequence[str]:
-        """Return the names of all sources ever registered."""
-        with self._database.transaction() as connection:
-            return connection.execute("SELECT name FROM sources ORDER BY name").scalars()
 
     def address(self, source: str) -> str | None:
         """Return the address of a source; None while the source has no chunk, since another address may then replace it."""
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             statement = (
                 "SELECT address FROM sources WHERE name = %(source)s"
                 " AND EXISTS (SELECT FROM caf_files WHERE caf_files.source_id = sources.source_id)"
             )
-            found: str | None = connection.execute(statement, {"source": source}).scalar_one_or_none()
+            found: str | None = connection.exec_driver_sql(statement, {"source": source}).scalar_one_or_none()
             return found
 
     def addresses(self) -> Mapping[str, str]:
         """Return the address of each source ever registered, by its archive's id."""
-        with self._database.transaction() as connection:
-            return {row.archive_id: row.address for row in connection.execute("SELECT archive_id, address FROM sources")}
+        with self._engine.begin() as connection:
+            return {row.archive_id: row.address for row in connection.exec_driver_sql("SELECT archive_id, address FROM sources")}
 
 
-def _location_row(row: Row) -> LocationRow:
+def _location_row(row: Row[Any]) -> LocationRow:
     return LocationRow(**{field.name: getattr(row, field.name) for field in fields(LocationRow)})
 
 
-def _chunk(row: Row) -> Chunk:
+def _chunk(row: Row[Any]) -> Chunk:
     samples = [Sample(one["offset"], one["length"], bytes.fromhex(one["sha256"])) for one in row.samples or ()]
     copy_state = CopyState(row.copy_state) if row.copy_state else None
     return Chunk(**{**row._asdict(), "state": ChunkState(row.state), "copy_state": copy_state, "samples": tuple(samples)})

@@ -4,7 +4,7 @@ from typing import Final
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import UsageError
-from caf_pipeline.ledger.database import Database
+from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.records import OperatorControls, chunk_lease
 
 _LEAST: Final = {"bandwidth": 0, "spend_cap": -1}
@@ -30,13 +30,13 @@ _GIVE = (
 class Controls:
     """Where what an operator has set is kept, for runs that obey within seconds. Safe in threads."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, engine: LedgerEngine) -> None:
+        self._engine = engine
 
     def current(self) -> OperatorControls:
         """Return what is set, and how many runs upload now (by state and live lease); at least 1."""
-        with self._database.transaction() as connection:
-            row = connection.execute(_CURRENT, {"prefix": chunk_lease(""), "states": _SENDING}).one()
+        with self._engine.begin() as connection:
+            row = connection.exec_driver_sql(_CURRENT, {"prefix": chunk_lease(""), "states": _SENDING}).one()
         given = row.given
         return OperatorControls(
             paused=given.get("paused", ""),
@@ -52,11 +52,11 @@ class Controls:
             UsageError: there is no such name, or it cannot have such a value.
         """
         value = _checked(name, value)
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             if value is None:
-                connection.execute("DELETE FROM orders WHERE name = %(name)s", {"name": name})
+                connection.exec_driver_sql("DELETE FROM orders WHERE name = %(name)s", {"name": name})
             else:
-                connection.execute(_GIVE, {"name": name, "value": value})
+                connection.exec_driver_sql(_GIVE, {"name": name, "value": value})
 
 
 def _checked(name: str, value: str | None) -> str | None:

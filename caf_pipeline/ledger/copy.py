@@ -11,11 +11,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+from sqlalchemy import Connection
 
 from caf_pipeline.chunk_state import IN_GOOD_STANDING
 from caf_pipeline.errors import ClaimConflict, LedgerError
 from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, is_rewritten, version_id_of
-from caf_pipeline.ledger.database import Connection
+from caf_pipeline.ledger.engine import driver_connection
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.system.ahead import one_ahead
 
@@ -44,7 +45,7 @@ def copy_rows(connection: Connection, table: str, columns: Mapping[str, str], ro
     """COPY rows into a table, columns and their types in the order of the rows; return how many they were."""
     count = 0
     statement = f"COPY {table} ({', '.join(columns)}) FROM STDIN (FORMAT binary)"
-    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+    with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
         copy.set_types(list(columns.values()))
         for row in rows:
             copy.write_row(row)
@@ -73,7 +74,7 @@ def copy_batches(
     from caf_pipeline.ledger.arrow import SIGNATURE, TRAILER, as_rows  # noqa: PLC0415 - as above
 
     statement = f"COPY {table} ({', '.join([*same, *columns])}) FROM STDIN (FORMAT binary)"
-    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+    with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
         copy.write(SIGNATURE)
         for size, rows in one_ahead((batch.num_rows, as_rows(list(same.values()), batch)) for batch in batches):
             copy.write(rows)
@@ -137,11 +138,11 @@ _CLAIMED_BUT_IN_PARTS = """
 
 def refuse_located(connection: Connection, source_id: int, plan_id: int) -> None:
     """Raise ClaimConflict where an object that the plan claims is located in a chunk in good standing."""
-    if not connection.execute(_HAS_LOCATED, {"source_id": source_id, "good": GOOD}).scalar_one():
+    if not connection.exec_driver_sql(_HAS_LOCATED, {"source_id": source_id, "good": GOOD}).scalar_one():
         return
-    found = connection.execute(_CLAIMED_BUT_LOCATED, {"plan_id": plan_id, "good": GOOD}).fetchone()
+    found = connection.exec_driver_sql(_CLAIMED_BUT_LOCATED, {"plan_id": plan_id, "good": GOOD}).fetchone()
     if found is None:
-        found = connection.execute(_CLAIMED_BUT_IN_PARTS, {"source_id": source_id, "plan_id": plan_id}).fetchone()
+        found = connection.exec_driver_sql(_CLAIMED_BUT_IN_PARTS, {"source_id": source_id, "plan_id": plan_id}).fetchone()
     if found is not None:
         raise ClaimConflict(
             f"'{found.file_path}' is located in chunk {found.name} already", hint="plan again: a new plan leaves it out"
@@ -175,7 +176,7 @@ def locate_pending(connection: Connection, caf_file_id: int) -> int:
     """
     values = {"caf_file_id": caf_file_id, "good": GOOD}
     try:
-        written = connection.execute(_LOCATE_PENDING, values).rowcount
+        written = connection.exec_driver_sql(_LOCATE_PENDING, values).rowcount
     except psycopg.errors.CardinalityViolation as error:
         raise LedgerError("the chunk has an object twice", hint=TWICE) from error
     forget_pending(connection, caf_file_id)
@@ -184,7 +185,7 @@ def locate_pending(connection: Connection, caf_file_id: int) -> int:
 
 def forget_pending(connection: Connection, caf_file_id: int) -> int:
     """Delete the rows that the seal of a chunk wrote; return how many there were."""
-    return connection.execute("DELETE FROM pending_locations WHERE caf_file_id = %(id)s", {"id": caf_file_id}).rowcount
+    return connection.exec_driver_sql("DELETE FROM pending_locations WHERE caf_file_id = %(id)s", {"id": caf_file_id}).rowcount
 
 
 TWICE: Final = "two chunks have this object: report it as a bug, with what 'caf status' shows of the source"
@@ -216,9 +217,9 @@ def record_skips(connection: Connection, source_id: int, caf_file_id: int | None
     """Write skips, a newer one in place of the older; end the claims that the chunk has on them."""
     if load_skips(connection, skips):
         values = {"source_id": source_id, "caf_file_id": caf_file_id, "doublings": _DOUBLINGS, "longest": MAX_RETRY_AFTER}
-        connection.execute(_UPSERT_SKIPS, values)
+        connection.exec_driver_sql(_UPSERT_SKIPS, values)
         if caf_file_id is not None:
-            connection.execute(_END_SKIPPED_CLAIMS, {"caf_file_id": caf_file_id})
+            connection.exec_driver_sql(_END_SKIPPED_CLAIMS, {"caf_file_id": caf_file_id})
 
 
 _TAKE_WAITING = f"""
@@ -240,9 +241,9 @@ _END_OLD_WAITING = """
 def record_waiting(connection: Connection, source_id: int, skips: Iterable[Skip], until: datetime | None, *, whole: bool) -> None:
     """Write which objects wait for the next plan, at most until then; where `whole`, no others of the source wait any more."""
     if load_skips(connection, skips):
-        connection.execute(_TAKE_WAITING, {"source_id": source_id, "until": until})
+        connection.exec_driver_sql(_TAKE_WAITING, {"source_id": source_id, "until": until})
     if whole:
-        connection.execute(_END_OLD_WAITING, {"source_id": source_id})
+        connection.exec_driver_sql(_END_OLD_WAITING, {"source_id": source_id})
 
 
 _WAITING_SINCE: Final = f"""
@@ -254,7 +255,7 @@ _WAITING_SINCE: Final = f"""
 def waiting_since(connection: Connection, source_id: int, skips: Iterable[Skip]) -> datetime | None:
     """Return when the first of these objects began to wait that waits already; None where none does."""
     load_skips(connection, skips)
-    since: datetime | None = connection.execute(_WAITING_SINCE, {"source_id": source_id}).scalar_one()
+    since: datetime | None = connection.exec_driver_sql(_WAITING_SINCE, {"source_id": source_id}).scalar_one()
     return since
 
 
@@ -273,12 +274,12 @@ def end_skips(
     """Let skips (key, object version) be due since `listed_at`, but for objects that were modified from `silent_from` on."""
     keys, versions = [key for key, _ in skips], [version for _, version in skips]
     values = {"source_id": source_id, "keys": keys, "versions": versions, "listed_at": listed_at, "silent_from": silent_from}
-    connection.execute(_END_SKIPS, values)
+    connection.exec_driver_sql(_END_SKIPS, values)
 
 
 def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
     """Load skips into `skipping`, a table of the transaction's own with the columns of `SKIP`. Returns their number."""
-    connection.execute(
+    connection.exec_driver_sql(
         'CREATE TEMPORARY TABLE skipping (file_path text COLLATE "C", version_id text COLLATE "C", etag text COLLATE "C",'
         " size_bytes bigint, rewritten_at timestamptz, reason text, detail text, last_modified timestamptz,"
         " retry_after interval) ON COMMIT DROP"
@@ -299,7 +300,7 @@ def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
     )
     count = copy_rows(connection, "skipping", SKIP, rows)
     # psycopg cannot send -infinity.
-    connection.execute("UPDATE skipping SET rewritten_at = '-infinity' WHERE rewritten_at IS NULL")
+    connection.exec_driver_sql("UPDATE skipping SET rewritten_at = '-infinity' WHERE rewritten_at IS NULL")
     return count
 
 
@@ -308,7 +309,7 @@ def end_claims(connection: Connection, caf_file_id: int) -> int:
     statement = (
         "DELETE FROM claims WHERE caf_file_id = %(id)s AND NOT EXISTS (SELECT FROM object_parts WHERE caf_file_id = %(id)s)"
     )
-    return connection.execute(statement, {"id": caf_file_id}).rowcount
+    return connection.exec_driver_sql(statement, {"id": caf_file_id}).rowcount
 
 
 # What a claim told of its key stays known: else an older content that is located would be called the current one until the next
@@ -337,18 +338,18 @@ def withdraw_claims(connection: Connection, caf_file_ids: Sequence[int]) -> None
     First, that a claimed content was the newest of its key is recorded as an exception, where an older one is located: else that
     one would be called current.
     """
-    connection.execute(_STATE_ALL_RELEASED, {"caf_file_ids": caf_file_ids, "good": GOOD})
-    connection.execute("DELETE FROM claims WHERE caf_file_id = ANY(%(ids)s)", {"ids": caf_file_ids})
+    connection.exec_driver_sql(_STATE_ALL_RELEASED, {"caf_file_ids": caf_file_ids, "good": GOOD})
+    connection.exec_driver_sql("DELETE FROM claims WHERE caf_file_id = ANY(%(ids)s)", {"ids": caf_file_ids})
 
 
 def release_claims(connection: Connection, caf_file_id: int, released: Iterable[tuple[str, str]]) -> None:
     """End the chunk's claims on these (key, object version), which may then be planned again."""
-    connection.execute(
+    connection.exec_driver_sql(
         'CREATE TEMPORARY TABLE releasing (file_path text COLLATE "C", object_version text COLLATE "C") ON COMMIT DROP'
     )
     if copy_rows(connection, "releasing", _RELEASED, released):
-        connection.execute(_STATE_SOME_RELEASED, {"caf_file_ids": [caf_file_id], "good": GOOD})
-        connection.execute(_END_RELEASED_CLAIMS, {"caf_file_id": caf_file_id})
+        connection.exec_driver_sql(_STATE_SOME_RELEASED, {"caf_file_ids": [caf_file_id], "good": GOOD})
+        connection.exec_driver_sql(_END_RELEASED_CLAIMS, {"caf_file_id": caf_file_id})
 
 
 def _duplicate(error: psycopg.errors.UniqueViolation) -> str:

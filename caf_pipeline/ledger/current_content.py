@@ -8,11 +8,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row
 
 from caf_pipeline.inventory.objects import CurrentException, S3Object, VersionCounts, rewritten_version
 from caf_pipeline.ledger.copy import GOOD, copy_rows
-from caf_pipeline.ledger.database import Connection, LedgerPart, Row
+from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.records import Content, InventoryRecord, LocatedVersion, recorded_key
 
 KEYS_PER_QUESTION: Final = 10_000  # a few MB of parameters
@@ -135,13 +137,13 @@ class CurrentContent(LedgerPart):
         """Return the ranges of keys (greater than, up to and including) of planned inventories that were taken after this one."""
         with self._of_source(inventory.source) as (connection, source_id):
             values = {"source_id": source_id, "name": inventory.name, "taken_at": inventory.taken_at}
-            rows = connection.execute(_LATER, values).fetchall()
+            rows = connection.exec_driver_sql(_LATER, values).fetchall()
         return [(row.after_key, row.until_key) for row in rows]
 
     def last_inventory(self, source: str) -> datetime | None:
         """Return when the latest whole inventory that is planned was taken; None where none was."""
         with self._of_source(source) as (connection, source_id):
-            found: datetime | None = connection.execute(
+            found: datetime | None = connection.exec_driver_sql(
                 last_whole("%(source_id)s"), {"source_id": source_id}
             ).scalar_one_or_none()
         return found
@@ -150,13 +152,13 @@ class CurrentContent(LedgerPart):
         """Tell whether an inventory of this name is planned."""
         with self._of_source(source) as (connection, source_id):
             statement = "SELECT EXISTS (SELECT FROM inventories WHERE source_id = %(source_id)s AND name = %(name)s)"
-            return bool(connection.execute(statement, {"source_id": source_id, "name": inventory}).scalar_one())
+            return bool(connection.exec_driver_sql(statement, {"source_id": source_id, "name": inventory}).scalar_one())
 
     def record_planned(self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]) -> None:
         """Write that an inventory is planned, and the exceptions that it states, at once; as `record_exceptions`."""
         with self._of_source(inventory.source) as (connection, source_id):
             beside = json.dumps(asdict(inventory.beside)) if inventory.beside else None
-            connection.execute(_NEW_INVENTORY, {**asdict(inventory), "beside": beside, "source_id": source_id})
+            connection.exec_driver_sql(_NEW_INVENTORY, {**asdict(inventory), "beside": beside, "source_id": source_id})
             _record_exceptions(connection, source_id, inventory, exceptions)
 
     def record_exceptions(self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]) -> None:
@@ -173,17 +175,17 @@ class CurrentContent(LedgerPart):
         """
         with self._of_source(inventory.source) as (connection, source_id):
             counts = {"current": current, "older": older, "gone": gone, "left_out": json.dumps(dict(left_out))}
-            connection.execute(_COUNT, {"source_id": source_id, "name": inventory.name, **counts})
+            connection.exec_driver_sql(_COUNT, {"source_id": source_id, "name": inventory.name, **counts})
 
     def located_since_count(self, source: str) -> bool:
         """Tell whether chunks of the counted inventory, or of an earlier one, were located after it was counted."""
         with self._of_source(source) as (connection, source_id):
-            return bool(connection.execute(_LOCATED_SINCE_COUNT, {"source_id": source_id}).scalar_one())
+            return bool(connection.exec_driver_sql(_LOCATED_SINCE_COUNT, {"source_id": source_id}).scalar_one())
 
     def located_versions(self, source: str, keys: Sequence[str]) -> Sequence[LocatedVersion]:
         """Return every identity without a version id that is located of these keys, in chunks in good standing."""
         with self._of_source(source) as (connection, source_id):
-            rows = connection.execute(_VERSIONS, {"source_id": source_id, "keys": list(keys), "good": GOOD}).fetchall()
+            rows = connection.exec_driver_sql(_VERSIONS, {"source_id": source_id, "keys": list(keys), "good": GOOD}).fetchall()
         return [
             LocatedVersion(
                 row.file_path, row.object_version, row.etag, int(row.size_bytes), row.chunk, _checksums(row), row.header_set
@@ -211,11 +213,11 @@ class CurrentContent(LedgerPart):
                     "are_latest": [one.is_latest for one in some],
                     "good": GOOD,
                 }
-                found |= {(key, version) for key, version in connection.execute(_SETTLED, values)}
+                found |= {(key, version) for key, version in connection.exec_driver_sql(_SETTLED, values)}
         return found
 
 
-def _checksums(row: Row) -> Mapping[str, bytes]:
+def _checksums(row: Row[Any]) -> Mapping[str, bytes]:
     """Return the digests of a whole object by algorithm. A digest that packing computed takes precedence over S3's."""
     if row.parts is None:
         computed = {"sha256": row.sha256, "crc64nvme": row.crc64nvme}
@@ -239,18 +241,18 @@ def _from_s3(checksum: str | None) -> dict[str, bytes]:
 def _record_exceptions(
     connection: Connection, source_id: int, inventory: InventoryRecord, exceptions: Iterable[CurrentException]
 ) -> None:
-    connection.execute(
+    connection.exec_driver_sql(
         'CREATE TEMPORARY TABLE stating (file_path text COLLATE "C", stated_at timestamptz, object_version text COLLATE "C",'
         " last_modified timestamptz) ON COMMIT DROP"
     )
     rows = ((one.key, one.stated_at, one.object_version, one.last_modified) for one in exceptions)
     if copy_rows(connection, "stating", _EXCEPTION, rows):
-        connection.execute(_TAKE_EXCEPTIONS, {"source_id": source_id, "inventory": inventory.name})
+        connection.exec_driver_sql(_TAKE_EXCEPTIONS, {"source_id": source_id, "inventory": inventory.name})
 
 
 def content(connection: Connection, source_id: int, located: int) -> Content | None:
     """Return the counts as of the last whole inventory that was counted, of so many located objects; None where there is none."""
-    row = connection.execute(_CONTENT, {"source_id": source_id, "good": GOOD}).fetchone()
+    row = connection.exec_driver_sql(_CONTENT, {"source_id": source_id, "good": GOOD}).fetchone()
     if row is None:
         return None
     current = int(row.current) + (0 if row.all_versions else int(row.located_since))

@@ -1,47 +1,29 @@
-"""The connection to the ledger's Postgres: opening it, transactions, and the one place where its errors become ours.
+"""The address of the ledger's Postgres, connections to it, and the one place where its errors become ours.
 
-Transactions share nothing of a session: no prepared statements, no session locks, no session settings. So a transaction-pooling
+Statements share nothing of a session: no prepared statements, no session locks, no session settings. So a transaction-pooling
 pgbouncer may be between.
 Source: "Error Codes" in the PostgreSQL 18 manual for the SQLSTATEs; pgbouncer's feature table for what pooling forbids.
 """
 
 import contextlib
-import os
 import re
-import select
 import shlex
-import threading
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.rows import namedtuple_row
 
-from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable, NotLocated, first_line, interrupt_behind
+from caf_pipeline.errors import IllegalMove, LedgerError, LedgerUnreachable, first_line, interrupt_behind
 from caf_pipeline.ledger.embedded import PORT, SUPERUSER, EmbeddedServer, embedded_server
 from caf_pipeline.ledger.schema_files import is_current, make_tables
 from caf_pipeline.setting_values import ENCODE_IN_URL, is_database_url
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
-KEPT_IDLE: Final = 2  # a step's statement and the renewal of its lease
-MOST_CONNECTIONS: Final = 10  # steps in threads
-POOL_SECONDS: Final = 30  # for which one that is free is waited for
 CONNECT_SECONDS: Final = 10
-UNASKED_SECONDS: Final = 1.0  # for which an idle connection is taken to live, unless it has something to say
-
-STILL_SECONDS: Final = 30  # as long as a lease
-"""After which the server ends a transaction in whose middle its process does nothing, suspended or swapped out: the locks that
-it holds would keep every other run waiting, for as long as its machine answers for it. Not in the middle of a COPY, which to the
-server is no standstill: that of claims or locations holds its locks until the process goes on or its machine is gone."""
-
-# One round trip. The settings are of this transaction only: a session's do not belong to us behind a pooler. Times come in the
-# zone that is set here.
-_BEGIN: Final = f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {STILL_SECONDS * 1000}; SET LOCAL TIME ZONE 'UTC'"
 
 _CONNECT: Final[dict[str, Any]] = {
     "connect_timeout": CONNECT_SECONDS,
@@ -111,51 +93,8 @@ _UNREACHABLE: Final = (
 """Of libpq's words for a connection that cannot be made: what they mean, "" where they say it best, and what to do."""
 
 
-Row = Any
-"""A named tuple of a statement's columns."""
-
-
-class Rows(psycopg.Cursor[Row]):
-    """What a statement returned."""
-
-    def one(self) -> Row:
-        """Return the next row, which there is."""
-        row = self.fetchone()
-        assert row is not None
-        return row
-
-    def scalar_one(self) -> Any:  # noqa: ANN401 - of any type, as the column is
-        """Return the first column of the next row, which there is."""
-        return self.one()[0]
-
-    def scalar_one_or_none(self) -> Any:  # noqa: ANN401 - as above
-        """Return the first column of the next row, None where there is none."""
-        row = self.fetchone()
-        return None if row is None else row[0]
-
-    def scalars(self) -> list[Any]:
-        """Return the first column of all rows."""
-        return [row[0] for row in self]
-
-
-class Connection(psycopg.Connection[Row]):
-    """A connection of the ledger: each statement is a transaction of its own unless one was begun."""
-
-    idle_since = 0.0
-    """Of the monotonic clock; 0 before it was given back for the first time."""
-
-    def execute(self, query: str, params: Mapping[str, Any] | Sequence[Any] | None = None, *, binary: bool = False) -> Rows:  # type: ignore[override]
-        """As psycopg's."""
-        rows = super().execute(query, params, binary=binary)
-        assert isinstance(rows, Rows)
-        return rows
-
-
 class Database:
-    """A small pool of connections to one database. Safe in threads; a fork connects anew.
-
-    Not psycopg_pool's, which connects in threads of its own: where the server refuses, whoever waits is told nothing of it until
-    his time is over.
+    """One database: it connects, and translates errors. Safe in threads.
 
     Attributes:
         url: its address, for libpq.
@@ -172,71 +111,13 @@ class Database:
         self.description = _describe(address)
         self._password = address.get("password")
         self._options = {name: value for name, value in _CONNECT.items() if name not in address} | _ALWAYS
-        self._begin_pool()
 
-    def _begin_pool(self) -> None:
-        self._process = os.getpid()
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        self._idle: list[Connection] = []  # the one that was used last is taken first; append and pop are atomic
-
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        """Commit at the end of the context, or roll back on any exception.
+    def connect(self) -> psycopg.Connection:
+        """Return a new connection in autocommit mode, which prepares no statement. A dead embedded server is started again.
 
         Raises:
-            LedgerUnreachable: the database is away; whether a commit under way was made is then unknown.
-            LedgerError: it refused a statement.
+            psycopg.OperationalError: the server refuses, or does not answer.
         """
-        with self._translated(), self._connected() as connection:
-            connection.execute(_BEGIN)
-            yield connection
-            connection.commit()
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """Give a connection for questions alone, each of which is a transaction of its own where none is begun.
-
-        Raises: as `transaction`.
-        """
-        with self._translated(), self._connected() as connection:
-            yield connection
-
-    @contextlib.contextmanager
-    def _connected(self) -> Iterator[Connection]:
-        """Give a connection outside of a transaction; what is open at the end, or on an exception, is rolled back."""
-        if self._process != os.getpid():  # a fork: two processes on one connection would read each other's answers
-            self._begin_pool()
-        if not self._free.acquire(timeout=POOL_SECONDS):
-            raise LedgerUnreachable(f"all connections to {self.description} are in use")
-        try:
-            connection = self._take()
-            try:
-                yield connection
-            except Exception:
-                raise
-            except BaseException:  # a statement may be under way, which cannot be rolled back
-                connection.close()
-                raise
-            finally:
-                self._give_back(connection)
-        finally:
-            self._free.release()
-
-    def _take(self) -> Connection:
-        """Return an idle connection, or a new one. Where an idle one broke, none of them is taken again.
-
-        The end of a connection, and a server's last words, wait to be read, which is seen without asking. Of a server that went
-        away without a word nothing is seen: a connection that was idle for longer than a moment is asked.
-        """
-        with contextlib.suppress(IndexError):
-            connection = self._idle.pop()
-            try:
-                if time.monotonic() - connection.idle_since > UNASKED_SECONDS or _has_something_to_read(connection):
-                    connection.execute("SELECT 1")
-                return connection
-            except psycopg.Error:
-                connection.close()
-                self.close()
         try:
             return self._connect()
         except psycopg.OperationalError:
@@ -245,37 +126,23 @@ class Database:
             self._server.revive()
             return self._connect()
 
-    def _connect(self) -> Connection:
-        connection = Connection.connect(
-            self.url, **self._options, autocommit=True, prepare_threshold=None, row_factory=namedtuple_row
-        )
-        connection.cursor_factory = Rows
-        return connection
+    def _connect(self) -> psycopg.Connection:
+        return psycopg.connect(self.url, **self._options, autocommit=True, prepare_threshold=None)
 
-    def _give_back(self, connection: Connection) -> None:
-        try:
-            connection.rollback()
-        except psycopg.Error:  # it is broken, which whoever used it was told
-            connection.close()
-        if connection.closed or len(self._idle) >= KEPT_IDLE:
-            connection.close()
-        else:
-            connection.idle_since = time.monotonic()
-            self._idle.append(connection)
-
-    def is_current(self) -> bool:
-        """Return whether the database has all tables; raises as `make_tables`."""
-        with self.reading() as connection:
-            return is_current(connection, hint=self._new_ledger())
-
-    def make_tables(self) -> list[str]:
-        """Make the tables that the database lacks; return the names of the SQL files that ran.
+    def bring_up(self, connection: psycopg.Connection, waits: Waits) -> None:
+        """Make the tables that the database lacks; `waits` says it.
 
         Raises:
             LedgerError: another version made the tables. Nothing was changed.
         """
-        with self.reading() as connection:
-            return make_tables(connection, hint=self._new_ledger())
+        if is_current(connection, hint=self._new_ledger()):
+            return
+        with waits.waiting(
+            f"{self.description}, whose tables are made",
+            ends_by="it takes a moment; if you stop it, nothing is changed",
+            grace=UNANSWERED_SECONDS,
+        ):
+            make_tables(connection, hint=self._new_ledger())
 
     def _new_ledger(self) -> str:
         """Return how to make a new ledger."""
@@ -284,20 +151,20 @@ class Database:
             return f"make a new ledger: mv {home} {home}.old"
         return "make a new ledger: createdb NAME, and write that name into CAF_DATABASE_URL"
 
-    def close(self) -> None:
-        """Close the idle connections."""
-        with contextlib.suppress(IndexError):
-            while True:
-                self._idle.pop().close()
-
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def translated(self) -> Iterator[None]:
+        """Raise psycopg's errors as ours."""
         try:
             yield
         except psycopg.Error as error:
-            if interrupt := interrupt_behind(error):  # else a step would be tried again, and the interrupt be lost
-                raise interrupt from None
-            raise self._translate(error) from error
+            raise self.translate(error) from error
+
+    def translate(self, error: psycopg.Error) -> BaseException:
+        """Return our error for psycopg's, or the interrupt that broke a statement off: a step must not be tried again after that.
+
+        The error never has the password.
+        """
+        return interrupt_behind(error) or self._translate(error)
 
     def _translate(self, error: psycopg.Error) -> LedgerError:
         translated = self._as_ours(error)
@@ -330,74 +197,17 @@ class Database:
         return LedgerError(f"{self.description} refused a statement: {said}")
 
 
-def _has_something_to_read(connection: Connection) -> bool:
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
-
-
-class LedgerPart:
-    """The methods of the ledger on one topic: `Ledger` inherits all parts. Each method is one transaction.
-
-    `_store` is the name that the ledger gives the store: its kind in the settings.
-    """
-
-    _database: Database
-    _store: str
-
-    @contextlib.contextmanager
-    def _of_source(self, source: str, *, lock: str = "") -> Iterator[tuple[Connection, int]]:
-        """Give a transaction, and in it the source's id.
-
-        Raises:
-            NotLocated: there is no such source.
-        """
-        with self._database.transaction() as connection:
-            yield connection, source_id_of(connection, source, lock=lock)
-
-
-def source_id_of(connection: Connection, source: str, *, lock: str = "") -> int:
-    """Return the id of a source; raises NotLocated where there is no such source."""
-    found = connection.execute(f"SELECT source_id FROM sources WHERE name = %(name)s {lock}", {"name": source})
-    source_id = found.scalar_one_or_none()
-    if source_id is None:
-        raise NotLocated(f"the ledger has no source '{source}'", hint="take an inventory of it first")
-    return int(source_id)
-
-
-def open_database(settings: Settings, waits: Waits | None = None) -> Database:
-    """Return the database of the settings, with its tables: `database_url`, or the embedded server under `home`.
-
-    `waits` says it while the database does not answer, and while its tables are made.
-
-    Raises:
-        LedgerUnreachable, LedgerError: it cannot be used; the message says where it is, without the password.
-    """
-    waits = waits or Waits()
-    with contextlib.ExitStack() as opened:
-        with waits.waiting(
-            describe_database(settings), ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
-        ):
-            database = _database(settings)
-            opened.callback(database.close)
-            current = database.is_current()
-        if not current:
-            with waits.waiting(
-                f"{database.description}, whose tables are made",
-                ends_by="it takes a moment; if you stop it, nothing is changed",
-                grace=UNANSWERED_SECONDS,
-            ):
-                database.make_tables()
-        opened.pop_all()
-    return database
-
-
 def has_own_server(settings: Settings) -> bool:
     """Return whether the settings name a server; else the embedded server is used."""
     return bool(settings.database_url and settings.database_url.get_secret_value())
 
 
-def _database(settings: Settings) -> Database:
+def database_of(settings: Settings) -> Database:
+    """Return the database of the settings: `database_url`, or the embedded server under `home`, which is started.
+
+    Raises:
+        LedgerError: `database_url` is no address, or the embedded server does not start.
+    """
     if settings.database_url is not None and settings.database_url.get_secret_value():
         return Database(parse_url(settings.database_url.get_secret_value()))
     return Database(embedded_url(settings), embedded_server(settings.home / "postgres"))

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from psycopg.rows import tuple_row
+from sqlalchemy import Connection
 
 from caf_pipeline.ledger.copy import GOOD
-from caf_pipeline.ledger.database import Connection, LedgerPart, source_id_of
+from caf_pipeline.ledger.engine import LedgerPart, driver_connection, source_id_of
 
 BATCH_ROWS: Final = 50_000
 
@@ -162,10 +162,10 @@ class Exports(LedgerPart):
 
         Two queries that saw two moments would both miss a chunk that became located between them.
         """
-        with self._database.transaction() as connection:
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             # All rows are wanted, in any order; by default a cursor is planned for its first rows, by index.
-            connection.execute("SET LOCAL cursor_tuple_fraction = 1.0")
+            connection.exec_driver_sql("SET LOCAL cursor_tuple_fraction = 1.0")
             yield connection, source_id_of(connection, source)
 
     @staticmethod
@@ -180,13 +180,13 @@ class Exports(LedgerPart):
 
 def _chunks(connection: Connection, source_id: int) -> dict[int, tuple[str, int]]:
     """Return the chunks in good standing that have locations, as `kept` wants them."""
-    found = connection.execute(_CHUNKS, {"source_id": source_id, "good": GOOD})
+    found = connection.exec_driver_sql(_CHUNKS, {"source_id": source_id, "good": GOOD})
     return {caf_file_id: (f"{name} {located_at}", rows) for caf_file_id, name, located_at, rows in found}
 
 
 def _fetched(connection: Connection, query: str, values: Mapping[str, Any]) -> Iterator[list[tuple[Any, ...]]]:
     """Yield the rows of a query, some at once."""
-    with connection.cursor("export", binary=True, row_factory=tuple_row) as cursor:
+    with driver_connection(connection).cursor("export", binary=True) as cursor:
         cursor.execute(query, values)
         while rows := cursor.fetchmany(BATCH_ROWS):
             yield rows

@@ -1,12 +1,13 @@
 """The distinct sets of headers and user metadata that archived objects have."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from caf_pipeline.inventory.headers import HEADERS, ObjectHeaders
+from sqlalchemy import Connection
+
+from caf_pipeline.inventory.headers import HEADERS
 from caf_pipeline.ledger.copy import copy_batches
-from caf_pipeline.ledger.database import Connection
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,13 +34,6 @@ def record_header_sets(connection: Connection, batches: "Iterable[pa.RecordBatch
     from caf_pipeline.ledger.arrow import HEADER_SET, batch_of_headers, header_set_batches  # noqa: PLC0415 - needs no pyarrow
 
     of_part = [batch_of_headers(part.headers)] if part is not None else []
-    connection.execute(_CREATE)
+    connection.exec_driver_sql(_CREATE)
     if copy_batches(connection, "naming", {}, HEADER_SET, header_set_batches(chain(of_part, batches))):
-        connection.execute(_INSERT)
-
-
-def read_header_sets(connection: Connection, names: Collection[bytes]) -> Mapping[bytes, ObjectHeaders]:
-    """Return the sets of these names."""
-    statement = f"SELECT header_set, {', '.join(HEADERS)}, user_metadata FROM header_sets WHERE header_set = ANY(%(names)s)"
-    rows = connection.execute(statement, {"names": list(names)}, binary=True)
-    return {bytes(name): ObjectHeaders(*values) for name, *values in rows}
+        connection.exec_driver_sql(_INSERT)

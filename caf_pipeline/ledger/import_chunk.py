@@ -13,11 +13,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+from sqlalchemy import Connection
 
 from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, CopyState
 from caf_pipeline.errors import ClaimConflict, IllegalMove, IntegrityError, LedgerError
 from caf_pipeline.ledger.copy import GOOD, LOCATE_RESTORED, copy_location_batches, end_claims, forget_pending, load_skips
-from caf_pipeline.ledger.database import Connection, LedgerPart
+from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.header_sets import Batches, record_header_sets
 from caf_pipeline.ledger.log_times import forget_log_times, record_log_times
 from caf_pipeline.ledger.moves import require_state
@@ -137,18 +138,18 @@ class ChunkImport(LedgerPart):
         """Write that the source is being restored, until `end_rebuild`."""
         with self._of_source(source) as (connection, source_id):
             statement = "INSERT INTO rebuilds (source_id) VALUES (%(source_id)s) ON CONFLICT (source_id) DO NOTHING"
-            connection.execute(statement, {"source_id": source_id})
+            connection.exec_driver_sql(statement, {"source_id": source_id})
 
     def end_rebuild(self, source: str) -> None:
         """Write that all was restored, or that the rest is not to be."""
         with self._of_source(source) as (connection, source_id):
-            connection.execute("DELETE FROM rebuilds WHERE source_id = %(source_id)s", {"source_id": source_id})
+            connection.exec_driver_sql("DELETE FROM rebuilds WHERE source_id = %(source_id)s", {"source_id": source_id})
 
     def rebuild_began_at(self, source: str) -> datetime | None:
         """Return when the rebuild of the source began that has not restored all; None where there is none such, or no source."""
         statement = "SELECT began_at FROM rebuilds JOIN sources USING (source_id) WHERE name = %(source)s"
-        with self._database.transaction() as connection:
-            found: datetime | None = connection.execute(statement, {"source": source}).scalar_one_or_none()
+        with self._engine.begin() as connection:
+            found: datetime | None = connection.exec_driver_sql(statement, {"source": source}).scalar_one_or_none()
             return found
 
     def leave_posts(self, source: str, roots: Sequence[bytes], *, superseded: bool) -> None:
@@ -157,7 +158,7 @@ class ChunkImport(LedgerPart):
         `superseded`: other chunks have all of their objects; else an operator ordered a second copy.
         """
         with self._of_source(source) as (connection, source_id):
-            connection.execute(
+            connection.exec_driver_sql(
                 "INSERT INTO left_posts (source_id, merkle_root, superseded)"
                 " SELECT %(source_id)s, root, %(superseded)s FROM unnest(CAST(%(roots)s AS bytea[])) AS left_now (root)"
                 " ON CONFLICT (source_id, merkle_root) DO UPDATE SET superseded = excluded.superseded",
@@ -167,22 +168,22 @@ class ChunkImport(LedgerPart):
     def left_posts(self, source: str) -> Set[bytes]:
         """Return the Merkle roots that `leave_posts` wrote; none of an unknown source."""
         statement = "SELECT merkle_root FROM left_posts JOIN sources USING (source_id) WHERE name = %(source)s"
-        with self._database.transaction() as connection:
-            return {bytes(root) for root in connection.execute(statement, {"source": source}).scalars()}
+        with self._engine.begin() as connection:
+            return {bytes(root) for root in connection.exec_driver_sql(statement, {"source": source}).scalars().all()}
 
     def unknown_posts(self, source: str) -> int:
         """Return how many posts the last look found that the ledger does not know: while there are some, nothing is posted."""
         statement = "SELECT coalesce(max(unknown), 0) FROM store_looks JOIN sources USING (source_id) WHERE name = %(source)s"
-        with self._database.transaction() as connection:
-            return int(connection.execute(statement, {"source": source}).scalar_one())
+        with self._engine.begin() as connection:
+            return int(connection.exec_driver_sql(statement, {"source": source}).scalar_one())
 
     def has_live_post(self, chunk: str) -> bool:
         """Tell whether a transaction of this ledger posts the chunk, or may."""
         statement = (
             "SELECT EXISTS (SELECT FROM transaction_posts JOIN caf_files USING (caf_file_id) WHERE name = %(chunk)s AND live)"
         )
-        with self._database.transaction() as connection:
-            return bool(connection.execute(statement, {"chunk": chunk}).scalar_one())
+        with self._engine.begin() as connection:
+            return bool(connection.exec_driver_sql(statement, {"chunk": chunk}).scalar_one())
 
     def restore_chunk(
         self,
@@ -218,7 +219,7 @@ class ChunkImport(LedgerPart):
         """
         # The lock as for a new plan: the two must not take the same object, each unseen by the other.
         with suppress(_Superseded), self._of_source(chunk.source, lock="FOR NO KEY UPDATE") as (connection, source_id):
-            state = connection.execute(_KNOWN, {"name": chunk.name}).scalar_one_or_none()
+            state = connection.exec_driver_sql(_KNOWN, {"name": chunk.name}).scalar_one_or_none()
             if state is not None and lease is not None:
                 _make_way(connection, lease, chunk.name)
             elif state is not None:
@@ -228,7 +229,7 @@ class ChunkImport(LedgerPart):
             plan_id = _plan_id(connection, source_id, chunk, plan_folder)
             caf_file_id = _write_chunk(connection, source_id, plan_id, chunk, replaces=lease is not None)
             _write_copy(connection, caf_file_id, self._store, chunk, fault)
-            connection.execute("CREATE TEMPORARY TABLE restoring (LIKE file_locations INCLUDING DEFAULTS) ON COMMIT DROP")
+            connection.exec_driver_sql("CREATE TEMPORARY TABLE restoring (LIKE file_locations INCLUDING DEFAULTS) ON COMMIT DROP")
             row_count = copy_location_batches(connection, "restoring", source_id, caf_file_id, rows())
             _require_count(chunk, "members", chunk.member_count, row_count + (chunk.part is not None))
             _refuse_claimed(connection, source_id, plan_id, chunk)
@@ -240,12 +241,12 @@ class ChunkImport(LedgerPart):
                 else:
                     import_part(connection, source_id, plan_id, caf_file_id, chunk.part)
                 written = 1
-            connection.execute(_END_SKIPS)
+            connection.exec_driver_sql(_END_SKIPS)
             _skip(connection, source_id, caf_file_id, chunk, skips)
             record_log_times(connection, caf_file_id, logs)
             record_header_sets(connection, rows(), chunk.part)
             record_verified(connection, caf_file_id, chunk.copies)
-            connection.execute(_COUNT_PLAN, {"plan_id": plan_id})
+            connection.exec_driver_sql(_COUNT_PLAN, {"plan_id": plan_id})
             return written
         return 0
 
@@ -253,20 +254,20 @@ class ChunkImport(LedgerPart):
 def _plan_id(connection: Connection, source_id: int, chunk: RemoteChunk, folder: str) -> int:
     """Return the chunk's plan, written where the ledger does not have it; its hash where that was not known so far."""
     names = {"source_id": source_id, "name": chunk.plan}
-    found = connection.execute(_PLAN, names).fetchone()
+    found = connection.exec_driver_sql(_PLAN, names).fetchone()
     unknown = UNKNOWN_PLAN + hashlib.sha256(f"{source_id}\0{chunk.plan}".encode()).digest()
     sha256 = chunk.plan_sha256 or (unknown if found is None else found.sha256)
     if found is not None and sha256 == found.sha256:
         return int(found.plan_id)
-    other = connection.execute(_OTHER_PLAN, {**names, "sha256": sha256}).fetchone()
+    other = connection.exec_driver_sql(_OTHER_PLAN, {**names, "sha256": sha256}).fetchone()
     if other is not None or (found is not None and found.sha256 != unknown):
         raise IntegrityError(
             f"chunk {chunk.name} gives its plan {chunk.plan} the hash {sha256.hex()}, but the ledger has another"
         )
     if found is None:
         values = {**names, "sha256": sha256, "snapshot": chunk.snapshot, "folder": folder}
-        return int(connection.execute(_NEW_PLAN, values).scalar_one())
-    connection.execute(_TELL_HASH, {"sha256": sha256, "plan_id": found.plan_id})
+        return int(connection.exec_driver_sql(_NEW_PLAN, values).scalar_one())
+    connection.exec_driver_sql(_TELL_HASH, {"sha256": sha256, "plan_id": found.plan_id})
     return int(found.plan_id)
 
 
@@ -278,9 +279,9 @@ def _make_way(connection: Connection, lease: Lease, chunk: str) -> None:
     """
     caf_file_id = require_state(connection, lease, chunk, (*NOT_POSTED, ChunkState.PARKED), "replaced by a stored file")
     before_move(connection, caf_file_id, chunk, ChunkState.PARKED, ChunkState.WITHDRAWN)
-    connection.execute("DELETE FROM chunk_copies WHERE caf_file_id = %(id)s AND start IS NULL", {"id": caf_file_id})
+    connection.exec_driver_sql("DELETE FROM chunk_copies WHERE caf_file_id = %(id)s AND start IS NULL", {"id": caf_file_id})
     was_posted = "SELECT EXISTS (SELECT FROM chunk_copies WHERE caf_file_id = %(id)s)"
-    if connection.execute(was_posted, {"id": caf_file_id}).scalar_one():
+    if connection.exec_driver_sql(was_posted, {"id": caf_file_id}).scalar_one():
         raise IllegalMove(f"chunk {chunk} cannot be replaced by a stored file: it was posted", hint=f"'caf unpark {chunk}'")
     forget_pending(connection, caf_file_id)
     forget_log_times(connection, caf_file_id)
@@ -302,7 +303,7 @@ def _write_chunk(connection: Connection, source_id: int, plan_id: int, chunk: Re
         "adopted": chunk.manifest is None,
         "samples": samples_as_json(chunk.samples),
     }
-    return int(connection.execute(_REPLACE_CHUNK if replaces else _NEW_CHUNK, values).scalar_one())
+    return int(connection.exec_driver_sql(_REPLACE_CHUNK if replaces else _NEW_CHUNK, values).scalar_one())
 
 
 def _write_copy(connection: Connection, caf_file_id: int, store: str, chunk: RemoteChunk, fault: str) -> None:
@@ -314,17 +315,17 @@ def _write_copy(connection: Connection, caf_file_id: int, store: str, chunk: Rem
         "copy_state": CopyState.DAMAGED if fault else CopyState.VERIFIED,
         "damage": fault,
     }
-    connection.execute(_NEW_COPY, values)
+    connection.exec_driver_sql(_NEW_COPY, values)
 
 
 def _refuse_claimed(connection: Connection, source_id: int, plan_id: int, chunk: RemoteChunk) -> None:
-    if not connection.execute(_HAS_CLAIMS, {"source_id": source_id}).scalar_one():
+    if not connection.exec_driver_sql(_HAS_CLAIMS, {"source_id": source_id}).scalar_one():
         return
     if chunk.part is not None:
         names = {"source_id": source_id, "plan_id": plan_id, "key": chunk.part.key, "object_version": chunk.part.object_version}
-        claimed = connection.execute(_CLAIMED_PART, names).fetchone()
+        claimed = connection.exec_driver_sql(_CLAIMED_PART, names).fetchone()
     else:
-        claimed = connection.execute(_CLAIMED).fetchone()
+        claimed = connection.exec_driver_sql(_CLAIMED).fetchone()
     if claimed is not None:
         raise ClaimConflict(
             f"'{claimed.file_path}' of chunk {chunk.name} is claimed by chunk {claimed.name}, which is under way",
@@ -334,7 +335,7 @@ def _refuse_claimed(connection: Connection, source_id: int, plan_id: int, chunk:
 
 def _locate(connection: Connection, chunk: RemoteChunk) -> int:
     try:
-        written = connection.execute(LOCATE_RESTORED, {"good": GOOD}).rowcount
+        written = connection.exec_driver_sql(LOCATE_RESTORED, {"good": GOOD}).rowcount
     except psycopg.errors.CardinalityViolation as error:
         raise LedgerError(
             f"chunk {chunk.name} names an object twice", hint="'caf list' and 'caf extract' read it as a file"
@@ -349,9 +350,9 @@ def _skip(connection: Connection, source_id: int, caf_file_id: int, chunk: Remot
     _require_count(chunk, "skipped objects", chunk.skipped_count, count)
     if count:
         values = {"source_id": source_id, "caf_file_id": caf_file_id, "start": chunk.file.posting.start, "good": GOOD}
-        connection.execute(_SKIP_LATER, values)
-        connection.execute(_SKIP_EARLIER, values)
-        connection.execute(_SKIP_NEW, values)
+        connection.exec_driver_sql(_SKIP_LATER, values)
+        connection.exec_driver_sql(_SKIP_EARLIER, values)
+        connection.exec_driver_sql(_SKIP_NEW, values)
 
 
 def _require_count(chunk: RemoteChunk, what: str, said: int, found: int) -> None:

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState, stored_state
-from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
 
 _COLUMNS: Final = """sources.name AS source, sources.address, found.caf_file_id, found.name, found.state,
@@ -50,13 +50,13 @@ class LaunchableChunks(LedgerPart):
             limit: see above.
         """
         asked = {"sources": list(after), "limit": limit, "prefix": chunk_lease("")}
-        with self._database.transaction() as connection:
-            unreleased = connection.execute(_UNRELEASED, asked).fetchall()
-            under_way = connection.execute(_LAUNCHABLE, asked | {"after": list(after.values())}).fetchall()
+        with self._engine.begin() as connection:
+            unreleased = connection.exec_driver_sql(_UNRELEASED, asked).fetchall()
+            under_way = connection.exec_driver_sql(_LAUNCHABLE, asked | {"after": list(after.values())}).fetchall()
         return [LaunchableChunk(**{**row._asdict(), "state": ChunkState(row.state)}) for row in (*unreleased, *under_way)]
 
     def last_located(self, sources: Sequence[str]) -> Mapping[str, datetime]:
         """Return when a chunk of each source was last located; sources without one are left out."""
-        with self._database.transaction() as connection:
-            rows = connection.execute(_LAST_LOCATED, {"sources": list(sources)}).fetchall()
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql(_LAST_LOCATED, {"sources": list(sources)}).fetchall()
         return {row.name: row.at for row in rows if row.at is not None}

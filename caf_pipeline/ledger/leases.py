@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
+
+from sqlalchemy import Connection, Row
 
 from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError, NotLocated
-from caf_pipeline.ledger.database import Connection, Database, LedgerPart, Row
+from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Holder, LeaseRecord, chunk_of_lease
 from caf_pipeline.store.protocol import Lease
@@ -61,8 +63,8 @@ class Leases(LedgerPart):
 
     def leases(self) -> Sequence[LeaseRecord]:
         """Return all leases that were not given back, by name."""
-        with self._database.transaction() as connection:
-            return [_record(row) for row in connection.execute(_TAKEN)]
+        with self._engine.begin() as connection:
+            return [_record(row) for row in connection.exec_driver_sql(_TAKEN)]
 
     def end_lease(self, name: str, epoch: int) -> bool:
         """Give back a lease that its holder left; its row and epoch stay.
@@ -70,15 +72,15 @@ class Leases(LedgerPart):
         False where it is another holder's by now, was given back, or may still be held: by a live process of this machine, or
         by one that cannot be seen from here and has not let it run out.
         """
-        with self._database.transaction() as connection:
-            row = connection.execute(_LOCK, {"name": name}).fetchone()
+        with self._engine.begin() as connection:
+            row = connection.exec_driver_sql(_LOCK, {"name": name}).fetchone()
             lease = _record(row) if row else None
             if lease is None or lease.epoch != epoch or lease.expires_at == _GIVEN_BACK:
                 return False
             alive = _is_alive(lease)
             if alive or (lease.live and alive is None):
                 return False
-            return connection.execute(_RELEASE, {"name": name, "epoch": epoch}).rowcount == 1
+            return connection.exec_driver_sql(_RELEASE, {"name": name, "epoch": epoch}).rowcount == 1
 
 
 class HeldLease:
@@ -90,11 +92,11 @@ class HeldLease:
     """
 
     def __init__(
-        self, database: Database, name: str, holder: Holder, *, seconds: float = LEASE_SECONDS, waits: Waits | None = None
+        self, engine: LedgerEngine, name: str, holder: Holder, *, seconds: float = LEASE_SECONDS, waits: Waits | None = None
     ) -> None:
         self.name = name
         self.epoch = 0
-        self._database = database
+        self._engine = engine
         self._holder = holder
         self._seconds = seconds
         self._waits = waits or Waits()
@@ -116,7 +118,7 @@ class HeldLease:
     def _taken(self) -> LeaseRecord | None:
         """Take the lease and return None, or return who has it."""
         asked_at = time.monotonic()
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             found = self._try(connection)
         self._good_until = asked_at + self._seconds
         return found
@@ -139,8 +141,8 @@ class HeldLease:
         self._released.set()
         self._renewing.join()
         # A database that is away takes nothing back; the lease then runs out by itself.
-        with contextlib.suppress(LedgerError), self._database.transaction() as connection:
-            connection.execute(_RELEASE, {"name": self.name, "epoch": self.epoch})
+        with contextlib.suppress(LedgerError), self._engine.begin() as connection:
+            connection.exec_driver_sql(_RELEASE, {"name": self.name, "epoch": self.epoch})
 
     def check(self) -> None:
         """Raise LeaseLost where another run took over, or the lease could not be renewed in time."""
@@ -152,18 +154,18 @@ class HeldLease:
 
     def _try(self, connection: Connection) -> LeaseRecord | None:
         """Take the lease and return None, or return who has it."""
-        row = connection.execute(_LOCK, {"name": self.name}).fetchone()
+        row = connection.exec_driver_sql(_LOCK, {"name": self.name}).fetchone()
         if row is not None:
             found = _record(row)
             if found.live and _is_alive(found) is not False:
                 return found
         facts = {**asdict(self._holder), "name": self.name, "seconds": self._seconds, "seen": row.epoch if row else 0}
-        taken = connection.execute(_TAKE, facts).scalar_one_or_none()
+        taken = connection.exec_driver_sql(_TAKE, facts).scalar_one_or_none()
         if taken is None:  # another run made the row between our two statements
             return self._try(connection)
         self.epoch = taken
         chunk = chunk_of_lease(self.name)
-        if chunk is not None and not connection.execute(_SET_CHUNK_EPOCH, {"epoch": taken, "chunk": chunk}).rowcount:
+        if chunk is not None and not connection.exec_driver_sql(_SET_CHUNK_EPOCH, {"epoch": taken, "chunk": chunk}).rowcount:
             raise NotLocated(f"the ledger has no chunk {chunk}")
         return None
 
@@ -172,8 +174,8 @@ class HeldLease:
         while not self._released.wait(wait):
             asked_at = time.monotonic()
             try:
-                with self._database.transaction() as connection:
-                    renewed = connection.execute(
+                with self._engine.begin() as connection:
+                    renewed = connection.exec_driver_sql(
                         _RENEW, {"name": self.name, "epoch": self.epoch, "seconds": self._seconds}
                     ).rowcount
             except LedgerError as error:
@@ -189,20 +191,20 @@ class HeldLease:
 
 def lock_lease(connection: Connection, lease: Lease) -> None:
     """Keep the lease from being taken over until the transaction's end; raise LeaseLost where another run has it now."""
-    if connection.execute(_LOCK_HELD, {"name": lease.name, "epoch": lease.epoch}).fetchone() is None:
+    if connection.exec_driver_sql(_LOCK_HELD, {"name": lease.name, "epoch": lease.epoch}).fetchone() is None:
         raise LeaseLost(f"another run holds the lease on {lease.name} now; this run wrote nothing")
 
 
 def require_free(connection: Connection, name: str) -> None:
     """Raise HeldByOther if a run holds the lease and is not known to be dead."""
-    row = connection.execute(f"SELECT {_COLUMNS} FROM leases WHERE name = %(name)s", {"name": name}).fetchone()
+    row = connection.exec_driver_sql(f"SELECT {_COLUMNS} FROM leases WHERE name = %(name)s", {"name": name}).fetchone()
     lease = _record(row) if row else None
     if lease and lease.live and _is_alive(lease) is not False:
         run = lease.holder.run
         raise HeldByOther(f"{name} is held by run {run}", holder=run, hint="wait for that run, or end it first")
 
 
-def _record(row: Row) -> LeaseRecord:
+def _record(row: Row[Any]) -> LeaseRecord:
     holder = Holder(run=row.run, boot_id=row.boot_id, pid=row.pid, process_started=row.process_started)
     return LeaseRecord(row.name, row.epoch, holder, row.expires_at, row.live)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, MAY_BE_PENDING, ChunkState
 from caf_pipeline.ledger.copy import end_claims, forget_pending
-from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.records import ChunkRows, Reservation
 from caf_pipeline.ledger.transactions import SIGNED
 from caf_pipeline.store.protocol import SignedTransaction
@@ -47,14 +47,14 @@ class StrayRows(LedgerPart):
 
     def reservations(self) -> Sequence[Reservation]:
         """Return all reservations of staging folders, by chunk."""
-        with self._database.transaction() as connection:
-            rows = connection.execute(_RESERVATIONS).fetchall()
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql(_RESERVATIONS).fetchall()
         return [Reservation(row.chunk, ChunkState(row.state), row.folder, row.size_bytes) for row in rows]
 
     def unsettled(self) -> Sequence[SignedTransaction]:
         """Return the transactions of every account whose fate is not known, by account and sequence."""
-        with self._database.transaction() as connection:
-            rows = connection.execute(_UNSETTLED).fetchall()
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql(_UNSETTLED).fetchall()
         return [SignedTransaction(**row._asdict()) for row in rows]
 
     def rows_by_chunk(self, source: str) -> Sequence[ChunkRows]:
@@ -64,8 +64,8 @@ class StrayRows(LedgerPart):
 
         Empty for a source that is not known. Reads each table once.
         """
-        with self._database.transaction() as connection:
-            rows = connection.execute(_ROWS_BY_CHUNK, {"source": source, "claiming": sorted(CLAIMING)}).fetchall()
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql(_ROWS_BY_CHUNK, {"source": source, "claiming": sorted(CLAIMING)}).fetchall()
         return [ChunkRows(**{**row._asdict(), "state": None if row.state is None else ChunkState(row.state)}) for row in rows]
 
     def drop_stray_rows(self, caf_file_id: int) -> int:
@@ -74,12 +74,12 @@ class StrayRows(LedgerPart):
         What a chunk claims by its state, and locations that it has or had, stay. Returns the rows removed.
         """
         dropped = 0
-        with self._database.transaction() as connection:
-            state = connection.execute(_CHUNK_STATE, {"id": caf_file_id}).scalar_one_or_none()
+        with self._engine.begin() as connection:
+            state = connection.exec_driver_sql(_CHUNK_STATE, {"id": caf_file_id}).scalar_one_or_none()
             if state not in CLAIMING:
                 dropped += end_claims(connection, caf_file_id)
             if state not in EVER_LOCATED:
-                dropped += connection.execute(_DROP_LOCATIONS, {"id": caf_file_id}).rowcount
+                dropped += connection.exec_driver_sql(_DROP_LOCATIONS, {"id": caf_file_id}).rowcount
             if state not in MAY_BE_PENDING:
                 dropped += forget_pending(connection, caf_file_id)
         return dropped

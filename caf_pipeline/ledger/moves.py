@@ -8,9 +8,10 @@ Source: "Promises" in docs/design.md.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from sqlalchemy import Connection, Row
+
 from caf_pipeline.chunk_state import ChunkState, CopyState, copy_after, require_move, stored_state
 from caf_pipeline.errors import IllegalMove, IntegrityError, LeaseLost, NotLocated
-from caf_pipeline.ledger.database import Connection, Row
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.store.protocol import Lease, Posting
 
@@ -28,14 +29,14 @@ def move_row(
     changes: str = "",
     copy_changes: str = "",
     facts: Mapping[str, Any] | None = None,
-) -> Row:
+) -> Row[Any]:
     """Make a guarded move; return the chunk's ids and sizes as they are after it.
 
     `changes` and `copy_changes` are of other columns of the chunk's row and of its copy's. A seal inserts the copy itself.
     """
     require_move(chunk, before, after)
     caf_file_id = guarded(connection, lease, chunk)
-    found = connection.execute(_STATE, {"id": caf_file_id}).one()
+    found = connection.exec_driver_sql(_STATE, {"id": caf_file_id}).one()
     if found.state != before:
         raise IllegalMove(f"chunk {chunk} cannot go to '{after}': it is '{found.state}', not '{before}'")
     copy = CopyState(found.copy_state) if found.copy_state else None
@@ -43,25 +44,25 @@ def move_row(
     values = {**(facts or {}), "id": caf_file_id, "state": stored_state(after), "copy": copy_state}
     time = ["updated_at = now()"] if before is not after else []
     changed = ", ".join([*filter(None, [changes]), *time, "state = %(state)s"])
-    connection.execute(f"UPDATE caf_files SET {changed} WHERE caf_file_id = %(id)s", values)
+    connection.exec_driver_sql(f"UPDATE caf_files SET {changed} WHERE caf_file_id = %(id)s", values)
     if copy is not None and copy_state is None:
-        connection.execute("DELETE FROM chunk_copies WHERE caf_file_id = %(id)s", values)
+        connection.exec_driver_sql("DELETE FROM chunk_copies WHERE caf_file_id = %(id)s", values)
     elif copy is not None:
         changed = ", ".join([*filter(None, [copy_changes]), *time, "state = %(copy)s"])
-        connection.execute(f"UPDATE chunk_copies SET {changed} WHERE caf_file_id = %(id)s", values)
+        connection.exec_driver_sql(f"UPDATE chunk_copies SET {changed} WHERE caf_file_id = %(id)s", values)
     return chunk_row(connection, caf_file_id)
 
 
-def chunk_row(connection: Connection, caf_file_id: int) -> Row:
+def chunk_row(connection: Connection, caf_file_id: int) -> Row[Any]:
     """Return the chunk's ids and sizes."""
-    return connection.execute(_ROW, {"id": caf_file_id}).one()
+    return connection.exec_driver_sql(_ROW, {"id": caf_file_id}).one()
 
 
 def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
     """Return the chunk's id, its row locked; raise LeaseLost where another run has it now."""
     _require_lease_of(lease, chunk)
     statement = "SELECT caf_file_id, epoch FROM caf_files WHERE name = %(chunk)s FOR NO KEY UPDATE"
-    row = connection.execute(statement, {"chunk": chunk}).fetchone()
+    row = connection.exec_driver_sql(statement, {"chunk": chunk}).fetchone()
     if row is None:
         raise NotLocated(f"the ledger has no chunk {chunk}")
     if row.epoch != lease.epoch:
@@ -72,13 +73,13 @@ def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
 def require_state(connection: Connection, lease: Lease, chunk: str, states: Sequence[ChunkState], done: str) -> int:
     """Return the chunk's id, its row locked; raise IllegalMove where it is in none of these states."""
     caf_file_id = guarded(connection, lease, chunk)
-    state = connection.execute(_STATE, {"id": caf_file_id}).one().state
+    state = connection.exec_driver_sql(_STATE, {"id": caf_file_id}).one().state
     if state not in states:
         raise IllegalMove(f"chunk {chunk} cannot be {done}: it is '{state}', not {' or '.join(states)}")
     return caf_file_id
 
 
-def require_sealed_bytes(chunk: str, row: Row, posting: Posting) -> None:
+def require_sealed_bytes(chunk: str, row: Row[Any], posting: Posting) -> None:
     """Raise IntegrityError where a posting is of other bytes than those of the row, which were sealed."""
     if (row.merkle_root, row.stored_size_bytes) != (posting.merkle_root, posting.stored_size_bytes):
         raise IntegrityError(

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from caf_pipeline.inventory.objects import is_supported
-from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.records import MessageSetApart
 
 if TYPE_CHECKING:
@@ -87,22 +87,24 @@ class Notices(LedgerPart):
         with self._of_source(source) as (connection, source_id):
             if keys:
                 facts = {"source_id": source_id, "keys": keys, "sequencers": [events[key] for key in keys]}
-                connection.execute(_NOTICE, facts)
+                connection.exec_driver_sql(_NOTICE, facts)
             restored = {event.key for message in messages for event in message.events if event.restored}
             if supported := sorted(key.decode() for key in restored if is_supported(key)):
                 for statement in (_RESTORED, _NOTE_RESTORED):
-                    connection.execute(statement, {"source_id": source_id, "keys": supported})
+                    connection.exec_driver_sql(statement, {"source_id": source_id, "keys": supported})
             wrong = {message.message_id: message for message in messages if message.wrong}
             facts = {"source_id": source_id, "ids": list(wrong)}
-            known = connection.execute(_SET_APART_BEFORE, facts).scalars()  # whose deletion failed: they need no room
+            known = (
+                connection.exec_driver_sql(_SET_APART_BEFORE, facts).scalars().all()
+            )  # whose deletion failed: they need no room
             for message_id in known:
                 del wrong[message_id]
             count = "SELECT count(*) FROM messages_set_apart WHERE source_id = %(source_id)s"
-            room = MOST_SET_APART - connection.execute(count, {"source_id": source_id}).scalar_one()
+            room = MOST_SET_APART - connection.exec_driver_sql(count, {"source_id": source_id}).scalar_one()
             left = set(list(wrong)[max(room, 0) :])
             for message_id in wrong.keys() - left:
                 facts = {"message_id": message_id, "body": wrong[message_id].body, "reason": wrong[message_id].wrong}
-                connection.execute(_SET_APART, {"source_id": source_id, **facts})
+                connection.exec_driver_sql(_SET_APART, {"source_id": source_id, **facts})
         return {message.message_id for message in messages} - left
 
     def record_queue(self, source: str, *, read: bool) -> None:
@@ -112,22 +114,22 @@ class Notices(LedgerPart):
         """
         done = "UPDATE SET read_at = now()" if read else "NOTHING"
         with self._of_source(source) as (connection, source_id):
-            connection.execute(f"{_QUEUE_TO_READ} {done}", {"source_id": source_id})
+            connection.exec_driver_sql(f"{_QUEUE_TO_READ} {done}", {"source_id": source_id})
 
     def mark_noticed(self, source: str, listing: str, after: bytes, until: bytes | None) -> None:
         """Write that a listing of keys greater than `after`, up to and including `until` (None: to the end), begins now.
 
         Does nothing where the ledger does not have the source.
         """
-        with self._database.transaction() as connection:
-            connection.execute(_MARK, {"source": source, "listing": listing, "after": after, "until": until})
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(_MARK, {"source": source, "listing": listing, "after": after, "until": until})
 
     def forget_noticed(self, source: str, listing: str, began: datetime, after: bytes, until: bytes | None) -> None:
         """Forget the keys greater than `after`, up to and including `until`, of which no event came since this listing began."""
         facts = {"source": source, "listing": listing, "began": began, "after": after, "until": until}
-        with self._database.transaction() as connection:
-            connection.execute(_FORGET, facts)
-            connection.execute(_WAITS_SINCE, facts)
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(_FORGET, facts)
+            connection.exec_driver_sql(_WAITS_SINCE, facts)
 
     def noticed_keys(self, source: str, after: bytes, limit: int) -> Sequence[bytes]:
         """Return noticed keys greater than `after`, ascending by their bytes, at most `limit`."""
@@ -137,7 +139,7 @@ class Notices(LedgerPart):
         )
         with self._of_source(source) as (connection, source_id):
             facts = {"source_id": source_id, "after": after, "limit": limit}
-            return [bytes(key) for key in connection.execute(statement, facts).scalars()]
+            return [bytes(key) for key in connection.exec_driver_sql(statement, facts).scalars().all()]
 
     def count_noticed(self, sources: Iterable[str]) -> Mapping[str, tuple[int, int]]:
         """Return how many keys are noticed and how many messages are set apart, of each of these sources that has any."""
@@ -146,8 +148,8 @@ class Notices(LedgerPart):
                 (SELECT count(*) FROM messages_set_apart WHERE messages_set_apart.source_id = sources.source_id) AS messages
             FROM sources WHERE name = ANY(%(sources)s)
             """
-        with self._database.transaction() as connection:
-            rows = connection.execute(statement, {"sources": list(sources)}).fetchall()
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql(statement, {"sources": list(sources)}).fetchall()
         return {row.name: (row.keys, row.messages) for row in rows if row.keys or row.messages}
 
     def messages_set_apart(self, source: str) -> Sequence[MessageSetApart]:
@@ -157,13 +159,13 @@ class Notices(LedgerPart):
             " ORDER BY set_apart_at, message_id"
         )
         with self._of_source(source) as (connection, source_id):
-            return [MessageSetApart(**row._asdict()) for row in connection.execute(statement, {"source_id": source_id})]
+            return [MessageSetApart(**row._asdict()) for row in connection.exec_driver_sql(statement, {"source_id": source_id})]
 
     def remove_messages(self, source: str, message_ids: Sequence[str]) -> None:
         """Remove messages that were set apart."""
         statement = "DELETE FROM messages_set_apart WHERE source_id = %(source_id)s AND message_id = ANY(%(ids)s)"
         with self._of_source(source) as (connection, source_id):
-            connection.execute(statement, {"source_id": source_id, "ids": list(message_ids)})
+            connection.exec_driver_sql(statement, {"source_id": source_id, "ids": list(message_ids)})
 
 
 def _later(one: str, other: str) -> str:

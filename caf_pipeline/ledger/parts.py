@@ -8,11 +8,12 @@ Source: docs/decisions/0020-objects-over-several-chunks.md.
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from sqlalchemy import Connection
+
 from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING, ChunkState
 from caf_pipeline.errors import LedgerError
 from caf_pipeline.inventory.objects import is_rewritten
 from caf_pipeline.ledger.copy import copy_rows, withdraw_claims
-from caf_pipeline.ledger.database import Connection
 
 if TYPE_CHECKING:
     from caf_pipeline.inventory.manifest import PartLocation
@@ -129,20 +130,20 @@ def import_part(connection: Connection, source_id: int, plan_id: int, caf_file_i
 
 
 def _register(connection: Connection, source_id: int, plan_id: int, rows: Iterable[tuple[Any, ...]]) -> None:
-    connection.execute(
+    connection.exec_driver_sql(
         'CREATE TEMPORARY TABLE splitting (caf_file_id bigint, file_path text COLLATE "C", version_id text COLLATE "C",'
         ' etag text COLLATE "C", object_bytes bigint, rewritten_at timestamptz, part integer, part_count integer,'
         " start_byte bigint, end_byte bigint) ON COMMIT DROP"
     )
     if copy_rows(connection, "splitting", _PART, rows):
         # psycopg cannot send -infinity.
-        connection.execute("UPDATE splitting SET rewritten_at = '-infinity' WHERE rewritten_at IS NULL")
-        connection.execute(_REGISTER, {"source_id": source_id, "plan_id": plan_id})
+        connection.exec_driver_sql("UPDATE splitting SET rewritten_at = '-infinity' WHERE rewritten_at IS NULL")
+        connection.exec_driver_sql(_REGISTER, {"source_id": source_id, "plan_id": plan_id})
 
 
 def has_part(connection: Connection, caf_file_id: int) -> bool:
     """Tell whether a chunk has a part of an object."""
-    return bool(connection.execute(_HAS_PART, {"id": caf_file_id}).scalar_one())
+    return bool(connection.exec_driver_sql(_HAS_PART, {"id": caf_file_id}).scalar_one())
 
 
 def record_part(connection: Connection, table: str, caf_file_id: int, part: "PartLocation") -> None:
@@ -167,7 +168,7 @@ def record_part(connection: Connection, table: str, caf_file_id: int, part: "Par
             )
         },
     }
-    if connection.execute(_RECORD.format(table=table), facts).rowcount != 1:
+    if connection.exec_driver_sql(_RECORD.format(table=table), facts).rowcount != 1:
         raise LedgerError(
             f"the chunk's part {of.number} of {of.count} of '{part.key}' is not the one that was planned for it",
             hint="the staged file is not the one that was sealed: check the disk",
@@ -184,12 +185,12 @@ def follow_move(connection: Connection, caf_file_id: int, after: ChunkState) -> 
         return False
     if after in CLAIMING:
         return True
-    found = connection.execute(_ALL, {"id": caf_file_id}).scalars()
+    found = connection.exec_driver_sql(_ALL, {"id": caf_file_id}).scalars().all()
     if after not in IN_GOOD_STANDING:
-        connection.execute("UPDATE object_parts SET abandoned = true WHERE caf_file_id = ANY(%(all)s)", {"all": found})
-        connection.execute(_WITHDRAW_PLANNED, {"all": found, "after": after, "id": caf_file_id})
+        connection.exec_driver_sql("UPDATE object_parts SET abandoned = true WHERE caf_file_id = ANY(%(all)s)", {"all": found})
+        connection.exec_driver_sql(_WITHDRAW_PLANNED, {"all": found, "after": after, "id": caf_file_id})
         withdraw_claims(connection, found)
-    elif connection.execute(_IS_LOCATED, {"id": caf_file_id}).scalar_one():
-        connection.execute(_END_SKIP, {"id": caf_file_id})
-        connection.execute("DELETE FROM claims WHERE caf_file_id = ANY(%(all)s)", {"all": found})
+    elif connection.exec_driver_sql(_IS_LOCATED, {"id": caf_file_id}).scalar_one():
+        connection.exec_driver_sql(_END_SKIP, {"id": caf_file_id})
+        connection.exec_driver_sql("DELETE FROM claims WHERE caf_file_id = ANY(%(all)s)", {"all": found})
     return True

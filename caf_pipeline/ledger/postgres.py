@@ -10,10 +10,11 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from sqlalchemy import Connection
+
 from caf_pipeline.chunk_state import CLAIMING, ChunkState
 from caf_pipeline.errors import IllegalMove, LedgerError, StagingError
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.ledger.bulk_looks import BulkLooks
 from caf_pipeline.ledger.chunks import Lookups
 from caf_pipeline.ledger.controls import Controls
@@ -35,16 +36,16 @@ from caf_pipeline.ledger.copy import (
     withdraw_claims,
 )
 from caf_pipeline.ledger.current_content import CurrentContent
-from caf_pipeline.ledger.database import Connection, Database, source_id_of
+from caf_pipeline.ledger.database import Database, database_of, describe_database
+from caf_pipeline.ledger.engine import LedgerEngine, source_id_of
 from caf_pipeline.ledger.export import Exports
 from caf_pipeline.ledger.folder_store import FolderStores
-from caf_pipeline.ledger.header_sets import Batches, read_header_sets, record_header_sets
+from caf_pipeline.ledger.header_sets import Batches, record_header_sets
 from caf_pipeline.ledger.import_chunk import ChunkImport
-from caf_pipeline.ledger.keys import ArchivedKeys
 from caf_pipeline.ledger.launchable import LaunchableChunks
 from caf_pipeline.ledger.leases import LEASE_SECONDS, HeldLease, Leases, lock_lease, require_free
-from caf_pipeline.ledger.locate import ObjectLookups
-from caf_pipeline.ledger.log_times import ArchivedLogs, forget_log_times, record_log_times
+from caf_pipeline.ledger.log_times import forget_log_times, record_log_times
+from caf_pipeline.ledger.lookup import Lookup
 from caf_pipeline.ledger.maintenance import StrayRows
 from caf_pipeline.ledger.moves import chunk_row, guarded, move_row, require_sealed_bytes, require_state
 from caf_pipeline.ledger.notices import Notices
@@ -57,9 +58,10 @@ from caf_pipeline.ledger.replicas import Replicas, forget_full_read, require_rig
 from caf_pipeline.ledger.storage_plans import StoragePlans
 from caf_pipeline.ledger.transactions import TransactionLog, before_move, end_waiting, require_no_post
 from caf_pipeline.ledger.waits import RunWaits
+from caf_pipeline.settings import Settings
 from caf_pipeline.store.protocol import Lease, Posting, Sample
 from caf_pipeline.system.quantities import counted
-from caf_pipeline.waits import Waits
+from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,6 +101,23 @@ _RESERVED_BY_OTHERS = (
 )
 
 
+def open_ledger(settings: Settings, waits: Waits | None = None) -> "Ledger":
+    """Return the ledger that the settings name, with its tables.
+
+    `waits` says it while the database does not answer, and while its tables are made.
+
+    Raises:
+        LedgerUnreachable, LedgerError: it cannot be used; the message says where it is, without the password.
+    """
+    waits = waits or Waits()
+    with waits.waiting(
+        describe_database(settings), ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
+    ):
+        ledger = Ledger(database_of(settings), store=settings.store.kind)
+        ledger.bring_up(waits)
+    return ledger
+
+
 class Ledger(
     Leases,
     RunWaits,
@@ -107,9 +126,6 @@ class Ledger(
     LaunchableChunks,
     Progress,
     Notices,
-    ObjectLookups,
-    ArchivedKeys,
-    ArchivedLogs,
     CurrentContent,
     Exports,
     Replicas,
@@ -127,18 +143,24 @@ class Ledger(
 
     def __init__(self, database: Database, *, store: str = "jackal", lease_seconds: float = LEASE_SECONDS) -> None:
         """`store` is the kind of the store in the settings: its name in the ledger."""
-        self._database = database
+        self.lookup = Lookup(database)
+        self._engine = LedgerEngine(database)
         self._store = store
         self._lease_seconds = lease_seconds
 
     @property
     def database(self) -> Database:
         """The ledger's database."""
-        return self._database
+        return self._engine.database
+
+    def bring_up(self, waits: Waits) -> None:
+        """Make the tables that the database lacks: see `Database.bring_up`."""
+        self._engine.bring_up(waits)
 
     def close(self) -> None:
         """Close the idle connections; a later call opens new ones."""
-        self._database.close()
+        self.lookup.close()
+        self._engine.close()
 
     # --- leases ---
 
@@ -156,7 +178,7 @@ class Ledger(
         Raises:
             HeldByOther: a live run has it.
         """
-        return HeldLease(self._database, name, holder, seconds=self._lease_seconds, waits=waits)
+        return HeldLease(self._engine, name, holder, seconds=self._lease_seconds, waits=waits)
 
     # --- plans ---
 
@@ -171,28 +193,28 @@ class Ledger(
             HeldByOther: another address is recorded, and a run plans the source under it now.
         """
         facts = {"name": name, "archive_id": archive_id, "address": address}
-        with self._database.transaction() as connection:
-            connection.execute(
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(
                 (
                     "INSERT INTO sources (name, archive_id, address) VALUES (%(name)s, %(archive_id)s, %(address)s)"
                     " ON CONFLICT (name) DO NOTHING"
                 ),
                 facts,
             )
-            recorded = connection.execute("SELECT address FROM sources WHERE name = %(name)s", facts).scalar_one()
+            recorded = connection.exec_driver_sql("SELECT address FROM sources WHERE name = %(name)s", facts).scalar_one()
             if recorded == address:
                 return
             source_id = source_id_of(connection, name, lock="FOR UPDATE")
             has_chunks = "SELECT EXISTS (SELECT FROM caf_files WHERE source_id = %(id)s)"
-            if not connection.execute(has_chunks, {"id": source_id}).scalar_one():
+            if not connection.exec_driver_sql(has_chunks, {"id": source_id}).scalar_one():
                 if lease is None:
                     require_free(connection, plan_lease(name))
                 else:
                     lock_lease(connection, lease)
                 for table in OF_AN_ADDRESS:
-                    connection.execute(f"DELETE FROM {table} WHERE source_id = %(id)s", {"id": source_id})
+                    connection.exec_driver_sql(f"DELETE FROM {table} WHERE source_id = %(id)s", {"id": source_id})
                 statement = "UPDATE sources SET address = %(address)s, archive_id = %(archive_id)s WHERE name = %(name)s"
-                connection.execute(statement, facts)
+                connection.exec_driver_sql(statement, facts)
                 return
             raise LedgerError(
                 f"source '{name}' is {recorded} in the ledger, and {address} in the settings",
@@ -204,14 +226,14 @@ class Ledger(
 
     def find_plan(self, sha256: bytes) -> PlanRecord | None:
         """Return the plan of this full hash."""
-        with self._database.transaction() as connection:
-            row = connection.execute(f"{_PLAN} WHERE sha256 = %(sha256)s", {"sha256": sha256}).fetchone()
+        with self._engine.begin() as connection:
+            row = connection.exec_driver_sql(f"{_PLAN} WHERE sha256 = %(sha256)s", {"sha256": sha256}).fetchone()
         return None if row is None else PlanRecord(**row._asdict())
 
     def plan_name_taken(self, source: str, short: str) -> bool:
         """Tell whether another plan of the source already has this short name."""
-        with self._database.transaction() as connection:
-            found = connection.execute(
+        with self._engine.begin() as connection:
+            found = connection.exec_driver_sql(
                 f"{_PLAN} WHERE sources.name = %(source)s AND plans.name = %(short)s", {"source": source, "short": short}
             )
             return found.fetchone() is not None
@@ -310,7 +332,7 @@ class Ledger(
             "damage": reason if after is _S.DAMAGED else "",
             "store": self._store,
         }
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             moved = move_row(
                 connection, lease, chunk, before, after, changes=changes, copy_changes=", ".join(of_copy), facts=facts
             )
@@ -325,7 +347,7 @@ class Ledger(
             if not follow_move(connection, moved.caf_file_id, after) and after not in CLAIMING:
                 withdraw_claims(connection, [moved.caf_file_id])
             elif before is _S.SEALED and after is _S.PACKING:
-                connection.execute(_CLAIM_SKIPPED_AGAIN, {"id": moved.caf_file_id, "good": GOOD})
+                connection.exec_driver_sql(_CLAIM_SKIPPED_AGAIN, {"id": moved.caf_file_id, "good": GOOD})
 
     def seal(
         self,
@@ -363,10 +385,10 @@ class Ledger(
             samples = CAST(%(samples)s AS jsonb), tail_start = %(tail_start)s, tail_sha256 = %(tail_sha256)s"""
         facts = {**asdict(seal), "samples": samples_as_json(seal.samples)}
         after = _S.SEALED if seal.member_count else _S.EMPTY
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             moved = move_row(connection, lease, chunk, _S.PACKING, after, changes=changes, facts=facts)
             if after is _S.SEALED:
-                connection.execute(_WANT_COPY, {**facts, "id": moved.caf_file_id, "store": self._store})
+                connection.exec_driver_sql(_WANT_COPY, {**facts, "id": moved.caf_file_id, "store": self._store})
             record_skips(connection, moved.source_id, moved.caf_file_id, skips)
             release_claims(connection, moved.caf_file_id, released)
             record_log_times(connection, moved.caf_file_id, logs)
@@ -382,7 +404,7 @@ class Ledger(
                 )
             if follow_move(connection, moved.caf_file_id, after):
                 return
-            left = connection.execute(
+            left = connection.exec_driver_sql(
                 ("SELECT count(*) FROM claims WHERE caf_file_id = %(id)s"), {"id": moved.caf_file_id}
             ).scalar_one()
             # An object without a claim may by now be in another plan; archiving it here too would be doing it twice.
@@ -395,10 +417,10 @@ class Ledger(
 
     def record_samples(self, lease: Lease, chunk: str, samples: Sequence[Sample]) -> None:
         """Replace the samples of a chunk that is posting, posted or uploading: its file was packed again with its root."""
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             states = (_S.POSTING, _S.POSTED, _S.UPLOADING)
             caf_file_id = require_state(connection, lease, chunk, states, "sampled again")
-            connection.execute(_NEW_SAMPLES, {"samples": samples_as_json(samples), "id": caf_file_id})
+            connection.exec_driver_sql(_NEW_SAMPLES, {"samples": samples_as_json(samples), "id": caf_file_id})
 
     def record_root(self, lease: Lease, chunk: str, merkle_root: bytes, proof_type: int, samples: Sequence[Sample]) -> None:
         """Give a chunk that was never posted the root and samples of another type of tree over the same bytes.
@@ -409,13 +431,13 @@ class Ledger(
         Raises:
             IllegalMove: a transaction posts it, or may.
         """
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, (_S.SEALED, _S.POSTING), "given another root")
             require_no_post(connection, caf_file_id, chunk, "get another root")
             end_waiting(connection, caf_file_id)
             facts = {"root": merkle_root, "type": proof_type, "samples": samples_as_json(samples), "id": caf_file_id}
             for statement in (_NEW_ROOT, _NEW_SAMPLES, _CHANGED):
-                connection.execute(statement, facts)
+                connection.exec_driver_sql(statement, facts)
 
     def record_posting(self, lease: Lease, chunk: str, posting: Posting) -> None:
         """posting → posted.
@@ -424,10 +446,12 @@ class Ledger(
             IntegrityError: the posting is of other bytes than those that were sealed; nothing was written.
             IllegalMove: it is in another store than the ledger's copy, of which a transaction is or may be included.
         """
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             facts = {"owner": posting.owner, "start": posting.start, "store": self._store}
             changes = "posted_at = now(), owner = %(owner)s, start = %(start)s, store = %(store)s"
-            store = connection.execute("SELECT store FROM chunks WHERE name = %(chunk)s", {"chunk": chunk}).scalar_one_or_none()
+            store = connection.exec_driver_sql(
+                "SELECT store FROM chunks WHERE name = %(chunk)s", {"chunk": chunk}
+            ).scalar_one_or_none()
             moved = move_row(connection, lease, chunk, _S.POSTING, _S.POSTED, copy_changes=changes, facts=facts)
             if store != self._store:
                 require_no_post(connection, moved.caf_file_id, chunk, f"be posted in store '{self._store}'")
@@ -442,7 +466,7 @@ class Ledger(
         Raises:
             LedgerError: another chunk in good standing has one of the objects; nothing was written.
         """
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             moved = move_row(connection, lease, chunk, _S.VERIFIED, _S.LOCATED, changes="located_at = now()")
             written = locate_pending(connection, moved.caf_file_id)
             if written != moved.member_count:
@@ -453,18 +477,13 @@ class Ledger(
                 )
             if follow_move(connection, moved.caf_file_id, _S.LOCATED):
                 return written
-            connection.execute(_END_OLD_SKIPS, {"id": moved.caf_file_id})
+            connection.exec_driver_sql(_END_OLD_SKIPS, {"id": moved.caf_file_id})
             claimed = end_claims(connection, moved.caf_file_id)
             if claimed != written:
                 raise LedgerError(
                     f"chunk {chunk} has {counted(written, 'location')}, but {counted(claimed, 'claim')}", hint=TWICE
                 )
         return written
-
-    def header_sets(self, names: Collection[bytes]) -> Mapping[bytes, ObjectHeaders]:
-        """Return the headers and user metadata of these sets, as `LocationRow.header_set` names them."""
-        with self._database.reading() as connection:
-            return read_header_sets(connection, names)
 
     def record_repost(self, lease: Lease, chunk: str, posting: Posting) -> None:
         """Give a `damaged` chunk the place of its new post, where the chain no longer has the first.
@@ -474,11 +493,11 @@ class Ledger(
         Raises:
             IntegrityError: the posting is of other bytes than those that were sealed; nothing was written.
         """
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")
             facts = {"id": caf_file_id, "owner": posting.owner, "start": posting.start}
-            connection.execute(_POSTED_AGAIN, facts)
-            connection.execute(_CHANGED, facts)
+            connection.exec_driver_sql(_POSTED_AGAIN, facts)
+            connection.exec_driver_sql(_CHANGED, facts)
             require_sealed_bytes(chunk, chunk_row(connection, caf_file_id), posting)
             end_waiting(connection, caf_file_id)
             forget_full_read(connection, caf_file_id)
@@ -488,22 +507,22 @@ class Ledger(
 
     def transactions(self, holder: Holder) -> TransactionLog:
         """Return the log of what stores signed, for this holder."""
-        return TransactionLog(self._database, holder, lease_seconds=self._lease_seconds)
+        return TransactionLog(self._engine, holder, lease_seconds=self._lease_seconds)
 
     def providers(self) -> ProviderRecords:
         """Return what was measured of providers."""
-        return ProviderRecords(self._database)
+        return ProviderRecords(self._engine)
 
     def controls(self) -> Controls:
         """Return what the operator orders."""
-        return Controls(self._database)
+        return Controls(self._engine)
 
     # --- failures ---
 
     def read_failures(self, chunk: str) -> Mapping[tuple[str, str], ReadFailures]:
         """Return the objects of the chunk that runs failed on, by key and version."""
-        with self._database.transaction() as connection:
-            rows = connection.execute(
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql(
                 (
                     "SELECT file_path, object_version, times, last_run FROM read_failures"
                     " JOIN caf_files USING (caf_file_id) WHERE name = %(chunk)s"
@@ -514,8 +533,8 @@ class Ledger(
 
     def count_read_failures(self, chunk: str, objects: Sequence[tuple[str, str]], run: str) -> None:
         """Count a run of the chunk that failed on these objects, by key and version; a run counts once for each object."""
-        with self._database.transaction() as connection:
-            connection.execute(
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(
                 (
                     "INSERT INTO read_failures AS old (caf_file_id, file_path, object_version, last_run)"
                     " SELECT DISTINCT caf_file_id, key, version, %(run)s FROM caf_files,"
@@ -541,11 +560,11 @@ class Ledger(
         Raises:
             StagingError: with those of other chunks it would pass the limit.
         """
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             # Two runs must not both find the last of the room; a lock of the transaction, not of the session.
-            connection.execute("LOCK TABLE staging_reservations IN SHARE ROW EXCLUSIVE MODE")
+            connection.exec_driver_sql("LOCK TABLE staging_reservations IN SHARE ROW EXCLUSIVE MODE")
             caf_file_id = guarded(connection, lease, chunk)
-            others = connection.execute(
+            others = connection.exec_driver_sql(
                 _RESERVED_BY_OTHERS, {"folder": folder, "caf_file_id": caf_file_id, "claiming": sorted(CLAIMING)}
             ).scalar_one()
             if limit_bytes and others + size_bytes > limit_bytes:
@@ -553,7 +572,7 @@ class Ledger(
                     f"chunk {chunk} needs {size_bytes} bytes of {folder}, where other chunks hold {others} of {limit_bytes}",
                     hint="wait for other chunks to be archived, or raise packing.staging_limit",
                 )
-            connection.execute(
+            connection.exec_driver_sql(
                 (
                     "INSERT INTO staging_reservations (caf_file_id, folder, size_bytes) VALUES (%(id)s, %(folder)s, %(size)s)"
                     " ON CONFLICT (caf_file_id) DO UPDATE SET folder = excluded.folder, size_bytes = excluded.size_bytes"
@@ -563,8 +582,8 @@ class Ledger(
 
     def release_staging(self, chunk: str) -> None:
         """Give the chunk's reservation back; does nothing where there is none."""
-        with self._database.transaction() as connection:
-            connection.execute(
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(
                 (
                     "DELETE FROM staging_reservations USING caf_files"
                     " WHERE staging_reservations.caf_file_id = caf_files.caf_file_id AND name = %(chunk)s"
@@ -613,7 +632,7 @@ def _insert_plan(connection: Connection, source_id: int, plan: PlanRecord) -> in
         " VALUES (%(source_id)s, %(name)s, %(sha256)s, %(snapshot)s, %(folder)s, %(object_count)s, %(object_bytes)s)"
         " ON CONFLICT (sha256) DO NOTHING RETURNING plan_id"
     )
-    plan_id: int | None = connection.execute(statement, {**asdict(plan), "source_id": source_id}).scalar_one_or_none()
+    plan_id: int | None = connection.exec_driver_sql(statement, {**asdict(plan), "source_id": source_id}).scalar_one_or_none()
     return plan_id
 
 
@@ -634,5 +653,5 @@ def _insert_chunks(
         for one in chunks
     )
     copy_rows(connection, "caf_files", _PLANNED_CHUNK, rows)
-    found = connection.execute("SELECT number, caf_file_id FROM caf_files WHERE plan_id = %(id)s", {"id": plan_id})
+    found = connection.exec_driver_sql("SELECT number, caf_file_id FROM caf_files WHERE plan_id = %(id)s", {"id": plan_id})
     return {number: caf_file_id for number, caf_file_id in found}

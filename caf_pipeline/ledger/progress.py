@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState, stored_state
 from caf_pipeline.ledger.current_content import last_whole, still_skipped
-from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.records import ChunkSums, SourceProgress
 
 WINDOW_SECONDS: Final = 3600
@@ -101,9 +101,9 @@ class Progress(LedgerPart):
         moved: dict[str, datetime] = {}
         looks: dict[str, tuple[datetime | None, datetime | None]] = {}
         attempts: Counter[str] = Counter()
-        with self._database.transaction() as connection:
-            at = connection.execute("SELECT now()").scalar_one()
-            for row in connection.execute(_STATES, {"sources": list(sources)}):
+        with self._engine.begin() as connection:
+            at = connection.exec_driver_sql("SELECT now()").scalar_one()
+            for row in connection.exec_driver_sql(_STATES, {"sources": list(sources)}):
                 states[row.source][ChunkState(row.state)] = ChunkSums(row.chunks, int(row.objects), int(row.size_bytes))
                 attempts[row.source] += int(row.attempts)
                 if row.located_at:
@@ -111,8 +111,8 @@ class Progress(LedgerPart):
                 if row.moved_at:
                     moved[row.source] = max(row.moved_at, moved.get(row.source, row.moved_at))
             facts = {"sources": list(sources), "window": WINDOW_SECONDS}
-            recent = {row.source: row for row in connection.execute(_RECENT, facts)}
-            known = {row.pop("source"): row for row in (row._asdict() for row in connection.execute(_FACTS, facts))}
+            recent = {row.source: row for row in connection.exec_driver_sql(_RECENT, facts)}
+            known = {row.pop("source"): row for row in (row._asdict() for row in connection.exec_driver_sql(_FACTS, facts))}
         return [
             SourceProgress(
                 source=source,
@@ -133,5 +133,7 @@ class Progress(LedgerPart):
 
     def copy_counts(self, sources: Sequence[str]) -> Mapping[tuple[str, str], int]:
         """Return how many copies of archived chunks there are, by source and as last looked at: listed, unlisted or faulty."""
-        with self._database.transaction() as connection:
-            return {(row.source, row.status): row.copies for row in connection.execute(_COPIES, {"sources": list(sources)})}
+        with self._engine.begin() as connection:
+            return {
+                (row.source, row.status): row.copies for row in connection.exec_driver_sql(_COPIES, {"sources": list(sources)})
+            }

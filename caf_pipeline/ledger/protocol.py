@@ -4,11 +4,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
-from caf_pipeline.ledger.records import Chunk, Location, LocationRow, NotArchived
+from caf_pipeline.inventory.headers import ObjectHeaders
+from caf_pipeline.ledger.records import Location, LocationRow, NotArchived
 
 
 class LocationLookups(Protocol):
-    """Finds archived objects by source and key. `Ledger` implements it; the docstrings of its methods say what they raise."""
+    """Finds archived objects by source and key. `Lookup` implements it; the docstrings of its methods say what they raise."""
 
     def sources(self) -> Sequence[str]:
         """Return the names of all sources ever registered."""
@@ -46,8 +47,8 @@ class LocationLookups(Protocol):
         """Return how many objects are still to be archived, and how many were skipped."""
         ...
 
-    def chunk(self, name: str) -> Chunk:
-        """Return the chunk's row, or raise NotLocated."""
+    def header_sets(self, names: Collection[bytes]) -> Mapping[bytes, ObjectHeaders]:
+        """Return the header sets of these names."""
         ...
 
     def chunks_with_log_times(self, chunks: Collection[str]) -> Collection[str]:

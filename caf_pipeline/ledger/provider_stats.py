@@ -6,7 +6,7 @@ Source: "Server limits" in the notes on Jackal's protocol: what fits an upload f
 
 from collections.abc import Mapping
 
-from caf_pipeline.ledger.database import Database
+from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.store.protocol import ProviderRecord
 
 # Half of what it was, half of what it is: a provider that became slow is known after two or three uploads.
@@ -26,31 +26,31 @@ _FAILED = (
 class ProviderRecords:
     """Measured rates and failures by provider, kept over runs. Safe in threads."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, engine: LedgerEngine) -> None:
+        self._engine = engine
 
     def all(self) -> Mapping[str, ProviderRecord]:
         """Return what is known, by provider."""
-        with self._database.transaction() as connection:
-            rows = connection.execute(
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql(
                 "SELECT provider, upload_rate, download_rate, failures, failed_at FROM providers ORDER BY provider"
             ).fetchall()
         return {row.provider: ProviderRecord(**row._asdict()) for row in rows}
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
         """Count a finished upload: its rate weighs as much as all before together; failures begin again at 0."""
-        with self._database.transaction() as connection:
-            connection.execute(_UPLOADED, {"provider": provider, "rate": _rate(size_bytes, seconds)})
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(_UPLOADED, {"provider": provider, "rate": _rate(size_bytes, seconds)})
 
     def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
         """Count a finished download in the same way."""
-        with self._database.transaction() as connection:
-            connection.execute(_DOWNLOADED, {"provider": provider, "rate": _rate(size_bytes, seconds)})
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(_DOWNLOADED, {"provider": provider, "rate": _rate(size_bytes, seconds)})
 
     def failed(self, provider: str) -> None:
         """Count a failure."""
-        with self._database.transaction() as connection:
-            connection.execute(_FAILED, {"provider": provider})
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(_FAILED, {"provider": provider})
 
 
 def _rate(size_bytes: int, seconds: float) -> float | None:

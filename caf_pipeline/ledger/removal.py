@@ -7,10 +7,11 @@ from collections.abc import Collection
 from typing import Final
 
 from psycopg.errors import LockNotAvailable
+from sqlalchemy import Connection
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import HeldByOther, IllegalMove, LedgerError
-from caf_pipeline.ledger.database import Connection, LedgerPart, source_id_of
+from caf_pipeline.ledger.engine import LedgerPart, source_id_of
 from caf_pipeline.ledger.leases import lock_lease, require_free
 from caf_pipeline.ledger.records import RemovableSource, chunk_lease, plan_lease
 from caf_pipeline.store.protocol import Lease
@@ -80,7 +81,7 @@ class SourceRemoval(LedgerPart):
         with self._of_source(source, lock="FOR UPDATE") as (connection, source_id):
             require_free(connection, plan_lease(source))
             _require_removable(connection, source_id, source)
-            return RemovableSource(**connection.execute(_COUNTS, {"id": source_id}).one()._asdict())
+            return RemovableSource(**connection.exec_driver_sql(_COUNTS, {"id": source_id}).one()._asdict())
 
     def remove_source(self, lease: Lease, source: str) -> None:
         """Remove the source, its plans and its chunks. `lease` is the caller's on the source's plan.
@@ -88,50 +89,50 @@ class SourceRemoval(LedgerPart):
         Raises:
             LeaseLost: another run has the lease now. And as `removable`, except for a run that plans the source.
         """
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             facts = {"id": source_id_of(connection, source, lock="FOR UPDATE")}
             _require_removable(connection, facts["id"], source)
             for table in OF_A_CHUNK:
-                connection.execute(
+                connection.exec_driver_sql(
                     f"DELETE FROM {table} USING caf_files"
                     f" WHERE {table}.caf_file_id = caf_files.caf_file_id AND caf_files.source_id = %(id)s",
                     facts,
                 )
             for table in ("claims", *OF_AN_ADDRESS, "caf_files", "plans", "sources"):
-                connection.execute(f"DELETE FROM {table} WHERE source_id = %(id)s", facts)
+                connection.exec_driver_sql(f"DELETE FROM {table} WHERE source_id = %(id)s", facts)
             lock_lease(connection, lease)  # last: its own renewal waits for it
 
     def leases_ever_held(self, names: Collection[str]) -> set[str]:
         """Return which of these leases a run of this ledger ever held."""
-        with self._database.transaction() as connection:
-            rows = connection.execute("SELECT name FROM leases WHERE name = ANY(%(names)s)", {"names": [*names]})
-            return set(rows.scalars())
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql("SELECT name FROM leases WHERE name = ANY(%(names)s)", {"names": [*names]})
+            return set(rows.scalars().all())
 
 
 def _require_removable(connection: Connection, source_id: int, source: str) -> None:
     """Lock the source's chunks, and raise unless nothing was posted or located, and no run works on a chunk."""
     facts = {"id": source_id, "removable": [*REMOVABLE], "prefix": chunk_lease("")}
     try:
-        connection.execute("SELECT FROM caf_files WHERE source_id = %(id)s FOR UPDATE NOWAIT", facts)
+        connection.exec_driver_sql("SELECT FROM caf_files WHERE source_id = %(id)s FOR UPDATE NOWAIT", facts)
     except LockNotAvailable as error:
         raise HeldByOther(
             f"a run works on a chunk of source '{source}' now", holder="", hint="wait for that run, or end it first"
         ) from error
-    chunk = connection.execute(_POSTED_OR_LOCATED, facts).fetchone()
+    chunk = connection.exec_driver_sql(_POSTED_OR_LOCATED, facts).fetchone()
     if chunk is not None:
         raise IllegalMove(
             f"source '{source}' cannot be removed: chunk {chunk.name} is '{chunk.state}', and is or may be stored",
             hint="keep the source in the ledger; to archive nothing more of it, take it out of caf.toml",
         )
-    if connection.execute("SELECT EXISTS (SELECT FROM file_locations WHERE source_id = %(id)s)", facts).scalar_one():
+    if connection.exec_driver_sql("SELECT EXISTS (SELECT FROM file_locations WHERE source_id = %(id)s)", facts).scalar_one():
         raise IllegalMove(
             f"source '{source}' cannot be removed: the ledger has locations of its objects",
             hint="keep the source in the ledger; to archive nothing more of it, take it out of caf.toml",
         )
-    if connection.execute("SELECT EXISTS (SELECT FROM rebuilds WHERE source_id = %(id)s)", facts).scalar_one():
+    if connection.exec_driver_sql("SELECT EXISTS (SELECT FROM rebuilds WHERE source_id = %(id)s)", facts).scalar_one():
         raise LedgerError(
             f"source '{source}' cannot be removed: its rebuild is not complete, so that the store may have chunks of it",
             hint=f"complete it with 'caf rebuild {source}'",
         )
-    for name in connection.execute(_HELD, facts).scalars():
+    for name in connection.exec_driver_sql(_HELD, facts).scalars().all():
         require_free(connection, name)

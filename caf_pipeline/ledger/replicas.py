@@ -7,10 +7,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from sqlalchemy import Connection
+
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IllegalMove
 from caf_pipeline.ledger.copy import GOOD
-from caf_pipeline.ledger.database import Connection, LedgerPart
+from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.moves import move_row, require_state
 from caf_pipeline.ledger.records import WINDOWS_REQUIRED, CopyCheck, KnownCopy
 from caf_pipeline.store.protocol import Copy, Lease, Sample
@@ -68,13 +70,13 @@ class Replicas(LedgerPart):
 
     def known_copies(self, chunk: str) -> Sequence[KnownCopy]:
         """Return the copies that were ever recorded of a chunk, by provider."""
-        with self._database.transaction() as connection:
-            rows = connection.execute(_KNOWN, {"chunk": chunk}).fetchall()
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql(_KNOWN, {"chunk": chunk}).fetchall()
         return [KnownCopy(**row._asdict()) for row in rows]
 
     def record_copies(self, lease: Lease, chunk: str, copies: Sequence[Copy]) -> None:
         """uploading → verified, with the copies that proved it; others that were known are listed no more."""
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             states = ChunkState.UPLOADING, ChunkState.VERIFIED
             moved = move_row(connection, lease, chunk, *states, copy_changes="verified_at = now()")
             record_verified(connection, moved.caf_file_id, copies)
@@ -91,45 +93,45 @@ class Replicas(LedgerPart):
             again_in: seconds after which a look can see the window after those that count; None where there are no windows.
             enough: no such look is waited for where so many copies have `WINDOWS_REQUIRED` windows.
         """
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "looked at")
             unlist(connection, caf_file_id, but=[check.copy.provider for check in checks])
             for check in checks:
                 facts = {**asdict(check.copy), "id": caf_file_id, "window": check.window, "fault": check.fault}
-                connection.execute(_LOOKED_AT, {**facts, "apart": check.apart})
+                connection.exec_driver_sql(_LOOKED_AT, {**facts, "apart": check.apart})
             unanswered = any(check.unanswered for check in checks)
             facts = {"id": caf_file_id, "again_in": again_in, "enough": enough, "required": WINDOWS_REQUIRED}
             facts |= {"unanswered": unanswered}
-            connection.execute(_SEEN, facts)
-            connection.execute(_END_FULL_READ, {"id": caf_file_id})
+            connection.exec_driver_sql(_SEEN, facts)
+            connection.exec_driver_sql(_END_FULL_READ, {"id": caf_file_id})
 
     def record_unanswered(self, lease: Lease, chunk: str) -> None:
         """Record that no copy of a located or damaged chunk answered. Nothing else of the chunk changes."""
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "looked at")
             statement = "UPDATE chunk_copies SET unanswered_at = now() WHERE caf_file_id = %(id)s"
-            connection.execute(statement, {"id": caf_file_id})
+            connection.exec_driver_sql(statement, {"id": caf_file_id})
 
     def record_read_back(self, lease: Lease, chunk: str, provider: str) -> None:
         """Remember that all stored bytes of a located or damaged chunk came back from a provider just now with its root.
 
         Forgotten when the chunk becomes damaged, is located again, or is posted again, and when that copy counts no more.
         """
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "read back")
-            connection.execute(_FULL_READ, {"id": caf_file_id, "provider": provider})
+            connection.exec_driver_sql(_FULL_READ, {"id": caf_file_id, "provider": provider})
 
 
 def forget_full_read(connection: Connection, caf_file_id: int) -> None:
     """Let what came back of the chunk count no more."""
-    connection.execute("DELETE FROM full_reads WHERE caf_file_id = %(id)s", {"id": caf_file_id})
+    connection.exec_driver_sql("DELETE FROM full_reads WHERE caf_file_id = %(id)s", {"id": caf_file_id})
 
 
 def record_verified(connection: Connection, caf_file_id: int, copies: Sequence[Copy]) -> None:
     """Write the copies that were read back; others that were known are listed no more."""
     unlist(connection, caf_file_id)
     for copy in copies:
-        connection.execute(_VERIFIED, {**asdict(copy), "id": caf_file_id})
+        connection.exec_driver_sql(_VERIFIED, {**asdict(copy), "id": caf_file_id})
 
 
 def unlist(connection: Connection, caf_file_id: int, *, but: Sequence[str] = ()) -> None:
@@ -138,13 +140,13 @@ def unlist(connection: Connection, caf_file_id: int, *, but: Sequence[str] = ())
         "UPDATE replicas SET listed = false, checked_at = now(), windows = 0, last_window = NULL"
         " WHERE caf_file_id = %(id)s AND provider <> ALL(CAST(%(but)s AS text[]))"
     )
-    connection.execute(statement, {"id": caf_file_id, "but": list(but)})
+    connection.exec_driver_sql(statement, {"id": caf_file_id, "but": list(but)})
 
 
 def require_right_copy(connection: Connection, caf_file_id: int, chunk: str) -> None:
     """Raise IllegalMove where the last look found no listed copy with right bytes."""
     statement = "SELECT EXISTS (SELECT FROM replicas WHERE caf_file_id = %(id)s AND listed AND fault = '')"
-    if not connection.execute(statement, {"id": caf_file_id}).scalar_one():
+    if not connection.exec_driver_sql(statement, {"id": caf_file_id}).scalar_one():
         raise IllegalMove(
             f"chunk {chunk} cannot be located again: no copy of it was seen listed and right", hint="repair it first"
         )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.records import StoragePlanRow
 
 # An older reading changes nothing.
@@ -40,10 +40,10 @@ class StoragePlans(LedgerPart):
         space_bytes, used_bytes, ends_at = plan or (None, None, None)
         values = {"space_bytes": space_bytes, "used_bytes": used_bytes, "ends_at": ends_at}
         facts = {"account": account, "read_at": read_at, "balance": balance, "bought": bought, **values}
-        with self._database.transaction() as connection:
-            connection.execute(_RECORD, facts)
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(_RECORD, facts)
 
     def storage_plans(self) -> Sequence[StoragePlanRow]:
         """Return the last reading of each account."""
-        with self._database.transaction() as connection:
-            return [StoragePlanRow(**row._asdict()) for row in connection.execute(_READ)]
+        with self._engine.begin() as connection:
+            return [StoragePlanRow(**row._asdict()) for row in connection.exec_driver_sql(_READ)]

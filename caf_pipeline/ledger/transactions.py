@@ -10,11 +10,13 @@ Source: promise 3 in docs/design.md.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row
 
 from caf_pipeline.chunk_state import MAY_BE_POSTED, ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
-from caf_pipeline.ledger.database import Connection, Database, Row
+from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.leases import HeldLease, lock_lease
 from caf_pipeline.ledger.records import Holder, account_lease
 from caf_pipeline.store.protocol import Lease, SignedTransaction, WaitingPost
@@ -144,8 +146,8 @@ class TransactionLog:
     of them, sends it, and settles it; the runs of the other chunks find their result here.
     """
 
-    def __init__(self, database: Database, holder: Holder, *, lease_seconds: float) -> None:
-        self._database = database
+    def __init__(self, engine: LedgerEngine, holder: Holder, *, lease_seconds: float) -> None:
+        self._engine = engine
         self._holder = holder
         self._lease_seconds = lease_seconds
 
@@ -155,7 +157,7 @@ class TransactionLog:
         Raises:
             HeldByOther: a live run has it.
         """
-        return HeldLease(self._database, account_lease(account), self._holder, seconds=self._lease_seconds)
+        return HeldLease(self._engine, account_lease(account), self._holder, seconds=self._lease_seconds)
 
     def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
         """Let the chunk's message wait for the account's next transaction, in place of an earlier one.
@@ -167,7 +169,7 @@ class TransactionLog:
         Raises:
             IllegalMove: the chunk is not to be posted. NotLocated: there is no such chunk.
         """
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             row = next(iter(_locked(connection, [chunk])), None)
             if row is None:
                 raise NotLocated(f"the ledger has no chunk {chunk}")
@@ -175,35 +177,35 @@ class TransactionLog:
                 raise IllegalMove(f"chunk {chunk} is '{row.state}' and is not to be posted")
             facts = {"id": row.caf_file_id, "account": account, "message": message, "charged_bytes": charged_bytes}
             if row.state == _S.DAMAGED:
-                connection.execute(_END_FIRST_POST, {**facts, "start": row.start})
-            connection.execute(_ASK, facts)
+                connection.exec_driver_sql(_END_FIRST_POST, {**facts, "start": row.start})
+            connection.exec_driver_sql(_ASK, facts)
 
     def other_accounts(self, chunk: str, account: str) -> Sequence[str]:
         """End what other accounts asked for the chunk; return those that have a live post of it.
 
         Afterwards no other account comes to have one, as long as the caller has the chunk's lease.
         """
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             row = next(iter(_locked(connection, [chunk])), None)
             if row is None:
                 return ()
             facts = {"id": row.caf_file_id, "account": account}
-            connection.execute(_END_OTHER_ASKS, facts)
-            return connection.execute(_OTHER_POSTS, facts).scalars()
+            connection.exec_driver_sql(_END_OTHER_ASKS, facts)
+            return connection.exec_driver_sql(_OTHER_POSTS, facts).scalars().all()
 
     def waiting(self, account: str) -> Sequence[WaitingPost]:
         """Return, oldest first, what was asked for, has no live post, and is of a chunk that is still to be posted.
 
         That is one that is `posting`, or `damaged` and to be posted again.
         """
-        with self._database.transaction() as connection:
-            rows = connection.execute(_WAITING, {"account": account, "states": _MAY_BE_POSTED}).fetchall()
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql(_WAITING, {"account": account, "states": _MAY_BE_POSTED}).fetchall()
         return [WaitingPost(**row._asdict()) for row in rows]
 
     def pending(self, account: str) -> Sequence[SignedTransaction]:
         """Return the account's transactions whose fate is not known, by sequence."""
-        with self._database.transaction() as connection:
-            rows = connection.execute(_PENDING, {"account": account}).fetchall()
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql(_PENDING, {"account": account}).fetchall()
         return [SignedTransaction(**row._asdict()) for row in rows]
 
     def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
@@ -214,19 +216,19 @@ class TransactionLog:
             LedgerError: the sequence is used or may be; or a chunk was not asked for, is not to be posted, or has a live
             post. Nothing was written.
         """
-        with self._database.transaction() as connection:
-            connection.execute(_DURABLY)
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(_DURABLY)
             _require_lease_of(lease, transaction.account, f"sign for account {transaction.account}")
             lock_lease(connection, lease)
             ids = _free_chunks(connection, transaction.account, chunks)
-            if not connection.execute(_COMMIT, asdict(transaction)).rowcount:
+            if not connection.exec_driver_sql(_COMMIT, asdict(transaction)).rowcount:
                 raise LedgerError(
                     f"sequence {transaction.sequence} of account {transaction.account} has a transaction already",
                     hint="settle that one first",
                 )
             for position, chunk in enumerate(chunks):
                 facts = {"hash": transaction.hash, "account": transaction.account, "position": position, "id": ids[chunk]}
-                connection.execute(_COMMIT_POST, facts)
+                connection.exec_driver_sql(_COMMIT_POST, facts)
 
     def settle(self, lease: Lease, hash: str, outcome: str, *, starts: Sequence[int] = (), cost: int | None = None) -> None:
         """Close a transaction; the same outcome again changes nothing.
@@ -246,70 +248,70 @@ class TransactionLog:
         """
         if outcome not in OUTCOMES:
             raise LedgerError(f"a transaction cannot end as '{outcome}'", hint=f"it ends as one of {', '.join(OUTCOMES)}")
-        with self._database.transaction() as connection:
-            connection.execute(_DURABLY)
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(_DURABLY)
             known = _held_transaction(connection, lease, hash)
             if known.outcome == outcome:
                 return
             if known.outcome is not None:
                 raise LedgerError(f"transaction {hash} is '{known.outcome}' and cannot become '{outcome}'")
-            connection.execute(_SETTLE, {"hash": hash, "outcome": outcome, "cost": cost})
+            connection.exec_driver_sql(_SETTLE, {"hash": hash, "outcome": outcome, "cost": cost})
             if outcome == "included":
                 _record_starts(connection, hash, starts)
-                connection.execute(_FORGET_LATEST_END, {"hash": hash})
+                connection.exec_driver_sql(_FORGET_LATEST_END, {"hash": hash})
             else:
-                connection.execute(_END_POSTS, {"hash": hash})
+                connection.exec_driver_sql(_END_POSTS, {"hash": hash})
 
     def start_of(self, account: str, chunk: str) -> int | None:
         """Return the start of the chunk's latest included post; None where it has none."""
-        with self._database.transaction() as connection:
-            found = connection.execute(_START_OF, {"account": account, "chunk": chunk}).scalar_one_or_none()
+        with self._engine.begin() as connection:
+            found = connection.exec_driver_sql(_START_OF, {"account": account, "chunk": chunk}).scalar_one_or_none()
         return None if found is None else int(found)
 
     def spent(self, account: str) -> int:
         """Return the cost in ujkl of the account's transactions that were included, failed or may be included."""
-        with self._database.transaction() as connection:
-            return int(connection.execute(_SPENT, {"account": account}).scalar_one())
+        with self._engine.begin() as connection:
+            return int(connection.exec_driver_sql(_SPENT, {"account": account}).scalar_one())
 
     def at_list_price(self, account: str) -> int:
         """Return how many purchases that are or may be included are counted at their list price."""
-        with self._database.transaction() as connection:
-            return int(connection.execute(_AT_LIST_PRICE, {"account": account}).scalar_one())
+        with self._engine.begin() as connection:
+            return int(connection.exec_driver_sql(_AT_LIST_PRICE, {"account": account}).scalar_one())
 
     def explains(self, account: str, archive_id: str, sequence: int) -> bool:
         """Return whether this ledger has a transaction for each sequence that the account used since the last look at an archive.
 
         Also returns False if the last look found posts that the ledger does not know.
         """
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             facts = {"account": account, "archive": archive_id, "sequence": sequence}
-            return bool(connection.execute(_EXPLAINS, facts).scalar_one())
+            return bool(connection.exec_driver_sql(_EXPLAINS, facts).scalar_one())
 
     def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]:
         """Return the Merkle roots of a store that the ledger neither posted nor left aside.
 
         `signed`: whether the store's posts are transactions of this log.
         """
-        with self._database.transaction() as connection:
-            rows = connection.execute(_UNKNOWN_ROOTS, {"roots": list(roots), "signed": signed})
-            return [bytes(root) for root in rows.scalars()]
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql(_UNKNOWN_ROOTS, {"roots": list(roots), "signed": signed})
+            return [bytes(root) for root in rows.scalars().all()]
 
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
         """Remember a look at an archive's posts: the account's sequence before it, and how many unknown posts it found."""
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             facts = {"account": account, "archive": archive_id, "sequence": sequence, "unknown": unknown}
-            connection.execute(_LOOKED, facts)
+            connection.exec_driver_sql(_LOOKED, facts)
 
     def seen_height(self, chain_id: str) -> int:
         """Return the greatest block height ever seen of a chain; 0 where none was."""
-        with self._database.transaction() as connection:
+        with self._engine.begin() as connection:
             statement = "SELECT height FROM chain_heights WHERE chain_id = %(chain_id)s"
-            return int(connection.execute(statement, {"chain_id": chain_id}).scalar_one_or_none() or 0)
+            return int(connection.exec_driver_sql(statement, {"chain_id": chain_id}).scalar_one_or_none() or 0)
 
     def see_height(self, chain_id: str, height: int) -> None:
         """Remember a height, where it is greater than the one known."""
-        with self._database.transaction() as connection:
-            connection.execute(_SEE_HEIGHT, {"chain_id": chain_id, "height": height})
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(_SEE_HEIGHT, {"chain_id": chain_id, "height": height})
 
 
 # --- what a move of the chunk means for its posts, in the transaction of the move --------------------------------------
@@ -337,13 +339,13 @@ def before_move(connection: Connection, caf_file_id: int, chunk: str, before: Ch
 def require_no_post(connection: Connection, caf_file_id: int, chunk: str, what: str) -> None:
     """Raise IllegalMove if a transaction posts the chunk, or may."""
     statement = "SELECT EXISTS (SELECT FROM transaction_posts WHERE caf_file_id = %(id)s AND live)"
-    if connection.execute(statement, {"id": caf_file_id}).scalar_one():
+    if connection.exec_driver_sql(statement, {"id": caf_file_id}).scalar_one():
         raise IllegalMove(f"chunk {chunk} cannot {what}: a transaction posts it, or may")
 
 
 def end_waiting(connection: Connection, caf_file_id: int) -> None:
     """Forget the chunk's messages that wait: it is posted, or is not to be posted any more."""
-    connection.execute("DELETE FROM posts WHERE caf_file_id = %(id)s", {"id": caf_file_id})
+    connection.exec_driver_sql("DELETE FROM posts WHERE caf_file_id = %(id)s", {"id": caf_file_id})
 
 
 def _live_post(connection: Connection, caf_file_id: int, before: ChunkState, after: ChunkState) -> str:
@@ -355,7 +357,7 @@ def _live_post(connection: Connection, caf_file_id: int, before: ChunkState, aft
         " AND live AND (%(known_counts)s OR transaction_posts.start IS DISTINCT FROM chunks.start)"
         " ORDER BY transaction_posts.start NULLS FIRST LIMIT 1"
     )
-    row = connection.execute(statement, {"id": caf_file_id, "known_counts": known_counts}).fetchone()
+    row = connection.exec_driver_sql(statement, {"id": caf_file_id, "known_counts": known_counts}).fetchone()
     if row is None:
         return ""
     return "has a transaction under way" if row.start is None else "was posted"
@@ -364,10 +366,10 @@ def _live_post(connection: Connection, caf_file_id: int, before: ChunkState, aft
 # --- what the log's methods share ---------------------------------------------------------------------------------------
 
 
-def _locked(connection: Connection, chunks: Sequence[str]) -> Sequence[Row]:
+def _locked(connection: Connection, chunks: Sequence[str]) -> Sequence[Row[Any]]:
     """Return the rows of chunks that the ledger has, which are locked."""
-    connection.execute(_LOCK_CHUNKS, {"chunks": list(chunks)})
-    return connection.execute(_CHUNK_ROWS, {"chunks": list(chunks)}).fetchall()
+    connection.exec_driver_sql(_LOCK_CHUNKS, {"chunks": list(chunks)})
+    return connection.exec_driver_sql(_CHUNK_ROWS, {"chunks": list(chunks)}).fetchall()
 
 
 def _require_lease_of(lease: Lease, account: str, what: str) -> None:
@@ -375,11 +377,11 @@ def _require_lease_of(lease: Lease, account: str, what: str) -> None:
         raise LeaseLost(f"the lease on {lease.name} gives no right to {what}")
 
 
-def _held_transaction(connection: Connection, lease: Lease, hash: str) -> Row:
+def _held_transaction(connection: Connection, lease: Lease, hash: str) -> Row[Any]:
     """Return the transaction's row, locked, with the lease of its account."""
     # The lease first: a commit locks in that order.
     lock_lease(connection, lease)
-    row = connection.execute(_TRANSACTION, {"hash": hash}).fetchone()
+    row = connection.exec_driver_sql(_TRANSACTION, {"hash": hash}).fetchone()
     if row is None:
         raise LedgerError(f"the ledger has no transaction {hash}")
     _require_lease_of(lease, row.account, f"settle transaction {hash} of account {row.account}")
@@ -389,7 +391,7 @@ def _held_transaction(connection: Connection, lease: Lease, hash: str) -> Row:
 def _free_chunks(connection: Connection, account: str, chunks: Sequence[str]) -> Mapping[str, int]:
     """Return the ids of chunks that may be posted by this account now, their rows locked; raise LedgerError for any other."""
     found = _locked(connection, chunks)
-    rows = connection.execute(_ASKED_AND_FREE, {"account": account, "ids": [row.caf_file_id for row in found]})
+    rows = connection.exec_driver_sql(_ASKED_AND_FREE, {"account": account, "ids": [row.caf_file_id for row in found]})
     asked = {row.caf_file_id: row.taken for row in rows}
     states = {row.name: (row.caf_file_id, row.state) for row in found}
     for number, chunk in enumerate(chunks):
@@ -410,9 +412,9 @@ def _free_chunks(connection: Connection, account: str, chunks: Sequence[str]) ->
 
 def _record_starts(connection: Connection, hash: str, starts: Sequence[int]) -> None:
     """Write the start of each post; what waited for them waits no more."""
-    positions = connection.execute(_POSITIONS, {"hash": hash}).scalars()
+    positions = connection.exec_driver_sql(_POSITIONS, {"hash": hash}).scalars().all()
     if len(positions) != len(starts):
         raise LedgerError(f"transaction {hash} has {len(positions)} posts, and {len(starts)} starts were given")
     for position, start in zip(positions, starts, strict=True):
-        connection.execute(_START, {"hash": hash, "position": position, "start": start})
-    connection.execute(_END_INCLUDED, {"hash": hash})
+        connection.exec_driver_sql(_START, {"hash": hash, "position": position, "start": start})
+    connection.exec_driver_sql(_END_INCLUDED, {"hash": hash})

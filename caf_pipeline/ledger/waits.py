@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from caf_pipeline.ledger.database import LedgerPart
+from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Holder, RunWait
 from caf_pipeline.waits import RENEW_SECONDS, Wait
@@ -36,15 +36,15 @@ class RunWaits(LedgerPart):
         To be repeated within 30 s while it waits.
         """
         mine = {**asdict(holder), "source": source}
-        with self._database.transaction() as connection:
-            connection.execute(_REMOVE, mine)
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(_REMOVE, mine)
             for wait in waits:
-                connection.execute(_INSERT, {**mine, **asdict(wait), "seconds": _LIVE_SECONDS})
+                connection.exec_driver_sql(_INSERT, {**mine, **asdict(wait), "seconds": _LIVE_SECONDS})
 
     def waits(self) -> Sequence[RunWait]:
         """Return what live runs wait for, by source and beginning. What a dead process of this machine waited for is left out."""
-        with self._database.transaction() as connection:
-            rows = connection.execute(_LIVE).fetchall()
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql(_LIVE).fetchall()
         return [
             RunWait(row.source, row.run, Wait(row.what, row.ends_by, row.since, row.chunk))
             for row in rows

@@ -348,7 +348,7 @@ class _Adopter:
     def _standing(self) -> Path:
         """Export what the ledger knows of the source's objects, as it is now."""
         standing, context = self._folder / "standing", self._work
-        if context.source in context.ledger.sources():
+        if context.source in context.ledger.lookup.sources():
             export_standing(context, standing)
         else:
             write_whole((), standing, STANDING_SCHEMA)

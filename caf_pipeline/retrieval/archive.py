@@ -43,9 +43,9 @@ class Archive:
             it was closed. TypeError: a name is not text, `as_of` no datetime.
     """
 
-    def __init__(self, ledger: LocationLookups, store: ChunkReader, *closing: Callable[[], object]) -> None:
-        """Read by an open ledger and an open store; `closing` is called when it is closed."""
-        self.ledger = ledger
+    def __init__(self, lookup: LocationLookups, store: ChunkReader, *closing: Callable[[], object]) -> None:
+        """Read by open look-ups of the ledger and an open store; `closing` is called when it is closed."""
+        self.lookup = lookup
         self.store = store
         self._closing = closing
         self._is_closed = False
@@ -73,13 +73,13 @@ class Archive:
             each()
 
     def _require_open(self) -> None:
-        if self._is_closed:  # its ledger and its store would connect anew
+        if self._is_closed:  # its look-ups and its store would connect anew
             raise UsageError("the archive is closed, and reads nothing any more", hint="open another one")
 
     def sources(self) -> Sequence[str]:
         """Return the names of the sources of which something was archived, or planned."""
         self._require_open()
-        return self.ledger.sources()
+        return self.lookup.sources()
 
     def find(self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None) -> Found:
         """Look one object up, always in the ledger: its location, and what reads it.
@@ -92,7 +92,7 @@ class Archive:
         """
         self._require_open()
         _require_text(source, key, "" if version is None else version)
-        return fetch(self.ledger, self.store, source, key, version, as_of=as_of)
+        return fetch(self.lookup, self.store, source, key, version, as_of=as_of)
 
     def open(self, source: str, key: str, version: str | None = None, *, as_of: datetime | None = None) -> io.BufferedReader:
         """Return an object as a binary file that can be sought; what is compared when, its `raw` says (`ObjectFile`).
@@ -144,7 +144,7 @@ class Archive:
         """
         self._require_open()
         _require_text(source)
-        return self._while_open(read_many(self.ledger, self.store, source, wanted))
+        return self._while_open(read_many(self.lookup, self.store, source, wanted))
 
     def _while_open(self, reads: Generator[ObjectRead, None, None]) -> Iterator[ObjectRead]:
         with closing(reads):
@@ -165,11 +165,11 @@ class Archive:
         _require_text(source, prefix)
         require_zone(as_of)  # also where nothing is listed
         empty = True
-        for entry in (list_objects if recursive else list_level)(self.ledger, source, prefix, as_of=as_of):
+        for entry in (list_objects if recursive else list_level)(self.lookup, source, prefix, as_of=as_of):
             empty = False
             yield entry
             self._require_open()
-        if empty and (unknown := no_source(self.ledger, source)):
+        if empty and (unknown := no_source(self.lookup, source)):
             raise unknown
 
 

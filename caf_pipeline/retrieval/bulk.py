@@ -122,7 +122,7 @@ def is_small(one: Location) -> bool:
 
 
 def read_many(
-    ledger: LocationLookups, store: ChunkReader, source: str, wanted: Iterable[Wanted]
+    lookup: LocationLookups, store: ChunkReader, source: str, wanted: Iterable[Wanted]
 ) -> Generator[ObjectRead, None, None]:
     """Yield what comes of each thing that is asked for, in an order that is good for reading; its `number` says which it is.
 
@@ -139,7 +139,7 @@ def read_many(
     """
     if isinstance(wanted, str):  # each of its characters is a key, too
         raise TypeError(f"what is wanted is several keys and ranges, and not one text: [{wanted!r}]")
-    yield from _read(store, _looked_up(ledger, source, wanted))
+    yield from _read(store, _looked_up(lookup, source, wanted))
 
 
 def read_located(store: ChunkReader, locations: Iterable[Location]) -> Iterator[ObjectRead]:
@@ -175,16 +175,16 @@ def _read(store: ChunkReader, requests: Iterable[_Request | ObjectRead]) -> Iter
             yield from done if done is not None else _get(store, request)
 
 
-def _looked_up(ledger: LocationLookups, source: str, wanted: Iterable[Wanted]) -> Iterator[_Request | ObjectRead]:
+def _looked_up(lookup: LocationLookups, source: str, wanted: Iterable[Wanted]) -> Iterator[_Request | ObjectRead]:
     """Look up what is wanted, and yield what to read; what needs no reading is yielded as it is."""
     numbered = enumerate(wanted)
     while some := list(islice(numbered, LOOKUP_KEYS)):
         asked = [(number, *((one, None, None) if isinstance(one, str) else _range(one))) for number, one in some]
-        found = ledger.locate_many(source, {key for _, key, _, _ in asked})
+        found = lookup.locate_many(source, {key for _, key, _, _ in asked})
         parts = list[_Part]()
         for number, key, start, end in asked:
             if (location := found.get(key)) is None:
-                yield ObjectRead(number, key, error=not_located(ledger, source, key))
+                yield ObjectRead(number, key, error=not_located(lookup, source, key))
                 continue
             begin, stop, _ = slice(start, end).indices(location.size_bytes)
             parts.append(_Part(number, location, begin, max(begin, stop)))

@@ -36,20 +36,20 @@ def is_current(location: Location) -> bool:
 
 
 def list_objects(
-    ledger: LocationLookups, source: str, prefix: str = "", *, wanted: Wanted = every, as_of: datetime | None = None
+    lookup: LocationLookups, source: str, prefix: str = "", *, wanted: Wanted = every, as_of: datetime | None = None
 ) -> Iterator[Location]:
     """Yield the object of each key that begins with `prefix`, where it is `wanted`; as of a time, what is known up to it.
 
     A prefix is of whole characters: one that ends inside a character begins no key.
     """
-    pages = _Pages(ledger, source, prefix)
+    pages = _Pages(lookup, source, prefix)
     while keys := pages.next():
-        found = ledger.locate_many(source, keys, as_of=as_of)
+        found = lookup.locate_many(source, keys, as_of=as_of)
         yield from (found[key] for key in keys if key in found and wanted(found[key]))
 
 
 def list_level(
-    ledger: LocationLookups, source: str, prefix: str = "", *, wanted: Wanted = every, as_of: datetime | None = None
+    lookup: LocationLookups, source: str, prefix: str = "", *, wanted: Wanted = every, as_of: datetime | None = None
 ) -> Iterator[Location | str]:
     """Yield what is below `prefix` up to the next '/', as S3 lists with a delimiter: objects, and common prefixes as text.
 
@@ -57,9 +57,9 @@ def list_level(
     """
 
     def found(keys: list[str]) -> dict[str, Location]:
-        return {key: one for key, one in ledger.locate_many(source, keys, as_of=as_of).items() if wanted(one)}
+        return {key: one for key, one in lookup.locate_many(source, keys, as_of=as_of).items() if wanted(one)}
 
-    pages = _Pages(ledger, source, prefix)
+    pages = _Pages(lookup, source, prefix)
     while keys := pages.next():
         groups = [(group, list(members)) for group, members in groupby(keys, lambda key: common_prefix(prefix, key) or key)]
         located = found([members[0] for _, members in groups])
@@ -72,11 +72,11 @@ def list_level(
                     pages.skip(group)
 
 
-def list_versions(ledger: LocationLookups, source: str, entries: Iterable[Location | str]) -> Iterator[Location | str]:
+def list_versions(lookup: LocationLookups, source: str, entries: Iterable[Location | str]) -> Iterator[Location | str]:
     """Yield what `list_level` or `list_objects` yields, and behind each object the older versions of its key, newer first."""
     listed = iter(entries)
     while page := list(islice(listed, PAGE_KEYS)):
-        versions = ledger.locate_versions(source, [entry.row.key for entry in page if isinstance(entry, Location)])
+        versions = lookup.locate_versions(source, [entry.row.key for entry in page if isinstance(entry, Location)])
         for entry in page:
             if isinstance(entry, Location):
                 yield from versions.get(entry.row.key, [entry])
@@ -84,20 +84,20 @@ def list_versions(ledger: LocationLookups, source: str, entries: Iterable[Locati
                 yield entry
 
 
-def list_named_versions(ledger: LocationLookups, source: str, prefix: str = "") -> Iterator[Location]:
+def list_named_versions(lookup: LocationLookups, source: str, prefix: str = "") -> Iterator[Location]:
     """Yield every version of each key below a prefix under its own key, as members of a chunk are named.
 
     An older version of `key` is `key~caf-v-<version>`; `~` is appended while an archived key has that name.
     """
-    listed = list_objects(ledger, source, prefix)
+    listed = list_objects(lookup, source, prefix)
     while page := list(islice(listed, PAGE_KEYS)):
-        versions = ledger.locate_versions(source, [location.row.key for location in page])
+        versions = lookup.locate_versions(source, [location.row.key for location in page])
         older = [location for locations in versions.values() for location in locations[1:]]
         names = [f"{location.row.key}{VERSION_MARK}{location.row.version_id or location.row.etag}" for location in older]
-        taken = set(ledger.locate_many(source, names))
+        taken = set(lookup.locate_many(source, names))
         for number, name in enumerate(names):
             free = name
-            while free in taken or (free != name and ledger.locate(source, free)):
+            while free in taken or (free != name and lookup.locate(source, free)):
                 free += "~"
             taken.add(free)
             names[number] = free
@@ -108,7 +108,7 @@ def list_named_versions(ledger: LocationLookups, source: str, prefix: str = "") 
                 yield replace(location, row=replace(location.row, key=next(named)))
 
 
-def count_not_archived(ledger: LocationLookups, source: str, prefix: str) -> tuple[int, int]:
+def count_not_archived(lookup: LocationLookups, source: str, prefix: str) -> tuple[int, int]:
     """Return how many objects below a prefix are still to be archived, and how many were skipped: what no listing has."""
     try:
         raw = prefix.encode("utf-8", "surrogateescape")  # as names of the operating system are
@@ -116,14 +116,14 @@ def count_not_archived(ledger: LocationLookups, source: str, prefix: str) -> tup
         return 0, 0
     plain = (prefix, _behind(prefix)) if not prefix or is_supported(raw) else _NO_KEYS
     encoded = quote_from_bytes(raw)
-    return ledger.count_not_archived(source, plain, (encoded, _behind(encoded)))
+    return lookup.count_not_archived(source, plain, (encoded, _behind(encoded)))
 
 
 class _Pages:
     """The keys of a source that begin with a prefix, a page at a time."""
 
-    def __init__(self, ledger: LocationLookups, source: str, prefix: str) -> None:
-        self._ledger = ledger
+    def __init__(self, lookup: LocationLookups, source: str, prefix: str) -> None:
+        self._lookup = lookup
         self._source = source
         self._start: str | None = prefix if not prefix or can_be_stored(prefix) else None
         self._end = _behind(prefix)
@@ -132,7 +132,7 @@ class _Pages:
         """Return the next keys, none at the end."""
         if self._start is None:
             return []
-        keys = list(self._ledger.archived_keys(self._source, self._start, self._end, PAGE_KEYS))
+        keys = list(self._lookup.archived_keys(self._source, self._start, self._end, PAGE_KEYS))
         if keys:
             self._start = f"{keys[-1]}\x01"  # the least text behind a key: no key has a NUL
         return keys

@@ -192,7 +192,7 @@ class LogSearch:
 
     # --- which objects ---------------------------------------------------------------------------------------------
 
-    def search(self, ledger: LocationLookups, store: ChunkReader, source: str, prefix: str) -> Iterator[SearchedLog]:
+    def search(self, lookup: LocationLookups, store: ChunkReader, source: str, prefix: str) -> Iterator[SearchedLog]:
         """Yield what comes of each log below a prefix that may have records of the period, in the order of the keys.
 
         Several are fetched and searched at once. The matches of one are to be taken before the next is asked for.
@@ -201,18 +201,18 @@ class LogSearch:
             LedgerUnreachable, LedgerError. All else is an error of the object that it is about.
         """
         threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
-        picked = self._picked(ledger, source, prefix)
+        picked = self._picked(lookup, source, prefix)
         with closing(side_by_side(picked, partial(self._begin, store), threads)) as begun:
             for log in begun:
                 if log is not None:
                     yield log
 
-    def _picked(self, ledger: LocationLookups, source: str, prefix: str) -> Iterator[tuple[Location, bool]]:
+    def _picked(self, lookup: LocationLookups, source: str, prefix: str) -> Iterator[tuple[Location, bool]]:
         """Yield the objects that are, or may be, logs of the period, and whether they are known to be."""
-        listed = list_objects(ledger, source, prefix)
+        listed = list_objects(lookup, source, prefix)
         while page := list(islice(listed, PAGE_KEYS)):
-            recorded = ledger.chunks_with_log_times({one.chunk for one in page})
-            times = ledger.log_times(page)
+            recorded = lookup.chunks_with_log_times({one.chunk for one in page})
+            times = lookup.log_times(page)
             self.listed += len(page)
             for number, one in enumerate(page):
                 if one.parts or one.chunk not in recorded:

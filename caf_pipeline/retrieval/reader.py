@@ -109,7 +109,7 @@ class Found:
 
 
 def fetch(
-    ledger: LocationLookups,
+    lookup: LocationLookups,
     store: ChunkReader,
     source: str,
     key: str,
@@ -135,20 +135,20 @@ def fetch(
     """
     if object_version is not None and as_of:
         raise UsageError("a version and a time exclude each other", hint="give one of them")
-    location = ledger.locate(source, key, object_version, as_of=as_of)
+    location = lookup.locate(source, key, object_version, as_of=as_of)
     if location is None:
-        raise not_located(ledger, source, key, object_version, as_of=as_of)
+        raise not_located(lookup, source, key, object_version, as_of=as_of)
     return Found(location, store, folder)
 
 
 def not_located(
-    ledger: LocationLookups, source: str, key: str, object_version: str | None = None, *, as_of: datetime | None = None
+    lookup: LocationLookups, source: str, key: str, object_version: str | None = None, *, as_of: datetime | None = None
 ) -> NotLocated:
     """Return the error of a key, or of a version of one, that has no location: it says what is known of it."""
-    known = ledger.not_archived(source, key)
+    known = lookup.not_archived(source, key)
     of_version = [one for one in known if one.object_version == object_version]
     asked = object_version is not None or as_of
-    versions, count = ledger.versions(source, key, VERSIONS_NAMED) if asked else ([], 0)
+    versions, count = lookup.versions(source, key, VERSIONS_NAMED) if asked else ([], 0)
     if versions and not of_version:
         named = ", ".join(f"{each.object_version} ({each.last_modified:{_TIME}})" for each in versions)
         more = f" and {count - len(versions):,} older" if count > len(versions) else ""
@@ -159,7 +159,7 @@ def not_located(
     what = f"'{key}' of source {source}" + (f", version '{object_version}'," if of_version else "")
     if known:
         return _why(min(of_version or known, key=_order), what, source)
-    return no_source(ledger, source) or NotLocated(
+    return no_source(lookup, source) or NotLocated(
         f"{what} is not archived", hint="no inventory that was planned had it, or a filter leaves it out: see 'caf status'"
     )
 
@@ -171,9 +171,9 @@ def _shown(moment: datetime) -> str:
         return moment.isoformat(" ")
 
 
-def no_source(ledger: LocationLookups, source: str) -> NotLocated | None:
+def no_source(lookup: LocationLookups, source: str) -> NotLocated | None:
     """Return the error of a source that the ledger does not know; None where it does."""
-    if source in (sources := ledger.sources()):
+    if source in (sources := lookup.sources()):
         return None
     return NotLocated(f"the ledger has no source '{source}'", hint=f"it has {', '.join(sources) or 'none'}")
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from caf_pipeline.errors import IntegrityError, StoreError
 from caf_pipeline.inventory.headers import ObjectHeaders
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.bulk import ObjectRead, is_small, read_located
 from caf_pipeline.retrieval.holders import holders_of
@@ -35,10 +35,10 @@ read."""
 class RestoreBucket:
     """A `RestoreTarget`: each object appears when its bytes were compared, both here and by S3."""
 
-    def __init__(self, bucket: ObjectTarget, store: ChunkReader, ledger: Ledger, *, force: bool, dry_run: bool) -> None:
+    def __init__(self, bucket: ObjectTarget, store: ChunkReader, lookup: LocationLookups, *, force: bool, dry_run: bool) -> None:
         self._bucket = bucket
         self._store = store
-        self._ledger = ledger
+        self._lookup = lookup
         self._force = force
         self._dry_run = dry_run
 
@@ -54,7 +54,7 @@ class RestoreBucket:
         """
         locations = iter(listed)
         while some := list(islice(locations, OBJECTS_AT_ONCE)):
-            headers = self._ledger.header_sets({one.row.header_set for one in some if one.row.header_set})
+            headers = self._lookup.header_sets({one.row.header_set for one in some if one.row.header_set})
             first = some[0].row.key
             there = self._bucket.keys_between(first, some[-1].row.key)
             new = list[tuple[Location, ObjectHeaders | None]]()

@@ -75,7 +75,7 @@ def _fetch_members(context: RunContext, chunk: Chunk, members: int) -> FetchedMe
             if chunk.part:
                 found = Found(Location(row, chunk.name, posting_of(chunk)), context.store)
             else:
-                found = fetch(context.ledger, context.store, context.source, row.key, row.object_version)
+                found = fetch(context.ledger.lookup, context.store, context.source, row.key, row.object_version)
             found.compare()
         except CafError as error:
             if not error.permanent:

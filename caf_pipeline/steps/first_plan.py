@@ -60,7 +60,7 @@ def _known(context: RunContext) -> Mapping[str, str]:
 
 def _refusal(context: RunContext, files: Mapping[str | None, ArchiveFiles]) -> StoredAlready:
     source, total = context.source, sum(archive.count for archive in files.values())
-    others = {*context.ledger.sources(), *context.settings.sources} - {source}
+    others = {*context.ledger.lookup.sources(), *context.settings.sources} - {source}
     same_place = sorted(name for name in others if archive_id_of(name, context.address) in files)
     if context.archive_id in files:
         whose = f"{files[context.archive_id].count:,} of them of this source"

@@ -217,7 +217,7 @@ def _snapshot_path(context: RunContext, moment: datetime) -> Path:
 
 def _refuse_superseded(context: RunContext, report: InventoryReport, name: str) -> None:
     whole = (b"", None)
-    if context.source not in context.ledger.sources():  # a preview of a source that was never planned
+    if context.source not in context.ledger.lookup.sources():  # a preview of a source that was never planned
         return
     if whole in context.ledger.later_inventories(InventoryRecord(context.source, name, report.taken_at, *whole)):
         raise ReportRefused(

@@ -206,7 +206,7 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
     Raises:
         IntegrityError: the snapshot is damaged. StagingError: there is no room for temporary files.
     """
-    known = context.source in context.ledger.sources()
+    known = context.source in context.ledger.lookup.sources()
     with planning.temporary_folder(context) as folder, reading(snapshot.path):
         filters = planning.filters_of(context, snapshot)
         (standing, _), identified = planning.identify_objects(context, snapshot, folder, known=known, filters=filters)

@@ -86,15 +86,15 @@ class DirectoryReader(ChunkReader):
     name = "directory"
     required_copies = 1
 
-    def __init__(self, folder: Path, ledger: FolderLedger | None = None) -> None:
+    def __init__(self, folder: Path, recorded_id: Callable[[], str | None] = lambda: None) -> None:
         """Open the folder.
 
         Args:
             folder: where it is.
-            ledger: knows which folder has the chunks.
+            recorded_id: returns the id of the folder that has the chunks, None if the ledger has no id.
         """
         self.folder = folder
-        self._ledger = ledger or NoLedger()
+        self._recorded_id = recorded_id
         self._id = ""  # once the folder was seen with the id that the ledger knows
         self._chunks = folder / "chunks"
         self._posts = folder / "posts"
@@ -104,7 +104,7 @@ class DirectoryReader(ChunkReader):
         marker = self._read_marker()
         if self._id and marker == self._id:
             return
-        recorded = self._ledger.folder_store()
+        recorded = self._recorded_id()
         if recorded is None:
             return
         if marker != recorded:
@@ -206,6 +206,11 @@ class DirectoryStore(DirectoryReader, ChunkStore):
     """
 
     proof_type = 3  # the shorter root, and the faster one
+
+    def __init__(self, folder: Path, ledger: FolderLedger | None = None) -> None:
+        """Open the folder. `ledger` knows which folder has the chunks."""
+        self._ledger = ledger or NoLedger()
+        super().__init__(folder, self._ledger.folder_store)
 
     def bind(self) -> None:
         """Write an id into the folder if it has none, and record the id in the ledger.

@@ -27,6 +27,7 @@ from caf_pipeline.steps import chunk_steps
 from caf_pipeline.steps.conditions import Condition, ConditionKind, find_conditions
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.free_ports import free_port
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
 
@@ -229,7 +230,7 @@ def test_a_ledger_that_is_away_is_told_once_ends_nothing_else_and_so_is_its_end(
 
 def test_damaged_chunks_and_failed_checks_of_other_runs_are_told(parked, webhook):
     pipeline, _ = parked
-    with pipeline.ledger._database.transaction() as connection:
+    with connected(pipeline.ledger.database) as connection:
         set_state(connection, "damaged")
     for name, passed in (("storage_plan_lasts", False), ("plan_accounts_for_inventory", True)):
         failed = AssetCheckEvaluation(
@@ -341,7 +342,7 @@ def test_where_nobody_is_named_the_checks_still_tell(parked):
 
 
 def age(pipeline, **changes: str) -> None:
-    with pipeline.ledger._database.transaction() as connection:
+    with connected(pipeline.ledger.database) as connection:
         for table, change in changes.items():
             connection.execute(f"UPDATE {table} SET {change}")
 

@@ -25,6 +25,7 @@ from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.conditions import ConditionKind, find_conditions
 from caf_pipeline.steps.notices import drain_queue, look_at_noticed
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, plan
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
@@ -133,7 +134,7 @@ def test_what_is_put_and_deleted_becomes_a_plan_of_the_part_of_the_bucket_that_h
     queue.bucket.delete("new/c")
     (request,) = queue.tick(tick.cursor).run_requests
     queue.plan(request)
-    assert queue.context.ledger.locate(SOURCE, "new/c").status == "gone"
+    assert queue.context.ledger.lookup.locate(SOURCE, "new/c").status == "gone"
     tick = queue.tick()
     assert (tick.run_requests, tick.skip_message) == ([], "Nothing new: no event names a key that is to be looked for.")
 
@@ -211,7 +212,7 @@ def test_a_key_that_is_written_all_the_time_waits_since_its_last_listing_and_not
     queue.bucket.put("k", b"1")
     queue.send("k", sequencer="0A")
     queue.drain()
-    with queue.context.ledger._database.transaction() as connection:
+    with connected(queue.context.ledger.database) as connection:
         connection.execute("UPDATE noticed_keys SET noticed_at = now() - interval '3 days'")
     snapshot = inventories.take_inventory(queue.context)
     queue.send("k", sequencer="0B")
@@ -416,17 +417,17 @@ def test_without_its_queue_what_is_noticed_is_planned_all_the_same_and_the_queue
         return [one.kind for one in find_conditions(progress, its, AlertSettings(), paused=False, on_jackal=False)]
 
     assert found() == []
-    with queue.context.ledger._database.transaction() as connection:
+    with connected(queue.context.ledger.database) as connection:
         connection.execute("UPDATE queue_reads SET read_at = now() - interval '3 days'")
     assert found() == [ConditionKind.QUEUE_UNREAD]
     drain_queue(queue.context, queue.queue, enough=lambda: True)  # no time was left to ask it
     assert found() == [ConditionKind.QUEUE_UNREAD]
-    with queue.context.ledger._database.transaction() as connection:
+    with connected(queue.context.ledger.database) as connection:
         connection.execute("DELETE FROM queue_reads")
     assert found() == []  # of a queue that was never to be read
     with pytest.raises(SourceError):
         drain_queue(queue.context, queue.queue, enough=lambda: False)
-    with queue.context.ledger._database.transaction() as connection:
+    with connected(queue.context.ledger.database) as connection:
         connection.execute("UPDATE queue_reads SET read_at = now() - interval '3 days'")
     assert found() == [ConditionKind.QUEUE_UNREAD]  # of one that was to be read and never could be
 
@@ -443,7 +444,7 @@ def test_an_object_that_comes_back_from_cold_storage_is_planned_at_once(queue):
     queue.bucket.put("denied", b"2")
     queue.plan()
     reasons = {"cold": SkipReason.COLD_STORAGE, "denied": SkipReason.ACCESS_DENIED}
-    with queue.context.ledger._database.transaction() as connection:
+    with connected(queue.context.ledger.database) as connection:
         connection.execute("DELETE FROM claims")
     listed = inventories.take_inventory(queue.context, to_plan=False)
     queue.context.ledger.record_skips(SOURCE, [Skip.of(obj, reasons[obj.key.decode()], "") for obj in read_objects(listed.path)])

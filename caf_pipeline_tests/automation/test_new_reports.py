@@ -11,6 +11,7 @@ from caf_pipeline.steps import inventories, planning
 from caf_pipeline_tests.automation.test_sensors import SOURCE, start_run
 from caf_pipeline_tests.automation.test_ticks import with_source
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.s3_server import make_bucket
 from caf_pipeline_tests.support.ticks import evaluate_tick
 
@@ -162,7 +163,7 @@ def test_a_report_that_was_planned_is_planned_again_where_the_ledger_was_restore
     pipeline, reports = reported
     name = reports.write(YESTERDAY)
     assert execute(pipeline, tick(pipeline)[1]).success
-    with pipeline.ledger._database.transaction() as connection:
+    with connected(pipeline.ledger.database) as connection:
         connection.execute("DELETE FROM inventories")
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
     assert tick(pipeline)[0] == name

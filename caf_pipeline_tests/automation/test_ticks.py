@@ -24,6 +24,7 @@ from caf_pipeline_tests.automation.test_sensors import SOURCE, fail_run
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.jackal_network import jackal_settings
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
@@ -53,7 +54,7 @@ def with_source(pipeline, **changes):
 
 def plan_chunks(pipeline, source: str, count: int, *, state: str = "planned") -> None:
     """Write a plan of so many chunks into the ledger, as far as a look at it goes."""
-    with pipeline.ledger._database.transaction() as connection:
+    with connected(pipeline.ledger.database) as connection:
         connection.execute(
             (
                 "INSERT INTO sources (name, archive_id, address) VALUES (%(source)s, %(source)s, %(address)s)"
@@ -190,7 +191,7 @@ def test_the_ledger_finds_chunks_with_work_and_the_last_located_one_by_an_index(
     plan_chunks(pipeline, SOURCE, 20_000, state="located")
     plan_chunks(pipeline, SOURCE, 20_000)
     facts = {"sources": [SOURCE], "after": [0], "limit": PAGE, "prefix": chunk_lease("")}
-    with pipeline.ledger._database.transaction() as connection:
+    with connected(pipeline.ledger.database) as connection:
         connection.execute("ANALYZE caf_files")
         for statement, index in (
             (launchable._LAUNCHABLE, "caf_files_under_way"),

@@ -22,6 +22,7 @@ from caf_pipeline_tests.support.command_line import CommandLine, archive_source,
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, new_wallet, wallet_with_space, with_wallet
 from caf_pipeline_tests.support.jackal_network import ADDRESS, WORDS
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.roles import granted_roles
 
 pytest_plugins = ["caf_pipeline_tests.support.jackal_network"]
@@ -263,7 +264,7 @@ def test_files_are_named_at_providers_that_have_them_and_at_no_other(archived, n
 @pytest.mark.thorough
 def test_a_chunk_that_the_chain_does_not_list_is_missing(archived, ledger, database):
 
-    with database.transaction() as connection:
+    with connected(database) as connection:
         chunk = "(SELECT caf_file_id FROM caf_files WHERE number = 1)"
         connection.execute(f"UPDATE chunk_copies SET start = start + 1 WHERE caf_file_id = {chunk}")
     done = archived("jackal", "files", "src", "--json")

@@ -19,6 +19,7 @@ from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.command_line import archive_source, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.s3_server import make_bucket
 
 pytestmark = pytest.mark.skipif(
@@ -120,7 +121,7 @@ def test_providers_that_lie_spoil_no_search(caf, network):
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:
-            row = ledger.locate("src", "logs/23").row
+            row = ledger.lookup.locate("src", "logs/23").row
     for number in range(len(network.provider_addresses)):
         network.misbehave(provider=number, flip_byte=row.start_byte + 500)
     done = caf("logs", "search", "src", "logs/2", "n: 50", "--json")
@@ -132,7 +133,7 @@ def test_providers_that_lie_spoil_no_search(caf, network):
 
 def test_headers_of_logs_without_recorded_times_are_read(caf):
     def record(value):
-        with caf.surroundings(), opened_ledger(load_settings()) as ledger, ledger._database.transaction() as connection:
+        with caf.surroundings(), opened_ledger(load_settings()) as ledger, connected(ledger.database) as connection:
             connection.execute("UPDATE caf_files SET has_log_times = %(value)s", {"value": value})
 
     record(False)

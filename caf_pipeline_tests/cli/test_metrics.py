@@ -14,6 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from caf_pipeline.cli.metrics import render
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.postgres import connected
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +39,7 @@ def samples(page: str) -> dict[tuple[str, ...], float]:
 
 
 def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
-    with ledger._database.transaction() as connection:
+    with connected(ledger.database) as connection:
         first = "(SELECT min(caf_file_id) FROM caf_files)"
         set_state(connection, "packing", f"caf_file_id = {first}")
         connection.execute(f"UPDATE caf_files SET attempts = 4 WHERE caf_file_id = {first}")
@@ -91,11 +92,11 @@ def test_it_is_served_until_it_is_interrupted_and_says_when_the_database_is_away
     with urllib.request.urlopen(scrape) as answer:
         assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
         assert samples(answer.read().decode()) == samples(caf("metrics").out.decode())
-    with ledger._database.transaction() as connection:
+    with connected(ledger.database) as connection:
         connection.execute("ALTER TABLE sources RENAME TO hidden")
     with pytest.raises(urllib.error.HTTPError, match="503"):
         urllib.request.urlopen(address)
-    with ledger._database.transaction() as connection:
+    with connected(ledger.database) as connection:
         connection.execute("ALTER TABLE hidden RENAME TO sources")
     with urllib.request.urlopen(address) as answer:
         assert answer.status == 200

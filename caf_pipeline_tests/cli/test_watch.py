@@ -12,6 +12,7 @@ import pytest
 from caf_pipeline.cli import watch
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
+from caf_pipeline_tests.support.postgres import connected
 
 MIB = 1 << 20
 
@@ -26,18 +27,18 @@ def caf(tmp_path, database_url, s3_server, new_bucket):
 
 
 def change(ledger, statement, **facts):
-    with ledger._database.transaction() as connection:
+    with connected(ledger.database) as connection:
         connection.execute(statement, facts)
 
 
 def locate(ledger, minutes_ago):
     """Let chunks have been located so long ago, and the others be planned."""
     names = sorted(chunk.name for chunk in ledger.chunks("src"))
-    with ledger._database.transaction() as connection:
+    with connected(ledger.database) as connection:
         set_state(connection, "planned")
     change(ledger, "UPDATE caf_files SET located_at = NULL")
     for name, minutes in zip(names, minutes_ago, strict=False):
-        with ledger._database.transaction() as connection:
+        with connected(ledger.database) as connection:
             set_state(connection, "located", f"name = '{name}'")
         statement = "UPDATE caf_files SET located_at = now() - %(m)s * interval '1 minute' WHERE name = %(name)s"
         change(ledger, statement, m=minutes, name=name)
@@ -66,7 +67,7 @@ def test_the_rate_is_that_of_what_was_located_within_the_hour_and_none_before_tw
 def test_a_chunk_that_is_damaged_does_not_pass_for_one_that_is_well(caf, ledger):
     archive_source(caf)
     assert "src: 5 of 5 chunks located; " in watch._line(ledger.progress(["src"])[0])
-    with ledger._database.transaction() as connection:
+    with connected(ledger.database) as connection:
         set_state(connection, "damaged", "caf_file_id = (SELECT max(caf_file_id) FROM caf_files)")
     assert "src: 5 of 5 chunks located (1 of them damaged since); " in watch._line(ledger.progress(["src"])[0])
 

@@ -50,6 +50,7 @@ from caf_pipeline.ledger.records import (
     plan_lease,
 )
 from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
+from caf_pipeline_tests.support.postgres import connected
 
 SOURCE = "src"
 ROOT = b"\x01" * 32
@@ -166,7 +167,7 @@ def claimed(ledger: Any, chunk: str, *, modified: datetime = EARLY) -> list[Loca
     """Return a row for each object that the chunk claims."""
     query = """SELECT file_path, object_version(version_id, claims.etag, size_bytes, rewritten_at)
         FROM claims JOIN caf_files USING (caf_file_id) WHERE caf_files.name = %(chunk)s ORDER BY 1"""
-    with ledger.database.reading() as connection:
+    with connected(ledger.database) as connection:
         rows = connection.execute(query, {"chunk": chunk}).fetchall()
     return [location(key, modified=modified, version=version) for key, version in rows]
 
@@ -347,7 +348,7 @@ class LedgerContract:
         register_plan(ledger, plan_record(), [planned(1, ["a"])], claims((1, "a")))
         with pytest.raises(LedgerError, match="s3://b/"):
             ledger.register_source(SOURCE, "id", "s3://b/")
-        assert ledger.sources() == [SOURCE]
+        assert ledger.lookup.sources() == [SOURCE]
         assert ledger.addresses() == {"id": "s3://a/"}
 
     def test_a_source_of_which_nothing_was_stored_is_removed(self, ledger):
@@ -360,7 +361,7 @@ class LedgerContract:
         removable = ledger.removable(SOURCE)
         assert (removable.address, removable.plans, removable.chunks) == (f"s3://{SOURCE}", 1, 4)
         remove(ledger)
-        assert ledger.sources() == ["another"]
+        assert ledger.lookup.sources() == ["another"]
         assert [chunk.name for chunk in ledger.chunks()] == [kept]
         with pytest.raises(NotLocated):
             ledger.removable(SOURCE)
@@ -415,7 +416,7 @@ class LedgerContract:
             remove(ledger)
         ledger.end_rebuild(SOURCE)
         remove(ledger)
-        assert ledger.sources() == []
+        assert ledger.lookup.sources() == []
 
     def test_a_removal_without_its_lease_removes_nothing(self, ledger):
         register(ledger, ["a"])
@@ -423,7 +424,7 @@ class LedgerContract:
             pass
         with pytest.raises(LeaseLost):
             ledger.remove_source(lease, SOURCE)
-        assert ledger.sources() == [SOURCE]
+        assert ledger.lookup.sources() == [SOURCE]
 
     def test_a_registered_plan_is_found_by_its_hash_and_its_short_name(self, ledger):
         ledger.register_source(SOURCE, "id", "s3://a/")
@@ -464,7 +465,7 @@ class LedgerContract:
     def test_the_same_key_in_another_source_is_another_object(self, ledger):
         archive(ledger, ["a"])
         archive(ledger, ["a"], source="other")
-        assert ledger.sources() == ["other", SOURCE]
+        assert ledger.lookup.sources() == ["other", SOURCE]
 
     def test_a_withdrawn_chunk_frees_its_objects(self, ledger):
         (chunk,) = register(ledger, ["a"])
@@ -619,7 +620,7 @@ class LedgerContract:
     def test_odd_keys_are_located_byte_for_byte(self, ledger):
         chunk = archive(ledger, ODD_KEYS)
         for key in ODD_KEYS:
-            found = ledger.locate(SOURCE, key)
+            found = ledger.lookup.locate(SOURCE, key)
             assert (found.row, found.chunk, found.posting) == (location(key), chunk, POSTING)
 
     def test_a_seal_with_too_few_rows_writes_nothing(self, ledger):
@@ -649,12 +650,12 @@ class LedgerContract:
         (chunk,) = register(ledger, ["a"])
         bring_to(ledger, chunk, ChunkState.VERIFIED)
         assert pending(ledger, chunk) == 1
-        assert ledger.locate(SOURCE, "a") is None
+        assert ledger.lookup.locate(SOURCE, "a") is None
         assert (ledger.located_versions(SOURCE, ["a"]), located(ledger, tmp_path / "located.parquet")) == ([], [])
         with ledger.lease(f"chunk/{chunk}", holder()) as lease:
             assert ledger.load_locations(lease, chunk) == 1
         assert pending(ledger, chunk) == 0
-        assert ledger.locate(SOURCE, "a").chunk == chunk
+        assert ledger.lookup.locate(SOURCE, "a").chunk == chunk
 
     @pytest.mark.parametrize(
         "states",
@@ -672,10 +673,10 @@ class LedgerContract:
         end(ledger, chunk, ChunkState.PACKING)
         with ledger.lease(f"chunk/{chunk}", holder()) as lease:
             ledger.seal(lease, chunk, seal_facts(1), [], [], rows=lambda: batches([location("log")]), logs=[LogTimes(0, 1, 2)])
-        assert (pending(ledger, chunk), ledger.chunks_with_log_times([chunk])) == (1, {chunk})
+        assert (pending(ledger, chunk), ledger.lookup.chunks_with_log_times([chunk])) == (1, {chunk})
         end(ledger, chunk, *states)
         assert (pending(ledger, chunk), pending(ledger, other)) == (0, 1)
-        assert ledger.chunks_with_log_times([chunk]) == set()
+        assert ledger.lookup.chunks_with_log_times([chunk]) == set()
 
     def test_an_abandoned_chunk_has_no_pending_rows(self, ledger):
         (chunk,) = register(ledger, ["a"])
@@ -696,13 +697,13 @@ class LedgerContract:
         for keys in (["a", "b"], ["c"]):
             (chunk,) = register(ledger, keys)
             bring_to(ledger, chunk, ChunkState.LOCATED, headers=headers)
-        assert {ledger.locate(SOURCE, key).row.header_set for key in "abc"} == {headers.id}
+        assert {ledger.lookup.locate(SOURCE, key).row.header_set for key in "abc"} == {headers.id}
         assert [version.header_set for version in ledger.located_versions(SOURCE, ["a"])] == [headers.id]
-        assert ledger.header_sets([headers.id, bytes(16)]) == {headers.id: headers}
+        assert ledger.lookup.header_sets([headers.id, bytes(16)]) == {headers.id: headers}
 
     def test_headers_that_are_not_known_have_no_set(self, ledger):
         archive(ledger, ["a"])
-        assert ledger.locate(SOURCE, "a").row.header_set is None
+        assert ledger.lookup.locate(SOURCE, "a").row.header_set is None
 
     def test_the_newest_object_is_current_in_whatever_order_chunks_are_loaded(self, ledger):
         ledger.register_source(SOURCE, "id", "s3://a/")
@@ -711,12 +712,12 @@ class LedgerContract:
             name = f"src-{plan.name}-00001"
             register_plan(ledger, plan, [planned(1, ["a"])], claims((1, "a"), version=version))
             bring_to(ledger, name, ChunkState.LOCATED, modified=EARLY + timedelta(days=day))
-        assert ledger.locate(SOURCE, "a").row.object_version == "v3"
-        assert ledger.locate(SOURCE, "a", "v1").row.object_version == "v1"
-        assert ledger.locate(SOURCE, "a", "v4") is None
-        assert [row.object_version for row in ledger.versions(SOURCE, "a", 2)[0]] == ["v3", "v2"]
-        assert ledger.versions(SOURCE, "a", 2)[1] == 3
-        assert ledger.versions(SOURCE, "b", 2) == ([], 0)
+        assert ledger.lookup.locate(SOURCE, "a").row.object_version == "v3"
+        assert ledger.lookup.locate(SOURCE, "a", "v1").row.object_version == "v1"
+        assert ledger.lookup.locate(SOURCE, "a", "v4") is None
+        assert [row.object_version for row in ledger.lookup.versions(SOURCE, "a", 2)[0]] == ["v3", "v2"]
+        assert ledger.lookup.versions(SOURCE, "a", 2)[1] == 3
+        assert ledger.lookup.versions(SOURCE, "b", 2) == ([], 0)
 
     def test_of_two_objects_modified_at_once_the_later_chunk_wins(self, ledger):
         ledger.register_source(SOURCE, "id", "s3://src")
@@ -726,12 +727,12 @@ class LedgerContract:
         register_plan(ledger, plan, [planned(number, ["a"]) for number in (1, 2)], claimed)
         for name in reversed(names):
             bring_to(ledger, name, ChunkState.LOCATED)
-        assert ledger.locate(SOURCE, "a").chunk == names[1]
+        assert ledger.lookup.locate(SOURCE, "a").chunk == names[1]
 
     def test_nothing_is_located_of_a_key_that_cannot_be_a_key(self, ledger):
         archive(ledger, ["a"])
         for key in ["", "a\0", "\ud800", "k" * 1025]:
-            assert ledger.locate(SOURCE, key) is None
+            assert ledger.lookup.locate(SOURCE, key) is None
 
     def test_of_many_keys_at_once_each_is_told_as_alone(self, ledger):
         first, second = archive(ledger, ["a", "b", "gone"]), archive(ledger, ["c", *ODD_KEYS])
@@ -741,15 +742,15 @@ class LedgerContract:
         stated = [CurrentException(*one) for one in (("gone", later, None), ("b", later, "newer"), ("c", later, VERSION))]
         ledger.record_planned(InventoryRecord(SOURCE, "src-20240102T000000000000Z", later), stated)
         keys = ["a", "b", "c", "gone", "expired", "never", "", "\ud800", "a", *ODD_KEYS]
-        found = ledger.locate_many(SOURCE, keys)
-        assert found == {key: ledger.locate(SOURCE, key) for key in keys if ledger.locate(SOURCE, key)}
+        found = ledger.lookup.locate_many(SOURCE, keys)
+        assert found == {key: ledger.lookup.locate(SOURCE, key) for key in keys if ledger.lookup.locate(SOURCE, key)}
         assert {key: one.chunk for key, one in found.items()} == (
             dict.fromkeys(["a", "b", "gone"], first) | dict.fromkeys(["c", *ODD_KEYS], second)
         )
         assert {key for key, one in found.items() if not one.currency.is_current} == {"b", "gone"}
         assert found["b"].currency.state == "planned"
         assert found["gone"].currency.gone_at == later
-        assert ledger.locate_many("another", keys) == ledger.locate_many(SOURCE, []) == {}
+        assert ledger.lookup.locate_many("another", keys) == ledger.lookup.locate_many(SOURCE, []) == {}
 
     @pytest.mark.parametrize(
         "states", [[ChunkState.EXPIRED], [ChunkState.DAMAGED, ChunkState.EXPIRED], [ChunkState.DAMAGED, ChunkState.WITHDRAWN]]
@@ -757,16 +758,16 @@ class LedgerContract:
     def test_objects_of_a_chunk_out_of_good_standing_are_archived_again(self, ledger, states):
         old = archive(ledger, ["a", "b"])
         end(ledger, old, *states)
-        assert ledger.locate(SOURCE, "a") is None
+        assert ledger.lookup.locate(SOURCE, "a") is None
         new = archive(ledger, ["a", "c"])
-        assert ledger.locate(SOURCE, "a").chunk == new
-        assert ledger.locate(SOURCE, "b") is None
+        assert ledger.lookup.locate(SOURCE, "a").chunk == new
+        assert ledger.lookup.locate(SOURCE, "b") is None
         assert ledger.account(SOURCE).located_objects == 2
 
     def test_a_damaged_chunk_still_counts(self, ledger):
         chunk = archive(ledger, ["a"])
         end(ledger, chunk, ChunkState.DAMAGED)
-        assert ledger.locate(SOURCE, "a").chunk == chunk
+        assert ledger.lookup.locate(SOURCE, "a").chunk == chunk
         assert settled(ledger, [("a", VERSION)]) == {("a", VERSION)}
 
     def test_of_a_key_that_is_not_located_it_is_known_what_became_of_it(self, ledger):
@@ -777,18 +778,18 @@ class LedgerContract:
         (chunk,) = register(ledger, ["claimed", "lost"], skips=skips)
 
         def known(key):
-            return sorted((one.chunk or "", str(one.state), one.detail) for one in ledger.not_archived(SOURCE, key))
+            return sorted((one.chunk or "", str(one.state), one.detail) for one in ledger.lookup.not_archived(SOURCE, key))
 
         assert known("claimed") == [(chunk, "planned", "")]
         assert known("lost") == sorted([(chunk, "planned", ""), (lost, "expired", "")])
         assert (known("kept"), known("again")) == ([(lost, "expired", "")], [])
         assert known("skipped") == [("", "cold_storage", "as S3 said")]
         assert known("a\udcffb") == [("", "unsupported_key", "as S3 said")]
-        assert ledger.not_archived(SOURCE, "a\udcffb")[0].retry_at is None
-        assert ledger.not_archived(SOURCE, "skipped")[0].retry_at > EARLY
+        assert ledger.lookup.not_archived(SOURCE, "a\udcffb")[0].retry_at is None
+        assert ledger.lookup.not_archived(SOURCE, "skipped")[0].retry_at > EARLY
         for key in ("never", "", "a\0", "\ud800"):
             assert known(key) == []
-        assert ledger.not_archived("another", "lost") == []
+        assert ledger.lookup.not_archived("another", "lost") == []
 
     # --- skips ---
 
@@ -1026,7 +1027,7 @@ class LedgerContract:
                 end(ledger, chunk, ChunkState.LOCATED)
         look(ledger, chunk, CopyCheck(Copy("provider", "proof"), 3))
         end(ledger, chunk, ChunkState.LOCATED)
-        assert ledger.locate(SOURCE, "a").chunk == chunk
+        assert ledger.lookup.locate(SOURCE, "a").chunk == chunk
 
     def test_a_damaged_chunk_posted_again_is_read_from_its_new_place(self, ledger):
         chunk = archive(ledger, ["a"])
@@ -1034,7 +1035,7 @@ class LedgerContract:
         again = replace(POSTING, start=99)
         with ledger.lease(f"chunk/{chunk}", holder()) as lease:
             ledger.record_repost(lease, chunk, again)
-        assert ledger.locate(SOURCE, "a").posting == again
+        assert ledger.lookup.locate(SOURCE, "a").posting == again
         assert [copy.listed for copy in ledger.known_copies(chunk)] == [False]
 
     def test_other_bytes_do_not_repair_a_chunk(self, ledger):
@@ -1195,7 +1196,7 @@ class LedgerContract:
         assert (chunk.merkle_root, chunk.owner, chunk.start, chunk.proof_type) == (ROOT, "jkl1owner", 1, 3)
         assert (chunk.object_count, chunk.member_count, chunk.skipped_count, chunk.released_count) == (3, 2, 1, 0)
         assert chunk.samples == tuple(seal_facts(2).samples)
-        assert ledger.locate(SOURCE, "a").row == location("a")
+        assert ledger.lookup.locate(SOURCE, "a").row == location("a")
         assert [copy.provider for copy in ledger.known_copies(chunk.name)] == ["p"]
         assert settled(ledger, [(key, VERSION) for key in "abcd"]) == {(key, VERSION) for key in "abc"}
         assert ledger.account(SOURCE).located_objects == 2
@@ -1235,7 +1236,7 @@ class LedgerContract:
         with pytest.raises(LedgerError, match="located"):
             restore(ledger, replace(restored(1, ["b"]), name=chunk), batches([location("b")]), [])
         assert ledger.chunk(chunk) == before
-        assert ledger.locate(SOURCE, "b") is None
+        assert ledger.lookup.locate(SOURCE, "b") is None
 
     @pytest.mark.parametrize("keys", [["a"], ["a", "b", "c"], ["a", "a"]])
     def test_rows_that_are_not_the_members_restore_nothing(self, ledger, keys):
@@ -1255,18 +1256,18 @@ class LedgerContract:
         with pytest.raises(IntegrityError, match="other bytes"):
             restore(ledger, restored(1, ["a", "b"]), batches(rows()), [])
         assert ledger.chunks() == []
-        assert ledger.locate(SOURCE, "a") is None
+        assert ledger.lookup.locate(SOURCE, "a") is None
 
     def test_an_object_that_is_claimed_is_not_restored(self, ledger):
         register(ledger, ["a"])
         with pytest.raises(ClaimConflict, match="'a'"):
             restore(ledger, restored(1, ["a", "b"]), batches(map(location, ["a", "b"])), [])
-        assert ledger.locate(SOURCE, "b") is None
+        assert ledger.lookup.locate(SOURCE, "b") is None
 
     def test_an_object_that_is_located_keeps_its_place_and_a_chunk_of_such_alone_is_not_written(self, ledger):
         chunk = archive(ledger, ["a"])
         assert restore(ledger, restored(1, ["a", "b"]), batches(map(location, ["a", "b"])), []) == 1
-        assert (ledger.locate(SOURCE, "a").chunk, ledger.locate(SOURCE, "b").chunk) == (chunk, "src-0a0b0c0d-00001")
+        assert (ledger.lookup.locate(SOURCE, "a").chunk, ledger.lookup.locate(SOURCE, "b").chunk) == (chunk, "src-0a0b0c0d-00001")
         assert restore(ledger, restored(2, ["a"]), batches([location("a")]), []) == 0
         assert len(ledger.chunks()) == 2
 
@@ -1274,12 +1275,12 @@ class LedgerContract:
         chunk = archive(ledger, ["a"])
         end(ledger, chunk, ChunkState.DAMAGED, ChunkState.WITHDRAWN)
         assert restore(ledger, restored(1, ["a"]), batches([location("a")]), []) == 1
-        assert ledger.locate(SOURCE, "a").chunk == "src-0a0b0c0d-00001"
+        assert ledger.lookup.locate(SOURCE, "a").chunk == "src-0a0b0c0d-00001"
 
     def test_odd_keys_are_restored(self, ledger):
         ledger.register_source(SOURCE, "archive", "s3://src")
         restore(ledger, restored(1, ODD_KEYS), batches(map(location, ODD_KEYS)), [])
-        assert {key for key in ODD_KEYS if ledger.locate(SOURCE, key)} == set(ODD_KEYS)
+        assert {key for key in ODD_KEYS if ledger.lookup.locate(SOURCE, key)} == set(ODD_KEYS)
 
     # --- leases ---
 

@@ -24,6 +24,7 @@ from caf_pipeline_tests.automation.test_sensors import ARCHIVE, SOURCE, fail_run
 from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of
 from caf_pipeline_tests.support.dagster_private import BulkActionStatus, DaemonHeartbeat
 from caf_pipeline_tests.support.patience import wait_for
+from caf_pipeline_tests.support.postgres import connected
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -142,7 +143,7 @@ def test_chunks_that_were_given_up_in_a_backfill_are_not_said_to_be_archived(pla
     withdrawn, empty, located, *others = planned.chunks()
     heartbeat(planned)
     its = "SELECT file_path FROM claims JOIN caf_files USING (caf_file_id) WHERE name = %(name)s"
-    with planned.ledger._database.transaction() as connection:
+    with connected(planned.ledger.database) as connection:
         claimed = connection.execute(its, {"name": empty}).scalars()
 
     def follow(*_):

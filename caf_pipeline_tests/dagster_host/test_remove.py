@@ -19,6 +19,7 @@ from caf_pipeline.steps import chunk_steps
 from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline_tests.automation.test_sensors import SOURCE, fail_run
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk, plan
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
@@ -61,7 +62,7 @@ def test_a_removed_source_is_archived_anew_under_its_name(packed, removing, caps
     assert removing() == 0
     assert f"source '{SOURCE}' is removed" in capsys.readouterr().out
     assert any("1 plan, 5 chunks" in line for line in removing.lines)
-    assert (packed.ledger.sources(), left_of(packed)) == ([], [])
+    assert (packed.ledger.lookup.sources(), left_of(packed)) == ([], [])
 
     again = packed.plan()
     for name in again:
@@ -89,7 +90,7 @@ def test_a_removal_that_was_killed_is_completed_by_the_next(packed, removing, mo
         patched.setattr(remove, killed_in, kill)
         with pytest.raises(KeyboardInterrupt):
             removing()
-    assert packed.ledger.sources() == []
+    assert packed.ledger.lookup.sources() == []
     assert left_of(packed)
     assert removing() == 0
     assert "no longer has it" in removing.lines[0]
@@ -99,7 +100,7 @@ def test_a_removal_that_was_killed_is_completed_by_the_next(packed, removing, mo
 
 
 def test_files_of_a_lost_ledger_stay(packed, removing, database):
-    with database.transaction() as connection:  # as in a new database
+    with connected(database) as connection:  # as in a new database
         connection.execute("TRUNCATE sources, leases CASCADE")
     before = left_of(packed)
     with pytest.raises(NotLocated, match="lost ledger"):
@@ -141,20 +142,20 @@ def test_a_link_out_of_home_is_not_followed(packed, removing, tmp_path):
     with pytest.raises(StagingError):
         removing()
     assert (elsewhere / SOURCE).is_dir()
-    assert packed.ledger.sources() == [SOURCE]
+    assert packed.ledger.lookup.sources() == [SOURCE]
 
 
 def test_a_source_that_is_being_listed_stays(packed, removing):
     with writing_into(packed.settings.home / "inventories" / SOURCE), pytest.raises(HeldByOther):
         removing()
-    assert packed.ledger.sources() == [SOURCE]
+    assert packed.ledger.lookup.sources() == [SOURCE]
 
 
 @pytest.mark.parametrize("name", ["other", "../plans", ".", "a/b", ""])
 def test_an_unknown_source_is_refused(packed, removing, name):
     with pytest.raises(SettingsError):
         removing(name)
-    assert packed.ledger.sources() == [SOURCE]
+    assert packed.ledger.lookup.sources() == [SOURCE]
 
 
 def test_a_source_that_the_settings_lack_is_removed(packed, removing):
@@ -221,5 +222,5 @@ def test_the_ledger_keeps_a_source_whose_removal_is_not_confirmed(packed):
 
     with pytest.raises(Refused):
         remove_command(SOURCE, settings=packed.settings, run="remover", confirm=refuse)
-    assert packed.ledger.sources() == [SOURCE]
+    assert packed.ledger.lookup.sources() == [SOURCE]
     assert left_of(packed)

@@ -36,6 +36,7 @@ from caf_pipeline_tests.support.dagster_private import TagType, get_tag_type
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.plans import limit_to_target
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.s3_server import make_bucket
 
@@ -204,7 +205,7 @@ def test_the_ui_shows_no_tag_of_a_run_that_only_machines_read(pipeline, run):
 
 def spoil(database, *chunks):
     """Let the plans of chunks differ from the ledger: an error that no retry mends."""
-    with database.transaction() as connection:
+    with connected(database) as connection:
         statement = "UPDATE caf_files SET object_count = 99 WHERE name = ANY(%(names)s)"
         connection.execute(statement, {"names": list(chunks)})
 

@@ -27,6 +27,7 @@ from caf_pipeline.settings import PackingSettings
 from caf_pipeline_tests.support.chunk_rows import a_chunk
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
+from caf_pipeline_tests.support.postgres import connected
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
@@ -100,7 +101,7 @@ def test_after_the_same_permanent_error_on_three_chunks_no_further_one_begins(pi
 
 
 def _spoil(database, *chunks):
-    with database.transaction() as connection:
+    with connected(database) as connection:
         connection.execute("UPDATE caf_files SET object_count = 99 WHERE name = ANY(%(names)s)", {"names": list(chunks)})
 
 

@@ -24,6 +24,7 @@ from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.dagster_private import CachingStaleStatusResolver, LoadingContextForTest, StaleStatus
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.s3_server import make_bucket
 
@@ -99,7 +100,7 @@ def test_a_chunks_run_ends_with_its_objects_located_and_readable(pipeline):
     assert materialized(pipeline, result) == ["caf_chunk", "stored_chunk", "file_locations"]
     assert checks(result) == {"chunk_accounts_for_plan": True, "chunk_reads_back": True}
     context = pipeline.run_context()
-    assert b"".join(fetch(context.ledger, context.store, SOURCE, "key-003").pieces) == b"key-3".ljust(3_000, b".")
+    assert b"".join(fetch(context.ledger.lookup, context.store, SOURCE, "key-003").pieces) == b"key-3".ljust(3_000, b".")
 
 
 @pytest.mark.thorough
@@ -160,7 +161,7 @@ def test_a_chunk_that_does_not_account_for_its_plan_is_not_stored(pipeline, data
     pipeline.put(2)
     (chunk,) = pipeline.plan()
     assert pipeline.execute(ARCHIVE, partition_key=chunk, asset_selection=[key("caf_chunk")]).success
-    with database.transaction() as connection:
+    with connected(database) as connection:
         connection.execute("UPDATE caf_files SET member_count = 1")
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
     assert not result.success
@@ -332,7 +333,7 @@ def test_a_source_is_not_complete_while_a_chunk_of_it_is_damaged(pipeline):
     (chunk,) = pipeline.plan()
     archive_chunk(pipeline.run_context(), chunk)
     for state, passed in (("damaged", False), ("located", True)):
-        with pipeline.ledger._database.transaction() as connection:
+        with connected(pipeline.ledger.database) as connection:
             set_state(connection, state)
         (check,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
         assert check.passed is passed
@@ -343,7 +344,7 @@ def test_a_run_of_a_damaged_chunk_fails_and_says_what_mends_it(pipeline):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     archive_chunk(pipeline.run_context(), chunk)
-    with pipeline.ledger._database.transaction() as connection:
+    with connected(pipeline.ledger.database) as connection:
         set_state(connection, "damaged")
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
     assert not result.success

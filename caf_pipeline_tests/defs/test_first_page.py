@@ -9,6 +9,7 @@ from dagster import DagsterRunStatus
 from rich.console import Console
 
 from caf_pipeline.dagster_host.run_source import run_source
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.webserver import metadata_of, webserver
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
@@ -104,7 +105,7 @@ def test_the_assets_show_rows_columns_address_and_sizes_as_dagster_names_them(pi
     columns = always["file_locations"]["dagster/column_schema"]["schema"]["columns"]
     nullable = [column["name"] for column in columns if column["constraints"]["nullable"]]
     assert nullable == ["crc64nvme", "s3_checksum"]
-    with database.transaction() as connection:
+    with connected(database) as connection:
         named = (
             "SELECT column_name, data_type FROM information_schema.columns"
             " WHERE table_name = 'file_locations' ORDER BY ordinal_position"

@@ -111,19 +111,19 @@ class Moments:
         setattr(owner, name, counted)
 
     def _watch_the_ledger(self) -> None:
-        from caf_pipeline.ledger.database import Database
+        from caf_pipeline.ledger.engine import LedgerEngine
 
-        original = Database.transaction
+        original = LedgerEngine.begin
 
         @contextmanager
-        def counted(database: Database) -> Iterator[Any]:
+        def counted(engine: LedgerEngine) -> Iterator[Any]:
             self.passing()
-            with original(database) as connection:
+            with original(engine) as connection:
                 yield connection
                 self.passing()
             self.passing()
 
-        Database.transaction = counted  # type: ignore[method-assign]
+        LedgerEngine.begin = counted  # type: ignore[method-assign]
 
     def _watch_http(self) -> None:
         import botocore.httpsession

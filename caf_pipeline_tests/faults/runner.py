@@ -86,7 +86,7 @@ def perform(order: Order) -> int:
 
 def _perform(order: Order, moments: Moments) -> None:
     from caf_pipeline.chunk_state import UNDER_WAY
-    from caf_pipeline.ledger.database import open_database
+    from caf_pipeline.ledger.database import database_of
     from caf_pipeline.ledger.postgres import Ledger
     from caf_pipeline.packing import packer
     from caf_pipeline.packing.journal.writer import CheckpointPace
@@ -99,7 +99,7 @@ def _perform(order: Order, moments: Moments) -> None:
     # Checkpoints of the packing journal as often as objects this small need, so that kills fall before, in and behind them.
     packer.pace_of = lambda settings: CheckpointPace(due_bytes=60_000, due_outcomes=4, ahead_bytes=120_000)
     settings = Settings.model_validate(order.settings)
-    database = open_database(settings)
+    database = database_of(settings)
     ledger = Ledger(database, lease_seconds=order.lease_seconds)
     endpoint = settings.source(order.source).endpoint_url
     context = open_run_context(

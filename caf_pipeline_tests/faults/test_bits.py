@@ -260,7 +260,7 @@ def test_a_folder_takes_no_file_that_is_not_what_was_posted(fault, tmp_path, led
         archive_chunk(context, chunk.name)
         assert merkle_root(next(context.store.folder.glob("chunks/*.caf")), 3) == context.ledger.chunk(chunk.name).merkle_root
         for key, body in source.bodies.items():
-            assert b"".join(fetch(ledger, context.store, "src", key).pieces) == body
+            assert b"".join(fetch(ledger.lookup, context.store, "src", key).pieces) == body
         case.objects, case.size_bytes = len(source.bodies), sum(map(len, source.bodies.values()))
 
 
@@ -371,7 +371,7 @@ def test_one_flipped_copy_is_passed_over_and_every_object_reads_right(fault, sma
             spoil(small_world, number)
             with small_world.run_context() as context:
                 for key, body in small_world.objects.items():
-                    assert b"".join(fetch(context.ledger, context.store, SOURCE, key).pieces) == body
+                    assert b"".join(fetch(context.ledger.lookup, context.store, SOURCE, key).pieces) == body
             small_world.network.well_behaved()
         case.check(small_world)
 
@@ -386,9 +386,9 @@ def test_where_all_copies_are_flipped_nothing_is_handed_out(fault, small_world, 
             case.tried = len(keys)
             for key in keys:
                 with pytest.raises(IntegrityError):
-                    next(fetch(context.ledger, context.store, SOURCE, key).pieces)
+                    next(fetch(context.ledger.lookup, context.store, SOURCE, key).pieces)
                 with pytest.raises(IntegrityError):
-                    save(fetch(context.ledger, context.store, SOURCE, key), tmp_path / "saved")
+                    save(fetch(context.ledger.lookup, context.store, SOURCE, key), tmp_path / "saved")
             assert not (tmp_path / "saved").exists()
         small_world.network.well_behaved()
         case.check(small_world)

@@ -31,7 +31,7 @@ def small_world(new_world, unruly_s3, new_bucket):
 
 def current(context, key):
     """The SHA-256 of the version that a look-up without a version gives."""
-    location = context.ledger.locate(SOURCE, key)
+    location = context.ledger.lookup.locate(SOURCE, key)
     return location and location.row.sha256
 
 

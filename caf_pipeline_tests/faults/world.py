@@ -21,7 +21,7 @@ from mnemonic import Mnemonic
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.errors import CafError
 from caf_pipeline.inventory.objects import S3Object
-from caf_pipeline.ledger.database import open_database
+from caf_pipeline.ledger.database import database_of
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Chunk
@@ -192,7 +192,7 @@ class World:
     def run_context(self, run: str = "this test") -> Iterator[RunContext]:
         """Open the product's parts in this process."""
         settings = Settings.model_validate(self.values)
-        database = open_database(settings)
+        database = database_of(settings)
         try:
             ledger = Ledger(database, lease_seconds=self._lease_seconds)
             client = client_for(settings.source(SOURCE).endpoint_url)
@@ -202,7 +202,7 @@ class World:
             finally:
                 context.close()
         finally:
-            database.close()
+            ledger.close()
 
     # --- runs --------------------------------------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class World:
         current = {(obj.key.decode(), obj.object_version) for obj in listed}
         for key, version, sha256 in self.query(f"SELECT file_path, {IDENTITY}, sha256 FROM file_locations ORDER BY 1, 2"):
             try:
-                body = b"".join(fetch(context.ledger, context.store, SOURCE, key, version).pieces)
+                body = b"".join(fetch(context.ledger.lookup, context.store, SOURCE, key, version).pieces)
             except CafError as error:
                 found.lost += 1
                 found.complain(f"lost: {key!r} ({version}) does not read back: {error}")

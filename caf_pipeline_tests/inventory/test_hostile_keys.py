@@ -190,7 +190,7 @@ def is_harmless(text: str) -> bool:
 
 def all_read_back(context, keys):
     for key in keys:
-        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body_of(key), key
+        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body_of(key), key
 
 
 def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(make_context, new_bucket, caf, fault, tmp_path):
@@ -304,4 +304,4 @@ def test_keys_that_look_alike_stay_apart(make_context):
     archive_everything(context)
     all_read_back(context, keys)
     with pytest.raises(NotLocated):
-        fetch(context.ledger, context.store, "src", "x\u200c")
+        fetch(context.ledger.lookup, context.store, "src", "x\u200c")

@@ -121,7 +121,6 @@ def test_a_backup_of_another_versions_ledger_is_refused(programs, tmp_path, empt
     path = tmp_path / "other.dump"
     other = Database(empty_database_url)
     backup.back_up(other, path, embedded=True)
-    other.close()
     with pytest.raises(UsageError, match="another version"):
         backup.read_backup(programs, path)
 

@@ -22,6 +22,7 @@ from caf_pipeline_tests.contracts.ledger import (
     restored,
     seal_facts,
 )
+from caf_pipeline_tests.support.postgres import connected
 
 S = ChunkState
 C = CopyState
@@ -33,14 +34,14 @@ def ledger(database):
 
 
 def change(database, *statements):
-    with database.transaction() as connection:
+    with connected(database) as connection:
         for statement in statements:
             connection.execute(statement)
 
 
 def copies(database):
     """Return chunk, store, state, damage and start of each copy."""
-    with database.transaction() as connection:
+    with connected(database) as connection:
         statement = (
             "SELECT name, store, c.state, damage, start FROM chunk_copies AS c JOIN caf_files USING (caf_file_id) ORDER BY 1"
         )
@@ -188,7 +189,7 @@ def test_an_expired_copy_leaves_its_chunk_located_and_its_objects_not(ledger, da
     chunk = archive(ledger, ["a"])
     end(ledger, chunk, S.EXPIRED)
     assert [row[2] for row in copies(database)] == ["expired"]
-    assert ledger.locate(SOURCE, "a") is None
+    assert ledger.lookup.locate(SOURCE, "a") is None
     assert ledger.chunk(chunk).state is S.EXPIRED
 
 

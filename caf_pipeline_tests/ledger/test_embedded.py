@@ -16,8 +16,8 @@ import pytest
 
 from caf_pipeline.errors import LedgerError
 from caf_pipeline.ledger import embedded
-from caf_pipeline.ledger.database import open_database
 from caf_pipeline.ledger.embedded import EmbeddedServer, embedded_server
+from caf_pipeline.ledger.postgres import open_ledger
 from caf_pipeline.settings import Settings
 
 USER = """
@@ -120,19 +120,18 @@ def test_a_killed_server_comes_back_with_what_was_committed(folder):
 
 @pytest.mark.thorough
 def test_a_long_lived_process_starts_its_killed_server_again(folder):
-    database = open_database(Settings(home=folder.parent))
+    ledger = open_ledger(Settings(home=folder.parent))
     try:
-        with database.transaction() as connection:
-            connection.execute("CREATE TABLE kept AS SELECT 7 AS seven")
+        ledger.register_source("src", "an archive", "s3://src")
         killed = postmaster(folder)
         killed.kill()
         while postmaster(folder):
             time.sleep(0.01)
-        with database.reading() as connection:
-            assert connection.execute("SELECT seven FROM kept").scalar_one() == 7
+        assert ledger.addresses() == {"an archive": "s3://src"}
+        assert ledger.lookup.sources() == ["src"]
         assert postmaster(folder) != killed
     finally:
-        database.close()
+        ledger.close()
         embedded_server(folder).close()
     assert postmaster(folder) is None
 

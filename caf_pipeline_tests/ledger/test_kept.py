@@ -17,6 +17,7 @@ from caf_pipeline.ledger.kept import open_kept
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query
 from caf_pipeline_tests.contracts.ledger import SOURCE, archive, batches, end, location, register, restore, restored, skip
+from caf_pipeline_tests.support.postgres import connected
 
 S = ChunkState
 
@@ -103,7 +104,7 @@ def test_a_chunk_that_was_restored_is_there(ledger, known):
 def test_locations_that_were_removed_behind_the_ledgers_back_are_not_believed(ledger, known, database):
     archive(ledger, ["a", "b"])
     known()
-    with database.transaction() as connection:
+    with connected(database) as connection:
         connection.execute("DELETE FROM file_locations WHERE file_path = 'a'")
     assert known() == {"b"}
 
@@ -166,7 +167,7 @@ def test_a_file_that_another_version_of_the_software_wrote_is_written_again(ledg
 def test_files_of_another_database_are_not_mixed_with_this_ones(ledger, known, database):
     archive(ledger, ["a", "b"])
     assert known() == {"a", "b"}
-    with database.transaction() as connection:  # as if it were another one: the same ids are given again
+    with connected(database) as connection:  # as if it were another one: the same ids are given again
         connection.execute("TRUNCATE file_locations, caf_files, plans, claims RESTART IDENTITY CASCADE")
     assert known() == set()
     archive(ledger, ["c", "d"])
@@ -184,7 +185,7 @@ def test_files_of_later_than_a_restored_database_say_nothing_of_what_it_lacks(le
     archive(ledger, ["a"])
     archive(ledger, ["b", "c"])
     assert known() == {"a", "b", "c"}
-    with database.transaction() as connection:  # as it was before the second chunk, whose id is given again
+    with connected(database) as connection:  # as it was before the second chunk, whose id is given again
         for table in ("replicas", "chunk_copies", "file_locations", "caf_files"):
             connection.execute(f"DELETE FROM {table} WHERE caf_file_id = 2")
         connection.execute("SELECT setval(pg_get_serial_sequence('caf_files', 'caf_file_id'), 1)")
@@ -272,6 +273,6 @@ def test_files_that_say_what_the_database_has_do_not_differ(ledger, known, tmp_p
 def test_a_comparison_finds_rows_that_changed_and_are_as_many(ledger, known, tmp_path, database, lie):
     archive(ledger, ["a", "b"])
     known()
-    with database.transaction() as connection:
+    with connected(database) as connection:
         connection.execute(f"UPDATE file_locations SET {lie} WHERE file_path = 'a'")
     assert ledger.compare_kept(SOURCE, tmp_path, tmp_path / "kept") == 2

@@ -22,6 +22,7 @@ from caf_pipeline.ledger.keys import _KEYS
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.records import LocationRow
 from caf_pipeline_tests.contracts.ledger import register
+from caf_pipeline_tests.support.postgres import connected
 
 ETAG = "00e1f2d3c4b5a69788796a5b4c3d2e1f"
 VERSION_ID = "3sL4kqtJlcpXroDTDmJ.rmSpXd3dIbrHY_MTRCxvjVBH"
@@ -107,7 +108,7 @@ AS_GIVEN = f"""
 def test_locations_of_any_text_are_loaded_as_given(database, rows):
     given_batches = [pa.RecordBatch.from_pylist([asdict(row) for row in some], LOCATION_SCHEMA) for some in rows]
     expected = [row for some in rows for row in some]
-    with database.transaction() as connection:
+    with connected(database) as connection:
         connection.execute("CREATE TEMPORARY TABLE loading (LIKE file_locations INCLUDING DEFAULTS) ON COMMIT DROP")
         count = copy_location_batches(connection, "loading", 7, 2**31, given_batches)
         loaded = connection.execute(AS_GIVEN).fetchall()

@@ -1,5 +1,6 @@
 """The ledger on Postgres: its contract, and what only two connections or a broken one can show."""
 
+import contextlib
 import math
 import os
 import re
@@ -18,9 +19,10 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import ClaimConflict, HeldByOther, IllegalMove, LedgerError, LedgerUnreachable, StagingError
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, SkipReason
-from caf_pipeline.ledger.database import Database, embedded_url, open_database
+from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.lookup import Lookup
+from caf_pipeline.ledger.postgres import Ledger, open_ledger
 from caf_pipeline.ledger.records import CopyCheck, plan_lease
 from caf_pipeline.ledger.removal import OF_A_CHUNK, OF_AN_ADDRESS
 from caf_pipeline.settings import Settings
@@ -54,6 +56,7 @@ from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, ask, commit, s
 from caf_pipeline_tests.ledger.test_database import end_connections
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.pgbouncer import running_pooler
+from caf_pipeline_tests.support.postgres import connected
 
 REPEATED = "INSERT INTO pending_locations SELECT * FROM pending_locations"
 INSERTED = "INSERT INTO header_sets VALUES (%s, '', '', '', '', '', '', '{}')"
@@ -84,7 +87,7 @@ def test_a_removal_knows_every_table_with_rows_of_a_source(database, ledger):
         " USING (table_schema, table_name) WHERE table_schema = current_schema() AND table_type = 'BASE TABLE'"
         " AND column_name IN ('source_id', 'caf_file_id', 'plan_id')"
     )
-    with database.transaction() as connection:
+    with connected(database) as connection:
         tables = set(connection.execute(statement).scalars())
     forbidding = {"posts", "file_locations"}
     assert tables == {*OF_A_CHUNK, *OF_AN_ADDRESS, "claims", "caf_files", "plans", "sources"} | forbidding
@@ -110,11 +113,11 @@ def test_a_source_with_a_post_that_may_be_included_stays(ledger):
 
 def test_a_move_under_way_keeps_its_source(database, ledger):
     (chunk,) = register(ledger, ["a"])
-    with database.transaction() as connection:
+    with connected(database) as connection:
         connection.execute("UPDATE caf_files SET epoch = 1 WHERE name = %(name)s", {"name": chunk})
         with pytest.raises(HeldByOther):
             remove(ledger)
-    assert ledger.sources() == [SOURCE]
+    assert ledger.lookup.sources() == [SOURCE]
 
 
 @pytest.mark.thorough
@@ -163,7 +166,7 @@ def test_an_object_located_twice_is_refused_even_if_the_plan_missed_it(ledger):
         with pytest.raises(LedgerError, match="0 objects"):
             ledger.load_locations(lease, chunk)
     assert (ledger.chunk(chunk).state, pending(ledger, chunk)) == (ChunkState.VERIFIED, 1)
-    assert ledger.locate(SOURCE, "a").chunk == kept
+    assert ledger.lookup.locate(SOURCE, "a").chunk == kept
 
 
 def bring_on(ledger, lease, chunk):
@@ -177,7 +180,7 @@ def bring_on(ledger, lease, chunk):
 def test_a_row_of_an_expired_chunk_gives_way(ledger):
     end(ledger, archive(ledger, ["a"]), ChunkState.EXPIRED)
     chunk = archive(ledger, ["a"])
-    assert ledger.locate(SOURCE, "a").chunk == chunk
+    assert ledger.lookup.locate(SOURCE, "a").chunk == chunk
 
 
 @pytest.mark.parametrize("change", ["DELETE FROM pending_locations WHERE file_path = 'a'", REPEATED], ids=["too few", "too many"])
@@ -189,7 +192,7 @@ def test_locating_writes_exactly_the_members_or_nothing(ledger, database_url, ch
     with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError):
         ledger.load_locations(lease, chunk)
     assert ledger.chunk(chunk).state is ChunkState.VERIFIED
-    assert ledger.locate(SOURCE, "b") is None
+    assert ledger.lookup.locate(SOURCE, "b") is None
 
 
 def test_locations_are_one_insert(ledger, database_url):
@@ -295,7 +298,7 @@ def test_any_keys_survive_claim_location_and_export(ledger, tmp_path, keys):
     source = os.urandom(4).hex()
     archive(ledger, keys, source=source)
     assert {key for key, *_ in standing(ledger, tmp_path / "s", source)} == set(keys)
-    assert all(ledger.locate(source, key).row.key == key for key in keys)
+    assert all(ledger.lookup.locate(source, key).row.key == key for key in keys)
 
 
 def test_a_key_with_a_nul_is_refused_and_nothing_is_written(ledger):
@@ -336,7 +339,7 @@ def test_a_look_up_that_loses_its_connection_is_transient_and_the_next_one_has_a
     chunk = archive(ledger, ["a"])
 
     def lose_the_connection():
-        with database.reading() as connection:
+        with connected(database) as connection:
             with psycopg.connect(postgres_url, autocommit=True) as admin:
                 name = database.name
                 admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
@@ -344,7 +347,7 @@ def test_a_look_up_that_loses_its_connection_is_transient_and_the_next_one_has_a
 
     with pytest.raises(LedgerUnreachable):
         lose_the_connection()
-    assert ledger.locate(SOURCE, "a").chunk == chunk
+    assert ledger.lookup.locate(SOURCE, "a").chunk == chunk
     assert caplog.records == []
 
 
@@ -352,14 +355,13 @@ def test_a_look_up_that_loses_its_connection_is_transient_and_the_next_one_has_a
 def test_a_restart_of_the_server_between_two_look_ups_is_not_seen():
     home = Path(tempfile.mkdtemp(prefix="caf-pg-"))  # short: that of pytest's own folders would be too long for a socket
     try:
-        database = open_database(Settings(home=home))
-        ledger = Ledger(database)
+        ledger = open_ledger(Settings(home=home))
         chunk = archive(ledger, ["a"])
-        assert ledger.locate(SOURCE, "a").chunk == chunk
+        assert ledger.lookup.locate(SOURCE, "a").chunk == chunk
         embedded_server(home / "postgres").close()
         embedded_url(Settings(home=home))
-        assert ledger.locate(SOURCE, "a").chunk == chunk
-        database.close()
+        assert ledger.lookup.locate(SOURCE, "a").chunk == chunk
+        ledger.close()
     finally:
         embedded_server(home / "postgres").close()
         shutil.rmtree(home)
@@ -367,20 +369,20 @@ def test_a_restart_of_the_server_between_two_look_ups_is_not_seen():
 
 def test_a_look_up_is_one_round_trip(ledger, database_url, tmp_path, monkeypatch):
     archive(ledger, ["a", "b"])
-    monkeypatch.setattr("caf_pipeline.ledger.database.UNASKED_SECONDS", math.inf)
-    database = Database(database_url)  # one connection, where that of the other has a second one for its leases
+    monkeypatch.setattr("caf_pipeline.ledger.read_connections.UNASKED_SECONDS", math.inf)
+    lookup = Lookup(Database(database_url))
     sent = tmp_path / "sent"
-    with sent.open("w") as file, database.reading() as connection:
+    with sent.open("w") as file, lookup._connections.connection() as connection:
         connection.pgconn.trace(os.dup(file.fileno()))
-    assert Ledger(database).locate(SOURCE, "a")
-    assert len(Ledger(database).locate_many(SOURCE, ["a", "b"])) == 2
-    database.close()
+    assert lookup.locate(SOURCE, "a")
+    assert len(lookup.locate_many(SOURCE, ["a", "b"])) == 2
+    lookup.close()
     assert [kind for kind in re.findall(r"\tF\t\d+\t(\w+)", sent.read_text()) if kind in {"Sync", "Query"}] == ["Sync"] * 2
 
 
 def test_a_full_disk_of_the_database_is_permanent_and_says_so(ledger, database):
-    with pytest.raises(LedgerError, match="could not extend") as full, database.transaction() as connection:
-        connection.execute("DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$")
+    with pytest.raises(LedgerError, match="could not extend") as full, ledger._engine.begin() as connection:
+        connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$")
     assert full.value.permanent
     assert "disk" in full.value.hint
 
@@ -393,19 +395,19 @@ def test_a_look_up_reads_no_table_from_its_beginning_even_if_it_was_planned_when
     """So that a connection which is as old as the ledger still answers in a moment, however many objects came since."""
 
     def read_from_the_beginning():
-        with database.transaction() as connection:
+        with connected(database) as connection:
             connection.execute("SELECT pg_stat_force_next_flush()")
-        with database.transaction() as connection:
+        with connected(database) as connection:
             found = connection.execute("SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname <> 'sources'")
             return {name: count for name, count in found}
 
     ledger.register_source(SOURCE, "archive of src", "s3://src")
-    assert ledger.locate_many(SOURCE, ["k00001"]) == {}
+    assert ledger.lookup.locate_many(SOURCE, ["k00001"]) == {}
     keys = [f"k{number:05}" for number in range(5000)]
     archive(ledger, keys)
     before = read_from_the_beginning()
-    assert set(ledger.locate_many(SOURCE, keys[:2000])) == set(keys[:2000])
-    assert ledger.locate(SOURCE, keys[-1]).row.key == keys[-1]
+    assert set(ledger.lookup.locate_many(SOURCE, keys[:2000])) == set(keys[:2000])
+    assert ledger.lookup.locate(SOURCE, keys[-1]).row.key == keys[-1]
     assert read_from_the_beginning() == before
 
 
@@ -419,24 +421,23 @@ def pooler(database_url):
 @pytest.fixture
 def pooled_ledger(pooler):
     """A ledger whose statements share the pooler's connections with those of others."""
-    database = Database(pooler.url)
-    yield Ledger(database, lease_seconds=1.0)
-    database.close()
+    with contextlib.closing(Ledger(Database(pooler.url), lease_seconds=1.0)) as ledger:
+        yield ledger
 
 
 def test_behind_a_pooler_neither_its_restart_nor_the_servers_is_seen(pooled_ledger, pooler, postgres_url, database):
     chunk = archive(pooled_ledger, ["a"])
     pooler.kill()
     pooler.start()
-    assert pooled_ledger.locate(SOURCE, "a").chunk == chunk
+    assert pooled_ledger.lookup.locate(SOURCE, "a").chunk == chunk
     end_connections(database, postgres_url)
-    assert pooled_ledger.locate(SOURCE, "a").chunk == chunk
+    assert pooled_ledger.lookup.locate(SOURCE, "a").chunk == chunk
 
 
 def test_the_whole_flow_works_behind_a_pooler(pooled_ledger, tmp_path):
     end(pooled_ledger, archive(pooled_ledger, ["a", "b"]), ChunkState.EXPIRED)
     new = archive(pooled_ledger, ["a", "c"])
-    assert pooled_ledger.locate(SOURCE, "a").chunk == new
+    assert pooled_ledger.lookup.locate(SOURCE, "a").chunk == new
     assert {key for key, *_ in standing(pooled_ledger, tmp_path / "s")} == {"a", "c"}
 
 

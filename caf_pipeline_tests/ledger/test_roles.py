@@ -3,12 +3,14 @@
 import contextlib
 
 import pytest
+from psycopg.errors import InsufficientPrivilege
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import LedgerError
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, holder, register
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.roles import granted_roles
 
 
@@ -18,9 +20,7 @@ def ledger_as(database_url):
     with granted_roles(database_url) as url_as, contextlib.ExitStack() as opened:
 
         def open_as(role):
-            database = Database(url_as(role))
-            opened.callback(database.close)
-            return Ledger(database)
+            return opened.enter_context(contextlib.closing(Ledger(Database(url_as(role)))))
 
         yield open_as
 
@@ -50,7 +50,7 @@ def test_a_reader_finds_what_a_worker_archived(ledger_as, located):
 def test_a_reader_writes_nothing(ledger_as, located, table):
     database = ledger_as("caf_reader").database
     for statement in (f"DELETE FROM {table}", f"TRUNCATE {table}"):
-        with pytest.raises(LedgerError, match="permission denied"), database.transaction() as connection:
+        with pytest.raises(LedgerError, match="permission denied"), connected(database) as connection:
             connection.execute(statement)
 
 
@@ -66,7 +66,7 @@ def test_only_a_verifier_records_a_full_read(ledger_as, located):
 def test_a_worker_cannot_change_a_full_read_but_ends_it(ledger_as, located):
     worker = ledger_as("caf_worker")
     read_back(ledger_as("caf_verifier"), located)
-    with pytest.raises(LedgerError, match="permission denied"), worker.database.transaction() as connection:
+    with pytest.raises(InsufficientPrivilege), connected(worker.database) as connection:
         connection.execute("UPDATE full_reads SET read_at = now()")
     with worker.lease(f"chunk/{located}", holder()) as lease:
         worker.move(lease, located, ChunkState.LOCATED, ChunkState.DAMAGED, reason="lost")
@@ -74,5 +74,5 @@ def test_a_worker_cannot_change_a_full_read_but_ends_it(ledger_as, located):
 
 
 def test_a_worker_cannot_say_that_other_files_made_the_tables(ledger_as):
-    with pytest.raises(LedgerError, match="permission denied"), ledger_as("caf_worker").database.transaction() as connection:
+    with pytest.raises(InsufficientPrivilege), connected(ledger_as("caf_worker").database) as connection:
         connection.execute("UPDATE schema_files SET sha256 = 'x'")

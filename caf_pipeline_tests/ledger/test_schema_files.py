@@ -12,7 +12,7 @@ import pytest
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
 from caf_pipeline.ledger import database as database_module
 from caf_pipeline.ledger import schema_files
-from caf_pipeline.ledger.database import Database, open_database
+from caf_pipeline.ledger.postgres import open_ledger
 from caf_pipeline.ledger.schema_files import make_tables, sql_folder
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import Waits
@@ -50,11 +50,9 @@ def start(url, folder):
     )
 
 
-def test_each_file_runs_once(empty_database_url):
-    database = Database(empty_database_url)
-    assert database.make_tables() == sorted(path.stem for path in sql_folder().glob("0*.sql"))
-    assert database.make_tables() == []
-    database.close()
+def test_each_file_runs_once(connection):
+    assert make_tables(connection) == sorted(path.stem for path in sql_folder().glob("0*.sql"))
+    assert make_tables(connection) == []
 
 
 def test_the_files_are_ascii_for_any_locale():
@@ -108,11 +106,11 @@ def test_tables_of_other_programs_are_in_nobodys_way(connection, tmp_path):
 def test_the_hint_makes_a_new_ledger_where_an_edited_file_is_refused(tmp_path, monkeypatch):
     home = tmp_path / "a home"
     files = schema_files.schema_files
-    with contextlib.closing(open_database(Settings(home=home))) as database, monkeypatch.context() as patched:
+    with contextlib.closing(open_ledger(Settings(home=home))) as ledger, monkeypatch.context() as patched:
         edited = [replace(file, sha256="0") for file in files()]
         patched.setattr(schema_files, "schema_files", lambda folder=None: edited)
         with pytest.raises(LedgerError) as refused:
-            database.is_current()
+            ledger.bring_up(Waits())
     _, _, command = refused.value.hint.partition(": ")
     subprocess.run(command, shell=True, check=True)
     assert not home.exists()
@@ -141,7 +139,7 @@ def test_a_process_that_makes_the_tables_says_so(empty_database_url, monkeypatch
     told = []
     settings = Settings(database_url=empty_database_url)
     for _ in range(2):
-        database_module.open_database(settings, Waits(lambda waits: told.extend(wait.sentence for wait in waits))).close()
+        open_ledger(settings, Waits(lambda waits: told.extend(wait.sentence for wait in waits))).close()
     assert len([sentence for sentence in told if "whose tables are made" in sentence]) == 1
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from caf_pipeline.ledger.processes import boot_id, this_process
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.waits import Wait
+from caf_pipeline_tests.support.postgres import connected
 
 WAIT = Wait("rain", "June ends it", datetime(2026, 5, 1, tzinfo=UTC), "src-1-1")
 
@@ -33,15 +34,15 @@ def test_a_wait_of_a_dead_process_is_not_shown(ledger):
 
 def test_a_wait_that_was_not_renewed_is_not_shown(ledger, database):
     ledger.record_waits(this_process("run-1"), "src", [WAIT])
-    with database.transaction() as connection:
+    with connected(database) as connection:
         connection.execute("UPDATE waits SET expires_at = clock_timestamp()")
     assert ledger.waits() == []
 
 
 def test_rows_that_killed_processes_left_are_removed(ledger, database):
     ledger.record_waits(this_process("run-1"), "src", [WAIT])
-    with database.transaction() as connection:
+    with connected(database) as connection:
         connection.execute("UPDATE waits SET expires_at = now() - interval '2 days'")
     ledger.record_waits(this_process("run-2"), "src", [])
-    with database.transaction() as connection:
+    with connected(database) as connection:
         assert connection.execute("SELECT count(*) FROM waits").scalar_one() == 0

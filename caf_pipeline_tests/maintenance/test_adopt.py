@@ -87,7 +87,7 @@ def adopt(context, *paths, **terms):
 
 
 def body_of(context, key) -> bytes:
-    return b"".join(fetch(context.ledger, context.store, context.source, key).pieces)
+    return b"".join(fetch(context.ledger.lookup, context.store, context.source, key).pieces)
 
 
 @pytest.mark.parametrize("proof_type", [0, 3])
@@ -263,7 +263,7 @@ def test_an_adopted_chunk_is_never_safe_has_no_headers_and_is_proven_and_repaire
     assert prove_chunk(context, done.chunk).explanation == ""
     assert repair_chunk(context, done.chunk).origin == "none needed"
     assert [_amiss(rows) for rows in context.ledger.rows_by_chunk("src")] == [None]
-    assert context.ledger.locate("src", "a").row.header_set is None
+    assert context.ledger.lookup.locate("src", "a").row.header_set is None
     folder = tmp_path / "deletion"
     folder.mkdir()
     with context.lease("deletion/src") as lease:

@@ -20,6 +20,7 @@ from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
 from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedLcd, Told
 from caf_pipeline_tests.support.several_folders import SeveralFolders
@@ -62,7 +63,7 @@ def posting(context, name):
 
 
 def make_due(database):
-    with database.transaction() as connection:
+    with connected(database) as connection:
         connection.execute("UPDATE bulk_looks SET next_at = now()")
 
 
@@ -217,7 +218,7 @@ def test_one_pass_an_hour_serves_all_sources_and_a_dead_one_blocks_the_next_for_
     other = replace(context, source="another", holder=this_process("run-2"))
     assert look_in_bulk(other) is None
     assert suspected(context) == names[:1]
-    with database.transaction() as connection:
+    with connected(database) as connection:
         minutes = "SELECT extract(epoch FROM next_at - now()) / 60 FROM bulk_looks"
         assert 45 < connection.execute(minutes).scalar_one() <= 50
     make_due(database)
@@ -225,7 +226,7 @@ def test_one_pass_an_hour_serves_all_sources_and_a_dead_one_blocks_the_next_for_
     assert look_in_bulk(other) is None
     make_due(database)
     assert look_in_bulk(other).chunks == len(names)
-    with database.transaction() as connection:  # written while the database's clock was a year ahead
+    with connected(database) as connection:  # written while the database's clock was a year ahead
         connection.execute("UPDATE bulk_looks SET next_at = next_at + interval '1 year'")
     assert look_in_bulk(other).chunks == len(names)
 
@@ -316,7 +317,7 @@ def on_jackal(tmp_path, ledger, database):
         jackal = {"lcd": [node.url], "chain_id": CHAIN_ID, "allow_private_addresses": True}
         context = a_run_context(tmp_path, None, ledger, store=open_jackal_store, jackal=jackal)
         opened.extend([context.store.close, node.__exit__])
-        with database.transaction() as connection:
+        with connected(database) as connection:
             connection.execute(LOCATED, {"count": count, "providers": PROVIDERS})
         return context, node
 

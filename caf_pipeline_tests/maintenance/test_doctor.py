@@ -76,7 +76,7 @@ def told_then_mended(context, tmp_path, database_url):
 
 def every_object_reads_back(context):
     for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
+        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
 
 def sql(url, statement):

@@ -83,7 +83,7 @@ def ends_right(network, context, name):
     assert context.ledger.chunk(name).state is ChunkState.LOCATED
     assert len(posts_of(network, context, name)) == 1
     for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
+        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
     assert found(context, told=True) == []
 
 
@@ -173,7 +173,7 @@ def test_a_chunk_that_the_ledger_does_not_know_is_restored(context, name, networ
         assert rows(connection) == located
     assert found(context, told=True) == []
     for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
+        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
 
 @pytest.mark.thorough

@@ -26,6 +26,7 @@ from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 
@@ -91,7 +92,7 @@ def posts_of(context):
 
 def everything_reads_back(context):
     for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body, key
+        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body, key
 
 
 def a_chunk_archived_since(context, tmp_path, *, until=None):
@@ -204,7 +205,7 @@ def test_rebuild_keeps_both_of_two_files_of_one_name(in_folders, tmp_path, new_l
     outcomes = list(rebuild.rebuild(lost))
     assert [outcome.finding.kind for outcome in outcomes].count(FileKind.CHUNK) >= 1
     assert all(outcome.complete for outcome in outcomes)
-    assert old in (b"".join(fetch(lost.ledger, lost.store, "src", "key-1").pieces), old)
+    assert old in (b"".join(fetch(lost.ledger.lookup, lost.store, "src", "key-1").pieces), old)
     run(lost)
     everything_reads_back(lost)
 
@@ -214,7 +215,7 @@ def test_restore_pauses_and_no_old_lease_is_good(in_a_folder, tmp_path, database
     (chunk,) = plan(context).chunks
     path = backed_up(context, tmp_path)
     archive_chunk(context, chunk.name)
-    with database.reading() as connection:
+    with connected(database) as connection:
         before = connection.execute("SELECT max(epoch) FROM leases").scalar_one()
     backup.restore(database, backup.Programs(database, embedded=True), path, reason="it's a test")
     assert context.ledger.controls().current().paused == "it's a test"

@@ -131,13 +131,13 @@ def newest(context):
 
 def everything_reads_back(context):
     for key, body in newest(context).items():
-        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body, key
+        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body, key
 
 
 def test_objects_of_a_rebuilt_ledger_read_back_each_in_its_last_version(archived, lost):
     list(rebuild.rebuild(lost))
     everything_reads_back(lost)
-    assert b"".join(fetch(lost.ledger, lost.store, "src", "versions", "1").pieces) == b"one"
+    assert b"".join(fetch(lost.ledger.lookup, lost.store, "src", "versions", "1").pieces) == b"one"
 
 
 def test_the_order_in_which_chunks_are_restored_changes_nothing(archived, lost):
@@ -467,7 +467,7 @@ def test_a_part_alone_is_restored_and_is_no_object(bare, tmp_path):
     assert kinds(rebuild.rebuild(bare)) == [FileKind.CHUNK]
     (chunk,) = bare.ledger.chunks()
     assert (chunk.state, chunk.part, chunk.part_count) == (ChunkState.LOCATED, 2, 3)
-    assert bare.ledger.locate("src", "big") is None
+    assert bare.ledger.lookup.locate("src", "big") is None
     assert bare.ledger.account("src").located_objects == 0
 
 
@@ -525,7 +525,7 @@ def test_two_proven_files_of_one_name_are_both_kept(bare, tmp_path):
         *(("a", names[0]), ("b", names[0]), ("a", names[1]), ("c", names[1]))
     }
     assert set(kinds(rebuild.rebuild(bare))) == {FileKind.KNOWN}
-    assert b"".join(fetch(bare.ledger, bare.store, "src", "c").pieces) == b"3"
+    assert b"".join(fetch(bare.ledger.lookup, bare.store, "src", "c").pieces) == b"3"
 
 
 def test_file_whose_name_is_taken_and_root_is_wrong_is_refused(bare, tmp_path):
@@ -584,7 +584,7 @@ def test_an_object_of_two_chunks_is_located_once_and_a_chunk_of_nothing_else_is_
     assert len(bare.ledger.chunks()) == 2
     rows = rows_of(bare.ledger)["file_locations"]
     assert [(row["file_path"], row["chunk"][-1]) for row in rows] == [("a", "1"), ("b", "1"), ("c", "2")]
-    assert bare.ledger.locate("src", "b").posting == first
+    assert bare.ledger.lookup.locate("src", "b").posting == first
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
@@ -600,7 +600,7 @@ def test_what_was_skipped_and_archived_later_is_skipped_no_more_in_any_order(bar
         rebuild.import_found_chunk(bare, findings[place])
     (row,) = rows_of(bare.ledger)["skipped_objects"]
     assert (row["file_path"], row["detail"], row["chunk"][-1]) == ("zz", "by 3", "3")
-    assert bare.ledger.locate("src", "z") is not None
+    assert bare.ledger.lookup.locate("src", "z") is not None
 
 
 def test_an_empty_ledger_takes_over_the_id_of_the_folder(tmp_path, databases):

@@ -53,7 +53,7 @@ def ends_right(context, name):
     assert prove_chunk(context, name).proven
     assert [copy.provider for copy in context.ledger.known_copies(name) if copy.listed and not copy.fault] == [*EVERYBODY]
     for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
+        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
 
 def test_a_chunk_is_repaired_from_what_staging_still_has(context, store):

@@ -46,6 +46,7 @@ from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 from caf_pipeline_tests.support.tiers import sampled
@@ -121,14 +122,14 @@ def posting(context, name):
 
 
 def keys_of(context, name) -> set[str]:
-    return {key for key in BODIES if (found := context.ledger.locate("src", key)) and found.chunk == name}
+    return {key for key in BODIES if (found := context.ledger.lookup.locate("src", key)) and found.chunk == name}
 
 
 A_BYTE_LESS = "end_byte = end_byte - 1"
 
 
 def tamper(database, change: str, key: str = "key-000") -> None:
-    with database.transaction() as connection:
+    with connected(database) as connection:
         connection.execute(f"UPDATE file_locations SET {change} WHERE file_path = %(key)s", {"key": key})
 
 
@@ -293,7 +294,7 @@ def test_every_look_at_a_file_of_two_leaves_finds_a_wrong_byte(small, store, tmp
 
 
 def test_windows_of_fewer_copies_than_required_do_not_count(context, store, tmp_path, proven):
-    with context.ledger._database.transaction() as connection:
+    with connected(context.ledger.database) as connection:
         connection.execute("UPDATE replicas SET windows = 0, last_window = NULL WHERE provider = 'bert'")
     assert set(Answer(context, tmp_path).reasons.values()) == {"one_window"}
 
@@ -361,7 +362,7 @@ def test_other_bytes_with_the_same_etag_are_safe_once_archived(ledger, store, ne
         assert (answer.keys, answer.reasons, answer.details) == ([], {"k": "rewritten"}, {detail})
         pass_window(context, store)
     archive_everything(context)
-    assert b"".join(fetch(ledger, context.store, "src", "k").pieces) == SECOND
+    assert b"".join(fetch(ledger.lookup, context.store, "src", "k").pieces) == SECOND
     assert Answer(context, tmp_path).reasons == {"k": "one_window"}
     pass_window(context, store)
     assert Answer(context, tmp_path).keys == ["k"]
@@ -429,7 +430,7 @@ def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, data
 def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(context, tmp_path, proven, database, change):
     tamper(database, change)
     answer = Answer(context, tmp_path)
-    chunk = context.ledger.locate("src", "key-000").chunk
+    chunk = context.ledger.lookup.locate("src", "key-000").chunk
     assert answer.reasons == dict.fromkeys(keys_of(context, chunk), "disagrees")
     assert context.ledger.chunk(chunk).read_back_at is None
     assert Answer(context, tmp_path).reasons == answer.reasons
@@ -441,7 +442,7 @@ def test_a_row_that_changes_after_the_chunk_was_read_back_is_found_by_the_manife
     assert Answer(context, tmp_path).found.everything_is_safe
     tamper(database, change)
     answer = Answer(context, tmp_path)
-    assert answer.reasons == dict.fromkeys(keys_of(context, context.ledger.locate("src", "key-000").chunk), "disagrees")
+    assert answer.reasons == dict.fromkeys(keys_of(context, context.ledger.lookup.locate("src", "key-000").chunk), "disagrees")
 
 
 @pytest.mark.thorough
@@ -541,7 +542,7 @@ def test_a_chunk_that_comes_while_rows_are_exported_is_not_read_back_without_the
     monkeypatch.setattr(context.ledger, "export_located", export)
     answer = Answer(context, tmp_path)
     assert "late" in answer.reasons
-    assert context.ledger.chunk(context.ledger.locate("src", "late").chunk).read_back_at is None
+    assert context.ledger.chunk(context.ledger.lookup.locate("src", "late").chunk).read_back_at is None
 
 
 def test_a_repair_that_leaves_the_wrong_byte_where_it_is_does_not_succeed(large, store, tmp_path, monkeypatch):
@@ -681,7 +682,7 @@ def test_a_question_whose_lease_was_taken_over_writes_nothing(tmp_path, database
 
     def listing(**named):
         """Let another run take the lease, as it may from one that is paused for long, and go on when that is noticed."""
-        with database.transaction() as connection:
+        with connected(database) as connection:
             connection.execute("UPDATE leases SET epoch = epoch + 1 WHERE name = 'deletion/src'")
         noticed = False
         while not noticed:

@@ -14,6 +14,7 @@ from caf_pipeline.packing import staging
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything, plan
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 
@@ -130,7 +131,7 @@ def test_a_provider_that_keeps_only_what_it_was_asked_for_before_is_found_by_an_
 
 
 def test_a_row_that_is_wrong_here_is_no_fault_of_the_copies(context, name, database):
-    with database.transaction() as connection:
+    with connected(database) as connection:
         connection.execute("UPDATE file_locations SET sha256 = sha256('x')")
     report = prove_chunk(context, name)
     assert (report.proven, list(report.read_back)) == (True, ["anna", "bert", "carl"])
@@ -201,7 +202,7 @@ def test_a_damaged_chunks_objects_are_still_found_at_a_right_copy(context, store
 
     overwrite(store.file("anna", posting(context, name)))
     prove_chunk(context, name)
-    assert b"".join(fetch(context.ledger, store, "src", "key-000").pieces) == context.objects.bodies["key-000"]
+    assert b"".join(fetch(context.ledger.lookup, store, "src", "key-000").pieces) == context.objects.bodies["key-000"]
 
 
 def test_a_store_out_of_reach_is_an_error_and_no_damage(context, store, name):

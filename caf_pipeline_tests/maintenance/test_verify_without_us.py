@@ -112,7 +112,7 @@ def test_every_object_is_listed_fetched_and_found_right_at_every_provider(archiv
 @pytest.mark.thorough
 def test_a_flipped_byte_of_an_object_is_found(archived, elsewhere, tmp_path, network):
     context, address = archived
-    location = context.ledger.locate("src", "key-3")
+    location = context.ledger.lookup.locate("src", "key-3")
     holders = context.store.holders(location.posting)
     network.misbehave(provider=network.provider_addresses.index(holders[0]), flip_byte=location.row.start_byte + 77)
     said = run_page(context, address, elsewhere, tmp_path / "visitor").splitlines()

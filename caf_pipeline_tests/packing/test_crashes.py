@@ -32,7 +32,7 @@ def ends_right(context, name):
     assert list(context.staging().iterdir()) == []
     assert len(list((context.store.folder / "chunks").iterdir())) == 1
     for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
+        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
 
 @pytest.mark.thorough

@@ -35,7 +35,7 @@ def context(tmp_path, ledger):
 
 @pytest.fixture
 def archive(context):
-    return Archive(context.ledger, context.store)
+    return Archive(context.ledger.lookup, context.store)
 
 
 def put_at(context, archive, key, *providers, offset=0):
@@ -342,7 +342,7 @@ def test_by_await_the_same_is_read(context, archive, tmp_path):
 
 def test_by_await_there_are_the_same_methods(context):
     closed = []
-    asyncio.run(AsyncArchive(Archive(context.ledger, context.store, lambda: closed.append(True))).close())
+    asyncio.run(AsyncArchive(Archive(context.ledger.lookup, context.store, lambda: closed.append(True))).close())
     assert closed
     plain, awaited = (
         {name: inspect.signature(method).parameters for name, method in vars(one).items() if name[0] != "_"}

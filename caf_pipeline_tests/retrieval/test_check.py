@@ -27,13 +27,13 @@ def context(tmp_path, ledger):
 
 def spoil(context, key, *providers):
     """Let providers have other bytes of an object."""
-    location = context.ledger.locate("src", key)
+    location = context.ledger.lookup.locate("src", key)
     for provider in providers:
         corrupt(context.store.file(provider, location.posting), at=location.row.start_byte + 5)
 
 
 def checked(context):
-    return list(check_objects(list_objects(context.ledger, "src"), context.store))
+    return list(check_objects(list_objects(context.ledger.lookup, "src"), context.store))
 
 
 @pytest.mark.parametrize("batch_objects", [check.BATCH_OBJECTS, 15])
@@ -77,12 +77,12 @@ def test_a_check_ends_where_nothing_can_be_read_any_more(context, monkeypatch):
     context.store.away = set(context.store.folders)
     found = []
     with pytest.raises(StoreUnreachable, match="10 objects in a row could not be read"):
-        found.extend(check_objects(list_objects(context.ledger, "src"), context.store))
+        found.extend(check_objects(list_objects(context.ledger.lookup, "src"), context.store))
     assert all(not one.error.permanent for one in found)
 
 
 def test_a_sample_has_no_object_twice_and_at_least_one(context):
-    located = list(list_objects(context.ledger, "src"))
+    located = list(list_objects(context.ledger.lookup, "src"))
     for seed in range(20):
         chosen = [one.row.key for one in sampled(located, 0.01, seed)]
         assert 1 <= len(chosen) == len(set(chosen)) < len(BODIES)

@@ -30,6 +30,7 @@ from caf_pipeline_tests.contracts.ledger import (
     register_plan,
     skip,
 )
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.tiers import sampled
 
 LATER = EARLY + timedelta(days=1)
@@ -41,7 +42,7 @@ def _page(request, monkeypatch):
 
 
 def keys_of(ledger, prefix="", **more):
-    return [one.row.key for one in list_objects(ledger, SOURCE, prefix, **more)]
+    return [one.row.key for one in list_objects(ledger.lookup, SOURCE, prefix, **more)]
 
 
 def level_of(ledger, prefix="", **more):
@@ -78,9 +79,9 @@ def test_every_key_comes_once_in_the_order_of_bytes_as_a_look_up_gives_it(ledger
     ]
     archive(ledger, keys)
     archive(ledger, ["dir/not mine"], source="other")
-    listed = list(list_objects(ledger, SOURCE))
+    listed = list(list_objects(ledger.lookup, SOURCE))
     assert [one.row.key for one in listed] == in_order(keys)
-    assert all(one == ledger.locate(SOURCE, one.row.key) for one in listed)
+    assert all(one == ledger.lookup.locate(SOURCE, one.row.key) for one in listed)
 
 
 @pytest.mark.usefixtures("_page")
@@ -127,7 +128,7 @@ def test_any_keys_are_listed_by_any_prefix_as_s3_lists_them(ledger, monkeypatch,
     monkeypatch.setattr(listing, "PAGE_KEYS", 2)
     source = os.urandom(4).hex()
     archive(ledger, keys, source=source)
-    assert [one.row.key for one in list_objects(ledger, source, prefix)] == [
+    assert [one.row.key for one in list_objects(ledger.lookup, source, prefix)] == [
         key for key in in_order(keys) if key.startswith(prefix)
     ]
     level = [one.row.key if isinstance(one, Location) else [one] for one in list_level(ledger, source, prefix)]
@@ -157,7 +158,7 @@ def test_what_no_key_begins_with_finds_nothing(ledger, prefix):
 )
 def test_skipped_keys_that_are_not_supported_are_counted_below_a_prefix_as_they_are_in_the_bucket(ledger, prefix, count):
     register(ledger, [], skips=[skip("my%20dir/%FF", SkipReason.UNSUPPORTED_KEY), skip("my%20dir/x")])
-    assert listing.count_not_archived(ledger, SOURCE, prefix) == (0, count)
+    assert listing.count_not_archived(ledger.lookup, SOURCE, prefix) == (0, count)
 
 
 def test_what_is_out_of_good_standing_is_not_listed_and_no_folder_of_it_either(ledger):
@@ -173,7 +174,7 @@ def test_what_is_gone_or_older_is_listed_as_such_and_left_out_where_only_the_cur
     register_plan(ledger, plan_record(), [planned(1, ["older"])], claims((1, "older"), version="newer"))
     stated = [CurrentException(*one) for one in (("a/gone", LATER, None), ("b/gone", LATER, None), ("older", LATER, "newer"))]
     ledger.record_planned(InventoryRecord(SOURCE, "src-20240102T000000000000Z", LATER), stated)
-    listed = {one.row.key: one.status for one in list_objects(ledger, SOURCE)}
+    listed = {one.row.key: one.status for one in list_objects(ledger.lookup, SOURCE)}
     assert listed == {"a/gone": "gone", "a/kept": "current", "b/gone": "gone", "older": "older"}
     assert keys_of(ledger, wanted=is_current) == ["a/kept"]
     assert level_of(ledger, wanted=is_current) == [["a/"]]
@@ -212,7 +213,8 @@ def state(ledger, day, *exceptions):
 
 def as_of(ledger, day, prefix=""):
     return {
-        one.row.key: (one.row.object_version, one.status) for one in list_objects(ledger, SOURCE, prefix, as_of=EARLY + day * DAY)
+        one.row.key: (one.row.object_version, one.status)
+        for one in list_objects(ledger.lookup, SOURCE, prefix, as_of=EARLY + day * DAY)
     }
 
 
@@ -255,7 +257,7 @@ def test_of_two_versions_of_one_second_the_same_is_given_as_of_that_second_and_n
     register(ledger, ["x"])
     version(ledger, "a", 1, 1)
     version(ledger, "a", 2, 1)
-    assert as_of(ledger, 1)["a"][0] == ledger.locate(SOURCE, "a").row.object_version
+    assert as_of(ledger, 1)["a"][0] == ledger.lookup.locate(SOURCE, "a").row.object_version
     state(ledger, 3, ("a", "v1"))
     state(ledger, 5, ("a", "v2"))
     assert [as_of(ledger, day)["a"][0] for day in (1, 2, 3, 4, 5)] == ["v1", "v1", "v1", "v1", "v2"]
@@ -273,12 +275,12 @@ def test_as_of_a_time_what_is_known_of_it_and_not_archived_is_said(ledger):
 def test_what_was_not_archived_as_of_a_time_is_not_located_and_the_versions_are_named(ledger):
     register(ledger, ["x"])
     version(ledger, "a", 1, 1)
-    assert fetch(ledger, None, SOURCE, "a", as_of=EARLY + DAY).location.row.object_version == "v1"
+    assert fetch(ledger.lookup, None, SOURCE, "a", as_of=EARLY + DAY).location.row.object_version == "v1"
     with pytest.raises(NotLocated, match="'a' of source src is not archived as it was at 2024-01-01 00:00:00 UTC") as refused:
-        fetch(ledger, None, SOURCE, "a", as_of=EARLY)
+        fetch(ledger.lookup, None, SOURCE, "a", as_of=EARLY)
     assert "v1 (2024-01-02 00:00:00 UTC)" in refused.value.hint
     with pytest.raises(UsageError, match="exclude"):
-        fetch(ledger, None, SOURCE, "a", "v1", as_of=EARLY)
+        fetch(ledger.lookup, None, SOURCE, "a", "v1", as_of=EARLY)
 
 
 @pytest.mark.thorough
@@ -287,13 +289,13 @@ def test_a_listing_as_of_a_time_reads_no_table_from_its_beginning(ledger, databa
     keys = [f"k{number:05}" for number in range(5000)]
     archive(ledger, keys)
     state(ledger, 1, *((key, None) for key in keys))
-    with database.transaction() as connection:
+    with connected(database) as connection:
         connection.execute("ANALYZE current_exceptions")
 
     def read_from_the_beginning():
-        with database.transaction() as connection:
+        with connected(database) as connection:
             connection.execute("SELECT pg_stat_force_next_flush()")
-        with database.transaction() as connection:
+        with connected(database) as connection:
             read = connection.execute("SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname <> 'sources'")
             return dict(map(tuple, read))
 

@@ -29,7 +29,7 @@ def context(tmp_path, ledger):
 
 
 def test_the_metadata_of_a_large_archive_are_two_range_reads(context):
-    ranges = ObjectRanges(fetch(context.ledger, context.store, "src", "large"))
+    ranges = ObjectRanges(fetch(context.ledger.lookup, context.store, "src", "large"))
     first, size_bytes = ranges.read_prefix(FIRST_READ_BYTES)
     archive = read_metadata(first, size_bytes, ranges.read, name=ranges.name)
     assert (archive.records, size_bytes) == (2, len(LARGE))
@@ -42,7 +42,7 @@ def test_the_metadata_of_a_large_archive_are_two_range_reads(context):
 
 
 def test_a_small_object_is_read_once_and_no_wrong_byte_of_it_is_given_out(context):
-    found = fetch(context.ledger, context.store, "src", "small")
+    found = fetch(context.ledger.lookup, context.store, "src", "small")
     ranges = ObjectRanges(found)
     assert (ranges.read(10, 20), ranges.read_prefix(5)[0], ranges.read_suffix(5)[0]) == (SMALL[10:20], SMALL[:5], SMALL[-5:])
     assert len(context.store.asked) == 1

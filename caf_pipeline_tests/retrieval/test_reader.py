@@ -191,13 +191,13 @@ def test_what_is_not_archived_is_not_located(tmp_path, ledger):
     context = a_run_context(tmp_path, MemorySource({"a": b"a"}), ledger)
     archive_everything(context)
     with pytest.raises(NotLocated):
-        reader.fetch(ledger, context.store, "src", "b")
+        reader.fetch(ledger.lookup, context.store, "src", "b")
 
 
 def why(ledger, key, version=None):
     """Return what is said of a key that is not archived, and the hint."""
     with pytest.raises(NotLocated) as said:
-        reader.fetch(ledger, None, SOURCE, key, version)
+        reader.fetch(ledger.lookup, None, SOURCE, key, version)
     return str(said.value), said.value.hint
 
 

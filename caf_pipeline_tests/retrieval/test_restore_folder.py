@@ -69,7 +69,7 @@ def restore(context, tmp_path):
         with FilesBelow(tmp_path / "out", force=force) as files:
             files.own()
             target = RestoreFolder(files, context.store, force=force, dry_run=False)
-            with closing(restore_objects(list_objects(context.ledger, "src"), target)) as outcomes:
+            with closing(restore_objects(list_objects(context.ledger.lookup, "src"), target)) as outcomes:
                 done = list(islice(outcomes, most))
         return done, files_in(tmp_path / "out")
 
@@ -96,8 +96,8 @@ def test_neighbours_are_few_requests_and_what_is_there_is_none(context, restore,
 
 
 def test_an_object_that_no_provider_gives_keeps_no_neighbour_from_being_restored(context, restore):
-    bad, *_ = list_objects(context.ledger, "src", "dir/020")
-    wrong, *_ = list_objects(context.ledger, "src", "dir/030")
+    bad, *_ = list_objects(context.ledger.lookup, "src", "dir/020")
+    wrong, *_ = list_objects(context.ledger.lookup, "src", "dir/030")
     context.store.spot = bad.row.start_byte + 3
     for provider in context.store.folders:
         corrupt(context.store.file(provider, wrong.posting), at=wrong.row.start_byte)
@@ -126,7 +126,7 @@ def test_objects_that_fill_a_request_are_read_side_by_side(context, restore, bod
 @pytest.mark.parametrize("bodies", [BODIES | {"a": bytes(700), "a/b": b"1", "a/c": bytes(800)}])
 def test_objects_too_large_for_memory_get_their_names_in_turn_and_cost_no_other(context, restore, bodies, monkeypatch):
     monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", 600)
-    wrong, *_ = list_objects(context.ledger, "src", "dir/130")
+    wrong, *_ = list_objects(context.ledger.lookup, "src", "dir/130")
     for provider in context.store.folders:
         corrupt(context.store.file(provider, wrong.posting), at=wrong.row.start_byte)
     done, files = restore(most=150)  # as who is interrupted while some are under way
@@ -145,7 +145,7 @@ NESTED = ["a", "a/b", "a/c", "a/c/d", "a/c/d/e", "a/c/d/e/", "a/c/d/e//f", "a/c/
 
 @pytest.mark.parametrize("bodies", [{key: key.encode() for key in NESTED}])
 def test_keys_that_are_each_others_folders_all_have_files_in_whatever_order_they_come(context, tmp_path, bodies):
-    listed = list(list_objects(context.ledger, "src"))
+    listed = list(list_objects(context.ledger.lookup, "src"))
     for number in range(6):
         folder = tmp_path / f"out{number}"
         for _ in range(2):
@@ -161,7 +161,7 @@ def test_keys_that_are_each_others_folders_all_have_files_in_whatever_order_they
 @pytest.mark.parametrize("in_the_way", [["a"], ["a", ".caf~a"], [".caf~..", "a/c", "a/.caf+" + "n" * 200]], ids=len)
 @pytest.mark.parametrize("make", [os.mkfifo, partial(os.symlink, "gone/too")], ids=["pipe", "link"])
 def test_a_key_and_those_below_it_have_files_where_something_else_has_the_name(context, tmp_path, bodies, in_the_way, make):
-    listed = list(list_objects(context.ledger, "src"))
+    listed = list(list_objects(context.ledger.lookup, "src"))
     for number in range(3):
         for name in in_the_way:
             path = tmp_path / f"out{number}" / name
@@ -214,7 +214,7 @@ def test_a_private_file_that_is_replaced_stays_private(restore, bodies, monkeypa
 def test_a_full_disk_ends_a_restore_and_leaves_whole_files_alone(context, small_disk, bodies, monkeypatch):
     monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", 1000)
     with FilesBelow(small_disk, force=False) as files, pytest.raises(StagingError, match="No space left"):
-        list(RestoreFolder(files, context.store, force=False, dry_run=False).restore(list_objects(context.ledger, "src")))
+        list(RestoreFolder(files, context.store, force=False, dry_run=False).restore(list_objects(context.ledger.lookup, "src")))
     assert files_in(small_disk).items() <= bodies.items()
 
 

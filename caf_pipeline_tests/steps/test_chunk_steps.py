@@ -30,6 +30,7 @@ from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.ledger.test_postgres import DEADLOCK
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import limit_to_target
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import (
     CHUNK_STEPS,
     a_run_context,
@@ -61,7 +62,7 @@ def staged_files(context):
 
 def every_object_reads_back(context):
     for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
+        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
 
 def test_every_object_ends_up_located_and_reads_back(context):
@@ -81,7 +82,7 @@ def test_the_accounts_agree_and_members_read_back(context):
 
 def test_a_member_that_the_store_gives_back_with_other_bytes_is_named(context):
     archive_everything(context)
-    location = context.ledger.locate("src", "key-003")
+    location = context.ledger.lookup.locate("src", "key-003")
     file = context.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
     data = bytearray(file.read_bytes())
     data[location.row.start_byte] ^= 1
@@ -93,7 +94,7 @@ def test_a_member_that_the_store_gives_back_with_other_bytes_is_named(context):
 
 def test_members_are_fetched_without_the_manifest(context):
     archive_everything(context)
-    location = context.ledger.locate("src", "key-003")
+    location = context.ledger.lookup.locate("src", "key-003")
     file = context.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
     file.write_bytes(file.read_bytes()[:-1000] + bytes(1000))
     assert fetch_members(context, location.chunk).mismatched == []
@@ -134,17 +135,17 @@ def test_each_step_may_be_repeated(context, step):
 def test_no_location_exists_before_the_store_was_verified(context):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=chunk_steps.upload_chunk)
-    assert context.ledger.locate("src", "empty") is None
+    assert context.ledger.lookup.locate("src", "empty") is None
     archive_chunk(context, name, until=chunk_steps.verify_stored)
-    assert context.ledger.locate("src", "empty") is None
+    assert context.ledger.lookup.locate("src", "empty") is None
     chunk_steps.load_locations(context, name)
-    assert context.ledger.locate("src", "empty") is not None
+    assert context.ledger.lookup.locate("src", "empty") is not None
 
 
 def test_a_seal_that_meets_a_deadlock_may_be_repeated(context):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
-    with context.ledger.database.reading() as connection:
+    with connected(context.ledger.database) as connection:
         connection.execute(DEADLOCK)
     with pytest.raises(LedgerUnreachable) as deadlock:
         chunk_steps.seal_chunk(context, name)
@@ -155,8 +156,8 @@ def test_a_seal_that_meets_a_deadlock_may_be_repeated(context):
 def test_an_object_is_located_with_its_headers(context, source):
     source.headers["empty"] = ObjectHeaders("text/plain", cache_control="no-store", user_metadata={"owner": "ü", "a": ""})
     archive_everything(context)
-    location = context.ledger.locate("src", "empty")
-    sets = context.ledger.header_sets([location.row.header_set])
+    location = context.ledger.lookup.locate("src", "empty")
+    sets = context.ledger.lookup.header_sets([location.row.header_set])
     assert sets == {location.row.header_set: source.headers["empty"]}
 
 
@@ -199,7 +200,7 @@ def test_a_posted_chunk_that_cannot_be_packed_to_the_same_root_is_abandoned_and_
     assert states(context)[name] is ChunkState.ABANDONED
     del source.unavailable["key-000"]
     archive_everything(context)
-    assert context.ledger.locate("src", "key-000") is not None
+    assert context.ledger.lookup.locate("src", "key-000") is not None
 
 
 def test_a_damaged_staged_file_is_not_posted(context):
@@ -230,7 +231,7 @@ def test_skipped_objects_end_their_claim_and_are_recorded_with_their_reason(cont
     archive_everything(context)
     account = context.ledger.account("src")
     assert (account.skipped[SkipReason.COLD_STORAGE], account.claimed_objects) == (1, 0)
-    assert context.ledger.locate("src", "key-001") is None
+    assert context.ledger.lookup.locate("src", "key-001") is None
     assert account_for_plan(context, plan(context)).unaccounted == 0
 
 
@@ -446,18 +447,18 @@ def test_an_older_version_loaded_later_does_not_become_the_current_one(tmp_path,
     source.bodies["a"] = b"old"
     for name in old:
         archive_chunk(context, name)
-    assert b"".join(fetch(ledger, context.store, "src", "a").pieces) == b"new!"
+    assert b"".join(fetch(ledger.lookup, context.store, "src", "a").pieces) == b"new!"
 
 
 def test_wrong_bytes_in_the_store_are_never_handed_out_as_right(context, tmp_path):
     archive_everything(context)
-    location = context.ledger.locate("src", "key-000")
+    location = context.ledger.lookup.locate("src", "key-000")
     file = context.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
     data = bytearray(file.read_bytes())
     data[location.row.start_byte] ^= 1
     file.write_bytes(data)
     with pytest.raises(IntegrityError):
-        save(fetch(context.ledger, context.store, "src", "key-000"), tmp_path / "out")
+        save(fetch(context.ledger.lookup, context.store, "src", "key-000"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

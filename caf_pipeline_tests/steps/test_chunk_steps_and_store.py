@@ -93,7 +93,7 @@ def test_a_sealed_chunk_that_no_provider_takes_is_withdrawn_and_its_objects_are_
     assert "this plan is cut at 300000 bytes" in report.warning
     for chunk in report.chunks:
         archive_chunk(context, chunk.name)
-    assert context.ledger.locate("src", "key-000") is not None
+    assert context.ledger.lookup.locate("src", "key-000") is not None
 
 
 def test_a_withdrawn_chunk_says_why_to_whoever_runs_it(context, store):
@@ -183,7 +183,7 @@ def test_a_verified_chunk_is_located_without_its_file_and_its_store(context, sto
     for provider in store.folders:
         corrupt(store.file(provider, chunk_steps.posting_of(chunk)))
     chunk_steps.load_locations(context, chunk.name)
-    assert context.ledger.locate("src", "key-000").chunk == chunk.name
+    assert context.ledger.lookup.locate("src", "key-000").chunk == chunk.name
 
 
 # --- what is kept in staging ---

@@ -21,6 +21,7 @@ from caf_pipeline.steps.chunk_steps import open_chunk
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.new_ledgers import rows_of
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, account_for_plan, archive_chunk, archive_everything, plan
 from caf_pipeline_tests.support.s3_server import make_bucket
 from caf_pipeline_tests.support.tiers import sampled
@@ -36,13 +37,13 @@ def next_second() -> None:
 
 def current(context, key="k"):
     """Return the bytes that a look-up gives, and what is said of them."""
-    found = fetch(context.ledger, context.store, "src", key)
+    found = fetch(context.ledger.lookup, context.store, "src", key)
     return b"".join(found.pieces), found.location.currency
 
 
 def headers_of(context, key="k"):
     """Return content type and user metadata that the archive has of the current object."""
-    location = fetch(context.ledger, context.store, "src", key).location
+    location = fetch(context.ledger.lookup, context.store, "src", key).location
     rows = (
         open_chunk(context, context.ledger.chunk(location.chunk))
         .manifest()
@@ -162,7 +163,7 @@ def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(context, bucke
         bucket.put("k", body, **SHA256)
         archive_everything(context)
         next_second()
-    with ledger._database.transaction() as connection:
+    with connected(ledger.database) as connection:
         connection.execute("TRUNCATE current_exceptions, inventories")
     assert current(context)[0] == B
     plan(context)
@@ -176,7 +177,7 @@ def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(context, b
         archive_everything(context)
         next_second()
     rows = rows_of(ledger)["file_locations"]
-    with database.transaction() as connection:
+    with connected(database) as connection:
         connection.execute("TRUNCATE sources, file_locations, current_exceptions, skipped_objects, leases CASCADE")
     ledger.register_source("src", context.archive_id, context.address)
     assert all(outcome.complete for outcome in rebuild(context))
@@ -457,7 +458,7 @@ class BucketMachine(RuleBasedStateMachine):
         if switches:
             source = {"bucket": "b", "target_size": "6KiB", "public": True, "versions": "all"}
             self.other = a_run_context(home, self.bucket.source(all_versions=True), ledger, sources={"src": source})
-        with ledger._database.transaction() as connection:
+        with connected(ledger.database) as connection:
             connection.execute("TRUNCATE sources, claims, file_locations, current_exceptions, skipped_objects, leases CASCADE")
         ledger.register_source("src", self.context.archive_id, self.context.address)
         self.written = set()
@@ -548,12 +549,12 @@ class BucketMachine(RuleBasedStateMachine):
         for one in versions:
             key, size, etag = one["Key"], one["Size"], one["ETag"].strip('"')
             answer = client.get_object(Bucket=name, Key=key, VersionId=one["VersionId"])
-            rows, _ = self.context.ledger.versions("src", key, 1000)
+            rows, _ = self.context.ledger.lookup.versions("src", key, 1000)
             if one["VersionId"] == "null":
                 (row, *_) = [row for row in rows if (row.etag, row.end_byte - row.start_byte) == (etag, size)]
             else:
                 (row,) = [row for row in rows if row.object_version == one["VersionId"]]
-            found = fetch(self.context.ledger, self.context.store, "src", key, row.object_version)
+            found = fetch(self.context.ledger.lookup, self.context.store, "src", key, row.object_version)
             assert b"".join(found.pieces) == answer["Body"].read()
         account = self.context.ledger.account("src")
         if account.content:

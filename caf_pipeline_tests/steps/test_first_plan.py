@@ -24,6 +24,7 @@ from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
@@ -207,7 +208,7 @@ def test_the_launchpad_plans_a_new_archive_only_where_it_is_ordered(pipeline, ne
     pipeline.put(5)
     (chunk,) = pipeline.plan()
     assert pipeline.execute("archive_my_source", partition_key=chunk).success
-    with pipeline.ledger._database.transaction() as connection:
+    with connected(pipeline.ledger.database) as connection:
         connection.execute("TRUNCATE sources CASCADE")
     refused = pipeline.execute("plan_my_source")
     assert not refused.success

@@ -21,6 +21,7 @@ from caf_pipeline.steps import chunk_steps, inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, account_for_plan, archive_chunk, archive_everything, plan
 
 AGE = datetime.now(UTC) - MOMENT
@@ -62,7 +63,9 @@ def test_an_object_that_was_written_again_is_archived_whatever_time_is_listed_of
     listed = [replace(first, last_modified=datetime(year, 2, 3, tzinfo=UTC)), *others]
     monkeypatch.setattr(source, "objects", lambda: listed)
     assert len(archive_everything(context)) == 1
-    (location,) = [one for one in context.ledger.versions("src", "key-000", 5)[0] if one.object_version != first.object_version]
+    (location,) = [
+        one for one in context.ledger.lookup.versions("src", "key-000", 5)[0] if one.object_version != first.object_version
+    ]
     assert location.object_version == f"{first.object_version}:{year:04}-02-03T00:00:00.000000Z"
     assert context.ledger.account("src").located_objects == 31
 
@@ -136,7 +139,7 @@ def test_an_object_of_a_time_to_come_waits_no_longer_than_max_wait_from_the_plan
     run_context, source, monkeypatch, ledger, listed_at
 ):
     def let_pass(**days):
-        with ledger._database.transaction() as connection:
+        with connected(ledger.database) as connection:
             connection.execute("UPDATE skipped_objects SET first_at = first_at - make_interval(days => %(days)s)", days)
 
     listed = [replace(obj, last_modified=listed_at) for obj in source.objects()[:2]]
@@ -208,7 +211,7 @@ def test_waiting_does_not_count_as_a_skip_when_the_object_is_skipped_later(run_c
 
 def due_again(context, key):
     """Return in how many seconds a skipped object may be planned again."""
-    with context.ledger._database.transaction() as connection:
+    with connected(context.ledger.database) as connection:
         found = connection.execute(
             "SELECT extract(epoch FROM retry_at - now()) FROM skipped_objects WHERE file_path = %(key)s", {"key": key}
         )
@@ -260,12 +263,12 @@ def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longe
         return (
             context.ledger.account("src").skipped,
             progress.skipped_objects,
-            count_not_archived(context.ledger, "src", "key-00"),
+            count_not_archived(context.ledger.lookup, "src", "key-00"),
         )
 
     skipped = {SkipReason.CHANGED: 1, SkipReason.ACCESS_DENIED: 1}, 2, (0, 2)
     assert counted() == skipped
-    with context.ledger._database.transaction() as connection:  # hours pass
+    with connected(context.ledger.database) as connection:  # hours pass
         connection.execute("UPDATE inventories SET taken_at = taken_at - interval '2 hours'")
         connection.execute("UPDATE skipped_objects SET retry_at = now() - interval '1 hour'")
     assert counted() == skipped
@@ -283,10 +286,10 @@ def test_of_a_key_that_was_skipped_and_is_deleted_since_no_time_of_another_try_i
     context = run_context()
     source.unavailable = {"key-004": (SkipReason.ACCESS_DENIED, 0)}
     archive_everything(context)
-    assert not_located(context.ledger, "src", "key-004").hint.startswith("it may be planned again from 20")
+    assert not_located(context.ledger.lookup, "src", "key-004").hint.startswith("it may be planned again from 20")
     del source.bodies["key-004"]
     planning.cut_plan(context, inventories.take_inventory(context))
-    said = not_located(context.ledger, "src", "key-004")
+    said = not_located(context.ledger.lookup, "src", "key-004")
     assert "it was skipped as access_denied" in str(said)
     assert said.hint.startswith("no inventory lists it any more")
 
@@ -296,11 +299,11 @@ def test_what_is_due_again_counts_as_skipped_where_no_whole_inventory_was_planne
     source.unavailable = {"key-003": (SkipReason.CHANGED, 0)}
     for chunk in planning.cut_plan(context, inventories.take_inventory(context, until=b"key-999")).chunks:
         archive_chunk(context, chunk.name)
-    with context.ledger._database.transaction() as connection:  # hours pass
+    with connected(context.ledger.database) as connection:  # hours pass
         connection.execute("UPDATE skipped_objects SET retry_at = now() - interval '1 hour'")
     (progress,) = context.ledger.progress(["src"])
     assert (context.ledger.account("src").skipped, progress.skipped_objects) == ({SkipReason.CHANGED: 1}, 1)
-    assert count_not_archived(context.ledger, "src", "key-00") == (0, 1)
+    assert count_not_archived(context.ledger.lookup, "src", "key-00") == (0, 1)
 
 
 class Throttle:
@@ -331,7 +334,7 @@ def test_a_plan_that_was_suspended_in_the_middle_of_its_claims_until_another_too
     def suspended(folder):
         yield from read(folder)
         monkeypatch.setattr(planning, "read_identities", read)
-        with context.ledger._database.transaction() as connection:
+        with connected(context.ledger.database) as connection:
             connection.execute("UPDATE leases SET expires_at = now() - interval '1 second' WHERE name = 'plan/src'")
         with context.ledger.lease("plan/src", this_process("another")):
             planning._remove_unnamed(context)  # as the other one's plan begins

@@ -17,6 +17,7 @@ from caf_pipeline.steps import chunk_steps, inventories, planning, preview
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline.store.protocol import StorageCost
 from caf_pipeline_tests.support.memory_source import MemorySource
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
 
 
@@ -54,7 +55,7 @@ def test_a_preview_of_a_source_that_the_ledger_does_not_know_leaves_it_unknown(c
         register=False,
     )
     assert previewed(other).estimate.statistics.objects == 31
-    assert ledger.sources() == ["src"]
+    assert ledger.lookup.sources() == ["src"]
 
 
 def test_a_preview_claims_nothing_and_leaves_no_file_but_the_inventory(context):
@@ -176,7 +177,7 @@ def test_pauses_in_which_nothing_was_planned_do_not_count_as_time_of_archiving(c
     for day in range(5):
         source.bodies = {f"day-{day}": os.urandom(12_000)}
         (name,) = archive_everything(context)
-        with context.ledger._database.transaction() as connection:
+        with connected(context.ledger.database) as connection:
             connection.execute(
                 "UPDATE caf_files SET created_at = created_at + make_interval(days => %(day)s),"
                 " located_at = created_at + make_interval(days => %(day)s, mins => 20) WHERE name = %(name)s",

@@ -14,6 +14,7 @@ from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.steps.test_current_content import A, B, current, next_second, packed
 from caf_pipeline_tests.support.inventory_reports import FORMATS, ReportWriter, listed_rows
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import a_run_context, account_for_plan, archive_chunk, archive_everything
 from caf_pipeline_tests.support.s3_server import make_bucket
 
@@ -101,7 +102,7 @@ def test_a_source_that_was_never_planned_is_previewed_from_its_report(context, n
     settings = context.settings.model_copy(update={"sources": {"new": context.source_settings}})
     new = open_run_context(settings, "new", run="a preview", ledger=ledger, objects=context.objects, register=False)
     assert preview_plan(new, inventories.take_report(new)[0]).estimate.statistics.objects == 1
-    assert ledger.sources() == ["src"]
+    assert ledger.lookup.sources() == ["src"]
 
 
 def test_the_bucket_of_a_report_is_asked_once_whether_it_keeps_versions(context, new_bucket, reports, monkeypatch):
@@ -163,7 +164,7 @@ def test_what_was_archived_since_a_report_is_not_gone(context, new_bucket, repor
 def test_what_was_archived_since_is_not_gone_where_the_ledger_was_restored(context, new_bucket, reports, ledger):
     new_bucket.put("k", B)
     archive_everything(context)
-    with ledger._database.transaction() as connection:
+    with connected(ledger.database) as connection:
         connection.execute("DELETE FROM inventories")  # as after a rebuild
     reports.write(datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1), rows=[])
     assert archive_report(context).exceptions == 0

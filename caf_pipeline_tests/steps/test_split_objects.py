@@ -39,6 +39,7 @@ from caf_pipeline_tests.support import dying_runs
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
+from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import (
     CHUNK_STEPS,
     a_run_context,
@@ -155,13 +156,13 @@ def is_nowhere(context):
     held = [row["standing"] for row in standing if row["key"] == b"huge"]
     settled = ledger.settled_objects("src", listed)
     return (
-        ledger.locate("src", "huge") is None
-        and ledger.versions("src", "huge", 5) == ([], 0)
+        ledger.lookup.locate("src", "huge") is None
+        and ledger.lookup.versions("src", "huge", 5) == ([], 0)
         and "located" not in held
         and bool(settled) <= bool(held)
         and not any(row["key"] == b"huge" for row in rows)
         and not ledger.located_versions("src", ["huge"])
-        and "huge" not in [one.row.key for one in list_objects(ledger, "src")]
+        and "huge" not in [one.row.key for one in list_objects(ledger.lookup, "src")]
         and ledger.account("src").located_objects == whole
     )
 
@@ -172,13 +173,13 @@ def test_an_object_larger_than_a_chunk_is_split_and_reads_back_as_one(context, s
     assert len(parts) == 4
     assert all(context.ledger.chunk(name).stored_size_bytes <= LIMITS.max_bytes for name in parts)
     for key, body in source.bodies.items():
-        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
-    save(fetch(context.ledger, context.store, "src", "huge"), tmp_path / "out")
+        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
+    save(fetch(context.ledger.lookup, context.store, "src", "huge"), tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == HUGE
-    location = context.ledger.locate("src", "huge")
+    location = context.ledger.lookup.locate("src", "huge")
     assert [one.chunk for one in location.ranges] == parts
     assert (location.row.start_byte, location.row.end_byte, location.row.sha256) == (0, len(HUGE), b"")
-    assert {one.row.key: one.size_bytes for one in list_objects(context.ledger, "src")} == {
+    assert {one.row.key: one.size_bytes for one in list_objects(context.ledger.lookup, "src")} == {
         key: len(body) for key, body in source.bodies.items()
     }
     assert {chunk.state for chunk in context.ledger.chunks("src")} == {ChunkState.LOCATED}
@@ -223,7 +224,7 @@ def test_headers_that_no_listing_shows_keep_no_object_out(context, source, size_
     (first,) = plan(context).chunks[:1]
     chunk_steps.withdraw(context, first.name)
     assert len(archive_everything(context)) == chunks
-    assert b"".join(fetch(context.ledger, context.store, "src", "large").pieces) == HUGE[:size_bytes]
+    assert b"".join(fetch(context.ledger.lookup, context.store, "src", "large").pieces) == HUGE[:size_bytes]
 
 
 @pytest.mark.thorough
@@ -236,7 +237,7 @@ def test_headers_that_no_listing_shows_do_not_keep_a_part_out(context, source):
     assert report.chunks[0].part_count > 4
     for chunk in report.chunks:
         archive_chunk(context, chunk.name)
-    assert b"".join(fetch(context.ledger, context.store, "src", "huge").pieces) == HUGE
+    assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
 
 
 def test_a_preview_counts_objects_that_are_split_and_their_parts(context, source):
@@ -273,7 +274,7 @@ def test_it_is_located_when_all_parts_are_and_claimed_until_then(context, source
     assert context.ledger.account("src").claimed_objects == 1
     assert not plan(context).plan
     archive_chunk(context, last)
-    assert context.ledger.locate("src", "huge")
+    assert context.ledger.lookup.locate("src", "huge")
     account = account_for_plan(context, report)
     assert (account.located, account.claimed, account.holds) == (4, 0, True)
     sums = context.ledger.account("src")
@@ -321,7 +322,7 @@ def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_
     del source.unavailable["huge"]
     source.bodies["huge"] = os.urandom(300_000)
     archive_everything(context)
-    assert b"".join(fetch(context.ledger, context.store, "src", "huge").pieces) == source.bodies["huge"]
+    assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == source.bodies["huge"]
 
 
 @pytest.mark.thorough
@@ -342,8 +343,8 @@ def test_the_same_content_planned_again_is_located_by_its_new_parts_alone(contex
         archive_chunk(context, chunk.name)
         assert is_nowhere(context)
     archive_chunk(context, again.chunks[-1].name)
-    assert [one.chunk for one in context.ledger.locate("src", "huge").ranges] == [chunk.name for chunk in again.chunks]
-    assert b"".join(fetch(context.ledger, context.store, "src", "huge").pieces) == HUGE
+    assert [one.chunk for one in context.ledger.lookup.locate("src", "huge").ranges] == [chunk.name for chunk in again.chunks]
+    assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
 
 
 @pytest.mark.parametrize("step", CHUNK_STEPS[:3])
@@ -381,13 +382,13 @@ def test_when_a_located_part_is_lost_the_object_is_planned_again(context, source
     lost = context.ledger.chunk(parts_of(context)[1])
     with chunk_steps.lease_chunk(context, lost.name) as lease:
         context.ledger.move(lease, lost.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a test")
-    assert context.ledger.locate("src", "huge")
-    assert b"".join(fetch(context.ledger, context.store, "src", "huge").pieces) == HUGE
+    assert context.ledger.lookup.locate("src", "huge")
+    assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
     with chunk_steps.lease_chunk(context, lost.name) as lease:
         context.ledger.move(lease, lost.name, ChunkState.DAMAGED, ChunkState.WITHDRAWN, reason="a test")
     assert is_nowhere(context)
     archive_everything(context)
-    assert b"".join(fetch(context.ledger, context.store, "src", "huge").pieces) == HUGE
+    assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
     assert context.ledger.account("src").located_objects == 4
 
 
@@ -397,7 +398,7 @@ def test_the_accounts_of_parts_agree_and_their_bytes_are_compared(context):
         account = account_for_chunk(context, name)
         assert (account.agrees, account.explanation) == (True, "")
         assert fetch_members(context, name).mismatched == []
-    location = context.ledger.locate("src", "huge").ranges[2]
+    location = context.ledger.lookup.locate("src", "huge").ranges[2]
     file = context.store.folder / "chunks" / f"{location.posting.merkle_root.hex()}.caf"
     data = bytearray(file.read_bytes())
     data[location.end_byte - 1] ^= 1
@@ -408,15 +409,15 @@ def test_the_accounts_of_parts_agree_and_their_bytes_are_compared(context):
 
 def test_wrong_bytes_in_one_part_are_never_handed_out(context, tmp_path):
     archive_everything(context)
-    one = context.ledger.locate("src", "huge").ranges[3]
+    one = context.ledger.lookup.locate("src", "huge").ranges[3]
     file = context.store.folder / "chunks" / f"{one.posting.merkle_root.hex()}.caf"
     data = bytearray(file.read_bytes())
     data[one.start_byte] ^= 1
     file.write_bytes(data)
     with pytest.raises(IntegrityError, match=one.chunk):
-        save(fetch(context.ledger, context.store, "src", "huge"), tmp_path / "out")
+        save(fetch(context.ledger.lookup, context.store, "src", "huge"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    found = fetch(context.ledger, context.store, "src", "huge")
+    found = fetch(context.ledger.lookup, context.store, "src", "huge")
     with pytest.raises(IntegrityError):
         next(found.pieces)
 
@@ -441,7 +442,7 @@ NO_WHOLE = {
 def test_parts_that_do_not_make_up_the_object_are_no_object(context):
     archive_everything(context)
     assert not is_nowhere(context)
-    with context.ledger._database.transaction() as connection:
+    with connected(context.ledger.database) as connection:
         for name, change in NO_WHOLE.items():
             with connection.transaction(force_rollback=True):
                 if name == "another plan":
@@ -469,7 +470,7 @@ def test_a_chunk_that_has_another_part_than_planned_is_not_sealed(context):
 def test_a_missing_object_is_named_as_not_archived(context):
     plan(context)
     with pytest.raises(NotLocated):
-        fetch(context.ledger, context.store, "src", "huge")
+        fetch(context.ledger.lookup, context.store, "src", "huge")
 
 
 def test_parts_that_are_located_at_the_same_time_make_the_object_located(context, database_url):
@@ -480,15 +481,15 @@ def test_parts_that_are_located_at_the_same_time_make_the_object_located(context
     ready, failed = threading.Barrier(len(names)), []
 
     def locate(name):
-        database = Database(database_url)
+        ledger = Ledger(Database(database_url))
         try:
             ready.wait()
-            chunk_steps.load_locations(replace(context, lazy_ledger=Lazy.of(Ledger(database))), name)
+            chunk_steps.load_locations(replace(context, lazy_ledger=Lazy.of(ledger)), name)
         except BaseException as error:
             failed.append(error)
             raise
         finally:
-            database.close()
+            ledger.close()
 
     threads = [threading.Thread(target=locate, args=[name]) for name in names]
     for thread in threads:
@@ -496,7 +497,7 @@ def test_parts_that_are_located_at_the_same_time_make_the_object_located(context
     for thread in threads:
         thread.join()
     assert not failed
-    assert context.ledger.locate("src", "huge")
+    assert context.ledger.lookup.locate("src", "huge")
     assert context.ledger.account("src").claimed_objects == 3
 
 
@@ -512,7 +513,7 @@ def test_runs_that_are_killed_between_and_within_chunks_end_right(tmp_path, ledg
         killed = dying_runs.run(tmp_path, database_url, name, fatal=fatal, settings=settings, source=dying_runs.a_split_source)
         if killed is None:
             dying_runs.run(tmp_path, database_url, name, settings=settings, source=dying_runs.a_split_source)
-    assert b"".join(fetch(ledger, context.store, "src", "huge").pieces) == context.objects.bodies["huge"]
+    assert b"".join(fetch(ledger.lookup, context.store, "src", "huge").pieces) == context.objects.bodies["huge"]
     assert (ledger.account("src").located_objects, ledger.account("src").claimed_objects) == (2, 0)
     assert not plan(context).plan
     assert len(list((context.store.folder / "chunks").iterdir())) == len(names)
@@ -561,13 +562,13 @@ def pass_windows(context, names, count=3):
 @pytest.mark.thorough
 def test_a_provider_that_lies_in_one_part_is_passed_over(several):
     archive_everything(several)
-    for at, one in enumerate(several.ledger.locate("src", "huge").ranges):
+    for at, one in enumerate(several.ledger.lookup.locate("src", "huge").ranges):
         provider = ("anna", "bert", "carl", "anna")[at]
         file = several.store.file(provider, one.posting)
         data = bytearray(file.read_bytes())
         data[one.end_byte - 1] ^= 1
         file.write_bytes(data)
-    assert b"".join(fetch(several.ledger, several.store, "src", "huge").pieces) == HUGE
+    assert b"".join(fetch(several.ledger.lookup, several.store, "src", "huge").pieces) == HUGE
 
 
 @pytest.mark.thorough
@@ -589,8 +590,8 @@ def test_an_object_in_parts_is_safe_to_delete_when_each_of_its_chunks_is(several
 def test_one_part_with_too_few_copies_or_another_row_makes_the_object_unsafe(several, tmp_path, database_url, part):
     names = archive_everything(several)
     pass_windows(several, names)
-    one = several.ledger.locate("src", "huge").ranges[part]
-    with several.ledger._database.transaction() as connection:
+    one = several.ledger.lookup.locate("src", "huge").ranges[part]
+    with connected(several.ledger.database) as connection:
         connection.execute(
             "UPDATE file_locations SET sha256 = sha256(sha256) WHERE file_path = 'huge' AND part = %(part)s",
             {"part": part + 1},
@@ -640,8 +641,8 @@ def test_parts_are_joined_again_from_the_store_alone(several, lost):
     for outcome in rebuild(context):
         assert outcome.finding.kind is FileKind.CHUNK
     assert rows_of(context.ledger) == rows_of(several.ledger)
-    assert b"".join(fetch(context.ledger, context.store, "src", "huge").pieces) == HUGE
-    assert [one.chunk for one in context.ledger.locate("src", "huge").ranges] == parts_of(several)
+    assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
+    assert [one.chunk for one in context.ledger.lookup.locate("src", "huge").ranges] == parts_of(several)
     assert not plan(context).plan
 
 
@@ -659,7 +660,7 @@ def test_a_rebuilt_plan_of_parts_alone_has_their_object(several, lost):
 @pytest.mark.parametrize("missing", sampled(range(4), every=4))
 def test_parts_of_which_the_store_lacks_one_are_no_object(several, lost, missing):
     archive_everything(several)
-    several.store.forget(several.ledger.locate("src", "huge").ranges[missing].posting)
+    several.store.forget(several.ledger.lookup.locate("src", "huge").ranges[missing].posting)
     context = lost()
     list(rebuild(context))
     assert is_nowhere(context)
@@ -682,8 +683,8 @@ def test_parts_of_two_plans_are_never_mixed(several, lost):
     for chunk in again.chunks[:3]:
         archive_chunk(several, chunk.name)
     list(rebuild(context))
-    assert [one.chunk for one in context.ledger.locate("src", "huge").ranges] == [chunk.name for chunk in again.chunks]
-    assert b"".join(fetch(context.ledger, context.store, "src", "huge").pieces) == HUGE
+    assert [one.chunk for one in context.ledger.lookup.locate("src", "huge").ranges] == [chunk.name for chunk in again.chunks]
+    assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
     assert [chunk.part for chunk in plan(context).chunks] == [0]
 
 
@@ -697,7 +698,7 @@ def test_the_doctor_has_nothing_to_say_of_parts(several):
     assert [several.ledger.drop_stray_rows(rows.caf_file_id) for rows in several.ledger.rows_by_chunk("src")] == [0] * 5
     for name in [*names[2:], *whole_chunks(several)]:
         archive_chunk(several, name)
-    assert several.ledger.locate("src", "huge")
+    assert several.ledger.lookup.locate("src", "huge")
 
 
 # --- S3 --------------------------------------------------------------------------------------------------------------
@@ -716,8 +717,8 @@ def test_parts_are_read_from_s3_by_range_and_bound_to_the_content(tmp_path, new_
     for name in names[1:]:
         archive_chunk(context, name)
     if versions:  # the version that was planned is still there
-        assert b"".join(fetch(ledger, context.store, "src", "huge").pieces) == HUGE
+        assert b"".join(fetch(ledger.lookup, context.store, "src", "huge").pieces) == HUGE
     else:
-        assert ledger.locate("src", "huge") is None
+        assert ledger.lookup.locate("src", "huge") is None
     archive_everything(context)
-    assert b"".join(fetch(ledger, context.store, "src", "huge").pieces) == HUGE[::-1]
+    assert b"".join(fetch(ledger.lookup, context.store, "src", "huge").pieces) == HUGE[::-1]

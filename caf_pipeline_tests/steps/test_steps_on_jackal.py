@@ -53,7 +53,7 @@ def name(context):
 
 def every_object_reads_back(context):
     for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
+        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
 
 def test_a_preview_says_what_the_chain_asks_for_all_copies_before_anything_is_posted(context):

@@ -48,7 +48,7 @@ def test_what_one_has_begun_the_other_ends_and_nothing_is_stored_twice(homes, re
     assert posted in (None, first.ledger.chunk(name).merkle_root)
     assert len(list((first.store.folder / "chunks").iterdir())) == 1
     for key, body in BODIES.items():
-        assert b"".join(fetch(second.ledger, second.store, "src", key).pieces) == body
+        assert b"".join(fetch(second.ledger.lookup, second.store, "src", key).pieces) == body
 
 
 def test_a_posted_chunk_whose_objects_changed_is_left_to_the_one_that_packed_it(homes, source):
@@ -62,7 +62,7 @@ def test_a_posted_chunk_whose_objects_changed_is_left_to_the_one_that_packed_it(
         assert str(first.staging()) in str(caught.value)
         assert first.ledger.chunk(name).state is ChunkState.POSTED
     archive_chunk(first, name)
-    assert b"".join(fetch(second.ledger, second.store, "src", "key-0").pieces) == BODIES["key-0"]
+    assert b"".join(fetch(second.ledger.lookup, second.store, "src", "key-0").pieces) == BODIES["key-0"]
 
 
 def test_a_posted_chunk_whose_staging_is_lost_is_abandoned_by_who_takes_its_place(homes, source, tmp_path, ledger):
@@ -80,7 +80,7 @@ def test_a_posted_chunk_whose_staging_is_lost_is_abandoned_by_who_takes_its_plac
     assert ledger.chunk(name).state is ChunkState.ABANDONED
     source.unavailable.clear()
     archive_everything(at_its_place)
-    assert b"".join(fetch(second.ledger, second.store, "src", "key-0").pieces) == BODIES["key-0"]
+    assert b"".join(fetch(second.ledger.lookup, second.store, "src", "key-0").pieces) == BODIES["key-0"]
 
 
 @pytest.mark.parametrize("reached", [None, chunk_steps.load_batch, chunk_steps.seal_chunk, chunk_steps.post_file])
@@ -95,4 +95,4 @@ def test_without_the_folder_of_plans_nothing_is_done_and_the_folder_is_named(hom
         archive_chunk(second, name)
     (tmp_path / "away").rename(plans)
     archive_chunk(first, name)
-    assert b"".join(fetch(first.ledger, first.store, "src", "key-7").pieces) == BODIES["key-7"]
+    assert b"".join(fetch(first.ledger.lookup, first.store, "src", "key-7").pieces) == BODIES["key-7"]

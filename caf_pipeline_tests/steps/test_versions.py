@@ -86,7 +86,7 @@ def scripted_source(server):
 
 
 def body_of(context, key, version_id):
-    return b"".join(fetch(context.ledger, context.store, "src", key, version_id).pieces)
+    return b"".join(fetch(context.ledger.lookup, context.store, "src", key, version_id).pieces)
 
 
 def delete_all_but_the_marker(bucket, key):
@@ -96,7 +96,7 @@ def delete_all_but_the_marker(bucket, key):
 
 
 def versions_of(context, key="k"):
-    return {row.object_version for row in context.ledger.versions("src", key, 100)[0]}
+    return {row.object_version for row in context.ledger.lookup.versions("src", key, 100)[0]}
 
 
 @pytest.mark.parametrize("given_back", ["by withdrawing", "by closing early"])
@@ -128,8 +128,8 @@ def test_every_version_has_its_own_row_and_is_read_by_its_id(context, bucket):
     bodies = {bucket.put("k", body)["VersionId"]: body for body in (b"one", b"two", b"", b"one")}
     archive_everything(context)
     assert {one: body_of(context, "k", one) for one in versions_of(context)} == bodies
-    assert current(context) == (b"one", context.ledger.locate("src", "k").currency)
-    assert context.ledger.locate("src", "k").row.object_version == list(bodies)[-1]
+    assert current(context) == (b"one", context.ledger.lookup.locate("src", "k").currency)
+    assert context.ledger.lookup.locate("src", "k").row.object_version == list(bodies)[-1]
 
 
 def test_a_version_without_id_is_read_while_it_is_not_the_latest(tmp_path, new_bucket, ledger):
@@ -164,7 +164,7 @@ def test_a_version_without_id_that_was_overwritten_since_is_never_archived_as_wh
         archive_chunk(context, chunk.name)
     account = account_for_plan(context, report)
     assert account.skipped["changed"] == 1
-    assert sha256(A).digest() not in {row.sha256 for row in context.ledger.versions("src", "k", 9)[0]}
+    assert sha256(A).digest() not in {row.sha256 for row in context.ledger.lookup.versions("src", "k", 9)[0]}
 
 
 def test_delete_markers_are_in_the_snapshot_and_never_archived(context, bucket):
@@ -248,7 +248,10 @@ def test_an_older_version_of_the_same_second_that_is_archived_later_is_not_curre
     archive_everything(run_context("current"))
     archive_everything(run_context())
     assert packed(run_context()) == 6
-    assert (run_context().ledger.locate("src", "k").row.object_version, current(run_context())[1].is_current) == (latest, True)
+    assert (run_context().ledger.lookup.locate("src", "k").row.object_version, current(run_context())[1].is_current) == (
+        latest,
+        True,
+    )
 
 
 def written(reports, moment, **changes):
@@ -283,7 +286,7 @@ def test_a_restored_version_is_current_as_the_version_that_it_became(context, bu
         Bucket=bucket.name, Key="k", CopySource={"Bucket": bucket.name, "Key": "k", "VersionId": first}
     )["VersionId"]
     archive_everything(context)
-    assert (current(context)[0], context.ledger.locate("src", "k").row.object_version, packed(context)) == (A, copied, 3)
+    assert (current(context)[0], context.ledger.lookup.locate("src", "k").row.object_version, packed(context)) == (A, copied, 3)
 
 
 def test_a_latest_version_that_could_not_be_archived_leaves_no_older_one_as_current(context, bucket):

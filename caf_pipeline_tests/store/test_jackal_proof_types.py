@@ -82,7 +82,7 @@ def paid(network):
 
 def every_object_reads_back(context):
     for key, body in context.objects.bodies.items():
-        assert b"".join(fetch(context.ledger, context.store, "src", key).pieces) == body
+        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
 
 @pytest.mark.parametrize("version", ["5.0.1", "5.1.0-rc1", "main", ""])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from caf_pipeline.ledger.postgres import Ledger
-from caf_pipeline_tests.support.postgres import Databases
+from caf_pipeline_tests.support.postgres import Databases, connected
 
 TABLES = {
     "sources": "SELECT name, archive_id, address FROM sources ORDER BY name",
@@ -59,6 +59,6 @@ def new_ledger(databases: Databases) -> Iterator[NewLedger]:
 
 def rows_of(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
     """Return what the ledger has, by table, in an order of its own."""
-    with ledger._database.transaction() as connection:
+    with connected(ledger.database) as connection:
         found = {name: connection.execute(statement).fetchall() for name, statement in TABLES.items()}
     return {name: [row._asdict() for row in rows] for name, rows in found.items()}

@@ -180,11 +180,8 @@ def open_log(where: str) -> Iterator[TransactionLog]:
         from caf_pipeline.ledger.database import Database
         from caf_pipeline.ledger.postgres import Ledger
 
-        database = Database(where)
-        try:
-            yield Ledger(database).transactions(this_process("run-child"))
-        finally:
-            database.close()
+        with contextlib.closing(Ledger(Database(where))) as ledger:
+            yield ledger.transactions(this_process("run-child"))
     else:
         yield FileLog(Path(where))
 

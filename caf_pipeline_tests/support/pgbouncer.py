@@ -12,11 +12,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from caf_pipeline.errors import LedgerUnreachable
 from caf_pipeline.ledger.database import Database
+from caf_pipeline.ledger.schema_files import make_tables
 from caf_pipeline_tests.support.free_ports import free_port
 
 _LOOKS = 400
@@ -58,14 +59,12 @@ class Pooler:
         with log.open("a") as said:
             command = [self._program, "-q", str(self._folder / "pgbouncer.ini")]
             self._process = subprocess.Popen(command, stdout=said, stderr=said, **account)  # type: ignore[call-overload]
-        database = Database(self.url)
-        with contextlib.closing(database):
-            for _ in range(_LOOKS):
-                assert self._process.poll() is None, log.read_text()
-                with contextlib.suppress(LedgerUnreachable):
-                    database.make_tables()
-                    return
-                time.sleep(0.05)
+        for _ in range(_LOOKS):
+            assert self._process.poll() is None, log.read_text()
+            with contextlib.suppress(psycopg.OperationalError), Database(self.url).connect() as connection:
+                make_tables(connection)
+                return
+            time.sleep(0.05)
         raise AssertionError(log.read_text())
 
     def kill(self) -> None:

@@ -6,26 +6,57 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from psycopg.rows import namedtuple_row
 
-from caf_pipeline.errors import LedgerError
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.schema_files import make_tables
 from caf_pipeline.settings import Settings
 
 _TEMPLATE = "caf_template"
+
+
+class Rows(psycopg.Cursor[Any]):
+    """A cursor that returns named tuples, and columns of them."""
+
+    def one(self) -> Any:
+        """Return the next row, which there is."""
+        row = self.fetchone()
+        assert row is not None
+        return row
+
+    def scalar_one(self) -> Any:
+        """Return the first column of the next row, which there is."""
+        return self.one()[0]
+
+    def scalar_one_or_none(self) -> Any:
+        """Return the first column of the next row, None if there is none."""
+        row = self.fetchone()
+        return None if row is None else row[0]
+
+    def scalars(self) -> list[Any]:
+        """Return the first column of all rows."""
+        return [row[0] for row in self]
+
+
+def connected(database: Database) -> psycopg.Connection[Any]:
+    """Return a connection, whose context is a transaction, and which is closed at the end of it."""
+    return psycopg.connect(database.url, row_factory=namedtuple_row, cursor_factory=Rows)
+
+
 _numbers = itertools.count(1)
 
 _KEPT_BYTES = 8 << 20
 """By how much a database may have grown that is kept: nothing removes what deleted rows took of its files."""
 
-_EMPTY = (
-    # Rows go without a look at what refers to them. Ids begin at 1 again.
-    """
+# Rows go without a look at what refers to them. Ids begin at 1 again.
+_EMPTY = """
     SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid();
     SET lock_timeout = '10s'; SET session_replication_role = replica;
     DO $$ DECLARE found text; BEGIN
@@ -34,9 +65,7 @@ _EMPTY = (
         END LOOP;
     END $$;
     SELECT setval(seqrelid::regclass, 1, false) FROM pg_sequence
-    """,
-    "DISCARD ALL",
-)
+    """
 
 # What a test may have changed of a database beside its rows. What is made again has another oid.
 _SCHEMA = """SELECT concat_ws(E'\n',
@@ -69,17 +98,17 @@ class Databases:
     """Databases with the tables, of one server, as many as are asked for: one that was given back serves again.
 
     A copy of the template and its end take 60 to 200 ms of CPU time, the more the more files the disk has lately removed; to
-    empty a database takes 10. It keeps its connection: a new one takes 5, and the server reads its catalogs again.
+    empty a database takes 10.
     """
 
     def __init__(self, server_url: str) -> None:
         self._server_url = server_url
-        self._all: list[Database] = []
         self._free: list[Database] = []
         _administer(server_url, f"CREATE DATABASE {_TEMPLATE}")
-        with contextlib.closing(Database(database_at(server_url, _TEMPLATE))) as template:
-            template.make_tables()
-            self._schema, self._bytes = self._looked_at(template)
+        template = Database(database_at(server_url, _TEMPLATE))
+        with template.connect() as connection:
+            make_tables(connection)
+        self._schema, self._bytes = self._looked_at(template)
 
     def take(self) -> Database:
         """Return a database without a row."""
@@ -88,22 +117,18 @@ class Databases:
         name = f"test_{next(_numbers)}"
         # FILE_COPY makes a checkpoint, but where no disk is waited for it takes half of the time of WAL_LOG.
         _administer(self._server_url, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} STRATEGY file_copy")
-        self._all.append(Database(database_at(self._server_url, name)))
-        return self._all[-1]
+        return Database(database_at(self._server_url, name))
 
     def give_back(self, database: Database) -> None:
         """Empty a database for the next one that asks, or drop it where it has grown, or is not what the template is."""
         try:
-            with database.reading() as connection:
-                for statements in _EMPTY:
-                    connection.execute(statements)
+            _administer(database.url, _EMPTY)
             schema, size_bytes = self._looked_at(database)
             if schema == self._schema and size_bytes < self._bytes + _KEPT_BYTES:
                 self._free.append(database)
                 return
-        except LedgerError:  # the test let nobody in, or renamed a table
+        except psycopg.Error:  # the test let nobody in, or renamed a table
             pass
-        database.close()
         _administer(self._server_url, f"DROP DATABASE {database.name} WITH (FORCE)")
 
     @contextlib.contextmanager
@@ -115,15 +140,10 @@ class Databases:
         finally:
             self.give_back(database)
 
-    def close(self) -> None:
-        """Close the connections of all."""
-        for database in self._all:
-            database.close()
-
     @staticmethod
     def _looked_at(database: Database) -> tuple[str, int]:
         """Return all of a database's schema, to be compared, and its size."""
-        with database.reading() as connection:
+        with connected(database) as connection:
             return tuple(connection.execute(f"{_SCHEMA}, pg_database_size(current_database())").one())
 
 
@@ -144,10 +164,9 @@ def postgres_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def databases(postgres_url: str) -> Iterator[Databases]:
+def databases(postgres_url: str) -> Databases:
     """The databases of the session's server."""
-    with contextlib.closing(Databases(postgres_url)) as databases:
-        yield databases
+    return Databases(postgres_url)
 
 
 @pytest.fixture
@@ -173,6 +192,7 @@ def database_url(database: Database) -> str:
 
 
 @pytest.fixture
-def ledger(database: Database) -> Ledger:
+def ledger(database: Database) -> Iterator[Ledger]:
     """A ledger in a new database."""
-    return Ledger(database)
+    with contextlib.closing(Ledger(database)) as ledger:
+        yield ledger

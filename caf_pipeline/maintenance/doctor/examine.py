@@ -101,7 +101,7 @@ def examine(context: RunContext, *, alive: Callable[[Holder], bool | None], sett
 def _leases(examination: Examination) -> Iterator[Finding]:
     ledger, source = examination.context.ledger, examination.context.source
     others = {chunk_lease(chunk.name) for chunk in ledger.chunks() if chunk.source != source}
-    others |= {plan_lease(name) for name in ledger.sources() if name != source}
+    others |= {plan_lease(name) for name in ledger.lookup.sources() if name != source}
     for lease in ledger.leases():
         if lease.name in others:
             continue
@@ -213,7 +213,7 @@ def _kept(examination: Examination) -> Iterator[Finding]:
     """Find kept locations that are not those of the ledger; a plan compares only how many each chunk has."""
     context = examination.context
     folder = context.kept_locations()
-    if not folder.is_dir() or context.source not in context.ledger.sources():
+    if not folder.is_dir() or context.source not in context.ledger.lookup.sources():
         return
     with temporary_folder(context) as temporary:
         differing = context.ledger.compare_kept(context.source, temporary, folder)

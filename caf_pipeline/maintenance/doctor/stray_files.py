@@ -113,7 +113,7 @@ def _unknown(examination: Examination, file: StagedFile) -> Iterator[Finding]:
     elif named is None:
         yield Finding(Kind.STAGED, file.path.name, "it is not the pipeline's", "left as it is", Actor.NOBODY)
     elif named.source != examination.context.source:
-        if named.source not in {*examination.context.settings.sources, *examination.context.ledger.sources()}:
+        if named.source not in {*examination.context.settings.sources, *examination.context.ledger.lookup.sources()}:
             found = "neither the ledger nor caf.toml has its source"
             yield Finding(Kind.STAGED, file.path.name, found, "left as it is", Actor.NOBODY)
     elif file.kind in _WHOLE:

@@ -3,7 +3,7 @@
 Source: docs/jackal.md.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal.chain import Chain
@@ -11,7 +11,7 @@ from caf_pipeline.store.jackal.download import Downloads
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.reader_memory import ReaderHeights, ReaderRecords
-from caf_pipeline.store.protocol import ChainHeights, Copy, Posting, ProviderRecords
+from caf_pipeline.store.protocol import ChainHeights, Copy, Posting, ProviderRecord, ProviderRecords
 from caf_pipeline.waits import Waits
 
 
@@ -85,7 +85,21 @@ def open_chain(settings: JackalSettings, heights: ChainHeights, waits: Waits | N
 
 
 def open_jackal_reader(
-    settings: JackalSettings, heights: ChainHeights, records: ProviderRecords, waits: Waits | None = None
+    settings: JackalSettings,
+    recorded_height: Callable[[str], int],
+    recorded_providers: Callable[[], Mapping[str, ProviderRecord]],
+    waits: Waits | None = None,
 ) -> JackalReader:
-    """Open what reads the chunks of a network, and writes neither heights nor records. Raises as `open_chain`."""
-    return JackalReader(settings, open_chain(settings, ReaderHeights(heights), waits), ReaderRecords(records), waits)
+    """Open what reads the chunks of a network, and writes neither heights nor records.
+
+    Args:
+        settings: of the network.
+        recorded_height: returns the greatest height that the ledger has of a chain, 0 if it has none.
+        recorded_providers: returns what the ledger has of providers, by provider.
+        waits: says what is waited for.
+
+    Raises:
+        SettingsError: no LCD is set.
+    """
+    chain = open_chain(settings, ReaderHeights(recorded_height), waits)
+    return JackalReader(settings, chain, ReaderRecords(recorded_providers), waits)

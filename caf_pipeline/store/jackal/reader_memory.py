@@ -3,23 +3,24 @@
 So reading archived objects needs no right to write. `run_wiring.open_jackal` opens a store that writes its records to the ledger.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from caf_pipeline.store.protocol import ChainHeights, ProviderRecord, ProviderRecords
+from caf_pipeline.store.protocol import ProviderRecord
 
 
 class ReaderHeights:
     """The greatest block heights that were seen, by this process or by whoever wrote them to the ledger."""
 
-    def __init__(self, recorded: ChainHeights) -> None:
+    def __init__(self, recorded: Callable[[str], int]) -> None:
+        """`recorded` returns the height that the ledger has of a chain, 0 if it has none."""
         self._recorded = recorded
         self._seen = dict[str, int]()
 
     def seen_height(self, chain_id: str) -> int:
         """Return the greatest height ever seen of a chain; 0 if there is none."""
-        return max(self._seen.get(chain_id, 0), self._recorded.seen_height(chain_id))
+        return max(self._seen.get(chain_id, 0), self._recorded(chain_id))
 
     def see_height(self, chain_id: str, height: int) -> None:
         """Remember a height until the process ends."""
@@ -29,13 +30,14 @@ class ReaderHeights:
 class ReaderRecords:
     """Rates and failures of providers, of which this process measures its own downloads. Safe in threads."""
 
-    def __init__(self, recorded: ProviderRecords) -> None:
+    def __init__(self, recorded: Callable[[], Mapping[str, ProviderRecord]]) -> None:
+        """`recorded` returns the records that the ledger has, by provider."""
         self._recorded = recorded
         self._measured = dict[str, ProviderRecord]()
 
     def all(self) -> Mapping[str, ProviderRecord]:
         """Return the records by provider."""
-        return {**self._recorded.all(), **self._measured}
+        return {**self._recorded(), **self._measured}
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
         """Do nothing: a reader uploads nothing."""

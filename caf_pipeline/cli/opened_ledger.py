@@ -1,0 +1,16 @@
+"""The ledger for a command that writes to it, or asks for more than where objects are."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from caf_pipeline.cli.terminal import note
+from caf_pipeline.ledger.postgres import Ledger, open_ledger
+from caf_pipeline.settings import Settings
+from caf_pipeline.waits import Announcer, Waits
+
+
+@contextmanager
+def opened_ledger(settings: Settings) -> Iterator[Ledger]:
+    """Open the ledger while the context lasts."""
+    with closing(open_ledger(settings, Waits(Announcer(note)))) as ledger:
+        yield ledger
