@@ -239,6 +239,13 @@ def parse_url(text: str) -> str:
     )
 
 
+def waiting_for_database(settings: Settings, waits: Waits) -> contextlib.AbstractContextManager[None]:
+    """Say while the database does not answer what is waited for."""
+    return waits.waiting(
+        describe_database(settings), ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
+    )
+
+
 def describe_database(settings: Settings) -> str:
     """Return where the database of the settings is, without user and password."""
     url = settings.database_url.get_secret_value() if settings.database_url else ""

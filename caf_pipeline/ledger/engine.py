@@ -65,9 +65,19 @@ class LedgerEngine:
             LedgerUnreachable: the database is away; whether a commit under way was made is then unknown.
             LedgerError: it refused a statement.
         """
-        try:
-            with self._engine.begin() as connection:
+        with self._translated(), self._engine.begin() as connection:
+            try:
                 yield connection
+            except Exception:
+                raise
+            except BaseException:  # a statement may be under way, which cannot be rolled back
+                connection.invalidate()
+                raise
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
         except DBAPIError as error:
             if not isinstance(error.orig, psycopg.Error):
                 raise
@@ -79,7 +89,7 @@ class LedgerEngine:
 
     def bring_up(self, waits: Waits) -> None:
         """Make the tables that the database lacks: see `Database.bring_up`."""
-        with self.database.translated(), self._engine.connect() as connection:
+        with self._translated(), self._engine.connect() as connection:
             self.database.bring_up(driver_connection(connection), waits)
 
     def close(self) -> None:

@@ -20,13 +20,13 @@ from psycopg.rows import args_row, scalar_row
 from caf_pipeline.chunk_state import IN_GOOD_STANDING
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import can_be_stored, is_supported
-from caf_pipeline.ledger.database import Database, database_of, describe_database
+from caf_pipeline.ledger.database import Database, database_of, waiting_for_database
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.read_connections import ReadConnections
 from caf_pipeline.ledger.records import Currency, LocatedRange, Location, LocationRow, NotArchived, require_zone
 from caf_pipeline.settings import Settings
 from caf_pipeline.store.protocol import Posting, ProviderRecord
-from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
+from caf_pipeline.waits import Waits
 
 GOOD: Final = sorted(IN_GOOD_STANDING)
 _LOOK_UP: Final = "SELECT * FROM look_up(%(source)s, %(keys)s, %(good)s)"
@@ -240,9 +240,7 @@ def open_lookup(settings: Settings, waits: Waits | None = None) -> Lookup:
         LedgerUnreachable, LedgerError: it cannot be used; the message says where it is, without the password.
     """
     waits = waits or Waits()
-    with waits.waiting(
-        describe_database(settings), ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
-    ):
+    with waiting_for_database(settings, waits):
         lookup = Lookup(database_of(settings))
         lookup.bring_up(waits)
     return lookup

@@ -5,6 +5,7 @@ A move is an UPDATE guarded by state and epoch (`moves`) together with all that 
 Source: "Database" and "Promises" in docs/design.md.
 """
 
+import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -36,7 +37,7 @@ from caf_pipeline.ledger.copy import (
     withdraw_claims,
 )
 from caf_pipeline.ledger.current_content import CurrentContent
-from caf_pipeline.ledger.database import Database, database_of, describe_database
+from caf_pipeline.ledger.database import Database, database_of, waiting_for_database
 from caf_pipeline.ledger.engine import LedgerEngine, source_id_of
 from caf_pipeline.ledger.export import Exports
 from caf_pipeline.ledger.folder_store import FolderStores
@@ -61,7 +62,7 @@ from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.settings import Settings
 from caf_pipeline.store.protocol import Lease, Posting, Sample
 from caf_pipeline.system.quantities import counted
-from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
+from caf_pipeline.waits import Waits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,11 +111,12 @@ def open_ledger(settings: Settings, waits: Waits | None = None) -> "Ledger":
         LedgerUnreachable, LedgerError: it cannot be used; the message says where it is, without the password.
     """
     waits = waits or Waits()
-    with waits.waiting(
-        describe_database(settings), ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
-    ):
-        ledger = Ledger(database_of(settings), store=settings.store.kind)
-        ledger.bring_up(waits)
+    with contextlib.ExitStack() as opened:
+        with waiting_for_database(settings, waits):
+            ledger = Ledger(database_of(settings), store=settings.store.kind)
+            opened.callback(ledger.close)
+            ledger.bring_up(waits)
+        opened.pop_all()
     return ledger
 
 

@@ -121,7 +121,7 @@ def fetch(
     """Look one object up; its bytes are read when the first piece is taken.
 
     Args:
-        ledger: where its location is looked up.
+        lookup: where its location is looked up.
         store: where its chunk is kept.
         source: the source's name.
         key: the object's key.

@@ -14,6 +14,7 @@ from caf_pipeline.errors import HeldByOther, LedgerError, SettingsError, Staging
 from caf_pipeline.ledger import backup
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.schema_files import make_tables
+from caf_pipeline.waits import Waits
 from caf_pipeline_tests.contracts.ledger import holder, register
 from caf_pipeline_tests.support.new_ledgers import rows_of
 
@@ -43,7 +44,7 @@ def test_a_backup_brings_every_row_back(ledger, programs, dump):
     register(ledger, ["b"])
     backup.restore(ledger.database, programs, dump, reason="a test")
     assert rows_of(ledger) == before
-    assert ledger.database.is_current()
+    ledger.bring_up(Waits())
     register(ledger, ["b"])
 
 
@@ -161,6 +162,7 @@ import sys
 from caf_pipeline.ledger import backup
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.schema_files import make_tables
+from caf_pipeline.waits import Waits
 from pathlib import Path
 database = Database(sys.argv[1])
 programs = backup.Programs(database, embedded=True)

@@ -14,7 +14,11 @@ from psycopg.conninfo import conninfo_to_dict
 from pydantic import SecretStr
 
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
-from caf_pipeline.ledger.database import KEPT_IDLE, Database, open_database, parse_url
+from caf_pipeline.ledger.database import Database, parse_url
+from caf_pipeline.ledger.engine import MOST_CONNECTIONS, LedgerEngine, driver_connection
+from caf_pipeline.ledger.lookup import open_lookup
+from caf_pipeline.ledger.postgres import open_ledger
+from caf_pipeline.ledger.read_connections import ReadConnections
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.support.postgres import database_at
 from caf_pipeline_tests.system.test_unreachable import answer_once
@@ -33,55 +37,85 @@ def test_any_postgres_address_is_for_psycopg_3(text):
     assert parse_url(text) == "postgresql://u@h/d"
 
 
-def test_a_configured_database_is_opened_with_its_tables(empty_database_url):
-    database = open_database(settings(empty_database_url))
-    with database.transaction() as connection:
-        assert connection.execute("SELECT count(*) FROM sources").scalar_one() == 0
-    database.close()
+@pytest.fixture
+def engine(database):
+    with contextlib.closing(LedgerEngine(database)) as engine:
+        yield engine
 
 
-def test_a_transaction_that_fails_writes_nothing(database):
+@pytest.fixture
+def connections(database):
+    with contextlib.closing(ReadConnections(database)) as connections:
+        yield connections
+
+
+@pytest.fixture(params=["engine", "connections"])
+def ask(request):
+    """Ask the database for a statement's first value, by each of the two ways to it."""
+    opened = request.getfixturevalue(request.param)
+
+    def ask(statement):
+        if isinstance(opened, LedgerEngine):
+            with opened.begin() as connection:
+                return connection.exec_driver_sql(statement).scalar_one()
+        with opened.connection() as connection:
+            return connection.execute(statement).fetchone()[0]
+
+    return ask
+
+
+def count_sources(engine):
+    with engine.begin() as connection:
+        return connection.exec_driver_sql("SELECT count(*) FROM sources").scalar_one()
+
+
+@pytest.mark.parametrize("opened", [open_ledger, open_lookup])
+def test_a_configured_database_is_opened_with_its_tables(empty_database_url, opened):
+    opened(settings(empty_database_url)).close()
+    engine = LedgerEngine(Database(empty_database_url))
+    assert count_sources(engine) == 0
+    engine.close()
+
+
+def test_a_transaction_that_fails_writes_nothing(engine):
     def insert_and_fail():
-        with database.transaction() as connection:
-            connection.execute("INSERT INTO sources (name, archive_id, address) VALUES ('a', 'b', 'c')")
+        with engine.begin() as connection:
+            connection.exec_driver_sql("INSERT INTO sources (name, archive_id, address) VALUES ('a', 'b', 'c')")
             raise ConnectionError("the cable")
 
     with pytest.raises(ConnectionError):
         insert_and_fail()
-    with database.transaction() as connection:
-        assert connection.execute("SELECT count(*) FROM sources").scalar_one() == 0
+    assert count_sources(engine) == 0
 
 
-def test_an_interrupt_in_the_middle_of_a_statement_stays_one(database, caplog):
+def test_an_interrupt_in_the_middle_of_a_statement_stays_one(engine, caplog, capfd):
     def interrupted():
-        with database.transaction() as connection:
-            connection.pgconn.send_query(b"SELECT pg_sleep(0.1)")
+        with engine.begin() as connection:
+            driver_connection(connection).pgconn.send_query(b"SELECT pg_sleep(0.1)")
             raise KeyboardInterrupt  # the roll-back then fails: a command is in progress
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert not caplog.records
-    with database.transaction() as connection:
-        assert connection.execute("SELECT 1").scalar_one() == 1
+    assert capfd.readouterr().err == ""
+    assert count_sources(engine) == 0
 
 
-def test_no_statement_is_prepared(database):
-    with database.transaction() as connection:
-        for _ in range(20):
-            connection.execute("SELECT 1")
-        assert connection.execute("SELECT count(*) FROM pg_prepared_statements").scalar_one() == 0
+def test_an_interrupt_of_a_question_stays_one(connections, ask):
+    def interrupted():
+        with connections.connection() as connection:
+            connection.pgconn.send_query(b"SELECT pg_sleep(0.1)")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert ask("SELECT 1") == 1
 
 
-def answers(database):
-    """Whether the database answers in a transaction, and a question."""
-    with database.transaction() as connection:
-        in_transaction = connection.execute("SELECT 1").scalar_one()
-    return (in_transaction, asked(database)) == (1, 1)
-
-
-def asked(database):
-    with database.reading() as connection:
-        return connection.execute("SELECT 1").fetchone()[0]
+def test_no_statement_is_prepared(ask):
+    for _ in range(20):
+        ask("SELECT 1")
+    assert ask("SELECT count(*) FROM pg_prepared_statements") == 0
 
 
 def end_connections(database, admin_url):
@@ -93,45 +127,47 @@ def end_connections(database, admin_url):
             pass
 
 
-@pytest.mark.parametrize("again", [answers, asked])
-def test_a_connection_that_broke_while_idle_is_replaced_unseen(database, postgres_url, again):
-    assert answers(database)
+def test_a_connection_that_broke_while_idle_is_replaced_unseen(database, postgres_url, ask):
+    assert ask("SELECT 1") == 1
     end_connections(database, postgres_url)
-    assert again(database)
+    assert ask("SELECT 1") == 1
 
 
-def test_connections_that_all_broke_while_idle_are_replaced_unseen(database, postgres_url):
-    with database.reading(), database.reading(), database.reading():
+def test_connections_that_all_broke_while_idle_are_replaced_unseen(database, postgres_url, connections):
+    with connections.connection(), connections.connection(), connections.connection():
         pass
     end_connections(database, postgres_url)
-    with database.reading() as one, database.reading() as other:
-        assert one.execute("SELECT 1").fetchone() == other.execute("SELECT 1").fetchone() == (1,)
+    with connections.connection() as first, connections.connection() as second:
+        assert first.execute("SELECT 1").fetchone() == second.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_a_server_that_went_away_without_a_word_is_noticed_by_a_connection_that_was_idle_for_long(
-    database, postgres_url, monkeypatch
+    database, postgres_url, connections, monkeypatch
 ):
-    assert answers(database)
+    with connections.connection():
+        pass
     end_connections(database, postgres_url)
-    monkeypatch.setattr("caf_pipeline.ledger.database._has_something_to_read", lambda connection: False)
-    monkeypatch.setattr("caf_pipeline.ledger.database.UNASKED_SECONDS", 0)
-    assert asked(database) == 1
+    monkeypatch.setattr("caf_pipeline.ledger.read_connections._has_something_to_read", lambda connection: False)
+    monkeypatch.setattr("caf_pipeline.ledger.read_connections.UNASKED_SECONDS", 0)
+    with connections.connection() as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_what_is_left_open_on_a_connection_is_rolled_back(database):
-    with database.reading() as connection:
-        connection.execute("BEGIN; INSERT INTO sources (name, archive_id, address) VALUES ('a', 'b', 'c')")
-    with database.reading() as again:
-        assert again is connection
-        assert again.execute("SELECT count(*) FROM sources").scalar_one() == 0
-
-
-def test_no_more_connections_are_kept_than_a_step_uses(database):
+def test_no_more_connections_are_kept_than_a_reader_uses(connections):
     with contextlib.ExitStack() as stack:
-        used = [stack.enter_context(database.reading()) for _ in range(KEPT_IDLE + 3)]
-    assert sum(not connection.closed for connection in used) == KEPT_IDLE
-    database.close()
+        used = [stack.enter_context(connections.connection()) for _ in range(5)]
+    assert sum(not connection.closed for connection in used) == 2
+    connections.close()
     assert all(connection.closed for connection in used)
+
+
+def test_a_closed_engine_leaves_no_connection(engine, database, postgres_url):
+    with engine.begin(), engine.begin():
+        pass
+    engine.close()
+    with psycopg.connect(postgres_url, autocommit=True) as admin:
+        while admin.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = %s", [database.name]).fetchone() != (0,):
+            pass
 
 
 # --- errors ---
@@ -150,9 +186,9 @@ STATES = [
 
 
 @pytest.mark.parametrize(("code", "kind"), STATES)
-def test_what_the_server_says_becomes_an_error_of_the_tree(database, code, kind):
-    with pytest.raises(LedgerError, match="the server's words") as raised, database.transaction() as connection:
-        connection.execute(f"DO $$ BEGIN RAISE EXCEPTION 'the server''s words' USING ERRCODE = '{code}'; END $$")
+def test_what_the_server_says_becomes_an_error_of_the_tree(ask, code, kind):
+    with pytest.raises(LedgerError, match="the server's words") as raised:
+        ask(f"DO $$ BEGIN RAISE EXCEPTION 'the server''s words' USING ERRCODE = '{code}'; END $$")
     assert type(raised.value) is kind
     assert raised.value.permanent is (kind is LedgerError)
     assert isinstance(raised.value.__cause__, psycopg.Error)
@@ -181,7 +217,7 @@ def password_url(postgres_url):
 
 def test_a_wrong_password_is_permanent_and_never_shown(password_url):
     with pytest.raises(LedgerError, match="password authentication failed") as refused:
-        open_database(settings(password_url.format("wrong-" + PASSWORD)))
+        open_ledger(settings(password_url.format("wrong-" + PASSWORD)))
     assert refused.value.permanent
     assert "CAF_DATABASE_URL" in refused.value.hint
     assert PASSWORD not in shown(refused.value)
@@ -189,7 +225,7 @@ def test_a_wrong_password_is_permanent_and_never_shown(password_url):
 
 def test_a_right_password_without_rights_is_told_what_to_grant(password_url):
     with pytest.raises(LedgerError, match="permission denied") as refused:
-        open_database(settings(password_url.format(PASSWORD)))
+        open_ledger(settings(password_url.format(PASSWORD)))
     assert "grant" in refused.value.hint
     assert PASSWORD not in shown(refused.value)
 
@@ -197,7 +233,7 @@ def test_a_right_password_without_rights_is_told_what_to_grant(password_url):
 def test_an_unknown_database_is_permanent_and_named(postgres_url):
     url = database_at(postgres_url, "nowhere")
     with pytest.raises(LedgerError, match="'nowhere'") as refused:
-        open_database(settings(url))
+        open_ledger(settings(url))
     assert refused.value.permanent
     assert "create the database" in refused.value.hint
 
@@ -208,7 +244,7 @@ def test_a_database_that_takes_no_connections_is_not_said_to_be_missing(postgres
         admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
         try:
             with pytest.raises(LedgerError, match="is not currently accepting connections") as refused:
-                open_database(settings(empty_database_url))
+                open_ledger(settings(empty_database_url))
         finally:
             admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
     assert refused.value.permanent
@@ -217,7 +253,7 @@ def test_a_database_that_takes_no_connections_is_not_said_to_be_missing(postgres
 
 def test_a_server_that_is_away_is_transient_and_named():
     with pytest.raises(LedgerUnreachable, match=r"'d' at 127\.0\.0\.1:1 cannot") as away:
-        open_database(settings(f"postgresql://u:{PASSWORD}@127.0.0.1:1/d"))
+        open_ledger(settings(f"postgresql://u:{PASSWORD}@127.0.0.1:1/d"))
     assert PASSWORD not in shown(away.value)
 
 
@@ -231,7 +267,7 @@ def test_a_server_that_is_away_is_transient_and_named():
 )
 def test_why_a_server_is_away_is_told_apart(url, words):
     with pytest.raises(LedgerUnreachable, match=words) as away:
-        open_database(settings(url))
+        open_ledger(settings(url))
     assert "CAF_DATABASE_URL" in away.value.hint
 
 
@@ -245,7 +281,7 @@ def test_a_server_that_is_silent_and_one_of_something_else_are_told_apart(said, 
         if said:
             answering.start()
         with pytest.raises(LedgerUnreachable, match=words):
-            open_database(settings(url))
+            open_ledger(settings(url))
         server.shutdown(socket.SHUT_RDWR)
         if said:
             answering.join()
@@ -267,7 +303,7 @@ def test_what_tls_wants_of_the_address_is_told_and_not_that_the_server_is_away(t
         address = f"hostaddr=127.0.0.1&port={server.getsockname()[1]}&connect_timeout=30"
         threading.Thread(target=speak_tls_once, args=(server, tls), daemon=True).start()
         with pytest.raises(LedgerUnreachable, match=words) as refused:
-            open_database(settings(f"postgresql:///d?{address}&{told}"))
+            open_ledger(settings(f"postgresql:///d?{address}&{told}"))
         assert hint in refused.value.hint
         assert "CAF_DATABASE_URL" in refused.value.hint
 
@@ -291,7 +327,7 @@ def speak_tls_once(server: socket.socket, tls: ssl.SSLContext) -> None:
 )
 def test_a_bad_address_is_refused_without_its_password(url):
     with pytest.raises(LedgerError) as refused:
-        open_database(settings(url))
+        open_ledger(settings(url))
     assert PASSWORD not in shown(refused.value)
 
 
@@ -314,30 +350,48 @@ def test_a_database_is_shown_with_its_hosts_and_ports(hosts, at):
 
 def test_keys_are_themselves_whatever_encoding_the_address_asks_for(database):
     other = Database(f"{database.url}{'&' if '?' in database.url else '?'}client_encoding=latin1")
-    with other.transaction() as connection:
-        assert connection.execute("SELECT %(key)s", {"key": "日"}).scalar_one() == "日"
-        assert connection.execute("SHOW client_encoding").scalar_one() == "UTF8"
-    other.close()
+    with other.connect() as connection:
+        assert connection.execute("SELECT %(key)s", {"key": "日"}).fetchone() == ("日",)
+        assert connection.execute("SHOW client_encoding").fetchone() == ("UTF8",)
 
 
-def test_a_fork_uses_no_connection_of_its_parent(database):
-    def server_process():
-        with database.reading() as connection:
-            return connection.execute("SELECT pg_backend_pid()").scalar_one()
-
-    ours = server_process()
+def test_a_fork_uses_no_connection_of_its_parent(ask):
+    ours = ask("SELECT pg_backend_pid()")
     here, there = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.write(there, str(server_process()).encode())
+            os.write(there, str(ask("SELECT pg_backend_pid()")).encode())
         finally:
             os._exit(0)
     os.waitpid(child, 0)
     os.close(there)
     with open(here) as said:
         assert int(said.read()) != ours
-    assert server_process() == ours
+    assert ask("SELECT pg_backend_pid()") == ours
+
+
+def test_a_failed_copy_is_an_error_of_the_tree(engine):
+    def copy():
+        with engine.begin() as connection, driver_connection(connection).cursor().copy("COPY sources FROM STDIN") as rows:
+            rows.write(b"no row\n")
+
+    with pytest.raises(LedgerError, match="invalid input"):
+        copy()
+    assert count_sources(engine) == 0
+
+
+def test_a_server_that_goes_away_during_a_copy_is_transient(engine, database, postgres_url, caplog, capfd):
+    def copy():
+        with engine.begin() as connection, driver_connection(connection).cursor().copy("COPY sources FROM STDIN") as rows:
+            end_connections(database, postgres_url)
+            rows.write(b"no row\n")
+
+    with pytest.raises(LedgerUnreachable):
+        copy()
+    assert count_sources(engine) == 0
+    assert not caplog.records
+    assert capfd.readouterr().err == ""
 
 
 def test_a_password_in_the_query_is_not_part_of_the_description():
@@ -346,29 +400,26 @@ def test_a_password_in_the_query_is_not_part_of_the_description():
 
 
 def test_the_number_of_connections_is_bounded(database, monkeypatch):
-    monkeypatch.setattr("caf_pipeline.ledger.database.POOL_SECONDS", 0.1)
-    with pytest.raises(LedgerUnreachable, match="in use"):
-        exhaust(database, 30)
+    monkeypatch.setattr("caf_pipeline.ledger.engine.POOL_SECONDS", 0.1)
+    with contextlib.closing(LedgerEngine(database)) as engine, contextlib.ExitStack() as stack:
+        for _ in range(MOST_CONNECTIONS):
+            stack.enter_context(engine.begin())
+        with pytest.raises(LedgerUnreachable, match="in use"):
+            stack.enter_context(engine.begin())
 
 
-def test_a_transaction_that_stands_still_is_ended_and_its_locks_with_it(database, monkeypatch):
-    monkeypatch.setattr("caf_pipeline.ledger.database._BEGIN", "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 50")
+def test_a_transaction_that_stands_still_is_ended_and_its_locks_with_it(engine, database, monkeypatch):
+    monkeypatch.setattr("caf_pipeline.ledger.engine.BEGIN", "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 50")
     with pytest.raises(LedgerUnreachable):
-        stand_still(database)
+        stand_still(engine, database)
 
 
-def stand_still(database):
+def stand_still(engine, database):
     """Hold a lock until another has it."""
-    with database.transaction() as connection, psycopg.connect(database.url) as other:
-        connection.execute("LOCK TABLE leases")
+    with engine.begin() as connection, psycopg.connect(database.url) as other:
+        connection.exec_driver_sql("LOCK TABLE leases")
         other.execute("LOCK TABLE leases")
-        connection.execute("SELECT 1")
-
-
-def exhaust(database, depth):
-    with database.transaction():
-        if depth:
-            exhaust(database, depth - 1)
+        connection.exec_driver_sql("SELECT 1")
 
 
 def test_the_environment_of_libpq_does_not_redirect_the_embedded_server(tmp_path, monkeypatch, postgres_url):
@@ -376,6 +427,5 @@ def test_the_environment_of_libpq_does_not_redirect_the_embedded_server(tmp_path
     monkeypatch.setitem(os.environ, "PGDATABASE", "nowhere")
     monkeypatch.setitem(os.environ, "PGPORT", "1")
     database = Database(postgres_url)
-    with database.transaction() as connection:
-        assert connection.execute("SELECT current_database()").scalar_one() == "postgres"
-    database.close()
+    with database.connect() as connection:
+        assert connection.execute("SELECT current_database()").fetchone() == ("postgres",)
