@@ -239,7 +239,7 @@ def parse_url(text: str) -> str:
     )
 
 
-def waiting_for_database(settings: Settings, waits: Waits) -> contextlib.AbstractContextManager[None]:
+def waiting_for_database(settings: Settings, waits: Waits) -> contextlib.AbstractContextManager[object]:
     """Say while the database does not answer what is waited for."""
     return waits.waiting(
         describe_database(settings), ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS

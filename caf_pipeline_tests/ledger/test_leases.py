@@ -13,7 +13,7 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import HeldByOther, LeaseLost
 from caf_pipeline.ledger import records
-from caf_pipeline.ledger.database import Database
+from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.processes import boot_id, is_alive, this_process
@@ -73,6 +73,11 @@ def tell(process):
 
 
 @pytest.fixture
+def engine(database):
+    return LedgerEngine(database)
+
+
+@pytest.fixture
 def chunk(ledger):
     (name,) = register(ledger, ["a"])
     return name
@@ -122,10 +127,10 @@ def test_a_live_run_on_another_machine_is_seen_renewing(database, database_url, 
         assert refused.value.holder == "run-child"
 
 
-def test_a_pid_that_another_process_has_now_is_a_dead_holder(database):
+def test_a_pid_that_another_process_has_now_is_a_dead_holder(engine):
     gone = replace(this_process("run-1"), process_started=1.0)
-    with HeldLease(database, "plan/src", gone, seconds=NEVER) as lease:
-        taken = HeldLease(database, "plan/src", holder("run-2"), seconds=NEVER)
+    with HeldLease(engine, "plan/src", gone, seconds=NEVER) as lease:
+        taken = HeldLease(engine, "plan/src", holder("run-2"), seconds=NEVER)
         with taken:
             assert taken.epoch > lease.epoch
 
@@ -158,20 +163,20 @@ def test_a_run_killed_while_it_seals_leaves_no_row_and_the_next_one_completes(da
 
 
 @pytest.mark.thorough
-def test_a_lease_outlives_its_time_while_it_is_renewed(database, database_url):
+def test_a_lease_outlives_its_time_while_it_is_renewed(engine, database_url):
     ends = "SELECT expires_at FROM leases WHERE name = 'plan/src'"
-    with HeldLease(database, "plan/src", holder("run-1"), seconds=4 * SHORT) as lease:
+    with HeldLease(engine, "plan/src", holder("run-1"), seconds=4 * SHORT) as lease:
         with psycopg.connect(database_url, autocommit=True) as connection:
             first = connection.execute(ends).fetchone()
             while connection.execute(ends).fetchone() == first:
                 time.sleep(0.05)
         lease.check()
         with pytest.raises(HeldByOther):
-            HeldLease(database, "plan/src", holder("run-2"), seconds=SHORT).__enter__()
+            HeldLease(engine, "plan/src", holder("run-2"), seconds=SHORT).__enter__()
 
 
-def test_a_lease_that_was_taken_over_is_known_to_be_lost(database, database_url):
-    with HeldLease(database, "plan/src", holder("run-1"), seconds=SHORT) as lease:
+def test_a_lease_that_was_taken_over_is_known_to_be_lost(engine, database_url):
+    with HeldLease(engine, "plan/src", holder("run-1"), seconds=SHORT) as lease:
         with psycopg.connect(database_url) as connection:
             connection.execute("UPDATE leases SET epoch = epoch + 1, run = 'run-2'")
         with pytest.raises(LeaseLost, match="another run"):
@@ -181,9 +186,8 @@ def test_a_lease_that_was_taken_over_is_known_to_be_lost(database, database_url)
         assert connection.execute("SELECT run, epoch FROM leases").fetchone() == ("run-2", lease.epoch + 1)
 
 
-def test_a_lease_whose_database_is_away_is_lost_after_its_time(postgres_url, database_url):
-    database = Database(database_url)
-    with HeldLease(database, "plan/src", holder("run-1"), seconds=SHORT) as lease:
+def test_a_lease_whose_database_is_away_is_lost_after_its_time(postgres_url, database, engine):
+    with HeldLease(engine, "plan/src", holder("run-1"), seconds=SHORT) as lease:
         lease.check()
         with psycopg.connect(postgres_url, autocommit=True) as admin:
             name = database.name

@@ -18,8 +18,8 @@ from caf_pipeline.ledger import copy, import_chunk
 from caf_pipeline.ledger.arrow import header_set_ids
 from caf_pipeline.ledger.copy import copy_location_batches
 from caf_pipeline.ledger.export import _PARTS
-from caf_pipeline.ledger.keys import _KEYS
 from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import LocationRow
 from caf_pipeline_tests.contracts.ledger import register
 from caf_pipeline_tests.support.postgres import connected
@@ -184,5 +184,5 @@ def test_claims_of_what_is_restored_are_found_in_the_index(plan_of, connection):
 
 
 def test_a_page_of_keys_is_read_from_the_index_alone(plan_of):
-    plan = plan_of(_KEYS.format(below="") % {"source": "'src'", "start": "'a'", "limit": 10})
+    plan = plan_of(query("archived_keys") % {"source": "'src'", "start": "'a'", "end": "NULL", "limit": 10})
     assert "Index Only Scan using file_locations_pkey on file_locations" in plan

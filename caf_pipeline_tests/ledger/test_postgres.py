@@ -339,7 +339,7 @@ def test_a_look_up_that_loses_its_connection_is_transient_and_the_next_one_has_a
     chunk = archive(ledger, ["a"])
 
     def lose_the_connection():
-        with connected(database) as connection:
+        with ledger.lookup._connections.connection() as connection:
             with psycopg.connect(postgres_url, autocommit=True) as admin:
                 name = database.name
                 admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))

@@ -45,6 +45,24 @@ class Rows(psycopg.Cursor[Any]):
         return [row[0] for row in self]
 
 
+class OpenDatabase(Database):
+    """A database that closes at the end of a test what the test's ledgers opened."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._connections: list[psycopg.Connection] = []
+
+    def connect(self) -> psycopg.Connection:
+        """Return a new connection."""
+        self._connections.append(super().connect())
+        return self._connections[-1]
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._connections:
+            connection.close()
+
+
 def connected(database: Database) -> psycopg.Connection[Any]:
     """Return a connection, whose context is a transaction, and which is closed at the end of it."""
     return psycopg.connect(database.url, row_factory=namedtuple_row, cursor_factory=Rows)
@@ -103,24 +121,26 @@ class Databases:
 
     def __init__(self, server_url: str) -> None:
         self._server_url = server_url
-        self._free: list[Database] = []
+        self._free: list[OpenDatabase] = []
         _administer(server_url, f"CREATE DATABASE {_TEMPLATE}")
         template = Database(database_at(server_url, _TEMPLATE))
         with template.connect() as connection:
             make_tables(connection)
         self._schema, self._bytes = self._looked_at(template)
 
-    def take(self) -> Database:
+    def take(self) -> OpenDatabase:
         """Return a database without a row."""
         if self._free:
             return self._free.pop()
         name = f"test_{next(_numbers)}"
         # FILE_COPY makes a checkpoint, but where no disk is waited for it takes half of the time of WAL_LOG.
         _administer(self._server_url, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} STRATEGY file_copy")
-        return Database(database_at(self._server_url, name))
+        return OpenDatabase(database_at(self._server_url, name))
 
-    def give_back(self, database: Database) -> None:
+    def give_back(self, database: OpenDatabase) -> None:
         """Empty a database for the next one that asks, or drop it where it has grown, or is not what the template is."""
+        database.close()
+        database = OpenDatabase(database_at(self._server_url, database.name))  # a test may have changed it
         try:
             _administer(database.url, _EMPTY)
             schema, size_bytes = self._looked_at(database)
@@ -192,7 +212,6 @@ def database_url(database: Database) -> str:
 
 
 @pytest.fixture
-def ledger(database: Database) -> Iterator[Ledger]:
+def ledger(database: Database) -> Ledger:
     """A ledger in a new database."""
-    with contextlib.closing(Ledger(database)) as ledger:
-        yield ledger
+    return Ledger(database)
