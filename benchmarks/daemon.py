@@ -36,7 +36,7 @@ from caf_pipeline.dagster_host.storage import URL_VARIABLE
 from caf_pipeline.defs.naming import PARTITION_TAG
 from caf_pipeline.ledger.database import embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import inventories, planning
@@ -139,7 +139,7 @@ def _backfill(settings: Settings, instance: DagsterInstance, url: str | None, ho
         backfill.submit(settings, instance, ledger, SOURCE, names, "a-backfill")
         asked = time.time() - began
         with daemon("caf_pipeline.definitions", home):
-            while len(ledger.chunks(SOURCE, [ChunkState.LOCATED])) < len(names) or _unfinished(instance):
+            while len(ledger.chunks.list(SOURCE, [ChunkState.LOCATED])) < len(names) or _unfinished(instance):
                 time.sleep(2)
     kept = {name: (size - before[name]) / len(names) for name, size in _kept(home, url).items()}
     return {"asked_seconds": asked, **_rates(instance, began), **{f"{name}_a_run": value for name, value in kept.items()}}
@@ -208,11 +208,11 @@ def _latency(settings: Settings, server: S3Server, prefix: str, puts: int, home:
     chance, client, took = random.Random(inputs.SEED), server.client(), []
     keys = [f"{prefix}/new-{number}" for number in range(puts + 1)]
     with closing(open_ledger(settings)) as ledger, daemon("caf_pipeline.definitions", home):
-        known = ledger.account(SOURCE).located_objects
+        known = ledger.chunks.account(SOURCE).located_objects
         for number, key in enumerate(keys):
             client.put_object(Bucket=BUCKET, Key=key, Body=chance.randbytes(OBJECT_BYTES))
             put = time.monotonic()
-            while ledger.account(SOURCE).located_objects == known:
+            while ledger.chunks.account(SOURCE).located_objects == known:
                 time.sleep(0.1)
             known += 1
             if number:  # while the first waits, the daemon starts

@@ -36,7 +36,7 @@ from caf_pipeline.ledger.arrow import LOCATION, SIGNATURE, TRAILER, as_rows, loc
 from caf_pipeline.ledger.copy import copy_location_batches
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, plan_record, register_plan
 from caf_pipeline_tests.support.chunk_rows import set_state
@@ -75,7 +75,7 @@ def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
         database = Database(database_at(url, RUN))
         database.make_tables()
         ledger = Ledger(database)
-        ledger.register_source(SOURCE, "0" * 32, "s3://bench")
+        ledger.sources.register(SOURCE, "0" * 32, "s3://bench")
         ledger.close()
         return command
 
@@ -293,7 +293,7 @@ def _planned(url: str, count: int, claims: Iterable[pa.RecordBatch]) -> tuple[Le
     database = Database(url)
     database.make_tables()
     ledger = Ledger(database)
-    ledger.register_source(SOURCE, "0" * 32, "s3://bench")
+    ledger.sources.register(SOURCE, "0" * 32, "s3://bench")
     plan = plan_record()
     planned = ChunkPlan(1, count, count * OBJECT_BYTES, count * OBJECT_BYTES, ".caf/chunk", ".caf/manifest.parquet")
     register_plan(ledger, plan, [planned], claims)

@@ -25,7 +25,7 @@ from caf_pipeline.defs.naming import ALERT_SENSOR, LAUNCH_SENSOR, partitions_nam
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline_tests.support.postgres import connected
@@ -100,7 +100,7 @@ def measure(count: int) -> dict[str, Any]:
             for name in (ALERT_SENSOR, LAUNCH_SENSOR):
                 evaluate_tick(work, name)  # loads what a code server has loaded
                 timed(f"tick of {name}", lambda name=name: evaluate_tick(work, name))
-            names = [chunk.name for chunk in ledger.chunks(SOURCE)]
+            names = [chunk.name for chunk in ledger.chunks.list(SOURCE)]
             timed("backfill submitted", lambda: backfill.submit(work.settings, instance, ledger, SOURCE, names, "all"))
             timed(f"tick of {LAUNCH_SENSOR}, beside it", lambda: evaluate_tick(work, LAUNCH_SENSOR))
     return {"chunks": count, "seconds": took, **report.about()}

@@ -135,16 +135,16 @@ def claim(url: str, rows: str, chunks: str, objects: str) -> dict[str, Any]:
 
     from caf_pipeline.inventory.plan import ChunkPlan
     from caf_pipeline.ledger.database import Database
-    from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.ledger.ledger import Ledger
     from caf_pipeline.ledger.processes import this_process
     from caf_pipeline.ledger.records import PlanRecord, plan_lease
 
     ledger, count, size = Ledger(Database(url)), int(objects), int(objects)
     record = PlanRecord("src", bytes(32), "00000000", "snapshot", "plan", int(chunks) * count, int(chunks) * size)
     planned = [ChunkPlan(one, count, size, size, ".caf/chunk", ".caf/manifest.parquet") for one in range(1, int(chunks) + 1)]
-    with pq.ParquetFile(rows) as file, ledger.lease(plan_lease("src"), this_process("bench")) as lease:
-        ledger.register_plan(lease, record, planned, file.iter_batches())
-    claimed = ledger.account("src").claimed_objects
+    with pq.ParquetFile(rows) as file, ledger.leases.hold(plan_lease("src"), this_process("bench")) as lease:
+        ledger.plans.register(lease, record, planned, file.iter_batches())
+    claimed = ledger.chunks.account("src").claimed_objects
     ledger.close()
     return {"claimed": claimed}
 
@@ -154,23 +154,23 @@ def load(url: str, manifest: str, chunk: str) -> dict[str, Any]:
     from caf_pipeline.chunk_state import ChunkState
     from caf_pipeline.inventory.manifest import open_manifest
     from caf_pipeline.ledger.database import Database
-    from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.ledger.ledger import Ledger
     from caf_pipeline.ledger.processes import this_process
     from caf_pipeline.ledger.records import Seal
     from caf_pipeline.store.protocol import Copy, Posting
 
     ledger, opened = Ledger(Database(url)), open_manifest(Path(manifest))
-    with ledger.lease(f"chunk/{chunk}", this_process("bench")) as lease:
+    with ledger.leases.hold(f"chunk/{chunk}", this_process("bench")) as lease:
         began = time.monotonic()
         seal = Seal(1000, 1000, opened.row_count, 1000, 0, 0, bytes(32), 3, [], 900, bytes(32))
-        ledger.seal(lease, chunk, seal, [], [], rows=opened.locations)
+        ledger.moves.seal(lease, chunk, seal, [], [], rows=opened.locations)
         sealed = time.monotonic()
-        ledger.move(lease, chunk, ChunkState.SEALED, ChunkState.POSTING)
-        ledger.record_posting(lease, chunk, Posting(bytes(32), "jkl1", 1, 1000))
-        ledger.move(lease, chunk, ChunkState.POSTED, ChunkState.UPLOADING)
-        ledger.record_copies(lease, chunk, [Copy("provider", "proof")])
+        ledger.moves.move(lease, chunk, ChunkState.SEALED, ChunkState.POSTING)
+        ledger.moves.record_posting(lease, chunk, Posting(bytes(32), "jkl1", 1, 1000))
+        ledger.moves.move(lease, chunk, ChunkState.POSTED, ChunkState.UPLOADING)
+        ledger.replicas.record_verified(lease, chunk, [Copy("provider", "proof")])
         verified = time.monotonic()
-        count = ledger.load_locations(lease, chunk)
+        count = ledger.moves.load_locations(lease, chunk)
     ledger.close()
     return {"locations": count, "seal_seconds": sealed - began, "locate_seconds": time.monotonic() - verified}
 
@@ -178,7 +178,7 @@ def load(url: str, manifest: str, chunk: str) -> dict[str, Any]:
 def look_up(url: str, keys: str, at_once: str) -> dict[str, Any]:
     """Look up keys, so many at once, as one process that stays connected does."""
     from caf_pipeline.ledger.database import Database
-    from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.ledger.ledger import Ledger
 
     ledger, wanted, count = Ledger(Database(url)), Path(keys).read_text().split(), 0
     for first in range(0, len(wanted), int(at_once)):
@@ -191,7 +191,7 @@ def look_up(url: str, keys: str, at_once: str) -> dict[str, Any]:
 def list_pages(url: str, prefix: str, level: str, pages: str) -> dict[str, Any]:
     """List what is below a prefix, so many pages of it, as `caf ls` does."""
     from caf_pipeline.ledger.database import Database
-    from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.ledger.ledger import Ledger
     from caf_pipeline.retrieval.listing import list_level, list_objects
 
     ledger = Ledger(Database(url))

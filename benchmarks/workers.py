@@ -24,7 +24,7 @@ from benchmarks.inputs import KEPT
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.contracts.ledger import bring_to, register
 

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StagingError
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.settings import Settings, SourceSettings
 from caf_pipeline.source.protocol import ObjectSource
@@ -137,7 +137,7 @@ class RunContext:
 
     def lease(self, name: str) -> AbstractContextManager[Lease]:
         """Hold a lease while the context lasts: see `Ledger.lease`."""
-        return self.ledger.lease(name, self.holder, waits=self.waits)
+        return self.ledger.leases.hold(name, self.holder, waits=self.waits)
 
     def wait_while_paused(self, check: Callable[[], None]) -> None:
         """Return once the operator has nothing paused; `check` is called at least once, and may raise to end the wait."""

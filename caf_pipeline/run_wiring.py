@@ -13,7 +13,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import LedgerError, SettingsError, UsageError
 from caf_pipeline.ledger.backup import BackupContents, Programs, back_up, read_backup, restore
 from caf_pipeline.ledger.database import has_own_server
-from caf_pipeline.ledger.postgres import Ledger, open_ledger
+from caf_pipeline.ledger.ledger import Ledger, open_ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import Holder
@@ -54,7 +54,7 @@ def open_store(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits 
     """Open the store that the settings name."""
     if settings.store.kind == "jackal":
         return open_jackal(settings, ledger, holder, waits)
-    return DirectoryStore(settings.store.folder, ledger)
+    return DirectoryStore(settings.store.folder, ledger.folder_store)
 
 
 def open_jackal(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> "JackalStore":
@@ -66,8 +66,8 @@ def open_jackal(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits
     _require_jackal(settings)
     from caf_pipeline.store.jackal.write import open_jackal_store  # noqa: PLC0415 - half a second that a folder does not need
 
-    throttle = open_throttle(settings.jackal, ledger.controls().current, waits)
-    return open_jackal_store(settings.jackal, ledger.transactions(holder), ledger.providers(), throttle, waits)
+    throttle = open_throttle(settings.jackal, ledger.controls.current, waits)
+    return open_jackal_store(settings.jackal, ledger.transactions(holder), ledger.providers, throttle, waits)
 
 
 def jackal_of(context: RunContext) -> "JackalStore":
@@ -210,12 +210,12 @@ def open_run_context(
         if store
         else Lazy(lambda: open_store(settings, lazy_ledger.get(), holder, waits), lambda opened: opened.close()),
         lazy_ledger=lazy_ledger,
-        throttle=open_throttle(settings.jackal, lambda: lazy_ledger.get().controls().current(), waits),
+        throttle=open_throttle(settings.jackal, lambda: lazy_ledger.get().controls.current(), waits),  # noqa: PLW0108 - opened when it is asked
         waits=waits,
         **{name: listener for name, listener in told.items() if listener},
     )
     if register:
-        context.ledger.register_source(source, context.archive_id, context.address)
+        context.ledger.sources.register(source, context.archive_id, context.address)
     return context
 
 
@@ -225,6 +225,6 @@ def _recorder(ledger: Lazy[Ledger], holder: Holder, source: str) -> Listener:
     def record(waits: Sequence[Wait]) -> None:
         # A ledger that is away shows no waits; the work that needs it says so itself.
         with contextlib.suppress(LedgerError):
-            ledger.get().record_waits(holder, source, waits)
+            ledger.get().waits.record(holder, source, waits)
 
     return record

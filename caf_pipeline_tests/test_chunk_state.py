@@ -180,10 +180,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.leases = []  # (chunk, lease), the last of a chunk being the one that counts
         with psycopg.connect(database_url) as connection:
             connection.execute("TRUNCATE sources, claims, file_locations, leases CASCADE")
-        ledger.register_source(SOURCE, "archive of src", f"s3://{SOURCE}")
+        ledger.sources.register(SOURCE, "archive of src", f"s3://{SOURCE}")
 
     def state(self, name):
-        return self.ledger.chunk(name).state
+        return self.ledger.chunks.get(name).state
 
     def keys_in(self, states):
         return set().union(*(keys for name, keys in self.chunks.items() if self.state(name) in states))
@@ -208,7 +208,7 @@ class LedgerMachine(RuleBasedStateMachine):
         name = list(self.chunks)[which % len(self.chunks)]
         with psycopg.connect(self.database_url) as connection:
             connection.execute("UPDATE leases SET expires_at = to_timestamp(0)")
-        lease = self.ledger.lease(f"chunk/{name}", holder(run))
+        lease = self.ledger.leases.hold(f"chunk/{name}", holder(run))
         lease.__enter__()
         woken = [other for chunk, other in self.leases if chunk == name]
         self.leases.append((name, lease))
@@ -241,15 +241,15 @@ class LedgerMachine(RuleBasedStateMachine):
     def next_step(self, name, lease, before, skips):
         keys, ledger = self.chunks[name], self.ledger
         rows = [location(key) for key in sorted(keys - skips)]
-        facts = seal_facts(len(rows), ledger.chunk(name).object_count - len(rows))
+        facts = seal_facts(len(rows), ledger.chunks.get(name).object_count - len(rows))
         steps = {
-            S.PLANNED: lambda: ledger.move(lease, name, S.PLANNED, S.PACKING),
+            S.PLANNED: lambda: ledger.moves.move(lease, name, S.PLANNED, S.PACKING),
             S.PACKING: lambda: seal(ledger, lease, name, [skip(key) for key in sorted(skips)], rows=rows, facts=facts),
-            S.SEALED: lambda: ledger.move(lease, name, S.SEALED, S.POSTING),
-            S.POSTING: lambda: ledger.record_posting(lease, name, POSTING),
-            S.POSTED: lambda: ledger.move(lease, name, S.POSTED, S.UPLOADING),
-            S.UPLOADING: lambda: ledger.record_copies(lease, name, [Copy("p", "q")]),
-            S.VERIFIED: lambda: ledger.load_locations(lease, name),
+            S.SEALED: lambda: ledger.moves.move(lease, name, S.SEALED, S.POSTING),
+            S.POSTING: lambda: ledger.moves.record_posting(lease, name, POSTING),
+            S.POSTED: lambda: ledger.moves.move(lease, name, S.POSTED, S.UPLOADING),
+            S.UPLOADING: lambda: ledger.replicas.record_verified(lease, name, [Copy("p", "q")]),
+            S.VERIFIED: lambda: ledger.moves.load_locations(lease, name),
         }
         return steps.get(before)
 
@@ -257,20 +257,20 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(after=st.sampled_from(STATES))
     def operate(self, after):
         name, lease = self.leases[-1]
-        row = self.ledger.chunk(name)
+        row = self.ledger.chunks.get(name)
         if (row.state, after) == (S.SEALED, S.PACKING):  # claims again what the seal skipped
             return
         if is_legal(row.state, after, row.copy_state):
-            self.ledger.move(lease, name, row.state, after)
+            self.ledger.moves.move(lease, name, row.state, after)
             assert self.state(name) is after
         else:
             with pytest.raises(IllegalMove):
-                self.ledger.move(lease, name, row.state, after)
-            assert self.ledger.chunk(name) == row
+                self.ledger.moves.move(lease, name, row.state, after)
+            assert self.ledger.chunks.get(name) == row
 
     @invariant()
     def no_copy_that_may_be_posted_is_forgotten(self):
-        rows = [self.ledger.chunk(name) for name in self.chunks]
+        rows = [self.ledger.chunks.get(name) for name in self.chunks]
         past = {row.name for row in rows if row.copy_state not in (None, CopyState.WANTED)}
         assert self.past_wanted <= past
         assert not [row for row in rows if row.name in past and row.state in (S.PLANNED, S.PACKING, S.SEALED, S.EMPTY)]
@@ -286,7 +286,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_account_is_the_sum_of_the_objects(self):
-        account = self.ledger.account(SOURCE)
+        account = self.ledger.chunks.account(SOURCE)
         assert account.claimed_objects == len(self.keys_in(CLAIMING))
         located = self.keys_in(IN_GOOD_STANDING)
         assert account.located_objects == len(located)

@@ -26,7 +26,7 @@ from caf_pipeline.automation.tick import ask_in_time
 from caf_pipeline.defs.naming import CHECKED_ASSET, PLAN_ACCOUNTS, STORAGE_PLAN_LASTS, asset_key
 from caf_pipeline.errors import AlertNotSent, LedgerError, with_hint
 from caf_pipeline.ledger.database import describe_database
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import SourceProgress
 from caf_pipeline.settings import AlertSettings, Settings
 from caf_pipeline.steps.conditions import DELAYS, Condition, ConditionKind, find_conditions
@@ -82,7 +82,7 @@ _WARNING: Final = "warning"
 
 def is_paused(ledger: Ledger) -> bool:
     """Tell whether an operator has everything paused."""
-    return bool(ledger.controls().current().paused)
+    return bool(ledger.controls.current().paused)
 
 
 def conditions_of(progress: Iterable[SourceProgress], settings: Settings, *, paused: bool) -> dict[str, list[Condition]]:
@@ -151,7 +151,11 @@ class AlertTick:
 
         def read() -> tuple[bool, Sequence[SourceProgress], Mapping[tuple[str, str], int]]:
             ledger = self._context.resources.ledger.get()
-            return is_paused(ledger), ledger.progress(list(sources)), ledger.copy_counts(list(observed)) if observed else {}
+            return (
+                is_paused(ledger),
+                ledger.progress.of(list(sources)),
+                ledger.progress.copy_counts(list(observed)) if observed else {},
+            )
 
         sources, deadline = self._settings.sources, Deadline(self._tick_seconds * LOOK_SHARE)
         paused, progress, copies = ask_in_time(self._context, deadline, describe_database(self._settings), read)

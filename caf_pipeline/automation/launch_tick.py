@@ -32,7 +32,7 @@ from caf_pipeline.errors import (
     with_hint,
 )
 from caf_pipeline.ledger.database import describe_database
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import LaunchableChunk
 from caf_pipeline.run_context import RunContext, address_of
 from caf_pipeline.settings import Settings
@@ -112,7 +112,7 @@ class LaunchTick:
         cursor, sources = LaunchCursor.read(self.context.cursor), self._launched_sources(ledger)
         after = {source: cursor.after.get(source, 0) for source in sources}
         pages: defaultdict[str, list[LaunchableChunk]] = defaultdict(list)
-        for chunk in self._of_ledger(lambda: ledger.launchable_chunks(after, PAGE)):
+        for chunk in self._of_ledger(lambda: ledger.launchable.chunks(after, PAGE)):
             pages[chunk.source].append(chunk)
         choices, next_source = self._choices(pages, backfills, cursor.source)
         next_after = {source: choices[source].next_after if source in choices else after[source] for source in pages}
@@ -146,7 +146,7 @@ class LaunchTick:
         others = sorted(self.settings.sources.keys() - automatic)
         if not automatic:
             return others
-        waiting = self._of_ledger(lambda: ledger.launchable_chunks(dict.fromkeys(others, 0), 1)) if others else ()
+        waiting = self._of_ledger(lambda: ledger.launchable.chunks(dict.fromkeys(others, 0), 1)) if others else ()
         self.notes += [
             f"Source '{source}' has chunks to archive and is left out: set automatic = true in [sources.{source}]."
             for source in sorted({chunk.source for chunk in waiting})
@@ -216,7 +216,7 @@ class LaunchTick:
         if not limit:
             return launch
         folder = str(self.settings.staging_folder)
-        held = {one.chunk: one.size_bytes for one in self._of_ledger(ledger.reservations) if one.folder == folder}
+        held = {one.chunk: one.size_bytes for one in self._of_ledger(ledger.staging.list) if one.folder == folder}
         new = [one for one in launch if one.name not in held and one.state in NOT_POSTED]
         fitting = _first_fitting(new, limit - sum(held.values()))
         if left_out := {one.name for one in new} - {one.name for one in fitting}:
@@ -250,7 +250,7 @@ class LaunchTick:
         """Return the requests for the question whether sources without work are complete, where it is due."""
         if not idle:
             return []
-        located = self._of_ledger(partial(ledger.last_located, idle))
+        located = self._of_ledger(partial(ledger.launchable.last_located, idle))
         return [RunRequest(job_name=job_name(source, "audit")) for source in audits_due(self.context.instance, idle, located)]
 
 

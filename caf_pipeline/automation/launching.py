@@ -27,7 +27,7 @@ from caf_pipeline.defs.naming import (
     asset_key,
     job_name,
 )
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Chunk, LaunchableChunk
 from caf_pipeline.settings import ChunkRunSettings
 
@@ -79,9 +79,9 @@ class Choice:
 
 def chunks_with_work(ledger: Ledger, source: str) -> list[Chunk]:
     """Return a source's chunks under way; and those whose run died after their last move, before it gave staging back."""
-    left = [one.chunk for one in ledger.reservations() if one.state in (ChunkState.LOCATED, ChunkState.EMPTY)]
-    unreleased = [chunk for chunk in map(ledger.chunk, left) if chunk.source == source]
-    return [*ledger.chunks(source, UNDER_WAY), *unreleased]
+    left = [one.chunk for one in ledger.staging.list() if one.state in (ChunkState.LOCATED, ChunkState.EMPTY)]
+    unreleased = [chunk for chunk in map(ledger.chunks.get, left) if chunk.source == source]
+    return [*ledger.chunks.list(source, UNDER_WAY), *unreleased]
 
 
 def choose_chunks(

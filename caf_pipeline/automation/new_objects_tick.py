@@ -237,7 +237,7 @@ class NewObjectsTick:
         """Take what the source's queue has into the ledger, and note what is to be said of it."""
         run_context, queue = self._work(), open_queue(self.settings, self.source)
         drained = notices.drain_queue(run_context, queue, enough=partial(self._is_enough, ENOUGH))
-        _, apart = run_context.ledger.count_noticed([self.source]).get(self.source, (0, 0))
+        _, apart = run_context.ledger.notices.count_noticed([self.source]).get(self.source, (0, 0))
         if drained.taken:
             self.notes.append(f"{counted(drained.taken, 'message')} taken from the queue.")
         if apart:

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from dagster import SensorEvaluationContext, SensorResult, SkipReason
 
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.system.deadline import Deadline
 
 TickResult = SensorResult | SkipReason
@@ -25,5 +25,5 @@ def ask_in_time(context: SensorEvaluationContext, deadline: Deadline, whom: str,
 
 def pause_reason(ledger: Ledger) -> str:
     """Return the reason for which a tick is skipped while an operator has paused everything; "" otherwise."""
-    reason = ledger.controls().current().paused
+    reason = ledger.controls.current().paused
     return f"Paused: {reason}. `caf resume` ends it." if reason else ""

@@ -11,7 +11,7 @@ from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.cli.terminal import confirm, counted, printable, show_size
 from caf_pipeline.errors import HeldByOther, UsageError
 from caf_pipeline.ledger.backup import BackupContents
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.run_context import address_of
 from caf_pipeline.run_wiring import back_up_ledger, inspect_backup, restore_ledger
@@ -56,13 +56,13 @@ def _restore(settings: Settings, ledger: Ledger, file: Path, *, yes: bool) -> No
     _require_same_sources(settings, contents)
     _require_no_run(ledger)
     typer.echo(f"the backup has  {_named(contents.sources)}", err=True)
-    typer.echo(f"the ledger has  {_named(ledger.lookup.sources())}, {counted(len(ledger.chunks()), 'chunk')}", err=True)
+    typer.echo(f"the ledger has  {_named(ledger.lookup.sources())}, {counted(len(ledger.chunks.list()), 'chunk')}", err=True)
     confirm("Replace the ledger by the backup?", yes=yes, otherwise="nothing was restored")
     # Best effort: these files count only for a chunk with the same number, name and time.
     shutil.rmtree(settings.home / "located", ignore_errors=True)
     restore_ledger(settings, ledger, file)
     with opened_ledger(settings) as restored:
-        chunks = counted(len(restored.chunks()), "chunk")
+        chunks = counted(len(restored.chunks.list()), "chunk")
     typer.echo(f"restored, with {chunks}; everything is paused: run 'caf doctor', then 'caf resume'")
 
 
@@ -83,7 +83,7 @@ def _require_same_sources(settings: Settings, contents: BackupContents) -> None:
 
 def _require_no_run(ledger: Ledger) -> None:
     """Raise HeldByOther if a run may hold a lease; give back the leases of dead processes."""
-    for lease in ledger.leases():
+    for lease in ledger.leases.list():
         holder = lease.holder
         alive = is_alive(holder.boot_id, holder.pid, holder.process_started)
         if lease.live if alive is None else alive:
@@ -92,4 +92,4 @@ def _require_no_run(ledger: Ledger) -> None:
                 holder=holder.run,
                 hint="end it first",
             )
-        ledger.end_lease(lease.name, lease.epoch)
+        ledger.leases.end(lease.name, lease.epoch)

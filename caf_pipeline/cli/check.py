@@ -13,7 +13,7 @@ from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.cli.opening import opened_reader
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, object_progress, print_json, printable, show_size
 from caf_pipeline.errors import HeldByOther, IntegrityError, StoreUnreachable, UsageError
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.check import CheckedObject, check_objects, sampled
 from caf_pipeline.retrieval.listing import list_objects
@@ -117,7 +117,7 @@ def _recorded(settings: Settings, ledger: Ledger, source: str, sums: _Sums) -> b
 
         with opened_run_context(settings, ledger, source) as context:
             for name, an_object in sums.suspects.items():
-                if ledger.chunk(name).state is not ChunkState.LOCATED:
+                if ledger.chunks.get(name).state is not ChunkState.LOCATED:
                     continue
                 try:
                     report = prove_chunk(context, name, an_object=an_object)
@@ -126,7 +126,7 @@ def _recorded(settings: Settings, ledger: Ledger, source: str, sums: _Sums) -> b
                     continue
                 if not report.proven:
                     note(f"{name} is {report.verdict}: {report.explanation or report.unanswered or report.unverified}")
-    return bool(ledger.chunks(source, [ChunkState.DAMAGED]))
+    return bool(ledger.chunks.list(source, [ChunkState.DAMAGED]))
 
 
 def _parse_share(text: str) -> float:

@@ -20,7 +20,7 @@ def unpark(chunk: ChunkArgument) -> None:
     Exit status: 0; 6 the chunk is not parked, or the database failed; 10 a run works on it; 11 there is no such chunk.
     """
     settings = load_settings()
-    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, ledger.chunk(chunk).source) as context:
+    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, ledger.chunks.get(chunk).source) as context:
         typer.echo(f"{chunk} is '{chunk_steps.unpark(context, chunk).state}'; the next run goes on with it")
 
 
@@ -33,6 +33,6 @@ def withdraw(chunk: ChunkArgument) -> None:
     on it; 11 there is no such chunk.
     """
     settings = load_settings()
-    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, ledger.chunk(chunk).source) as context:
+    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, ledger.chunks.get(chunk).source) as context:
         chunk_steps.withdraw(context, chunk)
         typer.echo(f"{chunk} is withdrawn; its objects are planned again by the next plan")

@@ -7,7 +7,7 @@ import typer
 from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.cli.terminal import parse_size, print_json, printable, show_coins, show_size
 from caf_pipeline.errors import UsageError
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.throttle import open_throttle
 
@@ -34,7 +34,7 @@ def pause(
     if not reason.strip():
         raise UsageError("a pause needs a reason.", hint='say why: caf pause "network maintenance"')
     with opened_ledger(load_settings()) as ledger:
-        ledger.controls().set("paused", reason.strip())
+        ledger.controls.set("paused", reason.strip())
     typer.echo(f"paused: {printable(reason.strip())}")
 
 
@@ -44,7 +44,7 @@ def resume() -> None:
     Exit status: 0, also where nothing was paused; 3 a setting is wrong; 6 the database failed.
     """
     with opened_ledger(load_settings()) as ledger:
-        ledger.controls().set("paused", None)
+        ledger.controls.set("paused", None)
     typer.echo("nothing is paused now: runs go on within seconds")
 
 
@@ -80,7 +80,7 @@ def limit(
         changes["spend_cap"] = _spend_cap(spend_cap)
     with opened_ledger(settings) as ledger:
         for name, value in changes.items():
-            ledger.controls().set(name, value)
+            ledger.controls.set(name, value)
         _show(settings, ledger, json)
 
 
@@ -106,7 +106,7 @@ def _spend_cap(text: str) -> str | None:
 
 
 def _show(settings: Settings, ledger: Ledger, json: bool) -> None:
-    current, throttle = ledger.controls().current(), open_throttle(settings.jackal, ledger.controls().current)
+    current, throttle = ledger.controls.current(), open_throttle(settings.jackal, ledger.controls.current)
     rate, cap = throttle.limit() or None, throttle.spend_cap()
     if json:
         print_json({"paused": current.paused or None, "bandwidth": rate, "spend_cap": cap})

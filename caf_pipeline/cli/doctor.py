@@ -12,7 +12,7 @@ from caf_pipeline.cli.opening import known_sources, require_source
 from caf_pipeline.cli.run_opening import opened_store
 from caf_pipeline.cli.terminal import JsonOption, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import is_alive, this_process
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
 from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Mended, not_checked

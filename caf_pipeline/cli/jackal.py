@@ -28,7 +28,7 @@ from caf_pipeline.cli.terminal import (
     show_size,
 )
 from caf_pipeline.errors import StoredChunkMissing, UsageError
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Chunk, StoragePlanRow
 from caf_pipeline.run_wiring import jackal_of, open_jackal
@@ -94,12 +94,12 @@ def wallet(json: JsonOption = False) -> None:
         chain, address = network.store.chain, network.store.wallet.address
         balance, spent = chain.balance(address), network.log.spent(network.account)
         plan, now = chain.confirmed_plan(address)
-        last_reading = next((row for row in network.ledger.storage_plans() if row.account == network.account), None)
+        last_reading = next((row for row in network.ledger.storage_plans.list() if row.account == network.account), None)
         pending = any(transaction.purpose == "buy" for transaction in network.log.pending(network.account))
         at_list_price = network.log.at_list_price(network.account)
-        throttle = open_throttle(settings.jackal, network.ledger.controls().current)
+        throttle = open_throttle(settings.jackal, network.ledger.controls.current)
         cap, rate, paused = throttle.spend_cap(), throttle.limit() or None, throttle.paused()
-        chunks = network.ledger.chunks()
+        chunks = network.ledger.chunks.list()
     types = Counter(chunk.proof_type for chunk in chunks if has_reached(chunk.state, ChunkState.POSTED))
     warning = "" if plan is None else _space_warning(plan, None if pending else last_reading, now, settings.jackal.warn_days)
     words = settings.jackal.mnemonic
@@ -250,12 +250,12 @@ def price(
 def _not_yet_archived(settings: Settings, ledger: Ledger, source: str) -> tuple[int, int]:
     """Return the bytes and chunks that are still to be posted: those planned, else by the latest whole inventory."""
     registered = source in ledger.lookup.sources()
-    waiting = ledger.chunks(source, NOT_POSTED) if registered else ()
+    waiting = ledger.chunks.list(source, NOT_POSTED) if registered else ()
     if waiting:
         return sum(chunk.stored_size_bytes or chunk.expected_size_bytes for chunk in waiting), len(waiting)
     with opened_run_context(settings, ledger, source) as context:
         snapshot = last_whole(context, hint=f"caf run {source} takes one; or give a size")
-    left = max(0, snapshot.object_bytes - ledger.account(source).located_bytes)
+    left = max(0, snapshot.object_bytes - ledger.chunks.account(source).located_bytes)
     return left, -(-left // _usual_chunk_bytes(settings, source))
 
 
@@ -315,7 +315,7 @@ def buy(
         typer.echo(f"{which} for {cost} at height {purchase.height}, transaction {purchase.hash}")
         plan, now = chain.confirmed_plan(address)
         space = None if plan is None else (plan.space_bytes, plan.used_bytes, plan.ends_at)
-        network.ledger.record_storage_plan(network.account, read_at=now, balance=chain.balance(address), plan=space, bought=True)
+        network.ledger.storage_plans.record(network.account, read_at=now, balance=chain.balance(address), plan=space, bought=True)
         typer.echo(f"the wallet has {_plan_line(plan, now)}")
 
 
@@ -369,7 +369,7 @@ def _compared(settings: Settings, ledger: Ledger, source: str, *, with_urls: boo
         blocks = ahead.total_seconds() / store.chain.block_seconds()
         plan = store.chain.plan(store.wallet.address)
         urls = {one.address: one.url.rstrip("/") for one in store.chain.providers()} if with_urls else {}
-        chunks = ledger.chunks(source)
+        chunks = ledger.chunks.list(source)
         owners = {store.wallet.address, *(chunk.owner for chunk in chunks if chunk.owner)}  # also wallets used before
         found = compare(
             [*store.listed(context.archive_id, owners), *_adopted(store, chunks)],

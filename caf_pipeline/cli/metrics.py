@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.cli.terminal import note
 from caf_pipeline.errors import CafError, UsageError
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.settings import load_settings
 
 
@@ -71,7 +71,7 @@ def _registry(ledger: Ledger) -> CollectorRegistry:
 def families(ledger: Ledger) -> Iterator[Metric]:
     """Yield every metric with its samples."""
     sources = ledger.lookup.sources()
-    found = ledger.progress(sources)
+    found = ledger.progress.of(sources)
     chunks = GaugeMetricFamily("caf_chunks", "Chunks, by state.", labels=["source", "state"])
     objects = GaugeMetricFamily("caf_objects", "Objects in chunks, by the chunk's state.", labels=["source", "state"])
     sizes = GaugeMetricFamily("caf_object_bytes", "Bytes of objects in chunks, by the chunk's state.", labels=["source", "state"])
@@ -107,7 +107,7 @@ def families(ledger: Ledger) -> Iterator[Metric]:
         attempts.add_metric([one.source], one.attempts)
     yield attempts
     copies = GaugeMetricFamily("caf_copies", "Copies of archived chunks, as last looked at.", labels=["source", "status"])
-    for (source, status), count in sorted(ledger.copy_counts(sources).items()):
+    for (source, status), count in sorted(ledger.progress.copy_counts(sources).items()):
         copies.add_metric([source, status], count)
     yield copies
     suspected = "Located chunks of which the chain's lists say something amiss, and that were not looked at since."
@@ -116,7 +116,7 @@ def families(ledger: Ledger) -> Iterator[Metric]:
     looked = "When the proof watch last looked at a located chunk; absent where it never did."
     yield gauge("caf_last_look_timestamp_seconds", looked, lambda one: one.looked_at)
     looks = GaugeMetricFamily("caf_last_whole_bulk_look_timestamp_seconds", said, labels=["store"])
-    for store, at in sorted(ledger.whole_bulk_looks().items()):
+    for store, at in sorted(ledger.bulk_looks.whole().items()):
         looks.add_metric([store], at.timestamp())
     yield looks
     readings: list[tuple[str, str, Callable[[Any], int | datetime | None]]] = [
@@ -126,14 +126,14 @@ def families(ledger: Ledger) -> Iterator[Metric]:
         ("balance_ujkl", "Coins of the wallet.", lambda row: row.balance),
         ("plan_read_timestamp_seconds", "When the plan and the balance were last read, by the chain.", lambda row: row.read_at),
     ]
-    plans = ledger.storage_plans()
+    plans = ledger.storage_plans.list()
     for name, text, read in readings:
         of_account = GaugeMetricFamily(f"caf_jackal_{name}", text, labels=["account"])
         for row in plans:
             if (number := read(row)) is not None:
                 of_account.add_metric([row.account], number.timestamp() if isinstance(number, datetime) else number)
         yield of_account
-    paused = bool(ledger.controls().current().paused)
+    paused = bool(ledger.controls.current().paused)
     yield GaugeMetricFamily("caf_paused", "Whether an operator has everything paused.", value=int(paused))
 
 

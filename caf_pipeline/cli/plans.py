@@ -29,7 +29,7 @@ from caf_pipeline.errors import CafError, NotLocated, UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.plan import read_chunk_batches, read_terms, require_undamaged
 from caf_pipeline.inventory.plan_statistics import PlanStatistics, histogram_lines, plan_statistics
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Chunk, PlanRow
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.steps import inventories
@@ -246,7 +246,7 @@ def _print_objects(seen: PlanStatistics) -> None:
 
 def _list_plans(settings: Settings, ledger: Ledger, source: str, *, json: bool) -> None:
     require_source(settings, ledger.lookup, source)
-    found = ledger.plans(source)
+    found = ledger.plans.list(source)
     if json:
         for row in found:
             print_json(_plan_json(row))
@@ -289,7 +289,7 @@ def _states(chunks: Mapping[ChunkState, int]) -> str:
 
 
 def _find_plan(ledger: Ledger, name: str) -> PlanRow:
-    found = [row for row in ledger.plans() if name in (row.record.name, f"{row.record.source}-{row.record.name}")]
+    found = [row for row in ledger.plans.list() if name in (row.record.name, f"{row.record.source}-{row.record.name}")]
     if not found:
         raise NotLocated(f"there is no plan {name}", hint="caf plans SOURCE lists the plans of a source")
     if len(found) > 1:
@@ -306,7 +306,7 @@ def _show_plan(settings: Settings, ledger: Ledger, name: str, *, json: bool) -> 
     if not gone:
         require_undamaged(folder)
     seen = None if gone else plan_statistics([folder], part_bytes=settings.packing.part_size)
-    chunks = [chunk for chunk in ledger.chunks(row.record.source) if chunk.plan == row.record.name]
+    chunks = [chunk for chunk in ledger.chunks.list(row.record.source) if chunk.plan == row.record.name]
     if json:
         target = int(terms["target_size"]) if "target_size" in terms else None
         described = {"target_bytes": target, **(seen.as_json() if seen else {})}
@@ -365,7 +365,7 @@ def _show_chunk(ledger: Ledger, name: str, *, json: bool) -> None:
         raise UsageError(
             f"'{printable(name)}' is not a chunk's id.", hint="It looks like demo-2f20e129-00006; caf status lists them."
         )
-    chunk = ledger.chunk(name)
+    chunk = ledger.chunks.get(name)
     folder = Path(chunk.plan_folder)
     first, last = _key_range(folder, chunk.number) if folder.exists() and not chunk.adopted else (None, None)
     if json:

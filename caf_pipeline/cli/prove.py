@@ -11,7 +11,7 @@ from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, NoChainAnswer, StoreUnreachable, UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.maintenance.bulk_look import look_in_bulk
 from caf_pipeline.maintenance.repair import RepairReport, concerns_one_chunk, repair_chunk
 from caf_pipeline.maintenance.scrub import ProofReport, prove_oldest
@@ -73,7 +73,7 @@ def prove(
 def _add_earlier(ledger: Ledger, source: str, names_by_verdict: dict[str, list[str]]) -> None:
     """Add chunks that are damaged or unanswered since an earlier look."""
     looked_at = {name for names in names_by_verdict.values() for name in names}
-    earlier = {"damaged": ledger.chunks(source, [ChunkState.DAMAGED]), "unanswered": ledger.unanswered_chunks(source)}
+    earlier = {"damaged": ledger.chunks.list(source, [ChunkState.DAMAGED]), "unanswered": ledger.chunks.unanswered(source)}
     for verdict, chunks in earlier.items():
         names_by_verdict[verdict] += [chunk.name for chunk in chunks if chunk.name not in looked_at]
 
@@ -149,11 +149,11 @@ def repair(
     with opened_ledger(settings) as ledger:
         known = known_sources(settings, ledger.lookup)
         if what in known:
-            source, chunks = what, [chunk.name for chunk in ledger.chunks(what, [ChunkState.DAMAGED])]
+            source, chunks = what, [chunk.name for chunk in ledger.chunks.list(what, [ChunkState.DAMAGED])]
         elif ChunkId.parse(what) is None:
             raise settings.unknown_source(what, known)
         else:
-            chunk = ledger.chunk(what)
+            chunk = ledger.chunks.get(what)
             if chunk.state not in (ChunkState.DAMAGED, ChunkState.LOCATED):
                 raise UsageError(
                     f"chunk {what} is '{chunk.state}', and cannot be repaired.", hint="`caf status` shows the others"

@@ -33,7 +33,7 @@ def queue(
     settings = load_settings()
     with opened_ledger(settings) as ledger:
         require_source(settings, ledger.lookup, source)
-        messages = ledger.messages_set_apart(source) if source in ledger.lookup.sources() else ()
+        messages = ledger.notices.messages_set_apart(source) if source in ledger.lookup.sources() else ()
         for one in messages:
             body = one.body.decode("utf-8", "backslashreplace")
             if json:
@@ -44,7 +44,7 @@ def queue(
                 typer.echo(f"  {printable(body)}")
         if remove and messages:
             sys.stdout.flush()  # what could not be written is not removed
-            ledger.remove_messages(source, [one.message_id for one in messages])
+            ledger.notices.remove_messages(source, [one.message_id for one in messages])
         if not json:
             said = counted(len(messages), "message") if messages else "no message"
             typer.echo(f"{said} {'removed' if remove and messages else 'set apart'}")

@@ -10,7 +10,7 @@ from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.cli.terminal import JsonOption, SourcesArgument, counted, note, print_json, printable
 from caf_pipeline.errors import CafError, MnemonicRefused, UsageError
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.maintenance import rebuild as steps
 from caf_pipeline.maintenance.rebuild import NOT_KNOWN, NOTHING_MISSING, FileKind, RebuildOutcome
 from caf_pipeline.run_context import RunContext

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from caf_pipeline.cli.opening import RUN
 from caf_pipeline.cli.terminal import note
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.run_wiring import open_run_context, open_store

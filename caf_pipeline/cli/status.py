@@ -63,10 +63,10 @@ def status(
         known = known_sources(settings, ledger.lookup)
         if source is not None and source not in known:
             settings.source(source)
-        paused = ledger.controls().current().paused
+        paused = ledger.controls.current().paused
         if paused and not json:
             typer.echo(f"paused: {printable(paused)} ('caf resume' ends it)")
-        plans = ledger.storage_plans()
+        plans = ledger.storage_plans.list()
         for row in () if json else plans:
             plan = "no space bought"
             if row.ends_at is not None:
@@ -76,10 +76,10 @@ def status(
             typer.echo(f"{row.account}: {plan}, balance {row.balance:,} ujkl, read {show_time(row.read_at)}")
         for name in [source] if source else known:
             registered = name in ledger.lookup.sources()
-            account = ledger.account(name) if registered else None
-            chunks = ledger.chunks(source=name) if registered else ()
-            waits = [wait for wait in ledger.waits() if wait.source == name]
-            noticed, apart = ledger.count_noticed([name]).get(name, (0, 0))
+            account = ledger.chunks.account(name) if registered else None
+            chunks = ledger.chunks.list(source=name) if registered else ()
+            waits = [wait for wait in ledger.waits.list() if wait.source == name]
+            noticed, apart = ledger.notices.count_noticed([name]).get(name, (0, 0))
             if json:
                 beside: dict[str, object] = {"paused": paused or None, "noticed_keys": noticed, "messages_set_apart": apart}
                 beside["space"] = [_space_json(row) for row in plans]

@@ -37,7 +37,7 @@ def watch(settings: Settings, source: str | None, *, interval: float, json: bool
             require_source(settings, ledger.lookup, source)
         while True:
             try:
-                show(ledger.progress([source] if source else ledger.lookup.sources()))
+                show(ledger.progress.of([source] if source else ledger.lookup.sources()))
             except CafError as error:
                 if error.permanent:
                     raise

@@ -31,7 +31,7 @@ from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ASSETS, BACKFILL_TAG, PRIORITY_TAG, SOURCE_TAG, asset_key
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.errors import HeldByOther, NoDaemon, NotLocated, UsageError
-from caf_pipeline.ledger.postgres import Ledger, open_ledger
+from caf_pipeline.ledger.ledger import Ledger, open_ledger
 from caf_pipeline.ledger.records import Chunk, chunk_of_lease
 from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings
@@ -147,14 +147,14 @@ def choose(instance: DagsterInstance, ledger: Ledger, source: str, wanted: Selec
     """
     if source not in ledger.lookup.sources():
         raise NotLocated(f"nothing of '{source}' is planned yet", hint=f"`caf run {source}` plans it")
-    if wanted.plan and not any(one.record.name == wanted.plan for one in ledger.plans(source)):
+    if wanted.plan and not any(one.record.name == wanted.plan for one in ledger.plans.list(source)):
         raise NotLocated(f"source '{source}' has no plan '{wanted.plan}'", hint=f"`caf plans {source}` lists them")
     first, last = (_position(ledger, source, name, wanted.plan) for name in (wanted.first, wanted.last))
     if first is not None and last is not None and first > last:
         raise UsageError(f"{wanted.first} comes after {wanted.last}", hint="--from names the older one")
     within = [
         chunk
-        for chunk in sorted(ledger.chunks(source, [*UNDER_WAY, ChunkState.PARKED]), key=lambda chunk: chunk.caf_file_id)
+        for chunk in sorted(ledger.chunks.list(source, [*UNDER_WAY, ChunkState.PARKED]), key=lambda chunk: chunk.caf_file_id)
         if (not wanted.plan or chunk.plan == wanted.plan)
         and (first is None or chunk.caf_file_id >= first)
         and (last is None or chunk.caf_file_id <= last)
@@ -165,7 +165,7 @@ def choose(instance: DagsterInstance, ledger: Ledger, source: str, wanted: Selec
 def _position(ledger: Ledger, source: str, name: str, plan: str) -> int | None:
     if not name:
         return None
-    chunk = ledger.chunk(name)
+    chunk = ledger.chunks.get(name)
     if chunk.source != source:
         raise UsageError(f"{name} is a chunk of source '{chunk.source}', not of '{source}'")
     if plan and chunk.plan != plan:
@@ -176,7 +176,7 @@ def _position(ledger: Ledger, source: str, name: str, plan: str) -> int | None:
 def _free(instance: DagsterInstance, ledger: Ledger, chunks: Sequence[Chunk], *, failed: bool) -> Chosen:
     """Put each chunk where it belongs."""
     chosen, backfills = Chosen(), Backfills(instance)
-    leased = {chunk_of_lease(lease.name) for lease in ledger.leases() if lease.live}
+    leased = {chunk_of_lease(lease.name) for lease in ledger.leases.list() if lease.live}
     for page in (chunks[start : start + PAGE] for start in range(0, len(chunks), PAGE)):
         runs = runs_of(instance, [chunk.name for chunk in page])
         for chunk in page:
@@ -217,7 +217,7 @@ def submit(  # noqa: PLR0917 - what it takes
     """Ask Dagster for a backfill of these chunks. The daemon submits the runs."""
     register_chunks(instance, ledger, source)
     wanted = set(names)
-    largest = max((chunk.expected_size_bytes for chunk in ledger.chunks(source) if chunk.name in wanted), default=0)
+    largest = max((chunk.expected_size_bytes for chunk in ledger.chunks.list(source) if chunk.name in wanted), default=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Dagster calls a name of its own that it calls deprecated
         backfill = PartitionBackfill.from_asset_partitions(
@@ -286,7 +286,7 @@ def _progress(counts: Mapping[str, int], total: int, done: int, seconds: float) 
 def _not_archived(ledger: Ledger, source: str, names: Sequence[str]) -> list[Chunk]:
     """Return those of the chunks that are not archived: they have work to do still, are parked, or were given up meanwhile."""
     wanted, others = set(names), [state for state in ChunkState if state not in IN_GOOD_STANDING]
-    return [chunk for chunk in ledger.chunks(source, others) if chunk.name in wanted]
+    return [chunk for chunk in ledger.chunks.list(source, others) if chunk.name in wanted]
 
 
 def _unparked(settings: Settings, ledger: Ledger, chunks: Sequence[Chunk]) -> list[str]:

@@ -14,7 +14,7 @@ from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import may_have_state
 from caf_pipeline.defs.naming import PARKED_TAG, partitions_name
 from caf_pipeline.errors import NotLocated
-from caf_pipeline.ledger.postgres import Ledger, open_ledger
+from caf_pipeline.ledger.ledger import Ledger, open_ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import RemovableSource, plan_lease
 from caf_pipeline.maintenance.remove_source import Leftovers, find_leftovers, no_writers, remove_leftovers
@@ -42,18 +42,18 @@ def remove_command(source: str, *, settings: Settings, run: str, confirm: Callab
     with closing(open_ledger(settings)) as ledger:
         if not is_source_name(source):
             raise settings.unknown_source(source, ledger.lookup.sources())
-        removable = ledger.removable(source) if source in ledger.lookup.sources() else None
+        removable = ledger.removal.removable(source) if source in ledger.lookup.sources() else None
         leftovers = find_leftovers(settings, ledger, source)
         with _opened(settings) as instance:
             partitions = _partitions(instance, source)
             if removable is None:
                 _require_once_known(settings, ledger, source, leftovers, partitions)
             confirm([*_lines(source, removable, leftovers, len(partitions))])
-            with ledger.lease(plan_lease(source), this_process(run)) as lease:
+            with ledger.leases.hold(plan_lease(source), this_process(run)) as lease:
                 leftovers = find_leftovers(settings, ledger, source)  # while the question was open, a run may have written
                 with no_writers(leftovers):
                     if source in ledger.lookup.sources():
-                        ledger.remove_source(lease, source)
+                        ledger.removal.remove(lease, source)
                     remove_leftovers(leftovers)
                 if instance is not None:
                     _remove_partitions(instance, source)
@@ -87,7 +87,7 @@ def _require_once_known(settings: Settings, ledger: Ledger, source: str, leftove
         if source not in settings.sources:
             raise settings.unknown_source(source, ledger.lookup.sources())
         raise NotLocated(f"the ledger has nothing of source '{source}'", hint="there is nothing to remove")
-    if not ledger.leases_ever_held([plan_lease(source)]):
+    if not ledger.leases.ever_held([plan_lease(source)]):
         raise NotLocated(
             f"the ledger never had source '{source}': its files may be those of a lost ledger",
             hint="'caf rebuild' restores a lost ledger; if nothing was lost, remove the files yourself",

@@ -50,7 +50,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.filters import FILTERS
 from caf_pipeline.inventory.objects import SkipReason, VersionCounts
-from caf_pipeline.ledger.postgres import Ledger, open_ledger
+from caf_pipeline.ledger.ledger import Ledger, open_ledger
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.run_wiring import open_run_context
@@ -241,10 +241,10 @@ class _Command:
                 self._archive_under_way()
                 again = False
         self._summary.objects += self._whole_by_parts()
-        self._summary.parked = len(self._ledger.chunks(self._source, [ChunkState.PARKED]))
-        self._summary.damaged = len(self._ledger.chunks(self._source, [ChunkState.DAMAGED]))
+        self._summary.parked = len(self._ledger.chunks.list(self._source, [ChunkState.PARKED]))
+        self._summary.damaged = len(self._ledger.chunks.list(self._source, [ChunkState.DAMAGED]))
         self._summary.totals = self._totals(snapshot)
-        account = self._ledger.account(self._source)
+        account = self._ledger.chunks.account(self._source)
         self._summary.waiting, self._summary.ever_planned = account.waiting, bool(account.chunks)
         return self._summary
 
@@ -268,14 +268,14 @@ class _Command:
         self._gave_back = False
         chunks = [chunk for chunk in chunks_with_work(self._ledger, self._source) if chunk.name not in self._summary.chunks]
         in_parts = any(chunk.part for chunk in chunks)
-        self._progress.plan(chunks, located=self._ledger.chunks(self._source, IN_GOOD_STANDING) if in_parts else ())
+        self._progress.plan(chunks, located=self._ledger.chunks.list(self._source, IN_GOOD_STANDING) if in_parts else ())
         waiting = deque(chunks)
         with closing(self._archived(waiting)) as ended:
             for chunk, archived in ended:
                 self._summary.chunks.append(chunk.name)
                 done = self._note(chunk, archived)
                 self._progress.end(chunk.name, done, held=bool(archived.holder))
-                self._gave_back |= self._ledger.chunk(chunk.name).released_count > chunk.released_count
+                self._gave_back |= self._ledger.chunks.get(chunk.name).released_count > chunk.released_count
                 if self._is_hopeless(archived.error, chunk.name) and waiting:
                     self._summary.not_tried += [one.name for one in waiting]
                     self._say(
@@ -317,7 +317,7 @@ class _Command:
         withdrawn = [
             name
             for name, error in self._summary.failed.items()
-            if isinstance(error, ChunkTooLarge) and self._ledger.chunk(name).state is ChunkState.WITHDRAWN
+            if isinstance(error, ChunkTooLarge) and self._ledger.chunks.get(name).state is ChunkState.WITHDRAWN
         ]
         for name in withdrawn:
             del self._summary.failed[name]
@@ -339,7 +339,7 @@ class _Command:
             self._summary.held.append(chunk.name)
             self._say(f"chunk {chunk.name} is held by run {archived.holder}", style="yellow")
             return None
-        done = self._ledger.chunk(chunk.name)
+        done = self._ledger.chunks.get(chunk.name)
         self._summary.empty += archived.ended is ChunkState.EMPTY
         if archived.ended is ChunkState.LOCATED:  # else also where another run archived it, or it was withdrawn with other parts
             self._summary.archived += 1
@@ -354,7 +354,7 @@ class _Command:
         if not self._parts:
             return 0
         objects = defaultdict[tuple[str, int], list[Chunk]](list)
-        for chunk in self._ledger.chunks(self._source, IN_GOOD_STANDING):
+        for chunk in self._ledger.chunks.list(self._source, IN_GOOD_STANDING):
             if chunk.part and not chunk.part_abandoned:
                 objects[object_of(chunk)].append(chunk)
         whole = [parts for parts in objects.values() if len(parts) == parts[0].part_count]

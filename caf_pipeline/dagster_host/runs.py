@@ -20,7 +20,7 @@ from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.defs.naming import BACKFILL_TAG, HELD_TAG, PARTITION_TAG, SOURCE_TAG
 from caf_pipeline.errors import NotLocated, first_line, one_line
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.ledger.postgres import Ledger, open_ledger
+from caf_pipeline.ledger.ledger import Ledger, open_ledger
 from caf_pipeline.settings import Settings
 
 _NO_REASON: Final = "from outside the execution context"
@@ -90,7 +90,7 @@ def find_runs(instance: DagsterInstance, ledger: Ledger, source: str | None, las
     # A run may end between the two questions: it ended.
     records = [*(record for run_id, record in going_on.items() if run_id not in ended), *ended.values()]
     waits: defaultdict[str, list[str]] = defaultdict(list)
-    for one in ledger.waits():
+    for one in ledger.waits.list():
         waits[one.run].append(one.wait.sentence)
     return [_shown(instance, ledger, record, waits) for record in records]
 
@@ -135,7 +135,7 @@ def _shown(instance: DagsterInstance, ledger: Ledger, record: RunRecord, waits: 
 
 def _state_of(ledger: Ledger, chunk: str) -> str:
     try:
-        return str(ledger.chunk(chunk).state)
+        return str(ledger.chunks.get(chunk).state)
     except NotLocated:
         return ""
 

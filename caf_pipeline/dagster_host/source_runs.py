@@ -29,7 +29,7 @@ from caf_pipeline.defs.naming import HELD_TAG, LEDGER, RUN, JobKind, job_name
 from caf_pipeline.defs.ops import PACK, seal_chunk
 from caf_pipeline.defs.resources import RunResource, SharedLedger
 from caf_pipeline.errors import CafError, IntegrityError, SettingsError, first_line
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Wait, Waits
 

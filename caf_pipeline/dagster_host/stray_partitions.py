@@ -10,7 +10,7 @@ from caf_pipeline.dagster_host.storage import may_have_state
 from caf_pipeline.defs.naming import partitions_name
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.maintenance.doctor.findings import NO_LONGER_THERE, Finding, Kind, Mended, mendable, not_checked
 from caf_pipeline.settings import Settings
 
@@ -34,7 +34,7 @@ def stray_partitions(source: str, *, settings: Settings, ledger: Ledger) -> Iter
 
 def _without_chunk(instance: DagsterInstance, source: str, ledger: Ledger) -> list[str]:
     names = instance.get_dynamic_partitions(partitions_name(source))  # before the chunks: a plan writes the chunk first
-    chunks = {chunk.name for chunk in ledger.chunks(source)} if source in ledger.lookup.sources() else set[str]()
+    chunks = {chunk.name for chunk in ledger.chunks.list(source)} if source in ledger.lookup.sources() else set[str]()
     return [name for name in names if name not in chunks and (chunks or not _is_chunk_of(name, source))]
 
 

@@ -199,7 +199,7 @@ def _chunk_accounts(run_context: RunContext, chunk: str) -> AssetCheckResult:
 
 
 def _chunk_is_proven(run_context: RunContext, chunk: str) -> AssetCheckResult:
-    state = run_context.ledger.chunk(chunk).state
+    state = run_context.ledger.chunks.get(chunk).state
     if state in (ChunkState.EMPTY, ChunkState.WITHDRAWN):
         return AssetCheckResult(passed=True, description=f"The chunk is {state}: no object is located in it.")
     report = scrub.prove_chunk(run_context, chunk)
@@ -230,7 +230,7 @@ def _chunk_reads_back(run_context: RunContext, chunk: str) -> AssetCheckResult:
 def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
     snapshot, planned = (
         inventories.latest_snapshot(run_context, complete=True),
-        run_context.ledger.last_inventory(run_context.source),
+        run_context.ledger.content.last_inventory(run_context.source),
     )
     if planned and (snapshot is None or snapshot.taken_at < planned):
         missing = f"The last whole inventory, of {planned.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, is not on this machine."
@@ -241,7 +241,7 @@ def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
     left_out = sum(result.left_out.values())
     older = 0 if snapshot.all_versions else snapshot.beside.older
     only_current = run_context.all_versions and not snapshot.all_versions
-    damaged = len(run_context.ledger.chunks(run_context.source, [ChunkState.DAMAGED]))
+    damaged = len(run_context.ledger.chunks.list(run_context.source, [ChunkState.DAMAGED]))
     away = ""
     try:
         run_context.store.require_here()
@@ -268,14 +268,14 @@ def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
 
 def _conditions(check: str, run_context: RunContext, _: str) -> AssetCheckResult:
     found = conditions_of(
-        run_context.ledger.progress([run_context.source]), run_context.settings, paused=is_paused(run_context.ledger)
+        run_context.ledger.progress.of([run_context.source]), run_context.settings, paused=is_paused(run_context.ledger)
     )
     return check_result(found[run_context.source], check)
 
 
 def _last_known_end(run_context: RunContext, account: str, error: StoreUnreachable) -> AssetCheckResult | None:
     """Return an error if the space ends soon by the ledger's last reading; else None. The chain cannot be read now."""
-    last = next((row for row in run_context.ledger.storage_plans() if row.account == account), None)
+    last = next((row for row in run_context.ledger.storage_plans.list() if row.account == account), None)
     if last is None or last.ends_at is None:
         return None
     plan = StoragePlan(last.space_bytes or 0, last.used_bytes or 0, last.ends_at)
@@ -298,16 +298,16 @@ def _storage_plan_lasts(run_context: RunContext, _: str) -> AssetCheckResult:
         if result := _last_known_end(run_context, account, error):
             return result
         raise
-    run_context.ledger.record_storage_plan(
+    run_context.ledger.storage_plans.record(
         account,
         read_at=now,
         balance=store.chain.balance(address),
         plan=None if plan is None else (plan.space_bytes, plan.used_bytes, plan.ends_at),
     )
-    last = next(row for row in run_context.ledger.storage_plans() if row.account == account)
+    last = next(row for row in run_context.ledger.storage_plans.list() if row.account == account)
     copies, warn_days = run_context.settings.jackal.copies, run_context.settings.jackal.warn_days
     waiting = copies * chunk_steps.bytes_to_post(run_context.ledger, NOT_POSTED)
-    chunks = run_context.ledger.chunks(states=IN_GOOD_STANDING)
+    chunks = run_context.ledger.chunks.list(states=IN_GOOD_STANDING)
     used = plan.used_bytes if plan else sum(chunk.stored_size_bytes for chunk in chunks if chunk.owner == address) * copies
     buy = to_buy(used + waiting, last.latest_end_space or 0, last.latest_end, now, warn_days)
     if plan is None:

@@ -198,7 +198,7 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
             registered = register_chunks(context.instance, run_context.ledger, source)
             estimate = preview.estimate_report(run_context, report)
             shown = metadata.plan_metadata(report, registered, copies=copies, estimate=estimate)
-            return shown | metadata.skips(run_context.ledger.account(source).skipped)
+            return shown | metadata.skips(run_context.ledger.chunks.account(source).skipped)
 
         shown = attempt_step(context, source, cut)
         if shown is not None:

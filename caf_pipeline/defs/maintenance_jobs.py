@@ -111,7 +111,7 @@ def _prove_op(source: str) -> OpDefinition:
     @_op(source, "prove_chunks", "Prove some located chunks, oldest first, and clear staging of what nobody will need.")
     def prove_chunks(context: OpExecutionContext) -> Reports:
         def begin(run_context: RunContext) -> RunContext | None:
-            if reason := run_context.ledger.controls().current().paused:
+            if reason := run_context.ledger.controls.current().paused:
                 context.log.info(f"paused: {reason}")
                 return None
             list(staging.sweep(run_context))
@@ -150,7 +150,7 @@ def _prove_op(source: str) -> OpDefinition:
 def _look_in_bulk(context: OpExecutionContext, run_context: RunContext) -> metadata.Metadata:
     """Go through the store's lists where that is due, and return what is shown of it."""
     found = bulk_look.look_in_bulk(run_context)
-    whole_at, suspected = run_context.ledger.suspicions(run_context.store.name, run_context.source)
+    whole_at, suspected = run_context.ledger.bulk_looks.suspicions(run_context.store.name, run_context.source)
     shown: metadata.Metadata = {"suspected": suspected}
     if whole_at is not None:
         shown["last_whole_bulk_look"] = MetadataValue.timestamp(whole_at)
@@ -171,7 +171,7 @@ def _repair_op(source: str) -> OpDefinition:
         run_context = attempt_step(context, source, lambda run_context: run_context)
         if run_context is None:
             return
-        damaged = sorted(run_context.ledger.chunks(source, [ChunkState.DAMAGED]), key=lambda chunk: chunk.updated_at)
+        damaged = sorted(run_context.ledger.chunks.list(source, [ChunkState.DAMAGED]), key=lambda chunk: chunk.updated_at)
         failed, repaired = list[CafError](), 0
         for chunk in damaged[: config.limit]:
             outcome = attempt_step(context, source, partial(_repair, name=chunk.name))

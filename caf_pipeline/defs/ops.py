@@ -67,7 +67,7 @@ def _release(run_context: RunContext, chunk: str) -> metadata.Metadata:
     released = chunk_steps.release_staging(run_context, chunk)
     with suppress(CafError):  # the chunk is archived; the daily check counts again, and reports a damaged inventory
         planning.count_again(run_context)
-    return metadata.locations_metadata(released, run_context.ledger.account(run_context.source))
+    return metadata.locations_metadata(released, run_context.ledger.chunks.account(run_context.source))
 
 
 load_batch = _step("load_batch", "Read the chunk's part of the plan and see that it can be worked on.", chunk_steps.load_batch)

@@ -9,7 +9,7 @@ from typing import Final
 from dagster import DagsterInstance, DynamicPartitionsDefinition
 
 from caf_pipeline.defs.naming import partitions_name
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 
 KEYS_A_CALL: Final = 5_000
 """Keys added at once: each takes two parameters of a statement, of which SQLite allows 32,766."""
@@ -26,7 +26,7 @@ def register_chunks(instance: DagsterInstance, ledger: Ledger, source: str) -> i
     Adopted files have none: no run ever packs or uploads one.
     """
     known = set(instance.get_dynamic_partitions(partitions_name(source)))
-    missing = [chunk.name for chunk in ledger.chunks(source) if chunk.name not in known and not chunk.adopted]
+    missing = [chunk.name for chunk in ledger.chunks.list(source) if chunk.name not in known and not chunk.adopted]
     for start in range(0, len(missing), KEYS_A_CALL):
         instance.add_dynamic_partitions(partitions_name(source), missing[start : start + KEYS_A_CALL])
     return len(missing)

@@ -38,7 +38,7 @@ _END = """
 class BulkLooks(LedgerPart):
     """What passes through the store's lists leave."""
 
-    def begin_bulk_look(self, store: str, again_in: float) -> bool:
+    def begin(self, store: str, again_in: float) -> bool:
         """Begin a pass where one is due, and tell whether it was. If it never ends, the next one is due in `again_in` seconds."""
         with self._engine.begin() as connection:
             return bool(connection.exec_driver_sql(_BEGIN, {"store": store, "seconds": again_in}).scalar_one_or_none())
@@ -64,7 +64,7 @@ class BulkLooks(LedgerPart):
             with self._engine.begin() as connection:
                 connection.exec_driver_sql(_SUSPECT, {"began": began, "ids": ids[first : first + _MARKED]})
 
-    def end_bulk_look(self, store: str, began: datetime, again_in: float, *, whole: bool) -> None:
+    def end(self, store: str, began: datetime, again_in: float, *, whole: bool) -> None:
         """End a pass; the next is due so many seconds after it began. After a whole one, what it did not suspect is not."""
         clear = "UPDATE chunk_copies SET suspected_at = NULL WHERE suspected_at < %(began)s"
         with self._engine.begin() as connection:
@@ -72,7 +72,7 @@ class BulkLooks(LedgerPart):
                 connection.exec_driver_sql(clear, {"began": began})
             connection.exec_driver_sql(_END, {"store": store, "began": began, "seconds": again_in, "whole": whole})
 
-    def whole_bulk_looks(self) -> Mapping[str, datetime]:
+    def whole(self) -> Mapping[str, datetime]:
         """Return when the last whole pass began, by store; stores without one are left out."""
         statement = "SELECT store, whole_at FROM bulk_looks WHERE whole_at IS NOT NULL"
         with self._engine.begin() as connection:

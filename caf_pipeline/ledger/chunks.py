@@ -1,6 +1,6 @@
 """Questions about chunks: their rows, the versions of a key, sums over a source. Nothing here writes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
@@ -16,8 +16,6 @@ from caf_pipeline.ledger.records import (
     ArchiveRate,
     Chunk,
     LocationRow,
-    PlanRecord,
-    PlanRow,
     SourceAccount,
     WaitingObjects,
 )
@@ -55,14 +53,6 @@ _RATE = """
         FROM following WHERE before IS NOT NULL)
     SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY member_bytes / CAST(seconds AS double precision)) AS rate,
         count(*) AS chunks FROM steps WHERE seconds > 0 AND member_bytes > 0
-    """
-_PLANS = """
-    SELECT sources.name AS source, plans.sha256, plans.name, snapshot, folder, object_count, object_bytes, plans.created_at,
-        (SELECT jsonb_object_agg(state, chunks) FROM (SELECT state, count(*) AS chunks FROM chunks
-            WHERE chunks.plan_id = plans.plan_id GROUP BY state) AS states) AS chunks
-    FROM plans JOIN sources USING (source_id) WHERE (sources.name = %(source)s OR CAST(%(source)s AS text) IS NULL)
-        AND NOT EXISTS (SELECT FROM caf_files WHERE caf_files.plan_id = plans.plan_id AND adopted_at IS NOT NULL)
-    ORDER BY plan_id DESC LIMIT %(limit)s
     """
 _SKIPPED = (
     "SELECT reason, count(*) FROM skipped_objects"
@@ -112,10 +102,10 @@ _IN_PARTS = """
     """
 
 
-class Lookups(LedgerPart):
+class Chunks(LedgerPart):
     """What is known of chunks and objects."""
 
-    def chunk(self, name: str) -> Chunk:
+    def get(self, name: str) -> Chunk:
         """Return the chunk's row, or raise NotLocated."""
         with self._engine.begin() as connection:
             statement = f"{_CHUNK.format(samples='samples')} WHERE chunks.name = %(name)s"
@@ -127,7 +117,7 @@ class Lookups(LedgerPart):
             )
         return _chunk(row)
 
-    def chunks(self, source: str | None = None, states: Iterable[ChunkState] | None = None) -> Sequence[Chunk]:
+    def list(self, source: str | None = None, states: Iterable[ChunkState] | None = None) -> Sequence[Chunk]:
         """Return chunks by name, without their samples."""
         wanted = [*states] if states is not None else [*ChunkState]
         # The states that are stored have an index.
@@ -139,7 +129,7 @@ class Lookups(LedgerPart):
             rows = connection.exec_driver_sql(f"{statement} ORDER BY chunks.name", facts)
             return [_chunk(row) for row in rows]
 
-    def chunks_to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
+    def to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
         """Return located chunks, those first that were looked at longest ago (or located, where never looked at).
 
         Chunks with a copy that did not answer are left out: `unanswered_chunks` returns them.
@@ -155,7 +145,7 @@ class Lookups(LedgerPart):
         with self._engine.begin() as connection:
             return [_chunk(row) for row in connection.exec_driver_sql(statement, facts)]
 
-    def suspected_chunks(self, source: str, limit: int) -> Sequence[Chunk]:
+    def suspected(self, source: str, limit: int) -> Sequence[Chunk]:
         """Return located chunks that the store's lists made suspect, those first that were looked at longest ago."""
         statement = (
             f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND {_LOCATED}"
@@ -165,7 +155,7 @@ class Lookups(LedgerPart):
             rows = connection.exec_driver_sql(statement, {"source": source, "limit": limit})
             return [_chunk(row) for row in rows]
 
-    def unanswered_chunks(self, source: str) -> Sequence[Chunk]:
+    def unanswered(self, source: str) -> Sequence[Chunk]:
         """Return located chunks with a copy that did not answer the last time; the chunk asked longest ago comes first."""
         statement = (
             f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND {_LOCATED}"
@@ -218,39 +208,11 @@ class Lookups(LedgerPart):
             waiting=WaitingObjects(waiting.objects, int(waiting.size_bytes), waiting.until) if waiting.objects else None,
         )
 
-    def plans(self, source: str | None = None, limit: int | None = None) -> Sequence[PlanRow]:
-        """Return the plans of a source, or of all, the latest first and at most `limit`; no plan made adopted files."""
-        with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(_PLANS, {"source": source, "limit": limit}).fetchall()
-        return [
-            PlanRow(
-                PlanRecord(**{field.name: getattr(row, field.name) for field in fields(PlanRecord)}),
-                row.created_at,
-                {ChunkState(state): count for state, count in sorted((row.chunks or {}).items())},
-            )
-            for row in rows
-        ]
-
     def archive_rate(self, source: str) -> ArchiveRate | None:
         """Return how fast the source's chunks were archived of late; None where fewer than `RATES_NEEDED` tell."""
         with self._engine.begin() as connection:
             row = connection.exec_driver_sql(_RATE, {"source": source, "chunks": RATES_ASKED + 1}).one()
         return ArchiveRate(row.rate, row.chunks) if row.chunks >= RATES_NEEDED else None
-
-    def address(self, source: str) -> str | None:
-        """Return the address of a source; None while the source has no chunk, since another address may then replace it."""
-        with self._engine.begin() as connection:
-            statement = (
-                "SELECT address FROM sources WHERE name = %(source)s"
-                " AND EXISTS (SELECT FROM caf_files WHERE caf_files.source_id = sources.source_id)"
-            )
-            found: str | None = connection.exec_driver_sql(statement, {"source": source}).scalar_one_or_none()
-            return found
-
-    def addresses(self) -> Mapping[str, str]:
-        """Return the address of each source ever registered, by its archive's id."""
-        with self._engine.begin() as connection:
-            return {row.archive_id: row.address for row in connection.exec_driver_sql("SELECT archive_id, address FROM sources")}
 
 
 def _location_row(row: Row[Any]) -> LocationRow:

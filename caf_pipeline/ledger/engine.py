@@ -121,13 +121,10 @@ def driver_connection(connection: Connection) -> psycopg.Connection:
 
 
 class LedgerPart:
-    """The methods of the ledger on one topic: `Ledger` inherits all parts. Each method is one transaction.
+    """The methods of the ledger on one topic, each of which is one transaction."""
 
-    `_store` is the name that the ledger gives the store: its kind in the settings.
-    """
-
-    _engine: LedgerEngine
-    _store: str
+    def __init__(self, engine: LedgerEngine) -> None:
+        self._engine = engine
 
     @contextlib.contextmanager
     def _of_source(self, source: str, *, lock: str = "") -> Iterator[tuple[Connection, int]]:

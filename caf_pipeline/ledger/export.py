@@ -93,14 +93,14 @@ class Exports(LedgerPart):
     Each method returns the rows written, has constant memory, and raises StagingError where the file cannot be written.
     """
 
-    def export_standing(self, source: str, path: Path) -> int:
+    def standing(self, source: str, path: Path) -> int:
         """Write what is known of the source's objects at one moment (`inventory.STANDING_SCHEMA`).
 
         An object may have several rows, e.g. skipped by one chunk and claimed by the next.
         """
         return self._export("standing", source, path, _STANDING)
 
-    def export_changes(self, source: str, folder: Path, kept: Path) -> None:
+    def changes(self, source: str, folder: Path, kept: Path) -> None:
         """Make a folder of files that together are what `export_standing` writes.
 
         Args:
@@ -141,11 +141,11 @@ class Exports(LedgerPart):
                 self._write("kept", connection, source_id, exported, [(_KEPT, _LOCATED_ROW)], chunks=here)
             return locations.count_differing(exported)
 
-    def export_exceptions(self, source: str, path: Path) -> int:
+    def exceptions(self, source: str, path: Path) -> int:
         """Write the exceptions of the source (`inventory.EXCEPTION_SCHEMA`)."""
         return self._export("exceptions", source, path, [(_EXCEPTIONS, {})])
 
-    def export_located(self, source: str, path: Path) -> int:
+    def located(self, source: str, path: Path) -> int:
         """Write every location of the source in chunks in good standing (`inventory.LOCATED_SCHEMA`).
 
         Rows come as they lie in the table, where those of a chunk lie together. Of an object in parts all are there, or none.

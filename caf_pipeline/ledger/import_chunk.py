@@ -18,13 +18,13 @@ from sqlalchemy import Connection
 from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, CopyState
 from caf_pipeline.errors import ClaimConflict, IllegalMove, IntegrityError, LedgerError
 from caf_pipeline.ledger.copy import GOOD, LOCATE_RESTORED, copy_location_batches, end_claims, forget_pending, load_skips
-from caf_pipeline.ledger.engine import LedgerPart
+from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
 from caf_pipeline.ledger.header_sets import Batches, record_header_sets
 from caf_pipeline.ledger.log_times import forget_log_times, record_log_times
-from caf_pipeline.ledger.moves import require_state
+from caf_pipeline.ledger.moves import require_state, samples_as_json
 from caf_pipeline.ledger.parts import follow_move, has_part, import_part, record_part
 from caf_pipeline.ledger.records import RemoteChunk, Skip
-from caf_pipeline.ledger.replicas import record_verified, samples_as_json
+from caf_pipeline.ledger.replicas import record_verified
 from caf_pipeline.ledger.transactions import before_move
 from caf_pipeline.store.protocol import Lease
 
@@ -134,18 +134,22 @@ class _Superseded(Exception):
 class ChunkImport(LedgerPart):
     """Restores chunks."""
 
-    def begin_rebuild(self, source: str) -> None:
+    def __init__(self, engine: LedgerEngine, store: str) -> None:
+        super().__init__(engine)
+        self._store = store
+
+    def begin(self, source: str) -> None:
         """Write that the source is being restored, until `end_rebuild`."""
         with self._of_source(source) as (connection, source_id):
             statement = "INSERT INTO rebuilds (source_id) VALUES (%(source_id)s) ON CONFLICT (source_id) DO NOTHING"
             connection.exec_driver_sql(statement, {"source_id": source_id})
 
-    def end_rebuild(self, source: str) -> None:
+    def end(self, source: str) -> None:
         """Write that all was restored, or that the rest is not to be."""
         with self._of_source(source) as (connection, source_id):
             connection.exec_driver_sql("DELETE FROM rebuilds WHERE source_id = %(source_id)s", {"source_id": source_id})
 
-    def rebuild_began_at(self, source: str) -> datetime | None:
+    def began_at(self, source: str) -> datetime | None:
         """Return when the rebuild of the source began that has not restored all; None where there is none such, or no source."""
         statement = "SELECT began_at FROM rebuilds JOIN sources USING (source_id) WHERE name = %(source)s"
         with self._engine.begin() as connection:

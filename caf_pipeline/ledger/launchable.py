@@ -40,7 +40,7 @@ _LAST_LOCATED: Final = """
 class LaunchableChunks(LedgerPart):
     """Chunks that have work to do."""
 
-    def launchable_chunks(self, after: Mapping[str, int], limit: int) -> Sequence[LaunchableChunk]:
+    def chunks(self, after: Mapping[str, int], limit: int) -> Sequence[LaunchableChunk]:
         """Return chunks under way, the oldest first, at most `limit` of each source.
 
         Before them come those, at most `limit` in all, whose run died after their last move, before it gave staging back.

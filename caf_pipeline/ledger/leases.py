@@ -10,7 +10,7 @@ Source: "A chunk" in docs/design.md.
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from types import TracebackType
@@ -56,31 +56,6 @@ _RELEASE = "UPDATE leases SET expires_at = to_timestamp(0) WHERE name = %(name)s
 
 
 _GIVEN_BACK: Final = datetime.fromtimestamp(0, UTC)
-
-
-class Leases(LedgerPart):
-    """Leases as the doctor sees them."""
-
-    def leases(self) -> Sequence[LeaseRecord]:
-        """Return all leases that were not given back, by name."""
-        with self._engine.begin() as connection:
-            return [_record(row) for row in connection.exec_driver_sql(_TAKEN)]
-
-    def end_lease(self, name: str, epoch: int) -> bool:
-        """Give back a lease that its holder left; its row and epoch stay.
-
-        False where it is another holder's by now, was given back, or may still be held: by a live process of this machine, or
-        by one that cannot be seen from here and has not let it run out.
-        """
-        with self._engine.begin() as connection:
-            row = connection.exec_driver_sql(_LOCK, {"name": name}).fetchone()
-            lease = _record(row) if row else None
-            if lease is None or lease.epoch != epoch or lease.expires_at == _GIVEN_BACK:
-                return False
-            alive = _is_alive(lease)
-            if alive or (lease.live and alive is None):
-                return False
-            return connection.exec_driver_sql(_RELEASE, {"name": name, "epoch": epoch}).rowcount == 1
 
 
 class HeldLease:
@@ -187,6 +162,57 @@ class HeldLease:
                 return
             self._good_until = asked_at + self._seconds
             wait = self._seconds / RENEWALS_PER_LEASE
+
+
+class Leases(LedgerPart):
+    """Leases as the doctor sees them."""
+
+    def __init__(self, engine: LedgerEngine, seconds: float) -> None:
+        super().__init__(engine)
+        self._seconds = seconds
+
+    def hold(self, name: str, holder: Holder, *, waits: Waits | None = None) -> HeldLease:
+        """Hold `name` while the context lasts; the name of a chunk's lease (`chunk_lease`) sets the chunk's epoch.
+
+        A holder on this machine whose process is dead is replaced at once; any other is waited for until its lease is seen
+        renewed or has run out (at most one lease time).
+
+        Args:
+            name: of the lease.
+            holder: who takes it.
+            waits: where it is said while another run's lease is waited for.
+
+        Raises:
+            HeldByOther: a live run has it.
+        """
+        return HeldLease(self._engine, name, holder, seconds=self._seconds, waits=waits)
+
+    def list(self) -> Sequence[LeaseRecord]:
+        """Return all leases that were not given back, by name."""
+        with self._engine.begin() as connection:
+            return [_record(row) for row in connection.exec_driver_sql(_TAKEN)]
+
+    def ever_held(self, names: Collection[str]) -> set[str]:
+        """Return which of these leases a run of this ledger ever held."""
+        with self._engine.begin() as connection:
+            rows = connection.exec_driver_sql("SELECT name FROM leases WHERE name = ANY(%(names)s)", {"names": [*names]})
+            return set(rows.scalars().all())
+
+    def end(self, name: str, epoch: int) -> bool:
+        """Give back a lease that its holder left; its row and epoch stay.
+
+        False where it is another holder's by now, was given back, or may still be held: by a live process of this machine, or
+        by one that cannot be seen from here and has not let it run out.
+        """
+        with self._engine.begin() as connection:
+            row = connection.exec_driver_sql(_LOCK, {"name": name}).fetchone()
+            lease = _record(row) if row else None
+            if lease is None or lease.epoch != epoch or lease.expires_at == _GIVEN_BACK:
+                return False
+            alive = _is_alive(lease)
+            if alive or (lease.live and alive is None):
+                return False
+            return connection.exec_driver_sql(_RELEASE, {"name": name, "epoch": epoch}).rowcount == 1
 
 
 def lock_lease(connection: Connection, lease: Lease) -> None:

@@ -8,13 +8,10 @@ from collections.abc import Sequence
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, MAY_BE_PENDING, ChunkState
 from caf_pipeline.ledger.copy import end_claims, forget_pending
 from caf_pipeline.ledger.engine import LedgerPart
-from caf_pipeline.ledger.records import ChunkRows, Reservation
+from caf_pipeline.ledger.records import ChunkRows
 from caf_pipeline.ledger.transactions import SIGNED
 from caf_pipeline.store.protocol import SignedTransaction
 
-_RESERVATIONS = (
-    "SELECT name AS chunk, state, folder, size_bytes FROM staging_reservations JOIN chunks USING (caf_file_id) ORDER BY name"
-)
 _UNSETTLED = f"{SIGNED} WHERE outcome IS NULL ORDER BY account, sequence"
 # One statement sees one moment: a load of locations is in all of it or in none.
 _ROWS_BY_CHUNK = """
@@ -45,19 +42,13 @@ _DROP_LOCATIONS = "DELETE FROM file_locations WHERE caf_file_id = %(id)s"
 class StrayRows(LedgerPart):
     """What the doctor reads and removes."""
 
-    def reservations(self) -> Sequence[Reservation]:
-        """Return all reservations of staging folders, by chunk."""
-        with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(_RESERVATIONS).fetchall()
-        return [Reservation(row.chunk, ChunkState(row.state), row.folder, row.size_bytes) for row in rows]
-
     def unsettled(self) -> Sequence[SignedTransaction]:
         """Return the transactions of every account whose fate is not known, by account and sequence."""
         with self._engine.begin() as connection:
             rows = connection.exec_driver_sql(_UNSETTLED).fetchall()
         return [SignedTransaction(**row._asdict()) for row in rows]
 
-    def rows_by_chunk(self, source: str) -> Sequence[ChunkRows]:
+    def by_chunk(self, source: str) -> Sequence[ChunkRows]:
         """Count a source's location rows, pending ones and claims by chunk, all at one moment; chunks without any are there, too.
 
         A part counts as claimed by its chunk, whose object has one claim for all of them.
@@ -68,7 +59,7 @@ class StrayRows(LedgerPart):
             rows = connection.exec_driver_sql(_ROWS_BY_CHUNK, {"source": source, "claiming": sorted(CLAIMING)}).fetchall()
         return [ChunkRows(**{**row._asdict(), "state": None if row.state is None else ChunkState(row.state)}) for row in rows]
 
-    def drop_stray_rows(self, caf_file_id: int) -> int:
+    def drop(self, caf_file_id: int) -> int:
         """Remove rows that a chunk in its state, or an unknown one, cannot have: claims, locations and pending locations.
 
         What a chunk claims by its state, and locations that it has or had, stay. Returns the rows removed.

@@ -5,18 +5,31 @@ statement that waited for a lock sees the copies as they were before it waited.
 Source: "Promises" in docs/design.md.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import ColumnElement, Connection, Row, Text, bindparam, cast, delete, func, literal, select, update
+from sqlalchemy.dialects.postgresql import JSONB
 
 from caf_pipeline.chunk_state import ChunkState, CopyState, copy_after, require_move, stored_state
 from caf_pipeline.errors import IllegalMove, IntegrityError, LeaseLost, NotLocated
 from caf_pipeline.ledger.records import chunk_lease
-from caf_pipeline.store.protocol import Lease, Posting
+from caf_pipeline.ledger.tables import CAF_FILES, CHUNK_COPIES
+from caf_pipeline.ledger.views import CHUNKS
+from caf_pipeline.store.protocol import Lease, Posting, Sample
 
-_STATE: Final = "SELECT state, copy_state FROM chunks WHERE caf_file_id = %(id)s"
-_ROW: Final = "SELECT caf_file_id, source_id, member_count, merkle_root, stored_size_bytes FROM chunks WHERE caf_file_id = %(id)s"
+_CHUNK: Final = CHUNKS.c.caf_file_id == bindparam("id")
+_STATE: Final = select(CHUNKS.c.state, CHUNKS.c.copy_state).where(_CHUNK)
+_ROW: Final = select(
+    *(CHUNKS.c[name] for name in ("caf_file_id", "source_id", "member_count", "merkle_root", "stored_size_bytes"))
+).where(_CHUNK)
+_LOCK: Final = (
+    select(CAF_FILES.c.caf_file_id, CAF_FILES.c.epoch)
+    .where(CAF_FILES.c.name == bindparam("chunk"))
+    .with_for_update(key_share=True)  # NO KEY UPDATE: rows that refer to the chunk may be written meanwhile
+)
 
 
 def move_row(
@@ -26,43 +39,40 @@ def move_row(
     before: ChunkState,
     after: ChunkState,
     *,
-    changes: str = "",
-    copy_changes: str = "",
-    facts: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    copy_changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Row[Any]:
     """Make a guarded move; return the chunk's ids and sizes as they are after it.
 
-    `changes` and `copy_changes` are of other columns of the chunk's row and of its copy's. A seal inserts the copy itself.
+    `changes` and `copy_changes` have new values of other columns of the chunk and of its copy. A seal inserts the copy itself.
     """
     require_move(chunk, before, after)
     caf_file_id = guarded(connection, lease, chunk)
-    found = connection.exec_driver_sql(_STATE, {"id": caf_file_id}).one()
-    if found.state != before:
-        raise IllegalMove(f"chunk {chunk} cannot go to '{after}': it is '{found.state}', not '{before}'")
-    copy = CopyState(found.copy_state) if found.copy_state else None
+    known = connection.execute(_STATE, {"id": caf_file_id}).one()
+    if known.state != before:
+        raise IllegalMove(f"chunk {chunk} cannot go to '{after}': it is '{known.state}', not '{before}'")
+    copy = CopyState(known.copy_state) if known.copy_state else None
     copy_state = copy_after(chunk, before, after, copy)
-    values = {**(facts or {}), "id": caf_file_id, "state": stored_state(after), "copy": copy_state}
-    time = ["updated_at = now()"] if before is not after else []
-    changed = ", ".join([*filter(None, [changes]), *time, "state = %(state)s"])
-    connection.exec_driver_sql(f"UPDATE caf_files SET {changed} WHERE caf_file_id = %(id)s", values)
+    time = {"updated_at": func.now()} if before is not after else {}
+    of_chunk = update(CAF_FILES).where(CAF_FILES.c.caf_file_id == caf_file_id)
+    connection.execute(of_chunk.values({**changes, **time, "state": stored_state(after)}))
     if copy is not None and copy_state is None:
-        connection.exec_driver_sql("DELETE FROM chunk_copies WHERE caf_file_id = %(id)s", values)
+        connection.execute(delete(CHUNK_COPIES).where(CHUNK_COPIES.c.caf_file_id == caf_file_id))
     elif copy is not None:
-        changed = ", ".join([*filter(None, [copy_changes]), *time, "state = %(copy)s"])
-        connection.exec_driver_sql(f"UPDATE chunk_copies SET {changed} WHERE caf_file_id = %(id)s", values)
+        of_copy = update(CHUNK_COPIES).where(CHUNK_COPIES.c.caf_file_id == caf_file_id)
+        connection.execute(of_copy.values({**copy_changes, **time, "state": copy_state}))
     return chunk_row(connection, caf_file_id)
 
 
 def chunk_row(connection: Connection, caf_file_id: int) -> Row[Any]:
     """Return the chunk's ids and sizes."""
-    return connection.exec_driver_sql(_ROW, {"id": caf_file_id}).one()
+    return connection.execute(_ROW, {"id": caf_file_id}).one()
 
 
 def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
     """Return the chunk's id, its row locked; raise LeaseLost where another run has it now."""
     _require_lease_of(lease, chunk)
-    statement = "SELECT caf_file_id, epoch FROM caf_files WHERE name = %(chunk)s FOR NO KEY UPDATE"
-    row = connection.exec_driver_sql(statement, {"chunk": chunk}).fetchone()
+    row = connection.execute(_LOCK, {"chunk": chunk}).one_or_none()
     if row is None:
         raise NotLocated(f"the ledger has no chunk {chunk}")
     if row.epoch != lease.epoch:
@@ -73,7 +83,7 @@ def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
 def require_state(connection: Connection, lease: Lease, chunk: str, states: Sequence[ChunkState], done: str) -> int:
     """Return the chunk's id, its row locked; raise IllegalMove where it is in none of these states."""
     caf_file_id = guarded(connection, lease, chunk)
-    state = connection.exec_driver_sql(_STATE, {"id": caf_file_id}).one().state
+    state = connection.execute(_STATE, {"id": caf_file_id}).one().state
     if state not in states:
         raise IllegalMove(f"chunk {chunk} cannot be {done}: it is '{state}', not {' or '.join(states)}")
     return caf_file_id
@@ -86,6 +96,16 @@ def require_sealed_bytes(chunk: str, row: Row[Any], posting: Posting) -> None:
             f"chunk {chunk} was sealed as {row.merkle_root.hex()} ({row.stored_size_bytes} bytes), but"
             f" posted as {posting.merkle_root.hex()} ({posting.stored_size_bytes} bytes)"
         )
+
+
+def samples_as_json(samples: Sequence[Sample]) -> str:
+    """Return what copies are compared with, as `caf_files.samples` holds it."""
+    return json.dumps([{"offset": one.offset, "length": one.length, "sha256": one.sha256.hex()} for one in samples])
+
+
+def as_jsonb(samples: Sequence[Sample]) -> ColumnElement[Any]:
+    """Return samples as the value of a column."""
+    return cast(literal(samples_as_json(samples), Text), JSONB)
 
 
 def _require_lease_of(lease: Lease, chunk: str) -> None:

@@ -92,7 +92,7 @@ _UNKNOWN: Final[dict[str, Any]] = {
 class Progress(LedgerPart):
     """Sums over the chunks of sources."""
 
-    def progress(self, sources: Sequence[str]) -> Sequence[SourceProgress]:
+    def of(self, sources: Sequence[str]) -> Sequence[SourceProgress]:
         """Return how far each of these sources is, all at one moment, in the order asked for.
 
         Reads the rows of their chunks, some 0.1 s for 10^5.

@@ -3,7 +3,6 @@
 The rows in `leases` stay: a chunk that is planned again under the same name gets a greater epoch than each earlier run of it.
 """
 
-from collections.abc import Collection
 from typing import Final
 
 from psycopg.errors import LockNotAvailable
@@ -83,7 +82,7 @@ class SourceRemoval(LedgerPart):
             _require_removable(connection, source_id, source)
             return RemovableSource(**connection.exec_driver_sql(_COUNTS, {"id": source_id}).one()._asdict())
 
-    def remove_source(self, lease: Lease, source: str) -> None:
+    def remove(self, lease: Lease, source: str) -> None:
         """Remove the source, its plans and its chunks. `lease` is the caller's on the source's plan.
 
         Raises:
@@ -101,12 +100,6 @@ class SourceRemoval(LedgerPart):
             for table in ("claims", *OF_AN_ADDRESS, "caf_files", "plans", "sources"):
                 connection.exec_driver_sql(f"DELETE FROM {table} WHERE source_id = %(id)s", facts)
             lock_lease(connection, lease)  # last: its own renewal waits for it
-
-    def leases_ever_held(self, names: Collection[str]) -> set[str]:
-        """Return which of these leases a run of this ledger ever held."""
-        with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql("SELECT name FROM leases WHERE name = ANY(%(names)s)", {"names": [*names]})
-            return set(rows.scalars().all())
 
 
 def _require_removable(connection: Connection, source_id: int, source: str) -> None:

@@ -3,11 +3,10 @@
 The functions are over the caller's transaction, which has locked the chunk's row.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IllegalMove
@@ -15,7 +14,7 @@ from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.moves import move_row, require_state
 from caf_pipeline.ledger.records import WINDOWS_REQUIRED, CopyCheck, KnownCopy
-from caf_pipeline.store.protocol import Copy, Lease, Sample
+from caf_pipeline.store.protocol import Copy, Lease
 
 _VERIFIED = """
     INSERT INTO replicas AS old (caf_file_id, store, provider, proof, last_proven)
@@ -68,17 +67,17 @@ _KNOWN = """
 class Replicas(LedgerPart):
     """The copies of chunks."""
 
-    def known_copies(self, chunk: str) -> Sequence[KnownCopy]:
+    def list(self, chunk: str) -> Sequence[KnownCopy]:
         """Return the copies that were ever recorded of a chunk, by provider."""
         with self._engine.begin() as connection:
             rows = connection.exec_driver_sql(_KNOWN, {"chunk": chunk}).fetchall()
         return [KnownCopy(**row._asdict()) for row in rows]
 
-    def record_copies(self, lease: Lease, chunk: str, copies: Sequence[Copy]) -> None:
+    def record_verified(self, lease: Lease, chunk: str, copies: Sequence[Copy]) -> None:
         """uploading → verified, with the copies that proved it; others that were known are listed no more."""
         with self._engine.begin() as connection:
             states = ChunkState.UPLOADING, ChunkState.VERIFIED
-            moved = move_row(connection, lease, chunk, *states, copy_changes="verified_at = now()")
+            moved = move_row(connection, lease, chunk, *states, copy_changes={"verified_at": func.now()})
             record_verified(connection, moved.caf_file_id, copies)
 
     def record_checks(
@@ -112,7 +111,7 @@ class Replicas(LedgerPart):
             statement = "UPDATE chunk_copies SET unanswered_at = now() WHERE caf_file_id = %(id)s"
             connection.exec_driver_sql(statement, {"id": caf_file_id})
 
-    def record_read_back(self, lease: Lease, chunk: str, provider: str) -> None:
+    def record_full_read(self, lease: Lease, chunk: str, provider: str) -> None:
         """Remember that all stored bytes of a located or damaged chunk came back from a provider just now with its root.
 
         Forgotten when the chunk becomes damaged, is located again, or is posted again, and when that copy counts no more.
@@ -150,8 +149,3 @@ def require_right_copy(connection: Connection, caf_file_id: int, chunk: str) -> 
         raise IllegalMove(
             f"chunk {chunk} cannot be located again: no copy of it was seen listed and right", hint="repair it first"
         )
-
-
-def samples_as_json(samples: Sequence[Sample]) -> str:
-    """Return what copies are compared with, as `caf_files.samples` holds it."""
-    return json.dumps([{"offset": one.offset, "length": one.length, "sha256": one.sha256.hex()} for one in samples])

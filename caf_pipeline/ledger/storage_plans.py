@@ -27,7 +27,7 @@ _READ: Final = (
 class StoragePlans(LedgerPart):
     """The last reading of each account's plan and balance."""
 
-    def record_storage_plan(
+    def record(
         self,
         account: str,
         *,
@@ -43,7 +43,7 @@ class StoragePlans(LedgerPart):
         with self._engine.begin() as connection:
             connection.exec_driver_sql(_RECORD, facts)
 
-    def storage_plans(self) -> Sequence[StoragePlanRow]:
+    def list(self) -> Sequence[StoragePlanRow]:
         """Return the last reading of each account."""
         with self._engine.begin() as connection:
             return [StoragePlanRow(**row._asdict()) for row in connection.exec_driver_sql(_READ)]

@@ -30,7 +30,7 @@ _LIVE = (
 class RunWaits(LedgerPart):
     """What runs wait for."""
 
-    def record_waits(self, holder: Holder, source: str, waits: Sequence[Wait]) -> None:
+    def record(self, holder: Holder, source: str, waits: Sequence[Wait]) -> None:
         """Put these waits in place of those that this process wrote for the run and source before.
 
         To be repeated within 30 s while it waits.
@@ -41,7 +41,7 @@ class RunWaits(LedgerPart):
             for wait in waits:
                 connection.exec_driver_sql(_INSERT, {**mine, **asdict(wait), "seconds": _LIVE_SECONDS})
 
-    def waits(self) -> Sequence[RunWait]:
+    def list(self) -> Sequence[RunWait]:
         """Return what live runs wait for, by source and beginning. What a dead process of this machine waited for is left out."""
         with self._engine.begin() as connection:
             rows = connection.exec_driver_sql(_LIVE).fetchall()

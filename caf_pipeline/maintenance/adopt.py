@@ -191,7 +191,7 @@ class _Adopter:
         self._lease = lease
         self._snapshot = snapshot
         self._folder = folder
-        chunks = context.ledger.chunks()
+        chunks = context.ledger.chunks.list()
         self.owners = {context.store.owner(), *(chunk.owner for chunk in chunks if chunk.owner)}
         self._known = {chunk.merkle_root: chunk for chunk in chunks if chunk.source == context.source and chunk.merkle_root}
 
@@ -389,8 +389,10 @@ class _Adopter:
         if not self._terms.dry_run:
             self._lease.check()
             context.store.bind()
-            rows = context.ledger.restore_chunk(chunk, found.locations, (), plan_folder=str(context.plans() / chunk.plan))
-            self._known[posted.posting.merkle_root] = context.ledger.chunk(chunk.name)
+            rows = context.ledger.rebuilds.restore_chunk(
+                chunk, found.locations, (), plan_folder=str(context.plans() / chunk.plan)
+            )
+            self._known[posted.posting.merkle_root] = context.ledger.chunks.get(chunk.name)
         return FileAdoption(name, AdoptionKind.ADOPTED, posted, chunk.name, members, rows, found.left_out, right)
 
 

@@ -92,7 +92,7 @@ def look_in_bulk(context: RunContext) -> BulkLook | None:
     Raises:
         LedgerError: the ledger failed.
     """
-    if not context.ledger.begin_bulk_look(context.store.name, RETRY_SECONDS):
+    if not context.ledger.bulk_looks.begin(context.store.name, RETRY_SECONDS):
         return None
     found = BulkLook()
     try:
@@ -109,18 +109,18 @@ def look_in_bulk(context: RunContext) -> BulkLook | None:
 
 
 def _go_through(context: RunContext, lease: Lease, height: int, found: BulkLook) -> None:
-    found.began, located = context.ledger.located_copies()
+    found.began, located = context.ledger.bulk_looks.located_copies()
     found.chunks = len(located)
 
     def before_page() -> None:
         context.wait_while_paused(lease.check)
 
     listed = _look_for_files(context, located, found, before_page) if located else {}
-    context.ledger.suspect(found.began, found.suspected)  # before the proofs, which may be cut off
+    context.ledger.bulk_looks.suspect(found.began, found.suspected)  # before the proofs, which may be cut off
     _look_at_proofs(context, height, listed, found, before_page)
-    context.ledger.suspect(found.began, found.suspected)
+    context.ledger.bulk_looks.suspect(found.began, found.suspected)
     lease.check()
-    context.ledger.end_bulk_look(context.store.name, found.began, AGAIN_SECONDS, whole=not found.left_out)
+    context.ledger.bulk_looks.end(context.store.name, found.began, AGAIN_SECONDS, whole=not found.left_out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ def find_chunks(
             ours.append(file)
         else:
             yield FileFinding(file, FileKind.FOREIGN, f"it is owned by {file.posting.owner}, and not by {owner}")
-    known = {(chunk.merkle_root, chunk.start): chunk for chunk in context.ledger.chunks() if chunk.source == context.source}
+    known = {(chunk.merkle_root, chunk.start): chunk for chunk in context.ledger.chunks.list() if chunk.source == context.source}
     unknown = []
     for file in ours:
         chunk = known.get((file.posting.merkle_root, file.posting.start))
@@ -160,7 +160,7 @@ def find_chunks(
     roots = {root: chunk for (root, _), chunk in known.items() if root and (chunk.start is not None or chunk.state in CLAIMING)}
     posted_once = yield from _without_doubles(context, unknown, copies, roots)
     named = yield from _with_heads(context, posted_once, copies, whole=whole)
-    chunks = {chunk.name: chunk for chunk in context.ledger.chunks()}
+    chunks = {chunk.name: chunk for chunk in context.ledger.chunks.list()}
     claimants = Counter(head.chunk for _, _, head in named)
     required, taken = context.store.required_copies, set[str]()
     for file, source, head in sorted(named, key=lambda one: (len(copies[one[0]]) < required, one[0].posting.start)):
@@ -227,7 +227,7 @@ def is_unposted(context: RunContext, chunk: Chunk) -> bool:
     if chunk.start is not None or chunk.state not in _UNPOSTED:
         return False
     # In a store that signs nothing, a killed run may have posted it: the next run goes on.
-    return not context.ledger.has_live_post(chunk.name) and (
+    return not context.ledger.rebuilds.has_live_post(chunk.name) and (
         chunk.copy_state is not CopyState.POSTING or context.settings.store.kind == "jackal"
     )
 
@@ -311,7 +311,7 @@ def import_found_chunk(context: RunContext, finding: FileFinding) -> int:
         if replaces and rows:
             remove_all(context, replaces.name)  # what was packed here and never posted
         if not rows:
-            context.ledger.leave_posts(context.source, [finding.file.posting.merkle_root], superseded=True)
+            context.ledger.rebuilds.leave_posts(context.source, [finding.file.posting.merkle_root], superseded=True)
         return rows
 
 
@@ -332,7 +332,7 @@ def _import_from(context: RunContext, chunk: RemoteChunk, spool: Path, lease: Le
     fault = fault_of(context, chunk)
     if manifest.part() != chunk.part:
         raise IntegrityError(f"the manifest of chunk {chunk.name} is not the one that was read before")
-    return context.ledger.restore_chunk(
+    return context.ledger.rebuilds.restore_chunk(
         chunk, manifest.locations, skips, plan_folder=plan_folder, fault=fault, logs=manifest.logs(), lease=lease
     )
 
@@ -361,17 +361,17 @@ def rebuild(
     """
     with context.lease(plan_lease(context.source)) as lease:
         if not dry_run:
-            context.ledger.register_source(context.source, context.archive_id, context.address, lease=lease)
+            context.ledger.sources.register(context.source, context.archive_id, context.address, lease=lease)
         complete = True
         for finding in find_chunks(context, owner=owner, whole=whole):
             lease.check()
             if not dry_run and (finding.chunk is not None or finding.kind not in NOTHING_MISSING):
-                context.ledger.begin_rebuild(context.source)
+                context.ledger.rebuilds.begin(context.source)
             outcome = _restored(context, finding, dry_run=dry_run)
             complete = complete and outcome.complete
             yield outcome
         if complete and not dry_run:
-            context.ledger.end_rebuild(context.source)
+            context.ledger.rebuilds.end(context.source)
 
 
 def _restored(context: RunContext, finding: FileFinding, *, dry_run: bool) -> RebuildOutcome:

@@ -13,7 +13,7 @@ from typing import Final
 
 from caf_pipeline.errors import HeldByOther, StagingError
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.packing.staging import StagedFile, files_in
 from caf_pipeline.settings import Settings
@@ -61,7 +61,7 @@ def find_leftovers(settings: Settings, ledger: Ledger, source: str) -> Leftovers
         if path.parent.resolve() != settings.home.resolve() / path.parent.name:
             raise StagingError(f"{path.parent} is a link to another folder", hint=f"remove {path} yourself")
     staged = [file for file in files if (chunk := ChunkId.parse(file.chunk)) and chunk.source == source]
-    held = ledger.leases_ever_held({chunk_lease(file.chunk) for file in staged})
+    held = ledger.leases.ever_held({chunk_lease(file.chunk) for file in staged})
     return Leftovers(
         folders=folders,
         staged=[file for file in staged if chunk_lease(file.chunk) in held],

@@ -73,10 +73,10 @@ def repair_chunk(context: RunContext, name: str) -> RepairReport:
                 )
             return _finish(context, lease, chunk, posting, findings, origin="none needed")
         if chunk.state is ChunkState.LOCATED:
-            context.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=described(findings))
-            chunk = context.ledger.chunk(name)
+            context.ledger.moves.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=described(findings))
+            chunk = context.ledger.chunks.get(name)
         # Before anything is mended: a copy that was found wrong has to be proven again, in windows of its own.
-        context.ledger.record_checks(lease, name, checks_of(context, chunk, posting, findings))
+        context.ledger.replicas.record_checks(lease, name, checks_of(context, chunk, posting, findings))
         try:
             origin = _find_bytes(context, lease, chunk, posting, findings)
             now = _posted(context, lease, chunk, posting) if not findings else posting
@@ -84,7 +84,7 @@ def repair_chunk(context: RunContext, name: str) -> RepairReport:
             findings = _look(context, lease, chunk, now)
             return _finish(context, lease, chunk, now, findings, origin=origin, posted_again=now != posting)
         finally:
-            context.ledger.release_staging(name)
+            context.ledger.staging.release(name)
 
 
 def concerns_one_chunk(error: CafError) -> bool:
@@ -95,7 +95,7 @@ def concerns_one_chunk(error: CafError) -> bool:
 def _look(context: RunContext, lease: Lease, chunk: Chunk, posting: Posting) -> Sequence[CopyFinding]:
     """Ask every copy for all samples, and those once found wrong as a whole for all of their bytes."""
     wrong = {
-        copy.provider for copy in context.ledger.known_copies(chunk.name) if copy.listed and copy.fault.startswith(WHOLE_COPY)
+        copy.provider for copy in context.ledger.replicas.list(chunk.name) if copy.listed and copy.fault.startswith(WHOLE_COPY)
     }
     findings = look_at_copies(context, lease, chunk, posting, chunk.samples)
     return [
@@ -119,14 +119,14 @@ def _finish(
     """Record what the copies gave; the chunk is located again only where enough of them are right, and known to be proven."""
     copies = [finding.copy for finding in findings if finding.good]
     checks = checks_of(context, chunk, posting, findings)
-    context.ledger.record_checks(lease, chunk.name, checks)
+    context.ledger.replicas.record_checks(lease, chunk.name, checks)
     if len(copies) < context.store.required_copies:
         raise too_few_copies(chunk, findings, context.store.required_copies)
     if chunk.state is ChunkState.DAMAGED:
         _require_proven(context, chunk, posting, checks)
-        context.ledger.move(lease, chunk.name, ChunkState.DAMAGED, ChunkState.LOCATED)
+        context.ledger.moves.move(lease, chunk.name, ChunkState.DAMAGED, ChunkState.LOCATED)
     let_go(context, chunk.name)  # also of what a repair left that broke off after its last move
-    return RepairReport(context.ledger.chunk(chunk.name), origin, copies, posted_again, described(findings))
+    return RepairReport(context.ledger.chunks.get(chunk.name), origin, copies, posted_again, described(findings))
 
 
 def _require_proven(context: RunContext, chunk: Chunk, posting: Posting, checks: Sequence[CopyCheck]) -> None:
@@ -149,7 +149,7 @@ def _posted(context: RunContext, lease: Lease, chunk: Chunk, posting: Posting) -
     """Return the chunk's post: the one that the store still has, which costs nothing, or a new one, which is charged."""
     now = context.store.post(to_store(context, chunk), context.ledger.transactions(context.holder))
     if now != posting:
-        context.ledger.record_repost(lease, chunk.name, now)
+        context.ledger.moves.record_repost(lease, chunk.name, now)
     return now
 
 
@@ -163,7 +163,7 @@ def _find_bytes(context: RunContext, lease: Lease, chunk: Chunk, posting: Postin
     tried = ["they are not in staging"]
     remove_staged(staged_path(context, chunk.name))
     limit = context.settings.packing.staging_limit
-    context.ledger.reserve_staging(lease, chunk.name, str(context.staging()), chunk.stored_size_bytes, limit)
+    context.ledger.staging.reserve(lease, chunk.name, str(context.staging()), chunk.stored_size_bytes, limit)
     downloaded, said = download(context, lease, chunk, posting, _providers(context, chunk, posting, findings))
     if downloaded:
         return "provider"
@@ -192,7 +192,7 @@ def _providers(context: RunContext, chunk: Chunk, posting: Posting, findings: Se
     right = {finding.copy.provider for finding in findings if finding.good}
     holders = sorted(context.store.holders(posting), key=lambda provider: provider not in right)
     seen = set(wrong)
-    for provider in [*holders, *(copy.provider for copy in context.ledger.known_copies(chunk.name))]:
+    for provider in [*holders, *(copy.provider for copy in context.ledger.replicas.list(chunk.name))]:
         if provider not in seen:
             seen.add(provider)
             yield provider

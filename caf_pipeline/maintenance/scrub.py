@@ -91,11 +91,11 @@ def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = No
     with lease_chunk(context, name) as lease:
         chunk = located_or_damaged(context, name)
         posting = posting_of(chunk)
-        an_object = an_object or context.ledger.any_object(name, OBJECT_BYTES)
+        an_object = an_object or context.ledger.chunks.any_object(name, OBJECT_BYTES)
         findings = look_at_copies(context, lease, chunk, posting, _pieces(chunk), an_object=an_object)
         right = [finding.copy.provider for finding in findings if finding.good]
         if findings and all(finding.unanswered for finding in findings):
-            context.ledger.record_unanswered(lease, name)
+            context.ledger.replicas.record_unanswered(lease, name)
             raise StoreUnreachable(f"no provider of chunk {name} answers: {described(findings)}", hint="try again later")
         checks = checks_of(context, chunk, posting, findings)
         explanation = _explanation(checks, context.store.required_copies)
@@ -103,14 +103,14 @@ def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = No
             explanation = explanation or f"its copies are right now, but it was found damaged before: {chunk.reason}"
         elif explanation:
             # Before the checks: were they written alone, a piece at another place might be right the next time.
-            context.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation)
-        context.ledger.record_checks(
+            context.ledger.moves.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation)
+        context.ledger.replicas.record_checks(
             lease, name, checks, again_in=_again_in(context, posting, checks), enough=context.store.required_copies
         )
         unverified = "" if explanation else unverified_copies(context, chunk, posting, checks)
         silent = [] if explanation else [finding for finding in findings if finding.unanswered]
         unanswered = described(silent) if silent else ""
-        return ProofReport(context.ledger.chunk(name), checks, right, explanation, unverified, unanswered)
+        return ProofReport(context.ledger.chunks.get(name), checks, right, explanation, unverified, unanswered)
 
 
 def mark_wrong(context: RunContext, lease: Lease, chunk: Chunk, findings: Sequence[CopyFinding]) -> str:
@@ -120,8 +120,8 @@ def mark_wrong(context: RunContext, lease: Lease, chunk: Chunk, findings: Sequen
     unasked = (CopyFinding(copy, unanswered="not asked") for copy in context.store.copies(posting))
     checks = checks_of(context, chunk, posting, [found.get(finding.copy.provider, finding) for finding in unasked])
     explanation = _explanation(checks, context.store.required_copies) or described(findings)
-    context.ledger.move(lease, chunk.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation)
-    context.ledger.record_checks(lease, chunk.name, checks)
+    context.ledger.moves.move(lease, chunk.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation)
+    context.ledger.replicas.record_checks(lease, chunk.name, checks)
     return explanation
 
 
@@ -147,11 +147,11 @@ def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
         end = limit if group == "oldest" else limit - limit // 4
         most = limit + MOST_UNANSWERED
         if group == "unanswered":
-            chunks = context.ledger.unanswered_chunks(context.source)
+            chunks = context.ledger.chunks.unanswered(context.source)
         elif group == "suspected":
-            chunks = context.ledger.suspected_chunks(context.source, most)
+            chunks = context.ledger.chunks.suspected(context.source, most)
         else:
-            chunks = context.ledger.chunks_to_prove(context.source, most, waiting=-(-(limit - looked_at) // 2))
+            chunks = context.ledger.chunks.to_prove(context.source, most, waiting=-(-(limit - looked_at) // 2))
         again = 0
         for chunk in chunks:
             if looked_at == end or (group == "unanswered" and again == max(1, limit // 4)):
@@ -180,7 +180,7 @@ def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
 
 def located_or_damaged(context: RunContext, name: str) -> Chunk:
     """Return the chunk's row, or raise CafError where it is neither located nor damaged."""
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     if chunk.state not in (ChunkState.LOCATED, ChunkState.DAMAGED):
         raise CafError(
             f"chunk {name} is '{chunk.state}': only a located or damaged chunk is proven and repaired",
@@ -228,7 +228,7 @@ def checks_of(context: RunContext, chunk: Chunk, posting: Posting, findings: Seq
     Of a provider that does not answer, what was known before still holds; so does, while it stays listed, what only reading
     all of its bytes can tell.
     """
-    before = {copy.provider: copy for copy in context.ledger.known_copies(chunk.name)}
+    before = {copy.provider: copy for copy in context.ledger.replicas.list(chunk.name)}
     now = context.store.current_window(posting)
     checks = []
     for finding in findings:

@@ -92,7 +92,7 @@ def _files_to_pack_into(
     left, why = find_left(files)
     try:
         make_room(context, name, size_bytes, held_bytes=left.allocated_bytes if left and left.locked else 0)
-        context.ledger.reserve_staging(lease, name, str(staging), size_bytes, context.settings.packing.staging_limit)
+        context.ledger.staging.reserve(lease, name, str(staging), size_bytes, context.settings.packing.staging_limit)
     except BaseException:
         if left:
             left.close()
@@ -114,9 +114,9 @@ def _files_to_pack_into(
 def _reserve_what_stays(context: RunContext, lease: Lease, name: str, size_bytes: int) -> None:
     """After a packing that failed, reserve no more than it left. The error that ended it is the one to tell."""
     with contextlib.suppress(LedgerError):  # another run's by now, or the database is away: the next run reserves again
-        context.ledger.reserve_staging(lease, name, str(context.staging()), size_bytes, 0)
+        context.ledger.staging.reserve(lease, name, str(context.staging()), size_bytes, 0)
         if not size_bytes:
-            context.ledger.release_staging(name)
+            context.ledger.staging.release(name)
 
 
 def _held_progress(context: RunContext, lease: Lease) -> Callable[[int, int], None]:

@@ -221,7 +221,7 @@ def remove_all(context: RunContext, name: str) -> None:
     """Remove everything of a chunk and give its reservation back."""
     remove_unsealed(context, name)
     remove_staged(staged_path(context, name))
-    context.ledger.release_staging(name)
+    context.ledger.staging.release(name)
 
 
 def _record_path(context: RunContext, name: str) -> Path:
@@ -290,7 +290,7 @@ def let_go(context: RunContext, name: str) -> None:
     """Remove what a located chunk has in staging: its reservation at once, its sealed file once the store no longer needs it."""
     if context.store.staging_hold_seconds() > 0:
         remove_unsealed(context, name)
-        context.ledger.release_staging(name)
+        context.ledger.staging.release(name)
     else:
         remove_all(context, name)
 
@@ -322,7 +322,7 @@ def _kept(context: RunContext) -> list[Chunk]:
     kept = []
     for path in context.staging().glob(f"*{_SEALED}"):
         try:
-            chunk = context.ledger.chunk(path.name.removesuffix(_SEALED))
+            chunk = context.ledger.chunks.get(path.name.removesuffix(_SEALED))
         except NotLocated:  # not ours: another ledger's, or put there by hand
             continue
         if chunk.state is ChunkState.LOCATED:
@@ -337,8 +337,8 @@ def _located_at(chunk: Chunk) -> datetime:
 def _remove_kept(context: RunContext, name: str) -> bool:
     """Remove a kept file, unless a run works with it."""
     try:
-        with context.ledger.lease(chunk_lease(name), context.holder):
-            if context.ledger.chunk(name).state is not ChunkState.LOCATED:
+        with context.ledger.leases.hold(chunk_lease(name), context.holder):
+            if context.ledger.chunks.get(name).state is not ChunkState.LOCATED:
                 return False
             remove_staged(staged_path(context, name))
             return True

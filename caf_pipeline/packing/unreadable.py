@@ -37,7 +37,7 @@ def give_up_on(context: RunContext, chunk: Chunk, packer: Packer, planned: Plann
         SourceUnreachable: the source gives no object at all; nothing is counted. And as `Packer.find_unreadable`.
     """
     require_answers(context, chunk, planned.object)
-    failures = context.ledger.read_failures(chunk.name)
+    failures = context.ledger.read_failures.list(chunk.name)
     earlier = failures.get(_identity(planned))
     times = earlier.times if earlier else 0
     if earlier is None or earlier.last_run != context.holder.run:
@@ -46,14 +46,14 @@ def give_up_on(context: RunContext, chunk: Chunk, packer: Packer, planned: Plann
         suspects = (candidate for candidate in behind if _identity(candidate) in failures) if earlier else behind
         failed = [planned, *_unreadable_among(context, packer, suspects)]
         require_answers(context, chunk, planned.object)  # it may have gone down meanwhile
-        context.ledger.count_read_failures(chunk.name, [*map(_identity, failed)], context.holder.run)
+        context.ledger.read_failures.count(chunk.name, [*map(_identity, failed)], context.holder.run)
         times += 1
     return times >= context.settings.packing.unreadable_after
 
 
 def named_together(context: RunContext, chunk: Chunk, error: ObjectReadFailed) -> ObjectReadFailed:
     """Return the error of a run that failed on an object; if it failed on several, their number is in it."""
-    failures = context.ledger.read_failures(chunk.name).values()
+    failures = context.ledger.read_failures.list(chunk.name).values()
     limit, run = context.settings.packing.unreadable_after, context.holder.run
     count = sum(failure.last_run == run and failure.times < limit for failure in failures)
     if count < 2:

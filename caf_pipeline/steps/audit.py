@@ -27,7 +27,7 @@ class FetchedMembers:
 
 def account_for_chunk(context: RunContext, name: str) -> ChunkAccount:
     """Hold the chunk against its part of the plan: the same objects in the same order, each at the range that it claims."""
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     if chunk.state is ChunkState.EMPTY:
         return _account_for_empty(chunk)
     if chunk.state is ChunkState.WITHDRAWN:
@@ -52,7 +52,7 @@ def _account_for_empty(chunk: Chunk) -> ChunkAccount:
 
 def fetch_members(context: RunContext, name: str, *, members: int = 20) -> FetchedMembers:
     """Fetch this many members (or all of fewer), chosen again each time, as a user would, and compare their SHA-256."""
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     if chunk.state in CLAIMING:
         return FetchedMembers(0, [f"none: the chunk is {chunk.state}, and not located"])
     if not chunk.member_count or chunk.state is ChunkState.WITHDRAWN:
@@ -66,7 +66,7 @@ def fetch_members(context: RunContext, name: str, *, members: int = 20) -> Fetch
 
 
 def _fetch_members(context: RunContext, chunk: Chunk, members: int) -> FetchedMembers:
-    rows = context.ledger.some_members(chunk.name, members)
+    rows = context.ledger.chunks.some_members(chunk.name, members)
     if not rows:
         return FetchedMembers(0, [f"none: chunk {chunk.name} has no location"])
     mismatched = []

@@ -25,7 +25,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import count_chunk_objects
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Chunk, Seal, Skip, chunk_lease, posting_of
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile, RemoteSource, StagedSource, skips_of
 from caf_pipeline.packing.pack_chunk import pack_again
@@ -116,8 +116,8 @@ def load_batch(context: RunContext, name: str) -> Chunk:
                 _ask_store(context, chunk, chunk.expected_size_bytes, waiting_in=BEGUN_NOT_POSTED)
             except ChunkTooLarge as error:
                 raise _withdrawn_as_too_large(context, lease, chunk, error) from error
-        context.ledger.move(lease, name, chunk.state, ChunkState.PACKING)
-        return context.ledger.chunk(name)
+        context.ledger.moves.move(lease, name, chunk.state, ChunkState.PACKING)
+        return context.ledger.chunks.get(name)
 
 
 def pack_chunk(context: RunContext, name: str) -> Chunk:
@@ -144,7 +144,7 @@ def seal_chunk(context: RunContext, name: str) -> SealReport:
             for batch in open_chunk(context, chunk).manifest().batches(REPORT_COLUMNS):
                 manifest.take(batch)
         remove_packing(context, name)  # also where a run was killed between the seal and this
-        return _seal_report(context, context.ledger.chunk(name), manifest)
+        return _seal_report(context, context.ledger.chunks.get(name), manifest)
 
 
 def _ask_store(context: RunContext, chunk: Chunk, size_bytes: int, *, waiting_in: Sequence[ChunkState]) -> None:
@@ -155,7 +155,7 @@ def _ask_store(context: RunContext, chunk: Chunk, size_bytes: int, *, waiting_in
 
 def bytes_to_post(ledger: Ledger, states: Sequence[ChunkState], beside: Collection[str] = ()) -> int:
     """Return the stored bytes, or those expected, of one copy of all sources' chunks in these states, but for some."""
-    chunks = ledger.chunks(states=states)
+    chunks = ledger.chunks.list(states=states)
     return sum(one.stored_size_bytes or one.expected_size_bytes for one in chunks if one.name not in beside)
 
 
@@ -181,11 +181,11 @@ def _seal(context: RunContext, lease: Lease, chunk: Chunk) -> ManifestReport:
     skips = _accounted_skips(chunk_file, seal, account, report)
     released = account.released() if packed.released_count else ()
     rows = chunk_file.manifest()
-    context.ledger.seal(lease, chunk.name, seal, skips, released, rows=rows.locations, part=rows.part(), logs=rows.logs())
+    context.ledger.moves.seal(lease, chunk.name, seal, skips, released, rows=rows.locations, part=rows.part(), logs=rows.logs())
     if not packed.member_count:
         context.ended(ChunkState.EMPTY)
         remove_unsealed(context, chunk.name)
-        context.ledger.release_staging(chunk.name)
+        context.ledger.staging.release(chunk.name)
     return report
 
 
@@ -245,8 +245,8 @@ def post_file(context: RunContext, name: str) -> Chunk:
                 _ask_store(context, chunk, chunk.stored_size_bytes, waiting_in=[ChunkState.POSTING])
             except ChunkTooLarge as error:
                 raise _withdrawn_as_too_large(context, lease, chunk, error) from error
-            context.ledger.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
-            chunk = context.ledger.chunk(name)
+            context.ledger.moves.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
+            chunk = context.ledger.chunks.get(name)
         if chunk.state is ChunkState.POSTING:
             return _post(context, lease, chunk)
         return chunk
@@ -266,8 +266,10 @@ def _with_root_of_type(context: RunContext, lease: Lease, chunk: Chunk, proof_ty
         raise IntegrityError(
             f"the staged file of chunk {chunk.name} is not what was sealed", hint="run the partition again: it is packed again"
         )
-    context.ledger.record_root(lease, chunk.name, root, proof_type, samples_of(StagedSource(path), chunk.stored_size_bytes, root))
-    return context.ledger.chunk(chunk.name)
+    context.ledger.moves.record_root(
+        lease, chunk.name, root, proof_type, samples_of(StagedSource(path), chunk.stored_size_bytes, root)
+    )
+    return context.ledger.chunks.get(chunk.name)
 
 
 def _with_type_set_now(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
@@ -299,8 +301,8 @@ def _withdrawn_as_too_large(context: RunContext, lease: Lease, chunk: Chunk, err
 
 def _post(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
     posting = context.store.post(to_store(context, chunk), context.ledger.transactions(context.holder))
-    context.ledger.record_posting(lease, chunk.name, posting)
-    return context.ledger.chunk(chunk.name)
+    context.ledger.moves.record_posting(lease, chunk.name, posting)
+    return context.ledger.chunks.get(chunk.name)
 
 
 def upload_chunk(context: RunContext, name: str) -> UploadReport:
@@ -309,11 +311,11 @@ def upload_chunk(context: RunContext, name: str) -> UploadReport:
         chunk = _reached(_restored(context, lease, _workable(context, name)), ChunkState.POSTED)
         seconds = 0.0
         if chunk.state in (ChunkState.POSTED, ChunkState.UPLOADING):
-            context.ledger.move(lease, name, chunk.state, ChunkState.UPLOADING)
+            context.ledger.moves.move(lease, name, chunk.state, ChunkState.UPLOADING)
             started = time.monotonic()
-            put_staged(context, lease, context.ledger.chunk(name), posting_of(chunk))
+            put_staged(context, lease, context.ledger.chunks.get(name), posting_of(chunk))
             seconds = time.monotonic() - started
-        chunk = context.ledger.chunk(name)
+        chunk = context.ledger.chunks.get(name)
         return UploadReport(chunk, seconds, chunk.stored_size_bytes / seconds if seconds else 0.0)
 
 
@@ -358,8 +360,8 @@ def verify_stored(context: RunContext, name: str) -> VerifyReport:
             copies = [finding.copy for finding in findings if finding.good]
             if len(copies) < context.store.required_copies:
                 raise too_few_copies(chunk, findings, context.store.required_copies)
-            context.ledger.record_copies(lease, name, copies)
-            return VerifyReport(context.ledger.chunk(name), copies, len(chunk.samples))
+            context.ledger.replicas.record_verified(lease, name, copies)
+            return VerifyReport(context.ledger.chunks.get(name), copies, len(chunk.samples))
         return VerifyReport(chunk, copies, 0)
 
 
@@ -393,12 +395,12 @@ def _restored(context: RunContext, lease: Lease, chunk: Chunk, *, to_be_posted: 
         refuse_unknown(context)  # packed again it may have another root
     remove_staged(staged_path(context, chunk.name))
     if chunk.state is ChunkState.SEALED:
-        context.ledger.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)
-        chunk = context.ledger.chunk(chunk.name)
+        context.ledger.moves.move(lease, chunk.name, ChunkState.SEALED, ChunkState.PACKING)
+        chunk = context.ledger.chunks.get(chunk.name)
         pack_again(context, lease, chunk)
         _seal(context, lease, chunk)
         remove_packing(context, chunk.name)
-        return context.ledger.chunk(chunk.name)
+        return context.ledger.chunks.get(chunk.name)
     if chunk.state is ChunkState.POSTING:
         chunk = _post(context, lease, chunk)
     _repeat_or_abandon(context, lease, chunk)
@@ -422,16 +424,16 @@ def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
 
     Where it was packed into another folder, its file may still be there, for another machine to go on with.
     """
-    packed_into = next((one for one in context.ledger.reservations() if one.chunk == chunk.name), None)
+    packed_into = next((one for one in context.ledger.staging.list() if one.chunk == chunk.name), None)
     if repeat_packing(context, lease, chunk):
         path = staged_path(context, chunk.name)
         if chunk.merkle_root is not None and not staged_matches(path, chunk.samples):
             # The samples were taken of a file that was damaged between its packing and the seal.
             samples = samples_of(StagedSource(path), chunk.stored_size_bytes, chunk.merkle_root)
-            context.ledger.record_samples(lease, chunk.name, samples)
+            context.ledger.moves.record_samples(lease, chunk.name, samples)
         return
     if packed_into and packed_into.folder != str(context.staging()):
-        context.ledger.reserve_staging(lease, chunk.name, packed_into.folder, packed_into.size_bytes, 0)
+        context.ledger.staging.reserve(lease, chunk.name, packed_into.folder, packed_into.size_bytes, 0)
         raise StoreError(
             f"chunk {chunk.name} was posted, its objects have changed since, and its file is in {packed_into.folder},"
             f" where this run does not look: its staging folder is {context.staging()}",
@@ -440,8 +442,8 @@ def _repeat_or_abandon(context: RunContext, lease: Lease, chunk: Chunk) -> None:
     message = f"chunk {chunk.name} was posted, its staged file is gone or damaged, and its objects have changed since"
     if chunk.state not in (ChunkState.POSTED, ChunkState.UPLOADING):
         raise StoreError(message, hint="restore its staged file, or the object as it was")
-    context.ledger.move(lease, chunk.name, chunk.state, ChunkState.ABANDONED)
-    context.ledger.release_staging(chunk.name)
+    context.ledger.moves.move(lease, chunk.name, chunk.state, ChunkState.ABANDONED)
+    context.ledger.staging.release(chunk.name)
     raise StoreError(message, hint="it is abandoned; its objects are planned again by the next plan")
 
 
@@ -468,9 +470,9 @@ def load_locations(context: RunContext, name: str) -> Chunk:
     with lease_chunk(context, name) as lease:
         chunk = _reached(_workable(context, name), ChunkState.VERIFIED)
         if chunk.state is ChunkState.VERIFIED:
-            context.ledger.load_locations(lease, name)
+            context.ledger.moves.load_locations(lease, name)
             context.ended(ChunkState.LOCATED)
-        return context.ledger.chunk(name)
+        return context.ledger.chunks.get(name)
 
 
 def release_staging(context: RunContext, name: str) -> Chunk:
@@ -490,17 +492,17 @@ def release_staging(context: RunContext, name: str) -> Chunk:
 def park(context: RunContext, name: str, reason: str) -> Chunk:
     """Give a chunk up until an operator looks at it; its objects stay claimed."""
     with lease_chunk(context, name, though_paused=True) as lease:
-        chunk = context.ledger.chunk(name)
-        context.ledger.move(lease, name, chunk.state, ChunkState.PARKED, reason=reason)
-        return context.ledger.chunk(name)
+        chunk = context.ledger.chunks.get(name)
+        context.ledger.moves.move(lease, name, chunk.state, ChunkState.PARKED, reason=reason)
+        return context.ledger.chunks.get(name)
 
 
 def unpark(context: RunContext, name: str) -> Chunk:
     """Let runs work on a parked chunk again, from the state that its copy has."""
     with lease_chunk(context, name, though_paused=True) as lease:
-        chunk = context.ledger.chunk(name)
-        context.ledger.move(lease, name, ChunkState.PARKED, unparked_state(chunk.copy_state))
-        return context.ledger.chunk(name)
+        chunk = context.ledger.chunks.get(name)
+        context.ledger.moves.move(lease, name, ChunkState.PARKED, unparked_state(chunk.copy_state))
+        return context.ledger.chunks.get(name)
 
 
 def withdraw(context: RunContext, name: str, *, reason: str = "") -> Chunk:
@@ -510,12 +512,12 @@ def withdraw(context: RunContext, name: str, *, reason: str = "") -> Chunk:
         IllegalMove: it was posted, or it is not known yet whether it was.
     """
     with lease_chunk(context, name, though_paused=True) as lease:
-        _withdraw(context, lease, context.ledger.chunk(name), reason=reason)
-        return context.ledger.chunk(name)
+        _withdraw(context, lease, context.ledger.chunks.get(name), reason=reason)
+        return context.ledger.chunks.get(name)
 
 
 def _withdraw(context: RunContext, lease: Lease, chunk: Chunk, *, reason: str) -> None:
-    context.ledger.move(lease, chunk.name, chunk.state, ChunkState.WITHDRAWN, reason=reason)
+    context.ledger.moves.move(lease, chunk.name, chunk.state, ChunkState.WITHDRAWN, reason=reason)
     remove_all(context, chunk.name)
 
 
@@ -555,7 +557,7 @@ def _wanted(context: RunContext, lease: Lease, chunk: Chunk) -> Chunk:
     """
     if chunk.part_abandoned and chunk.state in (ChunkState.PLANNED, ChunkState.PACKING, ChunkState.SEALED):
         _withdraw(context, lease, chunk, reason="another part of its object cannot be archived")
-        return context.ledger.chunk(chunk.name)
+        return context.ledger.chunks.get(chunk.name)
     return chunk
 
 
@@ -564,7 +566,7 @@ def _workable(context: RunContext, name: str) -> Chunk:
 
     A part that was withdrawn, with the others of its object, is no failure of its run: every step leaves it as it is.
     """
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     if chunk.state is ChunkState.PARKED:
         raise CafError(f"chunk {name} is parked: {chunk.reason}", hint=f"mend the cause, then 'caf unpark {name}'")
     if chunk.state is ChunkState.DAMAGED:

@@ -123,8 +123,8 @@ def _compare(
             counts["other_bytes" if comparable else "without_checksum"] += 1
             detail = OTHER_BYTES if comparable else WITHOUT_CHECKSUM
             rewritten.append({"key": obj.key, "last_modified": obj.last_modified, "detail": detail})
-    context.ledger.record_exceptions(inventory, equal)
-    context.ledger.record_skips(context.source, skips)
+    context.ledger.content.record_exceptions(inventory, equal)
+    context.ledger.skips.record(context.source, skips)
     counts["equal"] += len(equal)
     counts["not_compared"] += len(skips)
     yield from pa.Table.from_pylist(rewritten, REWRITTEN_SCHEMA).to_batches()
@@ -153,7 +153,7 @@ def _skip(obj: S3Object, why: Exception) -> Skip:
 def _located_versions(context: RunContext, objects: Sequence[S3Object]) -> Mapping[S3Object, Sequence[LocatedVersion]]:
     """Return the located identities of each object's key with the same ETag and size, the newest first."""
     by_key = defaultdict[str, list[LocatedVersion]](list)
-    for version in context.ledger.located_versions(context.source, [obj.key.decode() for obj in objects]):
+    for version in context.ledger.content.located_versions(context.source, [obj.key.decode() for obj in objects]):
         by_key[version.key].append(version)
     for versions in by_key.values():
         versions.sort(key=lambda version: version.object_version, reverse=True)

@@ -22,14 +22,14 @@ def refuse_new_archive(context: RunContext) -> None:
     Raises:
         StoredAlready. And what `ChunkStore.archives` raises: what cannot be asked is not taken for "nothing".
     """
-    if began_at := context.ledger.rebuild_began_at(context.source):
+    if began_at := context.ledger.rebuilds.began_at(context.source):
         raise StoredAlready(
             f"the rebuild of '{context.source}' that began at {began_at:%Y-%m-%d %H:%M} UTC has not restored all that the store"
             " lists: nothing was planned, since the rest would be archived and paid for again",
             hint=f"'caf rebuild {context.source}' goes on with it and says what is missing; to archive the rest again,"
             f" 'caf run {context.source} --new-archive'",
         )
-    if not all(chunk.adopted for chunk in context.ledger.chunks(context.source)):
+    if not all(chunk.adopted for chunk in context.ledger.chunks.list(context.source)):
         return
     elsewhere = {archive for archive, address in _known(context).items() if address != context.address}
     files = {archive: count for archive, count in context.store.archives().items() if archive not in elsewhere}
@@ -48,14 +48,14 @@ def refuse_unknown(context: RunContext) -> None:
 def leave_unknown(context: RunContext) -> None:
     """Let the ledger remember that objects of unknown posts may be archived again: an operator ordered a new archive."""
     log = context.ledger.transactions(context.holder)
-    context.ledger.leave_posts(context.source, context.store.unknown_posts(context.archive_id, log), superseded=False)
+    context.ledger.rebuilds.leave_posts(context.source, context.store.unknown_posts(context.archive_id, log), superseded=False)
     context.store.unknown_posts(context.archive_id, log)  # records that no post is unknown any more
 
 
 def _known(context: RunContext) -> Mapping[str, str]:
     """Return the addresses of all sources that the ledger or the settings have, by their archives' ids."""
     set_up = {name: address_of(source) for name, source in context.settings.sources.items()}
-    return {**context.ledger.addresses(), **{archive_id_of(name, address): address for name, address in set_up.items()}}
+    return {**context.ledger.sources.addresses(), **{archive_id_of(name, address): address for name, address in set_up.items()}}
 
 
 def _refusal(context: RunContext, files: Mapping[str | None, ArchiveFiles]) -> StoredAlready:
@@ -73,7 +73,7 @@ def _refusal(context: RunContext, files: Mapping[str | None, ArchiveFiles]) -> S
         remedy = "give the source the name, endpoint, bucket and prefix that it was archived with, and run 'caf rebuild'"
     names = {archive_id_of(name, context.address): name for name in {*others, source}}
     listed = "; ".join(_described(archive, of, names) for archive, of in sorted(files.items(), key=lambda one: one[1].first_at))
-    has = "only adopted files" if context.ledger.chunks(source) else "no chunk"
+    has = "only adopted files" if context.ledger.chunks.list(source) else "no chunk"
     return StoredAlready(
         f"the ledger has {has} of '{source}', but the store lists {counted(total, 'file')} that may hold its objects, {whose}:"
         f" nothing was planned, since all of it may be archived and paid for again. The wallet's archives: {listed}",

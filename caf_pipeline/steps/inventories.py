@@ -121,7 +121,7 @@ def _begin(context: RunContext, after: bytes, until: bytes | None, *, to_plan: b
     """Return the time before the first page, what a listing says was so at this time or later; and how it is listed."""
     begun = Begun(datetime.now(UTC), context.objects.clock(), by_version(context, context.objects.keeps_versions()))
     if to_plan:
-        context.ledger.mark_noticed(context.source, _snapshot_path(context, begun.listed_at).stem, after, until)
+        context.ledger.notices.mark_noticed(context.source, _snapshot_path(context, begun.listed_at).stem, after, until)
     return begun
 
 
@@ -132,7 +132,7 @@ def by_version(context: RunContext, keeps: bool | None) -> bool:
         SourceDenied: the bucket may not be asked any more. Without its version id each object would have another identity than
             it was archived under, and would be archived once more.
     """
-    if keeps is None and context.ledger.has_version_ids(context.source):
+    if keeps is None and context.ledger.chunks.has_version_ids(context.source):
         raise SourceDenied(
             f"the bucket of source '{context.source}' does not say whether it keeps versions, and its objects were archived by"
             " their version ids: each would be archived once more",
@@ -203,7 +203,7 @@ def find_new_report(context: RunContext) -> str:
     Raises:
         What `ObjectSource.open_report` raises of one that cannot be used.
     """
-    planned = context.ledger.last_inventory(context.source)
+    planned = context.ledger.content.last_inventory(context.source)
     for name in context.objects.find_reports(planned)[:REPORTS_LOOKED_AT]:
         taken_at = context.objects.open_report(name).taken_at
         if planned is None or taken_at > planned:
@@ -219,7 +219,7 @@ def _refuse_superseded(context: RunContext, report: InventoryReport, name: str) 
     whole = (b"", None)
     if context.source not in context.ledger.lookup.sources():  # a preview of a source that was never planned
         return
-    if whole in context.ledger.later_inventories(InventoryRecord(context.source, name, report.taken_at, *whole)):
+    if whole in context.ledger.content.later_inventories(InventoryRecord(context.source, name, report.taken_at, *whole)):
         raise ReportRefused(
             f"the inventory report {report.url} is older than what was already archived: it was taken at"
             f" {report.taken_at:%Y-%m-%d %H:%M:%S} UTC, and a later whole inventory is planned already",
@@ -311,7 +311,9 @@ def latest_snapshot(
             raise
         if run not in (None, snapshot.run) or (complete and not snapshot.complete):
             continue
-        if snapshot.address != context.address or (planned and not context.ledger.is_planned(context.source, snapshot.name)):
+        if snapshot.address != context.address or (
+            planned and not context.ledger.content.is_planned(context.source, snapshot.name)
+        ):
             continue
         if not complete:
             return snapshot
@@ -333,7 +335,7 @@ def _prune(context: RunContext, taken: Snapshot) -> None:
 
     What a dry run listed under another bucket or prefix pushes none of the source's own out.
     """
-    ours = context.ledger.address(context.source) or context.address
+    ours = context.ledger.sources.address(context.source) or context.address
     whole, partial, foreign = (list[tuple[datetime, Path]]() for _ in range(3))
     for path in context.inventories().glob("*.parquet"):
         try:
@@ -390,6 +392,6 @@ def filters_now(context: RunContext) -> ObjectFilter:
 def unsettled_objects(context: RunContext, listed: Sequence[S3Object], filters: ObjectFilter) -> Sequence[S3Object]:
     """Return what a plan would take of what is listed."""
     objects = [obj for obj in listed if not obj.is_delete_marker]
-    settled = context.ledger.settled_objects(context.source, objects)
+    settled = context.ledger.content.settled_objects(context.source, objects)
     unsettled = (obj for obj in objects if (recorded_key(obj), obj.object_version) not in settled)
     return [obj for obj in unsettled if not is_supported(obj.key) or filters.left_out_by(obj) is None]

@@ -42,18 +42,18 @@ class NoticedLook:
 def drain_queue(context: RunContext, queue: EventQueue, *, enough: Callable[[], bool]) -> Drained:
     """Take messages until there are none, or `enough` says so. A message is deleted once the ledger has what it says."""
     taken = left = 0
-    context.ledger.record_queue(context.source, read=False)
+    context.ledger.notices.record_queue(context.source, read=False)
     read = False
     while not enough():
         messages, read = queue.receive(), True
         if not messages:
             break
-        durable = context.ledger.take_messages(context.source, messages)
+        durable = context.ledger.notices.take_messages(context.source, messages)
         queue.delete([message for message in messages if message.message_id in durable])
         taken += len(durable)
         left += len(messages) - len(durable)
     if read:
-        context.ledger.record_queue(context.source, read=True)
+        context.ledger.notices.record_queue(context.source, read=True)
     return Drained(taken, left)
 
 
@@ -63,13 +63,13 @@ def look_at_noticed(context: RunContext, *, after: bytes, max_pages: int, enough
     After the last one it begins again from the first. Where there is nothing to plan, the keys that it came to are forgotten.
     It ends after a page where `enough` says so. Pages with nothing that is kept do not count, as in `inventories.look_for_new`.
     """
-    noticed = context.ledger.noticed_keys(context.source, after, KEYS_LOOKED_FOR)
-    noticed = noticed or context.ledger.noticed_keys(context.source, b"", KEYS_LOOKED_FOR)
+    noticed = context.ledger.notices.noticed_keys(context.source, after, KEYS_LOOKED_FOR)
+    noticed = noticed or context.ledger.notices.noticed_keys(context.source, b"", KEYS_LOOKED_FOR)
     if not noticed:
         return None
     start, end, listing = just_before(noticed[0]), noticed[-1], f"look {uuid4().hex}"
     began = datetime.now(UTC)
-    context.ledger.mark_noticed(context.source, listing, start, end)
+    context.ledger.notices.mark_noticed(context.source, listing, start, end)
     there, unsettled, reached, pages = set[bytes](), list[bytes](), start, 0
     filters = filters_now(context)
     try:
@@ -91,5 +91,5 @@ def look_at_noticed(context: RunContext, *, after: bytes, max_pages: int, enough
     until = come_to[-1]
     to_plan = any(key <= until for key in unsettled) or not there.issuperset(come_to)
     if not to_plan:
-        context.ledger.forget_noticed(context.source, listing, began, start, until)
+        context.ledger.notices.forget_noticed(context.source, listing, began, start, until)
     return NoticedLook(to_plan, start, until)

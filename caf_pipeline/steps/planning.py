@@ -141,9 +141,9 @@ def state_current(
     else:
         write_whole((), rewritten, REWRITTEN_SCHEMA)
     found = folder / "found.parquet"
-    superseded = context.ledger.later_inventories(inventory)
+    superseded = context.ledger.content.later_inventories(inventory)
     count = find_exceptions(snapshot, identified, *files, found, superseded=superseded, filters=filters)
-    context.ledger.record_planned(inventory, read_exceptions(found))
+    context.ledger.content.record_planned(inventory, read_exceptions(found))
     return Current(identified.path, identified.unsettled, files[0], comparison, rewritten, count)
 
 
@@ -169,7 +169,7 @@ def identify_objects(
     standing, exceptions = folder / "standing", folder / "exceptions.parquet"
     if known:
         export_standing(context, standing)
-        context.ledger.export_exceptions(context.source, exceptions)
+        context.ledger.exports.exceptions(context.source, exceptions)
     else:
         write_whole((), standing, STANDING_SCHEMA)
         write_whole((), exceptions, EXCEPTION_SCHEMA)
@@ -180,7 +180,7 @@ def identify_objects(
 def export_standing(context: RunContext, folder: Path) -> None:
     """Let a folder, in place of an older one, have what the ledger knows of the objects (`inventory.STANDING_SCHEMA`)."""
     shutil.rmtree(folder, ignore_errors=True)
-    context.ledger.export_changes(context.source, folder, context.kept_locations())
+    context.ledger.exports.changes(context.source, folder, context.kept_locations())
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------
@@ -204,9 +204,9 @@ def cut_plan(context: RunContext, snapshot: Snapshot, *, new_archive: bool = Fal
     # Before the lease the other address of another process may replace ours; while the lease is held none does.
     with reading(snapshot.path), _lease_on_plan(context, patience_seconds) as lease:
         context.wait_while_paused(lease.check)
-        context.ledger.register_source(context.source, context.archive_id, context.address, lease=lease)
+        context.ledger.sources.register(context.source, context.archive_id, context.address, lease=lease)
         if new_archive:
-            context.ledger.end_rebuild(context.source)
+            context.ledger.rebuilds.end(context.source)
             leave_unknown(context)
         elif snapshot.object_count:
             refuse_new_archive(context)
@@ -233,11 +233,13 @@ def cut_plan(context: RunContext, snapshot: Snapshot, *, new_archive: bool = Fal
             filters = filters_of(context, snapshot)
             if snapshot.complete and (ended := ended_skips(current.unsettled, current.standing, filters=filters)):
                 silent_from = snapshot.silent_from or snapshot.taken_at
-                context.ledger.end_skips(context.source, ended, listed_at=snapshot.taken_at, silent_from=silent_from)
+                context.ledger.skips.end(context.source, ended, listed_at=snapshot.taken_at, silent_from=silent_from)
         if snapshot.silent_from is None:  # a report may lack what was written before it
-            context.ledger.forget_noticed(context.source, snapshot.name, snapshot.listed_at, snapshot.after, snapshot.until)
+            context.ledger.notices.forget_noticed(
+                context.source, snapshot.name, snapshot.listed_at, snapshot.after, snapshot.until
+            )
     names = {plan.name for plan in plans}
-    chunks = [chunk for chunk in context.ledger.chunks(context.source) if chunk.plan in names] if plans else []
+    chunks = [chunk for chunk in context.ledger.chunks.list(context.source) if chunk.plan in names] if plans else []
     warnings = "; ".join(filter(None, [warning, _other_proof_type(context)]))
     found = (warnings, current.comparison, current.exceptions, left_out)
     return PlanReport(snapshot, plans, chunks, sizes.target_bytes, previous, waiting, *found)
@@ -263,7 +265,7 @@ def last_plan(context: RunContext) -> PlanRow | None:
 
     Of an inventory that was planned again, as after a withdrawal, only what was planned last counts.
     """
-    plans = context.ledger.plans(context.source, limit=MOST_OF_AN_INVENTORY)
+    plans = context.ledger.plans.list(context.source, limit=MOST_OF_AN_INVENTORY)
     if not plans:
         return None
     of_it = [plans[0]]
@@ -289,11 +291,11 @@ def _let_wait(context: RunContext, snapshot: Snapshot, plan: Plan) -> WaitingObj
     """Write to the ledger what waits for the next plan, and nothing else where the snapshot is of the whole source."""
     settings, tail = context.source_settings, plan.waiting
     if tail is None:
-        context.ledger.record_waiting(context.source, (), None, whole=snapshot.complete)
+        context.ledger.skips.record_waiting(context.source, (), None, whole=snapshot.complete)
         return None
     until = waits_until(settings, tail.oldest)
     detail = f"waits until {until:%Y-%m-%d %H:%M} UTC for more objects: min_chunk_size is {show_size(settings.min_chunk_size)}"
-    context.ledger.record_waiting(context.source, _waiting(plan, detail), until, whole=snapshot.complete)
+    context.ledger.skips.record_waiting(context.source, _waiting(plan, detail), until, whole=snapshot.complete)
     return WaitingObjects(tail.chunk.object_count, tail.chunk.object_bytes, until)
 
 
@@ -310,7 +312,7 @@ def chunk_sizes(context: RunContext) -> tuple[ChunkSizes, str]:
     target_size, fitting = int(context.source_settings.target_size), context.store.largest_chunk_bytes()
     if fitting is None:
         return ChunkSizes(target_size), ""
-    withdrawn = context.ledger.chunks(source=context.source, states=[ChunkState.WITHDRAWN])
+    withdrawn = context.ledger.chunks.list(source=context.source, states=[ChunkState.WITHDRAWN])
     refused = any((chunk.stored_size_bytes or chunk.expected_size_bytes) > fitting for chunk in withdrawn)
     limit_size = max(fitting, LEAST_TARGET_BYTES)
     sizes = ChunkSizes(min(target_size, limit_size), limit_size) if refused else ChunkSizes(target_size)
@@ -325,7 +327,7 @@ def chunk_sizes(context: RunContext) -> tuple[ChunkSizes, str]:
 
 def _other_proof_type(context: RunContext) -> str:
     """Say what becomes of chunks that were posted with another proof type than new ones get; "" where there are none."""
-    posted = [chunk for chunk in context.ledger.chunks(context.source) if has_reached(chunk.state, ChunkState.POSTED)]
+    posted = [chunk for chunk in context.ledger.chunks.list(context.source) if has_reached(chunk.state, ChunkState.POSTED)]
     others = sum(chunk.proof_type != context.store.proof_type for chunk in posted)
     if not others:
         return ""
@@ -351,7 +353,7 @@ def account_for(context: RunContext, snapshot: Snapshot) -> Accounting:
             filters=filters_of(context, snapshot),
         )
     if snapshot.complete:
-        context.ledger.record_content(
+        context.ledger.content.record_content(
             _record_of(snapshot),
             current=accounting.current,
             older=accounting.older,
@@ -367,10 +369,10 @@ def count_again(context: RunContext) -> Accounting | None:
     Returns None if there is nothing to count, or if the inventory is not on this machine. A chunk of an older plan may be located
     long after a newer inventory was counted, and no plan follows.
     """
-    if context.ledger.chunks(context.source, UNDER_WAY) or not context.ledger.located_since_count(context.source):
+    if context.ledger.chunks.list(context.source, UNDER_WAY) or not context.ledger.content.located_since_count(context.source):
         return None
     snapshot = inventories.latest_snapshot(context, complete=True, skip_damaged=True)
-    planned = context.ledger.last_inventory(context.source)
+    planned = context.ledger.content.last_inventory(context.source)
     if snapshot is None or planned is None or snapshot.taken_at < planned:
         return None
     return account_for(context, snapshot)
@@ -407,7 +409,7 @@ def write_plan_of(
     if plan.waiting is None:
         return plan
     moment = _moment_of(snapshot)
-    seen = context.ledger.waiting_since(context.source, _waiting(plan)) if known else None
+    seen = context.ledger.skips.waiting_since(context.source, _waiting(plan)) if known else None
     oldest = min(plan.waiting.oldest, moment, seen or moment)
     if waits_until(context.source_settings, oldest) > moment:
         return replace(plan, waiting=replace(plan.waiting, oldest=oldest))
@@ -432,11 +434,11 @@ def _write_plan(
     """Write a plan; return it, and how many objects each filter leaves out."""
     filters = filters_of(context, snapshot)
     delta = not_yet_archived(current.unsettled, current.standing, folder / "wanted.parquet", filters=filters)
-    context.ledger.record_skips(context.source, map(_unsupported, read_objects(delta.unsupported)))
+    context.ledger.skips.record(context.source, map(_unsupported, read_objects(delta.unsupported)))
     files = folder / "plan"
     files.mkdir()
     plan = write_plan_of(context, snapshot, delta.path, files, plan_terms(context, snapshot, sizes))
-    context.ledger.record_skips(context.source, map(_too_large, read_objects(files / TOO_LARGE_FILE)))
+    context.ledger.skips.record(context.source, map(_too_large, read_objects(files / TOO_LARGE_FILE)))
     return plan, delta.left_out
 
 
@@ -448,11 +450,11 @@ def filters_of(context: RunContext, snapshot: Snapshot) -> ObjectFilter:
 def _register(context: RunContext, lease: Lease, snapshot: Snapshot, plan: Plan) -> PlanRecord:
     """Give the plan its name and its place, then write it to the ledger with its claims."""
     generation = 0
-    while context.ledger.find_plan(plan.sha256(generation)):
+    while context.ledger.plans.find(plan.sha256(generation)):
         generation += 1
     sha256 = plan.sha256(generation)
     name = sha256.hex()[:SHORT_NAME]
-    if context.ledger.plan_name_taken(context.source, name):
+    if context.ledger.plans.is_name_taken(context.source, name):
         name = sha256.hex()[:LONG_NAME]
     folder = context.plans() / name
     for file in plan.folder.iterdir():
@@ -467,7 +469,7 @@ def _register(context: RunContext, lease: Lease, snapshot: Snapshot, plan: Plan)
         object_count=plan.object_count,
         object_bytes=plan.object_bytes,
     )
-    context.ledger.register_plan(lease, record, plan.chunks, read_identities(folder), read_parts(folder))
+    context.ledger.plans.register(lease, record, plan.chunks, read_identities(folder), read_parts(folder))
     return record
 
 
@@ -503,7 +505,7 @@ def _remove_unnamed(context: RunContext) -> None:
         if path.name.startswith(_ACCOUNTING):
             left = _is_abandoned(path)
         else:
-            left = path.name.startswith(_CUTTING) or not context.ledger.plan_name_taken(context.source, path.name)
+            left = path.name.startswith(_CUTTING) or not context.ledger.plans.is_name_taken(context.source, path.name)
         if left:
             shutil.rmtree(path, ignore_errors=True)
 

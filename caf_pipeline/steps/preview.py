@@ -250,7 +250,7 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
 
 def _refusal(context: RunContext) -> str:
     """Say why a plan would be refused; "" where it would not, or the store cannot be asked."""
-    known = context.ledger.address(context.source)
+    known = context.ledger.sources.address(context.source)
     if known not in (None, context.address):
         addresses = f"{known} in the ledger, and {context.address} in the settings"
         return f"this plan would be refused: source '{context.source}' is {addresses}"
@@ -322,7 +322,7 @@ def estimate_plan(
         at_aws=not settings.endpoint_url,
         storage=storage,
         storage_unknown=unknown,
-        rate=context.ledger.archive_rate(context.source),
+        rate=context.ledger.chunks.archive_rate(context.source),
     )
 
 

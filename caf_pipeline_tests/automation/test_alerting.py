@@ -203,9 +203,9 @@ def test_a_pause_ends_no_delay_and_a_check_that_fails_for_another_reason_is_repo
     tick = evaluate_tick(pipeline, SENSOR, tick.cursor)
     assert evaluation_of(pipeline).severity.value == "ERROR"
     assert "nothing moves of my-source" in evaluation_of(pipeline).description
-    pipeline.ledger.controls().set("paused", "the building moves")
+    pipeline.ledger.controls.set("paused", "the building moves")
     tick = evaluate_tick(pipeline, SENSOR, tick.cursor)
-    pipeline.ledger.controls().set("paused", None)
+    pipeline.ledger.controls.set("paused", None)
     assert evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message == "2 conditions in 1 source; nothing to send."
     assert [[one["condition"] for one in body["alerts"]] for body in webhook.got] == [["late"], ["stalled"]]
 
@@ -356,7 +356,7 @@ def evaluation_of(pipeline):
 def kinds(pipeline, *, paused: bool = False, on_jackal: bool = False, **changes) -> set[str]:
     its = pipeline.settings.sources[SOURCE]
     alerts = AlertSettings(**changes)
-    (progress,) = pipeline.ledger.progress([SOURCE])
+    (progress,) = pipeline.ledger.progress.of([SOURCE])
     return {one.kind.value for one in find_conditions(progress, its, alerts, paused=paused, on_jackal=on_jackal)}
 
 
@@ -369,7 +369,7 @@ def test_each_condition_is_found_from_what_the_ledger_recorded_and_a_pause_expla
     long_ago = "updated_at = now() - interval '7 hours', created_at = now() - interval '10 days'"
     age(pipeline, caf_files=long_ago, inventories="taken_at = now() - interval '3 days'")
     event = QueueMessage("m", "", b"?", [ObjectEvent(b"k", "")], "it is not JSON")
-    pipeline.ledger.take_messages(SOURCE, [event])
+    pipeline.ledger.notices.take_messages(SOURCE, [event])
     assert kinds(pipeline) == {"stalled", "late", "no_inventory", "messages_set_apart"}
     assert kinds(pipeline, paused=True) == {"messages_set_apart"}
     age(pipeline, noticed_keys="noticed_at = now() - interval '3 days'")
@@ -423,7 +423,7 @@ def test_what_goes_on_is_told_again_after_a_day_and_never_where_that_is_off():
 
 
 def no_inventory(pipeline) -> Condition:
-    (progress,) = pipeline.ledger.progress([SOURCE])
+    (progress,) = pipeline.ledger.progress.of([SOURCE])
     settings = pipeline.settings.sources[SOURCE]
     (condition,) = find_conditions(progress, settings, AlertSettings(), paused=False, on_jackal=False)
     assert condition.kind == ConditionKind.NO_INVENTORY
@@ -548,13 +548,13 @@ def test_what_waits_longest_and_how_fast_it_goes_are_observed(pipeline):
     pipeline.put(18, size_bytes=3_000)
     *_, third = pipeline.plan()
     age(pipeline, caf_files="created_at = now() - interval '90 minutes'")
-    (progress,) = pipeline.ledger.progress([SOURCE])
+    (progress,) = pipeline.ledger.progress.of([SOURCE])
     archived = replace(progress, window_seconds=60.0, recent=ChunkSums(1, 20, 600 << 20))
     shown = progress_metadata(archived, {(SOURCE, "faulty"): 1, ("other", "listed"): 5})
     assert (shown["oldest_pending_hours"], shown["archived_mib_per_second"]) == (1.5, 10.0)
     assert (shown["copies_listed"], shown["copies_faulty"]) == (0, 1)
     chunk_steps.park(pipeline.run_context(), third, "why")
-    (progress,) = pipeline.ledger.progress([SOURCE])
+    (progress,) = pipeline.ledger.progress.of([SOURCE])
     assert progress_metadata(progress, {})["pending_objects"] == 18
 
 

@@ -86,7 +86,7 @@ class Queue:
         )
 
     def noticed(self) -> list[bytes]:
-        return list(self.context.ledger.noticed_keys(SOURCE, b"", 1000))
+        return list(self.context.ledger.notices.noticed_keys(SOURCE, b"", 1000))
 
     def tick(self, cursor: str | None = None):
         return evaluate_tick(self.pipeline, SENSOR, cursor)
@@ -127,7 +127,7 @@ def test_what_is_put_and_deleted_becomes_a_plan_of_the_part_of_the_bucket_that_h
     assert len(queue.noticed()) == 3  # until a listing has them
     queue.plan(request)
     assert queue.noticed() == []
-    assert queue.pipeline.ledger.account(SOURCE).claimed_objects == 4
+    assert queue.pipeline.ledger.chunks.account(SOURCE).claimed_objects == 4
 
     for chunk in queue.pipeline.chunks():
         archive_chunk(queue.context, chunk)
@@ -145,11 +145,11 @@ def test_events_that_come_by_eventbridge_name_their_keys_as_these_are(queue):
         queue.bucket.put(key, b"1")
     queue.bucket.delete(ODD_KEYS[0])
     tick = queue.tick()
-    assert (queue.left(), queue.context.ledger.messages_set_apart(SOURCE)) == (0, [])
+    assert (queue.left(), queue.context.ledger.notices.messages_set_apart(SOURCE)) == (0, [])
     assert queue.noticed() == sorted(key.encode() for key in ODD_KEYS)
     queue.plan(tick.run_requests[0])
     assert queue.noticed() == []
-    assert queue.pipeline.ledger.account(SOURCE).claimed_objects == len(ODD_KEYS) - 1
+    assert queue.pipeline.ledger.chunks.account(SOURCE).claimed_objects == len(ODD_KEYS) - 1
 
 
 def test_a_look_where_events_say_lists_many_pages_though_one_that_goes_round_lists_one(pipeline, unruly_s3):
@@ -188,7 +188,7 @@ def test_events_that_come_twice_late_and_out_of_order_plan_nothing_twice(queue):
     assert tick.run_requests == []
     assert tick.skip_message.endswith("2 messages taken from the queue.")
     assert queue.noticed() == []
-    assert queue.pipeline.ledger.account(SOURCE).claimed_objects == 1
+    assert queue.pipeline.ledger.chunks.account(SOURCE).claimed_objects == 1
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_key_that_is_written_all_the_time_waits_since_its_last_listing_and_not
     queue.send("k", sequencer="0B")
     queue.drain()
     planning.cut_plan(queue.context, snapshot, new_archive=True)
-    (progress,) = queue.context.ledger.progress([SOURCE])
+    (progress,) = queue.context.ledger.progress.of([SOURCE])
     assert progress.noticed_keys == 1
     assert snapshot.listed_at <= progress.noticed_at <= progress.at
 
@@ -240,7 +240,7 @@ def test_a_process_that_dies_before_it_deletes_a_message_loses_nothing_and_it_co
     (request,) = queue.tick().run_requests
     assert queue.left() == 0
     queue.plan(request)
-    assert queue.pipeline.ledger.account(SOURCE).claimed_objects == 1
+    assert queue.pipeline.ledger.chunks.account(SOURCE).claimed_objects == 1
 
 
 @pytest.mark.thorough
@@ -250,11 +250,11 @@ def test_what_no_event_told_of_is_caught_by_the_daily_inventory(queue):
     queue.send("told")
     queue.plan(queue.tick().run_requests[0])
     assert queue.tick().run_requests == []
-    assert queue.pipeline.ledger.account(SOURCE).claimed_objects == 1
+    assert queue.pipeline.ledger.chunks.account(SOURCE).claimed_objects == 1
     queue.send("told")
     queue.drain()
     queue.plan()  # what the schedule runs
-    assert queue.pipeline.ledger.account(SOURCE).claimed_objects == 2
+    assert queue.pipeline.ledger.chunks.account(SOURCE).claimed_objects == 2
     assert queue.noticed() == []
 
 
@@ -270,14 +270,14 @@ def test_messages_of_strangers_are_set_apart_and_hold_nothing_up(queue, monkeypa
     assert len(tick.run_requests) == 1
     assert queue.left() == 0
     assert queue.noticed() == [b"good"]
-    apart = queue.context.ledger.messages_set_apart(SOURCE)
+    apart = queue.context.ledger.notices.messages_set_apart(SOURCE)
     assert {one.reason for one in apart} == {
         "it is not JSON",
         f"it has an event of another bucket than '{queue.bucket.name}'",
         "it has an event without 'bucket'",
     }
     assert b"{ no JSON" in [one.body for one in apart]
-    assert queue.context.ledger.count_noticed([SOURCE]) == {SOURCE: (1, 3)}
+    assert queue.context.ledger.notices.count_noticed([SOURCE]) == {SOURCE: (1, 3)}
 
     monkeypatch.setattr(ledger_notices, "MOST_SET_APART", 4)
     for text in ("one", "too many"):
@@ -288,7 +288,7 @@ def test_messages_of_strangers_are_set_apart_and_hold_nothing_up(queue, monkeypa
     assert queue.left() == 1
     again = QueueMessage(apart[0].message_id, "", apart[0].body, (), apart[0].reason)
     other = replace(again, message_id="other")
-    assert queue.context.ledger.take_messages(SOURCE, [other, again]) == {again.message_id}  # its deletion had failed
+    assert queue.context.ledger.notices.take_messages(SOURCE, [other, again]) == {again.message_id}  # its deletion had failed
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_without_its_queue_what_is_noticed_is_planned_all_the_same_and_the_queue
         queue.tick()
 
     def found():
-        (progress,) = queue.context.ledger.progress([SOURCE])
+        (progress,) = queue.context.ledger.progress.of([SOURCE])
         its = queue.pipeline.settings.sources[SOURCE]
         return [one.kind for one in find_conditions(progress, its, AlertSettings(), paused=False, on_jackal=False)]
 
@@ -447,7 +447,7 @@ def test_an_object_that_comes_back_from_cold_storage_is_planned_at_once(queue):
     with connected(queue.context.ledger.database) as connection:
         connection.execute("DELETE FROM claims")
     listed = inventories.take_inventory(queue.context, to_plan=False)
-    queue.context.ledger.record_skips(SOURCE, [Skip.of(obj, reasons[obj.key.decode()], "") for obj in read_objects(listed.path)])
+    queue.context.ledger.skips.record(SOURCE, [Skip.of(obj, reasons[obj.key.decode()], "") for obj in read_objects(listed.path)])
     for key in reasons:
         queue.send(key)
     assert queue.tick().run_requests == []
@@ -456,7 +456,7 @@ def test_an_object_that_comes_back_from_cold_storage_is_planned_at_once(queue):
     before = set(queue.pipeline.chunks())
     queue.plan(queue.tick().run_requests[0])
     (chunk,) = set(queue.pipeline.chunks()) - before
-    assert queue.context.ledger.chunk(chunk).object_count == 1
+    assert queue.context.ledger.chunks.get(chunk).object_count == 1
 
 
 @pytest.mark.parametrize("still_there", [True, False])
@@ -470,7 +470,7 @@ def test_an_object_that_comes_back_while_the_chunk_that_skips_it_is_packed_is_pl
 
     (chunk,) = plan(context).chunks
     archive_chunk(context, chunk.name, until=chunk_steps.pack_chunk)  # S3 has answered that it is cold
-    ledger.take_messages("src", [QueueMessage("1", "r", b"", [ObjectEvent(b"a", "01", restored=True)], "")])
+    ledger.notices.take_messages("src", [QueueMessage("1", "r", b"", [ObjectEvent(b"a", "01", restored=True)], "")])
     assert look() is False
     archive_chunk(context, chunk.name)
     assert look() is True
@@ -478,7 +478,7 @@ def test_an_object_that_comes_back_while_the_chunk_that_skips_it_is_packed_is_pl
         source.unavailable.clear()
     (chunk,) = plan(context).chunks
     archive_chunk(context, chunk.name)
-    assert ledger.account("src").located_objects == 1 + still_there
+    assert ledger.chunks.account("src").located_objects == 1 + still_there
     assert look() is None  # a copy that is gone again is not asked for again and again
 
 
@@ -486,7 +486,7 @@ def test_noticed_keys_are_looked_for_in_bounded_parts_from_where_the_last_look_e
     objects = MemorySource({f"k{number:04}": b"x" for number in range(2_500)})
     context = a_run_context(tmp_path, objects, ledger)
     named = ["k0000", "k0999", "k1500", "k2499", "k9"]
-    ledger.take_messages("src", [QueueMessage("m", "", b"", [ObjectEvent(key.encode(), "") for key in named], "")])
+    ledger.notices.take_messages("src", [QueueMessage("m", "", b"", [ObjectEvent(key.encode(), "") for key in named], "")])
 
     def look(after, max_pages):
         found = look_at_noticed(context, after=after, max_pages=max_pages, enough=lambda: False)
@@ -496,7 +496,7 @@ def test_noticed_keys_are_looked_for_in_bounded_parts_from_where_the_last_look_e
     assert look(b"k0000", 1) == (True, b"k1500")
     assert look(b"k1500", 20) == (True, b"k9")  # k9 is gone
     planning.cut_plan(context, inventories.take_inventory(context, after=just_before(b"k0000"), until=b"k1500"), new_archive=True)
-    assert ledger.noticed_keys("src", b"", 9) == [b"k2499", b"k9"]
+    assert ledger.notices.noticed_keys("src", b"", 9) == [b"k2499", b"k9"]
     assert look(b"k9", 20) == (True, b"k9")  # again from the first
     planning.cut_plan(context, inventories.take_inventory(context, after=just_before(b"k2499")), new_archive=True)
     assert look(b"", 20) is None

@@ -58,8 +58,8 @@ def test_a_new_report_is_planned_once_and_then_the_bucket_is_looked_through_agai
     found, request = tick(pipeline)
     assert found == name
     assert execute(pipeline, request).success
-    assert pipeline.ledger.last_inventory(SOURCE) == YESTERDAY
-    assert pipeline.ledger.account(SOURCE).claimed_objects == 1
+    assert pipeline.ledger.content.last_inventory(SOURCE) == YESTERDAY
+    assert pipeline.ledger.chunks.account(SOURCE).claimed_objects == 1
     assert tick(pipeline) == (None, "Nothing new after ''.")
     pipeline.put(2)  # written since
     assert tick(pipeline)[0] == ""

@@ -73,7 +73,7 @@ def test_new_objects_become_one_run_of_the_plan(pipeline, tick):
     assert request.run_key is None
     assert cursor == '{"after": ""}'
     assert pipeline.execute("plan_my_source", run_config=request.run_config).success
-    assert pipeline.ledger.account(SOURCE).claimed_objects == 3
+    assert pipeline.ledger.chunks.account(SOURCE).claimed_objects == 3
 
     requests, why, _ = tick("new_objects_my_source", cursor)
     assert (requests, why) == ([], "Nothing new after ''.")
@@ -122,7 +122,7 @@ class Looks:
         """Execute a plan of a part; return how many objects are claimed then."""
         config = {"ops": {"my_source__s3_inventory": {"config": part}}}
         assert self.pipeline.execute("plan_my_source", run_config=config).success
-        return self.pipeline.ledger.account(SOURCE).claimed_objects
+        return self.pipeline.ledger.chunks.account(SOURCE).claimed_objects
 
 
 @pytest.fixture
@@ -446,7 +446,7 @@ def test_a_chunk_that_failed_too_often_is_parked_and_may_be_sent_on_its_way_agai
     for _ in range(pipeline.settings.runs.attempts):
         fail_run(pipeline, chunk)
     tick("launch_chunks")
-    parked = pipeline.ledger.chunk(chunk)
+    parked = pipeline.ledger.chunks.get(chunk)
     assert parked.state is ChunkState.PARKED
     assert "failed too often" in parked.reason
 
@@ -494,8 +494,8 @@ def test_an_outage_parks_no_chunk_however_many_runs_it_ends_and_other_failures_d
     chunk_steps.unpark(pipeline.run_context(), chunk)
     unruly_s3.well_behaved()
     assert pipeline.execute(ARCHIVE, partition_key=chunk).success
-    assert pipeline.ledger.chunk(chunk).state is ChunkState.LOCATED
-    assert pipeline.ledger.account(SOURCE).skipped == {}
+    assert pipeline.ledger.chunks.get(chunk).state is ChunkState.LOCATED
+    assert pipeline.ledger.chunks.account(SOURCE).skipped == {}
 
 
 def test_a_chunk_that_dagster_does_not_know_is_registered_and_launched(pipeline, tick):

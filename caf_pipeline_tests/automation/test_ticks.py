@@ -307,7 +307,7 @@ def test_no_more_chunks_are_launched_than_staging_has_room_for(pipeline):
     assert requested(pipeline) == [first, second]
     folder = str(pipeline.settings.staging_folder)
     with pipeline.run_context().lease(chunk_lease(third)) as lease:
-        pipeline.ledger.reserve_staging(lease, third, folder, 1_400, 2_500)
+        pipeline.ledger.staging.reserve(lease, third, folder, 1_400, 2_500)
         assert requested(pipeline) == [first]
     assert requested(pipeline) == [first, third]  # which has its room already
 
@@ -324,7 +324,7 @@ def test_chunks_that_the_store_refuses_are_in_the_way_of_no_other(pipeline, monk
 
     monkeypatch.setattr(launch_tick, "refused_chunks", refuse_private)
     (name,) = requested(pipeline)
-    assert pipeline.ledger.chunk(name).source == SOURCE
+    assert pipeline.ledger.chunks.get(name).source == SOURCE
 
 
 class NarrowStore:

@@ -88,7 +88,7 @@ def posted(other, bodies):
 def test_what_the_worker_posted_is_adopted_once_and_paid_for_no_more(caf, posted, network, ledger):
     charged = network.state()["charged"]
     dry = caf("adopt", "src", str(posted), "--strip", "1", "--dry-run", "--json")
-    assert (dry.status, lines_of(dry)[-1]["would_adopt"], ledger.chunks()) == (0, 2, [])
+    assert (dry.status, lines_of(dry)[-1]["would_adopt"], ledger.chunks.list()) == (0, 2, [])
     done = caf("adopt", "src", str(posted), "--strip", "1")
     assert done.status == 0, done.err
     assert "2 objects of 2 members" in done.out.decode()
@@ -108,7 +108,7 @@ def test_what_the_worker_posted_is_adopted_once_and_paid_for_no_more(caf, posted
 @pytest.mark.thorough
 def test_every_command_knows_what_was_adopted(caf, posted, bodies, ledger):
     assert caf("adopt", "src", "--from-chain", "--strip", "1").status == 0
-    adopted = {chunk.name for chunk in ledger.chunks()}
+    adopted = {chunk.name for chunk in ledger.chunks.list()}
     archive_source(caf)
     rows = rows_of(ledger)["file_locations"]
     assert len(rows) == 6
@@ -173,7 +173,7 @@ def test_nothing_is_believed_of_a_stranger_or_of_a_provider_that_lies(caf, other
     for arguments in ((str(path),), ("--from-chain",)):
         lied = caf("adopt", "src", *arguments)
         one_sentence(lied, 7, "2 of 3 copies listed and read back right", network.provider_addresses[0])
-    assert ledger.chunks() == []
+    assert ledger.chunks.list() == []
     network.well_behaved()
     assert caf("adopt", "src", str(path), str(strange)).status == 7
     assert [row["file_path"] for row in rows_of(ledger)["file_locations"]] == ["a/key-1"]
@@ -184,11 +184,11 @@ def test_an_adoption_that_is_killed_is_gone_on_with(caf, other, bodies, ledger):
     for number in range(3):
         other.post(f"{number}.caf", part(bodies, number))
     process = caf.start("adopt", "src", "--from-chain")
-    while not ledger.chunks() and process.poll() is None:
+    while not ledger.chunks.list() and process.poll() is None:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    for chunk in ledger.chunks():
+    for chunk in ledger.chunks.list():
         assert len([row for row in rows_of(ledger)["file_locations"] if row["chunk"] == chunk.name]) == chunk.member_count
     assert caf("adopt", "src", "--from-chain").status == 0
     assert [row["file_path"] for row in rows_of(ledger)["file_locations"]] == [f"a/key-{number}" for number in range(3)]

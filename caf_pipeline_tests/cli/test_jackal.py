@@ -277,7 +277,7 @@ def test_a_chunk_that_the_chain_does_not_list_is_missing(archived, ledger, datab
 @pytest.mark.thorough
 def test_after_the_proof_type_was_changed_what_was_posted_is_said_to_go_on_as_it_is(source, ledger):
     assert source("run", CAF_SOURCES__SRC__TARGET_SIZE="32MiB").status == 0
-    (chunk,) = ledger.chunks()
+    (chunk,) = ledger.chunks.list()
     assert "proofs     type 3\n" in source("jackal", "wallet").out.decode()
     changed = {"CAF_JACKAL__PROOF_TYPE": "0", "CAF_SOURCES__SRC__TARGET_SIZE": "32MiB"}
     shown = of(source("jackal", "wallet", "--json", **changed))
@@ -287,7 +287,7 @@ def test_after_the_proof_type_was_changed_what_was_posted_is_said_to_go_on_as_it
     done = source("run", **changed)
     assert done.status == 0, done.err
     assert "new chunks have proof type 0; 1 chunk posted with another goes on as it is" in " ".join(done.err.split())
-    assert ledger.chunks() == [chunk]
+    assert ledger.chunks.list() == [chunk]
     assert "src: 1 chunk on the chain, 0 missing" in source("jackal", "files", **changed).out.decode()
 
 
@@ -318,14 +318,14 @@ def test_a_run_waits_while_it_is_paused_and_goes_on(source, ledger):
     assert source("pause", "network maintenance").status == 0
     assert of(source("limit", "--json"))["paused"] == "network maintenance"
     process = source.start("run")
-    while not any("network maintenance" in each.wait.what for each in ledger.waits()):
+    while not any("network maintenance" in each.wait.what for each in ledger.waits.list()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-    assert not ledger.chunks(states=[ChunkState.LOCATED])
+    assert not ledger.chunks.list(states=[ChunkState.LOCATED])
     assert source("resume").status == 0
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, err.decode()
-    assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}
+    assert {chunk.state for chunk in ledger.chunks.list()} == {ChunkState.LOCATED}
 
 
 def test_no_space_is_bought_for_proofs_that_a_node_says_the_chain_does_not_verify(caf, network):
@@ -359,14 +359,14 @@ def test_where_no_chunk_is_located_nothing_is_called_proven(source):
 
 def test_stored_chunks_are_proven(archived, ledger):
     lines = [json.loads(line) for line in archived("prove", "src", "--json").out.splitlines()]
-    assert len(lines) == len(ledger.chunks())
+    assert len(lines) == len(ledger.chunks.list())
     assert all(line["proven"] and len(line["copies"]) == 3 for line in lines)
     assert len(archived("prove", "src", "--limit", "1", "--json").out.splitlines()) == 1
 
 
 def test_unanswered_and_damaged_chunks_are_never_called_proven(archived, ledger, network):
-    first, second, *_ = ledger.chunks()
-    silent = network.provider_addresses.index(ledger.known_copies(first.name)[0].provider)
+    first, second, *_ = ledger.chunks.list()
+    silent = network.provider_addresses.index(ledger.replicas.list(first.name)[0].provider)
     network.misbehave(provider=silent, refuse=True)
     one_sentence(archived("prove", "src"), 7, "unanswered", first.name)
     network.well_behaved()
@@ -379,8 +379,8 @@ def test_unanswered_and_damaged_chunks_are_never_called_proven(archived, ledger,
 
 @pytest.mark.thorough
 def test_damage_is_found_told_and_repaired(archived, ledger, network):
-    first = ledger.chunks()[0]
-    holder = ledger.known_copies(first.name)[0].provider
+    first = ledger.chunks.list()[0]
+    holder = ledger.replicas.list(first.name)[0].provider
     network.drop_proofs(first.merkle_root, network.provider_addresses.index(holder))
     one_sentence(archived("prove", "src"), 1, first.name)
     assert first.name in archived("status").out.decode()
@@ -389,25 +389,25 @@ def test_damage_is_found_told_and_repaired(archived, ledger, network):
     assert damaged["reason"]
     done = archived("repair", "src")
     assert done.status == 0, done.err
-    assert ledger.chunk(first.name).state is ChunkState.LOCATED
+    assert ledger.chunks.get(first.name).state is ChunkState.LOCATED
     assert archived("prove", "src").status == 0
 
 
 @pytest.mark.thorough
 def test_a_chunk_beyond_repair_keeps_no_other_from_repair(archived, ledger, network, new_bucket, tmp_path):
-    lost, short, *_ = sorted(ledger.chunks(), key=lambda chunk: chunk.name)
+    lost, short, *_ = sorted(ledger.chunks.list(), key=lambda chunk: chunk.name)
     for number in range(20):
         new_bucket.put(f"key-{number:02d}", b"overwritten")
     shutil.rmtree(tmp_path / ".caf" / "staging")
     for number in range(len(network.providers)):
         with contextlib.suppress(ValueError):  # the provider never had it
             network.delete_blob(number, lost.merkle_root)
-    network.drop_proofs(short.merkle_root, network.provider_addresses.index(ledger.known_copies(short.name)[0].provider))
+    network.drop_proofs(short.merkle_root, network.provider_addresses.index(ledger.replicas.list(short.name)[0].provider))
     assert archived("prove", "src").status == 1
     done = archived("repair", "src")
     assert done.status != 0
     assert lost.name in done.err
-    assert {chunk.name for chunk in ledger.chunks(states=[ChunkState.DAMAGED])} == {lost.name}
+    assert {chunk.name for chunk in ledger.chunks.list(states=[ChunkState.DAMAGED])} == {lost.name}
 
 
 @pytest.mark.parametrize(
@@ -443,8 +443,8 @@ def test_a_source_that_is_not_public_is_refused_before_it_is_packed(source, s3_s
     done = source("run")
     assert done.status == 12
     assert "not marked as public" in done.err
-    assert {chunk.state for chunk in ledger.chunks()} <= {ChunkState.PLANNED, ChunkState.PACKING}
-    assert sum(chunk.attempts for chunk in ledger.chunks()) <= 1
+    assert {chunk.state for chunk in ledger.chunks.list()} <= {ChunkState.PLANNED, ChunkState.PACKING}
+    assert sum(chunk.attempts for chunk in ledger.chunks.list()) <= 1
 
 
 @pytest.mark.thorough
@@ -453,7 +453,7 @@ def test_a_wallet_without_space_ends_the_run_at_its_first_chunk(source, network,
     done = source("run")
     assert done.status == 12
     assert "caf jackal buy" in done.err
-    assert sum(chunk.attempts for chunk in ledger.chunks()) <= 1
+    assert sum(chunk.attempts for chunk in ledger.chunks.list()) <= 1
 
 
 def test_the_price_of_space_recurs(caf):
@@ -492,7 +492,7 @@ def test_status_shows_when_the_space_ends_and_the_balance(source, network):
 
 
 def test_status_shows_a_wallet_without_space(caf, network, ledger):
-    ledger.record_storage_plan(f"{network.chain_id}/poor", read_at=datetime.now(UTC), balance=5, plan=None)
+    ledger.storage_plans.record(f"{network.chain_id}/poor", read_at=datetime.now(UTC), balance=5, plan=None)
     assert f"{network.chain_id}/poor: no space bought, balance 5 ujkl" in caf("status").out.decode()
 
 

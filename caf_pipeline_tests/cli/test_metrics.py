@@ -47,7 +47,7 @@ def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
         looked_at = "suspected_at = now(), checked_at = to_timestamp(2000)"
         connection.execute(f"UPDATE chunk_copies SET {looked_at} WHERE caf_file_id = {last}")
         connection.execute("INSERT INTO bulk_looks VALUES ('jackal', now(), to_timestamp(1000)), ('other', now(), NULL)")
-    ledger.controls().set("paused", "a test")
+    ledger.controls.set("paused", "a test")
     found = samples(caf("metrics").out.decode())
     assert found["caf_chunks", "src", "located"] == 2
     assert found["caf_chunks", "src", "packing"] == 1
@@ -56,7 +56,7 @@ def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
     assert found["caf_packing_attempts_total", "src"] == 6
     assert found["caf_skipped_objects", "src"] == 0
     assert found["caf_paused",] == 1
-    (progress,) = ledger.progress(["src"])
+    (progress,) = ledger.progress.of(["src"])
     assert found["caf_oldest_pending_timestamp_seconds", "src"] == pytest.approx(progress.oldest_planned_at.timestamp())
     assert found["caf_last_inventory_timestamp_seconds", "src"] == pytest.approx(progress.inventory_at.timestamp())
     assert sum(value for name, value in found.items() if name[:2] == ("caf_copies", "src")) == 2
@@ -70,8 +70,8 @@ def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
 def test_the_bought_space_and_the_balance_are_exported(caf, ledger):
     read_at = datetime.fromtimestamp(1_800_000_000, UTC)
     plan = (2_000, 500, read_at + timedelta(days=40))
-    ledger.record_storage_plan("jackal-1/rich", read_at=read_at, balance=7, plan=plan)
-    ledger.record_storage_plan("jackal-1/poor", read_at=read_at, balance=0, plan=None)
+    ledger.storage_plans.record("jackal-1/rich", read_at=read_at, balance=7, plan=plan)
+    ledger.storage_plans.record("jackal-1/poor", read_at=read_at, balance=0, plan=None)
     exported = samples(caf("metrics").out.decode())
     assert {name: value for name, value in exported.items() if name[0].startswith("caf_jackal_")} == {
         ("caf_jackal_plan_end_timestamp_seconds", "jackal-1/rich"): 1_800_000_000 + 40 * 86_400,

@@ -50,7 +50,7 @@ def test_the_staging_folder_is_moved_with_what_is_in_it(tmp_path, database_url, 
     (tmp_path / "caf.toml").write_text("staging = 'elsewhere'\n" + (tmp_path / "caf.toml").read_text())
     done = caf("run", "--source", "src")
     assert done.status == 0, done.err
-    assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}
+    assert {chunk.state for chunk in ledger.chunks.list()} == {ChunkState.LOCATED}
     assert not staging.exists()
     assert not list(moved.glob("*.part"))
     get_all(caf, bodies)

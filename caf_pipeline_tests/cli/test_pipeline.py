@@ -257,14 +257,14 @@ def test_damaged_bytes_are_exit_status_9_and_leave_no_file(archived):
 def test_a_run_that_is_killed_is_finished_by_the_next(filled, ledger):
     caf, bodies = filled
     process = caf.start("run", "--source", "src")
-    while not any(chunk.state is ChunkState.LOCATED for chunk in ledger.chunks()):
+    while not any(chunk.state is ChunkState.LOCATED for chunk in ledger.chunks.list()):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert caf("run", "--source", "src").status == 0
-    assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}
-    assert ledger.account("src").located_objects == len(bodies)
+    assert {chunk.state for chunk in ledger.chunks.list()} == {ChunkState.LOCATED}
+    assert ledger.chunks.account("src").located_objects == len(bodies)
 
 
 @pytest.mark.thorough
@@ -272,7 +272,7 @@ def test_a_run_that_is_killed_is_finished_by_the_next(filled, ledger):
 def test_a_signal_ends_a_run_and_the_next_goes_on(filled, ledger, number):
     caf, bodies = filled
     process = caf.start("run", "--source", "src")
-    while not ledger.chunks():
+    while not ledger.chunks.list():
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     process.send_signal(number)
@@ -280,7 +280,7 @@ def test_a_signal_ends_a_run_and_the_next_goes_on(filled, ledger, number):
     assert process.returncode == 128 + number, err
     assert b"Traceback" not in err
     assert caf("run", "--source", "src").status == 0
-    assert ledger.account("src").located_objects == len(bodies)
+    assert ledger.chunks.account("src").located_objects == len(bodies)
 
 
 def test_an_error_that_is_only_of_an_interrupt_is_told_as_one(caf, monkeypatch):
@@ -451,10 +451,10 @@ def test_a_full_staging_disk_leaves_it_as_it_was(filled, small_disk, s3_server, 
 def test_a_withdrawn_chunk_is_planned_again(filled, ledger):
     caf, bodies = filled
     caf("run", CAF_STAGING="/dev/null/nowhere")
-    for chunk in ledger.chunks():
+    for chunk in ledger.chunks.list():
         assert caf("withdraw", chunk.name).status == 0
     assert caf("run").status == 0
-    assert ledger.account("src").located_objects == len(bodies)
+    assert ledger.chunks.account("src").located_objects == len(bodies)
 
 
 def test_an_unknown_chunk_is_said_to_be_unknown(caf):

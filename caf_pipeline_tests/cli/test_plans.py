@@ -163,12 +163,12 @@ def test_a_dry_run_changes_nothing_in_the_ledger_that_events_wrote(caf):
     archive_source(caf)
     with caf.surroundings(), opened_ledger(load_settings()) as ledger:
         context = open_run_context(load_settings(), "src", run="another", ledger=ledger)
-        ledger.take_messages("src", [QueueMessage("1", "receipt", b"", [ObjectEvent(b"empty", "1")], "")])
-        ledger.mark_noticed("src", "a-listing-under-way", b"", None)
+        ledger.notices.take_messages("src", [QueueMessage("1", "receipt", b"", [ObjectEvent(b"empty", "1")], "")])
+        ledger.notices.mark_noticed("src", "a-listing-under-way", b"", None)
         assert caf("plan", "src", "--dry-run").status == 0
-        assert list(ledger.noticed_keys("src", b"", 5)) == [b"empty"]
-        ledger.forget_noticed("src", "a-listing-under-way", context.objects.clock(), b"", None)
-        assert not ledger.noticed_keys("src", b"", 5)
+        assert list(ledger.notices.noticed_keys("src", b"", 5)) == [b"empty"]
+        ledger.notices.forget_noticed("src", "a-listing-under-way", context.objects.clock(), b"", None)
+        assert not ledger.notices.noticed_keys("src", b"", 5)
 
 
 @pytest.mark.thorough

@@ -17,9 +17,9 @@ def caf(tmp_path, database_url, ledger):
 
 def test_messages_are_shown_with_their_reasons_and_removed_on_demand(caf, ledger):
     assert caf("queue", "src").out == b"no message set apart\n"
-    ledger.register_source("src", "archive", "address")
+    ledger.sources.register("src", "archive", "address")
     hostile = QueueMessage("id-1", "", b"\x1b[2J\xff\n", [ObjectEvent(b"key", "")], "it is not JSON")
-    assert ledger.take_messages("src", [hostile]) == {"id-1"}
+    assert ledger.notices.take_messages("src", [hostile]) == {"id-1"}
     said = caf("queue", "src").out.decode()
     assert "it is not JSON\n  \\x1b[2J" in said
     assert said.endswith("1 message set apart\n")

@@ -78,7 +78,7 @@ def test_what_others_and_we_ourselves_post_under_the_archive_is_told_of_and_give
         empty.start: FileKind.NOT_UPLOADED,
     }
     assert stranger.address in found[foreign.start].finding.why
-    assert context.ledger.chunks() == []
+    assert context.ledger.chunks.list() == []
 
 
 @pytest.mark.thorough
@@ -86,13 +86,13 @@ def test_a_provider_that_gives_other_bytes_is_named_and_nothing_is_believed(ledg
     body = {"a": os.urandom(50_000)}
     before = open_context(ledger, body, bucket="lied-about")
     archive_everything(before)
-    liar = before.ledger.known_copies(before.ledger.chunks()[0].name)[0].provider
+    liar = before.ledger.replicas.list(before.ledger.chunks.list()[0].name)[0].provider
     network.misbehave(provider=network.provider_addresses.index(liar), flip_byte=-1)
     context = open_context(new_ledger(), body, bucket="lied-about")
     (outcome,) = rebuild.rebuild(context)
     assert outcome.finding.kind is FileKind.DIFFERING
     assert liar in outcome.finding.why
-    assert context.ledger.chunks() == []
+    assert context.ledger.chunks.list() == []
     network.well_behaved()
     (outcome,) = rebuild.rebuild(context)
     assert outcome.rows == 1
@@ -103,7 +103,7 @@ def test_a_provider_that_gives_nonsense_is_passed_over(ledger, new_ledger, open_
     bucket = f"nonsense-{nonsense}"
     before = open_context(ledger, {"a": os.urandom(50_000)}, bucket=bucket)
     archive_everything(before)
-    liar = before.ledger.known_copies(before.ledger.chunks()[0].name)[0].provider
+    liar = before.ledger.replicas.list(before.ledger.chunks.list()[0].name)[0].provider
     network.misbehave(provider=network.provider_addresses.index(liar), nonsense=nonsense)
     context = open_context(new_ledger(), bucket=bucket)
     (outcome,) = rebuild.rebuild(context)
@@ -156,12 +156,12 @@ def test_a_lost_ledger_comes_back_and_nothing_is_planned_or_paid_again(archived,
     caf = on(archived, fresh)
     keys = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
     told = caf("rebuild", "src", "--owner", ADDRESS, "--dry-run", "--json", **keys)
-    assert [line["restored"] for line in lines_of(told)[:-1]] == [False] * len(ledger.chunks())
+    assert [line["restored"] for line in lines_of(told)[:-1]] == [False] * len(ledger.chunks.list())
     assert fresh.chunks() == []
     done = caf("rebuild", "src", "--owner", ADDRESS, "--json", **keys)
     assert done.status == 0, done.err
     *chunks, end = lines_of(done)
-    assert {line["chunk"] for line in chunks} == {chunk.name for chunk in ledger.chunks()}
+    assert {line["chunk"] for line in chunks} == {chunk.name for chunk in ledger.chunks.list()}
     assert end["files"] == {"chunk": len(chunks)}
     assert "transactions" in end["not_known"]
     before = rows_of(ledger)

@@ -45,7 +45,7 @@ class Archived:
 
     def pass_window(self) -> None:
         """Let the chunks be looked at, and be proven in the window after."""
-        for chunk in self.ledger.chunks("src", [ChunkState.LOCATED]):
+        for chunk in self.ledger.chunks.list("src", [ChunkState.LOCATED]):
             assert prove_chunk(self.context, chunk.name).proven
         next_window(self.context, self.network)
 
@@ -163,7 +163,7 @@ def test_a_source_that_is_away_writes_nothing(archived):
     archived.bucket.client.delete_bucket(Bucket=archived.bucket.name)
     one_sentence(archived("src"), 5, archived.bucket.name)
     assert not (archived.caf.folder / "src-safe-to-delete.csv").exists()
-    assert not [chunk.name for chunk in archived.ledger.chunks("src") if chunk.read_back_at]
+    assert not [chunk.name for chunk in archived.ledger.chunks.list("src") if chunk.read_back_at]
 
 
 @pytest.mark.thorough
@@ -192,24 +192,24 @@ def test_a_source_of_which_nothing_was_archived_yet_says_so(caf, new_bucket):
 
 @pytest.mark.thorough
 def test_killed_while_it_reads_back_it_goes_on_with_the_next_chunk(safe):
-    first, second = safe.ledger.chunks("src", [ChunkState.LOCATED])
+    first, second = safe.ledger.chunks.list("src", [ChunkState.LOCATED])
     (safe.caf.folder / "src-safe-to-delete.csv").write_text(f"{safe.bucket.name},old\n")
     for number in range(4):
         safe.network.misbehave(provider=number, download_rate=400_000)
     process = safe.caf.start("safe-to-delete", "src")
-    while not safe.ledger.chunk(first.name).read_back_at:
+    while not safe.ledger.chunks.get(first.name).read_back_at:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert safe.ledger.chunk(second.name).read_back_at is None
+    assert safe.ledger.chunks.get(second.name).read_back_at is None
     assert listed(safe.caf.folder / "src-safe-to-delete.csv") == [[safe.bucket.name, "old"]]
-    read_at = safe.ledger.chunk(first.name).read_back_at
+    read_at = safe.ledger.chunks.get(first.name).read_back_at
     safe.network.well_behaved()
     done = safe("src")
     assert done.status == 0, done.err
     assert "reading back 1 chunk," in done.err
-    assert safe.ledger.chunk(first.name).read_back_at == read_at
+    assert safe.ledger.chunks.get(first.name).read_back_at == read_at
     assert len(listed(safe.caf.folder / "src-safe-to-delete.csv")) == len(KEYS)
     left = {path.name for path in safe.caf.folder.iterdir() if path.name.endswith(".part")}
     assert left == set()

@@ -33,7 +33,7 @@ def change(ledger, statement, **facts):
 
 def locate(ledger, minutes_ago):
     """Let chunks have been located so long ago, and the others be planned."""
-    names = sorted(chunk.name for chunk in ledger.chunks("src"))
+    names = sorted(chunk.name for chunk in ledger.chunks.list("src"))
     with connected(ledger.database) as connection:
         set_state(connection, "planned")
     change(ledger, "UPDATE caf_files SET located_at = NULL")
@@ -48,7 +48,7 @@ def test_the_rate_is_that_of_what_was_located_within_the_hour_and_none_before_tw
     archive_source(caf)
 
     def seen():
-        return ledger.progress(["src"])[0]
+        return ledger.progress.of(["src"])[0]
 
     locate(ledger, [])
     assert (seen().bytes_per_second, seen().seconds_left) == (None, None)
@@ -66,10 +66,10 @@ def test_the_rate_is_that_of_what_was_located_within_the_hour_and_none_before_tw
 
 def test_a_chunk_that_is_damaged_does_not_pass_for_one_that_is_well(caf, ledger):
     archive_source(caf)
-    assert "src: 5 of 5 chunks located; " in watch._line(ledger.progress(["src"])[0])
+    assert "src: 5 of 5 chunks located; " in watch._line(ledger.progress.of(["src"])[0])
     with connected(ledger.database) as connection:
         set_state(connection, "damaged", "caf_file_id = (SELECT max(caf_file_id) FROM caf_files)")
-    assert "src: 5 of 5 chunks located (1 of them damaged since); " in watch._line(ledger.progress(["src"])[0])
+    assert "src: 5 of 5 chunks located (1 of them damaged since); " in watch._line(ledger.progress.of(["src"])[0])
 
 
 @pytest.mark.thorough

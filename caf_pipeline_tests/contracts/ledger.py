@@ -109,31 +109,31 @@ def plan_record(chunks: int = 1, source: str = SOURCE) -> PlanRecord:
 
 
 def register_plan(ledger: Any, plan: PlanRecord, chunks: Sequence[ChunkPlan], claimed: Iterable[pa.RecordBatch]) -> None:
-    with ledger.lease(plan_lease(plan.source), holder()) as lease:
-        ledger.register_plan(lease, plan, chunks, claimed)
+    with ledger.leases.hold(plan_lease(plan.source), holder()) as lease:
+        ledger.plans.register(lease, plan, chunks, claimed)
 
 
 def register(ledger: Any, *batches: Sequence[str], source: str = SOURCE, skips: Iterable[Skip] = ()) -> list[str]:
     """Register a plan of one chunk for each batch of keys; return the chunks' names."""
-    ledger.register_source(source, f"archive of {source}", f"s3://{source}")
+    ledger.sources.register(source, f"archive of {source}", f"s3://{source}")
     plan = plan_record(source=source)
     names = [f"{source}-{plan.name}-{number:05}" for number in range(1, len(batches) + 1)]
     chunks = [planned(number, keys) for number, keys in enumerate(batches, 1)]
     register_plan(ledger, plan, chunks, claims(*((number, key) for number, keys in enumerate(batches, 1) for key in keys)))
-    ledger.record_skips(source, skips)
+    ledger.skips.record(source, skips)
     return names
 
 
 def remove(ledger: Any, source: str = SOURCE) -> None:
     """Remove a source."""
-    with ledger.lease(plan_lease(source), holder("remover")) as lease:
-        ledger.remove_source(lease, source)
+    with ledger.leases.hold(plan_lease(source), holder("remover")) as lease:
+        ledger.removal.remove(lease, source)
 
 
 def settled(ledger: Any, asked: Sequence[tuple[str, str]], *, modified: datetime = EARLY) -> set[tuple[str, str]]:
     """Of these (key, object version), as listed with this LastModified, return those of which a plan has nothing to do."""
     listed = [S3Object(key.encode(), version_id(version), "abc", 10, modified) for key, version in asked]
-    return ledger.settled_objects(SOURCE, listed)
+    return ledger.content.settled_objects(SOURCE, listed)
 
 
 def skip(key: str, reason: SkipReason = SkipReason.COLD_STORAGE) -> Skip:
@@ -188,7 +188,7 @@ def seal(
         left = {one.key for one in skips} | {key for key, _ in released}
         rows = [row for row in claimed(ledger, chunk) if row.key not in left]
     facts = facts or seal_facts(len(rows), len(skips), len(released))
-    ledger.seal(lease, chunk, facts, skips, released, rows=lambda: batches(rows, headers))
+    ledger.moves.seal(lease, chunk, facts, skips, released, rows=lambda: batches(rows, headers))
 
 
 def bring_to(
@@ -197,15 +197,15 @@ def bring_to(
     """Move a planned chunk along the flow, as one run does, until it is in `state`."""
     rows = claimed(ledger, chunk, modified=modified)
     S = ChunkState
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
         moves = {
-            S.PACKING: lambda: ledger.move(lease, chunk, S.PLANNED, S.PACKING),
+            S.PACKING: lambda: ledger.moves.move(lease, chunk, S.PLANNED, S.PACKING),
             S.SEALED: lambda: seal(ledger, lease, chunk, rows=rows, headers=headers),
-            S.POSTING: lambda: ledger.move(lease, chunk, S.SEALED, S.POSTING),
-            S.POSTED: lambda: ledger.record_posting(lease, chunk, POSTING),
-            S.UPLOADING: lambda: ledger.move(lease, chunk, S.POSTED, S.UPLOADING),
-            S.VERIFIED: lambda: ledger.record_copies(lease, chunk, [Copy("provider", "proof")]),
-            S.LOCATED: lambda: ledger.load_locations(lease, chunk),
+            S.POSTING: lambda: ledger.moves.move(lease, chunk, S.SEALED, S.POSTING),
+            S.POSTED: lambda: ledger.moves.record_posting(lease, chunk, POSTING),
+            S.UPLOADING: lambda: ledger.moves.move(lease, chunk, S.POSTED, S.UPLOADING),
+            S.VERIFIED: lambda: ledger.replicas.record_verified(lease, chunk, [Copy("provider", "proof")]),
+            S.LOCATED: lambda: ledger.moves.load_locations(lease, chunk),
         }
         for reached, move in moves.items():
             move()
@@ -247,39 +247,39 @@ def restored(number: int, keys: Sequence[str], *, skipped: int = 0) -> RemoteChu
 
 def restore(ledger: Any, chunk: RemoteChunk, rows: Iterable[pa.RecordBatch], skips: Iterable[Skip], *, fault: str = "") -> int:
     given = list(rows)
-    return ledger.restore_chunk(chunk, lambda: given, skips, plan_folder="plans/x", fault=fault)
+    return ledger.rebuilds.restore_chunk(chunk, lambda: given, skips, plan_folder="plans/x", fault=fault)
 
 
 def end(ledger: Any, chunk: str, *states: ChunkState) -> None:
     """Move a chunk along `states`."""
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
         for state in states:
-            ledger.move(lease, chunk, ledger.chunk(chunk).state, state)
+            ledger.moves.move(lease, chunk, ledger.chunks.get(chunk).state, state)
 
 
 def look(ledger: Any, chunk: str, *checks: CopyCheck, again_in: float | None = None, enough: int = 0) -> None:
     """Record what a look at a chunk's copies found."""
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-        ledger.record_checks(lease, chunk, checks, again_in=again_in, enough=enough)
+    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+        ledger.replicas.record_checks(lease, chunk, checks, again_in=again_in, enough=enough)
 
 
 def windows_after(ledger: Any, chunk: str, *windows: int | None, apart: bool = False) -> int:
     """Return how many windows count after looks that found the one copy proven in these."""
     for window in windows:
         look(ledger, chunk, CopyCheck(Copy("provider", "proof", 1), window, apart=apart))
-    (copy,) = ledger.known_copies(chunk)
+    (copy,) = ledger.replicas.list(chunk)
     return int(copy.windows)
 
 
 def seen(ledger: Any, chunk: str) -> list[tuple[str, bool, int | None, int, str]]:
     """Return what is known of a chunk's copies, times left out."""
-    known = ledger.known_copies(chunk)
+    known = ledger.replicas.list(chunk)
     return [(copy.provider, copy.listed, copy.last_proven, copy.windows, copy.fault) for copy in known]
 
 
 def standing(ledger: Any, path: Any, source: str = SOURCE) -> set[tuple[str, str, str | None, bool]]:
     """Return the rows of the export as (key, standing, reason, due)."""
-    count = ledger.export_standing(source, path)
+    count = ledger.exports.standing(source, path)
     table = pq.read_table(path)
     assert table.schema.equals(STANDING_SCHEMA)
     assert table.num_rows == count
@@ -290,18 +290,18 @@ def standing(ledger: Any, path: Any, source: str = SOURCE) -> set[tuple[str, str
 
 def read_back(ledger: Any, chunk: str) -> None:
     """Record that all of a chunk came back."""
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-        ledger.record_read_back(lease, chunk, "provider")
+    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+        ledger.replicas.record_full_read(lease, chunk, "provider")
 
 
 def pending(ledger: Any, chunk: str) -> int:
     """Return how many rows of a sealed chunk are not located."""
-    return next(rows.pending for rows in ledger.rows_by_chunk(SOURCE) if rows.chunk == chunk)
+    return next(rows.pending for rows in ledger.stray_rows.by_chunk(SOURCE) if rows.chunk == chunk)
 
 
 def located(ledger: Any, path: Any) -> list[dict[str, Any]]:
     """Return the rows of the export of locations, by key."""
-    count = ledger.export_located(SOURCE, path)
+    count = ledger.exports.located(SOURCE, path)
     table = pq.read_table(path)
     assert table.schema.equals(LOCATED_SCHEMA)
     assert table.num_rows == count
@@ -316,7 +316,7 @@ class LedgerContract:
 
     def test_the_recorded_checksums_of_an_object_are_told(self, ledger, tmp_path):
         archive(ledger, ["with-checksums"])
-        (version,) = ledger.located_versions(SOURCE, ["with-checksums"])
+        (version,) = ledger.content.located_versions(SOURCE, ["with-checksums"])
         sha256 = hashlib.sha256(b"with-checksums").digest()
         assert version.checksums == {"sha256": sha256, "crc64nvme": b"\0" * 7 + b"\1", "crc32": b"\0\0\0\2"}
         (row,) = located(ledger, tmp_path / "located.parquet")
@@ -325,31 +325,31 @@ class LedgerContract:
     # --- sources and plans ---
 
     def test_an_address_is_replaced_until_there_is_a_chunk(self, ledger):
-        ledger.register_source(SOURCE, "id", "s3://typo/")
-        ledger.record_skips(SOURCE, [Skip("key", "etag:1:1", SkipReason.TOO_LARGE, "", "1", 1)])
-        ledger.begin_rebuild(SOURCE)
-        assert ledger.address(SOURCE) is None
-        ledger.register_source(SOURCE, "other", "s3://a/")
-        assert ledger.addresses() == {"other": "s3://a/"}
-        assert ledger.account(SOURCE).skipped == {}
-        assert ledger.rebuild_began_at(SOURCE) is None
+        ledger.sources.register(SOURCE, "id", "s3://typo/")
+        ledger.skips.record(SOURCE, [Skip("key", "etag:1:1", SkipReason.TOO_LARGE, "", "1", 1)])
+        ledger.rebuilds.begin(SOURCE)
+        assert ledger.sources.address(SOURCE) is None
+        ledger.sources.register(SOURCE, "other", "s3://a/")
+        assert ledger.sources.addresses() == {"other": "s3://a/"}
+        assert ledger.chunks.account(SOURCE).skipped == {}
+        assert ledger.rebuilds.began_at(SOURCE) is None
 
     def test_an_address_under_which_a_run_plans_is_kept(self, ledger):
-        ledger.register_source(SOURCE, "id", "s3://a/")
-        with ledger.lease(plan_lease(SOURCE), holder()) as lease:
+        ledger.sources.register(SOURCE, "id", "s3://a/")
+        with ledger.leases.hold(plan_lease(SOURCE), holder()) as lease:
             with pytest.raises(HeldByOther):
-                ledger.register_source(SOURCE, "other", "s3://b/")
-            ledger.register_source(SOURCE, "other", "s3://b/", lease=lease)
-        assert ledger.addresses() == {"other": "s3://b/"}
+                ledger.sources.register(SOURCE, "other", "s3://b/")
+            ledger.sources.register(SOURCE, "other", "s3://b/", lease=lease)
+        assert ledger.sources.addresses() == {"other": "s3://b/"}
 
     def test_a_source_of_another_address_is_refused_under_the_same_name(self, ledger):
-        ledger.register_source(SOURCE, "id", "s3://a/")
-        ledger.register_source(SOURCE, "id", "s3://a/")
+        ledger.sources.register(SOURCE, "id", "s3://a/")
+        ledger.sources.register(SOURCE, "id", "s3://a/")
         register_plan(ledger, plan_record(), [planned(1, ["a"])], claims((1, "a")))
         with pytest.raises(LedgerError, match="s3://b/"):
-            ledger.register_source(SOURCE, "id", "s3://b/")
+            ledger.sources.register(SOURCE, "id", "s3://b/")
         assert ledger.lookup.sources() == [SOURCE]
-        assert ledger.addresses() == {"id": "s3://a/"}
+        assert ledger.sources.addresses() == {"id": "s3://a/"}
 
     def test_a_source_of_which_nothing_was_stored_is_removed(self, ledger):
         names = register(ledger, ["a"], ["b"], ["c"], ["d"], skips=[skip("s")])
@@ -357,24 +357,24 @@ class LedgerContract:
         bring_to(ledger, names[1], ChunkState.PACKING)
         bring_to(ledger, names[2], ChunkState.SEALED)
         end(ledger, names[3], ChunkState.PARKED, ChunkState.WITHDRAWN)
-        ledger.count_read_failures(names[1], [("b", VERSION)], "run-1")
-        removable = ledger.removable(SOURCE)
+        ledger.read_failures.count(names[1], [("b", VERSION)], "run-1")
+        removable = ledger.removal.removable(SOURCE)
         assert (removable.address, removable.plans, removable.chunks) == (f"s3://{SOURCE}", 1, 4)
         remove(ledger)
         assert ledger.lookup.sources() == ["another"]
-        assert [chunk.name for chunk in ledger.chunks()] == [kept]
+        assert [chunk.name for chunk in ledger.chunks.list()] == [kept]
         with pytest.raises(NotLocated):
-            ledger.removable(SOURCE)
+            ledger.removal.removable(SOURCE)
 
     def test_a_removed_source_may_be_planned_again(self, ledger):
         plan = plan_record()
         epochs = []
         for address in ("s3://typo/", "s3://right/"):
-            ledger.register_source(SOURCE, address, address)
+            ledger.sources.register(SOURCE, address, address)
             register_plan(ledger, plan, [planned(1, ["a"])], claims((1, "a")))
-            (chunk,) = ledger.chunks(SOURCE)
+            (chunk,) = ledger.chunks.list(SOURCE)
             bring_to(ledger, chunk.name, ChunkState.SEALED)
-            epochs.append(ledger.chunk(chunk.name).epoch)
+            epochs.append(ledger.chunks.get(chunk.name).epoch)
             if address == "s3://typo/":
                 remove(ledger)
         assert epochs[1] > epochs[0]
@@ -387,10 +387,10 @@ class LedgerContract:
         (chunk,) = register(ledger, ["a"])
         bring_to(ledger, chunk, ChunkState(state))
         with pytest.raises(IllegalMove, match=chunk):
-            ledger.removable(SOURCE)
+            ledger.removal.removable(SOURCE)
         with pytest.raises(IllegalMove, match=chunk):
             remove(ledger)
-        assert ledger.chunk(chunk).state == state
+        assert ledger.chunks.get(chunk).state == state
 
     def test_a_source_whose_parked_chunk_was_posted_stays(self, ledger):
         (chunk,) = register(ledger, ["a"])
@@ -401,60 +401,60 @@ class LedgerContract:
 
     def test_a_source_that_a_run_works_on_stays(self, ledger):
         first, second = register(ledger, ["a"], ["b"])
-        with ledger.lease(f"chunk/{second}", holder()), pytest.raises(HeldByOther):
+        with ledger.leases.hold(f"chunk/{second}", holder()), pytest.raises(HeldByOther):
             remove(ledger)
-        with ledger.lease(plan_lease(SOURCE), holder()), pytest.raises(HeldByOther):
-            ledger.removable(SOURCE)
+        with ledger.leases.hold(plan_lease(SOURCE), holder()), pytest.raises(HeldByOther):
+            ledger.removal.removable(SOURCE)
         remove(ledger)
-        with pytest.raises(NotLocated), ledger.lease(f"chunk/{first}", holder()):
+        with pytest.raises(NotLocated), ledger.leases.hold(f"chunk/{first}", holder()):
             pass
 
     def test_a_source_whose_rebuild_goes_on_stays(self, ledger):
-        ledger.register_source(SOURCE, "id", "s3://a/")
-        ledger.begin_rebuild(SOURCE)
+        ledger.sources.register(SOURCE, "id", "s3://a/")
+        ledger.rebuilds.begin(SOURCE)
         with pytest.raises(LedgerError, match="rebuild"):
             remove(ledger)
-        ledger.end_rebuild(SOURCE)
+        ledger.rebuilds.end(SOURCE)
         remove(ledger)
         assert ledger.lookup.sources() == []
 
     def test_a_removal_without_its_lease_removes_nothing(self, ledger):
         register(ledger, ["a"])
-        with ledger.lease(plan_lease(SOURCE), holder()) as lease:
+        with ledger.leases.hold(plan_lease(SOURCE), holder()) as lease:
             pass
         with pytest.raises(LeaseLost):
-            ledger.remove_source(lease, SOURCE)
+            ledger.removal.remove(lease, SOURCE)
         assert ledger.lookup.sources() == [SOURCE]
 
     def test_a_registered_plan_is_found_by_its_hash_and_its_short_name(self, ledger):
-        ledger.register_source(SOURCE, "id", "s3://a/")
+        ledger.sources.register(SOURCE, "id", "s3://a/")
         plan = plan_record()
-        assert ledger.find_plan(plan.sha256) is None
+        assert ledger.plans.find(plan.sha256) is None
         register_plan(ledger, plan, [planned(1, ["a"])], claims((1, "a")))
-        assert ledger.find_plan(plan.sha256) == plan
-        assert ledger.plan_name_taken(SOURCE, plan.name)
-        assert not ledger.plan_name_taken("another", plan.name)
+        assert ledger.plans.find(plan.sha256) == plan
+        assert ledger.plans.is_name_taken(SOURCE, plan.name)
+        assert not ledger.plans.is_name_taken("another", plan.name)
 
     def test_a_plan_makes_planned_chunks(self, ledger):
         names = register(ledger, ["a", "b"], ["c"])
-        chunks = ledger.chunks(SOURCE)
+        chunks = ledger.chunks.list(SOURCE)
         assert [chunk.name for chunk in chunks] == names
         assert [(chunk.state, chunk.number, chunk.object_count) for chunk in chunks] == [("planned", 1, 2), ("planned", 2, 1)]
         assert chunks[0].archive_id == "archive of src"
 
     def test_a_plan_registered_twice_changes_nothing(self, ledger):
-        ledger.register_source(SOURCE, "id", "s3://a/")
+        ledger.sources.register(SOURCE, "id", "s3://a/")
         plan = plan_record()
         for _ in range(2):
             register_plan(ledger, plan, [planned(1, ["a"])], claims((1, "a")))
-        assert len(ledger.chunks(SOURCE)) == 1
-        assert ledger.account(SOURCE).claimed_objects == 1
+        assert len(ledger.chunks.list(SOURCE)) == 1
+        assert ledger.chunks.account(SOURCE).claimed_objects == 1
 
     def test_an_object_claimed_by_another_plan_is_a_conflict_that_names_it_and_writes_nothing(self, ledger):
         register(ledger, ["a", "b, c"])
         with pytest.raises(ClaimConflict, match="'b, c"):
             register(ledger, ["d", "b, c"])
-        assert len(ledger.chunks(SOURCE)) == 1
+        assert len(ledger.chunks.list(SOURCE)) == 1
         assert settled(ledger, [("d", VERSION)]) == set()
 
     def test_a_located_object_cannot_be_claimed(self, ledger):
@@ -480,123 +480,123 @@ class LedgerContract:
 
     def test_a_parked_chunk_keeps_its_claims_and_its_reason(self, ledger):
         (chunk,) = register(ledger, ["a"])
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-            ledger.move(lease, chunk, ChunkState.PLANNED, ChunkState.PARKED, reason="no more money")
-        assert ledger.chunk(chunk).reason == "no more money"
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+            ledger.moves.move(lease, chunk, ChunkState.PLANNED, ChunkState.PARKED, reason="no more money")
+        assert ledger.chunks.get(chunk).reason == "no more money"
         with pytest.raises(ClaimConflict):
             register(ledger, ["a"])
 
     def test_the_reason_stays_with_a_chunk_until_it_is_well_again(self, ledger):
         chunk = archive(ledger, ["a"])
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-            ledger.move(lease, chunk, ChunkState.LOCATED, ChunkState.DAMAGED, reason="one copy of three")
-            assert ledger.chunk(chunk).reason == "one copy of three"
-            ledger.move(lease, chunk, ChunkState.DAMAGED, ChunkState.LOCATED)
-            assert ledger.chunk(chunk).reason == ""
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+            ledger.moves.move(lease, chunk, ChunkState.LOCATED, ChunkState.DAMAGED, reason="one copy of three")
+            assert ledger.chunks.get(chunk).reason == "one copy of three"
+            ledger.moves.move(lease, chunk, ChunkState.DAMAGED, ChunkState.LOCATED)
+            assert ledger.chunks.get(chunk).reason == ""
 
     def test_a_withdrawn_chunk_keeps_its_reason(self, ledger):
         (chunk,) = register(ledger, ["a"])
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-            ledger.move(lease, chunk, ChunkState.PLANNED, ChunkState.WITHDRAWN, reason="too large")
-        assert ledger.chunk(chunk).reason == "too large"
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+            ledger.moves.move(lease, chunk, ChunkState.PLANNED, ChunkState.WITHDRAWN, reason="too large")
+        assert ledger.chunks.get(chunk).reason == "too large"
 
     # --- moves ---
 
     def test_an_unknown_chunk_is_not_located(self, ledger):
         with pytest.raises(NotLocated, match="src-none"):
-            ledger.chunk("src-none")
+            ledger.chunks.get("src-none")
 
     def test_packing_counts_attempts(self, ledger):
         (chunk,) = register(ledger, ["a"])
         end(ledger, chunk, ChunkState.PACKING, ChunkState.PACKING)
-        assert ledger.chunk(chunk).attempts == 2
+        assert ledger.chunks.get(chunk).attempts == 2
 
     def test_a_move_from_another_state_is_illegal_and_says_which_it_is(self, ledger):
         (chunk,) = register(ledger, ["a"])
         end(ledger, chunk, ChunkState.PACKING)
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove, match="it is 'packing'"):
-            ledger.move(lease, chunk, ChunkState.SEALED, ChunkState.POSTING)
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove, match="it is 'packing'"):
+            ledger.moves.move(lease, chunk, ChunkState.SEALED, ChunkState.POSTING)
 
     def test_a_move_that_the_life_cycle_forbids_is_illegal(self, ledger):
         (chunk,) = register(ledger, ["a"])
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove):
-            ledger.move(lease, chunk, ChunkState.PLANNED, ChunkState.LOCATED)
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove):
+            ledger.moves.move(lease, chunk, ChunkState.PLANNED, ChunkState.LOCATED)
 
     def test_no_bare_move_makes_a_chunk_located(self, ledger):
         (chunk,) = register(ledger, ["a"])
         bring_to(ledger, chunk, ChunkState.VERIFIED)
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove, match="load_locations"):
-            ledger.move(lease, chunk, ChunkState.VERIFIED, ChunkState.LOCATED)
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove, match="load_locations"):
+            ledger.moves.move(lease, chunk, ChunkState.VERIFIED, ChunkState.LOCATED)
 
     @pytest.mark.parametrize("state", [ChunkState.SEALED, ChunkState.POSTED, ChunkState.VERIFIED])
     def test_an_unparked_chunk_cannot_skip_a_step(self, ledger, state):
         (chunk,) = register(ledger, ["a"])
         with pytest.raises(IllegalMove):
             end(ledger, chunk, ChunkState.PARKED, state)
-        assert ledger.chunk(chunk).state is ChunkState.PARKED
+        assert ledger.chunks.get(chunk).state is ChunkState.PARKED
 
     def test_the_lease_of_another_chunk_moves_nothing(self, ledger):
         one, two = register(ledger, ["a"], ["b"])
-        with ledger.lease(f"chunk/{one}", holder()) as lease, pytest.raises(LeaseLost):
-            ledger.move(lease, two, ChunkState.PLANNED, ChunkState.PACKING)
+        with ledger.leases.hold(f"chunk/{one}", holder()) as lease, pytest.raises(LeaseLost):
+            ledger.moves.move(lease, two, ChunkState.PLANNED, ChunkState.PACKING)
 
     def test_a_lease_that_was_given_back_and_taken_again_moves_nothing(self, ledger):
         (chunk,) = register(ledger, ["a"])
-        with ledger.lease(f"chunk/{chunk}", holder()) as old:
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as old:
             pass
-        with ledger.lease(f"chunk/{chunk}", holder("run-2")), pytest.raises(LeaseLost):
-            ledger.move(old, chunk, ChunkState.PLANNED, ChunkState.PACKING)
-        assert ledger.chunk(chunk).state is ChunkState.PLANNED
+        with ledger.leases.hold(f"chunk/{chunk}", holder("run-2")), pytest.raises(LeaseLost):
+            ledger.moves.move(old, chunk, ChunkState.PLANNED, ChunkState.PACKING)
+        assert ledger.chunks.get(chunk).state is ChunkState.PLANNED
 
     # --- sealing ---
 
     def test_a_seal_keeps_its_facts(self, ledger):
         (chunk,) = register(ledger, ["a", "b"])
         bring_to(ledger, chunk, ChunkState.SEALED)
-        row = ledger.chunk(chunk)
+        row = ledger.chunks.get(chunk)
         assert (row.state, row.merkle_root, row.proof_type, row.caf_size_bytes) == (ChunkState.SEALED, ROOT, 3, 1000)
         assert row.samples == (Sample(0, 100, b"\x02" * 32), Sample(900, 100, b"\x03" * 32))
 
     def test_a_seal_ends_the_claims_of_skipped_and_released_objects(self, ledger, tmp_path):
         (chunk,) = register(ledger, ["a", "b", "c"])
         end(ledger, chunk, ChunkState.PACKING)
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
             seal(ledger, lease, chunk, [skip("b")], [("c", VERSION)])
         assert standing(ledger, tmp_path / "s") == {("a", "claimed", None, False), ("b", "skipped", "cold_storage", False)}
-        assert ledger.account(SOURCE).claimed_objects == 1
+        assert ledger.chunks.account(SOURCE).claimed_objects == 1
 
     def test_a_chunk_without_members_is_empty_and_claims_nothing(self, ledger):
         (chunk,) = register(ledger, ["a", "b"])
         end(ledger, chunk, ChunkState.PACKING)
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
             seal(ledger, lease, chunk, [skip("a"), skip("b")])
-        assert ledger.chunk(chunk).state is ChunkState.EMPTY
+        assert ledger.chunks.get(chunk).state is ChunkState.EMPTY
         register(ledger, ["a", "b"])
 
     def test_a_seal_that_does_not_account_for_every_claim_is_refused(self, ledger):
         (chunk,) = register(ledger, ["a", "b", "c"])
         end(ledger, chunk, ChunkState.PACKING)
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="claims 2"):
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="claims 2"):
             seal(ledger, lease, chunk, [skip("b")], rows=[location("a")])
-        assert ledger.chunk(chunk).state is ChunkState.PACKING
-        assert ledger.account(SOURCE).skipped == {}
+        assert ledger.chunks.get(chunk).state is ChunkState.PACKING
+        assert ledger.chunks.account(SOURCE).skipped == {}
 
     def test_a_chunk_packed_again_may_archive_what_it_skipped_before(self, ledger):
         (chunk,) = register(ledger, ["a", "b"])
         end(ledger, chunk, ChunkState.PACKING)
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
             seal(ledger, lease, chunk, [skip("b")])
-            ledger.move(lease, chunk, ChunkState.SEALED, ChunkState.PACKING)
+            ledger.moves.move(lease, chunk, ChunkState.SEALED, ChunkState.PACKING)
             seal(ledger, lease, chunk)
-        assert ledger.account(SOURCE).claimed_objects == 2
+        assert ledger.chunks.account(SOURCE).claimed_objects == 2
 
     def test_a_chunk_packed_again_cannot_archive_what_another_chunk_took(self, ledger):
         (chunk,) = register(ledger, ["a", "b"])
         end(ledger, chunk, ChunkState.PACKING)
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
             seal(ledger, lease, chunk, [skip("b")])
             register(ledger, ["b"])
-            ledger.move(lease, chunk, ChunkState.SEALED, ChunkState.PACKING)
+            ledger.moves.move(lease, chunk, ChunkState.SEALED, ChunkState.PACKING)
             with pytest.raises(LedgerError, match="claims 1"):
                 seal(ledger, lease, chunk, rows=[location("a"), location("b")])
 
@@ -606,14 +606,14 @@ class LedgerContract:
         (chunk,) = register(ledger, ["a"])
         bring_to(ledger, chunk, ChunkState.POSTING)
         other = Posting(b"\xff" * 32, "jkl1owner", 42, 1000)
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(IntegrityError):
-            ledger.record_posting(lease, chunk, other)
-        assert ledger.chunk(chunk).state is ChunkState.POSTING
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(IntegrityError):
+            ledger.moves.record_posting(lease, chunk, other)
+        assert ledger.chunks.get(chunk).state is ChunkState.POSTING
 
     def test_a_posted_chunk_knows_its_place(self, ledger):
         (chunk,) = register(ledger, ["a"])
         bring_to(ledger, chunk, ChunkState.POSTED)
-        assert (ledger.chunk(chunk).owner, ledger.chunk(chunk).start) == ("jkl1owner", 42)
+        assert (ledger.chunks.get(chunk).owner, ledger.chunks.get(chunk).start) == ("jkl1owner", 42)
 
     # --- locations ---
 
@@ -626,9 +626,9 @@ class LedgerContract:
     def test_a_seal_with_too_few_rows_writes_nothing(self, ledger):
         (chunk,) = register(ledger, ["a", "b"])
         end(ledger, chunk, ChunkState.PACKING)
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="2 members"):
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="2 members"):
             seal(ledger, lease, chunk, rows=[location("a")], facts=seal_facts(2))
-        assert ledger.chunk(chunk).state is ChunkState.PACKING
+        assert ledger.chunks.get(chunk).state is ChunkState.PACKING
         assert pending(ledger, chunk) == 0
 
     def test_a_seal_that_breaks_off_writes_nothing_and_may_be_repeated(self, ledger):
@@ -639,9 +639,9 @@ class LedgerContract:
             yield from batches([location("a")])
             raise ConnectionError("the cable")
 
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
             with pytest.raises(ConnectionError):
-                ledger.seal(lease, chunk, seal_facts(2), [], [], rows=broken)
+                ledger.moves.seal(lease, chunk, seal_facts(2), [], [], rows=broken)
             assert pending(ledger, chunk) == 0
             seal(ledger, lease, chunk)
         assert pending(ledger, chunk) == 2
@@ -651,9 +651,9 @@ class LedgerContract:
         bring_to(ledger, chunk, ChunkState.VERIFIED)
         assert pending(ledger, chunk) == 1
         assert ledger.lookup.locate(SOURCE, "a") is None
-        assert (ledger.located_versions(SOURCE, ["a"]), located(ledger, tmp_path / "located.parquet")) == ([], [])
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-            assert ledger.load_locations(lease, chunk) == 1
+        assert (ledger.content.located_versions(SOURCE, ["a"]), located(ledger, tmp_path / "located.parquet")) == ([], [])
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+            assert ledger.moves.load_locations(lease, chunk) == 1
         assert pending(ledger, chunk) == 0
         assert ledger.lookup.locate(SOURCE, "a").chunk == chunk
 
@@ -671,8 +671,10 @@ class LedgerContract:
         chunk, other = register(ledger, ["log"], ["another"])
         bring_to(ledger, other, ChunkState.SEALED)
         end(ledger, chunk, ChunkState.PACKING)
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-            ledger.seal(lease, chunk, seal_facts(1), [], [], rows=lambda: batches([location("log")]), logs=[LogTimes(0, 1, 2)])
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+            ledger.moves.seal(
+                lease, chunk, seal_facts(1), [], [], rows=lambda: batches([location("log")]), logs=[LogTimes(0, 1, 2)]
+            )
         assert (pending(ledger, chunk), ledger.lookup.chunks_with_log_times([chunk])) == (1, {chunk})
         end(ledger, chunk, *states)
         assert (pending(ledger, chunk), pending(ledger, other)) == (0, 1)
@@ -698,7 +700,7 @@ class LedgerContract:
             (chunk,) = register(ledger, keys)
             bring_to(ledger, chunk, ChunkState.LOCATED, headers=headers)
         assert {ledger.lookup.locate(SOURCE, key).row.header_set for key in "abc"} == {headers.id}
-        assert [version.header_set for version in ledger.located_versions(SOURCE, ["a"])] == [headers.id]
+        assert [version.header_set for version in ledger.content.located_versions(SOURCE, ["a"])] == [headers.id]
         assert ledger.lookup.header_sets([headers.id, bytes(16)]) == {headers.id: headers}
 
     def test_headers_that_are_not_known_have_no_set(self, ledger):
@@ -706,7 +708,7 @@ class LedgerContract:
         assert ledger.lookup.locate(SOURCE, "a").row.header_set is None
 
     def test_the_newest_object_is_current_in_whatever_order_chunks_are_loaded(self, ledger):
-        ledger.register_source(SOURCE, "id", "s3://a/")
+        ledger.sources.register(SOURCE, "id", "s3://a/")
         for day, version in [(2, "v2"), (3, "v3"), (1, "v1")]:
             plan = plan_record()
             name = f"src-{plan.name}-00001"
@@ -720,7 +722,7 @@ class LedgerContract:
         assert ledger.lookup.versions(SOURCE, "b", 2) == ([], 0)
 
     def test_of_two_objects_modified_at_once_the_later_chunk_wins(self, ledger):
-        ledger.register_source(SOURCE, "id", "s3://src")
+        ledger.sources.register(SOURCE, "id", "s3://src")
         plan = plan_record()
         names = [f"src-{plan.name}-{number:05d}" for number in (1, 2)]
         claimed = chain(claims((1, "a"), version="v1"), claims((2, "a"), version="v2"))
@@ -740,7 +742,7 @@ class LedgerContract:
         later = EARLY + timedelta(days=1)
         register_plan(ledger, plan_record(), [planned(1, ["b"])], claims((1, "b"), version="newer"))
         stated = [CurrentException(*one) for one in (("gone", later, None), ("b", later, "newer"), ("c", later, VERSION))]
-        ledger.record_planned(InventoryRecord(SOURCE, "src-20240102T000000000000Z", later), stated)
+        ledger.content.record_planned(InventoryRecord(SOURCE, "src-20240102T000000000000Z", later), stated)
         keys = ["a", "b", "c", "gone", "expired", "never", "", "\ud800", "a", *ODD_KEYS]
         found = ledger.lookup.locate_many(SOURCE, keys)
         assert found == {key: ledger.lookup.locate(SOURCE, key) for key in keys if ledger.lookup.locate(SOURCE, key)}
@@ -762,7 +764,7 @@ class LedgerContract:
         new = archive(ledger, ["a", "c"])
         assert ledger.lookup.locate(SOURCE, "a").chunk == new
         assert ledger.lookup.locate(SOURCE, "b") is None
-        assert ledger.account(SOURCE).located_objects == 2
+        assert ledger.chunks.account(SOURCE).located_objects == 2
 
     def test_a_damaged_chunk_still_counts(self, ledger):
         chunk = archive(ledger, ["a"])
@@ -794,26 +796,26 @@ class LedgerContract:
     # --- skips ---
 
     def test_a_skip_seen_again_replaces_the_older_one(self, ledger):
-        ledger.register_source(SOURCE, "id", "s3://a/")
-        ledger.record_skips(SOURCE, [skip("a", SkipReason.TOO_LARGE), skip("b", SkipReason.UNSUPPORTED_KEY)])
-        ledger.record_skips(SOURCE, [skip("a", SkipReason.COLD_STORAGE)])
-        assert ledger.account(SOURCE).skipped == {SkipReason.COLD_STORAGE: 1, SkipReason.UNSUPPORTED_KEY: 1}
+        ledger.sources.register(SOURCE, "id", "s3://a/")
+        ledger.skips.record(SOURCE, [skip("a", SkipReason.TOO_LARGE), skip("b", SkipReason.UNSUPPORTED_KEY)])
+        ledger.skips.record(SOURCE, [skip("a", SkipReason.COLD_STORAGE)])
+        assert ledger.chunks.account(SOURCE).skipped == {SkipReason.COLD_STORAGE: 1, SkipReason.UNSUPPORTED_KEY: 1}
 
     def test_only_skips_of_objects_that_the_inventory_had_to_list_end(self, ledger, tmp_path):
-        ledger.register_source(SOURCE, "id", "s3://a/")
+        ledger.sources.register(SOURCE, "id", "s3://a/")
         listed_at = EARLY + timedelta(days=2)
         old, new = EARLY, listed_at - timedelta(hours=1)
         modified = {"gone": old, "listed": old, "just put": new}
         skips = [replace(skip(key, SkipReason.UNSUPPORTED_KEY), last_modified=at) for key, at in modified.items()]
-        ledger.record_skips(SOURCE, skips)
+        ledger.skips.record(SOURCE, skips)
         unlisted = [("gone", VERSION), ("just put", VERSION), ("listed", "another"), ("never seen", VERSION)]
-        ledger.end_skips(SOURCE, unlisted, listed_at=listed_at, silent_from=new)
+        ledger.skips.end(SOURCE, unlisted, listed_at=listed_at, silent_from=new)
         due = {key: is_due for key, _, _, is_due in standing(ledger, tmp_path / "s")}
         assert due == {"gone": True, "listed": False, "just put": False}
 
     def test_an_object_that_is_located_is_no_longer_skipped(self, ledger, tmp_path):
-        ledger.register_source(SOURCE, f"archive of {SOURCE}", f"s3://{SOURCE}")
-        ledger.record_skips(SOURCE, [skip("a"), skip("b")])
+        ledger.sources.register(SOURCE, f"archive of {SOURCE}", f"s3://{SOURCE}")
+        ledger.skips.record(SOURCE, [skip("a"), skip("b")])
         archive(ledger, ["a"])
         assert standing(ledger, tmp_path / "s") == {("a", "located", None, False), ("b", "skipped", "cold_storage", False)}
 
@@ -822,30 +824,30 @@ class LedgerContract:
     def test_a_run_that_fails_on_an_object_twice_counts_once(self, ledger):
         (chunk,) = register(ledger, ["a"])
         for run in ("r1", "r1", "r2"):
-            ledger.count_read_failures(chunk, [("a", VERSION)], run)
-        ledger.count_read_failures(chunk, [("b", VERSION), ("a", VERSION)], "r3")
-        failures = {key: (failure.times, failure.last_run) for (key, _), failure in ledger.read_failures(chunk).items()}
+            ledger.read_failures.count(chunk, [("a", VERSION)], run)
+        ledger.read_failures.count(chunk, [("b", VERSION), ("a", VERSION)], "r3")
+        failures = {key: (failure.times, failure.last_run) for (key, _), failure in ledger.read_failures.list(chunk).items()}
         assert failures == {"a": (3, "r3"), "b": (1, "r3")}
 
     def test_reservations_of_all_chunks_together_stay_under_the_limit(self, ledger):
         one, two = register(ledger, ["a"], ["b"])
-        with ledger.lease(f"chunk/{one}", holder()) as first, ledger.lease(f"chunk/{two}", holder()) as second:
-            ledger.reserve_staging(first, one, "/s", 60, 100)
-            ledger.reserve_staging(first, one, "/s", 70, 100)
+        with ledger.leases.hold(f"chunk/{one}", holder()) as first, ledger.leases.hold(f"chunk/{two}", holder()) as second:
+            ledger.staging.reserve(first, one, "/s", 60, 100)
+            ledger.staging.reserve(first, one, "/s", 70, 100)
             with pytest.raises(StagingError, match="70 of 100"):
-                ledger.reserve_staging(second, two, "/s", 31, 100)
-            ledger.reserve_staging(second, two, "/another", 31, 100)
-            ledger.reserve_staging(second, two, "/s", 31, 0)
-            ledger.release_staging(one)
-            ledger.reserve_staging(second, two, "/s", 100, 100)
+                ledger.staging.reserve(second, two, "/s", 31, 100)
+            ledger.staging.reserve(second, two, "/another", 31, 100)
+            ledger.staging.reserve(second, two, "/s", 31, 0)
+            ledger.staging.release(one)
+            ledger.staging.reserve(second, two, "/s", 100, 100)
 
     def test_a_chunk_that_is_done_holds_no_staging(self, ledger):
         one, two = register(ledger, ["a"], ["b"])
-        with ledger.lease(f"chunk/{one}", holder()) as lease:
-            ledger.reserve_staging(lease, one, "/s", 100, 100)
+        with ledger.leases.hold(f"chunk/{one}", holder()) as lease:
+            ledger.staging.reserve(lease, one, "/s", 100, 100)
         end(ledger, one, ChunkState.WITHDRAWN)
-        with ledger.lease(f"chunk/{two}", holder()) as lease:
-            ledger.reserve_staging(lease, two, "/s", 100, 100)
+        with ledger.leases.hold(f"chunk/{two}", holder()) as lease:
+            ledger.staging.reserve(lease, two, "/s", 100, 100)
 
     # --- what stores keep ---
 
@@ -854,16 +856,16 @@ class LedgerContract:
         assert ledger.transactions(holder("run-2")).seen_height("chain-1") == 5
 
     def test_a_providers_rate_weighs_half_what_was_and_half_what_is(self, ledger):
-        providers = ledger.providers()
+        providers = ledger.providers
         providers.uploaded("p", 1000, 10)
         providers.uploaded("p", 1000, 5)
         providers.downloaded("p", 300, 1)
         providers.uploaded("p", 1000, 0)  # too short to be measured
-        record = ledger.providers().all()["p"]
+        record = ledger.providers.all()["p"]
         assert (record.upload_rate, record.download_rate, record.failures, record.failed_at) == (150, 300, 0, None)
 
     def test_failures_are_counted_in_a_row(self, ledger):
-        providers = ledger.providers()
+        providers = ledger.providers
         for _ in range(2):
             providers.failed("p")
         record = providers.all()["p"]
@@ -873,13 +875,13 @@ class LedgerContract:
         assert set(providers.all()) == {"p"}
 
     def test_orders_hold_until_they_are_taken_back(self, ledger):
-        board = ledger.controls()
+        board = ledger.controls
         assert board.current() == OperatorControls()
         board.set("paused", "the bill")
         board.set("bandwidth", "1000")
         board.set("bandwidth", "0")
         board.set("spend_cap", "-1")
-        assert ledger.controls().current() == OperatorControls("the bill", 0, -1)
+        assert ledger.controls.current() == OperatorControls("the bill", 0, -1)
         for name in ("paused", "bandwidth", "spend_cap"):
             board.set(name, None)
         assert board.current() == OperatorControls()
@@ -889,36 +891,36 @@ class LedgerContract:
     )
     def test_an_order_that_makes_no_sense_is_refused(self, ledger, name, value):
         with pytest.raises(UsageError):
-            ledger.controls().set(name, value)
-        assert ledger.controls().current() == OperatorControls()
+            ledger.controls.set(name, value)
+        assert ledger.controls.current() == OperatorControls()
 
     def test_only_chunks_that_a_live_run_uploads_share_the_bandwidth(self, ledger):
         names = register(ledger, ["a"], ["b"], ["c"], ["d"])
         for name in names[:3]:
             bring_to(ledger, name, ChunkState.UPLOADING)
-        assert ledger.controls().current().uploads == 1
+        assert ledger.controls.current().uploads == 1
         with contextlib.ExitStack() as held:
             for name in (*names[1:3], names[3]):
-                held.enter_context(ledger.lease(f"chunk/{name}", holder()))
-            assert ledger.controls().current().uploads == 2
+                held.enter_context(ledger.leases.hold(f"chunk/{name}", holder()))
+            assert ledger.controls.current().uploads == 2
 
     # --- copies and their proofs ---
 
     def test_the_copies_that_verified_a_chunk_are_known(self, ledger):
         (chunk,) = register(ledger, ["a"])
-        assert ledger.known_copies(chunk) == []
+        assert ledger.replicas.list(chunk) == []
         bring_to(ledger, chunk, ChunkState.UPLOADING)
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-            ledger.record_copies(lease, chunk, [Copy("p2", "proof 2", 9), Copy("p1", "proof 1")])
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+            ledger.replicas.record_verified(lease, chunk, [Copy("p2", "proof 2", 9), Copy("p1", "proof 1")])
         assert seen(ledger, chunk) == [("p1", True, None, 0, ""), ("p2", True, 9, 0, "")]
-        assert [copy.proof for copy in ledger.known_copies(chunk)] == ["proof 1", "proof 2"]
+        assert [copy.proof for copy in ledger.replicas.list(chunk)] == ["proof 1", "proof 2"]
 
     def test_copies_of_an_upload_begun_again_take_the_place_of_the_first(self, ledger):
         (chunk,) = register(ledger, ["a"])
         bring_to(ledger, chunk, ChunkState.VERIFIED)
         end(ledger, chunk, ChunkState.UPLOADING)
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-            ledger.record_copies(lease, chunk, [Copy("another", "proof", 9)])
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+            ledger.replicas.record_verified(lease, chunk, [Copy("another", "proof", 9)])
         assert seen(ledger, chunk) == [("another", True, 9, 0, ""), ("provider", False, None, 0, "")]
 
     def test_each_proof_window_counts_once(self, ledger):
@@ -926,7 +928,7 @@ class LedgerContract:
         for last_proven, window in [(100, 1), (110, 1), (None, None), (205, 2), (120, 1), (305, 3)]:
             look(ledger, chunk, CopyCheck(Copy("provider", "proof", last_proven), window))
         assert seen(ledger, chunk) == [("provider", True, 305, 3, "")]
-        assert ledger.known_copies(chunk)[0].last_window == 3
+        assert ledger.replicas.list(chunk)[0].last_window == 3
 
     def test_a_window_that_does_not_follow_the_last_one_begins_the_count_again(self, ledger):
         chunk = archive(ledger, ["a"])
@@ -943,23 +945,23 @@ class LedgerContract:
         names = [archive(ledger, [key]) for key in "abcd"]
         for chunk, again_in, enough in zip(names[1:], (0, 0, 3600), (1, 1, 1), strict=True):
             look(ledger, chunk, CopyCheck(Copy("provider", "proof", 1), 1), again_in=again_in, enough=enough)
-        assert [chunk.name for chunk in ledger.chunks_to_prove(SOURCE, 9)] == names
-        assert [chunk.name for chunk in ledger.chunks_to_prove(SOURCE, 9, waiting=1)] == [names[1], names[0], names[2], names[3]]
-        assert [chunk.name for chunk in ledger.chunks_to_prove(SOURCE, 9, waiting=9)] == [names[1], names[2], names[0], names[3]]
+        assert [chunk.name for chunk in ledger.chunks.to_prove(SOURCE, 9)] == names
+        assert [chunk.name for chunk in ledger.chunks.to_prove(SOURCE, 9, waiting=1)] == [names[1], names[0], names[2], names[3]]
+        assert [chunk.name for chunk in ledger.chunks.to_prove(SOURCE, 9, waiting=9)] == [names[1], names[2], names[0], names[3]]
 
     def test_a_chunk_with_enough_windows_waits_for_none(self, ledger):
         first, second = (archive(ledger, [key]) for key in "ab")
         for window in (1, 2):
             look(ledger, second, CopyCheck(Copy("provider", "proof", 1), window), again_in=0, enough=1)
-        assert [chunk.name for chunk in ledger.chunks_to_prove(SOURCE, 9, waiting=9)] == [first, second]
+        assert [chunk.name for chunk in ledger.chunks.to_prove(SOURCE, 9, waiting=9)] == [first, second]
 
     def test_an_object_of_the_chunk_is_chosen_by_chance_from_those_of_a_size(self, ledger):
         rows = [location(f"key-{number}") for number in range(9)]
         chunk = archive(ledger, [row.key for row in rows])
         archive(ledger, ["elsewhere"], source="other")
         size = rows[0].end_byte - rows[0].start_byte
-        assert ledger.any_object(chunk, size) in [Sample(row.start_byte, size, row.sha256) for row in rows]
-        assert ledger.any_object(chunk, size - 1) is None
+        assert ledger.chunks.any_object(chunk, size) in [Sample(row.start_byte, size, row.sha256) for row in rows]
+        assert ledger.chunks.any_object(chunk, size - 1) is None
 
     def test_a_sealed_chunk_gets_another_root_and_a_posted_one_keeps_its_own(self, ledger):
         *unposted, posted = register(ledger, ["a"], ["b"], ["c"])
@@ -967,41 +969,41 @@ class LedgerContract:
         other = [Sample(0, 3, b"\1" * 32)]
         for chunk, state in zip(unposted, (ChunkState.SEALED, ChunkState.POSTING), strict=True):
             bring_to(ledger, chunk, state)
-            with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-                ledger.record_root(lease, chunk, b"\2" * 64, 0, other)
-            row = ledger.chunk(chunk)
+            with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+                ledger.moves.record_root(lease, chunk, b"\2" * 64, 0, other)
+            row = ledger.chunks.get(chunk)
             assert (row.merkle_root, row.proof_type, list(row.samples), row.state) == (b"\2" * 64, 0, other, state)
-        with ledger.lease(f"chunk/{posted}", holder()) as lease, pytest.raises(IllegalMove, match="'posted'"):
-            ledger.record_root(lease, posted, b"\2" * 64, 0, other)
-        assert ledger.chunk(posted).merkle_root == ROOT
+        with ledger.leases.hold(f"chunk/{posted}", holder()) as lease, pytest.raises(IllegalMove, match="'posted'"):
+            ledger.moves.record_root(lease, posted, b"\2" * 64, 0, other)
+        assert ledger.chunks.get(posted).merkle_root == ROOT
 
     def test_window_0_counts(self, ledger):
         chunk = archive(ledger, ["a"])
         look(ledger, chunk, CopyCheck(Copy("provider", "proof", 1), 0))
-        assert ledger.known_copies(chunk)[0].windows == 1
+        assert ledger.replicas.list(chunk)[0].windows == 1
 
     def test_a_copy_that_a_look_does_not_find_is_listed_no_more(self, ledger):
         chunk = archive(ledger, ["a"])
         look(ledger, chunk, CopyCheck(Copy("new", "proof", 7), 0, "wrong bytes at 100"))
         assert seen(ledger, chunk) == [("new", True, 7, 0, "wrong bytes at 100"), ("provider", False, None, 0, "")]
         look(ledger, chunk, CopyCheck(Copy("new", "proof", 7), 0))
-        assert ledger.known_copies(chunk)[0].fault == ""
+        assert ledger.replicas.list(chunk)[0].fault == ""
 
     def test_only_a_located_or_damaged_chunk_is_looked_at(self, ledger):
         (chunk,) = register(ledger, ["a"])
         bring_to(ledger, chunk, ChunkState.VERIFIED)
         with pytest.raises(IllegalMove, match="'verified'"):
             look(ledger, chunk)
-        assert ledger.known_copies(chunk)[0].listed
+        assert ledger.replicas.list(chunk)[0].listed
 
     def test_a_look_by_a_run_that_lost_the_chunk_writes_nothing(self, ledger):
         chunk = archive(ledger, ["a"])
-        with ledger.lease(f"chunk/{chunk}", holder()) as old:
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as old:
             pass
-        with ledger.lease(f"chunk/{chunk}", holder("run-2")), pytest.raises(LeaseLost):
-            ledger.record_checks(old, chunk, [])
-        assert ledger.known_copies(chunk)[0].listed
-        assert ledger.chunk(chunk).checked_at is None
+        with ledger.leases.hold(f"chunk/{chunk}", holder("run-2")), pytest.raises(LeaseLost):
+            ledger.replicas.record_checks(old, chunk, [])
+        assert ledger.replicas.list(chunk)[0].listed
+        assert ledger.chunks.get(chunk).checked_at is None
 
     def test_chunks_are_proven_in_turn_those_never_looked_at_by_their_age(self, ledger):
         names = [archive(ledger, [key]) for key in "abc"]
@@ -1009,14 +1011,14 @@ class LedgerContract:
         archive(ledger, ["a"], source="other")
         for chunk in (names[1], names[0]):
             look(ledger, chunk, CopyCheck(Copy("provider", "proof"), None))
-        assert [chunk.name for chunk in ledger.chunks_to_prove(SOURCE, 9)] == [names[2], names[1], names[0]]
-        first, *_ = ledger.chunks_to_prove(SOURCE, 1)
-        assert first == ledger.chunk(names[2])
-        assert ledger.chunk(names[0]).checked_at > ledger.chunk(names[1]).checked_at > first.located_at
+        assert [chunk.name for chunk in ledger.chunks.to_prove(SOURCE, 9)] == [names[2], names[1], names[0]]
+        first, *_ = ledger.chunks.to_prove(SOURCE, 1)
+        assert first == ledger.chunks.get(names[2])
+        assert ledger.chunks.get(names[0]).checked_at > ledger.chunks.get(names[1]).checked_at > first.located_at
 
     def test_a_damaged_chunk_is_not_proven_but_repaired(self, ledger):
         end(ledger, archive(ledger, ["a"]), ChunkState.DAMAGED)
-        assert ledger.chunks_to_prove(SOURCE, 9) == []
+        assert ledger.chunks.to_prove(SOURCE, 9) == []
 
     def test_a_repaired_chunk_is_located_again_once_a_copy_was_seen_right(self, ledger):
         chunk = archive(ledger, ["a"])
@@ -1033,20 +1035,20 @@ class LedgerContract:
         chunk = archive(ledger, ["a"])
         end(ledger, chunk, ChunkState.DAMAGED)
         again = replace(POSTING, start=99)
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-            ledger.record_repost(lease, chunk, again)
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+            ledger.moves.record_repost(lease, chunk, again)
         assert ledger.lookup.locate(SOURCE, "a").posting == again
-        assert [copy.listed for copy in ledger.known_copies(chunk)] == [False]
+        assert [copy.listed for copy in ledger.replicas.list(chunk)] == [False]
 
     def test_other_bytes_do_not_repair_a_chunk(self, ledger):
         chunk = archive(ledger, ["a"])
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
             with pytest.raises(IllegalMove, match="'located'"):
-                ledger.record_repost(lease, chunk, POSTING)
-            ledger.move(lease, chunk, ChunkState.LOCATED, ChunkState.DAMAGED)
+                ledger.moves.record_repost(lease, chunk, POSTING)
+            ledger.moves.move(lease, chunk, ChunkState.LOCATED, ChunkState.DAMAGED)
             with pytest.raises(IntegrityError):
-                ledger.record_repost(lease, chunk, replace(POSTING, merkle_root=b"\xff" * 32, start=99))
-        assert ledger.chunk(chunk).start == POSTING.start
+                ledger.moves.record_repost(lease, chunk, replace(POSTING, merkle_root=b"\xff" * 32, start=99))
+        assert ledger.chunks.get(chunk).start == POSTING.start
 
     # --- questions ---
 
@@ -1072,16 +1074,16 @@ class LedgerContract:
         (first,) = register(ledger, ["a", "b"])
         (second,) = register(ledger, ["c"])
         end(ledger, first, ChunkState.PACKING)
-        assert [row.chunks for row in ledger.plans(SOURCE)] == [{ChunkState.PLANNED: 1}, {ChunkState.PACKING: 1}]
-        (latest,) = ledger.plans(limit=1)
-        assert latest.record.name == ledger.chunk(second).plan
-        assert ledger.plans("another") == []
+        assert [row.chunks for row in ledger.plans.list(SOURCE)] == [{ChunkState.PLANNED: 1}, {ChunkState.PACKING: 1}]
+        (latest,) = ledger.plans.list(limit=1)
+        assert latest.record.name == ledger.chunks.get(second).plan
+        assert ledger.plans.list("another") == []
 
     def test_the_account_adds_up(self, ledger):
         archive(ledger, ["a", "b"])
         _, two = register(ledger, ["c", "d", "e"], ["f"], skips=[skip("g")])
         end(ledger, two, ChunkState.WITHDRAWN)
-        account = ledger.account(SOURCE)
+        account = ledger.chunks.account(SOURCE)
         assert (account.located_objects, account.located_bytes, account.claimed_objects) == (2, 20, 3)
         assert account.chunks == {ChunkState.LOCATED: 1, ChunkState.PLANNED: 1, ChunkState.WITHDRAWN: 1}
         assert account.skipped == {SkipReason.COLD_STORAGE: 1}
@@ -1090,10 +1092,10 @@ class LedgerContract:
         done = archive(ledger, ["a"])
         (open_,) = register(ledger, ["b"])
         register(ledger, ["b"], source="other")
-        assert [chunk.name for chunk in ledger.chunks(SOURCE, [ChunkState.LOCATED])] == [done]
-        assert {chunk.name for chunk in ledger.chunks(SOURCE)} == {done, open_}
-        assert len(ledger.chunks()) == 3
-        assert ledger.chunks(states=[]) == []
+        assert [chunk.name for chunk in ledger.chunks.list(SOURCE, [ChunkState.LOCATED])] == [done]
+        assert {chunk.name for chunk in ledger.chunks.list(SOURCE)} == {done, open_}
+        assert len(ledger.chunks.list()) == 3
+        assert ledger.chunks.list(states=[]) == []
 
     # --- what may be deleted at its source ---
 
@@ -1101,36 +1103,36 @@ class LedgerContract:
         chunk = archive(ledger, ["a"])
         for window, fault in [(1, ""), (2, ""), (3, "wrong bytes"), (3, ""), (3, "")]:
             look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window, fault))
-        assert ledger.known_copies(chunk)[0].windows == 1
+        assert ledger.replicas.list(chunk)[0].windows == 1
         look(ledger, chunk, CopyCheck(Copy("provider", "proof", 4), 4))
-        assert ledger.known_copies(chunk)[0].windows == 2
+        assert ledger.replicas.list(chunk)[0].windows == 2
 
     def test_what_a_copy_proved_before_it_was_listed_no_more_counts_no_more(self, ledger):
         chunk = archive(ledger, ["a"])
         for window in (1, 2):
             look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window))
         look(ledger, chunk)
-        assert ledger.known_copies(chunk)[0].windows == 0
+        assert ledger.replicas.list(chunk)[0].windows == 0
         look(ledger, chunk, CopyCheck(Copy("provider", "proof", 2), 2))
-        assert ledger.known_copies(chunk)[0].windows == 1
+        assert ledger.replicas.list(chunk)[0].windows == 1
 
     def test_windows_of_a_new_post_are_counted_again(self, ledger):
         chunk = archive(ledger, ["a"])
         for window in (7, 8):
             look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window))
         end(ledger, chunk, ChunkState.DAMAGED)
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-            ledger.record_repost(lease, chunk, replace(POSTING, start=99))
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+            ledger.moves.record_repost(lease, chunk, replace(POSTING, start=99))
         for window in (0, 1):
             look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window))
-            assert ledger.known_copies(chunk)[0].windows == window + 1
+            assert ledger.replicas.list(chunk)[0].windows == window + 1
 
     def test_a_chunk_knows_when_it_was_read_back(self, ledger):
         chunk = archive(ledger, ["a"])
-        assert ledger.chunk(chunk).read_back_at is None
+        assert ledger.chunks.get(chunk).read_back_at is None
         read_back(ledger, chunk)
-        assert ledger.chunk(chunk).read_back_at > ledger.chunk(chunk).located_at
-        assert [each.read_back_at for each in ledger.chunks()] == [ledger.chunk(chunk).read_back_at]
+        assert ledger.chunks.get(chunk).read_back_at > ledger.chunks.get(chunk).located_at
+        assert [each.read_back_at for each in ledger.chunks.list()] == [ledger.chunks.get(chunk).read_back_at]
 
     def test_only_a_located_or_damaged_chunk_is_read_back(self, ledger):
         (chunk,) = register(ledger, ["a"])
@@ -1140,34 +1142,34 @@ class LedgerContract:
 
     def test_a_run_that_lost_the_chunk_records_no_read_back(self, ledger):
         chunk = archive(ledger, ["a"])
-        with ledger.lease(f"chunk/{chunk}", holder()) as old:
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as old:
             pass
-        with ledger.lease(f"chunk/{chunk}", holder("run-2")), pytest.raises(LeaseLost):
-            ledger.record_read_back(old, chunk, "provider")
-        assert ledger.chunk(chunk).read_back_at is None
+        with ledger.leases.hold(f"chunk/{chunk}", holder("run-2")), pytest.raises(LeaseLost):
+            ledger.replicas.record_full_read(old, chunk, "provider")
+        assert ledger.chunks.get(chunk).read_back_at is None
 
     def test_what_came_back_from_a_copy_counts_as_long_as_the_copy(self, ledger):
         chunk = archive(ledger, ["a"])
         right, other = CopyCheck(Copy("provider", "proof"), 3), CopyCheck(Copy("other", "proof"), 3)
         read_back(ledger, chunk)
         look(ledger, chunk, right, other)
-        assert ledger.chunk(chunk).read_back_at is not None
+        assert ledger.chunks.get(chunk).read_back_at is not None
         look(ledger, chunk, other)
-        assert ledger.chunk(chunk).read_back_at is None
+        assert ledger.chunks.get(chunk).read_back_at is None
 
     def test_a_chunk_that_was_damaged_posted_again_or_repaired_is_to_be_read_back_again(self, ledger):
         chunk = archive(ledger, ["a"])
         read_back(ledger, chunk)
         end(ledger, chunk, ChunkState.DAMAGED)
-        assert ledger.chunk(chunk).read_back_at is None
+        assert ledger.chunks.get(chunk).read_back_at is None
         read_back(ledger, chunk)
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-            ledger.record_repost(lease, chunk, replace(POSTING, start=99))
-        assert ledger.chunk(chunk).read_back_at is None
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+            ledger.moves.record_repost(lease, chunk, replace(POSTING, start=99))
+        assert ledger.chunks.get(chunk).read_back_at is None
         read_back(ledger, chunk)
         look(ledger, chunk, CopyCheck(Copy("provider", "proof"), 3))
         end(ledger, chunk, ChunkState.LOCATED)
-        assert ledger.chunk(chunk).read_back_at is None
+        assert ledger.chunks.get(chunk).read_back_at is None
 
     def test_the_export_of_locations_has_every_row_as_it_was_loaded(self, ledger, tmp_path):
         chunk = archive(ledger, ODD_KEYS)
@@ -1178,7 +1180,7 @@ class LedgerContract:
         assert {(row["part"], row["part_count"]) for row in rows} == {(0, 0)}
         for name in ("object_version", "start_byte", "end_byte", "version_id", "etag"):
             assert [row[name] for row in rows] == [getattr(one, name) for one in expected]
-        assert {row["caf_file_id"] for row in rows} == {ledger.chunk(chunk).caf_file_id}
+        assert {row["caf_file_id"] for row in rows} == {ledger.chunks.get(chunk).caf_file_id}
 
     def test_the_export_of_locations_leaves_out_chunks_out_of_good_standing(self, ledger, tmp_path):
         chunks = [archive(ledger, [key]) for key in "abc"]
@@ -1189,34 +1191,34 @@ class LedgerContract:
     # --- restoring ---
 
     def test_a_restored_chunk_is_located_with_its_plan_rows_skips_and_copies(self, ledger):
-        ledger.register_source(SOURCE, "archive", "s3://src")
+        ledger.sources.register(SOURCE, "archive", "s3://src")
         assert restore(ledger, restored(1, ["a", "b"], skipped=1), batches(map(location, ["a", "b"])), [skip("c")]) == 2
-        chunk = ledger.chunk("src-0a0b0c0d-00001")
+        chunk = ledger.chunks.get("src-0a0b0c0d-00001")
         assert (chunk.state, chunk.plan, chunk.plan_folder, chunk.number) == (ChunkState.LOCATED, "0a0b0c0d", "plans/x", 1)
         assert (chunk.merkle_root, chunk.owner, chunk.start, chunk.proof_type) == (ROOT, "jkl1owner", 1, 3)
         assert (chunk.object_count, chunk.member_count, chunk.skipped_count, chunk.released_count) == (3, 2, 1, 0)
         assert chunk.samples == tuple(seal_facts(2).samples)
         assert ledger.lookup.locate(SOURCE, "a").row == location("a")
-        assert [copy.provider for copy in ledger.known_copies(chunk.name)] == ["p"]
+        assert [copy.provider for copy in ledger.replicas.list(chunk.name)] == ["p"]
         assert settled(ledger, [(key, VERSION) for key in "abcd"]) == {(key, VERSION) for key in "abc"}
-        assert ledger.account(SOURCE).located_objects == 2
+        assert ledger.chunks.account(SOURCE).located_objects == 2
 
     def test_a_restored_chunk_with_a_fault_is_damaged_and_tells_of_what_was_put_off(self, ledger):
-        ledger.register_source(SOURCE, "archive", "s3://src")
+        ledger.sources.register(SOURCE, "archive", "s3://src")
         told = {"plan_sha256": b"h" * 32, "object_count": 5, "object_bytes": 50}
         restore(ledger, replace(restored(1, ["a"]), **told), batches([location("a")]), [], fault="1 of 3 copies")
-        chunk = ledger.chunk("src-0a0b0c0d-00001")
+        chunk = ledger.chunks.get("src-0a0b0c0d-00001")
         assert (chunk.state, chunk.reason) == (ChunkState.DAMAGED, "1 of 3 copies")
         assert (chunk.object_count, chunk.object_bytes, chunk.released_count) == (5, 50, 4)
-        assert ledger.find_plan(b"h" * 32).name == "0a0b0c0d"
+        assert ledger.plans.find(b"h" * 32).name == "0a0b0c0d"
 
     def test_chunks_of_one_plan_are_restored_into_it_and_its_hash_is_learnt(self, ledger):
-        ledger.register_source(SOURCE, "archive", "s3://src")
+        ledger.sources.register(SOURCE, "archive", "s3://src")
         restore(ledger, restored(1, ["a"]), batches([location("a")]), [])
-        assert ledger.find_plan(b"h" * 32) is None
+        assert ledger.plans.find(b"h" * 32) is None
         restore(ledger, replace(restored(2, ["b"]), plan_sha256=b"h" * 32), batches([location("b")]), [])
         restore(ledger, restored(3, ["c"]), batches([location("c")]), [])
-        found = ledger.find_plan(b"h" * 32)
+        found = ledger.plans.find(b"h" * 32)
         assert (found.object_count, found.object_bytes) == (3, 30)
         with pytest.raises(IntegrityError):
             restore(ledger, replace(restored(4, ["d"]), plan_sha256=b"i" * 32), batches([location("d")]), [])
@@ -1224,30 +1226,30 @@ class LedgerContract:
     def test_a_chunk_of_a_registered_plan_is_restored_into_it_and_leaves_its_counts(self, ledger):
         (name,) = register(ledger, ["a", "b"])
         plan = name.split("-")[1]
-        before = ledger.chunk(name)
+        before = ledger.chunks.get(name)
         chunk = replace(restored(2, ["c"]), plan=plan, name=f"src-{plan}-00002")
         assert restore(ledger, chunk, batches([location("c")]), []) == 1
-        assert ledger.chunk(name) == before
-        assert ledger.chunk(chunk.name).plan == plan
+        assert ledger.chunks.get(name) == before
+        assert ledger.chunks.get(chunk.name).plan == plan
 
     def test_a_chunk_that_the_ledger_has_is_not_restored(self, ledger):
         chunk = archive(ledger, ["a"])
-        before = ledger.chunk(chunk)
+        before = ledger.chunks.get(chunk)
         with pytest.raises(LedgerError, match="located"):
             restore(ledger, replace(restored(1, ["b"]), name=chunk), batches([location("b")]), [])
-        assert ledger.chunk(chunk) == before
+        assert ledger.chunks.get(chunk) == before
         assert ledger.lookup.locate(SOURCE, "b") is None
 
     @pytest.mark.parametrize("keys", [["a"], ["a", "b", "c"], ["a", "a"]])
     def test_rows_that_are_not_the_members_restore_nothing(self, ledger, keys):
-        ledger.register_source(SOURCE, "archive", "s3://src")
+        ledger.sources.register(SOURCE, "archive", "s3://src")
         with pytest.raises(LedgerError):
             restore(ledger, restored(1, ["a", "b"]), batches(map(location, keys)), [])
-        assert ledger.chunks() == []
-        assert not ledger.plan_name_taken(SOURCE, "0a0b0c0d")
+        assert ledger.chunks.list() == []
+        assert not ledger.plans.is_name_taken(SOURCE, "0a0b0c0d")
 
     def test_what_rows_raise_restores_nothing(self, ledger):
-        ledger.register_source(SOURCE, "archive", "s3://src")
+        ledger.sources.register(SOURCE, "archive", "s3://src")
 
         def rows():
             yield location("a")
@@ -1255,7 +1257,7 @@ class LedgerContract:
 
         with pytest.raises(IntegrityError, match="other bytes"):
             restore(ledger, restored(1, ["a", "b"]), batches(rows()), [])
-        assert ledger.chunks() == []
+        assert ledger.chunks.list() == []
         assert ledger.lookup.locate(SOURCE, "a") is None
 
     def test_an_object_that_is_claimed_is_not_restored(self, ledger):
@@ -1269,7 +1271,7 @@ class LedgerContract:
         assert restore(ledger, restored(1, ["a", "b"]), batches(map(location, ["a", "b"])), []) == 1
         assert (ledger.lookup.locate(SOURCE, "a").chunk, ledger.lookup.locate(SOURCE, "b").chunk) == (chunk, "src-0a0b0c0d-00001")
         assert restore(ledger, restored(2, ["a"]), batches([location("a")]), []) == 0
-        assert len(ledger.chunks()) == 2
+        assert len(ledger.chunks.list()) == 2
 
     def test_a_place_in_a_chunk_no_longer_in_good_standing_gives_way(self, ledger):
         chunk = archive(ledger, ["a"])
@@ -1278,79 +1280,79 @@ class LedgerContract:
         assert ledger.lookup.locate(SOURCE, "a").chunk == "src-0a0b0c0d-00001"
 
     def test_odd_keys_are_restored(self, ledger):
-        ledger.register_source(SOURCE, "archive", "s3://src")
+        ledger.sources.register(SOURCE, "archive", "s3://src")
         restore(ledger, restored(1, ODD_KEYS), batches(map(location, ODD_KEYS)), [])
         assert {key for key in ODD_KEYS if ledger.lookup.locate(SOURCE, key)} == set(ODD_KEYS)
 
     # --- leases ---
 
     def test_a_held_lease_names_its_run_to_others(self, ledger):
-        with ledger.lease("plan/src", holder("run-1")), pytest.raises(HeldByOther) as refused:
-            ledger.lease("plan/src", holder("run-2")).__enter__()
+        with ledger.leases.hold("plan/src", holder("run-1")), pytest.raises(HeldByOther) as refused:
+            ledger.leases.hold("plan/src", holder("run-2")).__enter__()
         assert refused.value.holder == "run-1"
 
     def test_each_holding_has_a_greater_epoch(self, ledger):
         (chunk,) = register(ledger, ["a"])
         epochs = []
         for run in ("r1", "r2", "r3"):
-            with ledger.lease(f"chunk/{chunk}", holder(run)) as lease:
+            with ledger.leases.hold(f"chunk/{chunk}", holder(run)) as lease:
                 lease.check()
-                epochs.append((lease.epoch, ledger.chunk(chunk).epoch))
+                epochs.append((lease.epoch, ledger.chunks.get(chunk).epoch))
         assert all(of_lease == of_chunk for of_lease, of_chunk in epochs)
         assert epochs[0] < epochs[1] < epochs[2]
 
     def test_a_lease_is_given_back_when_its_holder_fails(self, ledger):
-        with pytest.raises(ConnectionError), ledger.lease("plan/src", holder("r1")):
+        with pytest.raises(ConnectionError), ledger.leases.hold("plan/src", holder("r1")):
             raise ConnectionError("the cable")
-        with ledger.lease("plan/src", holder("r2")) as lease:
+        with ledger.leases.hold("plan/src", holder("r2")) as lease:
             lease.check()
 
     def test_an_unknown_chunk_cannot_be_held(self, ledger):
         with pytest.raises(NotLocated):
-            ledger.lease("chunk/src-none", holder()).__enter__()
+            ledger.leases.hold("chunk/src-none", holder()).__enter__()
 
     # --- care ---
 
     def test_leases_that_were_not_given_back_are_listed_with_their_holder(self, ledger):
-        with ledger.lease("plan/src", holder("run-1")) as lease, ledger.lease("account/x", holder("run-2")):
-            first, second = ledger.leases()
+        with ledger.leases.hold("plan/src", holder("run-1")) as lease, ledger.leases.hold("account/x", holder("run-2")):
+            first, second = ledger.leases.list()
             assert (first.name, first.holder, first.live) == ("account/x", holder("run-2"), True)
             assert (second.name, second.epoch) == ("plan/src", lease.epoch)
-        assert ledger.leases() == []
+        assert ledger.leases.list() == []
 
     def test_a_lease_whose_holder_may_live_is_not_ended(self, ledger):
         far = replace(holder("far"), boot_id="another machine")
-        with ledger.lease("plan/src", holder("run-1")) as here, ledger.lease("plan/other", far) as there:
-            assert not ledger.end_lease("plan/src", here.epoch)
-            assert not ledger.end_lease("plan/other", there.epoch)
-            assert len(ledger.leases()) == 2
+        with ledger.leases.hold("plan/src", holder("run-1")) as here, ledger.leases.hold("plan/other", far) as there:
+            assert not ledger.leases.end("plan/src", here.epoch)
+            assert not ledger.leases.end("plan/other", there.epoch)
+            assert len(ledger.leases.list()) == 2
 
     def test_the_lease_of_a_dead_process_is_ended_once_and_by_its_epoch_only(self, ledger):
-        with ledger.lease("plan/src", replace(holder("dead"), process_started=-1.0)) as lease:
-            assert not ledger.end_lease("plan/src", lease.epoch + 1)
-            assert ledger.end_lease("plan/src", lease.epoch)
-            assert not ledger.end_lease("plan/src", lease.epoch)
-            assert ledger.leases() == []
-        with ledger.lease("plan/src", holder("next")) as next_:
+        with ledger.leases.hold("plan/src", replace(holder("dead"), process_started=-1.0)) as lease:
+            assert not ledger.leases.end("plan/src", lease.epoch + 1)
+            assert ledger.leases.end("plan/src", lease.epoch)
+            assert not ledger.leases.end("plan/src", lease.epoch)
+            assert ledger.leases.list() == []
+        with ledger.leases.hold("plan/src", holder("next")) as next_:
             assert next_.epoch > lease.epoch
 
     def test_reservations_are_listed_with_their_chunks_state(self, ledger):
         (chunk,) = register(ledger, ["a"])
-        with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-            ledger.reserve_staging(lease, chunk, "/staging", 1000, 0)
-        assert ledger.reservations() == [Reservation(chunk, ChunkState.PLANNED, "/staging", 1000)]
-        ledger.release_staging(chunk)
-        assert ledger.reservations() == []
+        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+            ledger.staging.reserve(lease, chunk, "/staging", 1000, 0)
+        assert ledger.staging.list() == [Reservation(chunk, ChunkState.PLANNED, "/staging", 1000)]
+        ledger.staging.release(chunk)
+        assert ledger.staging.list() == []
 
     def test_rows_are_counted_by_chunk_and_those_that_a_chunk_stands_for_are_not_dropped(self, ledger):
         located = archive(ledger, ["a", "b"])
         (claiming,) = register(ledger, ["c"])
-        counted = {rows.chunk: rows for rows in ledger.rows_by_chunk(SOURCE)}
+        counted = {rows.chunk: rows for rows in ledger.stray_rows.by_chunk(SOURCE)}
         assert (counted[located].locations, counted[located].claims, counted[located].member_count) == (2, 0, 2)
         assert (counted[claiming].locations, counted[claiming].claims, counted[claiming].state) == (0, 1, ChunkState.PLANNED)
-        assert [ledger.drop_stray_rows(rows.caf_file_id) for rows in counted.values()] == [0, 0]
+        assert [ledger.stray_rows.drop(rows.caf_file_id) for rows in counted.values()] == [0, 0]
         assert settled(ledger, [(key, VERSION) for key in "abc"]) == {(key, VERSION) for key in "abc"}
 
     def test_an_unknown_source_and_an_unknown_chunk_have_no_rows(self, ledger):
-        assert ledger.rows_by_chunk("nobody") == []
-        assert ledger.drop_stray_rows(999) == 0
+        assert ledger.stray_rows.by_chunk("nobody") == []
+        assert ledger.stray_rows.drop(999) == 0

@@ -95,7 +95,7 @@ def test_all_chunks_with_work_are_chosen_or_those_of_a_plan_or_from_one_to_anoth
     assert chosen(planned, last=names[0]) == names[:1]
     planned.put(3, prefix="later")
     later = sorted(set(planned.plan()) - set(names))
-    assert chosen(planned, plan=planned.ledger.chunk(later[0]).plan) == later
+    assert chosen(planned, plan=planned.ledger.chunks.get(later[0]).plan) == later
     assert chosen(planned, first=names[-1]) == [names[-1], *later]  # in the order of planning
 
 
@@ -111,7 +111,7 @@ def test_wrong_ends_and_unknown_plans_are_refused(planned):
     planned.put(3, prefix="later")
     later = sorted(set(planned.plan()) - set(names))
     with pytest.raises(UsageError, match=f"{later[0]} is a chunk of plan .*, not of"):
-        chosen(planned, plan=planned.ledger.chunk(names[0]).plan, last=later[0])
+        chosen(planned, plan=planned.ledger.chunks.get(names[0]).plan, last=later[0])
 
 
 def test_chunks_that_something_works_on_and_parked_ones_are_left_out(planned):
@@ -132,7 +132,7 @@ def test_only_what_failed_is_tried_again_and_what_is_parked_is_sent_on_its_way(p
     heartbeat(planned)
     monkeypatch.setattr(backfill, "follow", lambda *_: "CANCELED")
     assert backfill_command(SOURCE, settings=planned.settings, wanted={"failed": True}) == 12
-    assert planned.ledger.chunk(parked).state is ChunkState.PLANNED
+    assert planned.ledger.chunks.get(parked).state is ChunkState.PLANNED
     (submitted,) = planned.instance.get_backfills()
     assert set(submitted.asset_backfill_data.target_subset.iterate_asset_partitions()) == {
         (key, chunk) for key in submitted.asset_selection for chunk in (failed, parked)
@@ -173,7 +173,7 @@ def test_a_dry_run_names_the_chunks_and_changes_nothing(planned, capsys):
     assert json.loads(out.out)["chunks"] == [names[1]]
     assert "would submit 1 chunk" in out.err
     assert planned.instance.get_backfills() == []
-    assert planned.ledger.chunk(names[1]).state is ChunkState.PARKED
+    assert planned.ledger.chunks.get(names[1]).state is ChunkState.PARKED
     assert not planned.instance.has_dynamic_partition("my-source_chunks", names[0])
 
 

@@ -98,7 +98,7 @@ def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_ever
 
         def waiting():
             with world.run_context() as context:
-                return {wait.run for wait in context.ledger.waits() if wait.wait.chunk}
+                return {wait.run for wait in context.ledger.waits.list() if wait.wait.chunk}
 
         wait_for(lambda: len(waiting()) == 2)
         one.kill()

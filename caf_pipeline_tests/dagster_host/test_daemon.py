@@ -87,7 +87,7 @@ def test_objects_that_arrive_are_archived_by_themselves_though_the_daemon_is_kil
         wait_for(lambda: pipeline.chunks() != [])
     pipeline.put(7, prefix="second")
     with daemon("caf_pipeline.definitions", tmp_path, **environment):
-        wait_for(lambda: pipeline.ledger.account("my-source").located_objects == 14)
+        wait_for(lambda: pipeline.ledger.chunks.account("my-source").located_objects == 14)
         wait_for(lambda: queue.left() == 0 and queue.noticed() == [])
         wait_for(lambda: set(reported_checks(pipeline).values()) == {"SUCCEEDED"})  # of the sensor that sends alerts
         made_daily = {"s3_inventory": "PASS", "chunk_plan": "PASS"}
@@ -112,8 +112,8 @@ def test_an_inventory_report_that_arrives_is_planned_once_though_the_daemon_is_k
     with daemon("caf_pipeline.definitions", tmp_path, **environment):
         wait_for(lambda: pipeline.instance.get_runs(of_report) != [])
     with daemon("caf_pipeline.definitions", tmp_path, **environment):
-        wait_for(lambda: pipeline.ledger.account("my-source").located_objects == 7)
-    assert pipeline.ledger.last_inventory("my-source") == moment
+        wait_for(lambda: pipeline.ledger.chunks.account("my-source").located_objects == 7)
+    assert pipeline.ledger.content.last_inventory("my-source") == moment
     succeeded = [run for run in pipeline.instance.get_runs(of_report) if run.status is DagsterRunStatus.SUCCESS]
     assert len(succeeded) == 1
 

@@ -127,7 +127,7 @@ def test_the_pod_of_a_chunk_has_a_disk_of_the_chunks_size_and_what_the_manifests
 
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    expected = pipeline.ledger.chunk(name).expected_size_bytes
+    expected = pipeline.ledger.chunks.get(name).expected_size_bytes
     size = str(expected + expected // 20 + (1 << 30))
     assert container["resources"]["requests"] == {"cpu": "1", "memory": "1Gi", "ephemeral-storage": size}
     assert container["resources"]["limits"] == {"memory": "2Gi", "ephemeral-storage": size}
@@ -161,7 +161,7 @@ def test_what_the_pod_executes_archives_the_chunk_and_asks_kubernetes_for_nothin
     done = subprocess.run(command, env=os.environ | environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert pipeline.instance.get_run_by_id(run.run_id).is_success, done.stderr
-    assert pipeline.ledger.chunk(name).state is ChunkState.LOCATED
+    assert pipeline.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
 def test_where_staging_is_shared_or_runs_are_no_pods_no_disk_is_asked_for(on_kubernetes, pipeline):

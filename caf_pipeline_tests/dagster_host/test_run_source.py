@@ -85,8 +85,8 @@ def test_objects_with_more_metadata_than_a_plan_reserves_are_all_archived_as_pla
     put_with_metadata(mine, 150)
     (summary,) = run_source(SOURCE, settings=mine.settings, console=Console(file=io.StringIO()))
     assert (summary.objects, summary.complete, summary.exit_status) == (150, True, 0)
-    assert {chunk.released_count for chunk in mine.ledger.chunks(SOURCE)} == {0}
-    assert len(mine.ledger.chunks(SOURCE)) > 1
+    assert {chunk.released_count for chunk in mine.ledger.chunks.list(SOURCE)} == {0}
+    assert len(mine.ledger.chunks.list(SOURCE)) > 1
 
 
 @pytest.mark.thorough
@@ -94,10 +94,10 @@ def test_what_chunks_gave_back_is_planned_and_archived_by_the_same_run(pipeline)
     mine = with_target(pipeline, 40_000)
     put_with_metadata(mine, 150)
     mine.plan()
-    for chunk in mine.ledger.chunks(SOURCE):
+    for chunk in mine.ledger.chunks.list(SOURCE):
         limit_to_target(Path(chunk.plan_folder))
     (summary,) = run_source(SOURCE, settings=mine.settings, console=Console(file=io.StringIO()))
-    assert sum(chunk.released_count for chunk in mine.ledger.chunks(SOURCE)) > 0
+    assert sum(chunk.released_count for chunk in mine.ledger.chunks.list(SOURCE)) > 0
     assert (summary.objects, summary.complete, summary.exit_status) == (150, True, 0)
 
 
@@ -123,7 +123,7 @@ def test_an_object_larger_than_a_chunk_is_archived_in_parts_and_counts_as_one(sp
 def test_an_object_in_parts_counts_for_the_command_that_made_it_located(split, run):
     split.plan()
     context = split.run_context()
-    for chunk in split.ledger.chunks(SOURCE):
+    for chunk in split.ledger.chunks.list(SOURCE):
         if chunk.part != 2:
             archive_chunk(context, chunk.name)
     (summary,) = run(workers=1)
@@ -136,7 +136,7 @@ def test_runs_of_parts_whose_object_changed_do_not_fail(split, run, monkeypatch)
     pack = chunk_steps.pack_chunk
 
     def change_before_the_third(context, name):
-        if context.ledger.chunk(name).part == 3:
+        if context.ledger.chunks.get(name).part == 3:
             split.bucket.put("key-x", b"another")
         return pack(context, name)
 
@@ -144,7 +144,7 @@ def test_runs_of_parts_whose_object_changed_do_not_fail(split, run, monkeypatch)
     (summary,) = run(workers=1)
     assert (summary.failed, summary.objects, summary.totals.located) == ({}, 3, 3)
     assert "3/4 objects" in run.printed.getvalue()
-    states = {chunk.part: chunk.state for chunk in split.ledger.chunks(SOURCE) if chunk.part}
+    states = {chunk.part: chunk.state for chunk in split.ledger.chunks.list(SOURCE) if chunk.part}
     assert [states.pop(part) for part in (1, 2, 3)] == [ChunkState.LOCATED, ChunkState.LOCATED, ChunkState.EMPTY]
     assert set(states.values()) == {ChunkState.WITHDRAWN}
     (summary,) = run(workers=1)
@@ -178,8 +178,8 @@ def test_what_a_run_that_died_in_its_last_step_left_in_staging_is_removed(pipeli
     archive_chunk(pipeline.run_context(), chunk, until=chunk_steps.load_locations)
     (summary,) = run()
     assert chunk in summary.chunks
-    assert summary.objects == 12 - pipeline.ledger.chunk(chunk).member_count
-    assert pipeline.ledger.reservations() == []
+    assert summary.objects == 12 - pipeline.ledger.chunks.get(chunk).member_count
+    assert pipeline.ledger.staging.list() == []
     assert list(pipeline.settings.staging_folder.iterdir()) == []
 
 
@@ -259,7 +259,7 @@ def test_where_no_chunk_is_left_nothing_is_said_of_what_is_not_tried(pipeline, r
 def test_a_chunk_that_a_live_run_holds_is_exit_status_13(pipeline, run):
     pipeline.put(3)
     (chunk,) = pipeline.plan()
-    with pipeline.ledger.lease(f"chunk/{chunk}", this_process("other-run")):
+    with pipeline.ledger.leases.hold(f"chunk/{chunk}", this_process("other-run")):
         (summary,) = run()
     assert summary.held == [chunk]
     assert summary.exit_status == 13
@@ -281,7 +281,7 @@ def test_what_another_run_archives_meanwhile_is_not_counted_as_archived_by_this_
     monkeypatch.setattr(run_source_module, "chunks_with_work", then_another_run)
     (summary,) = run()
     assert summary.chunks == [first, *others]
-    assert (summary.archived, summary.objects) == (1, pipeline.ledger.chunk(first).member_count)
+    assert (summary.archived, summary.objects) == (1, pipeline.ledger.chunks.get(first).member_count)
     assert (summary.exit_status, summary.as_json()["chunks"]["archived"]) == (0, 1)
 
 
@@ -307,7 +307,7 @@ def test_of_two_runs_that_took_turns_at_a_chunk_the_one_that_located_it_counts_i
 def test_a_source_that_a_live_run_plans_is_exit_status_13(pipeline, run):
     pipeline.put(3)
     pipeline.run_context()
-    with pipeline.ledger.lease(f"plan/{SOURCE}", this_process("other-run")):
+    with pipeline.ledger.leases.hold(f"plan/{SOURCE}", this_process("other-run")):
         (summary,) = run()
     assert summary.planning == "other-run"
     assert summary.exit_status == 13
@@ -319,7 +319,7 @@ def test_an_object_that_is_to_be_tried_again_is_exit_status_14(pipeline, run):
     etag = pipeline.bucket.put("denied", b"x")["ETag"].strip('"')
     pipeline.run_context()  # makes the source known
     skip = Skip("denied", object_version(None, etag, 1), SkipReason.ACCESS_DENIED, "not yet", etag, 1)
-    pipeline.ledger.record_skips(SOURCE, [skip])
+    pipeline.ledger.skips.record(SOURCE, [skip])
     (summary,) = run()
     assert (summary.objects, summary.exit_status) == (2, 14)
     assert "not everything is located yet: 1 skipped as access_denied" in run.printed.getvalue()
@@ -331,7 +331,7 @@ def test_a_chunk_whose_every_object_was_skipped_is_empty_and_not_archived(pipeli
     for number in range(2):
         pipeline.bucket.delete(f"key-{number:03}")
     (summary,) = run()
-    assert pipeline.ledger.chunk(chunk).state is ChunkState.EMPTY
+    assert pipeline.ledger.chunks.get(chunk).state is ChunkState.EMPTY
     assert (summary.chunks, summary.archived, summary.empty, summary.objects) == ([chunk], 0, 1, 0)
     assert f"{SOURCE}: 0 chunks archived, 0 objects, 0 B; 1 empty, since every object was skipped" in run.printed.getvalue()
     assert (summary.as_json()["chunks"]["archived"], summary.as_json()["chunks"]["empty"]) == (0, 1)
@@ -382,7 +382,7 @@ def test_a_damaged_chunk_is_exit_status_18_and_the_source_is_not_complete(pipeli
     run()
     context, (name, *_) = pipeline.run_context(), pipeline.chunks()
     for copy in (context.store.folder / "chunks").iterdir():
-        if copy.name.startswith(context.ledger.chunk(name).merkle_root.hex()):
+        if copy.name.startswith(context.ledger.chunks.get(name).merkle_root.hex()):
             copy.unlink()
     prove_chunk(context, name)
     (summary,) = run()
@@ -439,7 +439,7 @@ def test_an_earlier_inventory_of_a_clock_that_ran_ahead_does_not_make_the_source
     (path,) = inventories.glob("*.parquet")
     path.rename(path.with_name(f"{SOURCE}-29990101T000000000000Z.parquet"))
     pipeline.put(2, prefix="new")
-    with pipeline.ledger.lease(f"plan/{SOURCE}", this_process("other-run")):
+    with pipeline.ledger.leases.hold(f"plan/{SOURCE}", this_process("other-run")):
         (summary,) = run()
     assert first.exit_status == 0
     assert (summary.exit_status, summary.totals.objects, summary.totals.unaccounted) == (13, 5, 2)
@@ -489,7 +489,7 @@ def test_a_sealed_chunk_that_no_provider_takes_in_time_is_cut_again(pipeline, ne
     sealing = mine.execute("archive_my_source", partition_key=large, asset_selection=[AssetKey([SOURCE, "caf_chunk"])])
     assert sealing.success
     for provider in network.provider_addresses:
-        mine.ledger.providers().uploaded(provider, 280_000, 1.0)
+        mine.ledger.providers.uploaded(provider, 280_000, 1.0)
     printed = io.StringIO()
     (summary,) = run_source(SOURCE, settings=mine.settings, console=Console(file=printed, width=200))
     assert summary.complete

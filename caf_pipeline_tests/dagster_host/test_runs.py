@@ -27,11 +27,11 @@ def test_each_run_is_shown_with_its_chunk_its_status_and_what_became_of_it(pipel
     pipeline.put(25)
     good, bad, waiting, dead, *_ = pipeline.plan()
     pipeline.execute(ARCHIVE, partition_key=good)
-    shutil.rmtree(pipeline.ledger.chunk(bad).plan_folder)
+    shutil.rmtree(pipeline.ledger.chunks.get(bad).plan_folder)
     pipeline.execute(ARCHIVE, partition_key=bad)
     started = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/partition": waiting})
     wait = Wait("a provider's proof", "it comes", datetime.now(UTC), waiting)
-    pipeline.ledger.record_waits(this_process(started), SOURCE, [wait])
+    pipeline.ledger.waits.record(this_process(started), SOURCE, [wait])
     killed = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/partition": dead})
     pipeline.instance.add_run_tags(killed, process_tags(replace(this_process(killed), process_started=1.0)))
 
@@ -44,7 +44,7 @@ def test_each_run_is_shown_with_its_chunk_its_status_and_what_became_of_it(pipel
     assert "for a provider's proof; it comes" in result
     status, state, result = by_chunk[bad]
     assert status == "failure"
-    assert pipeline.ledger.chunk(bad).plan_folder in result
+    assert pipeline.ledger.chunks.get(bad).plan_folder in result
     assert by_chunk[good] == ("success", "located", "")
     assert by_chunk[""][0] == "success"  # the plan's own run
 

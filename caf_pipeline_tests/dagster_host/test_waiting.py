@@ -67,11 +67,11 @@ class Running:
 def test_a_paused_run_says_so_at_once_to_everybody_who_may_ask(pipeline, monkeypatch):
     monkeypatch.setattr(run_log, "OBSERVED_SECONDS", 0.0)
     pipeline.put(2)
-    pipeline.ledger.controls().set("paused", "network maintenance")
+    pipeline.ledger.controls.set("paused", "network maintenance")
     run = Running(pipeline.settings)
     try:
-        until(pipeline.ledger.waits)
-        (seen,) = pipeline.ledger.waits()
+        until(pipeline.ledger.waits.list)
+        (seen,) = pipeline.ledger.waits.list()
         assert seen.wait.what == "the end of a pause (network maintenance)"
         assert PAUSED in run.printed.getvalue()
         (plan,) = pipeline.instance.get_runs()
@@ -81,10 +81,10 @@ def test_a_paused_run_says_so_at_once_to_everybody_who_may_ask(pipeline, monkeyp
         observed = pipeline.instance.fetch_observations(AssetKey([SOURCE, "s3_inventory"]), limit=5).records
         assert [record.asset_observation.metadata["waits_for"].value for record in observed] == [seen.wait.what]
     finally:
-        pipeline.ledger.controls().set("paused", None)
+        pipeline.ledger.controls.set("paused", None)
         summary = run.end()
     assert summary.exit_status == 0
-    assert pipeline.ledger.waits() == []
+    assert pipeline.ledger.waits.list() == []
     observed = pipeline.instance.fetch_observations(AssetKey([SOURCE, "s3_inventory"]), limit=5).records
     assert "waited_for" in observed[0].asset_observation.metadata
 

@@ -109,7 +109,7 @@ def _spoil(database, *chunks):
 def test_a_chunk_that_a_live_run_holds_is_left_to_it(pipeline, run):
     pipeline.put(12)
     first, second = pipeline.plan()
-    with pipeline.ledger.lease(f"chunk/{first}", this_process("other-run")):
+    with pipeline.ledger.leases.hold(f"chunk/{first}", this_process("other-run")):
         summary = run()
     assert (summary.held, summary.exit_status) == ([first], 13)
     assert pipeline.chunks(ChunkState.LOCATED) == [second]
@@ -120,7 +120,7 @@ def test_a_chunk_that_a_live_run_holds_is_left_to_it(pipeline, run):
 def test_where_staging_has_room_for_one_chunk_one_follows_the_other(pipeline, run):
     pipeline.put(36)
     pipeline.plan()
-    most = max(chunk.expected_size_bytes for chunk in pipeline.ledger.chunks(SOURCE))
+    most = max(chunk.expected_size_bytes for chunk in pipeline.ledger.chunks.list(SOURCE))
     packing = PackingSettings(staging_limit=ByteSize(most * 1.5))
     store = pipeline.settings.store
     summary = run(settings=pipeline.settings.model_copy(update={"packing": packing, "store": store}), workers=3)
@@ -143,9 +143,9 @@ def command(caf, ledger, database):
     """A command with two workers, held up by a pause in the middle of two chunks."""
     process = caf.start("run", "--source", "src", "--workers", "2")
     try:
-        wait_for(lambda: any(chunk.state is ChunkState.LOCATED for chunk in ledger.chunks()), process)
+        wait_for(lambda: any(chunk.state is ChunkState.LOCATED for chunk in ledger.chunks.list()), process)
         Controls(database).set("paused", "a test")
-        wait_for(lambda: any(one.wait.chunk for one in ledger.waits()), process)
+        wait_for(lambda: any(one.wait.chunk for one in ledger.waits.list()), process)
         yield process
     finally:
         process.kill()
@@ -167,8 +167,8 @@ def is_alive(process):
 def finished_by_the_next(caf, ledger, database):
     Controls(database).set("paused", None)
     assert caf.process("run", "--source", "src").status == 0
-    assert ledger.account("src").located_objects == OBJECTS
-    assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}
+    assert ledger.chunks.account("src").located_objects == OBJECTS
+    assert {chunk.state for chunk in ledger.chunks.list()} == {ChunkState.LOCATED}
 
 
 @pytest.mark.thorough
@@ -195,14 +195,14 @@ def test_workers_of_a_command_that_is_killed_end_and_the_next_goes_on(caf, comma
 
 @pytest.mark.thorough
 def test_a_worker_that_is_killed_fails_its_chunk_alone(caf, command, ledger, database):
-    (waiting, *_) = [one.wait.chunk for one in ledger.waits() if one.wait.chunk]
-    (lease,) = [lease for lease in ledger.leases() if lease.name == chunk_lease(waiting)]
+    (waiting, *_) = [one.wait.chunk for one in ledger.waits.list() if one.wait.chunk]
+    (lease,) = [lease for lease in ledger.leases.list() if lease.name == chunk_lease(waiting)]
     psutil.Process(lease.holder.pid).kill()
     Controls(database).set("paused", None)
     _, err = command.communicate(timeout=PATIENCE_SECONDS)
     assert command.returncode == 12
     assert f"the process that archived chunk {waiting} was killed by SIGKILL".encode() in err
-    assert {chunk.name for chunk in ledger.chunks() if chunk.state is not ChunkState.LOCATED} == {waiting}
+    assert {chunk.name for chunk in ledger.chunks.list() if chunk.state is not ChunkState.LOCATED} == {waiting}
     finished_by_the_next(caf, ledger, database)
 
 

@@ -88,7 +88,7 @@ def test_the_plans_page_says_what_waits_and_until_when(pipeline):
     result = mine.execute(PLAN)
     shown = result.asset_materializations_for_node("my_source__chunk_plan")[0].metadata
     assert (shown["plan"].value, shown["waiting_objects"].value) == ("what is new waits for more", 2)
-    assert shown["waiting_until"].value == mine.ledger.account(SOURCE).waiting.until.timestamp()
+    assert shown["waiting_until"].value == mine.ledger.chunks.account(SOURCE).waiting.until.timestamp()
     assert checks(result) == {"plan_accounts_for_inventory": True, "source_is_complete": False}
 
 
@@ -110,7 +110,7 @@ def test_the_chunks_page_shows_what_a_person_wants_to_see(pipeline):
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
     shown = result.asset_materializations_for_node("my_source__caf_chunk")[0].metadata
     assert (shown["objects"].value, shown["size_bytes"].value, shown["state"].value) == (5, 15_000, "sealed")
-    assert shown["merkle_root"].value == pipeline.ledger.chunk(chunk).merkle_root.hex()
+    assert shown["merkle_root"].value == pipeline.ledger.chunks.get(chunk).merkle_root.hex()
     assert [record.data["size_bytes"] for record in shown["largest_members"].records] == [3_000] * 5
     assert {"fill", "mib_per_second", "skipped"} <= shown.keys()
 
@@ -132,7 +132,7 @@ def test_a_chunk_that_comes_out_empty_materializes_all_three(pipeline):
     pipeline.bucket.delete("key-000")
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
     assert materialized(pipeline, result) == ["caf_chunk", "stored_chunk", "file_locations"]
-    assert pipeline.ledger.chunk(chunk).state is ChunkState.EMPTY
+    assert pipeline.ledger.chunks.get(chunk).state is ChunkState.EMPTY
 
 
 def test_a_backfill_run_of_an_empty_chunk_succeeds(pipeline):
@@ -150,7 +150,7 @@ def test_a_chunk_that_another_live_run_holds_ends_well_and_materializes_nothing(
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     other = pipeline.run_context("another run")
-    with other.ledger.lease(chunk_lease(chunk), other.holder):
+    with other.ledger.leases.hold(chunk_lease(chunk), other.holder):
         result = pipeline.execute(ARCHIVE, partition_key=chunk)
     assert result.success
     assert materialized(pipeline, result) == []
@@ -166,7 +166,7 @@ def test_a_chunk_that_does_not_account_for_its_plan_is_not_stored(pipeline, data
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
     assert not result.success
     assert materialized(pipeline, result) == ["caf_chunk"]
-    assert pipeline.ledger.chunk(chunk).state is ChunkState.SEALED
+    assert pipeline.ledger.chunks.get(chunk).state is ChunkState.SEALED
 
 
 def test_a_parked_chunk_fails_once_and_says_why(pipeline):
@@ -207,7 +207,7 @@ def test_a_window_takes_only_that_part_of_the_listing(pipeline):
     result = pipeline.execute(PLAN, run_config=config)
     shown = result.asset_materializations_for_node("my_source__s3_inventory")[0].metadata
     assert (shown["objects"].value, shown["whole_source"].value) == (2, False)
-    assert pipeline.ledger.account(SOURCE).claimed_objects == 2
+    assert pipeline.ledger.chunks.account(SOURCE).claimed_objects == 2
 
 
 @pytest.fixture
@@ -240,7 +240,7 @@ def test_the_inventorys_page_shows_which_report_was_taken_and_how_old_it_was(rep
     assert shown["inventory_report_age"].startswith("2 days, 3:00:")
     assert [record.data for record in shown["storage_classes"].records] == [{"storage class": "STANDARD", "objects": 3}]
     assert (shown["objects"], shown["inventory_report_files"], shown["older_versions"]) == (3, 3, 0)
-    assert pipeline.ledger.account(SOURCE).claimed_objects == 3
+    assert pipeline.ledger.chunks.account(SOURCE).claimed_objects == 3
 
 
 def test_a_report_that_is_old_is_warned_about(reported):
@@ -303,7 +303,7 @@ def test_the_source_is_complete_only_when_everything_is_located(pipeline):
 
 
 def counts(pipeline) -> tuple[int, int]:
-    content = pipeline.ledger.account("my-source").content
+    content = pipeline.ledger.chunks.account("my-source").content
     return content.current_objects, content.uncounted_objects
 
 
@@ -313,7 +313,7 @@ def test_the_last_chunk_of_an_older_plan_counts_again(pipeline):
     assert pipeline.execute("plan_my_source").success  # a newer inventory is counted, and has nothing to plan
     assert counts(pipeline) == (0, 0)
     pipeline.execute(ARCHIVE, partition_key=first)
-    assert counts(pipeline) == (0, pipeline.ledger.chunk(first).member_count)
+    assert counts(pipeline) == (0, pipeline.ledger.chunks.get(first).member_count)
     pipeline.execute(ARCHIVE, partition_key=last)
     assert counts(pipeline) == (12, 0)
 
@@ -398,7 +398,7 @@ def test_a_step_that_reads_no_bucket_fails_for_good_where_the_chunk_is_to_be_pac
     (failed,) = [event for event in result.all_events if event.is_step_failure]
     assert "does not read the bucket" in failed.step_failure_data.user_failure_data.description
     assert pipeline.execute(ARCHIVE, partition_key=chunk).success
-    assert pipeline.ledger.chunk(chunk).state is ChunkState.LOCATED
+    assert pipeline.ledger.chunks.get(chunk).state is ChunkState.LOCATED
 
 
 def test_the_account_is_of_the_inventory_that_was_planned_last(pipeline):

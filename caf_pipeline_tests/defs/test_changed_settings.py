@@ -33,7 +33,7 @@ def claimed_after_a_round(looks) -> int:
         looked = 0 if part else looked + 1
         if part:
             looks.plan(part)
-    return looks.pipeline.ledger.account(SOURCE).claimed_objects
+    return looks.pipeline.ledger.chunks.account(SOURCE).claimed_objects
 
 
 def test_what_filters_no_longer_leave_out_is_planned(looks):

@@ -63,7 +63,7 @@ def shown(pipeline) -> dict[str, AssetCheckExecutionRecordStatus]:
 
 def stored_file(pipeline, chunk: str):
     """The file of a chunk in the folder store."""
-    return pipeline.settings.store.folder / "chunks" / f"{pipeline.ledger.chunk(chunk).merkle_root.hex()}.caf"
+    return pipeline.settings.store.folder / "chunks" / f"{pipeline.ledger.chunks.get(chunk).merkle_root.hex()}.caf"
 
 
 def lose(pipeline, chunk: str) -> None:
@@ -140,7 +140,7 @@ def test_one_partition_can_be_proven_by_itself(archived):
 
 @pytest.mark.thorough
 def test_nothing_is_looked_at_while_everything_is_paused(archived):
-    archived.ledger.controls().set("paused", "network maintenance")
+    archived.ledger.controls.set("paused", "network maintenance")
     assert archived.execute(PROVE).success
     assert shown(archived) == {}
 
@@ -181,7 +181,7 @@ def test_one_chunk_that_is_held_or_beyond_repair_does_not_keep_the_others(archiv
         lose(archived, chunk)
     archived.execute(PROVE)
     other = archived.run_context("another run")
-    with other.ledger.lease(chunk_lease(first), other.holder):
+    with other.ledger.leases.hold(chunk_lease(first), other.holder):
         result = archived.execute(REPAIR)
     assert result.success
     assert archived.chunks(ChunkState.DAMAGED) == [first]
@@ -306,7 +306,7 @@ def test_nothing_is_launched_while_everything_is_paused_and_the_tick_says_why(pi
     pipeline.put(3)
     pipeline.plan()
     pipeline.put(1, prefix="new")
-    pipeline.ledger.controls().set("paused", "network maintenance")
+    pipeline.ledger.controls.set("paused", "network maintenance")
     tick = evaluate_tick(pipeline, name)
     assert tick.run_requests == []
     assert tick.skip_message == "Paused: network maintenance. `caf resume` ends it."

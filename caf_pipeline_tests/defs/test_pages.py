@@ -64,7 +64,7 @@ def lose_last_chunk(pipeline, network):
     """Delete the last chunk at every provider, and look."""
     lost = pipeline.chunks()[-1]
     for provider in range(len(network.providers)):
-        network.delete_blob(provider, pipeline.ledger.chunk(lost).merkle_root)
+        network.delete_blob(provider, pipeline.ledger.chunks.get(lost).merkle_root)
     for job in ("prove_my_source", "audit_my_source"):
         assert pipeline.execute(job).success
     assert pipeline.chunks(ChunkState.DAMAGED) == [lost]
@@ -95,7 +95,7 @@ def served(pipeline, folder: Path) -> Iterator[str]:
 def test_a_person_sees_the_graph_a_chunk_a_failed_check_and_how_the_source_grows(archived, network, tmp_path):
     pictures = Path(PICTURES) if PICTURES else tmp_path
     chunks = archived.chunks()
-    first = archived.ledger.chunk(chunks[0])
+    first = archived.ledger.chunks.get(chunks[0])
     with browser(tmp_path) as window, served(archived, tmp_path) as url:
         assets = f"{url}/assets/{SOURCE}"
 

@@ -87,7 +87,7 @@ def perform(order: Order) -> int:
 def _perform(order: Order, moments: Moments) -> None:
     from caf_pipeline.chunk_state import UNDER_WAY
     from caf_pipeline.ledger.database import database_of
-    from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.ledger.ledger import Ledger
     from caf_pipeline.packing import packer
     from caf_pipeline.packing.journal.writer import CheckpointPace
     from caf_pipeline.run_wiring import open_run_context
@@ -119,7 +119,7 @@ def _perform(order: Order, moments: Moments) -> None:
                 snapshot = inventories.take_inventory(context)
             with moments.step("cut_plan"):
                 planning.cut_plan(context, snapshot)
-            names = [chunk.name for chunk in ledger.chunks(order.source, UNDER_WAY)]
+            names = [chunk.name for chunk in ledger.chunks.list(order.source, UNDER_WAY)]
         for name in names:
             for step in CHUNK_STEPS:
                 with moments.step(step.__name__):

@@ -231,7 +231,7 @@ def test_a_sealed_file_that_is_flipped_where_no_sample_looks(fault, large_world,
             for step in CHUNK_STEPS:
                 step(context, name)
                 if step.__name__ == after:
-                    flip(staged_path(context, name), unsampled(context.ledger.chunk(name)))
+                    flip(staged_path(context, name), unsampled(context.ledger.chunks.get(name)))
                     if another_run:
                         break
         large_world.finish()
@@ -242,7 +242,7 @@ def test_a_sealed_file_that_is_flipped_while_it_is_uploaded(fault, large_world):
     (name,) = large_world.plan()
     with fault(GROUP, "in a sealed file while it is uploaded") as case, large_world.run_context() as context:
         archive_chunk(context, name, until=chunk_steps.post_file)
-        at = unsampled(context.ledger.chunk(name))
+        at = unsampled(context.ledger.chunks.get(name))
         then(context.store, "put", lambda: flip(staged_path(context, name), at), before=True)
         finishes(large_world, context, name)
         case.check(large_world)
@@ -258,7 +258,9 @@ def test_a_folder_takes_no_file_that_is_not_what_was_posted(fault, tmp_path, led
         (path,) = context.staging().glob("*.packed")
         flip(path, 1_000)
         archive_chunk(context, chunk.name)
-        assert merkle_root(next(context.store.folder.glob("chunks/*.caf")), 3) == context.ledger.chunk(chunk.name).merkle_root
+        assert (
+            merkle_root(next(context.store.folder.glob("chunks/*.caf")), 3) == context.ledger.chunks.get(chunk.name).merkle_root
+        )
         for key, body in source.bodies.items():
             assert b"".join(fetch(ledger.lookup, context.store, "src", key).pieces) == body
         case.objects, case.size_bytes = len(source.bodies), sum(map(len, source.bodies.values()))
@@ -279,7 +281,7 @@ def test_a_plan_that_is_flipped_is_never_archived_as_something_else(fault, small
                 times = {row[0]: row[1] for row in listed(small_world)}
                 continue
             chance = random.Random(seed)
-            folder = Path(context.ledger.chunk(names[0]).plan_folder)
+            folder = Path(context.ledger.chunks.get(names[0]).plan_folder)
             case.tried += 1
             flip_somewhere(chance.choice(sorted(folder.iterdir())), chance)
             for name in names:
@@ -356,7 +358,7 @@ def test_flipped_copies_are_not_verified_and_no_location_is_written(fault, small
 def holders_of(world, name):
     """The numbers of the providers that have a chunk."""
     with world.run_context() as context:
-        listed = {copy.provider for copy in context.store.copies(chunk_steps.posting_of(context.ledger.chunk(name)))}
+        listed = {copy.provider for copy in context.store.copies(chunk_steps.posting_of(context.ledger.chunks.get(name)))}
     return [number for number, address in enumerate(world.network.provider_addresses) if address in listed]
 
 

@@ -112,17 +112,17 @@ def test_a_move_that_is_written_twice_is_refused_and_writes_nothing(fault, small
     with fault(GROUP, "posting, copies and locations recorded twice") as case, small_world.run_context() as context:
         case.tried = 3
         archive_chunk(context, name, until=chunk_steps.upload_chunk)
-        posting = chunk_steps.posting_of(context.ledger.chunk(name))
+        posting = chunk_steps.posting_of(context.ledger.chunks.get(name))
         copies = context.store.copies(posting)
-        with context.ledger.lease(chunk_lease(name), context.holder) as lease:
+        with context.ledger.leases.hold(chunk_lease(name), context.holder) as lease:
             with pytest.raises(IllegalMove):
-                context.ledger.record_posting(lease, name, posting)
-            context.ledger.record_copies(lease, name, copies)
+                context.ledger.moves.record_posting(lease, name, posting)
+            context.ledger.replicas.record_verified(lease, name, copies)
             with pytest.raises(IllegalMove):
-                context.ledger.record_copies(lease, name, copies)
+                context.ledger.replicas.record_verified(lease, name, copies)
         archive_chunk(context, name)
-        with context.ledger.lease(chunk_lease(name), context.holder) as lease, pytest.raises(IllegalMove):
-            context.ledger.load_locations(lease, name)
+        with context.ledger.leases.hold(chunk_lease(name), context.holder) as lease, pytest.raises(IllegalMove):
+            context.ledger.moves.load_locations(lease, name)
         small_world.finish()
         case.check(small_world)
 
@@ -132,7 +132,7 @@ def test_a_skip_that_is_told_twice_is_one_skip(fault, small_world):
         small_world.finish()
         skip = Skip("%FF", "etag:e:1", SkipReason.UNSUPPORTED_KEY, "not UTF-8", "e", 1)
         for _ in range(2):
-            context.ledger.record_skips(SOURCE, [skip])
+            context.ledger.skips.record(SOURCE, [skip])
         assert small_world.query("SELECT count(*), max(times) FROM skipped_objects") == [(1, 2)]
         case.check(small_world)
 
@@ -247,7 +247,7 @@ def test_an_object_that_another_chunk_located_meanwhile_is_not_archived_again(fa
             with pytest.raises(LedgerError, match="claims") as refused:
                 archive_chunk(context, first)
             assert "withdraw" in refused.value.hint
-            assert context.ledger.chunk(first).state in (ChunkState.SEALED, ChunkState.PACKING)
+            assert context.ledger.chunks.get(first).state in (ChunkState.SEALED, ChunkState.PACKING)
             chunk_steps.withdraw(context, first)
         small_world.finish()
         case.check(small_world)

@@ -46,9 +46,9 @@ allow_private_addresses = true
 """
 
 MOMENTS = {
-    "sealed": ("caf_pipeline.ledger.postgres:Ledger.seal:after:2", "sealed"),
+    "sealed": ("caf_pipeline.ledger.chunk_moves:ChunkMoves.seal:after:2", "sealed"),
     "a post is sent": ("caf_pipeline.store.jackal.chain:Chain.broadcast:after:2", "posting"),
-    "verified": ("caf_pipeline.ledger.postgres:Ledger.load_locations:before:2", "verified"),
+    "verified": ("caf_pipeline.ledger.chunk_moves:ChunkMoves.load_locations:before:2", "verified"),
 }
 """When the old run is killed, and the state in which it leaves the second chunk."""
 

@@ -22,7 +22,7 @@ from caf_pipeline.chunk_state import UNDER_WAY, ChunkState
 from caf_pipeline.errors import CafError
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.ledger.database import database_of
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.retrieval.reader import fetch
@@ -247,7 +247,7 @@ class World:
         for _ in range(ROUNDS):
             with self.run_context("the next run") as context:
                 planned = planning.cut_plan(context, inventories.take_inventory(context))
-                names = {chunk.name for chunk in context.ledger.chunks(SOURCE, UNDER_WAY)} | again
+                names = {chunk.name for chunk in context.ledger.chunks.list(SOURCE, UNDER_WAY)} | again
                 for name in sorted(names):
                     for step in CHUNK_STEPS:
                         step(context, name)
@@ -264,7 +264,7 @@ class World:
     def chunks(self, *states: ChunkState) -> Sequence[Chunk]:
         """Return its chunks as the ledger has them."""
         with self.run_context() as context:
-            return context.ledger.chunks(SOURCE, states or None)
+            return context.ledger.chunks.list(SOURCE, states or None)
 
     def query(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Ask the database itself."""
@@ -340,7 +340,7 @@ class World:
             found.size_bytes += len(body)
 
     def _look_at_chunks(self, context: RunContext, found: _Findings) -> None:
-        for chunk in context.ledger.chunks(SOURCE):
+        for chunk in context.ledger.chunks.list(SOURCE):
             if chunk.state is ChunkState.WITHDRAWN:
                 continue
             if chunk.state not in (ChunkState.LOCATED, ChunkState.EMPTY):
@@ -355,7 +355,7 @@ class World:
 
     def _look_at_the_network(self, context: RunContext, found: _Findings) -> None:
         """Each chunk's root was posted once, nothing else was, and the space that it takes was charged once."""
-        chunks = context.ledger.chunks(SOURCE, [ChunkState.LOCATED])
+        chunks = context.ledger.chunks.list(SOURCE, [ChunkState.LOCATED])
         state = self.network.state()
         expected = Counter({chunk.merkle_root.hex(): 1 for chunk in chunks if chunk.merkle_root})
         files = Counter(one["merkle"] for one in state["files"] if one["owner"] == self.address)

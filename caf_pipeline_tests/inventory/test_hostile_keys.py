@@ -177,7 +177,7 @@ def caf(network, database_url, monkeypatch, capfdbinary):
 
 def chunk_of(context, name, folder):
     """Fetch a chunk from the network as a file, as anybody can."""
-    posting = posting_of(context.ledger.chunk(name))
+    posting = posting_of(context.ledger.chunks.get(name))
     path = folder / "chunk.caf"
     path.write_bytes(b"".join(context.store.read(posting, 0, posting.stored_size_bytes)))
     return path, ChunkFile(RemoteSource(context.store, posting), name)
@@ -200,7 +200,7 @@ def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(make_c
             new_bucket.put(key, body_of(key))
         context = make_context(new_bucket.source())
         (name,) = archive_everything(context)
-        assert context.ledger.account("src").skipped == {}
+        assert context.ledger.chunks.account("src").skipped == {}
         all_read_back(context, KEYS)
         case.objects = len(KEYS)
         _, chunk = chunk_of(context, name, tmp_path)
@@ -222,7 +222,7 @@ def test_keys_that_a_server_of_tests_cannot_store_are_archived_or_skipped_with_t
     context = make_context(source)
     archive_everything(context)
     all_read_back(context, MEMORY_KEYS)
-    assert {str(reason): count for reason, count in context.ledger.account("src").skipped.items()} == {
+    assert {str(reason): count for reason, count in context.ledger.chunks.account("src").skipped.items()} == {
         "unsupported_key": len(NO_TEXT) + 1
     }
 

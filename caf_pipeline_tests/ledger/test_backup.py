@@ -90,7 +90,7 @@ def test_tables_of_other_programs_are_left_alone(ledger, programs, tmp_path, exe
 def test_a_restore_is_refused_while_a_lease_is_held(ledger, programs, dump):
     register(ledger, ["b"])
     before = rows_of(ledger)
-    with ledger.lease("plan/src", holder("run-1")), pytest.raises(HeldByOther):
+    with ledger.leases.hold("plan/src", holder("run-1")), pytest.raises(HeldByOther):
         backup.restore(ledger.database, programs, dump, reason="a test")
     assert rows_of(ledger) == before
 
@@ -104,7 +104,7 @@ def test_a_damaged_backup_changes_nothing(ledger, programs, dump):
         with pytest.raises(LedgerError):
             backup.restore(ledger.database, programs, dump, reason="a test")
     assert rows_of(ledger) == before
-    assert ledger.controls().current().paused == ""
+    assert ledger.controls.current().paused == ""
 
 
 @pytest.mark.parametrize(
@@ -192,4 +192,4 @@ def test_a_killed_restore_leaves_the_old_ledger_or_the_new(ledger, dump, databas
                 break
         time.sleep(0.05)
     assert rows_of(ledger) in (old, newer)
-    assert bool(ledger.controls().current().paused) == (rows_of(ledger) == old)
+    assert bool(ledger.controls.current().paused) == (rows_of(ledger) == old)

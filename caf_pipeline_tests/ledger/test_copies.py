@@ -6,7 +6,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState, CopyState
 from caf_pipeline.errors import IllegalMove, LedgerError
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline_tests.contracts.ledger import (
     ROOT,
     SOURCE,
@@ -82,7 +82,7 @@ def test_the_database_refuses(ledger, database, what):
         bring_to(ledger, chunk, state, ["a"])
     with pytest.raises(IllegalMove):
         change(database, *statement.split("; "))
-    assert ledger.chunk(chunk).state is state
+    assert ledger.chunks.get(chunk).state is state
 
 
 def test_a_planned_chunk_has_no_copy(ledger, database):
@@ -123,10 +123,10 @@ def test_a_chunk_that_is_packed_again_has_no_copy_until_it_is_sealed(ledger, dat
     (chunk,) = register(ledger, ["a"])
     bring_to(ledger, chunk, S.SEALED)
     end(ledger, chunk, S.PACKING)
-    assert (ledger.chunk(chunk).merkle_root, copies(database)) == (None, [])
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-        ledger.seal(lease, chunk, replace(seal_facts(1), merkle_root=b"\7" * 32), [], [])
-    assert ledger.chunk(chunk).merkle_root == b"\7" * 32
+    assert (ledger.chunks.get(chunk).merkle_root, copies(database)) == (None, [])
+    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+        ledger.moves.seal(lease, chunk, replace(seal_facts(1), merkle_root=b"\7" * 32), [], [])
+    assert ledger.chunks.get(chunk).merkle_root == b"\7" * 32
 
 
 @pytest.mark.parametrize(
@@ -145,16 +145,16 @@ def test_a_parked_chunk_keeps_its_copy_and_claims_no_more_than_that(ledger, stat
     (chunk,) = register(ledger, ["a"])
     if state is not S.PLANNED:
         bring_to(ledger, chunk, state)
-    before = ledger.chunk(chunk)
+    before = ledger.chunks.get(chunk)
     end(ledger, chunk, S.PARKED)
-    parked = ledger.chunk(chunk)
+    parked = ledger.chunks.get(chunk)
     kept = ("copy_state", "merkle_root", "owner", "start")
     assert [getattr(parked, name) for name in kept] == [getattr(before, name) for name in kept]
     for after in set(S) - {back, S.WITHDRAWN, S.ABANDONED, S.PACKING, state}:
         with pytest.raises(IllegalMove):
             end(ledger, chunk, after)
     end(ledger, chunk, back)
-    assert ledger.chunk(chunk).state is back
+    assert ledger.chunks.get(chunk).state is back
 
 
 def test_a_verified_chunk_that_is_parked_is_neither_withdrawn_nor_abandoned(ledger):
@@ -168,12 +168,12 @@ def test_a_verified_chunk_that_is_parked_is_neither_withdrawn_nor_abandoned(ledg
 
 def test_a_chunk_given_up_for_damage_keeps_its_place_and_why(ledger, database):
     chunk = archive(ledger, ["a"])
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-        ledger.move(lease, chunk, S.LOCATED, S.DAMAGED, reason="wrong bytes")
-        ledger.move(lease, chunk, S.DAMAGED, S.WITHDRAWN, reason="beyond repair")
+    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+        ledger.moves.move(lease, chunk, S.LOCATED, S.DAMAGED, reason="wrong bytes")
+        ledger.moves.move(lease, chunk, S.DAMAGED, S.WITHDRAWN, reason="beyond repair")
     assert copies(database) == [(chunk, "jackal", "retired", "wrong bytes", 42)]
-    assert ledger.chunk(chunk).reason == "beyond repair"
-    assert ledger.unknown_posts(SOURCE) == 0
+    assert ledger.chunks.get(chunk).reason == "beyond repair"
+    assert ledger.rebuilds.unknown_posts(SOURCE) == 0
     assert ledger.transactions(holder()).unknown_roots([ROOT], signed=True) == []
 
 
@@ -190,16 +190,16 @@ def test_an_expired_copy_leaves_its_chunk_located_and_its_objects_not(ledger, da
     end(ledger, chunk, S.EXPIRED)
     assert [row[2] for row in copies(database)] == ["expired"]
     assert ledger.lookup.locate(SOURCE, "a") is None
-    assert ledger.chunk(chunk).state is S.EXPIRED
+    assert ledger.chunks.get(chunk).state is S.EXPIRED
 
 
 @pytest.mark.parametrize("fault", ["", "wrong bytes"])
 def test_a_rebuilt_chunk_is_located_and_has_its_copy(ledger, database, fault):
-    ledger.register_source(SOURCE, "id", "s3://src")
+    ledger.sources.register(SOURCE, "id", "s3://src")
     chunk = restored(7, ["a"])
     restore(ledger, chunk, batches([location("a")]), [], fault=fault)
     assert copies(database) == [(chunk.name, "jackal", "damaged" if fault else "verified", fault, 7)]
-    assert ledger.chunk(chunk.name).reason == fault
+    assert ledger.chunks.get(chunk.name).reason == fault
 
 
 @pytest.mark.parametrize(("state", "is_replaced"), [(S.SEALED, True), (S.POSTING, True), (S.POSTED, False), (S.VERIFIED, False)])
@@ -208,24 +208,24 @@ def test_a_stored_file_takes_the_place_of_a_parked_chunk_only_if_that_was_not_po
     bring_to(ledger, name, state)
     end(ledger, name, S.PARKED)
     before = copies(database)
-    stored = replace(restored(7, ["a"]), name=name, plan=ledger.chunk(name).plan)
-    with ledger.lease(f"chunk/{name}", holder()) as lease:
+    stored = replace(restored(7, ["a"]), name=name, plan=ledger.chunks.get(name).plan)
+    with ledger.leases.hold(f"chunk/{name}", holder()) as lease:
         if is_replaced:
-            assert ledger.restore_chunk(stored, batches([location("a")]), [], plan_folder="p", lease=lease) == 1
+            assert ledger.rebuilds.restore_chunk(stored, batches([location("a")]), [], plan_folder="p", lease=lease) == 1
             assert copies(database) == [(name, "jackal", "verified", "", 7)]
         else:
             with pytest.raises(IllegalMove):
-                ledger.restore_chunk(stored, batches([location("a")]), [], plan_folder="p", lease=lease)
+                ledger.rebuilds.restore_chunk(stored, batches([location("a")]), [], plan_folder="p", lease=lease)
             assert copies(database) == before
-            assert ledger.chunk(name).state is S.PARKED
+            assert ledger.chunks.get(name).state is S.PARKED
 
 
 def test_a_full_read_ends_with_the_copy_it_was_of(ledger, database):
     chunk = archive(ledger, ["a"])
     read_back(ledger, chunk)
-    assert ledger.chunk(chunk).read_back_at is not None
+    assert ledger.chunks.get(chunk).read_back_at is not None
     end(ledger, chunk, S.DAMAGED)
-    assert ledger.chunk(chunk).read_back_at is None
+    assert ledger.chunks.get(chunk).read_back_at is None
 
 
 def test_a_located_chunk_is_given_its_copy_back_only_by_a_repair(ledger):
@@ -233,4 +233,4 @@ def test_a_located_chunk_is_given_its_copy_back_only_by_a_repair(ledger):
     for after in set(S) - {S.DAMAGED, S.EXPIRED}:
         with pytest.raises(IllegalMove):
             end(ledger, chunk, after)
-    assert ledger.chunk(chunk).copy_state is C.VERIFIED
+    assert ledger.chunks.get(chunk).copy_state is C.VERIFIED

@@ -17,7 +17,7 @@ import pytest
 from caf_pipeline.errors import LedgerError
 from caf_pipeline.ledger import embedded
 from caf_pipeline.ledger.embedded import EmbeddedServer, embedded_server
-from caf_pipeline.ledger.postgres import open_ledger
+from caf_pipeline.ledger.ledger import open_ledger
 from caf_pipeline.settings import Settings
 
 USER = """
@@ -122,12 +122,12 @@ def test_a_killed_server_comes_back_with_what_was_committed(folder):
 def test_a_long_lived_process_starts_its_killed_server_again(folder):
     ledger = open_ledger(Settings(home=folder.parent))
     try:
-        ledger.register_source("src", "an archive", "s3://src")
+        ledger.sources.register("src", "an archive", "s3://src")
         killed = postmaster(folder)
         killed.kill()
         while postmaster(folder):
             time.sleep(0.01)
-        assert ledger.addresses() == {"an archive": "s3://src"}
+        assert ledger.sources.addresses() == {"an archive": "s3://src"}
         assert ledger.lookup.sources() == ["src"]
         assert postmaster(folder) != killed
     finally:

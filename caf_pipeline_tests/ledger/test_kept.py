@@ -14,7 +14,7 @@ from caf_pipeline.errors import StagingError
 from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.kept import open_kept
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query
 from caf_pipeline_tests.contracts.ledger import SOURCE, archive, batches, end, location, register, restore, restored, skip
 from caf_pipeline_tests.support.postgres import connected
@@ -177,7 +177,7 @@ def test_files_of_another_database_are_not_mixed_with_this_ones(ledger, known, d
 def test_files_of_another_source_are_not_mixed_with_this_ones(ledger, known, tmp_path):
     archive(ledger, ["a", "b"], source="other")
     archive(ledger, ["a", "c"])
-    ledger.export_changes("other", tmp_path / "others", tmp_path / "kept")
+    ledger.exports.changes("other", tmp_path / "others", tmp_path / "kept")
     assert known() == {"a", "c"}
 
 
@@ -219,9 +219,9 @@ def test_what_a_killed_process_left_is_removed(ledger, known, tmp_path):
 
 def test_who_reads_has_its_files_when_they_are_replaced(ledger, tmp_path):
     archive(ledger, ["a"])
-    ledger.export_changes(SOURCE, tmp_path / "one", tmp_path / "kept")
+    ledger.exports.changes(SOURCE, tmp_path / "one", tmp_path / "kept")
     archive(ledger, ["b"])
-    ledger.export_changes(SOURCE, tmp_path / "other", tmp_path / "kept")
+    ledger.exports.changes(SOURCE, tmp_path / "other", tmp_path / "kept")
     keys = [key for path in (tmp_path / "one").iterdir() for key in pq.read_table(path)["key"].to_pylist()]
     assert keys == [b"a"]
 
@@ -259,14 +259,14 @@ def test_a_folder_that_cannot_be_made_is_a_staging_error(ledger, tmp_path):
     archive(ledger, ["a"])
     (tmp_path / "kept").write_text("a file is in the way")
     with pytest.raises(StagingError, match="kept cannot be used"):
-        ledger.export_changes(SOURCE, tmp_path / "standing", tmp_path / "kept")
+        ledger.exports.changes(SOURCE, tmp_path / "standing", tmp_path / "kept")
 
 
 def test_files_that_say_what_the_database_has_do_not_differ(ledger, known, tmp_path):
     archive(ledger, ["a", "b"])
     known()
     archive(ledger, ["c"])  # not kept yet
-    assert ledger.compare_kept(SOURCE, tmp_path, tmp_path / "kept") == 0
+    assert ledger.exports.compare_kept(SOURCE, tmp_path, tmp_path / "kept") == 0
 
 
 @pytest.mark.parametrize("lie", ["file_path = 'x'", "etag = 'x'", "last_modified = now()"])
@@ -275,4 +275,4 @@ def test_a_comparison_finds_rows_that_changed_and_are_as_many(ledger, known, tmp
     known()
     with connected(database) as connection:
         connection.execute(f"UPDATE file_locations SET {lie} WHERE file_path = 'a'")
-    assert ledger.compare_kept(SOURCE, tmp_path, tmp_path / "kept") == 2
+    assert ledger.exports.compare_kept(SOURCE, tmp_path, tmp_path / "kept") == 2

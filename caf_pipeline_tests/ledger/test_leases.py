@@ -15,7 +15,7 @@ from caf_pipeline.errors import HeldByOther, LeaseLost
 from caf_pipeline.ledger import records
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.leases import HeldLease
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import boot_id, is_alive, this_process
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline_tests.contracts.ledger import bring_to, holder, pending, register, seal
@@ -28,7 +28,7 @@ import sys
 from dataclasses import replace
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.errors import LeaseLost
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline_tests.contracts.ledger import batches, location, seal_facts
@@ -36,11 +36,11 @@ from caf_pipeline_tests.contracts.ledger import batches, location, seal_facts
 url, chunk, seconds, boot, what = sys.argv[1:]
 ledger = Ledger(Database(url), lease_seconds=float(seconds))
 me = this_process("run-child")
-with ledger.lease(f"chunk/{chunk}", replace(me, boot_id=boot) if boot else me) as lease:
+with ledger.leases.hold(f"chunk/{chunk}", replace(me, boot_id=boot) if boot else me) as lease:
     print("held", flush=True)
     sys.stdin.readline()
     if what == "move":
-        for attempt in (lease.check, lambda: ledger.move(lease, chunk, ChunkState.PLANNED, ChunkState.PACKING)):
+        for attempt in (lease.check, lambda: ledger.moves.move(lease, chunk, ChunkState.PLANNED, ChunkState.PACKING)):
             try:
                 attempt()
                 print("done", flush=True)
@@ -51,7 +51,7 @@ with ledger.lease(f"chunk/{chunk}", replace(me, boot_id=boot) if boot else me) a
             yield from batches([location("a")])
             print("loading", flush=True)
             sys.stdin.readline()
-        ledger.seal(lease, chunk, seal_facts(1), [], [], rows=rows)
+        ledger.moves.seal(lease, chunk, seal_facts(1), [], [], rows=rows)
 """
 
 
@@ -88,7 +88,7 @@ def test_a_killed_run_on_this_machine_is_replaced_at_once(database, database_url
     with child(database_url, chunk) as process:
         process.kill()
         process.wait()
-        with Ledger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
+        with Ledger(database, lease_seconds=NEVER).leases.hold(f"chunk/{chunk}", holder()) as lease:
             assert lease.epoch > 1
 
 
@@ -99,7 +99,7 @@ def test_a_killed_run_that_nobody_waited_for_is_dead(database, database_url, chu
         while is_alive(boot_id(), process.pid, _started_of(database_url, process)):
             time.sleep(0.01)
         assert process.returncode is None
-        with Ledger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
+        with Ledger(database, lease_seconds=NEVER).leases.hold(f"chunk/{chunk}", holder()) as lease:
             assert lease.epoch > 1
 
 
@@ -114,7 +114,7 @@ def test_a_killed_run_on_another_machine_is_replaced_when_its_lease_has_run_out(
     with child(database_url, chunk, seconds=SHORT, boot="another machine") as process:
         process.kill()
         process.wait()
-        with Ledger(database, lease_seconds=SHORT).lease(f"chunk/{chunk}", holder()) as lease:
+        with Ledger(database, lease_seconds=SHORT).leases.hold(f"chunk/{chunk}", holder()) as lease:
             assert lease.epoch > 1
 
 
@@ -123,7 +123,7 @@ def test_a_live_run_on_another_machine_is_seen_renewing(database, database_url, 
     ledger = Ledger(database, lease_seconds=SHORT)
     with child(database_url, chunk, seconds=SHORT, boot="another machine"):
         with pytest.raises(HeldByOther) as refused:
-            ledger.lease(f"chunk/{chunk}", holder()).__enter__()
+            ledger.leases.hold(f"chunk/{chunk}", holder()).__enter__()
         assert refused.value.holder == "run-child"
 
 
@@ -141,11 +141,11 @@ def test_a_run_that_was_paused_beyond_its_lease_can_move_nothing(database, datab
     ledger = Ledger(database, lease_seconds=SHORT)
     with child(database_url, chunk, seconds=SHORT, boot=boot, what="move") as process:
         process.send_signal(signal.SIGSTOP)
-        with ledger.lease(f"chunk/{chunk}", holder("run-2")):
+        with ledger.leases.hold(f"chunk/{chunk}", holder("run-2")):
             process.send_signal(signal.SIGCONT)
             tell(process)
             assert [process.stdout.readline() for _ in range(2)] == ["lost\n", "lost\n"]
-            assert ledger.chunk(chunk).state is ChunkState.PLANNED
+            assert ledger.chunks.get(chunk).state is ChunkState.PLANNED
 
 
 @pytest.mark.thorough
@@ -156,7 +156,7 @@ def test_a_run_killed_while_it_seals_leaves_no_row_and_the_next_one_completes(da
         assert process.stdout.readline() == "loading\n"
         process.kill()
         process.wait()
-        with Ledger(database, lease_seconds=NEVER).lease(f"chunk/{chunk}", holder()) as lease:
+        with Ledger(database, lease_seconds=NEVER).leases.hold(f"chunk/{chunk}", holder()) as lease:
             assert pending(ledger, chunk) == 0
             seal(ledger, lease, chunk)
             assert pending(ledger, chunk) == 1

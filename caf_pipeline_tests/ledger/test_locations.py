@@ -18,7 +18,7 @@ from caf_pipeline.ledger import copy, import_chunk
 from caf_pipeline.ledger.arrow import header_set_ids
 from caf_pipeline.ledger.copy import copy_location_batches
 from caf_pipeline.ledger.export import _PARTS
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import LocationRow
 from caf_pipeline_tests.contracts.ledger import register

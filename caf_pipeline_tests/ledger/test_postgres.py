@@ -21,8 +21,8 @@ from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, SkipReason
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
+from caf_pipeline.ledger.ledger import Ledger, open_ledger
 from caf_pipeline.ledger.lookup import Lookup
-from caf_pipeline.ledger.postgres import Ledger, open_ledger
 from caf_pipeline.ledger.records import CopyCheck, plan_lease
 from caf_pipeline.ledger.removal import OF_A_CHUNK, OF_AN_ADDRESS
 from caf_pipeline.settings import Settings
@@ -122,7 +122,7 @@ def test_a_move_under_way_keeps_its_source(database, ledger):
 
 @pytest.mark.thorough
 def test_of_two_plans_at_once_that_share_an_object_one_wins(ledger):
-    ledger.register_source(SOURCE, "archive of src", "s3://src")
+    ledger.sources.register(SOURCE, "archive of src", "s3://src")
     gate = threading.Barrier(2)
 
     def plan(number):
@@ -130,24 +130,24 @@ def test_of_two_plans_at_once_that_share_an_object_one_wins(ledger):
 
         gate.wait(PATIENCE_SECONDS)
         try:
-            ledger.register_plan(lease, plan_record(), [planned(1, keys)], claims(*((1, key) for key in keys)))
+            ledger.plans.register(lease, plan_record(), [planned(1, keys)], claims(*((1, key) for key in keys)))
         except ClaimConflict:
             return "conflict"
         return "registered"
 
-    with ledger.lease(plan_lease(SOURCE), holder()) as lease, ThreadPoolExecutor(2) as pool:
+    with ledger.leases.hold(plan_lease(SOURCE), holder()) as lease, ThreadPoolExecutor(2) as pool:
         assert sorted(pool.map(plan, [1, 2])) == ["conflict", "registered"]
-    assert len(ledger.chunks(SOURCE)) == 1
-    assert ledger.account(SOURCE).claimed_objects == 2001
+    assert len(ledger.chunks.list(SOURCE)) == 1
+    assert ledger.chunks.account(SOURCE).claimed_objects == 2001
 
 
 def test_two_runs_at_once_cannot_both_take_the_last_staging_room(ledger):
     names = register(ledger, *[[f"k{n}"] for n in range(4)])
 
     def reserve(name):
-        with ledger.lease(f"chunk/{name}", holder(name)) as lease:
+        with ledger.leases.hold(f"chunk/{name}", holder(name)) as lease:
             try:
-                ledger.reserve_staging(lease, name, "/s", 60, 100)
+                ledger.staging.reserve(lease, name, "/s", 60, 100)
             except StagingError:
                 return 0
             return 60
@@ -160,21 +160,21 @@ def test_an_object_located_twice_is_refused_even_if_the_plan_missed_it(ledger):
     kept = archive(ledger, ["a"])
     (chunk,) = register(ledger, ["b"])
     bring_to(ledger, chunk, ChunkState.PACKING)
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
         seal(ledger, lease, chunk, rows=[location("a")])
         bring_on(ledger, lease, chunk)
         with pytest.raises(LedgerError, match="0 objects"):
-            ledger.load_locations(lease, chunk)
-    assert (ledger.chunk(chunk).state, pending(ledger, chunk)) == (ChunkState.VERIFIED, 1)
+            ledger.moves.load_locations(lease, chunk)
+    assert (ledger.chunks.get(chunk).state, pending(ledger, chunk)) == (ChunkState.VERIFIED, 1)
     assert ledger.lookup.locate(SOURCE, "a").chunk == kept
 
 
 def bring_on(ledger, lease, chunk):
     """Bring a sealed chunk to `verified`."""
-    ledger.move(lease, chunk, ChunkState.SEALED, ChunkState.POSTING)
-    ledger.record_posting(lease, chunk, POSTING)
-    ledger.move(lease, chunk, ChunkState.POSTED, ChunkState.UPLOADING)
-    ledger.record_copies(lease, chunk, [Copy("provider", "proof")])
+    ledger.moves.move(lease, chunk, ChunkState.SEALED, ChunkState.POSTING)
+    ledger.moves.record_posting(lease, chunk, POSTING)
+    ledger.moves.move(lease, chunk, ChunkState.POSTED, ChunkState.UPLOADING)
+    ledger.replicas.record_verified(lease, chunk, [Copy("provider", "proof")])
 
 
 def test_a_row_of_an_expired_chunk_gives_way(ledger):
@@ -189,9 +189,9 @@ def test_locating_writes_exactly_the_members_or_nothing(ledger, database_url, ch
     bring_to(ledger, chunk, ChunkState.VERIFIED)
     with psycopg.connect(database_url) as connection:
         connection.execute(change)
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError):
-        ledger.load_locations(lease, chunk)
-    assert ledger.chunk(chunk).state is ChunkState.VERIFIED
+    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError):
+        ledger.moves.load_locations(lease, chunk)
+    assert ledger.chunks.get(chunk).state is ChunkState.VERIFIED
     assert ledger.lookup.locate(SOURCE, "b") is None
 
 
@@ -214,9 +214,9 @@ def test_two_seals_of_the_same_sets_at_once_both_end(ledger, database_url):
         given = [
             batch for row, headers in zip(claimed(ledger, name), orders[name], strict=True) for batch in batches([row], headers)
         ]
-        with ledger.lease(f"chunk/{name}", holder(name)) as lease:
-            ledger.move(lease, name, ChunkState.PLANNED, ChunkState.PACKING)
-            ledger.seal(lease, name, seal_facts(3), [], [], rows=lambda: given)
+        with ledger.leases.hold(f"chunk/{name}", holder(name)) as lease:
+            ledger.moves.move(lease, name, ChunkState.PLANNED, ChunkState.PACKING)
+            ledger.moves.seal(lease, name, seal_facts(3), [], [], rows=lambda: given)
 
     with (
         psycopg.connect(database_url) as first,
@@ -229,7 +229,7 @@ def test_two_seals_of_the_same_sets_at_once_both_end(ledger, database_url):
         first.rollback()
         for one in sealing:
             one.result(PATIENCE_SECONDS)
-    assert ledger.account(SOURCE).chunks == {ChunkState.SEALED: 2}
+    assert ledger.chunks.account(SOURCE).chunks == {ChunkState.SEALED: 2}
 
 
 def test_a_deadlock_of_a_seal_is_transient_and_the_seal_may_be_repeated(ledger, database_url):
@@ -237,11 +237,11 @@ def test_a_deadlock_of_a_seal_is_transient_and_the_seal_may_be_repeated(ledger, 
     bring_to(ledger, chunk, ChunkState.PACKING)
     with psycopg.connect(database_url) as connection:
         connection.execute(DEADLOCK)
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
         with pytest.raises(LedgerUnreachable) as deadlock:
             seal(ledger, lease, chunk, headers=ObjectHeaders("text/plain"))
         assert not deadlock.value.permanent
-        assert (ledger.chunk(chunk).state, pending(ledger, chunk)) == (ChunkState.PACKING, 0)
+        assert (ledger.chunks.get(chunk).state, pending(ledger, chunk)) == (ChunkState.PACKING, 0)
         seal(ledger, lease, chunk, headers=ObjectHeaders("text/plain"))
     assert pending(ledger, chunk) == 1
 
@@ -253,7 +253,7 @@ def test_stray_pending_rows_are_counted_and_dropped(ledger, database_url):
         connection.execute("UPDATE caf_files SET state = 'packing', sealed_at = NULL, merkle_root = NULL")
         (caf_file_id,) = connection.execute("SELECT caf_file_id FROM caf_files").fetchone()
     assert pending(ledger, chunk) == 1
-    assert ledger.drop_stray_rows(caf_file_id) == 1
+    assert ledger.stray_rows.drop(caf_file_id) == 1
     assert pending(ledger, chunk) == 0
 
 
@@ -267,10 +267,10 @@ def test_a_removed_source_leaves_no_pending_rows(ledger, database_url):
 
 @pytest.mark.parametrize("reason", list(SkipReason))
 def test_a_skip_is_due_after_its_time_which_doubles_up_to_the_cap(ledger, database_url, reason):
-    ledger.register_source(SOURCE, "id", "s3://src")
+    ledger.sources.register(SOURCE, "id", "s3://src")
     first = RETRY_AFTER[reason]
     for times in range(8):
-        ledger.record_skips(SOURCE, [skip("a", reason)])
+        ledger.skips.record(SOURCE, [skip("a", reason)])
         with psycopg.connect(database_url) as connection:
             query = "SELECT CASE WHEN isfinite(retry_at) THEN retry_at - last_at END, times FROM skipped_objects"
             found = connection.execute(query).fetchone()
@@ -279,8 +279,8 @@ def test_a_skip_is_due_after_its_time_which_doubles_up_to_the_cap(ledger, databa
 
 
 def test_a_skip_becomes_due(ledger, database_url, tmp_path):
-    ledger.register_source(SOURCE, "id", "s3://src")
-    ledger.record_skips(SOURCE, [skip("a", SkipReason.CHANGED)])
+    ledger.sources.register(SOURCE, "id", "s3://src")
+    ledger.skips.record(SOURCE, [skip("a", SkipReason.CHANGED)])
     assert standing(ledger, tmp_path / "s") == {("a", "skipped", "changed", False)}
     with psycopg.connect(database_url) as connection:
         connection.execute("UPDATE skipped_objects SET retry_at = now() - interval '1 second'")
@@ -304,15 +304,15 @@ def test_any_keys_survive_claim_location_and_export(ledger, tmp_path, keys):
 def test_a_key_with_a_nul_is_refused_and_nothing_is_written(ledger):
     (chunk,) = register(ledger, ["a", "b"])
     bring_to(ledger, chunk, ChunkState.PACKING)
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError):
+    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError):
         seal(ledger, lease, chunk, rows=[location("a"), location("b\0")])
-    assert (ledger.chunk(chunk).state, pending(ledger, chunk)) == (ChunkState.PACKING, 0)
+    assert (ledger.chunks.get(chunk).state, pending(ledger, chunk)) == (ChunkState.PACKING, 0)
 
 
 def test_an_export_that_cannot_be_written_is_a_staging_error(ledger, tmp_path):
     register(ledger, ["a"])
     with pytest.raises(StagingError, match="nowhere"):
-        ledger.export_standing(SOURCE, tmp_path / "nowhere" / "s.parquet")
+        ledger.exports.standing(SOURCE, tmp_path / "nowhere" / "s.parquet")
 
 
 def test_a_statement_that_loses_its_connection_is_transient_and_wrote_nothing(ledger, postgres_url, database_url):
@@ -326,9 +326,9 @@ def test_a_statement_that_loses_its_connection_is_transient_and_wrote_nothing(le
             admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
         yield from batches([location("b")])
 
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
         with pytest.raises(LedgerUnreachable) as broken:
-            ledger.seal(lease, chunk, seal_facts(2), [], [], rows=rows)
+            ledger.moves.seal(lease, chunk, seal_facts(2), [], [], rows=rows)
         assert not broken.value.permanent
         assert pending(ledger, chunk) == 0
         seal(ledger, lease, chunk)
@@ -401,7 +401,7 @@ def test_a_look_up_reads_no_table_from_its_beginning_even_if_it_was_planned_when
             found = connection.execute("SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname <> 'sources'")
             return {name: count for name, count in found}
 
-    ledger.register_source(SOURCE, "archive of src", "s3://src")
+    ledger.sources.register(SOURCE, "archive of src", "s3://src")
     assert ledger.lookup.locate_many(SOURCE, ["k00001"]) == {}
     keys = [f"k{number:05}" for number in range(5000)]
     archive(ledger, keys)
@@ -448,11 +448,11 @@ def test_transactions_orders_and_looks_work_behind_a_pooler(pooled_ledger):
     ask(log, chunk)
     settle(log, commit(log, signed(1), chunk), "included", 7)
     assert (log.start_of(ACCOUNT, chunk), log.spent(ACCOUNT), log.waiting(ACCOUNT)) == (7, 10, [])
-    pooled_ledger.controls().set("bandwidth", "5")
-    assert pooled_ledger.controls().current().bandwidth == 5
+    pooled_ledger.controls.set("bandwidth", "5")
+    assert pooled_ledger.controls.current().bandwidth == 5
     done = archive(pooled_ledger, ["b"])
     look(pooled_ledger, done, CopyCheck(Copy("provider", "proof", 9), 1))
-    assert pooled_ledger.known_copies(done)[0].windows == 1
+    assert pooled_ledger.replicas.list(done)[0].windows == 1
 
 
 def test_many_threads_share_the_poolers_two_connections(pooled_ledger):
@@ -460,10 +460,10 @@ def test_many_threads_share_the_poolers_two_connections(pooled_ledger):
 
     def pack(name):
         number = names.index(name)
-        with pooled_ledger.lease(f"chunk/{name}", holder(name)) as lease:
-            pooled_ledger.move(lease, name, ChunkState.PLANNED, ChunkState.PACKING)
+        with pooled_ledger.leases.hold(f"chunk/{name}", holder(name)) as lease:
+            pooled_ledger.moves.move(lease, name, ChunkState.PLANNED, ChunkState.PACKING)
             seal(pooled_ledger, lease, name, [skip(f"s{number}")])
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(pack, names))
-    assert pooled_ledger.account(SOURCE).chunks == {ChunkState.SEALED: 8}
+    assert pooled_ledger.chunks.account(SOURCE).chunks == {ChunkState.SEALED: 8}

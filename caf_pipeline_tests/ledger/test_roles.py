@@ -8,7 +8,7 @@ from psycopg.errors import InsufficientPrivilege
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import LedgerError
 from caf_pipeline.ledger.database import Database
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.waits import Waits
 from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, holder, register
 from caf_pipeline_tests.support.postgres import connected
@@ -36,15 +36,15 @@ def located(ledger_as):
 
 
 def read_back(ledger, chunk):
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-        ledger.record_read_back(lease, chunk, "provider")
+    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+        ledger.replicas.record_full_read(lease, chunk, "provider")
 
 
 def test_a_reader_finds_what_a_worker_archived(ledger_as, located):
     reader = ledger_as("caf_reader")
     reader.bring_up(Waits())
     assert reader.lookup.locate(SOURCE, "a").chunk == located
-    assert reader.chunk(located).state is ChunkState.LOCATED
+    assert reader.chunks.get(located).state is ChunkState.LOCATED
 
 
 @pytest.mark.parametrize("table", ["sources", "leases", "file_locations", "full_reads", "schema_files"])
@@ -59,9 +59,9 @@ def test_only_a_verifier_records_a_full_read(ledger_as, located):
     worker, verifier = ledger_as("caf_worker"), ledger_as("caf_verifier")
     with pytest.raises(LedgerError, match="permission denied"):
         read_back(worker, located)
-    assert worker.chunk(located).read_back_at is None
+    assert worker.chunks.get(located).read_back_at is None
     read_back(verifier, located)
-    assert worker.chunk(located).read_back_at is not None
+    assert worker.chunks.get(located).read_back_at is not None
 
 
 def test_a_worker_cannot_change_a_full_read_but_ends_it(ledger_as, located):
@@ -69,9 +69,9 @@ def test_a_worker_cannot_change_a_full_read_but_ends_it(ledger_as, located):
     read_back(ledger_as("caf_verifier"), located)
     with pytest.raises(InsufficientPrivilege), connected(worker.database) as connection:
         connection.execute("UPDATE full_reads SET read_at = now()")
-    with worker.lease(f"chunk/{located}", holder()) as lease:
-        worker.move(lease, located, ChunkState.LOCATED, ChunkState.DAMAGED, reason="lost")
-    assert worker.chunk(located).read_back_at is None
+    with worker.leases.hold(f"chunk/{located}", holder()) as lease:
+        worker.moves.move(lease, located, ChunkState.LOCATED, ChunkState.DAMAGED, reason="lost")
+    assert worker.chunks.get(located).read_back_at is None
 
 
 def test_a_worker_cannot_say_that_other_files_made_the_tables(ledger_as):

@@ -12,7 +12,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.store.protocol import Copy, Posting
 from caf_pipeline_tests.contracts.ledger import POSTING, ROOT, archive, bring_to, end, holder, register
 from caf_pipeline_tests.contracts.transaction_log import (
@@ -141,7 +141,7 @@ CHILD = """
 import sys
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.errors import CafError
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, signed
 
@@ -342,11 +342,11 @@ def test_a_repair_and_a_commit_at_once_never_both_happen(ledger, log, damaged, d
 def test_a_chunk_gets_no_other_root_while_a_transaction_may_post_it(ledger, log, chunks):
     ask(log, chunks[0])
     one = commit(log, signed(1), chunks[0])
-    with ledger.lease(f"chunk/{chunks[0]}", holder()) as lease:
+    with ledger.leases.hold(f"chunk/{chunks[0]}", holder()) as lease:
         with pytest.raises(IllegalMove):
-            ledger.record_root(lease, chunks[0], b"\2" * 64, 0, [])
+            ledger.moves.record_root(lease, chunks[0], b"\2" * 64, 0, [])
         settle(log, one, "expired")
-        ledger.record_root(lease, chunks[0], b"\2" * 64, 0, [])
+        ledger.moves.record_root(lease, chunks[0], b"\2" * 64, 0, [])
     assert log.waiting(ACCOUNT) == []
 
 
@@ -372,8 +372,8 @@ def post(ledger, log, chunk, sequence, start):
     """Post a chunk in `posting` by a transaction that starts it at `start`."""
     ask(log, chunk)
     settle(log, commit(log, signed(sequence), chunk), "included", start)
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
-        ledger.record_posting(lease, chunk, Posting(ROOT, "jkl1owner", start, 1000))
+    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
+        ledger.moves.record_posting(lease, chunk, Posting(ROOT, "jkl1owner", start, 1000))
 
 
 @pytest.fixture
@@ -383,17 +383,17 @@ def damaged(ledger, log):
     bring_to(ledger, chunk, S.POSTING)
     ask(log, chunk)
     settle(log, commit(log, signed(1), chunk), "included", 42)
-    with ledger.lease(f"chunk/{chunk}", holder()) as lease:
+    with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
         bring_on(ledger, lease, chunk)
     end(ledger, chunk, S.DAMAGED)
     return chunk
 
 
 def bring_on(ledger, lease, chunk):
-    ledger.record_posting(lease, chunk, POSTING)
-    ledger.move(lease, chunk, S.POSTED, S.UPLOADING)
-    ledger.record_copies(lease, chunk, [Copy("p", "proof")])
-    ledger.load_locations(lease, chunk)
+    ledger.moves.record_posting(lease, chunk, POSTING)
+    ledger.moves.move(lease, chunk, S.POSTED, S.UPLOADING)
+    ledger.replicas.record_verified(lease, chunk, [Copy("p", "proof")])
+    ledger.moves.load_locations(lease, chunk)
 
 
 def test_a_damaged_chunk_is_posted_again_only_when_that_is_asked_for(log, damaged):
@@ -419,7 +419,7 @@ def test_a_second_post_that_the_ledger_does_not_know_yet_is_not_paid_for_again(l
 
 def test_a_damaged_chunk_beyond_repair_may_be_withdrawn(ledger, damaged):
     end(ledger, damaged, S.WITHDRAWN)
-    assert ledger.chunk(damaged).state is S.WITHDRAWN
+    assert ledger.chunks.get(damaged).state is S.WITHDRAWN
 
 
 def test_what_waited_for_a_repair_that_ended_otherwise_is_never_posted(ledger, log, damaged):
@@ -430,8 +430,8 @@ def test_what_waited_for_a_repair_that_ended_otherwise_is_never_posted(ledger, l
 
 def test_a_chunk_whose_root_the_chain_had_already_is_not_posted(ledger, log, chunks):
     ask(log, chunks[0])
-    with ledger.lease(f"chunk/{chunks[0]}", holder()) as lease:
-        ledger.record_posting(lease, chunks[0], Posting(ROOT, "jkl1owner", 5, 1000))
+    with ledger.leases.hold(f"chunk/{chunks[0]}", holder()) as lease:
+        ledger.moves.record_posting(lease, chunks[0], Posting(ROOT, "jkl1owner", 5, 1000))
     assert log.waiting(ACCOUNT) == []
 
 
@@ -446,8 +446,8 @@ def test_a_purchase_that_is_settled_later_may_end_earlier(ledger, log, purpose, 
     now = datetime.now(UTC)
 
     def read(days: int) -> datetime | None:
-        ledger.record_storage_plan(ACCOUNT, read_at=now, balance=1, plan=(1000, 10, now + timedelta(days=days)))
-        return ledger.storage_plans()[0].latest_end
+        ledger.storage_plans.record(ACCOUNT, read_at=now, balance=1, plan=(1000, 10, now + timedelta(days=days)))
+        return ledger.storage_plans.list()[0].latest_end
 
     read(90)
     transaction = commit(log, signed(1, purpose=purpose))

@@ -13,36 +13,36 @@ WAIT = Wait("rain", "June ends it", datetime(2026, 5, 1, tzinfo=UTC), "src-1-1")
 
 
 def test_a_wait_is_read_as_it_was_written(ledger):
-    ledger.record_waits(this_process("run-1"), "src", [WAIT])
-    (found,) = ledger.waits()
+    ledger.waits.record(this_process("run-1"), "src", [WAIT])
+    (found,) = ledger.waits.list()
     assert (found.source, found.run, found.wait) == ("src", "run-1", WAIT)
 
 
 def test_what_is_written_later_replaces_the_run_s_own_waits_and_no_others(ledger):
-    ledger.record_waits(this_process("run-1"), "src", [WAIT])
-    ledger.record_waits(this_process("run-2"), "src", [WAIT])
-    ledger.record_waits(this_process("run-1"), "src", [])
-    assert [one.run for one in ledger.waits()] == ["run-2"]
+    ledger.waits.record(this_process("run-1"), "src", [WAIT])
+    ledger.waits.record(this_process("run-2"), "src", [WAIT])
+    ledger.waits.record(this_process("run-1"), "src", [])
+    assert [one.run for one in ledger.waits.list()] == ["run-2"]
 
 
 def test_a_wait_of_a_dead_process_is_not_shown(ledger):
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process.communicate()
-    ledger.record_waits(Holder("run-1", boot_id(), process.pid, 1.0), "src", [WAIT])
-    assert ledger.waits() == []
+    ledger.waits.record(Holder("run-1", boot_id(), process.pid, 1.0), "src", [WAIT])
+    assert ledger.waits.list() == []
 
 
 def test_a_wait_that_was_not_renewed_is_not_shown(ledger, database):
-    ledger.record_waits(this_process("run-1"), "src", [WAIT])
+    ledger.waits.record(this_process("run-1"), "src", [WAIT])
     with connected(database) as connection:
         connection.execute("UPDATE waits SET expires_at = clock_timestamp()")
-    assert ledger.waits() == []
+    assert ledger.waits.list() == []
 
 
 def test_rows_that_killed_processes_left_are_removed(ledger, database):
-    ledger.record_waits(this_process("run-1"), "src", [WAIT])
+    ledger.waits.record(this_process("run-1"), "src", [WAIT])
     with connected(database) as connection:
         connection.execute("UPDATE waits SET expires_at = now() - interval '2 days'")
-    ledger.record_waits(this_process("run-2"), "src", [])
+    ledger.waits.record(this_process("run-2"), "src", [])
     with connected(database) as connection:
         assert connection.execute("SELECT count(*) FROM waits").scalar_one() == 0

@@ -165,7 +165,7 @@ def test_an_object_in_two_files_is_adopted_once_and_adopting_again_changes_nothi
     second = post(context, write(tmp_path / "2.caf", {key: members[key] for key in ("key-1", "key-2")}))
     third = post(context, write(tmp_path / "3.caf", {"key-1": members["key-1"]}))
     dry = adopt(context, first, dry_run=True)
-    assert (dry[0].kind, dry[0].rows, context.ledger.chunks()) == (AdoptionKind.ADOPTED, 2, [])
+    assert (dry[0].kind, dry[0].rows, context.ledger.chunks.list()) == (AdoptionKind.ADOPTED, 2, [])
     done = adopt(context, first, second, third)
     assert [(one.kind, one.rows) for one in done] == [("adopted", 2), ("adopted", 1), ("nothing_new", 0)]
     assert [one.chunk for one in done[:2]] == [str(chunk_of_root("src", merkle_root(one, 3))[0]) for one in (first, second)]
@@ -236,7 +236,7 @@ def test_what_is_not_ours_on_the_chain_or_no_caf_is_refused_and_nothing_is_chang
     assert "0 of 1 copy" in str(wrong.error)
     (lied,) = adopt_from_chain(context, Terms())
     assert "other bytes than its Merkle root" in str(lied.error)
-    assert context.ledger.chunks() == []
+    assert context.ledger.chunks.list() == []
 
 
 def test_an_adoption_that_fails_while_rows_are_loaded_leaves_nothing_and_is_done_again(open_context, tmp_path, monkeypatch):
@@ -258,11 +258,11 @@ def test_an_adoption_that_fails_while_rows_are_loaded_leaves_nothing_and_is_done
 def test_an_adopted_chunk_is_never_safe_has_no_headers_and_is_proven_and_repaired_like_any(open_context, tmp_path):
     context = open_context({"a": b"1" * 50_000, "b": b"2"})
     (done,) = adopt(context, post(context, write(tmp_path / "a.caf", {"a": b"1" * 50_000, "c": b"2"})))
-    (chunk,) = context.ledger.chunks()
+    (chunk,) = context.ledger.chunks.list()
     assert chunk.adopted
     assert prove_chunk(context, done.chunk).explanation == ""
     assert repair_chunk(context, done.chunk).origin == "none needed"
-    assert [_amiss(rows) for rows in context.ledger.rows_by_chunk("src")] == [None]
+    assert [_amiss(rows) for rows in context.ledger.stray_rows.by_chunk("src")] == [None]
     assert context.ledger.lookup.locate("src", "a").row.header_set is None
     folder = tmp_path / "deletion"
     folder.mkdir()
@@ -291,5 +291,5 @@ def test_an_adopted_object_that_is_written_again_is_archived_with_its_headers(op
     context.objects.headers["a"] = ObjectHeaders("text/plain")
     (name,) = archive_everything(context)
     rows = rows_of(context.ledger)["file_locations"]
-    assert {row["chunk"] for row in rows} == {name, *(chunk.name for chunk in context.ledger.chunks() if chunk.adopted)}
+    assert {row["chunk"] for row in rows} == {name, *(chunk.name for chunk in context.ledger.chunks.list() if chunk.adopted)}
     assert body_of(context, "a") == b"1"

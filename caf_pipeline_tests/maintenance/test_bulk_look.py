@@ -9,7 +9,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StoreUnreachable
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease, lists_lease
 from caf_pipeline.maintenance import bulk_look
@@ -59,7 +59,7 @@ def names(context):
 
 
 def posting(context, name):
-    return chunk_steps.posting_of(context.ledger.chunk(name))
+    return chunk_steps.posting_of(context.ledger.chunks.get(name))
 
 
 def make_due(database):
@@ -68,11 +68,11 @@ def make_due(database):
 
 
 def suspected(context):
-    return sorted(chunk.name for chunk in context.ledger.suspected_chunks(context.source, 10**6))
+    return sorted(chunk.name for chunk in context.ledger.chunks.suspected(context.source, 10**6))
 
 
 def states(context):
-    return {chunk.state for chunk in context.ledger.chunks(context.source)}
+    return {chunk.state for chunk in context.ledger.chunks.list(context.source)}
 
 
 # --- what is suspected -----------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_sound_chunks_are_looked_at_and_none_is_suspected(context, names):
     found = look_in_bulk(context)
     assert (found.chunks, found.listed, found.copies) == (len(names), len(names), 3 * len(names))
     assert (found.suspected, found.trouble, found.left_out, suspected(context)) == (set(), "", [], [])
-    assert context.ledger.suspicions(context.store.name, "src") == (found.began, 0)
+    assert context.ledger.bulk_looks.suspicions(context.store.name, "src") == (found.began, 0)
 
 
 def test_a_chunk_that_the_list_does_not_have_is_looked_at_first_in_the_same_run_and_found_damaged(context, store, names):
@@ -113,7 +113,7 @@ def test_a_last_proof_of_a_copy_that_is_too_old_makes_suspect_and_one_that_is_no
     make_due(database)
     look_in_bulk(context)
     assert suspected(context) == sorted(names)
-    assert {copy.windows for name in names for copy in context.ledger.known_copies(name)} == {0}
+    assert {copy.windows for name in names for copy in context.ledger.replicas.list(name)} == {0}
 
 
 def test_a_copy_without_a_proof_in_the_whole_list_of_its_provider_makes_suspect(context, store, names):
@@ -154,7 +154,7 @@ def test_a_list_that_breaks_off_makes_none_suspect_is_told_and_the_looks_go_on(c
     found = look_in_bulk(context)
     assert (found.trouble, suspected(context)) == ("the node went away", [])
     assert "cut off: the node went away" in found.described()
-    assert context.ledger.suspicions(context.store.name, "src") == (None, 0)
+    assert context.ledger.bulk_looks.suspicions(context.store.name, "src") == (None, 0)
     store.unlisted = set()
     assert len(list(prove_oldest(context, 9))) == len(names)
     assert look_in_bulk(context) is None  # others must not all read at once what one could not
@@ -194,7 +194,7 @@ def test_more_pages_than_a_pass_may_read_are_left_out_and_told(context, store, n
     found = look_in_bulk(context)
     assert found.left_out == [f"proofs of {provider} after 1 page" for provider in ("anna", "bert", "carl")]
     assert suspected(context) == []  # of what was not read nothing is missing
-    assert context.ledger.suspicions(context.store.name, "src") == (None, 0)
+    assert context.ledger.bulk_looks.suspicions(context.store.name, "src") == (None, 0)
 
 
 def test_of_a_list_of_files_that_is_too_long_nothing_is_missing(context, store, names, database, monkeypatch):
@@ -222,7 +222,7 @@ def test_one_pass_an_hour_serves_all_sources_and_a_dead_one_blocks_the_next_for_
         minutes = "SELECT extract(epoch FROM next_at - now()) / 60 FROM bulk_looks"
         assert 45 < connection.execute(minutes).scalar_one() <= 50
     make_due(database)
-    assert context.ledger.begin_bulk_look(store.name, bulk_look.RETRY_SECONDS)  # and its process dies
+    assert context.ledger.bulk_looks.begin(store.name, bulk_look.RETRY_SECONDS)  # and its process dies
     assert look_in_bulk(other) is None
     make_due(database)
     assert look_in_bulk(other).chunks == len(names)
@@ -235,7 +235,7 @@ def test_no_pass_begins_beside_one_that_takes_long(tmp_path, database, store):
     ledger = Ledger(database, lease_seconds=1.5)
     context = a_run_context(tmp_path, MemorySource({"a": b"a"}), ledger, store=store)
     archive_everything(context)
-    with ledger.lease(lists_lease(store.name), this_process("run-2")):
+    with ledger.leases.hold(lists_lease(store.name), this_process("run-2")):
         assert look_in_bulk(context) is None
 
 
@@ -264,10 +264,10 @@ def test_suspected_chunks_that_cannot_be_looked_at_block_neither_other_suspected
 
 def test_one_look_in_four_is_kept_for_chunks_that_are_not_suspected(context, store, names, ledger, database):
     first, *others = names
-    began, _ = ledger.located_copies()
-    ledger.suspect(began, [ledger.chunk(name).caf_file_id for name in others])
+    began, _ = ledger.bulk_looks.located_copies()
+    ledger.bulk_looks.suspect(began, [ledger.chunks.get(name).caf_file_id for name in others])
     assert len(others) >= 3
-    with ledger.lease(chunk_lease(first), this_process("run-0")):
+    with ledger.leases.hold(chunk_lease(first), this_process("run-0")):
         pass
     assert {report.chunk.name for report in prove_oldest(context, 4)} >= {first}
 

@@ -14,7 +14,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import HeldByOther, SourceUnreachable, StoreUnreachable
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.plans import Plans
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.maintenance.doctor import findings
 from caf_pipeline.maintenance.doctor.findings import Actor, Kind
@@ -106,15 +106,15 @@ def test_a_source_in_good_order_gives_no_finding(context):
 def test_the_lease_of_a_killed_process_is_given_back_and_keeps_its_epoch(name, told_then_mended, database_url, ledger, what):
     what = f"chunk/{name}" if what == "chunk" else what
     killed("lease", database_url, what, LONG)
-    (dead,) = ledger.leases()
+    (dead,) = ledger.leases.list()
     assert told_then_mended((Kind.LEASE, what)) == {(Kind.LEASE, what): "given back"}
-    assert ledger.leases() == []
-    with ledger.lease(what, this_process("next")) as lease:
+    assert ledger.leases.list() == []
+    with ledger.leases.hold(what, this_process("next")) as lease:
         assert lease.epoch > dead.epoch
 
 
 def test_a_lease_of_another_machine_is_given_back_once_it_has_run_out(context, told_then_mended, database_url, ledger):
-    with ledger.lease("plan/src", replace(this_process("far away"), boot_id="another machine")):
+    with ledger.leases.hold("plan/src", replace(this_process("far away"), boot_id="another machine")):
         assert found(context, told=True) == []
         sql(database_url, "UPDATE leases SET expires_at = now() - interval '1 s'")
         told_then_mended((Kind.LEASE, "plan/src"))
@@ -126,16 +126,16 @@ def test_the_lease_of_a_live_process_is_left_even_of_a_paused_one(context, datab
     with started("lease", database_url, "plan/src", "0.5" if paused else LONG) as holder:
         if paused:
             holder.send_signal(signal.SIGSTOP)
-            while any(lease.live for lease in ledger.leases()):
+            while any(lease.live for lease in ledger.leases.list()):
                 time.sleep(0.05)
-        (lease,) = ledger.leases()
+        (lease,) = ledger.leases.list()
         assert found(context) == []
         assert found(context, told=True) == ([(Kind.LEASE, "plan/src")] if paused else [])
-        assert not ledger.end_lease("plan/src", lease.epoch)
-        assert ledger.leases() == [lease]
+        assert not ledger.leases.end("plan/src", lease.epoch)
+        assert ledger.leases.list() == [lease]
         holder.send_signal(signal.SIGCONT)
         if paused:  # it renews what nobody took
-            while not any(lease.live for lease in ledger.leases()):
+            while not any(lease.live for lease in ledger.leases.list()):
                 time.sleep(0.05)
         assert says(holder) == "kept"
 
@@ -155,7 +155,7 @@ def test_files_of_a_withdrawn_chunk_are_removed(context, name, told_then_mended)
 def test_what_a_killed_run_left_of_a_located_chunk_is_removed(context, name, told_then_mended, tmp_path, database_url):
     run_killed(tmp_path, database_url, name, at="load_locations", packing={"part_size": "64KiB"})
     touch(context.staging(), f"{name}.1.download")
-    assert context.ledger.chunk(name).state is S.LOCATED
+    assert context.ledger.chunks.get(name).state is S.LOCATED
     done = told_then_mended(
         (Kind.LEASE, f"chunk/{name}"),
         *(
@@ -181,7 +181,7 @@ def test_leftovers_of_a_sealed_chunk_are_removed_and_its_sealed_file_stays(conte
 @pytest.mark.thorough
 def test_a_killed_packing_is_left_to_the_next_run(context, name, tmp_path, database_url):
     dying_runs.run(tmp_path, database_url, name, fatal=30)
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     assert chunk.state is S.PACKING
     kept = [each for each in names(context.staging()) if not each.endswith((".manifest", ".json"))]
     assert kept
@@ -240,15 +240,15 @@ def test_a_run_that_begins_between_the_look_and_the_mending_keeps_what_it_has(co
 
 
 def test_a_reservation_of_which_nothing_is_there_is_given_back(context, name, told_then_mended):
-    with context.ledger.lease(f"chunk/{name}", context.holder) as lease:
-        context.ledger.reserve_staging(lease, name, str(context.staging()), 1000, 0)
+    with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
+        context.ledger.staging.reserve(lease, name, str(context.staging()), 1000, 0)
     told_then_mended((Kind.RESERVATION, name))
-    assert context.ledger.reservations() == []
+    assert context.ledger.staging.list() == []
 
 
 def test_a_reservation_of_a_packing_that_goes_on_is_left(context, name):
-    with context.ledger.lease(f"chunk/{name}", context.holder) as lease:
-        context.ledger.reserve_staging(lease, name, str(context.staging()), 1000, 0)
+    with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
+        context.ledger.staging.reserve(lease, name, str(context.staging()), 1000, 0)
     touch(context.staging(), f"{name}.1.part", f"{name}.1.journal")
     assert found(context) == []
 
@@ -328,20 +328,20 @@ def test_plans_of_a_lost_ledger_are_left_while_the_store_may_have_chunks_of_them
 
 def test_a_first_copy_is_left_after_a_second_one_was_ordered(context, tmp_path, new_ledger):  # noqa: F811
     (name,) = archive_everything(context)
-    with context.ledger.lease(f"chunk/{name}", context.holder) as lease:
-        context.ledger.move(lease, name, S.LOCATED, S.DAMAGED, reason="lost")
-        context.ledger.move(lease, name, S.DAMAGED, S.WITHDRAWN)
+    with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
+        context.ledger.moves.move(lease, name, S.LOCATED, S.DAMAGED, reason="lost")
+        context.ledger.moves.move(lease, name, S.DAMAGED, S.WITHDRAWN)
     lost = a_run_context(tmp_path, context.objects, new_ledger(), target="8MiB", packing={"part_size": "128KiB"})
     lost.objects.bodies = dict(context.objects.bodies) | {"later": b"x"}  # so that its plan is another one
     archive_everything(lost)
     assert mended(lost) == []
-    assert len(lost.ledger.chunks()) == 1
+    assert len(lost.ledger.chunks.list()) == 1
 
 
 def test_a_plan_that_is_cut_at_this_moment_is_left(context, database_url, monkeypatch):
     seen = []
-    original = Ledger.register_plan
-    monkeypatch.setattr(Ledger, "register_plan", lambda *given: (seen.append(found(context, told=True)), original(*given))[1])
+    original = Plans.register
+    monkeypatch.setattr(Plans, "register", lambda *given: (seen.append(found(context, told=True)), original(*given))[1])
     cut_plan(context, take_inventory(context))
     assert seen == [[]]
 
@@ -350,7 +350,7 @@ def test_a_plan_that_is_cut_at_this_moment_is_left(context, database_url, monkey
 def test_a_half_copy_into_a_folder_store_is_removed_once_nobody_has_its_chunk(context, name, told_then_mended, database_url):
     archive_chunk(context, name, until=chunk_steps.post_file)
     chunks = context.store.folder / "chunks"
-    left = chunks / f".part-{context.ledger.chunk(name).merkle_root.hex()}.caf-abc"
+    left = chunks / f".part-{context.ledger.chunks.get(name).merkle_root.hex()}.caf-abc"
     touch(chunks, left.name)
     with started("lease", database_url, f"chunk/{name}", LONG):
         assert found(context) == []
@@ -392,8 +392,8 @@ def test_claims_of_a_chunk_that_claims_nothing_are_ended(context, name, told_the
 def test_the_rows_of_damaged_expired_and_withdrawn_chunks_are_history_and_stay(context, name, tmp_path, database_url):
     archive_chunk(context, name)
     for state in (S.DAMAGED, S.WITHDRAWN):
-        with context.ledger.lease(f"chunk/{name}", context.holder) as lease:
-            context.ledger.move(lease, name, context.ledger.chunk(name).state, state, reason="lost")
+        with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
+            context.ledger.moves.move(lease, name, context.ledger.chunks.get(name).state, state, reason="lost")
         before = everything(tmp_path, database_url)["file_locations"]
         assert Kind.ROWS not in {kind for kind, _ in found(context, told=True)}
         assert everything(tmp_path, database_url)["file_locations"] == before
@@ -426,7 +426,7 @@ def test_a_located_chunk_that_the_store_no_longer_has_becomes_damaged(context, n
         path.unlink()
     done = told_then_mended((Kind.COPIES, name))
     assert f"caf repair {name}" in done[Kind.COPIES, name]
-    assert context.ledger.chunk(name).state is S.DAMAGED
+    assert context.ledger.chunks.get(name).state is S.DAMAGED
     (told,) = examined(context)
     assert (told.kind, told.actor) == (Kind.COPIES, Actor.OPERATOR)
 
@@ -464,9 +464,9 @@ def wrecked(context, name, database_url):
     touch(context.plans() / ".cutting-x", "a")
     touch(context.plans() / "0123abcd", "a", "b")
     touch(context.inventories(), ".src-1.parquet.tmp")
-    touch(context.store.folder / "chunks", f".part-{context.ledger.chunk(name).merkle_root.hex()}.caf-abc")
-    with context.ledger.lease(f"chunk/{name}", context.holder) as lease:
-        context.ledger.reserve_staging(lease, name, str(context.staging()), 1000, 0)
+    touch(context.store.folder / "chunks", f".part-{context.ledger.chunks.get(name).merkle_root.hex()}.caf-abc")
+    with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
+        context.ledger.staging.reserve(lease, name, str(context.staging()), 1000, 0)
     sql(
         database_url,
         "INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, caf_file_id)"
@@ -485,8 +485,8 @@ def wrecked(context, name, database_url):
         assert names(context.staging()) == ["notes.txt"]
         assert (names(context.plans()), names(context.inventories())) == right
         assert len(names(context.store.folder / "chunks")) == 1
-        assert context.ledger.reservations() == context.ledger.leases() == []
-        assert [(rows.locations, rows.claims) for rows in context.ledger.rows_by_chunk("src")] == [(60, 0)]
+        assert context.ledger.staging.list() == context.ledger.leases.list() == []
+        assert [(rows.locations, rows.claims) for rows in context.ledger.stray_rows.by_chunk("src")] == [(60, 0)]
         every_object_reads_back(context)
 
     return is_right

@@ -74,13 +74,13 @@ def by_kind(context):
 
 
 def posts_of(network, context, name):
-    root = context.ledger.chunk(name).merkle_root.hex()
+    root = context.ledger.chunks.get(name).merkle_root.hex()
     return [file["start"] for file in network.state()["files"] if file["merkle"] == root]
 
 
 def ends_right(network, context, name):
     archive_chunk(context, name)
-    assert context.ledger.chunk(name).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
     assert len(posts_of(network, context, name)) == 1
     for key, body in context.objects.bodies.items():
         assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
@@ -90,13 +90,13 @@ def ends_right(network, context, name):
 @pytest.mark.thorough
 def test_a_transaction_that_was_signed_by_a_killed_run_is_settled_and_paid_once(killed_at, context, name, network, unchanged):
     killed_at("commit")
-    (signed,) = context.ledger.unsettled()
+    (signed,) = context.ledger.stray_rows.unsettled()
     told = by_kind(context)[Kind.TRANSACTION]
     assert (told.name, told.actor) == (signed.hash, Actor.DOCTOR)
     assert f"block {signed.timeout_height} is the last" in told.found
     unchanged(lambda: found(context))
     assert (Kind.TRANSACTION, signed.hash, "settled") in mended(context)
-    assert context.ledger.unsettled() == []
+    assert context.ledger.stray_rows.unsettled() == []
     assert found(context) == []
     assert len(posts_of(network, context, name)) == 1
     ends_right(network, context, name)
@@ -105,11 +105,11 @@ def test_a_transaction_that_was_signed_by_a_killed_run_is_settled_and_paid_once(
 @pytest.mark.thorough
 def test_a_transaction_is_left_to_the_live_run_that_owns_the_account(killed_at, context, database_url):
     killed_at("commit")
-    (signed,) = context.ledger.unsettled()
+    (signed,) = context.ledger.stray_rows.unsettled()
     with started("lease", database_url, f"account/{signed.account}", LONG):
         assert Kind.TRANSACTION not in by_kind(context)
         assert Kind.TRANSACTION not in {kind for kind, _, _ in mended(context)}
-        assert context.ledger.unsettled() == [signed]
+        assert context.ledger.stray_rows.unsettled() == [signed]
 
 
 @pytest.mark.thorough
@@ -179,9 +179,9 @@ def test_a_chunk_that_the_ledger_does_not_know_is_restored(context, name, networ
 @pytest.mark.thorough
 def test_an_abandoned_chunk_and_a_double_post_are_told_with_the_space_they_take(context, name, network):
     archive_chunk(context, name, until=chunk_steps.post_file)
-    with context.ledger.lease(f"chunk/{name}", context.holder) as lease:
-        context.ledger.move(lease, name, ChunkState.POSTED, ChunkState.ABANDONED)
-    chunk = context.ledger.chunk(name)
+    with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
+        context.ledger.moves.move(lease, name, ChunkState.POSTED, ChunkState.ABANDONED)
+    chunk = context.ledger.chunks.get(name)
     with httpx.Client() as client:
         user = ChainUser(network, client)
         user.do(user.post_message(chunk.merkle_root, chunk.stored_size_bytes, note=archive_note(context.archive_id)))
@@ -209,15 +209,15 @@ def test_a_located_chunk_that_the_chain_no_longer_lists_with_enough_copies_becom
     context, name, network, tmp_path, database_url
 ):
     archive_chunk(context, name)
-    network.drop_proofs(context.ledger.chunk(name).merkle_root, 0)
-    if len(context.store.copies(chunk_steps.posting_of(context.ledger.chunk(name)))) == 3:
-        network.drop_proofs(context.ledger.chunk(name).merkle_root, 1)
+    network.drop_proofs(context.ledger.chunks.get(name).merkle_root, 0)
+    if len(context.store.copies(chunk_steps.posting_of(context.ledger.chunks.get(name)))) == 3:
+        network.drop_proofs(context.ledger.chunks.get(name).merkle_root, 1)
     before = everything(tmp_path, database_url)
     assert found(context) == [(Kind.COPIES, name)]
     assert everything(tmp_path, database_url) == before
     ((_, _, done),) = mended(context)
     assert f"caf repair {name}" in done
-    assert context.ledger.chunk(name).state is ChunkState.DAMAGED
+    assert context.ledger.chunks.get(name).state is ChunkState.DAMAGED
 
 
 @pytest.mark.thorough

@@ -10,7 +10,7 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import StoredAlready
 from caf_pipeline.ledger import backup
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.doctor.findings import Kind
@@ -75,14 +75,16 @@ def restored(context, path):
     """Restore the ledger, and end the pause; what was packed is gone from staging, as on another machine."""
     database = context.ledger.database
     backup.restore(database, backup.Programs(database, embedded=True), path, reason="a test")
-    context.ledger.controls().set("paused", None)
+    context.ledger.controls.set("paused", None)
     shutil.rmtree(context.staging())
 
 
 def run(context):
     """Plan what is new and archive all chunks under way, as `caf run` does."""
     planning.cut_plan(context, inventories.take_inventory(context))
-    for chunk in context.ledger.chunks("src", [ChunkState.PLANNED, ChunkState.PACKING, ChunkState.SEALED, ChunkState.POSTING]):
+    for chunk in context.ledger.chunks.list(
+        "src", [ChunkState.PLANNED, ChunkState.PACKING, ChunkState.SEALED, ChunkState.POSTING]
+    ):
         archive_chunk(context, chunk.name)
 
 
@@ -118,7 +120,7 @@ def test_a_chunk_archived_since_the_backup_is_never_posted_twice(request, tmp_pa
         assert "caf doctor" in refused.value.hint
     assert len(posts_of(context)) == 1
     assert (Kind.FILE, name, "restored, with 5 locations") in mended(context)
-    assert context.ledger.chunk(name).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
     run(context)
     assert len(posts_of(context)) == 2  # the second has the overwritten object
     everything_reads_back(context)
@@ -134,10 +136,10 @@ def test_planned_chunk_is_not_packed_before_the_doctor_came(context, tmp_path):
     name = a_chunk_archived_since(context, tmp_path)
     with pytest.raises(StoredAlready):
         chunk_steps.load_batch(context, name)
-    assert context.ledger.chunk(name).state is ChunkState.PLANNED
-    assert context.ledger.unknown_posts("src") == 1
+    assert context.ledger.chunks.get(name).state is ChunkState.PLANNED
+    assert context.ledger.rebuilds.unknown_posts("src") == 1
     mended(context)
-    assert context.ledger.unknown_posts("src") == 0
+    assert context.ledger.rebuilds.unknown_posts("src") == 0
 
 
 def test_new_archive_archives_again_what_the_ledger_does_not_know(context, tmp_path):
@@ -188,7 +190,7 @@ def test_a_liar_cannot_have_its_file_taken_for_a_chunk(in_folders, tmp_path):
         file = context.store.file(provider, posting)
         corrupt(file, file.stat().st_size // 2)
     assert not any(kind is Kind.FILE and "restored, with" in done for kind, _, done in mended(context))
-    assert context.ledger.chunk(name).state is ChunkState.PLANNED
+    assert context.ledger.chunks.get(name).state is ChunkState.PLANNED
     with pytest.raises(StoredAlready):
         run(context)
 
@@ -201,7 +203,7 @@ def test_rebuild_keeps_both_of_two_files_of_one_name(in_folders, tmp_path, new_l
     archive_chunk(context, name)
     assert len(posts_of(context)) == 2
     lost = dataclasses.replace(context, lazy_ledger=Lazy.of(new_ledger()))
-    lost.ledger.register_source(lost.source, lost.archive_id, lost.address)
+    lost.ledger.sources.register(lost.source, lost.archive_id, lost.address)
     outcomes = list(rebuild.rebuild(lost))
     assert [outcome.finding.kind for outcome in outcomes].count(FileKind.CHUNK) >= 1
     assert all(outcome.complete for outcome in outcomes)
@@ -218,7 +220,7 @@ def test_restore_pauses_and_no_old_lease_is_good(in_a_folder, tmp_path, database
     with connected(database) as connection:
         before = connection.execute("SELECT max(epoch) FROM leases").scalar_one()
     backup.restore(database, backup.Programs(database, embedded=True), path, reason="it's a test")
-    assert context.ledger.controls().current().paused == "it's a test"
-    assert context.ledger.chunk(chunk.name).epoch > before
-    with Ledger(database).lease("chunk/" + chunk.name, context.holder) as lease:
+    assert context.ledger.controls.current().paused == "it's a test"
+    assert context.ledger.chunks.get(chunk.name).epoch > before
+    with Ledger(database).leases.hold("chunk/" + chunk.name, context.holder) as lease:
         assert lease.epoch > before

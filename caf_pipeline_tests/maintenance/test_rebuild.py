@@ -15,7 +15,7 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, HeldByOther
 from caf_pipeline.inventory.objects import S3Object, SkipReason
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.maintenance import rebuild
 from caf_pipeline.maintenance.rebuild import FileKind
 from caf_pipeline.maintenance.repair import repair_chunk
@@ -162,16 +162,16 @@ def test_a_rebuild_that_is_ended_is_gone_on_with(archived, lost):
 
 def test_a_dry_run_tells_and_writes_nothing(archived, lost):
     outcomes = list(rebuild.rebuild(lost, dry_run=True))
-    assert {outcome.finding.name for outcome in outcomes} == {chunk.name for chunk in archived.ledger.chunks()}
+    assert {outcome.finding.name for outcome in outcomes} == {chunk.name for chunk in archived.ledger.chunks.list()}
     assert [outcome.rows for outcome in outcomes] == [None] * len(outcomes)
-    assert lost.ledger.chunks() == []
+    assert lost.ledger.chunks.list() == []
 
 
 def test_what_the_ledger_knows_is_left_as_it_is(archived, lost):
     list(rebuild.rebuild(lost))
-    name = lost.ledger.chunks()[0].name
-    with lost.ledger.lease(f"chunk/{name}", holder()) as lease:
-        lost.ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a test")
+    name = lost.ledger.chunks.list()[0].name
+    with lost.ledger.leases.hold(f"chunk/{name}", holder()) as lease:
+        lost.ledger.moves.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a test")
     before = rows_of(lost.ledger)
     assert set(kinds(rebuild.rebuild(lost))) == {FileKind.KNOWN}
     assert rows_of(lost.ledger) == before
@@ -201,8 +201,8 @@ def test_a_chunk_with_too_few_copies_comes_back_damaged_and_is_repaired(archived
     outcomes = [outcome for outcome in rebuild.rebuild(lost) if outcome.fault]
     assert [outcome.fault[:7] for outcome in outcomes] == ["2 of 3 "]
     name = outcomes[0].finding.name
-    assert lost.ledger.chunk(name).state is ChunkState.DAMAGED
-    assert "2 of 3 copies" in lost.ledger.chunk(name).reason
+    assert lost.ledger.chunks.get(name).state is ChunkState.DAMAGED
+    assert "2 of 3 copies" in lost.ledger.chunks.get(name).reason
     everything_reads_back(lost)
     assert repair_chunk(lost, name).chunk.state is ChunkState.LOCATED
 
@@ -210,7 +210,7 @@ def test_a_chunk_with_too_few_copies_comes_back_damaged_and_is_repaired(archived
 def test_restored_chunks_are_proven_and_repaired_without_their_plan(archived, lost):
     list(rebuild.rebuild(lost))
     assert not list(lost.plans().iterdir())
-    chunk = lost.ledger.chunks()[0]
+    chunk = lost.ledger.chunks.list()[0]
     assert prove_chunk(lost, chunk.name).proven
     for provider in lost.store.folders:
         lost.store.file(provider, chunk_steps.posting_of(chunk)).unlink()
@@ -223,7 +223,7 @@ def test_a_restored_chunk_is_packed_again_from_the_plan_that_is_still_there(arch
     home = archived.settings.home.parent
     again = a_run_context(home, archived.objects, ledger, store=archived.store, target="512KiB")
     list(rebuild.rebuild(again))
-    chunk = again.ledger.chunks()[0]
+    chunk = again.ledger.chunks.list()[0]
     for provider in again.store.folders:
         again.store.file(provider, chunk_steps.posting_of(chunk)).unlink()
     assert not prove_chunk(again, chunk.name).proven
@@ -259,7 +259,7 @@ def test_copies_that_differ_in_what_is_read_are_refused_and_named(archived, lost
     assert "anna, carl differ from bert" in refused.why
     assert refused.file.posting == posting
     chunks = {row["chunk"] for row in rows_of(lost.ledger)["file_locations"]}
-    assert len(chunks) == len(archived.ledger.chunks()) - 1
+    assert len(chunks) == len(archived.ledger.chunks.list()) - 1
     (damaged,) = [one for one in rebuild.rebuild(lost, whole=True) if one.finding.kind is not FileKind.KNOWN]
     assert "bert gives other bytes than its Merkle root says" in damaged.fault
     assert damaged.finding.chunk.read_from == ("anna", "carl")
@@ -275,19 +275,19 @@ def test_copies_of_which_none_has_the_root_are_never_believed(archived, lost):
     (refused,) = [one.finding for one in rebuild.rebuild(lost, whole=True) if one.finding.kind is not FileKind.CHUNK]
     assert refused.kind is not FileKind.KNOWN
     assert refused.file.posting == posting
-    assert len(lost.ledger.chunks()) == len(archived.ledger.chunks()) - 1
+    assert len(lost.ledger.chunks.list()) == len(archived.ledger.chunks.list()) - 1
 
 
 def test_a_copy_that_is_wrong_in_an_object_is_told_by_its_hash_and_the_chunk_comes_back_damaged(archived, lost):
     posting = a_posting(archived)
-    (chunk,) = [one for one in archived.ledger.chunks() if one.merkle_root == posting.merkle_root]
-    sample = next(one for one in archived.ledger.chunk(chunk.name).samples if one.offset > 512)
+    (chunk,) = [one for one in archived.ledger.chunks.list() if one.merkle_root == posting.merkle_root]
+    sample = next(one for one in archived.ledger.chunks.get(chunk.name).samples if one.offset > 512)
     corrupt(lost.store.file("bert", posting), sample.offset + 7)
     (outcome,) = [one for one in rebuild.rebuild(lost) if one.fault]
     assert "2 of 3 copies" in outcome.fault
     assert "bert gives other bytes of 'key-" in outcome.fault
-    restored = lost.ledger.chunk(chunk.name)
-    assert (restored.state, restored.samples) == (ChunkState.DAMAGED, archived.ledger.chunk(chunk.name).samples)
+    restored = lost.ledger.chunks.get(chunk.name)
+    assert (restored.state, restored.samples) == (ChunkState.DAMAGED, archived.ledger.chunks.get(chunk.name).samples)
     report = repair_chunk(lost, chunk.name)
     assert (report.chunk.state, report.origin, len(report.copies)) == (ChunkState.LOCATED, "provider", 3)
 
@@ -312,10 +312,10 @@ def test_a_chunk_made_by_hand_as_ours_are_is_restored(bare, tmp_path):
     posting = put(bare.store, forged.write(tmp_path / "x"), bare.archive_id)
     outcome, rows = found(bare)
     assert (outcome.finding.kind, outcome.rows, rows) == (FileKind.CHUNK, 2, 2)
-    chunk = bare.ledger.chunk(forged.name)
+    chunk = bare.ledger.chunks.get(forged.name)
     assert (chunk.state, chunk.start, chunk.member_count, chunk.skipped_count) == (ChunkState.LOCATED, posting.start, 2, 1)
     assert (chunk.object_count, chunk.released_count, chunk.number) == (3, 0, 1)
-    assert bare.ledger.plan_name_taken("src", forged.plan)
+    assert bare.ledger.plans.is_name_taken("src", forged.plan)
 
 
 def test_a_plan_without_a_hash_gets_one_that_no_plan_can_have(bare, tmp_path):
@@ -331,9 +331,9 @@ def test_what_was_planned_and_put_off_is_told_by_the_manifest(bare, tmp_path):
     told = {"plan_sha256": bytes.fromhex("0a0b0c0d") + b"x" * 28, "planned_objects": 5, "planned_bytes": 99}
     put(bare.store, Forgery(bare.archive_id, described=told).write(tmp_path / "x"), bare.archive_id)
     outcome, _ = found(bare)
-    chunk = bare.ledger.chunk(outcome.finding.name)
+    chunk = bare.ledger.chunks.get(outcome.finding.name)
     assert (chunk.object_count, chunk.object_bytes, chunk.released_count) == (5, 99, 3)
-    assert bare.ledger.find_plan(told["plan_sha256"]).name == "0a0b0c0d"
+    assert bare.ledger.plans.find(told["plan_sha256"]).name == "0a0b0c0d"
 
 
 def widened(path):
@@ -459,23 +459,23 @@ def a_part(archive_id, **changes):
 def test_a_part_that_cannot_be_gives_no_row(bare, tmp_path, name):
     put(bare.store, a_part(bare.archive_id, **NO_PARTS[name]).write(tmp_path / "x"), bare.archive_id)
     assert kinds(rebuild.rebuild(bare)) == [FileKind.NO_CHUNK]
-    assert bare.ledger.chunks() == []
+    assert bare.ledger.chunks.list() == []
 
 
 def test_a_part_alone_is_restored_and_is_no_object(bare, tmp_path):
     put(bare.store, a_part(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
     assert kinds(rebuild.rebuild(bare)) == [FileKind.CHUNK]
-    (chunk,) = bare.ledger.chunks()
+    (chunk,) = bare.ledger.chunks.list()
     assert (chunk.state, chunk.part, chunk.part_count) == (ChunkState.LOCATED, 2, 3)
     assert bare.ledger.lookup.locate("src", "big") is None
-    assert bare.ledger.account("src").located_objects == 0
+    assert bare.ledger.chunks.account("src").located_objects == 0
 
 
 def test_a_chunk_of_a_part_and_another_object_gives_no_row(bare, tmp_path):
     forged = dataclasses.replace(a_part(bare.archive_id), bodies={"big": b"two", "c": b"two"})
     put(bare.store, forged.write(tmp_path / "x"), bare.archive_id)
     assert kinds(rebuild.rebuild(bare)) == [FileKind.NO_CHUNK]
-    assert bare.ledger.chunks() == []
+    assert bare.ledger.chunks.list() == []
 
 
 def test_bytes_that_are_no_chunk_give_no_row(bare, tmp_path):
@@ -484,7 +484,7 @@ def test_bytes_that_are_no_chunk_give_no_row(bare, tmp_path):
         path.write_bytes(os.urandom(size))
         put(bare.store, path, bare.archive_id)
     assert set(kinds(rebuild.rebuild(bare))) == {FileKind.NO_CHUNK}
-    assert bare.ledger.chunks() == []
+    assert bare.ledger.chunks.list() == []
 
 
 def test_a_post_that_was_never_uploaded_is_told_of(bare, tmp_path):
@@ -507,7 +507,7 @@ def test_the_same_chunk_posted_twice_is_restored_once(bare, tmp_path):
     twice = dataclasses.replace(posting, start=posting.start + 5)
     bare.store.posts[b"twice"] = twice
     assert sorted(kinds(rebuild.rebuild(bare))) == [FileKind.CHUNK, FileKind.DOUBLE]
-    assert bare.ledger.chunks()[0].start == posting.start
+    assert bare.ledger.chunks.list()[0].start == posting.start
     outcomes = list(rebuild.rebuild(bare))
     assert sorted(kinds(outcomes)) == [FileKind.DOUBLE, FileKind.KNOWN]
     assert all(outcome.complete for outcome in outcomes)
@@ -536,7 +536,7 @@ def test_file_whose_name_is_taken_and_root_is_wrong_is_refused(bare, tmp_path):
     outcomes = {outcome.finding.kind: outcome for outcome in rebuild.rebuild(bare)}
     assert outcomes.keys() == {FileKind.CHUNK, FileKind.DIFFERING}
     assert "Merkle root" in outcomes[FileKind.DIFFERING].finding.why
-    assert len(bare.ledger.chunks()) == 1
+    assert len(bare.ledger.chunks.list()) == 1
 
 
 def test_second_file_of_known_objects_is_superseded_and_remembered(bare, tmp_path):
@@ -545,7 +545,7 @@ def test_second_file_of_known_objects_is_superseded_and_remembered(bare, tmp_pat
     again = put(bare.store, Forgery(bare.archive_id, {"a": b"one"}).write(tmp_path / "y"), bare.archive_id)
     outcomes = {outcome.finding.kind: outcome for outcome in rebuild.rebuild(bare)}
     assert outcomes.keys() == {FileKind.KNOWN, FileKind.SUPERSEDED}
-    assert bare.ledger.left_posts("src") == {again.merkle_root}
+    assert bare.ledger.rebuilds.left_posts("src") == {again.merkle_root}
     assert bare.store.unknown_posts(bare.archive_id, bare.ledger.transactions(bare.holder)) == []
 
 
@@ -555,7 +555,7 @@ def test_a_stored_file_takes_the_place_of_a_planned_chunk(bare):
     put(bare.store, forged.write(bare.staging() / "x"), bare.archive_id)
     outcome, rows = found(bare)
     assert (outcome.finding.kind, outcome.complete, rows) == (FileKind.CHUNK, True, 2)
-    assert bare.ledger.chunk(name).state is ChunkState.LOCATED
+    assert bare.ledger.chunks.get(name).state is ChunkState.LOCATED
     assert not any(row["file_path"] == "empty" for row in rows_of(bare.ledger)["claims"])  # the next plan has it
 
 
@@ -581,7 +581,7 @@ def test_an_object_of_two_chunks_is_located_once_and_a_chunk_of_nothing_else_is_
     assert [outcome.rows for outcome in outcomes] == [2, 1, None]
     assert (outcomes[2].finding.kind, outcomes[2].complete) == (FileKind.SUPERSEDED, True)
     assert "every object" in outcomes[2].finding.why
-    assert len(bare.ledger.chunks()) == 2
+    assert len(bare.ledger.chunks.list()) == 2
     rows = rows_of(bare.ledger)["file_locations"]
     assert [(row["file_path"], row["chunk"][-1]) for row in rows] == [("a", "1"), ("b", "1"), ("c", "2")]
     assert bare.ledger.lookup.locate("src", "b").posting == first

@@ -39,7 +39,7 @@ def name(context):
 
 
 def posting(context, name):
-    return chunk_steps.posting_of(context.ledger.chunk(name))
+    return chunk_steps.posting_of(context.ledger.chunks.get(name))
 
 
 def damage(context, name, *providers):
@@ -49,9 +49,9 @@ def damage(context, name, *providers):
 
 
 def ends_right(context, name):
-    assert context.ledger.chunk(name).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
     assert prove_chunk(context, name).proven
-    assert [copy.provider for copy in context.ledger.known_copies(name) if copy.listed and not copy.fault] == [*EVERYBODY]
+    assert [copy.provider for copy in context.ledger.replicas.list(name) if copy.listed and not copy.fault] == [*EVERYBODY]
     for key, body in context.objects.bodies.items():
         assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
@@ -63,7 +63,7 @@ def test_a_chunk_is_repaired_from_what_staging_still_has(context, store):
     context.objects.bodies.clear()
     report = repair_chunk(context, name)
     assert (report.origin, report.posted_again, len(report.copies)) == ("staging", False, 3)
-    assert context.ledger.chunk(name).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
 def test_a_chunk_is_repaired_from_another_provider(context, name):
@@ -93,7 +93,7 @@ def test_a_staged_file_with_another_root_is_not_taken(context, store):
 def test_a_provider_whose_bytes_differ_between_the_samples_is_not_believed(tmp_path, ledger, store):
     context = a_run_context(tmp_path, MemorySource({"large": os.urandom(8 << 20)}), ledger, store=store, target="16MiB")
     (name,) = archive_everything(context)
-    samples = context.ledger.chunk(name).samples
+    samples = context.ledger.chunks.get(name).samples
     between = next(at for at in range(8 << 20) if all(not one.offset <= at < one.offset + one.length for one in samples))
     corrupt(store.file("bert", posting(context, name)), at=between)
     damage(context, name, "anna")
@@ -121,10 +121,10 @@ def test_a_damaged_chunk_that_is_listed_and_right_and_not_known_to_be_proven_sta
     store.window, store.unverified = 9, {"anna", "bert", "carl"}  # dropped, and joined again
     with pytest.raises(NotProven, match="stays damaged: 0 of 3 copies show a verified proof"):
         repair_chunk(context, name)
-    assert context.ledger.chunk(name).state is ChunkState.DAMAGED
+    assert context.ledger.chunks.get(name).state is ChunkState.DAMAGED
     store.unverified = set()
     assert repair_chunk(context, name).origin == "none needed"
-    assert context.ledger.chunk(name).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
 def test_a_damaged_file_of_two_leaves_is_located_again_when_all_of_it_was_read(tmp_path, ledger, store):
@@ -133,7 +133,7 @@ def test_a_damaged_file_of_two_leaves_is_located_again_when_all_of_it_was_read(t
     store.unverified, store.now, store.window = {*EVERYBODY}, 4, 4
     damage(context, name, "anna")
     assert repair_chunk(context, name).origin == "provider"
-    assert context.ledger.chunk(name).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
 def test_a_damaged_chunk_that_has_become_right_by_itself_is_located_again(context, store, name):
@@ -172,7 +172,7 @@ def test_a_chunk_whose_bytes_are_nowhere_stays_damaged_and_says_what_was_tried(c
     context.objects.unavailable["key-003"] = (SkipReason.CHANGED, -1)
     with pytest.raises(StoreError, match=r"not in staging; .*objects have changed"):
         repair_chunk(context, name)
-    assert context.ledger.chunk(name).state is ChunkState.DAMAGED
+    assert context.ledger.chunks.get(name).state is ChunkState.DAMAGED
     assert list(context.staging().iterdir()) == []
 
 
@@ -180,7 +180,7 @@ def test_providers_that_do_not_answer_are_no_reason_to_store_anything_again(cont
     store.away = {"anna"}
     with pytest.raises(StoreUnreachable, match="anna does not answer"):
         repair_chunk(context, name)
-    assert context.ledger.chunk(name).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
 def test_a_repair_needs_room_and_removes_kept_files_for_it(tmp_path, ledger, store):

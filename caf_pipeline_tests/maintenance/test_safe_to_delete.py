@@ -27,6 +27,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
+from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.leases import HeldLease
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
@@ -80,7 +81,7 @@ def proven(context, store, names):
 def pass_window(context, store):
     """Let every located chunk be looked at in a window, and the next one begin."""
     store.window = store.now = (store.now or 0) + 1
-    for chunk in context.ledger.chunks("src", [ChunkState.LOCATED]):
+    for chunk in context.ledger.chunks.list("src", [ChunkState.LOCATED]):
         assert prove_chunk(context, chunk.name).proven
     store.window = store.now = store.now + 1
 
@@ -118,7 +119,7 @@ def read_list(file: Path) -> list[tuple]:
 
 
 def posting(context, name):
-    return chunk_steps.posting_of(context.ledger.chunk(name))
+    return chunk_steps.posting_of(context.ledger.chunks.get(name))
 
 
 def keys_of(context, name) -> set[str]:
@@ -135,7 +136,7 @@ def tamper(database, change: str, key: str = "key-000") -> None:
 
 def flip_between_samples(context, name, *providers) -> None:
     """Change a byte that no sample of the chunk has."""
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     at = chunk.stored_size_bytes - 1
     for sample in sorted(chunk.samples, key=lambda sample: sample.offset, reverse=True):
         if at < sample.offset + sample.length:
@@ -157,7 +158,7 @@ def test_everything_is_safe_once_it_is_proven_twice_and_read_back(context, tmp_p
     assert {bucket for bucket, *_ in answer.listed} == {"b"}
     assert (answer.found.everything_is_safe, answer.found.safe_bytes) == (True, sum(map(len, BODIES.values())))
     assert answer.found.read_back[0] == len(proven)
-    assert all(context.ledger.chunk(name).read_back_at for name in proven)
+    assert all(context.ledger.chunks.get(name).read_back_at for name in proven)
 
 
 @pytest.mark.thorough
@@ -224,7 +225,7 @@ def test_a_window_whose_proof_is_not_known_to_be_verified_does_not_count(context
     store.unverified = {"bert"}
     answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"one_window"}
-    assert context.ledger.chunk(proven[0]).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(proven[0]).state is ChunkState.LOCATED
 
 
 @pytest.mark.thorough
@@ -259,7 +260,7 @@ def small(tmp_path, ledger, store):
     context = a_run_context(tmp_path, MemorySource({"key": b"body"}), ledger, store=store)
     store.unverified = {"anna", "bert", "carl"}
     (name,) = archive_everything(context)
-    assert context.ledger.chunk(name).stored_size_bytes <= 20_480
+    assert context.ledger.chunks.get(name).stored_size_bytes <= 20_480
     return context, name
 
 
@@ -289,7 +290,7 @@ def test_every_look_at_a_file_of_two_leaves_finds_a_wrong_byte(small, store, tmp
     context, name = small
     store.window = store.now = 3
     assert prove_chunk(context, name).verdict == "unverified"
-    corrupt(store.file("carl", posting(context, name)), at=context.ledger.chunk(name).stored_size_bytes // 2)
+    corrupt(store.file("carl", posting(context, name)), at=context.ledger.chunks.get(name).stored_size_bytes // 2)
     assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
 
 
@@ -307,7 +308,7 @@ def test_a_chunk_that_lost_a_copy_has_too_few(context, store, tmp_path, proven):
 
 
 def test_objects_of_a_damaged_chunk_are_not_safe(context, store, tmp_path, proven):
-    store.file("anna", posting(context, proven[0])).write_bytes(b"x" * context.ledger.chunk(proven[0]).stored_size_bytes)
+    store.file("anna", posting(context, proven[0])).write_bytes(b"x" * context.ledger.chunks.get(proven[0]).stored_size_bytes)
     answer = Answer(context, tmp_path)
     assert answer.reasons == dict.fromkeys(keys_of(context, proven[0]), "damaged")
     assert answer.keys == sorted(BODIES.keys() - keys_of(context, proven[0]))
@@ -315,8 +316,8 @@ def test_objects_of_a_damaged_chunk_are_not_safe(context, store, tmp_path, prove
 
 def test_objects_of_an_expired_chunk_are_not_safe(context, tmp_path, proven):
     gone = keys_of(context, proven[0])
-    with context.ledger.lease(chunk_lease(proven[0]), context.holder) as lease:
-        context.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.EXPIRED)
+    with context.ledger.leases.hold(chunk_lease(proven[0]), context.holder) as lease:
+        context.ledger.moves.move(lease, proven[0], ChunkState.LOCATED, ChunkState.EXPIRED)
     assert Answer(context, tmp_path).reasons == dict.fromkeys(gone, "not_planned")
 
 
@@ -408,18 +409,18 @@ def test_a_chunk_of_which_nobody_answers_keeps_only_its_own_objects(context, sto
 
     store.read = read
     assert Answer(context, tmp_path).reasons == dict.fromkeys(keys_of(context, proven[0]), "not_looked_at")
-    assert context.ledger.chunk(proven[0]).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(proven[0]).state is ChunkState.LOCATED
 
 
 @pytest.mark.thorough
 def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, database, store):
-    from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.ledger.ledger import Ledger
 
     ledger = Ledger(database, lease_seconds=1.5)
     context = a_run_context(tmp_path, MemorySource(dict(BODIES)), ledger, store=store)
     first, *_ = archive_everything(context)
     pass_window(context, store)
-    with ledger.lease(chunk_lease(first), this_process("run-2")):
+    with ledger.leases.hold(chunk_lease(first), this_process("run-2")):
         answer = Answer(context, tmp_path)
     assert answer.reasons == dict.fromkeys(keys_of(context, first), "not_looked_at")
     assert Answer(context, tmp_path).found.everything_is_safe
@@ -432,7 +433,7 @@ def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(c
     answer = Answer(context, tmp_path)
     chunk = context.ledger.lookup.locate("src", "key-000").chunk
     assert answer.reasons == dict.fromkeys(keys_of(context, chunk), "disagrees")
-    assert context.ledger.chunk(chunk).read_back_at is None
+    assert context.ledger.chunks.get(chunk).read_back_at is None
     assert Answer(context, tmp_path).reasons == answer.reasons
 
 
@@ -490,11 +491,11 @@ def test_a_wrong_byte_that_no_sample_sees_is_found_by_reading_back_and_the_next_
     flip_between_samples(context, name, "anna")
     assert prove_chunk(context, name).proven
     answer = Answer(context, tmp_path)
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     assert set(answer.reasons.values()) == {"damaged"}
     assert (chunk.state, chunk.read_back_at) == (ChunkState.DAMAGED, None)
     assert "anna: read as a whole: its bytes do not match" in chunk.reason
-    assert [copy.provider for copy in context.ledger.known_copies(name) if copy.fault] == ["anna"]
+    assert [copy.provider for copy in context.ledger.replicas.list(name) if copy.fault] == ["anna"]
     assert any("anna" in sentence for sentence in answer.told)
 
 
@@ -503,7 +504,7 @@ def test_no_look_at_samples_takes_back_what_reading_everything_found(large, tmp_
     flip_between_samples(context, name, "anna")
     Answer(context, tmp_path)
     assert not prove_chunk(context, name).proven
-    assert [copy.provider for copy in context.ledger.known_copies(name) if copy.fault] == ["anna"]
+    assert [copy.provider for copy in context.ledger.replicas.list(name) if copy.fault] == ["anna"]
 
 
 def test_a_repaired_chunk_is_safe_after_two_more_windows_and_another_read_back(large, store, tmp_path):
@@ -511,16 +512,16 @@ def test_a_repaired_chunk_is_safe_after_two_more_windows_and_another_read_back(l
     flip_between_samples(context, name, "anna")
     Answer(context, tmp_path)
     repair_chunk(context, name)
-    assert context.ledger.chunk(name).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
     answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"one_window"}
-    assert context.ledger.chunk(name).read_back_at
+    assert context.ledger.chunks.get(name).read_back_at
     store.window = store.now = store.now + 1
     assert Answer(context, tmp_path).found.everything_is_safe
 
 
 def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_again(context, store, tmp_path, proven):
-    store.file("anna", posting(context, proven[0])).write_bytes(b"x" * context.ledger.chunk(proven[0]).stored_size_bytes)
+    store.file("anna", posting(context, proven[0])).write_bytes(b"x" * context.ledger.chunks.get(proven[0]).stored_size_bytes)
     repair_chunk(context, proven[0])
     answer = Answer(context, tmp_path)
     assert answer.reasons == dict.fromkeys(keys_of(context, proven[0]), "one_window")
@@ -530,7 +531,7 @@ def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_again(context, stor
 
 @pytest.mark.thorough
 def test_a_chunk_that_comes_while_rows_are_exported_is_not_read_back_without_them(context, store, tmp_path, proven, monkeypatch):
-    original = context.ledger.export_located
+    original = context.ledger.exports.located
 
     def export(source, path):
         original(source, path)
@@ -539,10 +540,10 @@ def test_a_chunk_that_comes_while_rows_are_exported_is_not_read_back_without_the
             (chunk,) = plan(context).chunks
             archive_chunk(context, chunk.name)
 
-    monkeypatch.setattr(context.ledger, "export_located", export)
+    monkeypatch.setattr(context.ledger.exports, "located", export)
     answer = Answer(context, tmp_path)
     assert "late" in answer.reasons
-    assert context.ledger.chunk(context.ledger.lookup.locate("src", "late").chunk).read_back_at is None
+    assert context.ledger.chunks.get(context.ledger.lookup.locate("src", "late").chunk).read_back_at is None
 
 
 def test_a_repair_that_leaves_the_wrong_byte_where_it_is_does_not_succeed(large, store, tmp_path, monkeypatch):
@@ -552,14 +553,14 @@ def test_a_repair_that_leaves_the_wrong_byte_where_it_is_does_not_succeed(large,
     monkeypatch.setattr(store, "put", lambda *_, **__: None)
     with pytest.raises(IntegrityError, match="2 of 3 copies"):
         repair_chunk(context, name)
-    assert context.ledger.chunk(name).state is ChunkState.DAMAGED
+    assert context.ledger.chunks.get(name).state is ChunkState.DAMAGED
 
 
 def test_a_provider_that_does_not_answer_is_passed_over_without_damage(large, store, tmp_path):
     context, name = large
     store.away = {"anna"}
     assert Answer(context, tmp_path).found.everything_is_safe
-    assert context.ledger.chunk(name).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
 def test_a_chunk_that_nobody_gives_back_is_not_read_back(large, store, tmp_path, monkeypatch):
@@ -580,7 +581,7 @@ def test_a_broken_export_is_no_fault_of_a_provider(large, tmp_path, monkeypatch)
     monkeypatch.setattr(assessment.LocatedRows, "ranges", broken)
     with pytest.raises(deletion.StagingError, match="torn"):
         Answer(context, tmp_path)
-    assert context.ledger.chunk(name).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
 def test_progress_adds_up_to_what_is_read(context, tmp_path, proven):
@@ -597,7 +598,7 @@ def test_progress_adds_up_to_what_is_read(context, tmp_path, proven):
             pass
 
     find_deletable(context, tmp_path / "l.csv", reporter=assessment.ProgressReporter(progress=Bar))
-    assert sum(done) == totals[0] == sum(context.ledger.chunk(name).stored_size_bytes for name in proven)
+    assert sum(done) == totals[0] == sum(context.ledger.chunks.get(name).stored_size_bytes for name in proven)
 
 
 # --- nothing half-done -----------------------------------------------------------------------------------------------
@@ -620,7 +621,7 @@ def test_a_chain_that_is_away_ends_the_question(context, store, tmp_path, proven
 
     monkeypatch.setattr(store, "copies", away)
     leaves(context, tmp_path, ChainUnreachable)
-    assert {context.ledger.chunk(name).state for name in proven} == {ChunkState.LOCATED}
+    assert {context.ledger.chunks.get(name).state for name in proven} == {ChunkState.LOCATED}
 
 
 def test_a_source_that_is_away_ends_the_question(context, tmp_path, proven):
@@ -667,16 +668,16 @@ def test_an_old_list_goes_where_nothing_is_safe_any_more(context, store, tmp_pat
 
 @pytest.mark.thorough
 def test_the_same_question_asked_twice_at_once_is_asked_once(context, tmp_path, proven):
-    with context.ledger.lease("deletion/src", this_process("run-2")):
+    with context.ledger.leases.hold("deletion/src", this_process("run-2")):
         leaves(context, tmp_path, HeldByOther)
 
 
 @pytest.mark.thorough
 def test_a_question_whose_lease_was_taken_over_writes_nothing(tmp_path, database, proven, context, monkeypatch):
-    lease = HeldLease(database, "deletion/src", context.holder, seconds=0.5)
-    others = context.ledger.lease
+    lease = HeldLease(LedgerEngine(database), "deletion/src", context.holder, seconds=0.5)
+    others = context.ledger.leases.hold
     monkeypatch.setattr(
-        context.ledger, "lease", lambda name, holder, **more: lease if name == lease.name else others(name, holder, **more)
+        context.ledger.leases, "hold", lambda name, holder, **more: lease if name == lease.name else others(name, holder, **more)
     )
     original = context.objects.list_pages
 
@@ -700,8 +701,8 @@ def test_a_chunk_that_is_found_damaged_while_the_source_is_listed_is_not_safe(co
     original = context.objects.list_pages
 
     def listing(**named):
-        with context.ledger.lease(chunk_lease(proven[0]), this_process("the watch")) as lease:
-            context.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch")
+        with context.ledger.leases.hold(chunk_lease(proven[0]), this_process("the watch")) as lease:
+            context.ledger.moves.move(lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch")
         yield from original(**named)
 
     monkeypatch.setattr(context.objects, "list_pages", listing)
@@ -713,8 +714,8 @@ def test_a_chunk_that_is_found_damaged_while_the_list_is_written_ends_the_questi
 
     def batches(self, **named):
         yield from original(self, **named)
-        with context.ledger.lease(chunk_lease(proven[0]), this_process("the watch")) as lease:
-            context.ledger.move(lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch")
+        with context.ledger.leases.hold(chunk_lease(proven[0]), this_process("the watch")) as lease:
+            context.ledger.moves.move(lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch")
 
     monkeypatch.setattr(deletion.Decisions, "batches", batches)
     leaves(context, tmp_path, LedgerError, match="while the list was written")
@@ -770,7 +771,7 @@ def on_jackal(tmp_path, ledger, network, new_bucket):
 
 def next_window(context, network):
     """Make blocks until every chunk is in its next window and was proven in it."""
-    postings = [chunk_steps.posting_of(chunk) for chunk in context.ledger.chunks("src", [ChunkState.LOCATED])]
+    postings = [chunk_steps.posting_of(chunk) for chunk in context.ledger.chunks.list("src", [ChunkState.LOCATED])]
     # All at once, before any block: the chunks' windows begin a few blocks apart, and none may be led past its next one.
     following = [(at, context.store.current_window(at) + 1) for at in postings]
     for at, window in following:
@@ -794,7 +795,7 @@ def test_two_real_windows_make_a_bucket_safe_to_delete(on_jackal, network, new_b
     first = Answer(context, tmp_path)
     assert set(first.reasons.values()) == {"one_window"}
     assert all("the next window begins in about" in detail for detail in first.details)
-    assert context.ledger.chunk(name).read_back_at
+    assert context.ledger.chunks.get(name).read_back_at
     next_window(context, network)
     answer = Answer(context, tmp_path)
     assert answer.found.everything_is_safe, answer.rest
@@ -810,7 +811,7 @@ def test_a_new_version_leaves_the_old_one_out_of_the_list(on_jackal, network, ne
         new_bucket.put(key, key.encode() * 1000)
     context = on_jackal()
     archive_everything(context)
-    prove_chunk(context, context.ledger.chunks("src")[0].name)
+    prove_chunk(context, context.ledger.chunks.list("src")[0].name)
     next_window(context, network)
     new_bucket.put("replaced", b"REPLACED" * 1000)
     new_bucket.delete("deleted")
@@ -828,7 +829,7 @@ def test_headers_that_changed_make_an_object_unsafe_until_it_is_archived_again(o
         new_bucket.put(key, key.encode() * 10_000, Metadata={"a": "1"})
     context = on_jackal()
     archive_everything(context)
-    prove_chunk(context, context.ledger.chunks("src")[0].name)
+    prove_chunk(context, context.ledger.chunks.list("src")[0].name)
     next_window(context, network)
     next_second()
     new_bucket.put("rewritten", b"rewritten" * 10_000, Metadata={"a": "1"}, **sha256)
@@ -846,12 +847,12 @@ def test_a_provider_that_flips_a_byte_damages_the_chunk(on_jackal, network, new_
     (name,) = archive_everything(context)
     prove_chunk(context, name)
     next_window(context, network)
-    holders = context.store.holders(chunk_steps.posting_of(context.ledger.chunk(name)))
+    holders = context.store.holders(chunk_steps.posting_of(context.ledger.chunks.get(name)))
     for holder in holders:  # whoever is asked first
         network.misbehave(provider=network.provider_addresses.index(holder), flip_byte=200_000)
     answer = Answer(context, tmp_path)
     assert answer.reasons == {"key": "damaged"}
-    assert all(f"{holder}: " in context.ledger.chunk(name).reason for holder in holders)
+    assert all(f"{holder}: " in context.ledger.chunks.get(name).reason for holder in holders)
 
 
 @pytest.mark.thorough

@@ -36,7 +36,7 @@ def name(context):
 
 
 def posting(context, name):
-    return chunk_steps.posting_of(context.ledger.chunk(name))
+    return chunk_steps.posting_of(context.ledger.chunks.get(name))
 
 
 def overwrite(path):
@@ -54,7 +54,7 @@ def test_a_chunk_whose_copies_are_right_is_proven_and_stays_located(context, nam
 def test_what_was_seen_of_each_copy_is_recorded(context, store, name):
     for store.window in (4, 5, 5):
         prove_chunk(context, name)
-    copies = context.ledger.known_copies(name)
+    copies = context.ledger.replicas.list(name)
     assert [(copy.provider, copy.listed, copy.fault, copy.windows) for copy in copies] == [
         (provider, True, "", 2) for provider in ("anna", "bert", "carl")
     ]
@@ -66,7 +66,7 @@ def test_a_chunk_of_which_too_few_copies_are_known_to_be_proven_is_unverified_an
     report = prove_chunk(context, name)
     assert (report.verdict, report.proven, report.chunk.state) == ("unverified", False, ChunkState.LOCATED)
     assert report.unverified.startswith("2 of 3 copies show a verified proof (bert: ")
-    assert {copy.provider: copy.windows for copy in context.ledger.known_copies(name)} == {"anna": 1, "bert": 0, "carl": 1}
+    assert {copy.provider: copy.windows for copy in context.ledger.replicas.list(name)} == {"anna": 1, "bert": 0, "carl": 1}
     store.unverified = set()
     assert prove_chunk(context, name).verdict == "proven"
 
@@ -93,7 +93,7 @@ def test_an_unverified_chunk_is_looked_at_again_in_the_next_window_before_others
 def test_a_last_proof_of_a_window_that_is_still_to_come_counts_for_nothing(context, store, name):
     store.window, store.now = 9, 4
     prove_chunk(context, name)
-    assert {copy.windows for copy in context.ledger.known_copies(name)} == {0}
+    assert {copy.windows for copy in context.ledger.replicas.list(name)} == {0}
 
 
 class Forgetful:
@@ -127,7 +127,7 @@ def test_a_provider_that_keeps_only_what_it_was_asked_for_before_is_found_by_an_
     while prove_chunk(context, name).proven:  # samples are a sixth of the chunk: an object in them is no evidence
         looks += 1
         assert looks < 50
-    assert "bert: read as a whole: " in context.ledger.chunk(name).reason
+    assert "bert: read as a whole: " in context.ledger.chunks.get(name).reason
 
 
 def test_a_row_that_is_wrong_here_is_no_fault_of_the_copies(context, name, database):
@@ -156,7 +156,7 @@ def test_the_first_look_compares_every_sample_and_an_object_and_later_ones_two_p
 
     monkeypatch.setattr(store, "read", counted)
     prove_chunk(context, name)
-    assert len(asked) == 3 * (len(context.ledger.chunk(name).samples) + 1)
+    assert len(asked) == 3 * (len(context.ledger.chunks.get(name).samples) + 1)
     asked.clear()
     prove_chunk(context, name)
     assert len(asked) == 3 * 2
@@ -167,7 +167,7 @@ def test_fewer_copies_than_required_make_a_chunk_damaged(context, store, name):
     report = prove_chunk(context, name)
     assert (report.proven, report.chunk.state) == (False, ChunkState.DAMAGED)
     assert report.chunk.reason == report.explanation == "2 of 3 copies are right (listed: anna, carl)"
-    assert {copy.provider for copy in context.ledger.known_copies(name) if not copy.listed} == {"bert"}
+    assert {copy.provider for copy in context.ledger.replicas.list(name) if not copy.listed} == {"bert"}
 
 
 def test_wrong_bytes_make_a_chunk_damaged_naming_who_gave_them(context, store, name):
@@ -209,7 +209,7 @@ def test_a_store_out_of_reach_is_an_error_and_no_damage(context, store, name):
     store.away = {"anna", "bert", "carl"}
     with pytest.raises(StoreUnreachable, match="anna is away"):
         prove_chunk(context, name)
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     assert (chunk.state, chunk.checked_at) == (ChunkState.LOCATED, None)
 
 
@@ -225,7 +225,7 @@ def test_a_fault_is_not_forgotten_because_its_provider_does_not_answer(context, 
     prove_chunk(context, name)
     store.away = {"bert"}
     assert not prove_chunk(context, name).proven
-    assert [copy.provider for copy in context.ledger.known_copies(name) if copy.fault] == ["bert"]
+    assert [copy.provider for copy in context.ledger.replicas.list(name) if copy.fault] == ["bert"]
 
 
 def test_a_damaged_chunk_is_not_proven_until_it_is_repaired(context, store, name):
@@ -252,12 +252,12 @@ def test_the_chunks_looked_at_longest_ago_come_first(context):
 
 
 def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, database, store):
-    from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.ledger.ledger import Ledger
 
     ledger = Ledger(database, lease_seconds=1.5)
     context = a_run_context(tmp_path, MemorySource({"a": b"a"}), ledger, store=store)
     (name,) = archive_everything(context)
-    with ledger.lease(chunk_lease(name), this_process("run-2")):
+    with ledger.leases.hold(chunk_lease(name), this_process("run-2")):
         assert list(prove_oldest(context, 10)) == []
 
 
@@ -297,7 +297,7 @@ def test_a_chunk_of_which_nobody_answers_keeps_no_other_waiting(context, store):
     assert (silent.chunk.name, next(reports).chunk.name) == (first, others[0])
     with pytest.raises(StoreUnreachable):
         next(reports)
-    assert context.ledger.chunk(first).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(first).state is ChunkState.LOCATED
 
 
 def test_a_chunk_that_did_not_answer_is_looked_at_first(context, store):
@@ -307,7 +307,7 @@ def test_a_chunk_that_did_not_answer_is_looked_at_first(context, store):
     prove_chunk(context, last)
     store.away = set()
     assert [report.chunk.name for report in prove_oldest(context, 1)] == [last]
-    assert context.ledger.chunk(last).unanswered_at is None
+    assert context.ledger.chunks.get(last).unanswered_at is None
 
 
 def test_a_missing_answer_asks_for_every_sample_the_next_time(context, store, name, monkeypatch):
@@ -315,9 +315,9 @@ def test_a_missing_answer_asks_for_every_sample_the_next_time(context, store, na
     store.away = {*store.folders}
     with pytest.raises(StoreUnreachable):
         prove_chunk(context, name)
-    assert context.ledger.chunk(name).unanswered_at is not None
+    assert context.ledger.chunks.get(name).unanswered_at is not None
     store.away = set()
-    sample = context.ledger.chunk(name).samples[7]
+    sample = context.ledger.chunks.get(name).samples[7]
     store.lost["anna"] = (sample.offset, sample.offset + 1)
     assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
 
@@ -345,5 +345,5 @@ def test_an_unmounted_folder_marks_no_chunk_as_damaged(tmp_path, ledger, look):
     context.store.folder.mkdir()
     with pytest.raises(StoreAway):
         look(context, name)
-    assert ledger.chunk(name).state is ChunkState.LOCATED
+    assert ledger.chunks.get(name).state is ChunkState.LOCATED
     assert list(context.store.folder.iterdir()) == []

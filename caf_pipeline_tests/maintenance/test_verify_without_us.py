@@ -102,7 +102,7 @@ def test_every_object_is_listed_fetched_and_found_right_at_every_provider(archiv
     copies = 3
     for key in context.objects.bodies:
         assert sum(line.startswith(f"right {key!a} ") for line in said) == copies, key
-    chunks = context.ledger.chunks()
+    chunks = context.ledger.chunks.list()
     assert len(chunks) > 1
     for chunk in chunks:
         assert said.count(f"right Merkle root {chunk.merkle_root.hex()}") == copies

@@ -24,8 +24,8 @@ def context(tmp_path, ledger):
 
 
 def ends_right(context, name):
-    chunk = context.ledger.chunk(name)
-    account = context.ledger.account("src")
+    chunk = context.ledger.chunks.get(name)
+    account = context.ledger.chunks.account("src")
     assert chunk.state is ChunkState.LOCATED
     assert account_for_chunk(context, name).agrees
     assert (account.located_objects, account.claimed_objects) == (chunk.object_count, 0)

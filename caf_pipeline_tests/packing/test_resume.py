@@ -16,7 +16,7 @@ from caf_pipeline.errors import CafError, LeaseLost, ObjectReadFailed, RootRefus
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import read_chunk_objects, read_chunk_plan
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.packing import pack_chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile, StagedSource
@@ -327,8 +327,8 @@ def context(tmp_path, ledger):
 
 
 def root_of_undisturbed(context, name, folder):
-    chunk = context.ledger.chunk(name)
-    with context.ledger.lease(chunk_lease(name), context.holder) as lease:
+    chunk = context.ledger.chunks.get(name)
+    with context.ledger.leases.hold(chunk_lease(name), context.holder) as lease:
         packer = pack_chunk.packer_of(context, lease, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number))
         objects = read_chunk_objects(Path(chunk.plan_folder), chunk.number)
         part, journal = PartFile.create(folder / "undisturbed"), Journal.open(folder / "undisturbed.journal", packer.opening)
@@ -345,12 +345,12 @@ def test_a_killed_run_is_resumed_to_the_chunk_of_an_undisturbed_one(context, tmp
     assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=fatal) is None
     dying_runs.run(tmp_path, database_url, chunk.name)
     ends_right(context, chunk.name)
-    assert context.ledger.chunk(chunk.name).merkle_root == root_of_undisturbed(context, chunk.name, tmp_path)
+    assert context.ledger.chunks.get(chunk.name).merkle_root == root_of_undisturbed(context, chunk.name, tmp_path)
 
 
 def safe_bytes(context, name):
     """How much of the chunk a next run finds to be safe."""
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     packer = pack_chunk.packer_of(context, None, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number))
     left, _ = find_left(leftovers(context, name))
     journal = Journal.open(left.path.with_suffix(".journal"), packer.opening)
@@ -372,7 +372,7 @@ def test_a_run_that_is_killed_while_it_resumes_leaves_all_that_was_safe(context,
     assert safe_bytes(context, chunk.name) >= before
     dying_runs.run(tmp_path, database_url, chunk.name)
     ends_right(context, chunk.name)
-    assert context.ledger.chunk(chunk.name).merkle_root == root_of_undisturbed(context, chunk.name, tmp_path)
+    assert context.ledger.chunks.get(chunk.name).merkle_root == root_of_undisturbed(context, chunk.name, tmp_path)
 
 
 def paused(folder, url, chunk, *, pause_at="key-040", lease_seconds=1.5):
@@ -569,7 +569,7 @@ def test_a_kept_prefix_does_not_count_twice_against_the_limit(tmp_path, ledger):
     )
     name = broken_chunk(context)
     archive_chunk(context, name)
-    assert ledger.chunk(name).state is ChunkState.LOCATED
+    assert ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
 def test_a_finished_packing_whose_record_is_damaged_is_resumed_without_a_get(context):
@@ -603,7 +603,7 @@ def flip(path, at):
 
 def between_samples(context, name):
     """A byte that no sample covers."""
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     covered = {at // 4096 for sample in chunk.samples for at in range(sample.offset, sample.offset + sample.length, 4096)}
     covered |= {(sample.offset + sample.length) // 4096 for sample in chunk.samples}
     return next(at for at in range(4096, chunk.stored_size_bytes, 4096) if at // 4096 not in covered)
@@ -612,7 +612,7 @@ def between_samples(context, name):
 def test_a_flipped_byte_is_found_before_another_run_posts_the_chunk(context, tmp_path, ledger):
     (chunk,) = plan(context).chunks
     archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
-    root = ledger.chunk(chunk.name).merkle_root
+    root = ledger.chunks.get(chunk.name).merkle_root
     flip(staged_path(context, chunk.name), between_samples(context, chunk.name))
     other = a_run_context(tmp_path, a_steady_source(), ledger, run="second", target="8MiB")
     chunk_steps.post_file(other, chunk.name)
@@ -662,7 +662,7 @@ def test_a_damaged_file_of_objects_that_have_changed_is_abandoned(tmp_path, ledg
     context.objects.unavailable = {"key-000": (SkipReason.CHANGED, -1)}
     with pytest.raises(CafError, match="have changed since"):
         chunk_steps.upload_chunk(context, chunk.name)
-    assert ledger.chunk(chunk.name).state is ChunkState.ABANDONED
+    assert ledger.chunks.get(chunk.name).state is ChunkState.ABANDONED
 
 
 @pytest.mark.parametrize("record", ["kept", "gone"])

@@ -134,7 +134,7 @@ def test_providers_that_are_away_are_not_asked_for_each_object(context, archive)
 
 
 def test_what_is_not_archived_says_why_and_keeps_nothing_else_from_being_read(context, archive):
-    context.ledger.record_skips("src", [skip("cold")])
+    context.ledger.skips.record("src", [skip("cold")])
     reads = {one.key: one for one in archive.read_many("src", ["dir/001", "cold", "never", "dir/002"])}
     assert (reads["dir/001"].body, reads["dir/002"].body) == (BODIES["dir/001"], BODIES["dir/002"])
     assert "it was skipped as cold_storage" in str(reads["cold"].error)

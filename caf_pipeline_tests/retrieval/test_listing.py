@@ -173,7 +173,7 @@ def test_what_is_gone_or_older_is_listed_as_such_and_left_out_where_only_the_cur
     archive(ledger, ["a/gone", "a/kept", "b/gone", "older"])
     register_plan(ledger, plan_record(), [planned(1, ["older"])], claims((1, "older"), version="newer"))
     stated = [CurrentException(*one) for one in (("a/gone", LATER, None), ("b/gone", LATER, None), ("older", LATER, "newer"))]
-    ledger.record_planned(InventoryRecord(SOURCE, "src-20240102T000000000000Z", LATER), stated)
+    ledger.content.record_planned(InventoryRecord(SOURCE, "src-20240102T000000000000Z", LATER), stated)
     listed = {one.row.key: one.status for one in list_objects(ledger.lookup, SOURCE)}
     assert listed == {"a/gone": "gone", "a/kept": "current", "b/gone": "gone", "older": "older"}
     assert keys_of(ledger, wanted=is_current) == ["a/kept"]
@@ -208,7 +208,7 @@ def state(ledger, day, *exceptions):
     """Let an inventory of a day state what is current: (key, version), or None where the key is gone."""
     at = EARLY + day * DAY
     stated = [CurrentException(key, at, named) for key, named in exceptions]
-    ledger.record_planned(InventoryRecord(SOURCE, f"src-{at:%Y%m%dT%H%M%S}000000Z", at), stated)
+    ledger.content.record_planned(InventoryRecord(SOURCE, f"src-{at:%Y%m%dT%H%M%S}000000Z", at), stated)
 
 
 def as_of(ledger, day, prefix=""):
@@ -268,7 +268,7 @@ def test_as_of_a_time_what_is_known_of_it_and_not_archived_is_said(ledger):
     register(ledger, ["x"])
     version(ledger, "a", 1, 1)
     newer = replace(skip("a"), object_version="v9", last_modified=EARLY + 3 * DAY)
-    ledger.record_skips(SOURCE, [newer])
+    ledger.skips.record(SOURCE, [newer])
     assert [as_of(ledger, day)["a"] for day in (2, 3)] == [("v1", "archived"), ("v1", "older")]
 
 

@@ -242,7 +242,7 @@ def test_a_key_of_a_chunk_that_is_lost_is_said_to_be(ledger):
 
 def test_of_a_version_that_is_not_archived_it_is_said_why_or_which_ones_are(ledger):
     archive(ledger, ["key"])
-    ledger.record_skips(SOURCE, [replace(skip("key"), object_version="v2")])
+    ledger.skips.record(SOURCE, [replace(skip("key"), object_version="v2")])
     assert "version 'v2', is not archived: it was skipped as cold_storage" in why(ledger, "key", "v2")[0]
     message, hint = why(ledger, "key", "v3")
     assert (message, VERSION in hint) == ("'key' of source src is not archived as version 'v3'", True)

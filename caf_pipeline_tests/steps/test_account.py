@@ -63,7 +63,7 @@ def in_another_order(rows):
 
 def with_plan(context, name, change):
     """Write the chunk's plan with changed rows, as if another had been packed."""
-    path = Path(context.ledger.chunk(name).plan_folder) / OBJECTS_FILE
+    path = Path(context.ledger.chunks.get(name).plan_folder) / OBJECTS_FILE
     table = pq.read_table(path)
     rows = table.to_pylist()
     change(rows)
@@ -80,7 +80,7 @@ def test_a_packed_file_that_does_not_account_for_its_plan_is_not_sealed(context,
     with_plan(context, name, change)
     with pytest.raises(IntegrityError, match="does not account for its part of the plan"):
         chunk_steps.seal_chunk(context, name)
-    assert context.ledger.chunk(name).state is ChunkState.PACKING
+    assert context.ledger.chunks.get(name).state is ChunkState.PACKING
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
@@ -110,8 +110,8 @@ def test_an_index_that_contradicts_the_manifest_is_not_sealed(context, name, mon
 
 def test_a_ledger_with_other_counts_is_told_apart(context, name, monkeypatch):
     archive_chunk(context, name)
-    original = context.ledger.chunk
-    monkeypatch.setattr(context.ledger, "chunk", lambda name: replace(original(name), member_count=11, skipped_count=1))
+    original = context.ledger.chunks.get
+    monkeypatch.setattr(context.ledger.chunks, "get", lambda name: replace(original(name), member_count=11, skipped_count=1))
     assert "the ledger has 11 members, 1 skipped and 0 released" in account_for_chunk(context, name).explanation
 
 

@@ -19,7 +19,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.packing.staging import staged_path
@@ -53,7 +53,7 @@ def context(tmp_path, source, ledger):
 
 
 def states(context):
-    return {chunk.name: chunk.state for chunk in context.ledger.chunks(source="src")}
+    return {chunk.name: chunk.state for chunk in context.ledger.chunks.list(source="src")}
 
 
 def staged_files(context):
@@ -88,7 +88,7 @@ def test_a_member_that_the_store_gives_back_with_other_bytes_is_named(context):
     data[location.row.start_byte] ^= 1
     file.write_bytes(data)
     found = fetch_members(context, location.chunk, members=100)
-    assert found.tried == context.ledger.chunk(location.chunk).member_count
+    assert found.tried == context.ledger.chunks.get(location.chunk).member_count
     assert [said.partition(" ")[0] for said in found.mismatched] == ["key-003"]
 
 
@@ -184,10 +184,10 @@ def test_what_was_lost_from_staging_before_the_post_is_packed_again(context):
 def test_what_was_lost_from_staging_after_the_post_is_packed_to_the_same_root(context):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=chunk_steps.post_file)
-    root = context.ledger.chunk(name).merkle_root
+    root = context.ledger.chunks.get(name).merkle_root
     chunk_steps.staged_path(context, name).unlink()
     archive_chunk(context, name)
-    assert (states(context)[name], context.ledger.chunk(name).merkle_root) == (ChunkState.LOCATED, root)
+    assert (states(context)[name], context.ledger.chunks.get(name).merkle_root) == (ChunkState.LOCATED, root)
 
 
 def test_a_posted_chunk_that_cannot_be_packed_to_the_same_root_is_abandoned_and_planned_again(context, source):
@@ -206,13 +206,13 @@ def test_a_posted_chunk_that_cannot_be_packed_to_the_same_root_is_abandoned_and_
 def test_a_damaged_staged_file_is_not_posted(context):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=chunk_steps.seal_chunk)
-    root = context.ledger.chunk(name).merkle_root
+    root = context.ledger.chunks.get(name).merkle_root
     path = chunk_steps.staged_path(context, name)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
     archive_chunk(context, name)
-    assert context.ledger.chunk(name).merkle_root == root
+    assert context.ledger.chunks.get(name).merkle_root == root
     assert fetch_members(context, name, members=100).mismatched == []
 
 
@@ -221,7 +221,7 @@ def test_a_run_of_a_chunk_that_another_live_run_holds_ends_as_held(tmp_path, sou
     context = a_run_context(tmp_path, source, ledger)
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     other = a_run_context(tmp_path, source, ledger, run="run-2")
-    with context.ledger.lease(chunk_lease(name), context.holder), pytest.raises(HeldByOther) as caught:
+    with context.ledger.leases.hold(chunk_lease(name), context.holder), pytest.raises(HeldByOther) as caught:
         chunk_steps.load_batch(other, name)
     assert caught.value.holder == "run-1"
 
@@ -229,7 +229,7 @@ def test_a_run_of_a_chunk_that_another_live_run_holds_ends_as_held(tmp_path, sou
 def test_skipped_objects_end_their_claim_and_are_recorded_with_their_reason(context, source):
     source.unavailable = {"key-001": (SkipReason.COLD_STORAGE, -1)}
     archive_everything(context)
-    account = context.ledger.account("src")
+    account = context.ledger.chunks.account("src")
     assert (account.skipped[SkipReason.COLD_STORAGE], account.claimed_objects) == (1, 0)
     assert context.ledger.lookup.locate("src", "key-001") is None
     assert account_for_plan(context, plan(context)).unaccounted == 0
@@ -261,7 +261,7 @@ def test_an_object_is_skipped_as_unreadable_only_after_several_runs(tmp_path, so
                 chunk_steps.pack_chunk(context, name)
     context = a_run_context(tmp_path, source, ledger, run="run-3")
     archive_chunk(context, name)
-    assert context.ledger.account("src").skipped[SkipReason.UNREADABLE] == 1
+    assert context.ledger.chunks.account("src").skipped[SkipReason.UNREADABLE] == 1
 
 
 def test_unreadable_objects_of_a_chunk_are_skipped_together(tmp_path, source, ledger):
@@ -275,7 +275,7 @@ def test_unreadable_objects_of_a_chunk_are_skipped_together(tmp_path, source, le
             chunk_steps.pack_chunk(context, name)
     context = a_run_context(tmp_path, source, ledger, run="run-3")
     archive_chunk(context, name)
-    assert context.ledger.account("src").skipped[SkipReason.UNREADABLE] == len(unreadable)
+    assert context.ledger.chunks.account("src").skipped[SkipReason.UNREADABLE] == len(unreadable)
     assert account_for_chunk(context, name).agrees
 
 
@@ -302,7 +302,7 @@ def test_an_object_that_can_be_read_again_keeps_its_place(tmp_path, source, ledg
         chunk_steps.pack_chunk(context, name)
     source.failing = {}
     resumed = chunk_steps.seal_chunk(context, chunk_steps.pack_chunk(context, name).name).chunk
-    assert not context.ledger.account("src").skipped
+    assert not context.ledger.chunks.account("src").skipped
     staged_path(context, name).unlink()
     assert chunk_steps.pack_chunk(context, name).merkle_root == resumed.merkle_root
 
@@ -315,7 +315,7 @@ def test_a_source_that_lists_but_gives_nothing_makes_no_object_unreadable(tmp_pa
         chunk_steps.load_batch(context, name)
         with pytest.raises(SourceUnreachable):
             chunk_steps.pack_chunk(context, name)
-    assert not context.ledger.read_failures(name)
+    assert not context.ledger.read_failures.list(name)
 
 
 def test_a_source_that_is_down_makes_no_object_unreadable(tmp_path, source, ledger):
@@ -329,7 +329,7 @@ def test_a_source_that_is_down_makes_no_object_unreadable(tmp_path, source, ledg
             chunk_steps.pack_chunk(context, name)
     source.failing, source.down = {}, None
     archive_chunk(context, name)
-    assert not context.ledger.account("src").skipped
+    assert not context.ledger.chunks.account("src").skipped
 
 
 def test_a_failed_packing_leaves_what_is_safe_by_its_journal_and_reserves_no_more(context, source):
@@ -340,7 +340,7 @@ def test_a_failed_packing_leaves_what_is_safe_by_its_journal_and_reserves_no_mor
         chunk_steps.pack_chunk(context, name)
     kept = {path.suffix: path.stat().st_size for path in context.staging().iterdir()}
     assert (sorted(kept), kept[".part"]) == ([".journal", ".part"], 512 + 3 * 40_000)
-    (reserved,) = context.ledger.reservations()
+    (reserved,) = context.ledger.staging.list()
     assert reserved.size_bytes == kept[".part"] + kept[".journal"]
 
 
@@ -351,7 +351,7 @@ def test_a_packing_that_fails_at_its_first_object_leaves_nothing(context, source
     with pytest.raises(ObjectReadFailed):
         chunk_steps.pack_chunk(context, name)
     assert staged_files(context) == []
-    assert context.ledger.reservations() == []
+    assert context.ledger.staging.list() == []
 
 
 def test_staging_beyond_its_limit_is_refused_before_a_byte_is_fetched(tmp_path, source, ledger):
@@ -392,7 +392,7 @@ def fat_headers(source):
 def test_metadata_that_the_plan_did_not_know_of_closes_no_chunk_early(context, source):
     fat_headers(source)
     archive_everything(context)
-    chunks = context.ledger.chunks(source="src")
+    chunks = context.ledger.chunks.list(source="src")
     assert [chunk.released_count for chunk in chunks] == [0] * len(chunks)
     assert len(chunks) > 1
     every_object_reads_back(context)
@@ -403,10 +403,10 @@ def test_objects_that_an_early_close_released_are_in_the_next_plan(context, sour
     for chunk in plan(context).chunks:
         limit_to_target(Path(chunk.plan_folder))
         archive_chunk(context, chunk.name)
-    released = sum(chunk.released_count for chunk in context.ledger.chunks(source="src"))
+    released = sum(chunk.released_count for chunk in context.ledger.chunks.list(source="src"))
     assert released > 0
     while plan(context).plan:
-        for chunk in context.ledger.chunks(source="src", states=[ChunkState.PLANNED]):
+        for chunk in context.ledger.chunks.list(source="src", states=[ChunkState.PLANNED]):
             archive_chunk(context, chunk.name)
     every_object_reads_back(context)
 
@@ -427,7 +427,7 @@ def test_after_a_chunk_was_too_large_the_next_ones_fit_with_their_manifests(tmp_
     while (report := plan(context)).plan:
         for chunk in report.chunks:
             archive_chunk(context, chunk.name)
-    located = ledger.chunks(source="src", states=[ChunkState.LOCATED])
+    located = ledger.chunks.list(source="src", states=[ChunkState.LOCATED])
     assert max(chunk.stored_size_bytes for chunk in located) <= 500_000
     every_object_reads_back(context)
 
@@ -487,7 +487,7 @@ def test_a_skipped_object_that_a_whole_inventory_lists_no_longer_is_history_unti
             return [one, *(replace(one, key=key, size_bytes=sizes.get(key, 1)) for key in sorted(self.listed))]
 
     def skipped():
-        return {str(reason): count for reason, count in ledger.account("src").skipped.items()}
+        return {str(reason): count for reason, count in ledger.chunks.account("src").skipped.items()}
 
     source = Odd({"a": b"a"})
     context = a_run_context(tmp_path, source, ledger)

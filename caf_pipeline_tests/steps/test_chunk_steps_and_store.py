@@ -46,7 +46,7 @@ def staged_files(context):
 def uploaded_chunk(context):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=chunk_steps.upload_chunk)
-    return context.ledger.chunk(name)
+    return context.ledger.chunks.get(name)
 
 
 # --- before it is packed, and before it is posted ---
@@ -57,7 +57,7 @@ def test_a_chunk_that_the_store_has_no_room_for_fails_before_a_byte_is_fetched(c
     store.free_bytes = 1000
     with pytest.raises(StoreError, match=f"1000 bytes are free, {chunk.expected_size_bytes} are needed"):
         archive_chunk(context, chunk.name)
-    assert (source.reads, context.ledger.chunk(chunk.name).state) == ([], ChunkState.PLANNED)
+    assert (source.reads, context.ledger.chunks.get(chunk.name).state) == ([], ChunkState.PLANNED)
 
 
 def test_what_other_chunks_are_about_to_post_counts_before_packing(context, store):
@@ -67,7 +67,7 @@ def test_what_other_chunks_are_about_to_post_counts_before_packing(context, stor
     assert store.admitted == [(first.expected_size_bytes, 0), (second.expected_size_bytes, first.expected_size_bytes)]
     archive_chunk(context, first.name, until=chunk_steps.seal_chunk)
     chunk_steps.load_batch(context, second.name)
-    assert store.admitted[-1] == (second.expected_size_bytes, context.ledger.chunk(first.name).stored_size_bytes)
+    assert store.admitted[-1] == (second.expected_size_bytes, context.ledger.chunks.get(first.name).stored_size_bytes)
 
 
 def test_a_sealed_chunk_is_asked_for_again_with_its_size_and_beside_posts_only(context, store):
@@ -76,7 +76,7 @@ def test_a_sealed_chunk_is_asked_for_again_with_its_size_and_beside_posts_only(c
         archive_chunk(context, chunk.name, until=chunk_steps.seal_chunk)
     store.admitted.clear()
     chunk_steps.post_file(context, first.name)
-    assert store.admitted[0] == (context.ledger.chunk(first.name).stored_size_bytes, 0)
+    assert store.admitted[0] == (context.ledger.chunks.get(first.name).stored_size_bytes, 0)
 
 
 def test_a_sealed_chunk_that_no_provider_takes_is_withdrawn_and_its_objects_are_cut_again(context, store):
@@ -86,7 +86,7 @@ def test_a_sealed_chunk_that_no_provider_takes_is_withdrawn_and_its_objects_are_
     with pytest.raises(ChunkTooLarge, match=r"is withdrawn: .* take too long") as caught:
         chunk_steps.post_file(context, names[0])
     assert (caught.value.fitting_bytes, "in chunks that fit" in caught.value.hint) == (300_000, True)
-    assert (context.ledger.chunk(names[0]).state, staged_files(context)) == (ChunkState.WITHDRAWN, [])
+    assert (context.ledger.chunks.get(names[0]).state, staged_files(context)) == (ChunkState.WITHDRAWN, [])
     report = plan(context)
     assert len(report.chunks) > 1
     assert all(chunk.expected_size_bytes <= 300_000 for chunk in report.chunks)
@@ -129,7 +129,7 @@ def test_a_chunk_stays_under_the_target_that_its_plan_was_cut_at(context, store,
     source.headers = {key: ObjectHeaders(user_metadata={"m": "x" * 2000}) for key in source.bodies}
     for chunk in plan(context).chunks:
         archive_chunk(context, chunk.name)
-        assert context.ledger.chunk(chunk.name).stored_size_bytes <= 300_000
+        assert context.ledger.chunks.get(chunk.name).stored_size_bytes <= 300_000
 
 
 def test_a_posted_chunk_is_not_withdrawn(context):
@@ -148,7 +148,7 @@ def test_enough_right_copies_are_recorded_and_a_wrong_one_is_not(tmp_path, sourc
     corrupt(context.store.file("bert", chunk_steps.posting_of(chunk)))
     report = chunk_steps.verify_stored(context, chunk.name)
     assert [copy.provider for copy in report.copies] == ["anna", "carl"]
-    assert [copy.provider for copy in ledger.known_copies(chunk.name)] == ["anna", "carl"]
+    assert [copy.provider for copy in ledger.replicas.list(chunk.name)] == ["anna", "carl"]
 
 
 def test_too_few_right_copies_are_refused_naming_who_has_it_right_and_who_differs(context, store):
@@ -156,7 +156,7 @@ def test_too_few_right_copies_are_refused_naming_who_has_it_right_and_who_differ
     corrupt(store.file("bert", chunk_steps.posting_of(chunk)))
     with pytest.raises(IntegrityError, match=r"2 of 3 copies .*right at anna, carl; bert: differs at bytes 0 to"):
         chunk_steps.verify_stored(context, chunk.name)
-    assert context.ledger.chunk(chunk.name).state is ChunkState.UPLOADING
+    assert context.ledger.chunks.get(chunk.name).state is ChunkState.UPLOADING
 
 
 def test_a_copy_that_is_not_listed_or_does_not_answer_is_said_to_be_missing(context, store):
@@ -166,7 +166,7 @@ def test_a_copy_that_is_not_listed_or_does_not_answer_is_said_to_be_missing(cont
         chunk_steps.verify_stored(context, chunk.name)
     store.away = set()
     archive_chunk(context, chunk.name)
-    assert context.ledger.chunk(chunk.name).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(chunk.name).state is ChunkState.LOCATED
 
 
 def test_what_is_sent_is_told_of(context):
@@ -205,7 +205,7 @@ def test_kept_files_make_room_for_a_chunk_that_is_packed_those_located_first_bef
 
 
 def test_a_kept_file_that_a_run_works_with_is_not_removed(tmp_path, database, store):
-    from caf_pipeline.ledger.postgres import Ledger
+    from caf_pipeline.ledger.ledger import Ledger
 
     ledger = Ledger(database, lease_seconds=1.5)
     source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(20)})
@@ -214,7 +214,7 @@ def test_a_kept_file_that_a_run_works_with_is_not_removed(tmp_path, database, st
     store.hold = 3600
     first, second = [chunk.name for chunk in plan(context).chunks][:2]
     archive_chunk(context, first)
-    with ledger.lease(chunk_lease(first), other.holder):
+    with ledger.leases.hold(chunk_lease(first), other.holder):
         chunk_steps.load_batch(context, second)
         chunk_steps.pack_chunk(context, second)  # kept files are no reason to refuse: they are not reserved
         assert f"{first}.caf" in staged_files(context)
@@ -224,7 +224,7 @@ def test_kept_files_are_not_counted_against_the_limit(tmp_path, source, ledger, 
     context = a_run_context(tmp_path, source, ledger, store=store, packing={"staging_limit": "1100KiB"})
     store.hold = 3600
     for name in archive_everything(context):
-        assert context.ledger.chunk(name).state is ChunkState.LOCATED
+        assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
 def test_a_chunk_that_does_not_fit_even_without_kept_files_is_refused(tmp_path, source, ledger, store):
@@ -275,12 +275,12 @@ def test_a_step_does_not_begin_while_everything_is_paused(tmp_path, source, ledg
     steps = {"sealed": chunk_steps.seal_chunk, "uploading": chunk_steps.upload_chunk, "verified": chunk_steps.verify_stored}
     if state in steps:
         archive_chunk(context, name, until=steps[state])
-    pausing = Pausing(lambda: str(ledger.chunk(name).state), waits=3)
+    pausing = Pausing(lambda: str(ledger.chunks.get(name).state), waits=3)
     pausing.paused = "the chain is being upgraded"
     throttled = a_run_context(tmp_path, source, ledger, store=store, throttle=pausing.throttle)
     archive_chunk(throttled, name)
     assert pausing.looks == [state] * 3
-    assert ledger.chunk(name).state is ChunkState.LOCATED
+    assert ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
 def test_a_packing_under_way_obeys_a_pause_in_the_middle_of_a_large_object(tmp_path, ledger, store):
@@ -292,7 +292,7 @@ def test_a_packing_under_way_obeys_a_pause_in_the_middle_of_a_large_object(tmp_p
             return super().read(obj, start_byte, end_byte)
 
     source = Ordered({"large": os.urandom(40 * 65_536)})
-    pausing = Pausing(lambda: str(ledger.chunk(name).state))
+    pausing = Pausing(lambda: str(ledger.chunks.get(name).state))
     packing = {"part_size": "64KiB", "window_size": "1MiB", "fetch_threads": 1}
     context = a_run_context(tmp_path, source, ledger, store=store, target="8MiB", throttle=pausing.throttle, packing=packing)
     (name,) = [chunk.name for chunk in plan(context).chunks]

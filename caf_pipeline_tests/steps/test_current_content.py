@@ -45,7 +45,7 @@ def headers_of(context, key="k"):
     """Return content type and user metadata that the archive has of the current object."""
     location = fetch(context.ledger.lookup, context.store, "src", key).location
     rows = (
-        open_chunk(context, context.ledger.chunk(location.chunk))
+        open_chunk(context, context.ledger.chunks.get(location.chunk))
         .manifest()
         .rows(("key", *IDENTITY_COLUMNS, "content_type", "user_metadata"))
     )
@@ -55,7 +55,7 @@ def headers_of(context, key="k"):
 
 def packed(context):
     """Return how many objects all chunks together have."""
-    return sum(chunk.member_count for chunk in context.ledger.chunks("src"))
+    return sum(chunk.member_count for chunk in context.ledger.chunks.list("src"))
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_what_was_archived_since_a_listing_is_neither_gone_nor_older(context, bu
     )  # as the sensor lists a part of the bucket
     archive_chunk(context, planned.chunks[0].name)
     found = planning.account_for(context, whole)
-    content = context.ledger.account("src").content
+    content = context.ledger.chunks.account("src").content
     assert (found.current, found.older, found.gone, content.uncounted_objects) == (1, 0, 0, 2)
 
 
@@ -179,7 +179,7 @@ def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(context, b
     rows = rows_of(ledger)["file_locations"]
     with connected(database) as connection:
         connection.execute("TRUNCATE sources, file_locations, current_exceptions, skipped_objects, leases CASCADE")
-    ledger.register_source("src", context.archive_id, context.address)
+    ledger.sources.register("src", context.archive_id, context.address)
     assert all(outcome.complete for outcome in rebuild(context))
     assert rows_of(ledger)["file_locations"] == rows
     assert (plan(context).chunks, headers_of(context)[1]) == ([], {"a": "2"})
@@ -212,7 +212,7 @@ def test_an_account_tells_current_older_and_gone_apart(context, bucket):
     account_for_plan(context, report)
     for chunk in report.chunks:
         archive_chunk(context, chunk.name)
-    content = context.ledger.account("src").content
+    content = context.ledger.chunks.account("src").content
     assert (content.current_objects, content.older_objects, content.gone_objects) == (2, 1, 1)
 
 
@@ -460,7 +460,7 @@ class BucketMachine(RuleBasedStateMachine):
             self.other = a_run_context(home, self.bucket.source(all_versions=True), ledger, sources={"src": source})
         with connected(ledger.database) as connection:
             connection.execute("TRUNCATE sources, claims, file_locations, current_exceptions, skipped_objects, leases CASCADE")
-        ledger.register_source("src", self.context.archive_id, self.context.address)
+        ledger.sources.register("src", self.context.archive_id, self.context.address)
         self.written = set()
         self.archived = set()
 
@@ -538,7 +538,7 @@ class BucketMachine(RuleBasedStateMachine):
             else:
                 with pytest.raises(NotLocated):
                     current(self.context, key)
-        content = self.context.ledger.account("src").content
+        content = self.context.ledger.chunks.account("src").content
         assert (content is None) == (not listed and not self.archived) or content.current_objects == len(listed)
         if self.kind == "unversioned":
             assert packed(self.context) <= len(self.written)
@@ -556,7 +556,7 @@ class BucketMachine(RuleBasedStateMachine):
                 (row,) = [row for row in rows if row.object_version == one["VersionId"]]
             found = fetch(self.context.ledger.lookup, self.context.store, "src", key, row.object_version)
             assert b"".join(found.pieces) == answer["Body"].read()
-        account = self.context.ledger.account("src")
+        account = self.context.ledger.chunks.account("src")
         if account.content:
             content = account.content
             counted = content.current_objects + content.older_objects + content.gone_objects

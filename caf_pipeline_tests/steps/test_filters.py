@@ -31,7 +31,7 @@ LEFT_OUT = {"exclude": 3, "max_size": 1}
 
 
 def located(context) -> int:
-    return context.ledger.account("src").located_objects
+    return context.ledger.chunks.account("src").located_objects
 
 
 def test_what_filters_leave_out_is_not_planned_and_counted_by_the_filter(run_context):
@@ -71,7 +71,7 @@ def test_an_object_that_was_skipped_and_is_left_out_counts_once(run_context, sou
     account = account_for_plan(context, report)
     assert (account.located, account.left_out, account.skipped, account.holds) == (6, {"exclude": 1}, {}, True)
     assert report.left_out == preview_plan(context, report.snapshot).left_out == account.left_out
-    sums = context.ledger.account("src")
+    sums = context.ledger.chunks.account("src")
     assert (sums.skipped, sums.content.left_out) == ({}, {"exclude": 1})
     context = run_context()
     assert [chunk.object_count for chunk in plan(context).chunks] == [1]

@@ -40,7 +40,7 @@ def renamed(context, name, **changes):
     """The same run context with the source renamed or moved; the settings then have no other source."""
     settings = context.settings.model_copy(update={"sources": {name: SourceSettings(bucket="b", **changes)}})
     context = dataclasses.replace(context, source=name, settings=settings)
-    context.ledger.register_source(name, context.archive_id, context.address)
+    context.ledger.sources.register(name, context.archive_id, context.address)
     return context
 
 
@@ -62,7 +62,7 @@ def emptied(archived, new_ledger):  # noqa: F811
 
 
 def registered(context):
-    context.ledger.register_source(context.source, context.archive_id, context.address)
+    context.ledger.sources.register(context.source, context.archive_id, context.address)
     return context
 
 
@@ -80,8 +80,8 @@ def test_an_empty_ledger_plans_nothing_of_what_the_store_has_and_says_both_ways_
     assert "1 file that may hold its objects" in str(refused.value)
     assert "'caf rebuild src'" in refused.value.hint
     assert "'caf run src --new-archive'" in refused.value.hint
-    assert context.ledger.chunks() == []
-    assert context.ledger.account("src").claimed_objects == 0
+    assert context.ledger.chunks.list() == []
+    assert context.ledger.chunks.account("src").claimed_objects == 0
 
 
 def test_a_refusal_names_the_archives_with_chunks_and_dates(emptied, archived):
@@ -110,7 +110,7 @@ def test_until_a_rebuild_that_was_ended_in_its_middle_is_gone_on_with_nothing_is
     run = rebuild.rebuild(context)
     next(run)
     run.close()
-    assert len(context.ledger.chunks()) == 1
+    assert len(context.ledger.chunks.list()) == 1
     with pytest.raises(StoredAlready, match="has not restored all") as refused:
         first_plan(context)
     assert "'caf rebuild src' goes on with it" in refused.value.hint
@@ -150,7 +150,7 @@ def test_a_rebuild_that_restores_nothing_beside_what_is_known_holds_plans_where_
 
 def test_a_new_archive_of_a_source_that_was_rebuilt_in_part_is_planned_where_it_is_meant(emptied):
     context = registered(emptied)
-    context.ledger.begin_rebuild("src")
+    context.ledger.rebuilds.begin("src")
     assert len(first_plan(context, new_archive=True).chunks) == 1
     context.objects.bodies["new"] = b"new"
     assert len(first_plan(context).chunks) == 1
@@ -261,7 +261,7 @@ def test_a_chain_that_is_away_is_not_taken_for_one_that_has_nothing(context, net
         network.misbehave(lcd=lcd, refuse=True)
     with pytest.raises(StoreUnreachable):
         first_plan(context)
-    assert context.ledger.chunks() == []
+    assert context.ledger.chunks.list() == []
     network.well_behaved()
     assert len(first_plan(context).chunks) == 1
 
@@ -321,4 +321,4 @@ def test_a_new_archive_is_paid_for_where_it_is_ordered_for_one_source(make_home,
     post(network, wallet.words, archive_note("f" * 32))
     one_sentence(caf("run", "--new-archive"), 2, "SOURCE")
     assert caf("run", "--source", "src", "--new-archive").status == 0
-    assert {chunk.state for chunk in ledger.chunks()} == {ChunkState.LOCATED}
+    assert {chunk.state for chunk in ledger.chunks.list()} == {ChunkState.LOCATED}

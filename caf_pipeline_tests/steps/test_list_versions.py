@@ -239,7 +239,7 @@ def test_a_look_where_events_say_ends_in_time_at_many_deleted_keys(scripted_s3, 
     listed = ListedKeys((), history=DELETED)
     context = with_ledger(tmp_path, listed.serve(scripted_s3, page_keys=10), ledger)
     named = [ObjectEvent(key, "") for key in (b"001", b"z")]
-    ledger.take_messages("src", [QueueMessage("m", "", b"", named, "")])
+    ledger.notices.take_messages("src", [QueueMessage("m", "", b"", named, "")])
     found = look_at_noticed(context, after=b"", max_pages=20, enough=lambda: True)
     assert (found.to_plan, found.until, len(listed.pages)) == (True, b"001", 1)
 

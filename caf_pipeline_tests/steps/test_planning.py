@@ -49,7 +49,7 @@ def run_context(tmp_path, source, ledger):
 
 def waiting_keys(context):
     path = context.plans() / "standing.parquet"
-    context.ledger.export_standing("src", path)
+    context.ledger.exports.standing("src", path)
     rows = cutting.pq.read_table(path).to_pylist()
     path.unlink()
     return [row["key"].decode() for row in rows if row["reason"] == "waiting"]
@@ -67,7 +67,7 @@ def test_an_object_that_was_written_again_is_archived_whatever_time_is_listed_of
         one for one in context.ledger.lookup.versions("src", "key-000", 5)[0] if one.object_version != first.object_version
     ]
     assert location.object_version == f"{first.object_version}:{year:04}-02-03T00:00:00.000000Z"
-    assert context.ledger.account("src").located_objects == 31
+    assert context.ledger.chunks.account("src").located_objects == 31
 
 
 @pytest.mark.thorough
@@ -84,7 +84,7 @@ def test_a_plan_that_would_have_too_many_chunks_becomes_several(run_context, sou
     assert (account_for_plan(context, report).claimed, account_for_plan(context, report).holds) == (30, True)
     for chunk in report.chunks:
         archive_chunk(context, chunk.name)
-    assert context.ledger.account("src").located_objects == 30
+    assert context.ledger.chunks.account("src").located_objects == 30
 
 
 def test_the_last_plan_of_an_inventory_that_was_planned_again_has_each_object_once(run_context):
@@ -105,14 +105,14 @@ def test_a_tail_smaller_than_the_least_chunk_waits_for_the_next_plan(run_context
     assert waiting_keys(context) == [f"key-{number:03d}" for number in range(26, 30)]
     until = MOMENT + timedelta(seconds=LONG)
     assert (report.waiting.objects, report.waiting.size_bytes, report.waiting.until) == (4, 160_000, until)
-    assert context.ledger.account("src").waiting == report.waiting
+    assert context.ledger.chunks.account("src").waiting == report.waiting
 
 
 def test_what_waits_is_accounted_for_and_is_no_skip(run_context, source):
     context = run_context(min_chunk_size="512KiB", max_wait=LONG)
     account = account_for_plan(context, plan(context))
     assert (account.claimed, account.skipped, account.holds) == (26, {"waiting": 4}, True)
-    assert context.ledger.account("src").skipped == {}
+    assert context.ledger.chunks.account("src").skipped == {}
 
 
 def test_what_waits_is_planned_once_there_is_enough(run_context, source):
@@ -121,10 +121,10 @@ def test_what_waits_is_planned_once_there_is_enough(run_context, source):
     source.bodies |= {f"new-{number}": os.urandom(40_000) for number in range(10)}
     report = plan(context)
     assert ([chunk.object_count for chunk in report.chunks], report.waiting) == ([14], None)
-    assert context.ledger.account("src").waiting is None
-    for chunk in context.ledger.chunks("src"):
+    assert context.ledger.chunks.account("src").waiting is None
+    for chunk in context.ledger.chunks.list("src"):
         archive_chunk(context, chunk.name)
-    assert (waiting_keys(context), context.ledger.account("src").located_objects) == ([], 40)
+    assert (waiting_keys(context), context.ledger.chunks.account("src").located_objects) == ([], 40)
 
 
 def test_what_waited_for_max_wait_is_planned_however_little_it_is(run_context, source):
@@ -154,7 +154,7 @@ def test_an_object_of_a_time_to_come_waits_no_longer_than_max_wait_from_the_plan
     found = preview_plan(context, inventories.take_inventory(context))
     assert (found.estimate.chunks, found.waiting) == (1, None)
     assert [archive_chunk(context, chunk.name) for chunk in plan(context).chunks]
-    assert (ledger.account("src").located_objects, ledger.account("src").waiting) == (2, None)
+    assert (ledger.chunks.account("src").located_objects, ledger.chunks.account("src").waiting) == (2, None)
 
 
 def test_by_default_nothing_waits(run_context, source):
@@ -176,7 +176,7 @@ def test_the_sensor_does_not_find_what_waits_as_new_before_its_time_is_over(run_
     plan(context)
     assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 0
     skips = [Skip.of(source.object("key-029"), SkipReason.WAITING, "")]
-    context.ledger.record_waiting("src", skips, datetime.now(UTC) - timedelta(seconds=1), whole=False)
+    context.ledger.skips.record_waiting("src", skips, datetime.now(UTC) - timedelta(seconds=1), whole=False)
     assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 1
 
 
@@ -204,8 +204,8 @@ def test_waiting_does_not_count_as_a_skip_when_the_object_is_skipped_later(run_c
     source.unavailable = {"key-029": (SkipReason.COLD_STORAGE, -1)}
     for chunk in plan(run_context()).chunks:
         archive_chunk(context, chunk.name)
-    (state,) = {chunk.state for chunk in context.ledger.chunks("src") if chunk.object_count == 4}
-    assert (state, context.ledger.account("src").skipped) == (ChunkState.LOCATED, {SkipReason.COLD_STORAGE: 1})
+    (state,) = {chunk.state for chunk in context.ledger.chunks.list("src") if chunk.object_count == 4}
+    assert (state, context.ledger.chunks.account("src").skipped) == (ChunkState.LOCATED, {SkipReason.COLD_STORAGE: 1})
     assert due_again(context, "key-029") == pytest.approx(24 * 3600, abs=600)
 
 
@@ -259,9 +259,9 @@ def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longe
     archive_everything(context)
 
     def counted():
-        (progress,) = context.ledger.progress(["src"])
+        (progress,) = context.ledger.progress.of(["src"])
         return (
-            context.ledger.account("src").skipped,
+            context.ledger.chunks.account("src").skipped,
             progress.skipped_objects,
             count_not_archived(context.ledger.lookup, "src", "key-00"),
         )
@@ -301,8 +301,8 @@ def test_what_is_due_again_counts_as_skipped_where_no_whole_inventory_was_planne
         archive_chunk(context, chunk.name)
     with connected(context.ledger.database) as connection:  # hours pass
         connection.execute("UPDATE skipped_objects SET retry_at = now() - interval '1 hour'")
-    (progress,) = context.ledger.progress(["src"])
-    assert (context.ledger.account("src").skipped, progress.skipped_objects) == ({SkipReason.CHANGED: 1}, 1)
+    (progress,) = context.ledger.progress.of(["src"])
+    assert (context.ledger.chunks.account("src").skipped, progress.skipped_objects) == ({SkipReason.CHANGED: 1}, 1)
     assert count_not_archived(context.ledger.lookup, "src", "key-00") == (0, 1)
 
 
@@ -314,7 +314,7 @@ class Throttle:
 
     def wait_while_paused(self, check):
         check()
-        self.claimed_when_asked.append(self.context.ledger.account("src").claimed_objects)
+        self.claimed_when_asked.append(self.context.ledger.chunks.account("src").claimed_objects)
 
 
 def test_a_pause_holds_a_plan_before_it_begins_and_before_it_claims_anything(run_context):
@@ -323,7 +323,7 @@ def test_a_pause_holds_a_plan_before_it_begins_and_before_it_claims_anything(run
     snapshot = inventories.take_inventory(context)
     planning.cut_plan(replace(context, throttle=throttle), snapshot)
     assert throttle.claimed_when_asked == [0, 0]
-    assert context.ledger.account("src").claimed_objects == 30
+    assert context.ledger.chunks.account("src").claimed_objects == 30
 
 
 def test_a_plan_that_was_suspended_in_the_middle_of_its_claims_until_another_took_its_lease_writes_nothing(
@@ -336,16 +336,16 @@ def test_a_plan_that_was_suspended_in_the_middle_of_its_claims_until_another_too
         monkeypatch.setattr(planning, "read_identities", read)
         with connected(context.ledger.database) as connection:
             connection.execute("UPDATE leases SET expires_at = now() - interval '1 second' WHERE name = 'plan/src'")
-        with context.ledger.lease("plan/src", this_process("another")):
+        with context.ledger.leases.hold("plan/src", this_process("another")):
             planning._remove_unnamed(context)  # as the other one's plan begins
 
     monkeypatch.setattr(planning, "read_identities", suspended)
     with pytest.raises(LeaseLost, match="plan/src"):
         planning.cut_plan(context, inventories.take_inventory(context))
-    assert context.ledger.chunks("src") == []
+    assert context.ledger.chunks.list("src") == []
     for chunk in planning.cut_plan(context, inventories.take_inventory(context)).chunks:
         archive_chunk(context, chunk.name)
-    assert context.ledger.account("src").located_objects == 30
+    assert context.ledger.chunks.account("src").located_objects == 30
 
 
 def test_a_plan_with_patience_waits_for_another_one_of_its_source_and_its_inventory_stays_meanwhile(run_context, monkeypatch):

@@ -62,8 +62,8 @@ def test_a_preview_claims_nothing_and_leaves_no_file_but_the_inventory(context):
     first, second = previewed(context), previewed(context)
     assert (second.claimed, second.previous) == (0, None)
     assert first.estimate == second.estimate
-    assert context.ledger.plans("src") == []
-    assert context.ledger.account("src").claimed_objects == 0
+    assert context.ledger.plans.list("src") == []
+    assert context.ledger.chunks.account("src").claimed_objects == 0
     assert list(context.plans().iterdir()) == []
 
 
@@ -85,16 +85,16 @@ def test_a_preview_says_what_would_keep_the_store_from_taking_all_of_its_chunks(
     plan(context)
     source.bodies["new"] = b"new"
     previewed(context)
-    total = sum(chunk.expected_size_bytes for chunk in ledger.chunks("src"))
+    total = sum(chunk.expected_size_bytes for chunk in ledger.chunks.list("src"))
     assert asked[-1]["waiting_bytes"] == total
 
 
 def test_what_is_archived_claimed_and_skipped_is_told_apart(context, source):
     (done, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, done)
-    members = context.ledger.chunk(done).member_count
+    members = context.ledger.chunks.get(done).member_count
     source.bodies["denied"] = b"x"
-    context.ledger.record_skips("src", [Skip.of(source.object("denied"), SkipReason.ACCESS_DENIED, "not yet")])
+    context.ledger.skips.record("src", [Skip.of(source.object("denied"), SkipReason.ACCESS_DENIED, "not yet")])
     source.bodies["new"] = b"new"
     source.bodies["bad\x00key"] = b"x"
     found = previewed(context)
@@ -168,7 +168,7 @@ def test_the_time_is_known_once_enough_chunks_were_archived(tmp_path, source, le
     archive_everything(context)
     source.bodies["more"] = os.urandom(1000)
     estimate = previewed(context).estimate
-    assert estimate.rate.chunks == len(ledger.chunks("src")) - 1
+    assert estimate.rate.chunks == len(ledger.chunks.list("src")) - 1
     assert estimate.seconds == 1000 / estimate.rate.bytes_per_second > 0
 
 

@@ -188,7 +188,7 @@ def test_a_content_that_was_replaced_shortly_before_a_report_is_older(context, n
         written(reports, moment, k=moment)
         report = archive_report(context)
     account_for_plan(context, report)
-    content = context.ledger.account("src").content
+    content = context.ledger.chunks.account("src").content
     assert (content.current_objects, content.older_objects, content.uncounted_objects) == (1, 1, 0)
 
 
@@ -230,7 +230,7 @@ def test_a_report_older_than_what_was_archived_is_refused_and_changes_nothing(co
 def state_of(context):
     """Return what a refused report must not change."""
     files = {path.name: path.read_bytes() for path in context.inventories().iterdir()}
-    return files, context.ledger.account("src"), [chunk.name for chunk in context.ledger.chunks("src")]
+    return files, context.ledger.chunks.account("src"), [chunk.name for chunk in context.ledger.chunks.list("src")]
 
 
 def test_the_same_report_may_be_planned_again(context, new_bucket, reports):

@@ -21,7 +21,7 @@ from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger import postgres
 from caf_pipeline.ledger.database import Database
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
 from caf_pipeline.maintenance.rebuild import FileKind, rebuild
 from caf_pipeline.maintenance.scrub import prove_chunk
@@ -89,7 +89,7 @@ def test_a_split_object_with_an_equal_checksum_is_not_archived_again(tmp_path, n
 
 def test_the_crc64_of_a_split_object_follows_from_its_parts(context):
     archive_everything(context)
-    (huge,) = context.ledger.located_versions("src", ["huge"])
+    (huge,) = context.ledger.content.located_versions("src", ["huge"])
     assert huge.checksums["crc64nvme"] == crc64nvme(HUGE).to_bytes(8, "big")
 
 
@@ -137,33 +137,33 @@ def test_a_preview_of_several_plans_says_how_full_their_chunks_get(context, sour
 
 def parts_of(context):
     """The chunks that are to have a part, in order, but for those of parts that were given up."""
-    return [chunk.name for chunk in context.ledger.chunks("src") if chunk.part and not chunk.part_abandoned]
+    return [chunk.name for chunk in context.ledger.chunks.list("src") if chunk.part and not chunk.part_abandoned]
 
 
 def whole_chunks(context):
-    return [chunk.name for chunk in context.ledger.chunks("src") if not chunk.part]
+    return [chunk.name for chunk in context.ledger.chunks.list("src") if not chunk.part]
 
 
 def is_nowhere(context):
     """Tell whether nothing says that the huge object is archived: look-ups, what plans and checks take of it, what is counted."""
     ledger, folder = context.ledger, context.plans()
-    ledger.export_standing("src", folder / "standing.parquet")
-    ledger.export_located("src", folder / "located.parquet")
+    ledger.exports.standing("src", folder / "standing.parquet")
+    ledger.exports.located("src", folder / "located.parquet")
     standing = pq.read_table(folder / "standing.parquet").to_pylist()
     rows = pq.read_table(folder / "located.parquet").to_pylist()
-    whole = sum(chunk.member_count for chunk in ledger.chunks("src", [ChunkState.LOCATED]) if not chunk.part)
+    whole = sum(chunk.member_count for chunk in ledger.chunks.list("src", [ChunkState.LOCATED]) if not chunk.part)
     listed = [obj for obj in context.objects.objects() if obj.key == b"huge"]
     held = [row["standing"] for row in standing if row["key"] == b"huge"]
-    settled = ledger.settled_objects("src", listed)
+    settled = ledger.content.settled_objects("src", listed)
     return (
         ledger.lookup.locate("src", "huge") is None
         and ledger.lookup.versions("src", "huge", 5) == ([], 0)
         and "located" not in held
         and bool(settled) <= bool(held)
         and not any(row["key"] == b"huge" for row in rows)
-        and not ledger.located_versions("src", ["huge"])
+        and not ledger.content.located_versions("src", ["huge"])
         and "huge" not in [one.row.key for one in list_objects(ledger.lookup, "src")]
-        and ledger.account("src").located_objects == whole
+        and ledger.chunks.account("src").located_objects == whole
     )
 
 
@@ -171,7 +171,7 @@ def test_an_object_larger_than_a_chunk_is_split_and_reads_back_as_one(context, s
     archive_everything(context)
     parts = parts_of(context)
     assert len(parts) == 4
-    assert all(context.ledger.chunk(name).stored_size_bytes <= LIMITS.max_bytes for name in parts)
+    assert all(context.ledger.chunks.get(name).stored_size_bytes <= LIMITS.max_bytes for name in parts)
     for key, body in source.bodies.items():
         assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
     save(fetch(context.ledger.lookup, context.store, "src", "huge"), tmp_path / "out")
@@ -182,12 +182,12 @@ def test_an_object_larger_than_a_chunk_is_split_and_reads_back_as_one(context, s
     assert {one.row.key: one.size_bytes for one in list_objects(context.ledger.lookup, "src")} == {
         key: len(body) for key, body in source.bodies.items()
     }
-    assert {chunk.state for chunk in context.ledger.chunks("src")} == {ChunkState.LOCATED}
+    assert {chunk.state for chunk in context.ledger.chunks.list("src")} == {ChunkState.LOCATED}
 
 
 def test_a_part_has_its_object_its_number_and_its_range_in_the_manifest(context):
     archive_everything(context)
-    chunk = context.ledger.chunk(parts_of(context)[1])
+    chunk = context.ledger.chunks.get(parts_of(context)[1])
     opened = chunk_steps.open_chunk(context, chunk)
     assert "huge~caf-p-2-4" in opened.reader
     (row,) = opened.manifest().rows()
@@ -250,13 +250,13 @@ def test_a_preview_counts_objects_that_are_split_and_their_parts(context, source
     assert plan(context).plan.object_count == 4
     again = preview_plan(context, inventories.take_inventory(context))
     assert (again.claimed, again.estimate.chunks, again.difference.chunks) == (4, 0, -5)
-    for chunk in context.ledger.chunks("src"):
+    for chunk in context.ledger.chunks.list("src"):
         archive_chunk(context, chunk.name, until=chunk_steps.pack_chunk)
     assert preview.estimate.requests == len(source.reads) == 4 * 2 + 3
 
 
 def objects_by_state(context):
-    (progress,) = context.ledger.progress(["src"])
+    (progress,) = context.ledger.progress.of(["src"])
     return {state: sums.objects for state, sums in progress.states.items()}
 
 
@@ -271,13 +271,13 @@ def test_it_is_located_when_all_parts_are_and_claimed_until_then(context, source
     assert objects_by_state(context) == {ChunkState.LOCATED: 3, ChunkState.PLANNED: 1}
     account = account_for_plan(context, report)
     assert (account.located, account.claimed, account.holds) == (3, 1, True)
-    assert context.ledger.account("src").claimed_objects == 1
+    assert context.ledger.chunks.account("src").claimed_objects == 1
     assert not plan(context).plan
     archive_chunk(context, last)
     assert context.ledger.lookup.locate("src", "huge")
     account = account_for_plan(context, report)
     assert (account.located, account.claimed, account.holds) == (4, 0, True)
-    sums = context.ledger.account("src")
+    sums = context.ledger.chunks.account("src")
     assert (sums.located_objects, sums.claimed_objects) == (4, 0)
     assert objects_by_state(context) == {ChunkState.LOCATED: 4}
     assert sums.located_bytes == sum(map(len, source.bodies.values()))
@@ -289,15 +289,15 @@ def test_it_counts_as_archived_when_all_parts_are_whichever_is_the_last(context,
     first, *others = parts_of(context)
     for name in [*whole_chunks(context), *others]:
         archive_chunk(context, name)
-        (progress,) = context.ledger.progress(["src"])
+        (progress,) = context.ledger.progress.of(["src"])
         assert progress.recent.objects < 4
     assert objects_by_state(context) == {ChunkState.LOCATED: 3, ChunkState.PLANNED: 1}
     source.unavailable["huge"] = SkipReason.CHANGED, 0
     archive_chunk(context, first)  # which gives all parts up
     assert is_nowhere(context)
-    (progress,) = context.ledger.progress(["src"])
+    (progress,) = context.ledger.progress.of(["src"])
     located = progress.sums([ChunkState.LOCATED])
-    account = context.ledger.account("src")
+    account = context.ledger.chunks.account("src")
     assert (located.objects, located.size_bytes) == (account.located_objects, account.located_bytes)
     assert located.objects == 3
 
@@ -311,14 +311,14 @@ def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_
         archive_chunk(context, name)
     source.unavailable["huge"] = SkipReason.CHANGED, 0
     archive_chunk(context, names[packed])
-    assert context.ledger.chunk(names[packed]).state is ChunkState.EMPTY
+    assert context.ledger.chunks.get(names[packed]).state is ChunkState.EMPTY
     assert parts_of(context) == []
     assert is_nowhere(context)
     for name in names[packed + 1 :]:
         archive_chunk(context, name)  # no failure, and nothing is fetched
-        assert context.ledger.chunk(name).state is ChunkState.WITHDRAWN
+        assert context.ledger.chunks.get(name).state is ChunkState.WITHDRAWN
     assert is_nowhere(context)
-    assert context.ledger.account("src").claimed_objects == 2 + 1
+    assert context.ledger.chunks.account("src").claimed_objects == 2 + 1
     del source.unavailable["huge"]
     source.bodies["huge"] = os.urandom(300_000)
     archive_everything(context)
@@ -336,7 +336,7 @@ def test_the_same_content_planned_again_is_located_by_its_new_parts_alone(contex
     assert not plan(context).plan
     chunk_steps.withdraw(context, names[1])
     assert is_nowhere(context)
-    assert context.ledger.chunk(names[3]).state is ChunkState.WITHDRAWN
+    assert context.ledger.chunks.get(names[3]).state is ChunkState.WITHDRAWN
     again = plan(context)
     assert again.plan.object_count == 1
     for chunk in again.chunks[:-1]:
@@ -356,7 +356,7 @@ def test_a_part_that_is_packed_and_not_posted_is_withdrawn_with_the_others(conte
     archive_chunk(context, other)
     del source.unavailable["huge"]
     archive_chunk(context, one)
-    assert context.ledger.chunk(one).state is ChunkState.WITHDRAWN
+    assert context.ledger.chunks.get(one).state is ChunkState.WITHDRAWN
     assert not list(context.staging().iterdir())
     assert is_nowhere(context)
 
@@ -369,7 +369,7 @@ def test_a_part_that_is_paid_for_goes_on_and_is_dead(context, source, step):
     source.unavailable["huge"] = SkipReason.DELETED, 0
     archive_chunk(context, other)
     archive_chunk(context, one)
-    assert context.ledger.chunk(one).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(one).state is ChunkState.LOCATED
     assert is_nowhere(context)
     del source.bodies["huge"]
     del source.unavailable["huge"]
@@ -379,17 +379,17 @@ def test_a_part_that_is_paid_for_goes_on_and_is_dead(context, source, step):
 
 def test_when_a_located_part_is_lost_the_object_is_planned_again(context, source):
     archive_everything(context)
-    lost = context.ledger.chunk(parts_of(context)[1])
+    lost = context.ledger.chunks.get(parts_of(context)[1])
     with chunk_steps.lease_chunk(context, lost.name) as lease:
-        context.ledger.move(lease, lost.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a test")
+        context.ledger.moves.move(lease, lost.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a test")
     assert context.ledger.lookup.locate("src", "huge")
     assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
     with chunk_steps.lease_chunk(context, lost.name) as lease:
-        context.ledger.move(lease, lost.name, ChunkState.DAMAGED, ChunkState.WITHDRAWN, reason="a test")
+        context.ledger.moves.move(lease, lost.name, ChunkState.DAMAGED, ChunkState.WITHDRAWN, reason="a test")
     assert is_nowhere(context)
     archive_everything(context)
     assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
-    assert context.ledger.account("src").located_objects == 4
+    assert context.ledger.chunks.account("src").located_objects == 4
 
 
 def test_the_accounts_of_parts_agree_and_their_bytes_are_compared(context):
@@ -458,13 +458,13 @@ def test_a_chunk_that_has_another_part_than_planned_is_not_sealed(context):
     one, other = parts_of(context)[:2]
     archive_chunk(context, one, until=chunk_steps.pack_chunk)
     archive_chunk(context, other, until=chunk_steps.seal_chunk)
-    part = chunk_steps.open_chunk(context, context.ledger.chunk(other)).manifest().part()
+    part = chunk_steps.open_chunk(context, context.ledger.chunks.get(other)).manifest().part()
     with chunk_steps.lease_chunk(context, one) as lease:
         with pytest.raises(CafError, match="not the one that was planned"):
-            context.ledger.seal(lease, one, seal_facts(1), [], [], part=part)
+            context.ledger.moves.seal(lease, one, seal_facts(1), [], [], part=part)
         with pytest.raises(CafError, match="0 locations"):
-            context.ledger.seal(lease, one, seal_facts(1), [], [])
-    assert context.ledger.chunk(one).state is ChunkState.PACKING
+            context.ledger.moves.seal(lease, one, seal_facts(1), [], [])
+    assert context.ledger.chunks.get(one).state is ChunkState.PACKING
 
 
 def test_a_missing_object_is_named_as_not_archived(context):
@@ -498,7 +498,7 @@ def test_parts_that_are_located_at_the_same_time_make_the_object_located(context
         thread.join()
     assert not failed
     assert context.ledger.lookup.locate("src", "huge")
-    assert context.ledger.account("src").claimed_objects == 3
+    assert context.ledger.chunks.account("src").claimed_objects == 3
 
 
 @pytest.mark.thorough
@@ -507,14 +507,14 @@ def test_runs_that_are_killed_between_and_within_chunks_end_right(tmp_path, ledg
     context = a_run_context(tmp_path, dying_runs.a_split_source(), ledger, target="128KiB")
     plan(context)
     settings = {"target": "128KiB"}
-    names = [chunk.name for chunk in ledger.chunks("src")]
+    names = [chunk.name for chunk in ledger.chunks.list("src")]
     for name in names:
         assert is_nowhere(context) or name == names[-1]
         killed = dying_runs.run(tmp_path, database_url, name, fatal=fatal, settings=settings, source=dying_runs.a_split_source)
         if killed is None:
             dying_runs.run(tmp_path, database_url, name, settings=settings, source=dying_runs.a_split_source)
     assert b"".join(fetch(ledger.lookup, context.store, "src", "huge").pieces) == context.objects.bodies["huge"]
-    assert (ledger.account("src").located_objects, ledger.account("src").claimed_objects) == (2, 0)
+    assert (ledger.chunks.account("src").located_objects, ledger.chunks.account("src").claimed_objects) == (2, 0)
     assert not plan(context).plan
     assert len(list((context.store.folder / "chunks").iterdir())) == len(names)
 
@@ -609,7 +609,7 @@ def test_parts_of_which_one_is_missing_are_never_safe(several, tmp_path):
     plan(several)
     for name in [*whole_chunks(several), *parts_of(several)[:-1]]:
         archive_chunk(several, name)
-    names = [chunk.name for chunk in several.ledger.chunks("src", [ChunkState.LOCATED])]
+    names = [chunk.name for chunk in several.ledger.chunks.list("src", [ChunkState.LOCATED])]
     pass_windows(several, names)
     found, why = safe_keys(several, tmp_path)
     assert (why, found.safe_objects, found.gone) == ({"huge": "claimed"}, 3, 0)
@@ -649,10 +649,10 @@ def test_parts_are_joined_again_from_the_store_alone(several, lost):
 def test_a_rebuilt_plan_of_parts_alone_has_their_object(several, lost):
     several.objects.bodies = {"huge": HUGE}
     archive_everything(several)
-    (planned,) = several.ledger.plans("src")
+    (planned,) = several.ledger.plans.list("src")
     context = lost()
     list(rebuild(context))
-    (restored,) = context.ledger.plans("src")
+    (restored,) = context.ledger.plans.list("src")
     assert (restored.record.object_count, restored.record.object_bytes) == (1, len(HUGE))
     assert (restored.record.name, restored.chunks) == (planned.record.name, planned.chunks)
 
@@ -694,8 +694,8 @@ def test_the_doctor_has_nothing_to_say_of_parts(several):
     for name in names[:2]:
         archive_chunk(several, name)
     archive_chunk(several, names[2], until=chunk_steps.seal_chunk)
-    assert [rows for rows in several.ledger.rows_by_chunk("src") if rows.claims and rows.state is ChunkState.LOCATED] == []
-    assert [several.ledger.drop_stray_rows(rows.caf_file_id) for rows in several.ledger.rows_by_chunk("src")] == [0] * 5
+    assert [rows for rows in several.ledger.stray_rows.by_chunk("src") if rows.claims and rows.state is ChunkState.LOCATED] == []
+    assert [several.ledger.stray_rows.drop(rows.caf_file_id) for rows in several.ledger.stray_rows.by_chunk("src")] == [0] * 5
     for name in [*names[2:], *whole_chunks(several)]:
         archive_chunk(several, name)
     assert several.ledger.lookup.locate("src", "huge")

@@ -62,12 +62,12 @@ def test_a_preview_says_what_the_chain_asks_for_all_copies_before_anything_is_po
     assert (found.storage.days, found.storage.price_ujkl) == (LEAST_DAYS, context.store.chain.price(LEAST_DAYS, LEAST_BYTES))
     assert found.storage.priced_as == "1,000,000,000 bytes, the least that is sold"
     assert found.storage.fees_ujkl > 0
-    assert context.ledger.chunks("src") == []
+    assert context.ledger.chunks.list("src") == []
 
 
 def test_a_chunk_is_located_with_three_proven_copies_and_kept_in_staging(context, name):
-    assert context.ledger.chunk(name).state is ChunkState.LOCATED
-    assert len([copy for copy in context.ledger.known_copies(name) if copy.listed]) == 3
+    assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
+    assert len([copy for copy in context.ledger.replicas.list(name) if copy.listed]) == 3
     assert chunk_steps.staged_path(context, name).exists()
     assert list(staging.sweep(context)) == []
     every_object_reads_back(context)
@@ -81,7 +81,7 @@ def test_a_look_finds_a_proof_window_of_each_copy(context, name):
 
 @pytest.mark.thorough
 def test_a_chunk_that_lost_a_proof_is_damaged_and_brought_to_another_provider_without_a_second_post(context, name, network):
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     gone = context.store.copies(chunk_steps.posting_of(chunk))[0].provider
     network.drop_proofs(chunk.merkle_root, network.provider_addresses.index(gone))
     assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
@@ -93,7 +93,7 @@ def test_a_chunk_that_lost_a_proof_is_damaged_and_brought_to_another_provider_wi
 
 
 def test_a_lost_copy_is_found_by_the_look_and_brought_back_from_another_provider(context, name, network):
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     chunk_steps.staged_path(context, name).unlink()
     listed = [copy.provider for copy in context.store.copies(chunk_steps.posting_of(chunk))]
     network.delete_blob(network.provider_addresses.index(listed[0]), chunk.merkle_root)
@@ -111,14 +111,14 @@ def impatient(monkeypatch):
 
 
 def holders(context, name, network):
-    copies = context.store.copies(chunk_steps.posting_of(context.ledger.chunk(name)))
+    copies = context.store.copies(chunk_steps.posting_of(context.ledger.chunks.get(name)))
     return [network.provider_addresses.index(copy.provider) for copy in copies]
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_copy_that_lost_a_range_is_repaired(context, name, network, closes):
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     first = holders(context, name, network)[0]
     network.misbehave(provider=first, closes_lost=closes)
     network.lose_range(first, chunk.merkle_root, 0, chunk.stored_size_bytes // 2)
@@ -132,7 +132,7 @@ def test_a_copy_that_lost_a_range_is_repaired(context, name, network, closes):
 
 @pytest.mark.usefixtures("impatient")
 def test_a_range_that_every_copy_lost_is_repaired_from_the_source(context, name, network):
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     chunk_steps.staged_path(context, name).unlink()
     sample = chunk.samples[5]
     for index in holders(context, name, network):
@@ -153,7 +153,7 @@ def test_a_provider_that_answers_nothing_has_lost_nothing(context, name, network
 
 @pytest.mark.usefixtures("impatient")
 def test_a_silent_copy_does_not_keep_another_from_repair(context, name, network):
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     chunk_steps.staged_path(context, name).unlink()
     silent, lost, _ = holders(context, name, network)
     network.misbehave(provider=silent, hang_seconds=3)

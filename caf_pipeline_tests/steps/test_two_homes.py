@@ -32,7 +32,7 @@ def homes(tmp_path, source, ledger):
 
 
 def name_of(context):
-    (chunk,) = context.ledger.chunks("src")
+    (chunk,) = context.ledger.chunks.list("src")
     return chunk.name
 
 
@@ -41,11 +41,11 @@ def test_what_one_has_begun_the_other_ends_and_nothing_is_stored_twice(homes, re
     first, second = homes
     name = name_of(first)
     archive_chunk(first, name, until=reached)
-    posted = first.ledger.chunk(name).merkle_root
+    posted = first.ledger.chunks.get(name).merkle_root
     for context in (second, first):
         archive_chunk(context, name)
         assert not plan(context).chunks
-    assert posted in (None, first.ledger.chunk(name).merkle_root)
+    assert posted in (None, first.ledger.chunks.get(name).merkle_root)
     assert len(list((first.store.folder / "chunks").iterdir())) == 1
     for key, body in BODIES.items():
         assert b"".join(fetch(second.ledger.lookup, second.store, "src", key).pieces) == body
@@ -60,7 +60,7 @@ def test_a_posted_chunk_whose_objects_changed_is_left_to_the_one_that_packed_it(
         with pytest.raises(StoreError, match="where this run does not look") as caught:
             archive_chunk(second, name)
         assert str(first.staging()) in str(caught.value)
-        assert first.ledger.chunk(name).state is ChunkState.POSTED
+        assert first.ledger.chunks.get(name).state is ChunkState.POSTED
     archive_chunk(first, name)
     assert b"".join(fetch(second.ledger.lookup, second.store, "src", "key-0").pieces) == BODIES["key-0"]
 
@@ -77,7 +77,7 @@ def test_a_posted_chunk_whose_staging_is_lost_is_abandoned_by_who_takes_its_plac
     at_its_place = a_run_context(tmp_path / "second", source, ledger, store=second.store, run="third", staging=staging)
     with pytest.raises(StoreError, match="gone or damaged"):
         archive_chunk(at_its_place, name)
-    assert ledger.chunk(name).state is ChunkState.ABANDONED
+    assert ledger.chunks.get(name).state is ChunkState.ABANDONED
     source.unavailable.clear()
     archive_everything(at_its_place)
     assert b"".join(fetch(second.ledger.lookup, second.store, "src", "key-0").pieces) == BODIES["key-0"]

@@ -111,10 +111,10 @@ def test_an_older_version_is_not_called_current_because_the_latest_was_given_bac
     assert current(context)[1].chunk == newer
     with chunk_steps.lease_chunk(context, newer) as lease:
         if given_back == "by withdrawing":
-            context.ledger.move(lease, newer, ChunkState.PLANNED, ChunkState.WITHDRAWN)
+            context.ledger.moves.move(lease, newer, ChunkState.PLANNED, ChunkState.WITHDRAWN)
         else:
-            context.ledger.move(lease, newer, ChunkState.PLANNED, ChunkState.PACKING)
-            context.ledger.seal(lease, newer, seal_facts(0, released=1), [], [("k", latest)])
+            context.ledger.moves.move(lease, newer, ChunkState.PLANNED, ChunkState.PACKING)
+            context.ledger.moves.seal(lease, newer, seal_facts(0, released=1), [], [("k", latest)])
     body, currency = current(context)
     assert (body, currency.is_current) == (b"a" * 3000, False)
     archive_everything(context)
@@ -205,7 +205,7 @@ def test_a_deleted_key_is_gone_and_its_versions_are_still_given_out_by_their_ids
     assert body in {A, B}
     assert [body_of(context, "k", one) for one in (first, second)] == [A, B]
     account_for_plan(context, plan(context))
-    assert context.ledger.account("src").content.gone_objects == 2
+    assert context.ledger.chunks.account("src").content.gone_objects == 2
 
 
 def test_a_key_that_was_deleted_and_undeleted_is_current_again(context, bucket):
@@ -382,10 +382,10 @@ def test_what_was_located_since_an_inventory_was_counted_is_not_said_to_be_curre
     account_for_plan(context, archived)
     for chunk in archived.chunks:
         archive_chunk(context, chunk.name)
-    content = context.ledger.account("src").content
+    content = context.ledger.chunks.account("src").content
     assert (content.current_objects, content.uncounted_objects) == ((1, 0) if versions == "current" else (0, 2))
     account_for_plan(context, archived)
-    content = context.ledger.account("src").content
+    content = context.ledger.chunks.account("src").content
     assert (content.current_objects, content.older_objects, content.uncounted_objects) == (1, versions == "all", 0)
 
 

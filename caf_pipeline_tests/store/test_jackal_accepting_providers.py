@@ -183,11 +183,11 @@ def test_a_sealed_chunk_waits_unpaid_until_providers_are_back(context, network):
     before = network.state()["broadcasts"]
     with pytest.raises(NoProvider):
         chunk_steps.post_file(context, chunk.name)
-    assert context.ledger.chunk(chunk.name).state is ChunkState.SEALED
+    assert context.ledger.chunks.get(chunk.name).state is ChunkState.SEALED
     assert network.state()["broadcasts"] == before
     network.well_behaved()
     archive_chunk(context, chunk.name)
-    assert context.ledger.chunk(chunk.name).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(chunk.name).state is ChunkState.LOCATED
 
 
 @pytest.mark.thorough
@@ -198,8 +198,8 @@ def test_after_the_proof_type_was_changed_a_posted_chunk_goes_on_with_its_own(tm
     store = open_jackal_store(context.settings.model_copy(update={"jackal": jackal}), ledger, context.holder)
     all_of(network, lose_jobs=True)
     archive_chunk(replace(context, lazy_store=Lazy.of(store)), chunk.name)
-    assert context.ledger.chunk(chunk.name).state is ChunkState.LOCATED
-    assert context.ledger.chunk(chunk.name).proof_type == 3
+    assert context.ledger.chunks.get(chunk.name).state is ChunkState.LOCATED
+    assert context.ledger.chunks.get(chunk.name).proof_type == 3
     store.close()
 
 

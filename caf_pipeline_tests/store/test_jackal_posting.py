@@ -157,14 +157,16 @@ def test_a_damaged_chunk_whose_post_is_gone_from_the_chain_is_posted_again(payer
     (name,) = in_posting(ledger, 1)
     log = ledger.transactions(this_process("run-1"))
     poster = payer.poster(log)
-    sealed = chunk(name, merkle_root=ledger.chunk(name).merkle_root, stored_size_bytes=ledger.chunk(name).stored_size_bytes)
+    sealed = chunk(
+        name, merkle_root=ledger.chunks.get(name).merkle_root, stored_size_bytes=ledger.chunks.get(name).stored_size_bytes
+    )
     first = poster.post(sealed, log)
-    with ledger.lease(f"chunk/{name}", this_process("run-1")) as lease:
-        ledger.record_posting(lease, name, first)
-        ledger.move(lease, name, ChunkState.POSTED, ChunkState.UPLOADING)
-        ledger.record_copies(lease, name, [Copy("provider", "proof")])
-        ledger.load_locations(lease, name)
-        ledger.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a copy is gone")
+    with ledger.leases.hold(f"chunk/{name}", this_process("run-1")) as lease:
+        ledger.moves.record_posting(lease, name, first)
+        ledger.moves.move(lease, name, ChunkState.POSTED, ChunkState.UPLOADING)
+        ledger.replicas.record_verified(lease, name, [Copy("provider", "proof")])
+        ledger.moves.load_locations(lease, name)
+        ledger.moves.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a copy is gone")
     assert poster.post(sealed, log) == first  # while the chain has it
     payer.delete(first)
     again = poster.post(sealed, log)
@@ -227,8 +229,8 @@ def test_a_chunk_withdrawn_while_its_post_was_signed_does_not_keep_ours_back(pay
     ask(log, payer, withdrawn)
 
     def withdraw():
-        with ledger.lease(f"chunk/{withdrawn}", this_process("run-2")) as lease:
-            ledger.move(lease, withdrawn, ChunkState.POSTING, ChunkState.SEALED)
+        with ledger.leases.hold(f"chunk/{withdrawn}", this_process("run-2")) as lease:
+            ledger.moves.move(lease, withdrawn, ChunkState.POSTING, ChunkState.SEALED)
 
     then(log, "commit", withdraw, before=True)
     payer.poster(log).post(chunk(mine), log)

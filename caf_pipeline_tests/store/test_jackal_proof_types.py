@@ -72,8 +72,8 @@ def sealed(make_context, old_network):
 
 def let_it_be_posted(context, name):
     """Bring the chunk to the state in which a run was killed that had not posted it yet, or not found out."""
-    with context.ledger.lease(chunk_lease(name), context.holder) as lease:
-        context.ledger.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
+    with context.ledger.leases.hold(chunk_lease(name), context.holder) as lease:
+        context.ledger.moves.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
 
 
 def paid(network):
@@ -103,7 +103,7 @@ def test_a_sealed_chunk_is_not_posted_where_the_type_is_refused_by_any_node(seal
     before = paid(old_network)
     with pytest.raises(SettingsError):
         chunk_steps.post_file(context, name)
-    assert context.ledger.chunk(name).state is ChunkState.SEALED
+    assert context.ledger.chunks.get(name).state is ChunkState.SEALED
     let_it_be_posted(context, name)
     with pytest.raises(SettingsError):
         chunk_steps.post_file(context, name)
@@ -117,11 +117,11 @@ def test_a_chunk_sealed_for_a_refused_type_gets_its_new_root_from_staging_and_is
     context, name = sealed
     if state is ChunkState.POSTING:
         let_it_be_posted(context, name)
-    before, reads = context.ledger.chunk(name), len(context.objects.reads)
+    before, reads = context.ledger.chunks.get(name), len(context.objects.reads)
     old_network.well_behaved()
     context = make_context(0)
     archive_chunk(context, name)
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     assert (before.proof_type, chunk.proof_type, len(chunk.merkle_root)) == (3, 0, 64)
     assert (chunk.state, chunk.member_count, len(context.objects.reads)) == (ChunkState.LOCATED, 10, reads)
     every_object_reads_back(context)
@@ -129,13 +129,13 @@ def test_a_chunk_sealed_for_a_refused_type_gets_its_new_root_from_staging_and_is
 
 def test_a_staged_file_that_is_not_what_was_sealed_gets_no_new_root_and_is_packed_again(sealed, make_context, old_network):
     context, name = sealed
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     between = (at for at in range(chunk.stored_size_bytes) if all(not 0 <= at - one.offset < one.length for one in chunk.samples))
     corrupt(chunk_steps.staged_path(context, name), at=next(between))
     old_network.well_behaved()
     with pytest.raises(IntegrityError, match="not what was sealed"):
         chunk_steps.post_file(make_context(0), name)
-    assert context.ledger.chunk(name).merkle_root == chunk.merkle_root
+    assert context.ledger.chunks.get(name).merkle_root == chunk.merkle_root
     archive_chunk(make_context(0, run="run-2"), name)
     every_object_reads_back(context)
 
@@ -144,7 +144,7 @@ def test_a_staged_file_that_is_not_what_was_sealed_gets_no_new_root_and_is_packe
 def test_a_bad_file_of_a_chunk_never_posted_is_packed_to_its_root(sealed, make_context, old_network, is_lost):
     context, name = sealed
     let_it_be_posted(context, name)
-    chunk, path = context.ledger.chunk(name), chunk_steps.staged_path(context, name)
+    chunk, path = context.ledger.chunks.get(name), chunk_steps.staged_path(context, name)
     if is_lost:
         path.unlink()
     else:
@@ -153,7 +153,7 @@ def test_a_bad_file_of_a_chunk_never_posted_is_packed_to_its_root(sealed, make_c
     old_network.well_behaved()
     context = make_context(0, run="run-2")
     archive_chunk(context, name)
-    after = context.ledger.chunk(name)
+    after = context.ledger.chunks.get(name)
     assert (after.proof_type, after.state, after.attempts) == (0, ChunkState.LOCATED, chunk.attempts)
     every_object_reads_back(context)
 
@@ -161,11 +161,13 @@ def test_a_bad_file_of_a_chunk_never_posted_is_packed_to_its_root(sealed, make_c
 def test_a_chunk_that_was_posted_goes_on_as_it_was_whatever_is_set_since(sealed, make_context, old_network):
     context, name = sealed
     let_it_be_posted(context, name)
-    context.store.post(chunk_steps.to_store(context, context.ledger.chunk(name)), context.ledger.transactions(context.holder))
-    before = context.ledger.chunk(name)
+    context.store.post(
+        chunk_steps.to_store(context, context.ledger.chunks.get(name)), context.ledger.transactions(context.holder)
+    )
+    before = context.ledger.chunks.get(name)
     chunk_steps.staged_path(context, name).unlink()
     archive_chunk(make_context(0), name)
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     assert (chunk.merkle_root, chunk.proof_type, chunk.state) == (before.merkle_root, 3, ChunkState.LOCATED)
     assert old_network.state()["posts_by_root"][chunk.merkle_root.hex()] == 1
 
@@ -179,12 +181,12 @@ def test_a_finished_packing_is_sealed_as_the_type_that_it_was_packed_for(make_co
     old_network.well_behaved()
     context = make_context(0)
     archive_chunk(context, chunk.name)
-    assert (context.ledger.chunk(chunk.name).proof_type, len(context.objects.reads)) == (0, reads)
+    assert (context.ledger.chunks.get(chunk.name).proof_type, len(context.objects.reads)) == (0, reads)
 
 
 def window_after(context, network, name):
     """Make blocks until the chunk's next window is half over."""
-    at = chunk_steps.posting_of(context.ledger.chunk(name))
+    at = chunk_steps.posting_of(context.ledger.chunks.get(name))
     height = network.state()["height"]
     network.advance(WINDOW - (height - at.start) % WINDOW + WINDOW // 2)
 
@@ -203,7 +205,7 @@ def test_what_the_chain_cannot_verify_is_never_called_proven_nor_safe_to_delete(
         assert find_deletable(context, tmp_path / "list.csv").safe_objects == 0
     assert set(verdicts) <= {"unverified", "damaged"}
     assert "unverified" in verdicts
-    assert {copy.windows for copy in context.ledger.known_copies(name)} == {0}
+    assert {copy.windows for copy in context.ledger.replicas.list(name)} == {0}
 
 
 @pytest.mark.thorough
@@ -218,7 +220,7 @@ def test_who_keeps_one_leaf_of_a_file_and_joins_again_and_again_makes_nothing_sa
         window_after(context, old_network, name)
         if prove_chunk(context, name).chunk.state is ChunkState.DAMAGED:
             break
-        counted |= {copy.windows for copy in context.ledger.known_copies(name) if copy.listed}
+        counted |= {copy.windows for copy in context.ledger.replicas.list(name) if copy.listed}
         assert find_deletable(context, tmp_path / "list.csv").safe_objects == 0
     assert counted <= {0, 1}
 
@@ -242,7 +244,7 @@ STRANGER = "legal winner thank year wave sausage worth useful legal winner thank
 
 def deleted_by_a_stranger(context, network, name):
     """Let another wallet post the chunk's root, let all who have it claim that post, and delete it; return who had it."""
-    chunk = context.ledger.chunk(name)
+    chunk = context.ledger.chunks.get(name)
     content = b"".join(context.store.read(chunk_steps.posting_of(chunk), 0, chunk.stored_size_bytes))
     holders = context.store.holders(chunk_steps.posting_of(chunk))
     with httpx.Client(timeout=30) as client:
@@ -267,13 +269,13 @@ def test_a_strangers_deletion_is_found_by_the_next_look_though_all_copies_are_li
     assert prove_chunk(context, name).proven
     chunk_steps.staged_path(context, name).unlink()
     holders = deleted_by_a_stranger(context, old_network, name)
-    posting = chunk_steps.posting_of(context.ledger.chunk(name))
+    posting = chunk_steps.posting_of(context.ledger.chunks.get(name))
     assert {copy.provider for copy in context.store.copies(posting)} == set(holders)
     report = prove_chunk(context, name)
     assert (report.chunk.state, list(report.read_back)) == (ChunkState.DAMAGED, [])
     assert find_deletable(context, tmp_path / "list.csv").safe_objects == 0
     assert repair_chunk(context, name).origin == "source"
-    assert (context.ledger.chunk(name).state, context.ledger.chunk(name).start) == (ChunkState.LOCATED, posting.start)
+    assert (context.ledger.chunks.get(name).state, context.ledger.chunks.get(name).start) == (ChunkState.LOCATED, posting.start)
     every_object_reads_back(context)
 
 

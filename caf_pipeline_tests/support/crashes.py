@@ -22,8 +22,11 @@ import psycopg
 
 from caf_pipeline.errors import HeldByOther, LeaseLost
 from caf_pipeline.ledger.database import Database
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.leases import Leases
+from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.ledger.maintenance import StrayRows
 from caf_pipeline.ledger.processes import is_alive, this_process
+from caf_pipeline.ledger.staging import Staging
 from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.maintenance.doctor.examine import Settler, examine
 from caf_pipeline.maintenance.doctor.findings import Actor, Finding, Kind
@@ -70,7 +73,7 @@ def killed(what: str, url: str, name: str, seconds: str) -> None:
 
 
 def _hold(url: str, name: str, seconds: float, told: Connection) -> None:
-    with Ledger(Database(url), lease_seconds=seconds).lease(name, this_process("run-child")):
+    with Ledger(Database(url), lease_seconds=seconds).leases.hold(name, this_process("run-child")):
         told.send("held")
         time.sleep(600)
 
@@ -159,8 +162,8 @@ def everything(folder: Path, url: str) -> dict[str, Any]:
     return state
 
 
-_DEADLY = ((os, "unlink"), (shutil, "rmtree"), (Ledger, "end_lease"), (Ledger, "release_staging"),
-           (Ledger, "drop_stray_rows"), (Ledger, "lease"))  # fmt: skip
+_DEADLY = ((os, "unlink"), (shutil, "rmtree"), (Leases, "end"), (Staging, "release"),
+           (StrayRows, "drop"), (Leases, "hold"))  # fmt: skip
 
 
 def _count_and_die(owner: object, name: str, moments: list[int], fatal: int) -> None:
@@ -203,7 +206,7 @@ def main() -> None:
         take_inventory(a_run_context(Path(rest[0]), EndlessSource({"a": b"a"}), Ledger(database)))
         return
     name, seconds = rest
-    with Ledger(database, lease_seconds=float(seconds)).lease(name, this_process("run-child")) as lease:
+    with Ledger(database, lease_seconds=float(seconds)).leases.hold(name, this_process("run-child")) as lease:
         print("held", flush=True)
         for _ in sys.stdin:
             try:

@@ -15,7 +15,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
 from caf_pipeline.dagster_host.run_source import open_instance
 from caf_pipeline.defs.build import build_defs
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.run_wiring import open_run_context
 from caf_pipeline.settings import Settings, StoreSettings
@@ -76,7 +76,7 @@ class Pipeline:
         return self.chunks()
 
     def chunks(self, *states: ChunkState) -> list[str]:
-        return [chunk.name for chunk in self.ledger.chunks(SOURCE, states or None)]
+        return [chunk.name for chunk in self.ledger.chunks.list(SOURCE, states or None)]
 
     def run_context(self, run: str = "a test") -> RunContext:
         return open_run_context(self.settings, SOURCE, run=run, ledger=self.ledger)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from caf_pipeline.ledger.database import Database
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.packing import packer
 from caf_pipeline.packing.journal.writer import CheckpointPace
 from caf_pipeline_tests.support.memory_source import MemorySource

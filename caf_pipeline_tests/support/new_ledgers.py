@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline_tests.support.postgres import Databases, connected
 
 TABLES = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from caf_pipeline.errors import CafError
 from caf_pipeline.ledger.database import Database
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.packing import pack_chunk, packer
 from caf_pipeline_tests.support.dying_runs import OFTEN, SteadySource, a_steady_source
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk

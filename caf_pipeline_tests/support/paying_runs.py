@@ -178,7 +178,7 @@ def open_log(where: str) -> Iterator[TransactionLog]:
     if where.startswith("postgresql"):
         # Imported here: a run with a log in a file begins in a quarter of the time.
         from caf_pipeline.ledger.database import Database
-        from caf_pipeline.ledger.postgres import Ledger
+        from caf_pipeline.ledger.ledger import Ledger
 
         with contextlib.closing(Ledger(Database(where))) as ledger:
             yield ledger.transactions(this_process("run-child"))

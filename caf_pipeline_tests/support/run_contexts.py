@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from caf_pipeline.inventory.accounting import Accounting
-from caf_pipeline.ledger.postgres import Ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.run_context import Lazy, RunContext
@@ -59,7 +59,7 @@ def a_run_context(
     elif callable(store):
         store = store(described, ledger, holder)
     context = RunContext("src", described, holder, Lazy.of(source), Lazy.of(store), Lazy.of(ledger), throttle=throttle)
-    ledger.register_source(context.source, context.archive_id, context.address)
+    ledger.sources.register(context.source, context.archive_id, context.address)
     return context
 
 

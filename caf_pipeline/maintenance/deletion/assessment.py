@@ -74,10 +74,10 @@ class ChunkAssessor:
 
     def _export(self) -> None:
         """Export the rows; always after chunks were listed, so that none of them is looked at without its rows."""
-        self.context.ledger.export_located(self.context.source, self.located)
+        self.context.ledger.exports.located(self.context.source, self.located)
 
     def _chunks(self) -> Sequence[Chunk]:
-        return self.context.ledger.chunks(self.context.source, [ChunkState.LOCATED, ChunkState.DAMAGED])
+        return self.context.ledger.chunks.list(self.context.source, [ChunkState.LOCATED, ChunkState.DAMAGED])
 
     # reading back
 
@@ -107,7 +107,7 @@ class ChunkAssessor:
     def _read_back(self, name: str, advance: Callable[[int], None]) -> str:
         """Read one chunk, from the next provider where one fails; return "" once it is recorded, else why it is not."""
         with lease_chunk(self.context, name) as lease:
-            chunk = self.context.ledger.chunk(name)
+            chunk = self.context.ledger.chunks.get(name)
             if chunk.state is not ChunkState.LOCATED or chunk.read_back_at:
                 return "" if chunk.read_back_at else f"it is {chunk.state}"
             posting, findings = posting_of(chunk), []
@@ -126,7 +126,7 @@ class ChunkAssessor:
             if differing:
                 self.differing[name] = f"{differing} of its objects' rows have another SHA-256 than the bytes that are stored"
                 return self.differing[name]
-            self.context.ledger.record_read_back(lease, name, findings[-1].copy.provider)
+            self.context.ledger.replicas.record_full_read(lease, name, findings[-1].copy.provider)
             return ""
 
     def _from(
@@ -160,7 +160,7 @@ class ChunkAssessor:
         assessments = {}
         for before in chunks:
             self.lease.check()
-            chunk = self.context.ledger.chunk(before.name)
+            chunk = self.context.ledger.chunks.get(before.name)
             reason, detail = self._assessed(chunk, problems.get(chunk.name, ""))
             assessments[chunk.name] = chunk, ChunkAssessment(chunk.caf_file_id, chunk.name, reason, detail)
         return assessments
@@ -200,7 +200,7 @@ class ChunkAssessor:
 
     def _assessed_by_copies(self, chunk: Chunk, problem: str) -> tuple[Unsafe, str] | None:
         required = self.context.store.required_copies
-        copies = [copy for copy in self.context.ledger.known_copies(chunk.name) if copy.listed]
+        copies = [copy for copy in self.context.ledger.replicas.list(chunk.name) if copy.listed]
         right = [copy for copy in copies if not copy.fault]
         if len(right) == len(copies) < required:
             return Unsafe.TOO_FEW_COPIES, f"{len(copies)} of {required} copies of chunk {chunk.name} are listed"
@@ -284,7 +284,7 @@ def _save_manifest(store: ChunkStore, posting: Posting, provider: str, name: str
 
 def recheck(context: RunContext, assessments: Mapping[str, tuple[Chunk, ChunkAssessment]]) -> Iterator[ChunkAssessment]:
     """Yield the assessments; of chunks that changed since they were assessed, that they are not safe."""
-    now = {chunk.name: chunk for chunk in context.ledger.chunks(context.source, [ChunkState.LOCATED])}
+    now = {chunk.name: chunk for chunk in context.ledger.chunks.list(context.source, [ChunkState.LOCATED])}
     for name, (before, assessment) in assessments.items():
         chunk = now.get(name)
         same = chunk and (chunk.merkle_root, chunk.owner, chunk.start) == (before.merkle_root, before.owner, before.start)

@@ -146,7 +146,7 @@ def find_deletable(
 
 def _require_proofs(context: RunContext) -> None:
     """Refuse a store that keeps chunks and proves nothing over time."""
-    located = next(iter(context.ledger.chunks(context.source, [ChunkState.LOCATED])), None)
+    located = next(iter(context.ledger.chunks.list(context.source, [ChunkState.LOCATED])), None)
     if located is None or context.store.current_window(posting_of(located)) is not None:
         return
     raise SettingsError(

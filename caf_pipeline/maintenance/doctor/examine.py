@@ -100,9 +100,9 @@ def examine(context: RunContext, *, alive: Callable[[Holder], bool | None], sett
 
 def _leases(examination: Examination) -> Iterator[Finding]:
     ledger, source = examination.context.ledger, examination.context.source
-    others = {chunk_lease(chunk.name) for chunk in ledger.chunks() if chunk.source != source}
+    others = {chunk_lease(chunk.name) for chunk in ledger.chunks.list() if chunk.source != source}
     others |= {plan_lease(name) for name in ledger.lookup.sources() if name != source}
-    for lease in ledger.leases():
+    for lease in ledger.leases.list():
         if lease.name in others:
             continue
         who = f"run {lease.holder.run} (process {lease.holder.pid})"
@@ -120,7 +120,7 @@ def _when(lease: LeaseRecord) -> str:
 
 
 def _end_lease(examination: Examination, lease: LeaseRecord) -> Mended:
-    return Mended("given back") if examination.context.ledger.end_lease(lease.name, lease.epoch) else NO_LONGER_THERE
+    return Mended("given back") if examination.context.ledger.leases.end(lease.name, lease.epoch) else NO_LONGER_THERE
 
 
 # --- transactions ----------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def _end_lease(examination: Examination, lease: LeaseRecord) -> Mended:
 
 def _transactions(examination: Examination, settler: Settler | None) -> Iterator[Finding]:
     held = examination.leases_of_live_runs()
-    left = [one for one in examination.context.ledger.unsettled() if account_lease(one.account) not in held]
+    left = [one for one in examination.context.ledger.stray_rows.unsettled() if account_lease(one.account) not in held]
     if not left:
         return
     account = ""
@@ -155,7 +155,7 @@ def _settle(examination: Examination, settler: Settler, one: SignedTransaction) 
 
 
 def _is_settled(examination: Examination, one: SignedTransaction) -> bool:
-    return one.hash not in {each.hash for each in examination.context.ledger.unsettled()}
+    return one.hash not in {each.hash for each in examination.context.ledger.stray_rows.unsettled()}
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def _is_settled(examination: Examination, one: SignedTransaction) -> bool:
 
 def _rows(examination: Examination) -> Iterator[Finding]:
     source = examination.context.source
-    found = examination.context.ledger.rows_by_chunk(source)
+    found = examination.context.ledger.stray_rows.by_chunk(source)
     held = examination.leases_of_live_runs()
     for rows in found:
         if rows.chunk is not None and chunk_lease(rows.chunk) in held:
@@ -206,7 +206,7 @@ def _amiss(rows: ChunkRows) -> tuple[str, str] | None:
 def _drop_rows(examination: Examination, rows: ChunkRows) -> Mended:
     # Without a chunk there is no lease of one; plans, which read these rows, wait meanwhile.
     with examination.lease(plan_lease(examination.context.source) if rows.chunk is None else chunk_lease(rows.chunk)):
-        return Mended("removed") if examination.context.ledger.drop_stray_rows(rows.caf_file_id) else NO_LONGER_THERE
+        return Mended("removed") if examination.context.ledger.stray_rows.drop(rows.caf_file_id) else NO_LONGER_THERE
 
 
 def _kept(examination: Examination) -> Iterator[Finding]:
@@ -216,7 +216,7 @@ def _kept(examination: Examination) -> Iterator[Finding]:
     if not folder.is_dir() or context.source not in context.ledger.lookup.sources():
         return
     with temporary_folder(context) as temporary:
-        differing = context.ledger.compare_kept(context.source, temporary, folder)
+        differing = context.ledger.exports.compare_kept(context.source, temporary, folder)
     if differing:
         found = f"{counted(differing, 'location')} kept there or in the ledger, and not in both"
         yield mendable(
@@ -236,12 +236,12 @@ def _drop_kept(examination: Examination, folder: Path) -> Mended:
 def _unlisted(examination: Examination) -> Iterator[Finding]:
     """Find located chunks that the store no longer lists, or with too few copies; and damaged ones, which wait for a repair."""
     context = examination.context
-    for chunk in context.ledger.chunks(context.source, [_S.DAMAGED]):
+    for chunk in context.ledger.chunks.list(context.source, [_S.DAMAGED]):
         if chunk_lease(chunk.name) not in examination.leases_of_live_runs():
             yield Finding(Kind.COPIES, chunk.name, f"damaged: {chunk.reason}", _repair(chunk), Actor.OPERATOR)
     required = context.store.required_copies
     enough: Set[_Place] | None = None
-    located = context.ledger.chunks(context.source, [_S.LOCATED])
+    located = context.ledger.chunks.list(context.source, [_S.LOCATED])
     for chunk in located:
         try:
             enough = _with_enough_copies(context, located) if enough is None else enough
@@ -289,7 +289,7 @@ def _prove(examination: Examination, chunk: Chunk, remedy: str) -> Mended:
 def _chunks(examination: Examination) -> Iterator[Finding]:
     """Tell of chunks under way that no run has, and of those that wait for an operator."""
     context = examination.context
-    chunks = context.ledger.chunks(context.source, CLAIMING)
+    chunks = context.ledger.chunks.list(context.source, CLAIMING)
     next_run = f"'caf run {context.source}'"
     for chunk in chunks:
         if chunk.state is _S.PARKED:

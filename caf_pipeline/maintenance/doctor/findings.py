@@ -97,7 +97,7 @@ class Examination:
 
     def leases_of_live_runs(self) -> dict[str, LeaseRecord]:
         """Return, by name, the leases that live runs may have at this moment."""
-        return {lease.name: lease for lease in self.context.ledger.leases() if self.may_be_held(lease)}
+        return {lease.name: lease for lease in self.context.ledger.leases.list() if self.may_be_held(lease)}
 
     def require_free(self, name: str) -> None:
         """Raise HeldByOther where a live run may have the lease."""
@@ -113,7 +113,7 @@ class Examination:
             return
         time.sleep(BETWEEN_STEPS_SECONDS)
         held = self.leases_of_live_runs()
-        for chunk in self.context.ledger.chunks(self.context.source, {state for state, _ in free.values()}):
+        for chunk in self.context.ledger.chunks.list(self.context.source, {state for state, _ in free.values()}):
             if chunk_lease(chunk.name) not in held and free.get(chunk.name) == (chunk.state, chunk.epoch):
                 yield chunk
 
@@ -125,7 +125,7 @@ class Examination:
             HeldByOther: a live run may have it.
         """
         self.require_free(name)
-        with self.context.ledger.lease(name, self.context.holder) as lease:
+        with self.context.ledger.leases.hold(name, self.context.holder) as lease:
             yield lease
 
 

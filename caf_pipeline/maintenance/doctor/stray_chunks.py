@@ -49,12 +49,12 @@ def listed_files(examination: Examination) -> Iterator[Finding]:
             Kind.UNSEEN, context.source, found, "set its bucket, endpoint and prefix to have its files checked", Actor.NOBODY
         )
         return
-    sound = {chunk.name for chunk in context.ledger.chunks(context.source, IN_GOOD_STANDING)}
+    sound = {chunk.name for chunk in context.ledger.chunks.list(context.source, IN_GOOD_STANDING)}
     try:
-        for file in rebuild.find_chunks(context, left=context.ledger.left_posts(context.source)):
+        for file in rebuild.find_chunks(context, left=context.ledger.rebuilds.left_posts(context.source)):
             if file.kind is not FileKind.FOREIGN and (file.kind is not FileKind.KNOWN or file.name not in sound):
                 yield from _finding(examination, file)
-        if unknown := context.ledger.unknown_posts(context.source):
+        if unknown := context.ledger.rebuilds.unknown_posts(context.source):
             fault = f"{counted(unknown, 'post')} unknown to the ledger when a run last looked: nothing is packed or posted"
             yield mendable(Kind.FILE, context.source, fault, "looked at again", partial(_look_again, examination))
     except (StoreError, SettingsError) as error:
@@ -95,7 +95,7 @@ def _space(examination: Examination, file: rebuild.FileFinding) -> str:
 def _known(examination: Examination, file: rebuild.FileFinding) -> Iterator[Finding]:
     """Report a file whose chunk the ledger has in a state that does not account for it."""
     try:
-        chunk = examination.context.ledger.chunk(file.name)
+        chunk = examination.context.ledger.chunks.get(file.name)
     except NotLocated:
         return
     recorded = (chunk.merkle_root, chunk.start) == (file.file.posting.merkle_root, file.file.posting.start)
@@ -126,7 +126,7 @@ def _restore(examination: Examination, file: rebuild.FileFinding) -> Mended:
         if file.replaces is not None:
             examination.require_free(chunk_lease(file.name))
         # The ledger may have been rebuilt for other sources only, and not know this one.
-        context.ledger.register_source(context.source, context.archive_id, context.address)
+        context.ledger.sources.register(context.source, context.archive_id, context.address)
         try:
             rows = rebuild.import_found_chunk(context, file)
         except (ArchiveError, ClaimConflict, IllegalMove, IntegrityError) as error:
@@ -139,7 +139,7 @@ def _restore(examination: Examination, file: rebuild.FileFinding) -> Mended:
 
 def _is_known(examination: Examination, name: str) -> bool:
     try:
-        examination.context.ledger.chunk(name)
+        examination.context.ledger.chunks.get(name)
     except NotLocated:
         return False
     return True

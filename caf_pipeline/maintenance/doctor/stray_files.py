@@ -69,7 +69,7 @@ def staged_files(examination: Examination) -> Iterator[Finding]:
     if not context.settings.staging_folder.is_dir():
         return
     files = _listed(context)
-    known = {chunk.name: chunk for chunk in context.ledger.chunks()}
+    known = {chunk.name: chunk for chunk in context.ledger.chunks.list()}
     hold = timedelta.max
     if any(file.kind == "sealed" and file.chunk in known and known[file.chunk].state is _S.LOCATED for file in files):
         try:
@@ -145,7 +145,7 @@ def _unneeded(chunk: Chunk, file: StagedFile, files: Sequence[StagedFile], hold:
 
 def _remove(examination: Examination, file: StagedFile, hold: timedelta) -> Mended:
     with examination.lease(chunk_lease(file.chunk)):
-        chunk = examination.context.ledger.chunk(file.chunk)
+        chunk = examination.context.ledger.chunks.get(file.chunk)
         files = _listed(examination.context, file.chunk)
         if file.path not in {one.path for one in files} or not _unneeded(chunk, file, files, hold):
             return NO_LONGER_THERE
@@ -156,7 +156,7 @@ def _remove_unknown(examination: Examination, file: StagedFile) -> Mended:
     """Remove a file of no chunk. Plans, which make chunks, wait meanwhile."""
     with examination.lease(plan_lease(examination.context.source)):
         try:
-            examination.context.ledger.chunk(file.chunk)
+            examination.context.ledger.chunks.get(file.chunk)
         except NotLocated:
             return _removed(file.path)
         return NO_LONGER_THERE
@@ -179,8 +179,8 @@ def _removed(path: Path) -> Mended:
 
 def reservations(examination: Examination) -> Iterator[Finding]:
     """Find room that is reserved for chunks which claim nothing, or of which nothing is there."""
-    mine = {chunk.name: chunk for chunk in examination.context.ledger.chunks(examination.context.source)}
-    unused = [(one, why) for one in examination.context.ledger.reservations() if one.chunk in mine and (why := _unused(one))]
+    mine = {chunk.name: chunk for chunk in examination.context.ledger.chunks.list(examination.context.source)}
+    unused = [(one, why) for one in examination.context.ledger.staging.list() if one.chunk in mine and (why := _unused(one))]
     left = {chunk.name for chunk in examination.without_run([mine[one.chunk] for one, _ in unused])}
     for one, why in unused:
         if one.chunk in left:
@@ -199,10 +199,10 @@ def _unused(one: Reservation) -> str:
 
 def _release(examination: Examination, one: Reservation) -> Mended:
     with examination.lease(chunk_lease(one.chunk)):
-        now = next((each for each in examination.context.ledger.reservations() if each.chunk == one.chunk), None)
+        now = next((each for each in examination.context.ledger.staging.list() if each.chunk == one.chunk), None)
         if now is None or not _unused(now):
             return NO_LONGER_THERE
-        examination.context.ledger.release_staging(one.chunk)
+        examination.context.ledger.staging.release(one.chunk)
         return Mended("given back")
 
 
@@ -230,7 +230,7 @@ def home_leftovers(examination: Examination, *, all_known: bool) -> Iterator[Fin
         found = "a plan that was not finished left it"
         yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, examination, path))
     for path in _left_in(plans, _PLAN_NAME):
-        if examination.context.ledger.plan_name_taken(source, path.name):
+        if examination.context.ledger.plans.is_name_taken(source, path.name):
             continue
         found = "the ledger has no such plan"
         if not all_known:
@@ -250,7 +250,7 @@ def _left_in(folder: Path, names: re.Pattern[str]) -> Sequence[Path]:
 
 def _remove_plan(examination: Examination, path: Path) -> Mended:
     with examination.lease(plan_lease(examination.context.source)):
-        if examination.context.ledger.plan_name_taken(examination.context.source, path.name):
+        if examination.context.ledger.plans.is_name_taken(examination.context.source, path.name):
             return NO_LONGER_THERE
         return _remove_alone(path)
 
@@ -274,7 +274,7 @@ def half_copies(examination: Examination) -> Iterator[Finding]:
     copies = context.store.half_copies()
     if not copies:
         return
-    by_root = {chunk.merkle_root: chunk for chunk in context.ledger.chunks()}
+    by_root = {chunk.merkle_root: chunk for chunk in context.ledger.chunks.list()}
     held = examination.leases_of_live_runs()
     for root, path in copies:
         chunk = by_root.get(root)

@@ -1,0 +1,132 @@
+"""The ledger: what is known of sources, plans, chunks and objects, in one Postgres database.
+
+Each topic has an object of its own, e.g. `ledger.leases`.
+"""
+
+import contextlib
+
+from caf_pipeline.ledger.bulk_looks import BulkLooks
+from caf_pipeline.ledger.chunk_moves import ChunkMoves
+from caf_pipeline.ledger.chunks import Chunks
+from caf_pipeline.ledger.controls import Controls
+from caf_pipeline.ledger.current_content import CurrentContent
+from caf_pipeline.ledger.database import Database, database_of, waiting_for_database
+from caf_pipeline.ledger.engine import LedgerEngine
+from caf_pipeline.ledger.export import Exports
+from caf_pipeline.ledger.folder_store import FolderStores
+from caf_pipeline.ledger.import_chunk import ChunkImport
+from caf_pipeline.ledger.launchable import LaunchableChunks
+from caf_pipeline.ledger.leases import LEASE_SECONDS, Leases
+from caf_pipeline.ledger.lookup import Lookup
+from caf_pipeline.ledger.maintenance import StrayRows
+from caf_pipeline.ledger.notices import Notices
+from caf_pipeline.ledger.plans import Plans
+from caf_pipeline.ledger.progress import Progress
+from caf_pipeline.ledger.provider_stats import ProviderRecords
+from caf_pipeline.ledger.read_failures import FailedReads
+from caf_pipeline.ledger.records import Holder
+from caf_pipeline.ledger.removal import SourceRemoval
+from caf_pipeline.ledger.replicas import Replicas
+from caf_pipeline.ledger.skips import Skips
+from caf_pipeline.ledger.sources import Sources
+from caf_pipeline.ledger.staging import Staging
+from caf_pipeline.ledger.storage_plans import StoragePlans
+from caf_pipeline.ledger.transactions import TransactionLog
+from caf_pipeline.ledger.waits import RunWaits
+from caf_pipeline.settings import Settings
+from caf_pipeline.waits import Waits
+
+
+def open_ledger(settings: Settings, waits: Waits | None = None) -> "Ledger":
+    """Return the ledger that the settings name, with its tables.
+
+    `waits` says it while the database does not answer, and while its tables are made.
+
+    Raises:
+        LedgerUnreachable, LedgerError: it cannot be used; the message says where it is, without the password.
+    """
+    waits = waits or Waits()
+    with contextlib.ExitStack() as opened:
+        with waiting_for_database(settings, waits):
+            ledger = Ledger(database_of(settings), store=settings.store.kind)
+            opened.callback(ledger.close)
+            ledger.bring_up(waits)
+        opened.pop_all()
+    return ledger
+
+
+class Ledger:
+    """What is known, in one database. Safe in threads.
+
+    Each method of a topic is one transaction; what it wrote is durable when it returns. Raises everywhere: LedgerUnreachable.
+
+    Attributes:
+        database: the ledger's.
+        lookup: where objects are.
+        leases: the right of one run to move a chunk, plan a source, and so on.
+        sources: which bucket and prefix each source is.
+        removal: removes a source of which nothing was stored.
+        plans: which objects go into which chunk.
+        skips: objects that are not archived.
+        chunks: questions about chunks.
+        launchable: chunks that a run may be launched for.
+        moves: what the steps of a chunk write.
+        replicas: the copies of chunks at providers.
+        staging: room in staging folders.
+        read_failures: objects that could not be read.
+        content: what inventories say of the bucket's current content.
+        notices: messages of a bucket's event queue.
+        progress: sums for `caf watch` and metrics.
+        exports: rows as Parquet files.
+        rebuilds: restores chunks from what a store has.
+        stray_rows: rows that no run needs.
+        bulk_looks: passes through a store's lists.
+        waits: what runs wait for.
+        folder_store: the id of the folder that has the chunks.
+        storage_plans: what an account has of storage.
+        providers: what was measured of providers.
+        controls: what the operator orders.
+    """
+
+    def __init__(self, database: Database, *, store: str = "jackal", lease_seconds: float = LEASE_SECONDS) -> None:
+        """Connect to nothing yet. `store` is the kind of the store in the settings: its name in the ledger."""
+        self.database = database
+        self._engine = engine = LedgerEngine(database)
+        self._lease_seconds = lease_seconds
+        self.lookup = Lookup(database)
+        self.leases = Leases(engine, lease_seconds)
+        self.sources = Sources(engine)
+        self.removal = SourceRemoval(engine)
+        self.plans = Plans(engine)
+        self.skips = Skips(engine)
+        self.chunks = Chunks(engine)
+        self.launchable = LaunchableChunks(engine)
+        self.moves = ChunkMoves(engine, store)
+        self.replicas = Replicas(engine)
+        self.staging = Staging(engine)
+        self.read_failures = FailedReads(engine)
+        self.content = CurrentContent(engine)
+        self.notices = Notices(engine)
+        self.progress = Progress(engine)
+        self.exports = Exports(engine)
+        self.rebuilds = ChunkImport(engine, store)
+        self.stray_rows = StrayRows(engine)
+        self.bulk_looks = BulkLooks(engine)
+        self.waits = RunWaits(engine)
+        self.folder_store = FolderStores(engine)
+        self.storage_plans = StoragePlans(engine)
+        self.providers = ProviderRecords(engine)
+        self.controls = Controls(engine)
+
+    def bring_up(self, waits: Waits) -> None:
+        """Make the tables that the database lacks: see `Database.bring_up`."""
+        self._engine.bring_up(waits)
+
+    def close(self) -> None:
+        """Close the idle connections; a later call opens new ones."""
+        self.lookup.close()
+        self._engine.close()
+
+    def transactions(self, holder: Holder) -> TransactionLog:
+        """Return the log of what stores signed, for this holder."""
+        return TransactionLog(self._engine, holder, lease_seconds=self._lease_seconds)

@@ -1,0 +1,11 @@
+-- Claims the objects that a chunk skipped: packed again, one may turn out to be readable. An object that another chunk took meanwhile
+-- makes the next seal fail.
+INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, rewritten_at, caf_file_id, last_modified)
+SELECT source_id, file_path, version_id, etag, size_bytes, rewritten_at, caf_file_id, last_modified FROM skipped_objects AS skipped
+WHERE caf_file_id = %(id)s AND NOT EXISTS (
+    SELECT FROM file_locations AS located JOIN chunks ON chunks.caf_file_id = located.caf_file_id
+    WHERE located.source_id = skipped.source_id AND located.file_path = skipped.file_path
+        AND located.version_id = skipped.version_id AND located.etag = skipped.etag
+        AND located.size_bytes = skipped.size_bytes AND located.rewritten_at = skipped.rewritten_at AND located.part = 0
+        AND chunks.state = ANY(%(good)s))
+ON CONFLICT DO NOTHING

@@ -1,0 +1,71 @@
+"""The sources: which bucket and prefix each is."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from sqlalchemy import bindparam, delete, exists, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from caf_pipeline.errors import LedgerError
+from caf_pipeline.ledger.engine import LedgerPart, source_id_of
+from caf_pipeline.ledger.leases import lock_lease, require_free
+from caf_pipeline.ledger.records import plan_lease
+from caf_pipeline.ledger.removal import OF_AN_ADDRESS
+from caf_pipeline.ledger.tables import CAF_FILES, METADATA, SOURCES
+from caf_pipeline.store.protocol import Lease
+
+_OF_NAME: Final = SOURCES.c.name == bindparam("source")
+_HAS_CHUNKS: Final = exists().where(CAF_FILES.c.source_id == SOURCES.c.source_id)
+_NEW: Final = insert(SOURCES).on_conflict_do_nothing(index_elements=[SOURCES.c.name])
+_RECORDED: Final = select(SOURCES.c.address, _HAS_CHUNKS.label("has_chunks")).where(_OF_NAME)
+_FIXED_ADDRESS: Final = select(SOURCES.c.address).where(_OF_NAME, _HAS_CHUNKS)
+_ADDRESSES: Final = select(SOURCES.c.archive_id, SOURCES.c.address)
+
+
+class Sources(LedgerPart):
+    """Makes sources known."""
+
+    def register(self, name: str, archive_id: str, address: str, *, lease: Lease | None = None) -> None:
+        """Make the source known. `address` says which bucket and prefix it is.
+
+        Another address replaces the recorded one until the source has its first chunk. Inventories, skips and other rows of the
+        replaced address are removed. `lease` is the caller's on the source's plan.
+
+        Raises:
+            LedgerError: the ledger has another address under this name, and chunks of it.
+            HeldByOther: another address is recorded, and a run plans the source under it now.
+        """
+        facts = {"name": name, "archive_id": archive_id, "address": address}
+        with self._engine.begin() as connection:
+            connection.execute(_NEW, facts)
+            recorded = connection.execute(_RECORDED, {"source": name}).one().address
+            if recorded == address:
+                return
+            source_id = source_id_of(connection, name, lock="FOR UPDATE")
+            if connection.execute(_RECORDED, {"source": name}).one().has_chunks:
+                raise LedgerError(
+                    f"source '{name}' is {recorded} in the ledger, and {address} in the settings",
+                    hint=(
+                        "give the new address a source of another name;"
+                        f" 'caf remove {name}' removes the old source if nothing of it was stored"
+                    ),
+                )
+            if lease is None:
+                require_free(connection, plan_lease(name))
+            else:
+                lock_lease(connection, lease)
+            for table in OF_AN_ADDRESS:
+                rows = METADATA.tables[table]
+                connection.execute(delete(rows).where(rows.c.source_id == source_id))
+            changed = update(SOURCES).where(SOURCES.c.source_id == source_id).values(address=address, archive_id=archive_id)
+            connection.execute(changed)
+
+    def address(self, source: str) -> str | None:
+        """Return the address of a source; None while the source has no chunk, since another address may then replace it."""
+        with self._engine.begin() as connection:
+            return connection.execute(_FIXED_ADDRESS, {"source": source}).scalar_one_or_none()
+
+    def addresses(self) -> Mapping[str, str]:
+        """Return the address of each source ever registered, by its archive's id."""
+        with self._engine.begin() as connection:
+            return {row.archive_id: row.address for row in connection.execute(_ADDRESSES)}
