@@ -67,8 +67,8 @@ _END_OLD_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
 class ChunkMoves(LedgerPart):
     """Moves chunks from state to state.
 
-    Methods raise LeaseLost, and write nothing, if the lease was taken over. They raise IllegalMove if the chunk is in no state from
-    which the move is legal.
+    Methods raise LeaseLost, and write nothing, if the lease was taken over. They raise IllegalMove if the chunk's state does not allow
+    the move.
     """
 
     def __init__(self, engine: LedgerEngine, store: str) -> None:

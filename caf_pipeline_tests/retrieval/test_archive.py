@@ -255,16 +255,16 @@ def test_by_a_closed_archive_nothing_is_read(context, archive, tmp_path):
 
 
 @contextlib.contextmanager
-def counted_look_ups(ledger, monkeypatch):
+def counted_look_ups(lookup, monkeypatch):
     asked = []
-    locate = ledger.locate
+    locate = lookup.locate
     with monkeypatch.context() as patched:
-        patched.setattr(ledger, "locate", lambda *args, **more: asked.append(args) or locate(*args, **more))
+        patched.setattr(lookup, "locate", lambda *args, **more: asked.append(args) or locate(*args, **more))
         yield asked
 
 
 def test_a_look_up_is_used_again_for_a_moment_and_only_where_the_bytes_are_compared(context, archive, monkeypatch):
-    with counted_look_ups(context.ledger, monkeypatch) as asked:
+    with counted_look_ups(context.ledger.lookup, monkeypatch) as asked:
         for _ in range(3):
             assert archive.read("src", "dir/001") == BODIES["dir/001"]
         assert len(asked) == 1
@@ -299,7 +299,7 @@ def test_a_remembered_location_gives_no_wrong_byte_and_its_failure_is_told_once(
 
 def test_few_look_ups_are_remembered(context, archive, monkeypatch):
     monkeypatch.setattr("caf_pipeline.retrieval.archive.MAX_LOOKUPS", 2)
-    with counted_look_ups(context.ledger, monkeypatch) as asked:
+    with counted_look_ups(context.ledger.lookup, monkeypatch) as asked:
         for number in (1, 2, 3, 1):
             archive.read("src", f"dir/{number:03}")
     assert len(asked) == 4

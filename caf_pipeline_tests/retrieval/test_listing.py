@@ -184,8 +184,8 @@ def test_a_folder_costs_one_page_however_many_keys_it_has(ledger, monkeypatch):
     monkeypatch.setattr(listing, "PAGE_KEYS", 10)
     archive(ledger, [f"{folder}/{number:03}" for folder in "abc" for number in range(200)])
     pages = []
-    ask = ledger.archived_keys
-    monkeypatch.setattr(ledger, "archived_keys", lambda *args: pages.append(args) or ask(*args))
+    ask = ledger.lookup.archived_keys
+    monkeypatch.setattr(ledger.lookup, "archived_keys", lambda *args: pages.append(args) or ask(*args))
     assert level_of(ledger) == [["a/"], ["b/"], ["c/"]]
     assert len(pages) == 4
 
