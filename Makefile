@@ -5,6 +5,7 @@
 #   make network keep the demo's Jackal network up, to fetch from it (Ctrl-C ends it)
 #   make test    most behaviours, in minutes     make test-all     all, also every fault, fuzz inputs, daemons, the README's commands
 #   make lint types   what CI checks besides
+#   make test-sqlalchemy-2.0   the ledger's tests with the newest SQLAlchemy 2.0
 #   make test-jackal   the whole way to a Jackal network and back: the one that JACKAL_LCD names, or a loopback one
 #   make reliability   break everything, and write docs/reliability.md     make soak   the same, with 1,152 kills and more
 #   make bench   measure against the peers, and write docs/benchmarks.md (CASE=packing-small: one)     make bench-quick   in five minutes
@@ -35,7 +36,7 @@ FIND_PYTHON := for python in $(PYTHON) /usr/bin/python3 python3 python3.13 pytho
 	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	  && { "$$python" -c 'import sys; print(sys.executable)'; exit 0; }; done; exit 1
 
-.PHONY: help setup lint-native demo ui network test test-all test-jackal reliability soak lint types bench bench-quick bench-scaling docs screenshots lock clean
+.PHONY: help setup lint-native demo ui network test test-all test-sqlalchemy-2.0 test-jackal reliability soak lint types bench bench-quick bench-scaling docs screenshots lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -79,6 +80,15 @@ test: $(READY)
 
 test-all: $(READY)
 	$(ALL_TESTS) $(ARGS)
+
+# A project with Dagster's storage on Postgres may have to stay at SQLAlchemy 2.0: dagster-postgres takes a plain postgresql:// URL for
+# psycopg 3 with 2.1. ARGS as for pytest.
+SQLALCHEMY_2_0 := $(CURDIR)/.caf/sqlalchemy-2.0
+
+test-sqlalchemy-2.0: $(READY)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(SQLALCHEMY_2_0) --upgrade --no-deps "sqlalchemy~=2.0.0"
+	PYTHONPATH=$(SQLALCHEMY_2_0) $(BIN)/python -c "import sqlalchemy; assert sqlalchemy.__version__ < '2.1'; print('SQLAlchemy', sqlalchemy.__version__)"
+	PYTHONPATH=$(SQLALCHEMY_2_0) $(BIN)/pytest caf_pipeline_tests/ledger --numprocesses auto --dist loadfile $(ARGS)
 
 test-jackal: $(READY)
 	$(BIN)/pytest caf_pipeline_tests/store/test_jackal_network.py $(ARGS)
