@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import LedgerError, SettingsError, UsageError
 from caf_pipeline.ledger.backup import BackupContents, Programs, back_up, read_backup, restore
-from caf_pipeline.ledger.database import has_own_server
-from caf_pipeline.ledger.ledger import Ledger, open_ledger
+from caf_pipeline.ledger.database import database_of, has_own_server, waiting_for_database
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import Holder
@@ -32,6 +32,24 @@ if TYPE_CHECKING:
     from caf_pipeline.store.jackal.write import JackalStore
 
 BUCKET_SCHEME: Final = "s3://"
+
+
+def open_ledger(settings: Settings, waits: Waits | None = None) -> Ledger:
+    """Return the ledger that the settings name, with its tables.
+
+    `waits` says it while the database does not answer, and while its tables are made.
+
+    Raises:
+        LedgerUnreachable, LedgerError: it cannot be used; the message says where it is, without the password.
+    """
+    waits = waits or Waits()
+    with contextlib.ExitStack() as opened:
+        with waiting_for_database(settings, waits):
+            ledger = Ledger(database_of(settings), store=settings.store.kind)
+            opened.callback(ledger.close)
+            ledger.bring_up(waits)
+        opened.pop_all()
+    return ledger
 
 
 def back_up_ledger(settings: Settings, ledger: Ledger, path: Path) -> int:

@@ -6,13 +6,29 @@
 import contextlib
 from typing import TYPE_CHECKING
 
-from caf_pipeline.ledger.lookup import Lookup, open_lookup
+from caf_pipeline.ledger.database import database_of, waiting_for_database
+from caf_pipeline.ledger.lookup import Lookup
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.waits import Waits
 
 if TYPE_CHECKING:
     from caf_pipeline.retrieval.archive import Archive
+
+
+def open_lookup(settings: Settings, waits: Waits | None = None) -> Lookup:
+    """Return the look-ups of the ledger that the settings name, with its tables.
+
+    `waits` says it while the database does not answer, and while its tables are made.
+
+    Raises:
+        LedgerUnreachable, LedgerError: it cannot be used; the message says where it is, without the password.
+    """
+    waits = waits or Waits()
+    with waiting_for_database(settings, waits):
+        lookup = Lookup(database_of(settings))
+        lookup.bring_up(waits)
+    return lookup
 
 
 def open_reader(settings: Settings, lookup: Lookup, waits: Waits | None = None) -> ChunkReader:

@@ -21,13 +21,13 @@ PORTS = {"source.protocol", "store.protocol", "ledger.protocol", "ledger.records
 ADAPTERS = {"source", "store", "ledger"}
 NAMING = "defs.naming"  # Dagster's names of ours, which `automation` needs, too
 DAGSTER = {"naming", "automation", "defs", "dagster_host"}
-LEDGER = "ledger.postgres.Ledger"
+LEDGER = "ledger.ledger.Ledger"
 """There is one ledger, so that everything above it may name its class."""
 
 BESIDE_WIRING = {
     # who holds a lease, and the database's name in a message
     *("ledger.processes.is_alive", "ledger.processes.this_process", "ledger.database.describe_database"),
-    "ledger.backup.BackupContents",  # as a type
+    *("ledger.backup.BackupContents", "ledger.lookup.Lookup"),  # as types
     LEDGER,
     # the commands and pages that are of Jackal alone: types, limits, and what is computed from what the store gave
     *("store.jackal.write.JackalStore", "store.jackal.answers.ChainFile", "store.jackal.answers.StoragePlan"),

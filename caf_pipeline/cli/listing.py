@@ -26,7 +26,7 @@ from caf_pipeline.cli.terminal import (
     show_time,
 )
 from caf_pipeline.errors import NotLocated, UsageError
-from caf_pipeline.ledger.lookup import Lookup
+from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.listing import common_prefix, every, is_current, list_level, list_objects, list_versions
 from caf_pipeline.retrieval.reader import not_located
@@ -193,7 +193,7 @@ def du(  # noqa: PLR0917 - the command line's options
 
 
 @contextmanager
-def _opened(source: str) -> Iterator[Lookup]:
+def _opened(source: str) -> Iterator[LocationLookups]:
     """Open the look-ups of the ledger, which has something of the source."""
     settings = load_settings()
     with opened_lookup(settings) as lookup:
@@ -206,7 +206,7 @@ def wanted_status(current: bool) -> Callable[[Location], bool]:
     return is_current if current else every
 
 
-def nothing_listed(lookup: Lookup, source: str, prefix: str, current: bool, as_of: datetime | None = None) -> NotLocated:
+def nothing_listed(lookup: LocationLookups, source: str, prefix: str, current: bool, as_of: datetime | None = None) -> NotLocated:
     """Return the error of a listing that has nothing; where the prefix is a key, it says why that is not archived."""
     if prefix and not current and not as_of and lookup.not_archived(source, prefix):
         return not_located(lookup, source, prefix)

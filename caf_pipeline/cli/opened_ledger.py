@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from caf_pipeline.cli.terminal import note
-from caf_pipeline.ledger.ledger import Ledger, open_ledger
+from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline.waits import Announcer, Waits
 

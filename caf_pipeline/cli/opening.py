@@ -6,11 +6,12 @@ from typing import Final
 
 from caf_pipeline.cli.terminal import note
 from caf_pipeline.errors import NotLocated
-from caf_pipeline.ledger.lookup import Lookup, open_lookup
+from caf_pipeline.ledger.lookup import Lookup
+from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.settings import Settings
 from caf_pipeline.store.protocol import ChunkReader
 from caf_pipeline.waits import Announcer, Waits
-from caf_pipeline.wiring import open_reader
+from caf_pipeline.wiring import open_lookup, open_reader
 
 RUN: Final = "caf"
 """The holder of a command's leases, which another run shows in 'held by run …'."""
@@ -35,18 +36,18 @@ def opened_reader(settings: Settings, lookup: Lookup, source: str) -> Iterator[C
         yield reader
 
 
-def known_sources(settings: Settings, lookup: Lookup) -> list[str]:
+def known_sources(settings: Settings, lookup: LocationLookups) -> list[str]:
     """Return the names of all sources of the settings and of the ledger."""
     return sorted({*lookup.sources(), *settings.sources})
 
 
-def require_source(settings: Settings, lookup: Lookup, name: str) -> None:
+def require_source(settings: Settings, lookup: LocationLookups, name: str) -> None:
     """Raise SettingsError, naming those that there are, where neither the settings nor the ledger have a source."""
     if name not in settings.sources and name not in (known := lookup.sources()):
         raise settings.unknown_source(name, known)
 
 
-def require_archived(settings: Settings, lookup: Lookup, name: str) -> None:
+def require_archived(settings: Settings, lookup: LocationLookups, name: str) -> None:
     """Raise as `require_source`; NotLocated where the ledger has nothing of the source."""
     require_source(settings, lookup, name)
     if name not in lookup.sources():

@@ -20,7 +20,7 @@ from caf_pipeline.cli.terminal import (
     show_size,
 )
 from caf_pipeline.errors import UsageError
-from caf_pipeline.ledger.lookup import Lookup
+from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.retrieval.listing import count_not_archived, list_named_versions, list_objects
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreSums, restore_objects
 from caf_pipeline.retrieval.side_by_side import take_all
@@ -142,7 +142,7 @@ def restore(  # noqa: PLR0917 - the command line's options
         raise failure
 
 
-def _destination(lookup: Lookup, source: str, where: list[str]) -> str:
+def _destination(lookup: LocationLookups, source: str, where: list[str]) -> str:
     """Return DEST; raises UsageError where it was more likely meant as PREFIX: all of the source would go to a new folder."""
     only = where[0] if len(where) == 1 else ""
     if only.endswith("/") and not os.path.exists(only) and any(True for _ in list_objects(lookup, source, only)):

@@ -31,9 +31,9 @@ from caf_pipeline.defs.build import build_defs
 from caf_pipeline.defs.naming import ASSETS, BACKFILL_TAG, PRIORITY_TAG, SOURCE_TAG, asset_key
 from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.errors import HeldByOther, NoDaemon, NotLocated, UsageError
-from caf_pipeline.ledger.ledger import Ledger, open_ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Chunk, chunk_of_lease
-from caf_pipeline.run_wiring import open_run_context
+from caf_pipeline.run_wiring import open_ledger, open_run_context
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.steps import chunk_steps

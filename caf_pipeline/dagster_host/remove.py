@@ -14,10 +14,11 @@ from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.storage import may_have_state
 from caf_pipeline.defs.naming import PARKED_TAG, partitions_name
 from caf_pipeline.errors import NotLocated
-from caf_pipeline.ledger.ledger import Ledger, open_ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import RemovableSource, plan_lease
 from caf_pipeline.maintenance.remove_source import Leftovers, find_leftovers, no_writers, remove_leftovers
+from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.setting_values import is_source_name
 from caf_pipeline.settings import Settings
 from caf_pipeline.system.quantities import counted, show_size

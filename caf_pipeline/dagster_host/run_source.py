@@ -50,10 +50,10 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.filters import FILTERS
 from caf_pipeline.inventory.objects import SkipReason, VersionCounts
-from caf_pipeline.ledger.ledger import Ledger, open_ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.run_wiring import open_run_context
+from caf_pipeline.run_wiring import open_ledger, open_run_context
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.steps import inventories, planning

@@ -20,7 +20,8 @@ from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.defs.naming import BACKFILL_TAG, HELD_TAG, PARTITION_TAG, SOURCE_TAG
 from caf_pipeline.errors import NotLocated, first_line, one_line
 from caf_pipeline.inventory.chunk_id import ChunkId
-from caf_pipeline.ledger.ledger import Ledger, open_ledger
+from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
 
 _NO_REASON: Final = "from outside the execution context"

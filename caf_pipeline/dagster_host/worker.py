@@ -113,7 +113,7 @@ def _archive(connection: "Connection[object, object]", teller: _Teller, settings
 
     from caf_pipeline.dagster_host.sigint import InterruptWatch  # noqa: PLC0415
     from caf_pipeline.dagster_host.source_runs import SourceRuns, open_instance  # noqa: PLC0415
-    from caf_pipeline.ledger.ledger import open_ledger  # noqa: PLC0415
+    from caf_pipeline.run_wiring import open_ledger  # noqa: PLC0415
 
     with InterruptWatch() as watch:
         try:

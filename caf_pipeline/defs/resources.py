@@ -18,9 +18,10 @@ from caf_pipeline.defs.naming import LEDGER, RUN, SOURCE_TAG, STORE, s3_key
 from caf_pipeline.defs.run_log import RunLog
 from caf_pipeline.defs.source_resource import S3SourceResource
 from caf_pipeline.errors import CafError
-from caf_pipeline.ledger.ledger import Ledger, open_ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Holder
 from caf_pipeline.run_context import Lazy, RunContext
+from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline.source.protocol import UnaskedObjects
 from caf_pipeline.store.protocol import ChunkStore

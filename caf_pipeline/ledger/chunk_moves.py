@@ -67,7 +67,7 @@ _END_OLD_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
 class ChunkMoves(LedgerPart):
     """Moves chunks from state to state.
 
-    Methods raise LeaseLost, and write nothing, if the lease was taken over. They raise IllegalMove if the chunk's state does not allow
+    Methods raise LeaseLost, and write nothing, if the lease was taken over. They raise IllegalMove if the chunk's state forbids
     the move.
     """
 

@@ -3,14 +3,12 @@
 Each topic has an object of its own, e.g. `ledger.leases`.
 """
 
-import contextlib
-
 from caf_pipeline.ledger.bulk_looks import BulkLooks
 from caf_pipeline.ledger.chunk_moves import ChunkMoves
 from caf_pipeline.ledger.chunks import Chunks
 from caf_pipeline.ledger.controls import Controls
 from caf_pipeline.ledger.current_content import CurrentContent
-from caf_pipeline.ledger.database import Database, database_of, waiting_for_database
+from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.export import Exports
 from caf_pipeline.ledger.folder_store import FolderStores
@@ -33,26 +31,7 @@ from caf_pipeline.ledger.staging import Staging
 from caf_pipeline.ledger.storage_plans import StoragePlans
 from caf_pipeline.ledger.transactions import TransactionLog
 from caf_pipeline.ledger.waits import RunWaits
-from caf_pipeline.settings import Settings
 from caf_pipeline.waits import Waits
-
-
-def open_ledger(settings: Settings, waits: Waits | None = None) -> "Ledger":
-    """Return the ledger that the settings name, with its tables.
-
-    `waits` says it while the database does not answer, and while its tables are made.
-
-    Raises:
-        LedgerUnreachable, LedgerError: it cannot be used; the message says where it is, without the password.
-    """
-    waits = waits or Waits()
-    with contextlib.ExitStack() as opened:
-        with waiting_for_database(settings, waits):
-            ledger = Ledger(database_of(settings), store=settings.store.kind)
-            opened.callback(ledger.close)
-            ledger.bring_up(waits)
-        opened.pop_all()
-    return ledger
 
 
 class Ledger:

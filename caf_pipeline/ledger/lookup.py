@@ -20,11 +20,10 @@ from psycopg.rows import args_row, scalar_row
 from caf_pipeline.chunk_state import IN_GOOD_STANDING
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import can_be_stored, is_supported
-from caf_pipeline.ledger.database import Database, database_of, waiting_for_database
+from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.read_connections import ReadConnections
 from caf_pipeline.ledger.records import Currency, LocatedRange, Location, LocationRow, NotArchived, require_zone
-from caf_pipeline.settings import Settings
 from caf_pipeline.store.protocol import Posting, ProviderRecord
 from caf_pipeline.waits import Waits
 
@@ -229,21 +228,6 @@ class Lookup:
     def folder_store(self) -> str | None:
         """Return the id of the folder that has the chunks; None while no folder was marked."""
         return next(iter(self._column("SELECT id FROM folder_store", {})), None)
-
-
-def open_lookup(settings: Settings, waits: Waits | None = None) -> Lookup:
-    """Return the look-ups of the ledger that the settings name, with its tables.
-
-    `waits` says it while the database does not answer, and while its tables are made.
-
-    Raises:
-        LedgerUnreachable, LedgerError: it cannot be used; the message says where it is, without the password.
-    """
-    waits = waits or Waits()
-    with waiting_for_database(settings, waits):
-        lookup = Lookup(database_of(settings))
-        lookup.bring_up(waits)
-    return lookup
 
 
 def _in_utc(row: LocationRow) -> LocationRow:

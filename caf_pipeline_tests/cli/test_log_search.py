@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.retrieval import log_search
 from caf_pipeline.retrieval.log_search import find_clp_s
 from caf_pipeline.settings import load_settings

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from caf_pipeline.cli import plans
-from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.plan import OBJECTS_FILE, PLAN_SCHEMA
 from caf_pipeline.run_wiring import open_run_context

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.caf.archive import Limits
-from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.retrieval.file_names import key_of
 from caf_pipeline.run_wiring import open_run_context

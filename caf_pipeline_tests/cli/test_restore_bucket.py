@@ -10,7 +10,7 @@ from itertools import islice
 
 import pytest
 
-from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.errors import LedgerUnreachable
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.retrieval import listing, restore_bucket

@@ -8,7 +8,7 @@ import pytest
 
 from caf_pipeline.automation.launching import failed_runs, runs_of
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.dagster_host import remove
 from caf_pipeline.dagster_host.remove import remove_command
 from caf_pipeline.defs.naming import partitions_name

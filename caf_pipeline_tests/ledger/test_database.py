@@ -16,10 +16,10 @@ from pydantic import SecretStr
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
 from caf_pipeline.ledger.database import Database, parse_url
 from caf_pipeline.ledger.engine import MOST_CONNECTIONS, LedgerEngine, driver_connection
-from caf_pipeline.ledger.ledger import open_ledger
-from caf_pipeline.ledger.lookup import open_lookup
 from caf_pipeline.ledger.read_connections import ReadConnections
+from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
+from caf_pipeline.wiring import open_lookup
 from caf_pipeline_tests.support.postgres import database_at
 from caf_pipeline_tests.system.test_unreachable import answer_once
 

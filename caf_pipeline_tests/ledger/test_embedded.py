@@ -17,7 +17,7 @@ import pytest
 from caf_pipeline.errors import LedgerError
 from caf_pipeline.ledger import embedded
 from caf_pipeline.ledger.embedded import EmbeddedServer, embedded_server
-from caf_pipeline.ledger.ledger import open_ledger
+from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
 
 USER = """

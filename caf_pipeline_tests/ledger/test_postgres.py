@@ -21,10 +21,11 @@ from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, SkipReason
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
-from caf_pipeline.ledger.ledger import Ledger, open_ledger
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.lookup import Lookup
 from caf_pipeline.ledger.records import CopyCheck, plan_lease
 from caf_pipeline.ledger.removal import OF_A_CHUNK, OF_AN_ADDRESS
+from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline.store.protocol import Copy
 from caf_pipeline_tests.contracts.ledger import (

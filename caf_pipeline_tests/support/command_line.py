@@ -25,7 +25,7 @@ import pytest
 from dagster import RetryPolicy
 
 from caf_pipeline.cli import main
-from caf_pipeline.cli.opening import opened_ledger
+from caf_pipeline.cli.opened_ledger import opened_ledger
 from caf_pipeline.defs import source_resource
 from caf_pipeline.ledger import embedded
 from caf_pipeline.ledger.embedded import PLACE_VARIABLE
