@@ -4,7 +4,6 @@ Source: "Database" and "Promises" in docs/design.md.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
@@ -50,6 +49,16 @@ _OWN_METHOD: Final = {
 }
 """Moves that write more than the state, by the method that makes them; `move` refuses them."""
 
+_SEALED: Final = (
+    "caf_size_bytes",
+    "stored_size_bytes",
+    "member_count",
+    "member_bytes",
+    "skipped_count",
+    "released_count",
+    "tail_start",
+    "tail_sha256",
+)
 _KEEPS_REASON: Final = frozenset({_S.PARKED, _S.WITHDRAWN})
 
 _COUNT_CLAIMS: Final = select(func.count()).select_from(CLAIMS).where(CLAIMS.c.caf_file_id == bindparam("id"))
@@ -148,14 +157,14 @@ class ChunkMoves(LedgerPart):
             LedgerError: the claims that are left, or the rows, are not as many as the members; or the part is another one than
                 was planned. Nothing was written.
         """
-        facts = asdict(seal)
-        of_copy = {"merkle_root": facts.pop("merkle_root"), "proof_type": facts.pop("proof_type"), "store": self._store}
+        facts = {name: getattr(seal, name) for name in _SEALED}
         facts |= {"sealed_at": func.now(), "samples": as_jsonb(seal.samples)}
         after = _S.SEALED if seal.member_count else _S.EMPTY
         with self._engine.begin() as connection:
             moved = move_row(connection, lease, chunk, _S.PACKING, after, changes=facts)
             if after is _S.SEALED:
-                connection.execute(insert(CHUNK_COPIES), {**of_copy, "caf_file_id": moved.caf_file_id})
+                root = {"merkle_root": seal.merkle_root, "proof_type": seal.proof_type}
+                connection.execute(insert(CHUNK_COPIES), {**root, "caf_file_id": moved.caf_file_id, "store": self._store})
             record_skips(connection, moved.source_id, moved.caf_file_id, skips)
             release_claims(connection, moved.caf_file_id, released)
             record_log_times(connection, moved.caf_file_id, logs)

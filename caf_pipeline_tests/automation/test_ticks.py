@@ -14,7 +14,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, PlanTooSmall
 from caf_pipeline.ledger import launchable
-from caf_pipeline.ledger.database import Connection
+from caf_pipeline.ledger.read_connections import ReadConnections
 from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
 from caf_pipeline.ledger.waits import RunWaits
 from caf_pipeline.run_context import address_of
@@ -79,14 +79,14 @@ def report_incomplete(pipeline, source: str) -> None:
 @pytest.fixture
 def statements(pipeline, monkeypatch):
     """Every statement that a tick has sent, to the ledger or to Dagster's storage; not those of a thread that tells of waits."""
-    monkeypatch.setattr(RunWaits, "record_waits", lambda *_: None)
+    monkeypatch.setattr(RunWaits, "record", lambda *_: None)
     sent: list[str] = []
 
     def seen(connection, cursor, statement, *_):
         sent.append(statement)
 
-    execute = Connection.execute
-    monkeypatch.setattr(Connection, "execute", lambda self, query, *args: sent.append(query) or execute(self, query, *args))
+    connection = ReadConnections.connection
+    monkeypatch.setattr(ReadConnections, "connection", lambda self: sent.append("a look-up") or connection(self))
     event.listen(Engine, "before_cursor_execute", seen)
     yield sent
     event.remove(Engine, "before_cursor_execute", seen)

@@ -609,5 +609,5 @@ def test_an_empty_ledger_takes_over_the_id_of_the_folder(tmp_path, databases):
         archive_everything(a_run_context(tmp_path, MemorySource({"key": b"x"}), first))
         lost = a_run_context(tmp_path, MemorySource({}), second)
         assert [outcome.rows for outcome in rebuild.rebuild(lost)] == [1]
-        assert second.folder_store() == first.folder_store()
-        assert (tmp_path / "store" / MARKER).read_text().strip() == second.folder_store()
+        assert second.folder_store.folder_store() == first.folder_store.folder_store()
+        assert (tmp_path / "store" / MARKER).read_text().strip() == second.folder_store.folder_store()
