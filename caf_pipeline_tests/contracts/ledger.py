@@ -662,7 +662,7 @@ class LedgerContract:
             [ChunkState.PACKING],
             [ChunkState.WITHDRAWN],
             [ChunkState.PARKED, ChunkState.WITHDRAWN],
-            [ChunkState.PARKED, ChunkState.PLANNED, ChunkState.PACKING],
+            [ChunkState.PARKED, ChunkState.SEALED, ChunkState.PACKING],
         ],
         ids="-".join,
     )
