@@ -342,7 +342,10 @@ CASES = {
         ),
         Case(
             "load-in-order",
-            "5,000,000 locations of a chunk loaded from its manifest, its claims ended and its state moved",
+            (
+                "5,000,000 locations of a chunk written by its seal from its manifest, then located, its claims ended and its"
+                " state moved"
+            ),
             "bare COPY of the same rows into the same table with the same indexes",
             1.1,
             partial(load, in_order=True),

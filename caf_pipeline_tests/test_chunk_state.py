@@ -277,6 +277,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.past_wanted = past
 
     @invariant()
+    def pending_rows_are_there_from_the_seal_until_they_are_located(self):
+        for rows in self.ledger.stray_rows.by_chunk(SOURCE):
+            is_sealed = rows.state in CLAIMING and self.ledger.chunks.get(rows.chunk).copy_state is not None
+            assert rows.pending == (rows.member_count if is_sealed else 0)
+
+    @invariant()
     def every_object_stands_where_its_chunk_is(self):
         found = standing(self.ledger, self.path)
         assert {key for key, what, *_ in found if what == "claimed"} == self.keys_in(CLAIMING)

@@ -23,6 +23,7 @@ from caf_pipeline.errors import (
     StagingError,
     StoreError,
 )
+from caf_pipeline.inventory.manifest import OpenedManifest
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import count_chunk_objects
 from caf_pipeline.ledger.ledger import Ledger
@@ -160,7 +161,7 @@ def bytes_to_post(ledger: Ledger, states: Sequence[ChunkState], beside: Collecti
 
 
 def _seal(context: RunContext, lease: Lease, chunk: Chunk) -> ManifestReport:
-    """Seal what was packed, in one pass over its manifest.
+    """Seal what was packed, with the rows of its manifest.
 
     Raises:
         IntegrityError: the packed file does not account for the plan; nothing was sealed.
@@ -178,10 +179,12 @@ def _seal(context: RunContext, lease: Lease, chunk: Chunk) -> ManifestReport:
         file = give_final_name(context, chunk.name, file)
     chunk_file = ChunkFile(StagedSource(file), chunk.name)
     account, report = ChunkAuditor(chunk, chunk_file), ManifestReport()
-    skips = _accounted_skips(chunk_file, seal, account, report)
+    opened = chunk_file.manifest()
+    skips = _accounted_skips(chunk.name, opened, seal, account, report)
     released = account.released() if packed.released_count else ()
-    rows = chunk_file.manifest()
-    context.ledger.moves.seal(lease, chunk.name, seal, skips, released, rows=rows.locations, part=rows.part(), logs=rows.logs())
+    context.ledger.moves.seal(
+        lease, chunk.name, seal, skips, released, rows=opened.locations, part=opened.part(), logs=opened.logs()
+    )
     if not packed.member_count:
         context.ended(ChunkState.EMPTY)
         remove_unsealed(context, chunk.name)
@@ -189,20 +192,22 @@ def _seal(context: RunContext, lease: Lease, chunk: Chunk) -> ManifestReport:
     return report
 
 
-def _accounted_skips(chunk_file: ChunkFile, seal: Seal, account: ChunkAuditor, report: ManifestReport) -> Iterator[Skip]:
+def _accounted_skips(
+    chunk: str, manifest: OpenedManifest, seal: Seal, account: ChunkAuditor, report: ManifestReport
+) -> Iterator[Skip]:
     """Yield the skips of a chunk that is to be sealed, while `account` and `report` take its manifest.
 
     Raises:
         IntegrityError: the account does not agree; the ledger then writes nothing.
     """
-    for batch in chunk_file.manifest().batches({*ACCOUNT_COLUMNS, *REPORT_COLUMNS, *SKIP_COLUMNS}):
+    for batch in manifest.batches({*ACCOUNT_COLUMNS, *REPORT_COLUMNS, *SKIP_COLUMNS}):
         account.take(batch)
         report.take(batch)
         yield from skips_of(batch)
     found = account.finish(members=seal.member_count, skipped=seal.skipped_count, released=seal.released_count)
     if not found.agrees:
         raise IntegrityError(
-            f"the packed file of chunk {chunk_file.name} does not account for its part of the plan: {found.explanation}",
+            f"the packed file of chunk {chunk} does not account for its part of the plan: {found.explanation}",
             hint="withdraw the chunk; the next plan has its objects again",
         )
 

@@ -195,12 +195,11 @@ def bring_to(
     ledger: Any, chunk: str, state: ChunkState, *, modified: datetime = EARLY, headers: ObjectHeaders | None = None
 ) -> None:
     """Move a planned chunk along the flow, as one run does, until it is in `state`."""
-    rows = claimed(ledger, chunk, modified=modified)
     S = ChunkState
     with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
         moves = {
             S.PACKING: lambda: ledger.moves.move(lease, chunk, S.PLANNED, S.PACKING),
-            S.SEALED: lambda: seal(ledger, lease, chunk, rows=rows, headers=headers),
+            S.SEALED: lambda: seal(ledger, lease, chunk, rows=claimed(ledger, chunk, modified=modified), headers=headers),
             S.POSTING: lambda: ledger.moves.move(lease, chunk, S.SEALED, S.POSTING),
             S.POSTED: lambda: ledger.moves.record_posting(lease, chunk, POSTING),
             S.UPLOADING: lambda: ledger.moves.move(lease, chunk, S.POSTED, S.UPLOADING),
@@ -663,7 +662,7 @@ class LedgerContract:
             [ChunkState.PACKING],
             [ChunkState.WITHDRAWN],
             [ChunkState.PARKED, ChunkState.WITHDRAWN],
-            [ChunkState.PARKED, ChunkState.PLANNED, ChunkState.PACKING],
+            [ChunkState.PARKED, ChunkState.SEALED, ChunkState.PACKING],
         ],
         ids="-".join,
     )

@@ -371,10 +371,10 @@ class World:
             found.complain(f"charged: {charged} bytes of space, where {due} were due")
 
     def _look_at_what_is_left(self, context: RunContext, found: _Findings) -> None:
-        """Nothing is in staging, reserved or claimed, and nobody alive holds a lease, but for what this process does itself."""
+        """Nothing is in staging, reserved, claimed or pending, and nobody alive holds a lease but this process."""
         if left := sorted(path.name for path in context.staging().iterdir()):
             found.complain(f"left in staging: {', '.join(left)}")
-        for table in ("staging_reservations", "claims"):
+        for table in ("staging_reservations", "claims", "pending_locations"):
             ((count,),) = self.query(f"SELECT count(*) FROM {table}")
             if count:
                 found.complain(f"left: {count} rows of {table}")

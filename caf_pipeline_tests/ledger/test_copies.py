@@ -20,6 +20,7 @@ from caf_pipeline_tests.contracts.ledger import (
     register,
     restore,
     restored,
+    seal,
     seal_facts,
 )
 from caf_pipeline_tests.support.postgres import connected
@@ -79,7 +80,7 @@ def test_the_database_refuses(ledger, database, what):
     state, statement = REFUSED[what]
     (chunk,) = register(ledger, ["a"])
     if state is not S.PLANNED:
-        bring_to(ledger, chunk, state, ["a"])
+        bring_to(ledger, chunk, state)
     with pytest.raises(IllegalMove):
         change(database, *statement.split("; "))
     assert ledger.chunks.get(chunk).state is state
@@ -125,7 +126,7 @@ def test_a_chunk_that_is_packed_again_has_no_copy_until_it_is_sealed(ledger, dat
     end(ledger, chunk, S.PACKING)
     assert (ledger.chunks.get(chunk).merkle_root, copies(database)) == (None, [])
     with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
-        ledger.moves.seal(lease, chunk, replace(seal_facts(1), merkle_root=b"\7" * 32), [], [])
+        seal(ledger, lease, chunk, facts=replace(seal_facts(1), merkle_root=b"\7" * 32))
     assert ledger.chunks.get(chunk).merkle_root == b"\7" * 32
 
 
@@ -209,13 +210,14 @@ def test_a_stored_file_takes_the_place_of_a_parked_chunk_only_if_that_was_not_po
     end(ledger, name, S.PARKED)
     before = copies(database)
     stored = replace(restored(7, ["a"]), name=name, plan=ledger.chunks.get(name).plan)
+    rows = list(batches([location("a")]))
     with ledger.leases.hold(f"chunk/{name}", holder()) as lease:
         if is_replaced:
-            assert ledger.rebuilds.restore_chunk(stored, batches([location("a")]), [], plan_folder="p", lease=lease) == 1
+            assert ledger.rebuilds.restore_chunk(stored, lambda: rows, [], plan_folder="p", lease=lease) == 1
             assert copies(database) == [(name, "jackal", "verified", "", 7)]
         else:
             with pytest.raises(IllegalMove):
-                ledger.rebuilds.restore_chunk(stored, batches([location("a")]), [], plan_folder="p", lease=lease)
+                ledger.rebuilds.restore_chunk(stored, lambda: rows, [], plan_folder="p", lease=lease)
             assert copies(database) == before
             assert ledger.chunks.get(name).state is S.PARKED
 

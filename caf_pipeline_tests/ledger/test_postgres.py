@@ -55,6 +55,7 @@ from caf_pipeline_tests.contracts.ledger import (
 )
 from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, ask, commit, settle, signed
 from caf_pipeline_tests.ledger.test_database import end_connections
+from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.pgbouncer import running_pooler
 from caf_pipeline_tests.support.postgres import connected
@@ -251,7 +252,7 @@ def test_stray_pending_rows_are_counted_and_dropped(ledger, database_url):
     (chunk,) = register(ledger, ["a"])
     bring_to(ledger, chunk, ChunkState.SEALED)
     with psycopg.connect(database_url) as connection:
-        connection.execute("UPDATE caf_files SET state = 'packing', sealed_at = NULL, merkle_root = NULL")
+        set_state(connection, "packing")
         (caf_file_id,) = connection.execute("SELECT caf_file_id FROM caf_files").fetchone()
     assert pending(ledger, chunk) == 1
     assert ledger.stray_rows.drop(caf_file_id) == 1

@@ -10,7 +10,6 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IntegrityError
-from caf_pipeline.inventory.manifest import OpenedManifest
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import OBJECTS_FILE, write_sums
 from caf_pipeline.steps import account, chunk_steps
@@ -117,11 +116,11 @@ def test_a_ledger_with_other_counts_is_told_apart(context, name, monkeypatch):
 
 def test_the_manifest_is_opened_once_while_sealing(context, name, monkeypatch):
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
-    read = []
-    original = OpenedManifest.batches
-    monkeypatch.setattr(OpenedManifest, "batches", lambda self, columns: read.append(1) or original(self, columns))
+    opened = []
+    original = chunk_steps.ChunkFile.manifest
+    monkeypatch.setattr(chunk_steps.ChunkFile, "manifest", lambda self: opened.append(self.name) or original(self))
     chunk_steps.seal_chunk(context, name)
-    assert len(read) == 1
+    assert opened == [name]
 
 
 @pytest.mark.parametrize("rows", [1, 5, 2048])

@@ -1,8 +1,10 @@
-"""Puts chunks of a ledger straight into a state, past the moves, with the copy that belongs to it."""
+"""Chunks for tests: records without a ledger, and rows of a ledger put straight into a state, past the moves."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from caf_pipeline.chunk_state import COPY_STATES, ChunkState, stored_state
+from caf_pipeline.ledger.records import Chunk
 
 _CHUNK = """
     UPDATE caf_files SET state = %(state)s, sealed_at = coalesce(sealed_at, now()),
@@ -38,3 +40,36 @@ def set_state(connection: Any, state: str, where: str = "true") -> None:
     connection.execute(_COPY.format(where=where))
     facts = {"copy": copy, "posted": copy not in ("wanted", "posting")}
     connection.execute(_COPY_STATE.format(where=where), facts)
+
+
+def a_chunk(name: str = "demo-00000000-00001", **changes: Any) -> Chunk:
+    """Return a located chunk of 1,000 stored bytes, posted in block 7; `changes` replaces fields."""
+    fields: dict[str, Any] = {
+        "caf_file_id": 1,
+        "name": name,
+        "source": "demo",
+        "archive_id": "a",
+        "plan": "00000000",
+        "plan_folder": "/nowhere",
+        "number": 1,
+        "state": ChunkState.LOCATED,
+        "epoch": 1,
+        "attempts": 1,
+        "object_count": 1,
+        "object_bytes": 900,
+        "expected_size_bytes": 1_100,
+        "caf_size_bytes": 1_000,
+        "stored_size_bytes": 1_000,
+        "member_count": 1,
+        "member_bytes": 900,
+        "skipped_count": 0,
+        "released_count": 0,
+        "merkle_root": b"r" * 32,
+        "proof_type": 3,
+        "owner": "jkl1owner",
+        "start": 7,
+        "samples": (),
+        "reason": "",
+        "updated_at": datetime(2026, 1, 1, tzinfo=UTC),
+    }
+    return Chunk(**fields | changes)
