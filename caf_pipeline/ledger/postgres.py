@@ -492,11 +492,16 @@ class Ledger(
 
         Raises:
             IntegrityError: the posting is of other bytes than those that were sealed; nothing was written.
+            IllegalMove: it is not damaged, or its copy is in another store than the ledger's.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")
-            facts = {"id": caf_file_id, "owner": posting.owner, "start": posting.start}
-            connection.exec_driver_sql(_POSTED_AGAIN, facts)
+            facts = {"id": caf_file_id, "owner": posting.owner, "start": posting.start, "store": self._store}
+            if not connection.exec_driver_sql(_POSTED_AGAIN, facts).rowcount:
+                raise IllegalMove(
+                    f"chunk {chunk} cannot be posted again in store '{self._store}': its copy is in another store",
+                    hint="repair it with the settings of the store that has its copy",
+                )
             connection.exec_driver_sql(_CHANGED, facts)
             require_sealed_bytes(chunk, chunk_row(connection, caf_file_id), posting)
             end_waiting(connection, caf_file_id)
@@ -603,7 +608,7 @@ _NEW_SAMPLES = "UPDATE caf_files SET samples = CAST(%(samples)s AS jsonb) WHERE 
 _CHANGED = "UPDATE caf_files SET updated_at = now() WHERE caf_file_id = %(id)s"
 _POSTED_AGAIN = """
     UPDATE chunk_copies SET owner = %(owner)s, start = %(start)s, posted_at = now(), updated_at = now(), look_again_at = NULL
-    WHERE caf_file_id = %(id)s
+    WHERE caf_file_id = %(id)s AND store = %(store)s
     """
 
 # Packed again, an object may turn out to be readable. Where another chunk took it meanwhile, the next seal fails.
