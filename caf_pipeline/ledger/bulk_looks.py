@@ -1,38 +1,63 @@
 """Passes through the store's own lists: when the next one is due, what they are held against, and which chunks they suspect."""
 
 from collections.abc import Collection, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from sys import intern
 from typing import Final
 
+from sqlalchemy import BigInteger, Interval, any_, bindparam, func, null, or_, select, update
+from sqlalchemy.dialects.postgresql import ARRAY, insert
+
 from caf_pipeline.ledger.engine import LedgerPart, driver_connection
+from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import LocatedCopies
+from caf_pipeline.ledger.tables import BULK_LOOKS, CAF_FILES, CHUNK_COPIES, SOURCES, TIMESTAMPTZ
+from caf_pipeline.ledger.views import CHUNKS
 
 _ROWS: Final = 10_000
 _MARKED: Final = 1_000  # rows that one statement locks, for which a chunk's run may wait
 
+_PASS: Final = insert(BULK_LOOKS).values(next_at=func.now() + bindparam("again_in", type_=Interval))
 # A pass is due an hour after the last one at most. A time beyond that was written while the clock was wrong.
-_BEGIN = """
-    INSERT INTO bulk_looks AS old (store, next_at) VALUES (%(store)s, now() + make_interval(secs => %(seconds)s))
-    ON CONFLICT (store) DO UPDATE SET next_at = excluded.next_at
-    WHERE old.next_at <= now() OR old.next_at > now() + interval '1 hour' RETURNING true
-    """
-_LOCATED: Final = """
-    SELECT caf_file_id, CASE WHEN adopted_at IS NULL THEN archive_id END, merkle_root, owner, start,
-        ARRAY(SELECT provider FROM replicas WHERE replicas.caf_file_id = chunks.caf_file_id AND listed)
-    FROM chunks JOIN sources USING (source_id) WHERE chunk_state = 'located' AND copy_state = 'verified'
-"""
+_BEGIN: Final = _PASS.on_conflict_do_update(
+    index_elements=[BULK_LOOKS.c.store],
+    set_={"next_at": _PASS.excluded.next_at},
+    where=or_(BULK_LOOKS.c.next_at <= func.now(), BULK_LOOKS.c.next_at > func.now() + timedelta(hours=1)),
+).returning(BULK_LOOKS.c.store)
+_BEGAN: Final = bindparam("began", type_=TIMESTAMPTZ)
 # A look that was made since tells more than a list that may be older, and so does a move.
-_SUSPECT = """
-    UPDATE chunk_copies AS copies SET suspected_at = %(began)s FROM caf_files WHERE copies.caf_file_id = ANY(%(ids)s)
-        AND caf_files.caf_file_id = copies.caf_file_id AND caf_files.state = 'located' AND copies.state = 'verified'
-        AND greatest(copies.updated_at, checked_at) < %(began)s
-    """
-_END = """
-    UPDATE bulk_looks SET next_at = CAST(%(began)s AS timestamptz) + make_interval(secs => %(seconds)s),
-        whole_at = CASE WHEN %(whole)s THEN %(began)s ELSE whole_at END
-    WHERE store = %(store)s
-    """
+_SUSPECT: Final = (
+    update(CHUNK_COPIES)
+    .where(
+        CHUNK_COPIES.c.caf_file_id == any_(bindparam("ids", type_=ARRAY(BigInteger))),
+        CAF_FILES.c.caf_file_id == CHUNK_COPIES.c.caf_file_id,
+        CAF_FILES.c.state == "located",
+        CHUNK_COPIES.c.state == "verified",
+        func.greatest(CHUNK_COPIES.c.updated_at, CHUNK_COPIES.c.checked_at) < _BEGAN,
+    )
+    .values(suspected_at=_BEGAN)
+)
+_CLEAR: Final = update(CHUNK_COPIES).where(CHUNK_COPIES.c.suspected_at < _BEGAN).values(suspected_at=null())
+_END: Final = (
+    update(BULK_LOOKS)
+    .where(BULK_LOOKS.c.store == bindparam("name"))
+    .values(next_at=_BEGAN + bindparam("again_in", type_=Interval))
+)
+_END_WHOLE: Final = _END.values(whole_at=_BEGAN)
+_WHOLE: Final = select(BULK_LOOKS.c.store, BULK_LOOKS.c.whole_at).where(BULK_LOOKS.c.whole_at.is_not(None))
+_SUSPICIONS: Final = select(
+    select(BULK_LOOKS.c.whole_at).where(BULK_LOOKS.c.store == bindparam("store")).scalar_subquery().label("whole_at"),
+    select(func.count())
+    .join_from(CHUNKS, SOURCES, SOURCES.c.source_id == CHUNKS.c.source_id)
+    .where(
+        SOURCES.c.name == bindparam("source"),
+        CHUNKS.c.chunk_state == "located",
+        CHUNKS.c.copy_state == "verified",
+        CHUNKS.c.suspected_at.is_not(None),
+    )
+    .scalar_subquery()
+    .label("suspected"),
+)
 
 
 class BulkLooks(LedgerPart):
@@ -41,51 +66,45 @@ class BulkLooks(LedgerPart):
     def begin(self, store: str, again_in: float) -> bool:
         """Begin a pass where one is due, and tell whether it was. If it never ends, the next one is due in `again_in` seconds."""
         with self._engine.begin() as connection:
-            return bool(connection.exec_driver_sql(_BEGIN, {"store": store, "seconds": again_in}).scalar_one_or_none())
+            values = {"store": store, "again_in": timedelta(seconds=again_in)}
+            return connection.execute(_BEGIN, values).one_or_none() is not None
 
     def located_copies(self) -> tuple[datetime, list[LocatedCopies]]:
         """Return the located chunks of all sources, and the time of which that is. Takes some 500 bytes a chunk."""
-        found: list[LocatedCopies] = []
+        copies: list[LocatedCopies] = []
         with self._engine.begin() as connection:
-            began: datetime = connection.exec_driver_sql("SELECT now()").scalar_one()
+            began: datetime = connection.execute(select(func.now())).scalar_one()
             with driver_connection(connection).cursor("located", binary=True) as cursor:
-                cursor.execute(_LOCATED)
+                cursor.execute(query("located_copies"))
                 while rows := cursor.fetchmany(_ROWS):
                     for caf_file_id, archive_id, merkle_root, owner, start, providers in rows:
                         place = (merkle_root, intern(owner), start)
                         archive = archive_id and intern(archive_id)
-                        found.append(LocatedCopies(caf_file_id, archive, place, tuple(map(intern, providers))))
-        return began, found
+                        copies.append(LocatedCopies(caf_file_id, archive, place, tuple(map(intern, providers))))
+        return began, copies
 
     def suspect(self, began: datetime, caf_file_ids: Collection[int]) -> None:
         """Let these chunks be looked at first, but for those that were moved or looked at since the pass began."""
         ids = sorted(caf_file_ids)
         for first in range(0, len(ids), _MARKED):
             with self._engine.begin() as connection:
-                connection.exec_driver_sql(_SUSPECT, {"began": began, "ids": ids[first : first + _MARKED]})
+                connection.execute(_SUSPECT, {"began": began, "ids": ids[first : first + _MARKED]})
 
     def end(self, store: str, began: datetime, again_in: float, *, whole: bool) -> None:
         """End a pass; the next is due so many seconds after it began. After a whole one, what it did not suspect is not."""
-        clear = "UPDATE chunk_copies SET suspected_at = NULL WHERE suspected_at < %(began)s"
         with self._engine.begin() as connection:
             if whole:
-                connection.exec_driver_sql(clear, {"began": began})
-            connection.exec_driver_sql(_END, {"store": store, "began": began, "seconds": again_in, "whole": whole})
+                connection.execute(_CLEAR, {"began": began})
+            values = {"name": store, "began": began, "again_in": timedelta(seconds=again_in)}
+            connection.execute(_END_WHOLE if whole else _END, values)
 
     def whole(self) -> Mapping[str, datetime]:
         """Return when the last whole pass began, by store; stores without one are left out."""
-        statement = "SELECT store, whole_at FROM bulk_looks WHERE whole_at IS NOT NULL"
         with self._engine.begin() as connection:
-            return {row.store: row.whole_at for row in connection.exec_driver_sql(statement)}
+            return {row.store: row.whole_at for row in connection.execute(_WHOLE)}
 
     def suspicions(self, store: str, source: str) -> tuple[datetime | None, int]:
         """Return when the last whole pass began, None where there was none, and how many chunks of a source are suspected."""
-        statement = """
-            SELECT (SELECT whole_at FROM bulk_looks WHERE store = %(store)s) AS whole_at, (SELECT count(*)
-                FROM chunks JOIN sources USING (source_id)
-                WHERE sources.name = %(source)s AND chunk_state = 'located' AND copy_state = 'verified'
-                    AND suspected_at IS NOT NULL) AS suspected
-            """
         with self._engine.begin() as connection:
-            row = connection.exec_driver_sql(statement, {"store": store, "source": source}).one()
+            row = connection.execute(_SUSPICIONS, {"store": store, "source": source}).one()
         return row.whole_at, row.suspected

@@ -263,9 +263,15 @@ class ChunkMoves(LedgerPart):
 
         Raises:
             IntegrityError: the posting is of other bytes than those that were sealed; nothing was written.
+            IllegalMove: it is not damaged, or its copy is in another store than the ledger's.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")
+            if connection.execute(_STORE, {"chunk": chunk}).scalar_one() != self._store:
+                raise IllegalMove(
+                    f"chunk {chunk} cannot be posted again in store '{self._store}': its copy is in another store",
+                    hint="repair it with the settings of the store that has its copy",
+                )
             post = {"owner": posting.owner, "start": posting.start, "posted_at": func.now(), "look_again_at": None}
             _change(connection, CHUNK_COPIES, caf_file_id, {**post, "updated_at": func.now()})
             _change(connection, CAF_FILES, caf_file_id, {"updated_at": func.now()})

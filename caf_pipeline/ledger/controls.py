@@ -2,10 +2,15 @@
 
 from typing import Final
 
+from sqlalchemy import bindparam, delete, func
+from sqlalchemy.dialects.postgresql import insert
+
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import UsageError
 from caf_pipeline.ledger.engine import LedgerEngine
+from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import OperatorControls, chunk_lease
+from caf_pipeline.ledger.tables import ORDERS
 
 _LEAST: Final = {"bandwidth": 0, "spend_cap": -1}
 """The least value of each one that is a number: no limit, and no cap."""
@@ -15,16 +20,11 @@ _MOST: Final = 10**18 - 1  # what the table takes
 _SENDING: Final = [ChunkState.UPLOADING, ChunkState.DAMAGED]
 """States in which a chunk that is held is uploaded, or repaired by an upload."""
 
-# Both in one statement, so of one moment. A lease that was given back has expired.
-_CURRENT = """
-    SELECT (SELECT coalesce(json_object_agg(name, value), '{}') FROM orders) AS given, (
-        SELECT count(*) FROM chunks JOIN leases ON leases.name = %(prefix)s || chunks.name
-        WHERE state = ANY(%(states)s) AND expires_at > clock_timestamp()) AS uploads
-    """
-_GIVE = (
-    "INSERT INTO orders (name, value) VALUES (%(name)s, %(value)s)"
-    " ON CONFLICT (name) DO UPDATE SET value = excluded.value, ordered_at = now()"
+_ORDER: Final = insert(ORDERS)
+_GIVE: Final = _ORDER.on_conflict_do_update(
+    index_elements=[ORDERS.c.name], set_={"value": _ORDER.excluded.value, "ordered_at": func.now()}
 )
+_WITHDRAW: Final = delete(ORDERS).where(ORDERS.c.name == bindparam("name"))
 
 
 class Controls:
@@ -36,12 +36,12 @@ class Controls:
     def current(self) -> OperatorControls:
         """Return what is set, and how many runs upload now (by state and live lease); at least 1."""
         with self._engine.begin() as connection:
-            row = connection.exec_driver_sql(_CURRENT, {"prefix": chunk_lease(""), "states": _SENDING}).one()
-        given = row.given
+            row = connection.exec_driver_sql(query("operator_controls"), {"prefix": chunk_lease(""), "states": _SENDING}).one()
+        orders = row.orders
         return OperatorControls(
-            paused=given.get("paused", ""),
-            bandwidth=int(given["bandwidth"]) if "bandwidth" in given else None,
-            spend_cap=int(given["spend_cap"]) if "spend_cap" in given else None,
+            paused=orders.get("paused", ""),
+            bandwidth=int(orders["bandwidth"]) if "bandwidth" in orders else None,
+            spend_cap=int(orders["spend_cap"]) if "spend_cap" in orders else None,
             uploads=max(1, row.uploads),
         )
 
@@ -54,9 +54,9 @@ class Controls:
         value = _checked(name, value)
         with self._engine.begin() as connection:
             if value is None:
-                connection.exec_driver_sql("DELETE FROM orders WHERE name = %(name)s", {"name": name})
+                connection.execute(_WITHDRAW, {"name": name})
             else:
-                connection.exec_driver_sql(_GIVE, {"name": name, "value": value})
+                connection.execute(_GIVE, {"name": name, "value": value})
 
 
 def _checked(name: str, value: str | None) -> str | None:

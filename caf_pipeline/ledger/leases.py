@@ -12,16 +12,32 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Self
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Interval,
+    Row,
+    Text,
+    and_,
+    any_,
+    bindparam,
+    cast,
+    extract,
+    func,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from caf_pipeline.errors import HeldByOther, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Holder, LeaseRecord, chunk_of_lease
+from caf_pipeline.ledger.tables import CAF_FILES, LEASES
 from caf_pipeline.store.protocol import Lease
 from caf_pipeline.waits import Waits
 
@@ -31,31 +47,32 @@ run after a crash on another machine is ready to wait."""
 
 RENEWALS_PER_LEASE: Final = 3  # two may fail in a row
 
-_COLUMNS: Final = "name, epoch, run, boot_id, pid, process_started, expires_at, expires_at > clock_timestamp() AS live"
-_LOCK = f"SELECT {_COLUMNS} FROM leases WHERE name = %(name)s FOR UPDATE"
-_TAKEN = f"SELECT {_COLUMNS} FROM leases WHERE expires_at > to_timestamp(0) ORDER BY name"
-_TAKE = """
-    INSERT INTO leases AS held (name, epoch, run, boot_id, pid, process_started, expires_at)
-    VALUES (%(name)s, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint), %(run)s,
-        %(boot_id)s, %(pid)s, %(process_started)s,
-        clock_timestamp() + make_interval(secs => %(seconds)s))
-    ON CONFLICT (name) DO UPDATE SET
-        epoch = greatest(held.epoch + 1, excluded.epoch), run = excluded.run, boot_id = excluded.boot_id, pid = excluded.pid,
-        process_started = excluded.process_started, expires_at = excluded.expires_at
-    WHERE held.epoch = %(seen)s
-    RETURNING epoch
-    """
-_SET_CHUNK_EPOCH = "UPDATE caf_files SET epoch = %(epoch)s WHERE name = %(chunk)s"
-_RENEW = (
-    "UPDATE leases SET expires_at = clock_timestamp() + make_interval(secs => %(seconds)s)"
-    " WHERE name = %(name)s AND epoch = %(epoch)s"
-)
-_LOCK_HELD = "SELECT 1 FROM leases WHERE name = %(name)s AND epoch = %(epoch)s AND expires_at > to_timestamp(0) FOR SHARE"
-# The row stays: its epoch must go on growing. It expires at 0, by which a lease that was given back is known.
-_RELEASE = "UPDATE leases SET expires_at = to_timestamp(0) WHERE name = %(name)s AND epoch = %(epoch)s"
-
-
 _GIVEN_BACK: Final = datetime.fromtimestamp(0, UTC)
+"""The expiry of a lease that was given back."""
+
+_LEASES: Final = select(LEASES, (LEASES.c.expires_at > func.clock_timestamp()).label("live"))
+_LEASE: Final = _LEASES.where(LEASES.c.name == bindparam("name"))
+_LOCK: Final = _LEASE.with_for_update()
+_NOT_GIVEN_BACK: Final = _LEASES.where(LEASES.c.expires_at > _GIVEN_BACK).order_by(LEASES.c.name)
+_EVER_HELD: Final = select(LEASES.c.name).where(LEASES.c.name == any_(bindparam("names", type_=ARRAY(Text))))
+_EXPIRY: Final = func.clock_timestamp() + bindparam("duration", type_=Interval)
+_NEW_LEASE: Final = insert(LEASES).values(
+    epoch=cast(extract("epoch", func.clock_timestamp()) * 1000, BigInteger), expires_at=_EXPIRY
+)
+_TAKE: Final = _NEW_LEASE.on_conflict_do_update(
+    index_elements=[LEASES.c.name],
+    set_={
+        "epoch": func.greatest(LEASES.c.epoch + 1, _NEW_LEASE.excluded.epoch),
+        **{name: _NEW_LEASE.excluded[name] for name in ("run", "boot_id", "pid", "process_started", "expires_at")},
+    },
+    where=LEASES.c.epoch == bindparam("seen"),
+).returning(LEASES.c.epoch)
+_SET_CHUNK_EPOCH: Final = update(CAF_FILES).where(CAF_FILES.c.name == bindparam("chunk")).values(epoch=bindparam("epoch"))
+_HELD: Final = and_(LEASES.c.name == bindparam("lease"), LEASES.c.epoch == bindparam("held"))
+_RENEW: Final = update(LEASES).where(_HELD).values(expires_at=_EXPIRY)
+_LOCK_HELD: Final = select(LEASES.c.name).where(_HELD, LEASES.c.expires_at > _GIVEN_BACK).with_for_update(read=True)
+# The row stays: its epoch must go on growing.
+_RELEASE: Final = update(LEASES).where(_HELD).values(expires_at=_GIVEN_BACK)
 
 
 class HeldLease:
@@ -94,22 +111,22 @@ class HeldLease:
         """Take the lease and return None, or return who has it."""
         asked_at = time.monotonic()
         with self._engine.begin() as connection:
-            found = self._try(connection)
+            lease = self._try(connection)
         self._good_until = asked_at + self._seconds
-        return found
+        return lease
 
     def _outlast(self, first: LeaseRecord) -> None:
         """Take the lease once it has run out or was given back; raise HeldByOther where its holder is seen to live."""
-        found: LeaseRecord | None = first
-        while found is not None:
-            if (found.epoch, found.expires_at) != (first.epoch, first.expires_at):
+        lease: LeaseRecord | None = first
+        while lease is not None:
+            if (lease.epoch, lease.expires_at) != (first.epoch, first.expires_at):
                 raise HeldByOther(
-                    f"{self.name} is held by run {found.holder.run}",
-                    holder=found.holder.run,
+                    f"{self.name} is held by run {lease.holder.run}",
+                    holder=lease.holder.run,
                     hint="wait for that run, or end it first",
                 )
             time.sleep(self._seconds / 30)
-            found = self._taken()
+            lease = self._taken()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Give the lease back."""
@@ -117,7 +134,7 @@ class HeldLease:
         self._renewing.join()
         # A database that is away takes nothing back; the lease then runs out by itself.
         with contextlib.suppress(LedgerError), self._engine.begin() as connection:
-            connection.exec_driver_sql(_RELEASE, {"name": self.name, "epoch": self.epoch})
+            connection.execute(_RELEASE, {"lease": self.name, "held": self.epoch})
 
     def check(self) -> None:
         """Raise LeaseLost where another run took over, or the lease could not be renewed in time."""
@@ -129,30 +146,29 @@ class HeldLease:
 
     def _try(self, connection: Connection) -> LeaseRecord | None:
         """Take the lease and return None, or return who has it."""
-        row = connection.exec_driver_sql(_LOCK, {"name": self.name}).fetchone()
+        row = connection.execute(_LOCK, {"name": self.name}).one_or_none()
         if row is not None:
-            found = _record(row)
-            if found.live and _is_alive(found) is not False:
-                return found
-        facts = {**asdict(self._holder), "name": self.name, "seconds": self._seconds, "seen": row.epoch if row else 0}
-        taken = connection.exec_driver_sql(_TAKE, facts).scalar_one_or_none()
-        if taken is None:  # another run made the row between our two statements
+            lease = _record(row)
+            if lease.live and _is_alive(lease) is not False:
+                return lease
+        values = {"name": self.name, "duration": timedelta(seconds=self._seconds), "seen": row.epoch if row else 0}
+        epoch = connection.execute(_TAKE, {**asdict(self._holder), **values}).scalar_one_or_none()
+        if epoch is None:  # another run made the row between our two statements
             return self._try(connection)
-        self.epoch = taken
+        self.epoch = epoch
         chunk = chunk_of_lease(self.name)
-        if chunk is not None and not connection.exec_driver_sql(_SET_CHUNK_EPOCH, {"epoch": taken, "chunk": chunk}).rowcount:
+        if chunk is not None and not connection.execute(_SET_CHUNK_EPOCH, {"epoch": epoch, "chunk": chunk}).rowcount:
             raise NotLocated(f"the ledger has no chunk {chunk}")
         return None
 
     def _renew_until_released(self) -> None:
         wait = self._seconds / RENEWALS_PER_LEASE
+        values = {"lease": self.name, "held": self.epoch, "duration": timedelta(seconds=self._seconds)}
         while not self._released.wait(wait):
             asked_at = time.monotonic()
             try:
                 with self._engine.begin() as connection:
-                    renewed = connection.exec_driver_sql(
-                        _RENEW, {"name": self.name, "epoch": self.epoch, "seconds": self._seconds}
-                    ).rowcount
+                    renewed = connection.execute(_RENEW, values).rowcount
             except LedgerError as error:
                 self._trouble = f" ({error})"
                 wait = self._seconds / 10  # again, soon; `check` tells when it is too late
@@ -190,13 +206,12 @@ class Leases(LedgerPart):
     def list(self) -> Sequence[LeaseRecord]:
         """Return all leases that were not given back, by name."""
         with self._engine.begin() as connection:
-            return [_record(row) for row in connection.exec_driver_sql(_TAKEN)]
+            return [_record(row) for row in connection.execute(_NOT_GIVEN_BACK)]
 
     def ever_held(self, names: Collection[str]) -> set[str]:
         """Return which of these leases a run of this ledger ever held."""
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql("SELECT name FROM leases WHERE name = ANY(%(names)s)", {"names": [*names]})
-            return set(rows.scalars().all())
+            return set(connection.execute(_EVER_HELD, {"names": [*names]}).scalars())
 
     def end(self, name: str, epoch: int) -> bool:
         """Give back a lease that its holder left; its row and epoch stay.
@@ -205,25 +220,25 @@ class Leases(LedgerPart):
         by one that cannot be seen from here and has not let it run out.
         """
         with self._engine.begin() as connection:
-            row = connection.exec_driver_sql(_LOCK, {"name": name}).fetchone()
+            row = connection.execute(_LOCK, {"name": name}).one_or_none()
             lease = _record(row) if row else None
             if lease is None or lease.epoch != epoch or lease.expires_at == _GIVEN_BACK:
                 return False
             alive = _is_alive(lease)
             if alive or (lease.live and alive is None):
                 return False
-            return connection.exec_driver_sql(_RELEASE, {"name": name, "epoch": epoch}).rowcount == 1
+            return connection.execute(_RELEASE, {"lease": name, "held": epoch}).rowcount == 1
 
 
 def lock_lease(connection: Connection, lease: Lease) -> None:
     """Keep the lease from being taken over until the transaction's end; raise LeaseLost where another run has it now."""
-    if connection.exec_driver_sql(_LOCK_HELD, {"name": lease.name, "epoch": lease.epoch}).fetchone() is None:
+    if connection.execute(_LOCK_HELD, {"lease": lease.name, "held": lease.epoch}).one_or_none() is None:
         raise LeaseLost(f"another run holds the lease on {lease.name} now; this run wrote nothing")
 
 
 def require_free(connection: Connection, name: str) -> None:
     """Raise HeldByOther if a run holds the lease and is not known to be dead."""
-    row = connection.exec_driver_sql(f"SELECT {_COLUMNS} FROM leases WHERE name = %(name)s", {"name": name}).fetchone()
+    row = connection.execute(_LEASE, {"name": name}).one_or_none()
     lease = _record(row) if row else None
     if lease and lease.live and _is_alive(lease) is not False:
         run = lease.holder.run

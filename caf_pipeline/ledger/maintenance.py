@@ -4,15 +4,17 @@ What writes looks again under a lock, and may be called at any moment, by any nu
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, MAY_BE_PENDING, ChunkState
 from caf_pipeline.ledger.copy import end_claims, forget_pending
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.records import ChunkRows
-from caf_pipeline.ledger.transactions import SIGNED
+from caf_pipeline.ledger.tables import TRANSACTIONS
+from caf_pipeline.ledger.transactions import UNSETTLED
 from caf_pipeline.store.protocol import SignedTransaction
 
-_UNSETTLED = f"{SIGNED} WHERE outcome IS NULL ORDER BY account, sequence"
+_UNSETTLED: Final = UNSETTLED.order_by(TRANSACTIONS.c.account, TRANSACTIONS.c.sequence)
 # One statement sees one moment: a load of locations is in all of it or in none.
 _ROWS_BY_CHUNK = """
     WITH source AS (SELECT source_id FROM sources WHERE name = %(source)s),
@@ -45,7 +47,7 @@ class StrayRows(LedgerPart):
     def unsettled(self) -> Sequence[SignedTransaction]:
         """Return the transactions of every account whose fate is not known, by account and sequence."""
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(_UNSETTLED).fetchall()
+            rows = connection.execute(_UNSETTLED).all()
         return [SignedTransaction(**row._asdict()) for row in rows]
 
     def by_chunk(self, source: str) -> Sequence[ChunkRows]:

@@ -8,9 +8,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from sqlalchemy import (
+    BigInteger,
+    LargeBinary,
+    Text,
+    Update,
+    and_,
+    any_,
+    bindparam,
+    delete,
+    func,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, insert
+
 from caf_pipeline.inventory.objects import is_supported
 from caf_pipeline.ledger.engine import LedgerPart
+from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import MessageSetApart
+from caf_pipeline.ledger.tables import (
+    MESSAGES_SET_APART,
+    NOTICED_KEYS,
+    QUEUE_READS,
+    SKIPPED_OBJECTS,
+    SOURCES,
+    TIMESTAMPTZ,
+)
 
 if TYPE_CHECKING:
     from caf_pipeline.source.protocol import QueueMessage
@@ -18,56 +43,71 @@ if TYPE_CHECKING:
 MOST_SET_APART: Final = 1_000
 """Messages of one source; more stay in the queue. A stranger who may send there must not fill the ledger."""
 
-# A key's events are ordered by their sequencers where these have one length: S3's documentation has said of others that the
-# shorter is padded at the left, and at the right. Where the order is not known, the key is listed once more.
-_NOTICE: Final = """
-    INSERT INTO noticed_keys AS old (source_id, file_path, sequencer)
-    SELECT %(source_id)s, * FROM unnest(CAST(%(keys)s AS bytea[]), CAST(%(sequencers)s AS text[]))
-    ON CONFLICT (source_id, file_path) DO UPDATE SET (sequencer, listing) = (SELECT
-        CASE WHEN known THEN old.sequencer ELSE excluded.sequencer END, CASE WHEN known THEN old.listing END
-        FROM (SELECT length(old.sequencer) = length(excluded.sequencer) AND old.sequencer >= excluded.sequencer
-            AND excluded.sequencer <> '' AS known) AS compared)
-    """
-_MARK: Final = """
-    UPDATE noticed_keys SET listing = %(listing)s FROM sources
-    WHERE noticed_keys.source_id = sources.source_id AND sources.name = %(source)s
-        AND file_path > %(after)s AND (CAST(%(until)s AS bytea) IS NULL OR file_path <= %(until)s)
-    """
-# A chunk that claimed an object before that came back from cold storage may skip it as cold: what came back is not forgotten
-# before the chunk has ended.
-_FORGET: Final = """
-    DELETE FROM noticed_keys USING sources WHERE noticed_keys.source_id = sources.source_id AND sources.name = %(source)s
-        AND listing = %(listing)s AND (CAST(%(until)s AS bytea) IS NULL OR file_path <= %(until)s)
-        AND NOT CASE WHEN restored THEN EXISTS (SELECT FROM claims JOIN caf_files USING (caf_file_id)
-            WHERE claims.source_id = noticed_keys.source_id AND claims.file_path = convert_from(noticed_keys.file_path, 'UTF8')
-                AND caf_files.created_at < noticed_at) ELSE false END
-    """
-# Of these an event came since the listing began; those before it were listed, so that none of them waits any more.
-_WAITS_SINCE: Final = """
-    UPDATE noticed_keys SET noticed_at = least(%(began)s, now()) FROM sources
-    WHERE noticed_keys.source_id = sources.source_id AND sources.name = %(source)s AND noticed_at < %(began)s
-        AND file_path > %(after)s AND (CAST(%(until)s AS bytea) IS NULL OR file_path <= %(until)s)
-    """
-_SET_APART_BEFORE: Final = (
-    "SELECT message_id FROM messages_set_apart WHERE source_id = %(source_id)s AND message_id = ANY(%(ids)s)"
+_AFTER_KEY: Final = and_(
+    NOTICED_KEYS.c.source_id == SOURCES.c.source_id,
+    SOURCES.c.name == bindparam("source"),
+    NOTICED_KEYS.c.file_path > bindparam("after"),
 )
-_SET_APART: Final = """
-    INSERT INTO messages_set_apart (source_id, message_id, body, reason)
-    VALUES (%(source_id)s, %(message_id)s, %(body)s, %(reason)s)
-    ON CONFLICT (source_id, message_id) DO NOTHING
-    """
+_MARK: Final = update(NOTICED_KEYS).where(_AFTER_KEY).values(listing=bindparam("listing"))
+# Of these an event came since the listing began; those before it were listed, so that none of them waits any more.
+_WAITS_SINCE: Final = (
+    update(NOTICED_KEYS)
+    .where(_AFTER_KEY, NOTICED_KEYS.c.noticed_at < bindparam("began"))
+    .values(noticed_at=func.least(bindparam("began", type_=TIMESTAMPTZ), func.now()))
+)
+_NOTICED: Final = (
+    select(NOTICED_KEYS.c.file_path)
+    .where(NOTICED_KEYS.c.source_id == bindparam("source_id"), NOTICED_KEYS.c.file_path > bindparam("after"))
+    .order_by(NOTICED_KEYS.c.file_path)
+    .limit(bindparam("most", type_=BigInteger))
+)
+_COUNTS: Final = select(
+    SOURCES.c.name,
+    select(func.count()).where(NOTICED_KEYS.c.source_id == SOURCES.c.source_id).scalar_subquery().label("keys"),
+    select(func.count()).where(MESSAGES_SET_APART.c.source_id == SOURCES.c.source_id).scalar_subquery().label("messages"),
+).where(SOURCES.c.name == any_(bindparam("sources", type_=ARRAY(Text))))
 
+_OF_SOURCE: Final = MESSAGES_SET_APART.c.source_id == bindparam("source_id")
+_OF_IDS: Final = MESSAGES_SET_APART.c.message_id == any_(bindparam("ids", type_=ARRAY(Text)))
+_SET_APART_BEFORE: Final = select(MESSAGES_SET_APART.c.message_id).where(_OF_SOURCE, _OF_IDS)
+_SET_APART: Final = insert(MESSAGES_SET_APART).on_conflict_do_nothing(
+    index_elements=[MESSAGES_SET_APART.c.source_id, MESSAGES_SET_APART.c.message_id]
+)
+_COUNT_SET_APART: Final = select(func.count()).where(_OF_SOURCE)
+_MESSAGES: Final = (
+    select(
+        MESSAGES_SET_APART.c.message_id,
+        MESSAGES_SET_APART.c.body,
+        MESSAGES_SET_APART.c.reason,
+        MESSAGES_SET_APART.c.set_apart_at,
+    )
+    .where(_OF_SOURCE)
+    .order_by(MESSAGES_SET_APART.c.set_apart_at, MESSAGES_SET_APART.c.message_id)
+)
+_REMOVE: Final = delete(MESSAGES_SET_APART).where(_OF_SOURCE, _OF_IDS)
 
 # S3 keeps the copy for the days that were asked for, maybe fewer than until the skip is due.
-_RESTORED: Final = """
-    UPDATE skipped_objects SET retry_at = now() WHERE source_id = %(source_id)s AND file_path = ANY(%(keys)s)
-        AND reason = 'cold_storage' AND retry_at > now()
-    """
-_NOTE_RESTORED: Final = """
-    UPDATE noticed_keys SET restored = true WHERE source_id = %(source_id)s
-        AND file_path = ANY(SELECT convert_to(key, 'UTF8') FROM unnest(CAST(%(keys)s AS text[])) AS key)
-    """
-_QUEUE_TO_READ: Final = "INSERT INTO queue_reads (source_id) VALUES (%(source_id)s) ON CONFLICT (source_id) DO"
+_RESTORED: Final = (
+    update(SKIPPED_OBJECTS)
+    .where(
+        SKIPPED_OBJECTS.c.source_id == bindparam("of_source"),
+        SKIPPED_OBJECTS.c.file_path == any_(bindparam("keys", type_=ARRAY(Text))),
+        SKIPPED_OBJECTS.c.reason == "cold_storage",
+        SKIPPED_OBJECTS.c.retry_at > func.now(),
+    )
+    .values(retry_at=func.now())
+)
+_NOTE_RESTORED: Final = (
+    update(NOTICED_KEYS)
+    .where(
+        NOTICED_KEYS.c.source_id == bindparam("of_source"),
+        NOTICED_KEYS.c.file_path == any_(bindparam("keys", type_=ARRAY(LargeBinary))),
+    )
+    .values(restored=true())
+)
+_QUEUE: Final = insert(QUEUE_READS)
+_QUEUE_READ: Final = _QUEUE.on_conflict_do_update(index_elements=[QUEUE_READS.c.source_id], set_={"read_at": func.now()})
+_QUEUE_TO_READ: Final = _QUEUE.on_conflict_do_nothing(index_elements=[QUEUE_READS.c.source_id])
 
 
 class Notices(LedgerPart):
@@ -87,24 +127,20 @@ class Notices(LedgerPart):
         with self._of_source(source) as (connection, source_id):
             if keys:
                 facts = {"source_id": source_id, "keys": keys, "sequencers": [events[key] for key in keys]}
-                connection.exec_driver_sql(_NOTICE, facts)
+                connection.exec_driver_sql(query("notice_keys"), facts)
             restored = {event.key for message in messages for event in message.events if event.restored}
-            if supported := sorted(key.decode() for key in restored if is_supported(key)):
-                for statement in (_RESTORED, _NOTE_RESTORED):
-                    connection.exec_driver_sql(statement, {"source_id": source_id, "keys": supported})
+            if supported := sorted(filter(is_supported, restored)):
+                connection.execute(_RESTORED, {"of_source": source_id, "keys": [key.decode() for key in supported]})
+                connection.execute(_NOTE_RESTORED, {"of_source": source_id, "keys": supported})
             wrong = {message.message_id: message for message in messages if message.wrong}
-            facts = {"source_id": source_id, "ids": list(wrong)}
-            known = (
-                connection.exec_driver_sql(_SET_APART_BEFORE, facts).scalars().all()
-            )  # whose deletion failed: they need no room
-            for message_id in known:
+            set_apart = connection.execute(_SET_APART_BEFORE, {"source_id": source_id, "ids": list(wrong)})
+            for message_id in set_apart.scalars():  # whose deletion failed: they need no room
                 del wrong[message_id]
-            count = "SELECT count(*) FROM messages_set_apart WHERE source_id = %(source_id)s"
-            room = MOST_SET_APART - connection.exec_driver_sql(count, {"source_id": source_id}).scalar_one()
+            room = MOST_SET_APART - connection.execute(_COUNT_SET_APART, {"source_id": source_id}).scalar_one()
             left = set(list(wrong)[max(room, 0) :])
             for message_id in wrong.keys() - left:
                 facts = {"message_id": message_id, "body": wrong[message_id].body, "reason": wrong[message_id].wrong}
-                connection.exec_driver_sql(_SET_APART, {"source_id": source_id, **facts})
+                connection.execute(_SET_APART, {"source_id": source_id, **facts})
         return {message.message_id for message in messages} - left
 
     def record_queue(self, source: str, *, read: bool) -> None:
@@ -112,9 +148,8 @@ class Notices(LedgerPart):
 
         With `read` false: only that it is to be read from now on, where nothing was recorded yet.
         """
-        done = "UPDATE SET read_at = now()" if read else "NOTHING"
         with self._of_source(source) as (connection, source_id):
-            connection.exec_driver_sql(f"{_QUEUE_TO_READ} {done}", {"source_id": source_id})
+            connection.execute(_QUEUE_READ if read else _QUEUE_TO_READ, {"source_id": source_id})
 
     def mark_noticed(self, source: str, listing: str, after: bytes, until: bytes | None) -> None:
         """Write that a listing of keys greater than `after`, up to and including `until` (None: to the end), begins now.
@@ -122,50 +157,39 @@ class Notices(LedgerPart):
         Does nothing where the ledger does not have the source.
         """
         with self._engine.begin() as connection:
-            connection.exec_driver_sql(_MARK, {"source": source, "listing": listing, "after": after, "until": until})
+            connection.execute(_up_to(until, _MARK), {"source": source, "listing": listing, "after": after})
 
     def forget_noticed(self, source: str, listing: str, began: datetime, after: bytes, until: bytes | None) -> None:
         """Forget the keys greater than `after`, up to and including `until`, of which no event came since this listing began."""
-        facts = {"source": source, "listing": listing, "began": began, "after": after, "until": until}
         with self._engine.begin() as connection:
-            connection.exec_driver_sql(_FORGET, facts)
-            connection.exec_driver_sql(_WAITS_SINCE, facts)
+            connection.exec_driver_sql(query("forget_noticed"), {"source": source, "listing": listing, "until": until})
+            connection.execute(_up_to(until, _WAITS_SINCE), {"source": source, "began": began, "after": after})
 
     def noticed_keys(self, source: str, after: bytes, limit: int) -> Sequence[bytes]:
         """Return noticed keys greater than `after`, ascending by their bytes, at most `limit`."""
-        statement = (
-            "SELECT file_path FROM noticed_keys WHERE source_id = %(source_id)s AND file_path > %(after)s"
-            " ORDER BY file_path LIMIT %(limit)s"
-        )
         with self._of_source(source) as (connection, source_id):
-            facts = {"source_id": source_id, "after": after, "limit": limit}
-            return [bytes(key) for key in connection.exec_driver_sql(statement, facts).scalars().all()]
+            return connection.execute(_NOTICED, {"source_id": source_id, "after": after, "most": limit}).scalars().all()
 
     def count_noticed(self, sources: Iterable[str]) -> Mapping[str, tuple[int, int]]:
         """Return how many keys are noticed and how many messages are set apart, of each of these sources that has any."""
-        statement = """
-            SELECT name, (SELECT count(*) FROM noticed_keys WHERE noticed_keys.source_id = sources.source_id) AS keys,
-                (SELECT count(*) FROM messages_set_apart WHERE messages_set_apart.source_id = sources.source_id) AS messages
-            FROM sources WHERE name = ANY(%(sources)s)
-            """
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(statement, {"sources": list(sources)}).fetchall()
+            rows = connection.execute(_COUNTS, {"sources": list(sources)}).all()
         return {row.name: (row.keys, row.messages) for row in rows if row.keys or row.messages}
 
     def messages_set_apart(self, source: str) -> Sequence[MessageSetApart]:
         """Return the messages of a source's queue that were set apart, the oldest first."""
-        statement = (
-            "SELECT message_id, body, reason, set_apart_at FROM messages_set_apart WHERE source_id = %(source_id)s"
-            " ORDER BY set_apart_at, message_id"
-        )
         with self._of_source(source) as (connection, source_id):
-            return [MessageSetApart(**row._asdict()) for row in connection.exec_driver_sql(statement, {"source_id": source_id})]
+            return [MessageSetApart(**row._asdict()) for row in connection.execute(_MESSAGES, {"source_id": source_id})]
 
     def remove_messages(self, source: str, message_ids: Sequence[str]) -> None:
         """Remove messages that were set apart."""
-        statement = "DELETE FROM messages_set_apart WHERE source_id = %(source_id)s AND message_id = ANY(%(ids)s)"
         with self._of_source(source) as (connection, source_id):
-            connection.exec_driver_sql(statement, {"source_id": source_id, "ids": list(message_ids)})
+            connection.execute(_REMOVE, {"source_id": source_id, "ids": list(message_ids)})
+
+
+def _up_to(until: bytes | None, statement: Update) -> Update:
+    """Return an update of noticed keys for keys up to and including `until`; None: for all."""
+    return statement if until is None else statement.where(NOTICED_KEYS.c.file_path <= until)
 
 
 def _later(one: str, other: str) -> str:

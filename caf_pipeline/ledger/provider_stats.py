@@ -5,21 +5,35 @@ Source: "Server limits" in the notes on Jackal's protocol: what fits an upload f
 """
 
 from collections.abc import Mapping
+from typing import Any, Final
+
+from sqlalchemy import Column, func, select
+from sqlalchemy.dialects.postgresql import Insert, insert
 
 from caf_pipeline.ledger.engine import LedgerEngine
+from caf_pipeline.ledger.tables import PROVIDERS
 from caf_pipeline.store.protocol import ProviderRecord
 
-# Half of what it was, half of what it is: a provider that became slow is known after two or three uploads.
-_TRANSFERRED = """
-    INSERT INTO providers AS old (provider, {rate}) VALUES (%(provider)s, %(rate)s)
-    ON CONFLICT (provider) DO UPDATE SET failures = 0,
-        {rate} = coalesce((old.{rate} + excluded.{rate}) / 2, excluded.{rate}, old.{rate})
-"""
-_UPLOADED = _TRANSFERRED.format(rate="upload_rate")
-_DOWNLOADED = _TRANSFERRED.format(rate="download_rate")
-_FAILED = (
-    "INSERT INTO providers AS old (provider, failures, failed_at) VALUES (%(provider)s, 1, clock_timestamp())"
-    " ON CONFLICT (provider) DO UPDATE SET failures = old.failures + 1, failed_at = excluded.failed_at"
+_RECORDS: Final = select(PROVIDERS).order_by(PROVIDERS.c.provider)
+
+
+def _transferred(rate: Column[Any]) -> Insert:
+    """Return the statement that counts a transfer with its `rate`.
+
+    The new rate is half of the old one and half of this one: a provider that became slow is known after two or three uploads.
+    """
+    statement = insert(PROVIDERS)
+    measured = statement.excluded[rate.name]
+    mean = func.coalesce((rate + measured) / 2, measured, rate)
+    return statement.on_conflict_do_update(index_elements=[PROVIDERS.c.provider], set_={"failures": 0, rate: mean})
+
+
+_UPLOADED: Final = _transferred(PROVIDERS.c.upload_rate)
+_DOWNLOADED: Final = _transferred(PROVIDERS.c.download_rate)
+_FIRST_FAILURE: Final = insert(PROVIDERS).values(failures=1, failed_at=func.clock_timestamp())
+_FAILED: Final = _FIRST_FAILURE.on_conflict_do_update(
+    index_elements=[PROVIDERS.c.provider],
+    set_={"failures": PROVIDERS.c.failures + 1, "failed_at": _FIRST_FAILURE.excluded.failed_at},
 )
 
 
@@ -32,25 +46,23 @@ class ProviderRecords:
     def all(self) -> Mapping[str, ProviderRecord]:
         """Return what is known, by provider."""
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(
-                "SELECT provider, upload_rate, download_rate, failures, failed_at FROM providers ORDER BY provider"
-            ).fetchall()
+            rows = connection.execute(_RECORDS).all()
         return {row.provider: ProviderRecord(**row._asdict()) for row in rows}
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
         """Count a finished upload: its rate weighs as much as all before together; failures begin again at 0."""
         with self._engine.begin() as connection:
-            connection.exec_driver_sql(_UPLOADED, {"provider": provider, "rate": _rate(size_bytes, seconds)})
+            connection.execute(_UPLOADED, {"provider": provider, "upload_rate": _rate(size_bytes, seconds)})
 
     def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
         """Count a finished download in the same way."""
         with self._engine.begin() as connection:
-            connection.exec_driver_sql(_DOWNLOADED, {"provider": provider, "rate": _rate(size_bytes, seconds)})
+            connection.execute(_DOWNLOADED, {"provider": provider, "download_rate": _rate(size_bytes, seconds)})
 
     def failed(self, provider: str) -> None:
         """Count a failure."""
         with self._engine.begin() as connection:
-            connection.exec_driver_sql(_FAILED, {"provider": provider})
+            connection.execute(_FAILED, {"provider": provider})
 
 
 def _rate(size_bytes: int, seconds: float) -> float | None:

@@ -6,13 +6,27 @@ The rows in `leases` stay: a chunk that is planned again under the same name get
 from typing import Final
 
 from psycopg.errors import LockNotAvailable
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Integer, Text, all_, bindparam, delete, exists, func, or_, select
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.exc import OperationalError
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import HeldByOther, IllegalMove, LedgerError
 from caf_pipeline.ledger.engine import LedgerPart, source_id_of
 from caf_pipeline.ledger.leases import lock_lease, require_free
 from caf_pipeline.ledger.records import RemovableSource, chunk_lease, plan_lease
+from caf_pipeline.ledger.tables import (
+    CAF_FILES,
+    FILE_LOCATIONS,
+    LEASES,
+    METADATA,
+    PLANS,
+    POSTS,
+    REBUILDS,
+    SOURCES,
+    TRANSACTION_POSTS,
+)
+from caf_pipeline.ledger.views import CHUNKS
 from caf_pipeline.store.protocol import Lease
 
 _S = ChunkState
@@ -46,23 +60,41 @@ OF_A_CHUNK: Final = (
 )
 """Tables with rows of a chunk by its `caf_file_id`. Rows of `posts` and `file_locations` forbid a removal."""
 
-_POSTED_OR_LOCATED = """
-    SELECT name, state FROM chunks WHERE source_id = %(id)s AND (state <> ALL(%(removable)s)
-        OR copy_state <> 'wanted' OR located_at IS NOT NULL OR restored_at IS NOT NULL OR adopted_at IS NOT NULL
-        OR EXISTS (SELECT FROM posts WHERE posts.caf_file_id = chunks.caf_file_id)
-        OR EXISTS (SELECT FROM transaction_posts AS posts WHERE posts.caf_file_id = chunks.caf_file_id
-            AND (live OR posts.start IS NOT NULL)))
-    ORDER BY name LIMIT 1
-    """
-_HELD = """
-    SELECT leases.name FROM leases JOIN caf_files ON leases.name = %(prefix)s || caf_files.name
-    WHERE source_id = %(id)s AND expires_at > clock_timestamp() ORDER BY leases.name
-    """
-_COUNTS = """
-    SELECT address, (SELECT count(*) FROM plans WHERE plans.source_id = sources.source_id) AS plans,
-        (SELECT count(*) FROM caf_files WHERE caf_files.source_id = sources.source_id) AS chunks
-    FROM sources WHERE source_id = %(id)s
-    """
+_SOURCE_ID: Final = bindparam("id", type_=Integer)
+_LOCK_CHUNKS: Final = select().select_from(CAF_FILES).where(CAF_FILES.c.source_id == _SOURCE_ID).with_for_update(nowait=True)
+_POSTED_OR_LOCATED: Final = (
+    select(CHUNKS.c.name, CHUNKS.c.state)
+    .where(
+        CHUNKS.c.source_id == _SOURCE_ID,
+        or_(
+            CHUNKS.c.state != all_(bindparam("removable", type_=ARRAY(Text))),
+            CHUNKS.c.copy_state != "wanted",
+            CHUNKS.c.located_at.is_not(None),
+            CHUNKS.c.restored_at.is_not(None),
+            CHUNKS.c.adopted_at.is_not(None),
+            exists().where(POSTS.c.caf_file_id == CHUNKS.c.caf_file_id),
+            exists().where(
+                TRANSACTION_POSTS.c.caf_file_id == CHUNKS.c.caf_file_id,
+                or_(TRANSACTION_POSTS.c.live, TRANSACTION_POSTS.c.start.is_not(None)),
+            ),
+        ),
+    )
+    .order_by(CHUNKS.c.name)
+    .limit(1)
+)
+_HAS_LOCATIONS: Final = select(exists().where(FILE_LOCATIONS.c.source_id == _SOURCE_ID))
+_IS_REBUILT: Final = select(exists().where(REBUILDS.c.source_id == _SOURCE_ID))
+_HELD: Final = (
+    select(LEASES.c.name)
+    .join(CAF_FILES, LEASES.c.name == bindparam("prefix", type_=Text) + CAF_FILES.c.name)
+    .where(CAF_FILES.c.source_id == _SOURCE_ID, LEASES.c.expires_at > func.clock_timestamp())
+    .order_by(LEASES.c.name)
+)
+_COUNTS: Final = select(
+    SOURCES.c.address,
+    select(func.count()).where(PLANS.c.source_id == SOURCES.c.source_id).scalar_subquery().label("plans"),
+    select(func.count()).where(CAF_FILES.c.source_id == SOURCES.c.source_id).scalar_subquery().label("chunks"),
+).where(SOURCES.c.source_id == _SOURCE_ID)
 
 
 class SourceRemoval(LedgerPart):
@@ -80,7 +112,7 @@ class SourceRemoval(LedgerPart):
         with self._of_source(source, lock="FOR UPDATE") as (connection, source_id):
             require_free(connection, plan_lease(source))
             _require_removable(connection, source_id, source)
-            return RemovableSource(**connection.exec_driver_sql(_COUNTS, {"id": source_id}).one()._asdict())
+            return RemovableSource(**connection.execute(_COUNTS, {"id": source_id}).one()._asdict())
 
     def remove(self, lease: Lease, source: str) -> None:
         """Remove the source, its plans and its chunks. `lease` is the caller's on the source's plan.
@@ -89,43 +121,46 @@ class SourceRemoval(LedgerPart):
             LeaseLost: another run has the lease now. And as `removable`, except for a run that plans the source.
         """
         with self._engine.begin() as connection:
-            facts = {"id": source_id_of(connection, source, lock="FOR UPDATE")}
-            _require_removable(connection, facts["id"], source)
-            for table in OF_A_CHUNK:
-                connection.exec_driver_sql(
-                    f"DELETE FROM {table} USING caf_files"
-                    f" WHERE {table}.caf_file_id = caf_files.caf_file_id AND caf_files.source_id = %(id)s",
-                    facts,
+            source_id = source_id_of(connection, source, lock="FOR UPDATE")
+            _require_removable(connection, source_id, source)
+            for name in OF_A_CHUNK:
+                table = METADATA.tables[name]
+                of_chunks = delete(table).where(
+                    table.c.caf_file_id == CAF_FILES.c.caf_file_id, CAF_FILES.c.source_id == source_id
                 )
-            for table in ("claims", *OF_AN_ADDRESS, "caf_files", "plans", "sources"):
-                connection.exec_driver_sql(f"DELETE FROM {table} WHERE source_id = %(id)s", facts)
+                connection.execute(of_chunks)
+            for name in ("claims", *OF_AN_ADDRESS, "caf_files", "plans", "sources"):
+                table = METADATA.tables[name]
+                connection.execute(delete(table).where(table.c.source_id == source_id))
             lock_lease(connection, lease)  # last: its own renewal waits for it
 
 
 def _require_removable(connection: Connection, source_id: int, source: str) -> None:
     """Lock the source's chunks, and raise unless nothing was posted or located, and no run works on a chunk."""
-    facts = {"id": source_id, "removable": [*REMOVABLE], "prefix": chunk_lease("")}
+    values = {"id": source_id}
     try:
-        connection.exec_driver_sql("SELECT FROM caf_files WHERE source_id = %(id)s FOR UPDATE NOWAIT", facts)
-    except LockNotAvailable as error:
+        connection.execute(_LOCK_CHUNKS, values)
+    except OperationalError as error:
+        if not isinstance(error.orig, LockNotAvailable):
+            raise
         raise HeldByOther(
             f"a run works on a chunk of source '{source}' now", holder="", hint="wait for that run, or end it first"
         ) from error
-    chunk = connection.exec_driver_sql(_POSTED_OR_LOCATED, facts).fetchone()
+    chunk = connection.execute(_POSTED_OR_LOCATED, {**values, "removable": [*REMOVABLE]}).one_or_none()
     if chunk is not None:
         raise IllegalMove(
             f"source '{source}' cannot be removed: chunk {chunk.name} is '{chunk.state}', and is or may be stored",
             hint="keep the source in the ledger; to archive nothing more of it, take it out of caf.toml",
         )
-    if connection.exec_driver_sql("SELECT EXISTS (SELECT FROM file_locations WHERE source_id = %(id)s)", facts).scalar_one():
+    if connection.execute(_HAS_LOCATIONS, values).scalar_one():
         raise IllegalMove(
             f"source '{source}' cannot be removed: the ledger has locations of its objects",
             hint="keep the source in the ledger; to archive nothing more of it, take it out of caf.toml",
         )
-    if connection.exec_driver_sql("SELECT EXISTS (SELECT FROM rebuilds WHERE source_id = %(id)s)", facts).scalar_one():
+    if connection.execute(_IS_REBUILT, values).scalar_one():
         raise LedgerError(
             f"source '{source}' cannot be removed: its rebuild is not complete, so that the store may have chunks of it",
             hint=f"complete it with 'caf rebuild {source}'",
         )
-    for name in connection.exec_driver_sql(_HELD, facts).scalars().all():
+    for name in connection.execute(_HELD, {**values, "prefix": chunk_lease("")}).scalars().all():
         require_free(connection, name)

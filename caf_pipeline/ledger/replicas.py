@@ -5,63 +5,100 @@ The functions are over the caller's transaction, which has locked the chunk's ro
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Final
 
-from sqlalchemy import Connection, func
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Text,
+    all_,
+    bindparam,
+    delete,
+    exists,
+    false,
+    func,
+    null,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IllegalMove
 from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.moves import move_row, require_state
+from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import WINDOWS_REQUIRED, CopyCheck, KnownCopy
+from caf_pipeline.ledger.tables import CAF_FILES, CHUNK_COPIES, FULL_READS, REPLICAS
 from caf_pipeline.store.protocol import Copy, Lease
 
-_VERIFIED = """
-    INSERT INTO replicas AS old (caf_file_id, store, provider, proof, last_proven)
-    SELECT caf_file_id, store, %(provider)s, %(proof)s, CAST(%(last_proven)s AS bigint)
-    FROM chunk_copies WHERE caf_file_id = %(id)s
-    ON CONFLICT (caf_file_id, store, provider) DO UPDATE SET
-        proof = excluded.proof, listed = true, fault = '', checked_at = now(),
-        last_proven = coalesce(excluded.last_proven, old.last_proven)
-    """
-# A window counts once, and one that is not later than the last one seen says nothing new. One that does not follow it begins
-# the count again, except for windows that count apart. They are counted from the last trouble on: what a copy proved before it
-# was found wrong, or was listed no more, says nothing of what it is now.
-_LOOKED_AT = """
-    INSERT INTO replicas AS old (caf_file_id, store, provider, proof, last_proven, last_window, windows, fault)
-    SELECT caf_file_id, store, %(provider)s, %(proof)s, CAST(%(last_proven)s AS bigint),
-        CASE WHEN %(fault)s = '' THEN CAST(%(window)s AS bigint) END,
-        CASE WHEN %(fault)s = '' AND CAST(%(window)s AS bigint) IS NOT NULL THEN 1 ELSE 0 END, %(fault)s
-    FROM chunk_copies WHERE caf_file_id = %(id)s
-    ON CONFLICT (caf_file_id, store, provider) DO UPDATE SET
-        proof = excluded.proof, listed = true, fault = excluded.fault, checked_at = now(),
-        last_proven = coalesce(excluded.last_proven, old.last_proven),
-        last_window = CASE WHEN excluded.fault <> '' THEN NULL WHEN old.listed AND old.fault = ''
-            THEN greatest(excluded.last_window, old.last_window) ELSE excluded.last_window END,
-        windows = CASE WHEN excluded.fault <> '' THEN 0 WHEN NOT old.listed OR old.fault <> '' THEN excluded.windows
-            WHEN excluded.last_window IS NULL OR excluded.last_window <= old.last_window THEN old.windows
-            WHEN %(apart)s OR excluded.last_window = old.last_window + 1 THEN old.windows + 1 ELSE 1 END
-    """
-_SEEN = """
-    UPDATE chunk_copies SET checked_at = now(), suspected_at = NULL, unanswered_at = CASE WHEN %(unanswered)s THEN now() END,
-        look_again_at = CASE WHEN %(enough)s > (SELECT count(*) FROM replicas WHERE caf_file_id = %(id)s AND listed AND fault = ''
-            AND windows >= %(required)s) THEN now() + make_interval(secs => CAST(%(again_in)s AS double precision)) END
-    WHERE caf_file_id = %(id)s
-    """
+_VERIFIED_REPLICA: Final = insert(REPLICAS).from_select(
+    ["caf_file_id", "store", "provider", "proof", "last_proven"],
+    select(
+        CHUNK_COPIES.c.caf_file_id,
+        CHUNK_COPIES.c.store,
+        bindparam("provider", type_=Text),
+        bindparam("proof", type_=Text),
+        bindparam("last_proven", type_=BigInteger),
+    ).where(CHUNK_COPIES.c.caf_file_id == bindparam("id")),
+)
+_VERIFIED: Final = _VERIFIED_REPLICA.on_conflict_do_update(
+    index_elements=[REPLICAS.c.caf_file_id, REPLICAS.c.store, REPLICAS.c.provider],
+    set_={
+        "proof": _VERIFIED_REPLICA.excluded.proof,
+        "listed": true(),
+        "fault": "",
+        "checked_at": func.now(),
+        "last_proven": func.coalesce(_VERIFIED_REPLICA.excluded.last_proven, REPLICAS.c.last_proven),
+    },
+)
+_UNANSWERED: Final = update(CHUNK_COPIES).where(CHUNK_COPIES.c.caf_file_id == bindparam("id")).values(unanswered_at=func.now())
 # What came back from a copy counts as long as that copy does.
-_END_FULL_READ = """
-    DELETE FROM full_reads WHERE caf_file_id = %(id)s AND NOT EXISTS (SELECT FROM replicas
-        WHERE replicas.caf_file_id = %(id)s AND replicas.provider = full_reads.provider AND listed AND fault = '')
-    """
-_FULL_READ = """
-    INSERT INTO full_reads (caf_file_id, store, provider)
-    SELECT caf_file_id, store, %(provider)s FROM chunk_copies WHERE caf_file_id = %(id)s
-    ON CONFLICT (caf_file_id, store) DO UPDATE SET provider = excluded.provider, read_at = now()
-    """
-_KNOWN = """
-    SELECT provider, proof, listed, last_proven, windows, fault, replicas.checked_at, last_window
-    FROM replicas JOIN caf_files USING (caf_file_id) WHERE name = %(chunk)s ORDER BY provider
-    """
+_END_FULL_READ: Final = delete(FULL_READS).where(
+    FULL_READS.c.caf_file_id == bindparam("id"),
+    ~exists().where(
+        REPLICAS.c.caf_file_id == bindparam("id"),
+        REPLICAS.c.provider == FULL_READS.c.provider,
+        REPLICAS.c.listed,
+        REPLICAS.c.fault == "",
+    ),
+)
+_FORGET_FULL_READ: Final = delete(FULL_READS).where(FULL_READS.c.caf_file_id == bindparam("id"))
+_FULL_READ: Final = insert(FULL_READS).from_select(
+    ["caf_file_id", "store", "provider"],
+    select(CHUNK_COPIES.c.caf_file_id, CHUNK_COPIES.c.store, bindparam("provider", type_=Text)).where(
+        CHUNK_COPIES.c.caf_file_id == bindparam("id")
+    ),
+)
+_READ_BACK: Final = _FULL_READ.on_conflict_do_update(
+    index_elements=[FULL_READS.c.caf_file_id, FULL_READS.c.store],
+    set_={"provider": _FULL_READ.excluded.provider, "read_at": func.now()},
+)
+_UNLIST: Final = (
+    update(REPLICAS)
+    .where(REPLICAS.c.caf_file_id == bindparam("id"), REPLICAS.c.provider != all_(bindparam("but", type_=ARRAY(Text))))
+    .values(listed=false(), checked_at=func.now(), windows=0, last_window=null())
+)
+_HAS_RIGHT_COPY: Final = select(
+    exists().where(REPLICAS.c.caf_file_id == bindparam("id"), REPLICAS.c.listed, REPLICAS.c.fault == "")
+)
+_KNOWN: Final = (
+    select(
+        REPLICAS.c.provider,
+        REPLICAS.c.proof,
+        REPLICAS.c.listed,
+        REPLICAS.c.last_proven,
+        REPLICAS.c.windows,
+        REPLICAS.c.fault,
+        REPLICAS.c.checked_at,
+        REPLICAS.c.last_window,
+    )
+    .join(CAF_FILES, CAF_FILES.c.caf_file_id == REPLICAS.c.caf_file_id)
+    .where(CAF_FILES.c.name == bindparam("chunk"))
+    .order_by(REPLICAS.c.provider)
+)
 
 
 class Replicas(LedgerPart):
@@ -70,7 +107,7 @@ class Replicas(LedgerPart):
     def list(self, chunk: str) -> Sequence[KnownCopy]:
         """Return the copies that were ever recorded of a chunk, by provider."""
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(_KNOWN, {"chunk": chunk}).fetchall()
+            rows = connection.execute(_KNOWN, {"chunk": chunk}).all()
         return [KnownCopy(**row._asdict()) for row in rows]
 
     def record_verified(self, lease: Lease, chunk: str, copies: Sequence[Copy]) -> None:
@@ -97,19 +134,18 @@ class Replicas(LedgerPart):
             unlist(connection, caf_file_id, but=[check.copy.provider for check in checks])
             for check in checks:
                 facts = {**asdict(check.copy), "id": caf_file_id, "window": check.window, "fault": check.fault}
-                connection.exec_driver_sql(_LOOKED_AT, {**facts, "apart": check.apart})
+                connection.exec_driver_sql(query("record_replica_check"), {**facts, "apart": check.apart})
             unanswered = any(check.unanswered for check in checks)
             facts = {"id": caf_file_id, "again_in": again_in, "enough": enough, "required": WINDOWS_REQUIRED}
             facts |= {"unanswered": unanswered}
-            connection.exec_driver_sql(_SEEN, facts)
-            connection.exec_driver_sql(_END_FULL_READ, {"id": caf_file_id})
+            connection.exec_driver_sql(query("record_copy_check"), facts)
+            connection.execute(_END_FULL_READ, {"id": caf_file_id})
 
     def record_unanswered(self, lease: Lease, chunk: str) -> None:
         """Record that no copy of a located or damaged chunk answered. Nothing else of the chunk changes."""
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "looked at")
-            statement = "UPDATE chunk_copies SET unanswered_at = now() WHERE caf_file_id = %(id)s"
-            connection.exec_driver_sql(statement, {"id": caf_file_id})
+            connection.execute(_UNANSWERED, {"id": caf_file_id})
 
     def record_full_read(self, lease: Lease, chunk: str, provider: str) -> None:
         """Remember that all stored bytes of a located or damaged chunk came back from a provider just now with its root.
@@ -118,34 +154,30 @@ class Replicas(LedgerPart):
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "read back")
-            connection.exec_driver_sql(_FULL_READ, {"id": caf_file_id, "provider": provider})
+            connection.execute(_READ_BACK, {"id": caf_file_id, "provider": provider})
 
 
 def forget_full_read(connection: Connection, caf_file_id: int) -> None:
     """Let what came back of the chunk count no more."""
-    connection.exec_driver_sql("DELETE FROM full_reads WHERE caf_file_id = %(id)s", {"id": caf_file_id})
+    connection.execute(_FORGET_FULL_READ, {"id": caf_file_id})
 
 
 def record_verified(connection: Connection, caf_file_id: int, copies: Sequence[Copy]) -> None:
     """Write the copies that were read back; others that were known are listed no more."""
     unlist(connection, caf_file_id)
     for copy in copies:
-        connection.exec_driver_sql(_VERIFIED, {**asdict(copy), "id": caf_file_id})
+        replica = {"provider": copy.provider, "proof": copy.proof, "last_proven": copy.last_proven}
+        connection.execute(_VERIFIED, {**replica, "id": caf_file_id})
 
 
 def unlist(connection: Connection, caf_file_id: int, *, but: Sequence[str] = ()) -> None:
     """List no copy any more, except those of these providers."""
-    statement = (
-        "UPDATE replicas SET listed = false, checked_at = now(), windows = 0, last_window = NULL"
-        " WHERE caf_file_id = %(id)s AND provider <> ALL(CAST(%(but)s AS text[]))"
-    )
-    connection.exec_driver_sql(statement, {"id": caf_file_id, "but": list(but)})
+    connection.execute(_UNLIST, {"id": caf_file_id, "but": list(but)})
 
 
 def require_right_copy(connection: Connection, caf_file_id: int, chunk: str) -> None:
     """Raise IllegalMove where the last look found no listed copy with right bytes."""
-    statement = "SELECT EXISTS (SELECT FROM replicas WHERE caf_file_id = %(id)s AND listed AND fault = '')"
-    if not connection.exec_driver_sql(statement, {"id": caf_file_id}).scalar_one():
+    if not connection.execute(_HAS_RIGHT_COPY, {"id": caf_file_id}).scalar_one():
         raise IllegalMove(
             f"chunk {chunk} cannot be located again: no copy of it was seen listed and right", hint="repair it first"
         )

@@ -12,13 +12,42 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Row,
+    Text,
+    any_,
+    bindparam,
+    delete,
+    exists,
+    false,
+    func,
+    null,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from caf_pipeline.chunk_state import MAY_BE_POSTED, ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.leases import HeldLease, lock_lease
+from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import Holder, account_lease
+from caf_pipeline.ledger.tables import (
+    CAF_FILES,
+    CHAIN_HEIGHTS,
+    POSTS,
+    SOURCES,
+    STORAGE_PLANS,
+    STORE_LOOKS,
+    TRANSACTION_POSTS,
+    TRANSACTIONS,
+)
+from caf_pipeline.ledger.views import CHUNKS
 from caf_pipeline.store.protocol import Lease, SignedTransaction, WaitingPost
 
 OUTCOMES: Final = ("included", "failed", "expired", "superseded")
@@ -33,110 +62,177 @@ _MAY_BE_POSTED: Final = sorted(MAY_BE_POSTED)
 # A server that is set up to answer before it has written would break the promise.
 _DURABLY: Final = "SET LOCAL synchronous_commit = on"
 
-# The lock keeps others from taking the lease over until this transaction ends. A lease that was given back has expiry 0.
-
 # In one order, so that two commits cannot wait for each other. The states are read afterwards: a statement that waited for a lock
 # sees the copies as they were before it waited.
-_LOCK_CHUNKS = "SELECT FROM caf_files WHERE name = ANY(%(chunks)s) ORDER BY caf_file_id FOR NO KEY UPDATE"
-_CHUNK_ROWS = "SELECT caf_file_id, name, state, start FROM chunks WHERE name = ANY(%(chunks)s)"
+_NAMES: Final = bindparam("chunks", type_=ARRAY(Text))
+_LOCK_CHUNKS: Final = (
+    select()
+    .select_from(CAF_FILES)
+    .where(CAF_FILES.c.name == any_(_NAMES))
+    .order_by(CAF_FILES.c.caf_file_id)
+    .with_for_update(key_share=True)
+)
+_CHUNK_ROWS: Final = select(CHUNKS.c.caf_file_id, CHUNKS.c.name, CHUNKS.c.state, CHUNKS.c.start).where(
+    CHUNKS.c.name == any_(_NAMES)
+)
+
+_HAS_LIVE_POST: Final = (
+    exists()
+    .where(
+        TRANSACTION_POSTS.c.caf_file_id == POSTS.c.caf_file_id,
+        TRANSACTION_POSTS.c.account == POSTS.c.account,
+        TRANSACTION_POSTS.c.live,
+    )
+    .correlate(POSTS)
+)
 # Asked for again, the post that the chunk's row knows is gone from the chain; one that it does not know is not.
-_END_FIRST_POST = (
-    "UPDATE transaction_posts SET live = false"
-    " WHERE caf_file_id = %(id)s AND account = %(account)s AND live AND start = %(start)s"
+_END_FIRST_POST: Final = (
+    update(TRANSACTION_POSTS)
+    .where(
+        TRANSACTION_POSTS.c.caf_file_id == bindparam("id"),
+        TRANSACTION_POSTS.c.account == bindparam("signer"),
+        TRANSACTION_POSTS.c.live,
+        TRANSACTION_POSTS.c.start == bindparam("first_start"),
+    )
+    .values(live=false())
 )
-_ASK = """
-    INSERT INTO posts AS old (caf_file_id, account, message, charged_bytes)
-    SELECT %(id)s, %(account)s, %(message)s, %(charged_bytes)s WHERE NOT EXISTS (
-        SELECT FROM transaction_posts WHERE caf_file_id = %(id)s AND account = %(account)s AND live)
-    ON CONFLICT (caf_file_id, account) DO UPDATE SET
-        message = excluded.message, charged_bytes = excluded.charged_bytes, asked_at = excluded.asked_at
-    WHERE (old.message, old.charged_bytes) <> (excluded.message, excluded.charged_bytes)
-    """
-_WAITING = """
-    SELECT name AS chunk, message, charged_bytes FROM posts JOIN chunks USING (caf_file_id)
-    WHERE account = %(account)s AND state = ANY(%(states)s) AND NOT EXISTS (
-        SELECT FROM transaction_posts AS known
-        WHERE known.caf_file_id = posts.caf_file_id AND known.account = posts.account AND live)
-    ORDER BY asked_at, caf_file_id
-    """
-_END_OTHER_ASKS = "DELETE FROM posts WHERE caf_file_id = %(id)s AND account <> %(account)s"
-_OTHER_POSTS = (
-    "SELECT DISTINCT account FROM transaction_posts WHERE caf_file_id = %(id)s AND account <> %(account)s AND live ORDER BY 1"
+_WAITING: Final = (
+    select(CHUNKS.c.name.label("chunk"), POSTS.c.message, POSTS.c.charged_bytes)
+    .join_from(POSTS, CHUNKS, CHUNKS.c.caf_file_id == POSTS.c.caf_file_id)
+    .where(
+        POSTS.c.account == bindparam("account"),
+        CHUNKS.c.state == any_(bindparam("states", type_=ARRAY(Text))),
+        ~_HAS_LIVE_POST,
+    )
+    .order_by(POSTS.c.asked_at, POSTS.c.caf_file_id)
 )
-SIGNED: Final = "SELECT hash, body, account, sequence, timeout_height, purpose, cost FROM transactions"
-_PENDING = f"{SIGNED} WHERE account = %(account)s AND outcome IS NULL ORDER BY sequence"
-_ASKED_AND_FREE = """
-    SELECT caf_file_id, EXISTS (SELECT FROM transaction_posts AS known WHERE known.caf_file_id = posts.caf_file_id
-        AND known.account = posts.account AND live) AS taken
-    FROM posts WHERE account = %(account)s AND caf_file_id = ANY(%(ids)s)
-    """
-_COMMIT = """
-    INSERT INTO transactions (hash, account, sequence, timeout_height, body, purpose, cost)
-    VALUES (%(hash)s, %(account)s, %(sequence)s, %(timeout_height)s, %(body)s, %(purpose)s, %(cost)s)
-    ON CONFLICT (account, sequence) WHERE outcome IS NULL OR outcome IN ('included', 'failed') DO NOTHING
-    """
-_COMMIT_POST = (
-    "INSERT INTO transaction_posts (hash, account, position, caf_file_id) VALUES (%(hash)s, %(account)s, %(position)s, %(id)s)"
+_ASKED_AND_FREE: Final = select(POSTS.c.caf_file_id, _HAS_LIVE_POST.label("taken")).where(
+    POSTS.c.account == bindparam("account"), POSTS.c.caf_file_id == any_(bindparam("ids", type_=ARRAY(BigInteger)))
 )
-_TRANSACTION = "SELECT account, outcome FROM transactions WHERE hash = %(hash)s FOR NO KEY UPDATE"
-_SETTLE = (
-    "UPDATE transactions SET outcome = %(outcome)s, settled_at = now(), cost = coalesce(CAST(%(cost)s AS bigint), cost),"
-    " cost_told = CAST(%(cost)s AS bigint) IS NOT NULL WHERE hash = %(hash)s"
+_END_OTHER_ASKS: Final = delete(POSTS).where(POSTS.c.caf_file_id == bindparam("id"), POSTS.c.account != bindparam("account"))
+_OTHER_POSTS: Final = (
+    select(TRANSACTION_POSTS.c.account)
+    .distinct()
+    .where(
+        TRANSACTION_POSTS.c.caf_file_id == bindparam("id"),
+        TRANSACTION_POSTS.c.account != bindparam("account"),
+        TRANSACTION_POSTS.c.live,
+    )
+    .order_by(TRANSACTION_POSTS.c.account)
+)
+_END_WAITING: Final = delete(POSTS).where(POSTS.c.caf_file_id == bindparam("id"))
+_HAS_POST: Final = select(exists().where(TRANSACTION_POSTS.c.caf_file_id == bindparam("id"), TRANSACTION_POSTS.c.live))
+_LIVE_STARTS: Final = (
+    select(TRANSACTION_POSTS.c.start)
+    .join(CHUNKS, CHUNKS.c.caf_file_id == TRANSACTION_POSTS.c.caf_file_id)
+    .where(TRANSACTION_POSTS.c.caf_file_id == bindparam("id"), TRANSACTION_POSTS.c.live)
+    .order_by(TRANSACTION_POSTS.c.start.nulls_first())
+    .limit(1)
+)
+_UNKNOWN_LIVE_STARTS: Final = _LIVE_STARTS.where(TRANSACTION_POSTS.c.start.is_distinct_from(CHUNKS.c.start))
+
+UNSETTLED: Final = select(
+    TRANSACTIONS.c.hash,
+    TRANSACTIONS.c.body,
+    TRANSACTIONS.c.account,
+    TRANSACTIONS.c.sequence,
+    TRANSACTIONS.c.timeout_height,
+    TRANSACTIONS.c.purpose,
+    TRANSACTIONS.c.cost,
+).where(TRANSACTIONS.c.outcome.is_(None))
+_PENDING: Final = UNSETTLED.where(TRANSACTIONS.c.account == bindparam("account")).order_by(TRANSACTIONS.c.sequence)
+_OPEN: Final = next(index for index in TRANSACTIONS.indexes if index.name == "transactions_open")
+# With RETURNING, since SQLAlchemy does not count the rows of an INSERT.
+_COMMIT: Final = insert(TRANSACTIONS).on_conflict_do_nothing(constraint=_OPEN).returning(TRANSACTIONS.c.hash)
+_COMMIT_POST: Final = insert(TRANSACTION_POSTS)
+_TRANSACTION: Final = (
+    select(TRANSACTIONS.c.account, TRANSACTIONS.c.outcome)
+    .where(TRANSACTIONS.c.hash == bindparam("hash"))
+    .with_for_update(key_share=True)
+)
+_REPORTED_COST: Final = bindparam("reported_cost", type_=BigInteger)
+_SETTLE: Final = (
+    update(TRANSACTIONS)
+    .where(TRANSACTIONS.c.hash == bindparam("transaction"))
+    .values(
+        outcome=bindparam("outcome"),
+        settled_at=func.now(),
+        cost=func.coalesce(_REPORTED_COST, TRANSACTIONS.c.cost),
+        cost_told=_REPORTED_COST.is_not(None),
+    )
 )
 # A purchase of ours may set an earlier end: the next reading says which.
-_FORGET_LATEST_END: Final = """
-    UPDATE storage_plans SET latest_end = NULL, latest_end_space = NULL
-    WHERE account IN (SELECT account FROM transactions WHERE hash = %(hash)s AND purpose = 'buy')
-    """
-_POSITIONS = "SELECT position FROM transaction_posts WHERE hash = %(hash)s ORDER BY position"
-_START = "UPDATE transaction_posts SET start = %(start)s WHERE hash = %(hash)s AND position = %(position)s"
-_END_INCLUDED = (
-    "DELETE FROM posts USING transaction_posts AS included WHERE included.hash = %(hash)s"
-    " AND included.caf_file_id = posts.caf_file_id AND included.account = posts.account"
+_FORGET_LATEST_END: Final = (
+    update(STORAGE_PLANS)
+    .where(
+        STORAGE_PLANS.c.account.in_(
+            select(TRANSACTIONS.c.account).where(TRANSACTIONS.c.hash == bindparam("transaction"), TRANSACTIONS.c.purpose == "buy")
+        )
+    )
+    .values(latest_end=null(), latest_end_space=null())
 )
-_END_POSTS = "UPDATE transaction_posts SET live = false WHERE hash = %(hash)s"
-_START_OF = """
-    SELECT transaction_posts.start
-    FROM transaction_posts JOIN transactions USING (hash, account) JOIN caf_files USING (caf_file_id)
-    WHERE account = %(account)s AND name = %(chunk)s AND outcome = 'included'
-    ORDER BY transaction_posts.start DESC, sequence DESC LIMIT 1
-    """
-_SPENT = (
-    "SELECT coalesce(sum(cost), 0) FROM transactions WHERE account = %(account)s"
-    " AND (outcome IS NULL OR outcome IN ('included', 'failed'))"
+_POSITIONS: Final = (
+    select(TRANSACTION_POSTS.c.position)
+    .where(TRANSACTION_POSTS.c.hash == bindparam("hash"))
+    .order_by(TRANSACTION_POSTS.c.position)
 )
-_AT_LIST_PRICE = (
-    "SELECT count(*) FROM transactions WHERE account = %(account)s AND purpose = 'buy' AND NOT cost_told"
-    " AND (outcome IS NULL OR outcome = 'included')"
+_START: Final = (
+    update(TRANSACTION_POSTS)
+    .where(TRANSACTION_POSTS.c.hash == bindparam("transaction"), TRANSACTION_POSTS.c.position == bindparam("number"))
+    .values(start=bindparam("start"))
 )
-_SEE_HEIGHT = """
-    INSERT INTO chain_heights AS old (chain_id, height) VALUES (%(chain_id)s, %(height)s)
-    ON CONFLICT (chain_id) DO UPDATE SET height = excluded.height WHERE old.height < excluded.height
-    """
-
-# Each sequence since the last look needs a transaction of this ledger. A sequence below the last one is never explained.
-_EXPLAINS = """
-    SELECT looked.unknown = 0 AND (SELECT count(DISTINCT sequence) FROM transactions WHERE account = %(account)s
-            AND sequence >= looked.sequence AND sequence < %(sequence)s
-            AND (outcome IS NULL OR outcome IN ('included', 'failed'))) = %(sequence)s - looked.sequence
-    FROM (SELECT coalesce(max(sequence), 0) AS sequence, coalesce(max(unknown), 0) AS unknown
-        FROM store_looks JOIN sources USING (source_id)
-        WHERE archive_id = %(archive)s AND account = %(account)s) AS looked
-    """
-_LOOKED = """
-    INSERT INTO store_looks (source_id, account, sequence, unknown)
-    SELECT source_id, %(account)s, %(sequence)s, %(unknown)s FROM sources WHERE archive_id = %(archive)s
-    ON CONFLICT (source_id, account) DO UPDATE SET sequence = excluded.sequence, unknown = excluded.unknown, looked_at = now()
-    """
-# A chunk that is sealed, or was to be posted when the backup was made, may be packed again with another root.
-_UNKNOWN_ROOTS = """
-    SELECT DISTINCT root FROM unnest(CAST(%(roots)s AS bytea[])) AS listed (root)
-    WHERE NOT EXISTS (SELECT FROM chunk_copies AS copies WHERE merkle_root = root AND (start IS NOT NULL
-            OR state = 'posting' AND NOT %(signed)s
-            OR EXISTS (SELECT FROM transaction_posts WHERE transaction_posts.caf_file_id = copies.caf_file_id AND live)))
-        AND NOT EXISTS (SELECT FROM left_posts WHERE left_posts.merkle_root = root)
-    ORDER BY root
-    """
+_END_INCLUDED: Final = delete(POSTS).where(
+    TRANSACTION_POSTS.c.hash == bindparam("hash"),
+    TRANSACTION_POSTS.c.caf_file_id == POSTS.c.caf_file_id,
+    TRANSACTION_POSTS.c.account == POSTS.c.account,
+)
+_END_POSTS: Final = update(TRANSACTION_POSTS).where(TRANSACTION_POSTS.c.hash == bindparam("transaction")).values(live=false())
+_START_OF: Final = (
+    select(TRANSACTION_POSTS.c.start)
+    .join(TRANSACTIONS)
+    .join(CAF_FILES)
+    .where(
+        TRANSACTION_POSTS.c.account == bindparam("account"),
+        CAF_FILES.c.name == bindparam("chunk"),
+        TRANSACTIONS.c.outcome == "included",
+    )
+    .order_by(TRANSACTION_POSTS.c.start.desc(), TRANSACTIONS.c.sequence.desc())
+    .limit(1)
+)
+_SPENT: Final = select(func.coalesce(func.sum(TRANSACTIONS.c.cost), 0)).where(
+    TRANSACTIONS.c.account == bindparam("account"),
+    or_(TRANSACTIONS.c.outcome.is_(None), TRANSACTIONS.c.outcome.in_(("included", "failed"))),
+)
+_AT_LIST_PRICE: Final = (
+    select(func.count())
+    .select_from(TRANSACTIONS)
+    .where(
+        TRANSACTIONS.c.account == bindparam("account"),
+        TRANSACTIONS.c.purpose == "buy",
+        ~TRANSACTIONS.c.cost_told,
+        or_(TRANSACTIONS.c.outcome.is_(None), TRANSACTIONS.c.outcome == "included"),
+    )
+)
+_SEEN_HEIGHT: Final = select(CHAIN_HEIGHTS.c.height).where(CHAIN_HEIGHTS.c.chain_id == bindparam("chain_id"))
+_HEIGHT: Final = insert(CHAIN_HEIGHTS)
+_SEE_HEIGHT: Final = _HEIGHT.on_conflict_do_update(
+    index_elements=[CHAIN_HEIGHTS.c.chain_id],
+    set_={"height": _HEIGHT.excluded.height},
+    where=CHAIN_HEIGHTS.c.height < _HEIGHT.excluded.height,
+)
+_LOOK: Final = insert(STORE_LOOKS).from_select(
+    ["source_id", "account", "sequence", "unknown"],
+    select(
+        SOURCES.c.source_id,
+        bindparam("account", type_=Text),
+        bindparam("sequence", type_=BigInteger),
+        bindparam("unknown", type_=Integer),
+    ).where(SOURCES.c.archive_id == bindparam("archive")),
+)
+_LOOKED: Final = _LOOK.on_conflict_do_update(
+    index_elements=[STORE_LOOKS.c.source_id, STORE_LOOKS.c.account],
+    set_={"sequence": _LOOK.excluded.sequence, "unknown": _LOOK.excluded.unknown, "looked_at": func.now()},
+)
 
 
 class TransactionLog:
@@ -175,10 +271,11 @@ class TransactionLog:
                 raise NotLocated(f"the ledger has no chunk {chunk}")
             if row.state not in _MAY_BE_POSTED:
                 raise IllegalMove(f"chunk {chunk} is '{row.state}' and is not to be posted")
-            facts = {"id": row.caf_file_id, "account": account, "message": message, "charged_bytes": charged_bytes}
             if row.state == _S.DAMAGED:
-                connection.exec_driver_sql(_END_FIRST_POST, {**facts, "start": row.start})
-            connection.exec_driver_sql(_ASK, facts)
+                first_post = {"id": row.caf_file_id, "signer": account, "first_start": row.start}
+                connection.execute(_END_FIRST_POST, first_post)
+            post = {"id": row.caf_file_id, "account": account, "message": message, "charged_bytes": charged_bytes}
+            connection.exec_driver_sql(query("ask_for_post"), post)
 
     def other_accounts(self, chunk: str, account: str) -> Sequence[str]:
         """End what other accounts asked for the chunk; return those that have a live post of it.
@@ -190,8 +287,8 @@ class TransactionLog:
             if row is None:
                 return ()
             facts = {"id": row.caf_file_id, "account": account}
-            connection.exec_driver_sql(_END_OTHER_ASKS, facts)
-            return connection.exec_driver_sql(_OTHER_POSTS, facts).scalars().all()
+            connection.execute(_END_OTHER_ASKS, facts)
+            return connection.execute(_OTHER_POSTS, facts).scalars().all()
 
     def waiting(self, account: str) -> Sequence[WaitingPost]:
         """Return, oldest first, what was asked for, has no live post, and is of a chunk that is still to be posted.
@@ -199,13 +296,13 @@ class TransactionLog:
         That is one that is `posting`, or `damaged` and to be posted again.
         """
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(_WAITING, {"account": account, "states": _MAY_BE_POSTED}).fetchall()
+            rows = connection.execute(_WAITING, {"account": account, "states": _MAY_BE_POSTED}).all()
         return [WaitingPost(**row._asdict()) for row in rows]
 
     def pending(self, account: str) -> Sequence[SignedTransaction]:
         """Return the account's transactions whose fate is not known, by sequence."""
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(_PENDING, {"account": account}).fetchall()
+            rows = connection.execute(_PENDING, {"account": account}).all()
         return [SignedTransaction(**row._asdict()) for row in rows]
 
     def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
@@ -221,14 +318,14 @@ class TransactionLog:
             _require_lease_of(lease, transaction.account, f"sign for account {transaction.account}")
             lock_lease(connection, lease)
             ids = _free_chunks(connection, transaction.account, chunks)
-            if not connection.exec_driver_sql(_COMMIT, asdict(transaction)).rowcount:
+            if connection.execute(_COMMIT, asdict(transaction)).one_or_none() is None:
                 raise LedgerError(
                     f"sequence {transaction.sequence} of account {transaction.account} has a transaction already",
                     hint="settle that one first",
                 )
             for position, chunk in enumerate(chunks):
-                facts = {"hash": transaction.hash, "account": transaction.account, "position": position, "id": ids[chunk]}
-                connection.exec_driver_sql(_COMMIT_POST, facts)
+                post = {"hash": transaction.hash, "account": transaction.account, "position": position}
+                connection.execute(_COMMIT_POST, {**post, "caf_file_id": ids[chunk]})
 
     def settle(self, lease: Lease, hash: str, outcome: str, *, starts: Sequence[int] = (), cost: int | None = None) -> None:
         """Close a transaction; the same outcome again changes nothing.
@@ -255,28 +352,28 @@ class TransactionLog:
                 return
             if known.outcome is not None:
                 raise LedgerError(f"transaction {hash} is '{known.outcome}' and cannot become '{outcome}'")
-            connection.exec_driver_sql(_SETTLE, {"hash": hash, "outcome": outcome, "cost": cost})
+            connection.execute(_SETTLE, {"transaction": hash, "outcome": outcome, "reported_cost": cost})
             if outcome == "included":
                 _record_starts(connection, hash, starts)
-                connection.exec_driver_sql(_FORGET_LATEST_END, {"hash": hash})
+                connection.execute(_FORGET_LATEST_END, {"transaction": hash})
             else:
-                connection.exec_driver_sql(_END_POSTS, {"hash": hash})
+                connection.execute(_END_POSTS, {"transaction": hash})
 
     def start_of(self, account: str, chunk: str) -> int | None:
         """Return the start of the chunk's latest included post; None where it has none."""
         with self._engine.begin() as connection:
-            found = connection.exec_driver_sql(_START_OF, {"account": account, "chunk": chunk}).scalar_one_or_none()
-        return None if found is None else int(found)
+            start: int | None = connection.execute(_START_OF, {"account": account, "chunk": chunk}).scalar_one_or_none()
+        return start
 
     def spent(self, account: str) -> int:
         """Return the cost in ujkl of the account's transactions that were included, failed or may be included."""
         with self._engine.begin() as connection:
-            return int(connection.exec_driver_sql(_SPENT, {"account": account}).scalar_one())
+            return int(connection.execute(_SPENT, {"account": account}).scalar_one())
 
     def at_list_price(self, account: str) -> int:
         """Return how many purchases that are or may be included are counted at their list price."""
         with self._engine.begin() as connection:
-            return int(connection.exec_driver_sql(_AT_LIST_PRICE, {"account": account}).scalar_one())
+            return int(connection.execute(_AT_LIST_PRICE, {"account": account}).scalar_one())
 
     def explains(self, account: str, archive_id: str, sequence: int) -> bool:
         """Return whether this ledger has a transaction for each sequence that the account used since the last look at an archive.
@@ -285,7 +382,7 @@ class TransactionLog:
         """
         with self._engine.begin() as connection:
             facts = {"account": account, "archive": archive_id, "sequence": sequence}
-            return bool(connection.exec_driver_sql(_EXPLAINS, facts).scalar_one())
+            return bool(connection.exec_driver_sql(query("explains_sequences"), facts).scalar_one())
 
     def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]:
         """Return the Merkle roots of a store that the ledger neither posted nor left aside.
@@ -293,25 +390,24 @@ class TransactionLog:
         `signed`: whether the store's posts are transactions of this log.
         """
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(_UNKNOWN_ROOTS, {"roots": list(roots), "signed": signed})
+            rows = connection.exec_driver_sql(query("unknown_roots"), {"roots": list(roots), "signed": signed})
             return [bytes(root) for root in rows.scalars().all()]
 
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
         """Remember a look at an archive's posts: the account's sequence before it, and how many unknown posts it found."""
         with self._engine.begin() as connection:
             facts = {"account": account, "archive": archive_id, "sequence": sequence, "unknown": unknown}
-            connection.exec_driver_sql(_LOOKED, facts)
+            connection.execute(_LOOKED, facts)
 
     def seen_height(self, chain_id: str) -> int:
         """Return the greatest block height ever seen of a chain; 0 where none was."""
         with self._engine.begin() as connection:
-            statement = "SELECT height FROM chain_heights WHERE chain_id = %(chain_id)s"
-            return int(connection.exec_driver_sql(statement, {"chain_id": chain_id}).scalar_one_or_none() or 0)
+            return int(connection.execute(_SEEN_HEIGHT, {"chain_id": chain_id}).scalar_one_or_none() or 0)
 
     def see_height(self, chain_id: str, height: int) -> None:
         """Remember a height, where it is greater than the one known."""
         with self._engine.begin() as connection:
-            connection.exec_driver_sql(_SEE_HEIGHT, {"chain_id": chain_id, "height": height})
+            connection.execute(_SEE_HEIGHT, {"chain_id": chain_id, "height": height})
 
 
 # --- what a move of the chunk means for its posts, in the transaction of the move --------------------------------------
@@ -338,26 +434,20 @@ def before_move(connection: Connection, caf_file_id: int, chunk: str, before: Ch
 
 def require_no_post(connection: Connection, caf_file_id: int, chunk: str, what: str) -> None:
     """Raise IllegalMove if a transaction posts the chunk, or may."""
-    statement = "SELECT EXISTS (SELECT FROM transaction_posts WHERE caf_file_id = %(id)s AND live)"
-    if connection.exec_driver_sql(statement, {"id": caf_file_id}).scalar_one():
+    if connection.execute(_HAS_POST, {"id": caf_file_id}).scalar_one():
         raise IllegalMove(f"chunk {chunk} cannot {what}: a transaction posts it, or may")
 
 
 def end_waiting(connection: Connection, caf_file_id: int) -> None:
     """Forget the chunk's messages that wait: it is posted, or is not to be posted any more."""
-    connection.exec_driver_sql("DELETE FROM posts WHERE caf_file_id = %(id)s", {"id": caf_file_id})
+    connection.execute(_END_WAITING, {"id": caf_file_id})
 
 
 def _live_post(connection: Connection, caf_file_id: int, before: ChunkState, after: ChunkState) -> str:
     """Return why the chunk's post may not be forgotten, or ""."""
     # A damaged chunk's own post is known, and so is that of one to be abandoned: its cost is reported.
     known_counts = before is not _S.DAMAGED and after is not _S.ABANDONED
-    statement = (
-        "SELECT transaction_posts.start FROM transaction_posts JOIN chunks USING (caf_file_id) WHERE caf_file_id = %(id)s"
-        " AND live AND (%(known_counts)s OR transaction_posts.start IS DISTINCT FROM chunks.start)"
-        " ORDER BY transaction_posts.start NULLS FIRST LIMIT 1"
-    )
-    row = connection.exec_driver_sql(statement, {"id": caf_file_id, "known_counts": known_counts}).fetchone()
+    row = connection.execute(_LIVE_STARTS if known_counts else _UNKNOWN_LIVE_STARTS, {"id": caf_file_id}).one_or_none()
     if row is None:
         return ""
     return "has a transaction under way" if row.start is None else "was posted"
@@ -366,10 +456,10 @@ def _live_post(connection: Connection, caf_file_id: int, before: ChunkState, aft
 # --- what the log's methods share ---------------------------------------------------------------------------------------
 
 
-def _locked(connection: Connection, chunks: Sequence[str]) -> Sequence[Row[Any]]:
+def _locked(connection: Connection, chunks: Sequence[str]) -> Sequence[Row[*tuple[Any, ...]]]:
     """Return the rows of chunks that the ledger has, which are locked."""
-    connection.exec_driver_sql(_LOCK_CHUNKS, {"chunks": list(chunks)})
-    return connection.exec_driver_sql(_CHUNK_ROWS, {"chunks": list(chunks)}).fetchall()
+    connection.execute(_LOCK_CHUNKS, {"chunks": list(chunks)})
+    return connection.execute(_CHUNK_ROWS, {"chunks": list(chunks)}).all()
 
 
 def _require_lease_of(lease: Lease, account: str, what: str) -> None:
@@ -377,11 +467,11 @@ def _require_lease_of(lease: Lease, account: str, what: str) -> None:
         raise LeaseLost(f"the lease on {lease.name} gives no right to {what}")
 
 
-def _held_transaction(connection: Connection, lease: Lease, hash: str) -> Row[Any]:
+def _held_transaction(connection: Connection, lease: Lease, hash: str) -> Row[*tuple[Any, ...]]:
     """Return the transaction's row, locked, with the lease of its account."""
     # The lease first: a commit locks in that order.
     lock_lease(connection, lease)
-    row = connection.exec_driver_sql(_TRANSACTION, {"hash": hash}).fetchone()
+    row = connection.execute(_TRANSACTION, {"hash": hash}).one_or_none()
     if row is None:
         raise LedgerError(f"the ledger has no transaction {hash}")
     _require_lease_of(lease, row.account, f"settle transaction {hash} of account {row.account}")
@@ -390,10 +480,10 @@ def _held_transaction(connection: Connection, lease: Lease, hash: str) -> Row[An
 
 def _free_chunks(connection: Connection, account: str, chunks: Sequence[str]) -> Mapping[str, int]:
     """Return the ids of chunks that may be posted by this account now, their rows locked; raise LedgerError for any other."""
-    found = _locked(connection, chunks)
-    rows = connection.exec_driver_sql(_ASKED_AND_FREE, {"account": account, "ids": [row.caf_file_id for row in found]})
-    asked = {row.caf_file_id: row.taken for row in rows}
-    states = {row.name: (row.caf_file_id, row.state) for row in found}
+    rows = _locked(connection, chunks)
+    posts = connection.execute(_ASKED_AND_FREE, {"account": account, "ids": [row.caf_file_id for row in rows]})
+    asked = {post.caf_file_id: post.taken for post in posts}
+    states = {row.name: (row.caf_file_id, row.state) for row in rows}
     for number, chunk in enumerate(chunks):
         if chunk in chunks[:number]:
             raise LedgerError(f"chunk {chunk} is in the transaction twice")
@@ -412,9 +502,9 @@ def _free_chunks(connection: Connection, account: str, chunks: Sequence[str]) ->
 
 def _record_starts(connection: Connection, hash: str, starts: Sequence[int]) -> None:
     """Write the start of each post; what waited for them waits no more."""
-    positions = connection.exec_driver_sql(_POSITIONS, {"hash": hash}).scalars().all()
+    positions = connection.execute(_POSITIONS, {"hash": hash}).scalars().all()
     if len(positions) != len(starts):
         raise LedgerError(f"transaction {hash} has {len(positions)} posts, and {len(starts)} starts were given")
     for position, start in zip(positions, starts, strict=True):
-        connection.exec_driver_sql(_START, {"hash": hash, "position": position, "start": start})
-    connection.exec_driver_sql(_END_INCLUDED, {"hash": hash})
+        connection.execute(_START, {"transaction": hash, "number": position, "start": start})
+    connection.execute(_END_INCLUDED, {"hash": hash})

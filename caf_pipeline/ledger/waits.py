@@ -2,28 +2,37 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Final
+
+from sqlalchemy import and_, bindparam, delete, func, insert, or_, select
 
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.processes import is_alive
 from caf_pipeline.ledger.records import Holder, RunWait
+from caf_pipeline.ledger.tables import WAITS
 from caf_pipeline.waits import RENEW_SECONDS, Wait
 
-_LIVE_SECONDS: Final = 3 * RENEW_SECONDS  # two renewals may fail in a row
-
-_MINE: Final = (
-    "run = %(run)s AND boot_id = %(boot_id)s AND pid = %(pid)s AND process_started = %(process_started)s AND source = %(source)s"
-)
 # Rows that processes left when they were killed are removed by whoever writes next.
-_REMOVE = f"DELETE FROM waits WHERE ({_MINE}) OR expires_at < clock_timestamp() - interval '1 day'"
-_INSERT = (
-    "INSERT INTO waits (run, boot_id, pid, process_started, source, chunk, what, ends_by, since, expires_at)"
-    " VALUES (%(run)s, %(boot_id)s, %(pid)s, %(process_started)s, %(source)s, %(chunk)s, %(what)s, %(ends_by)s, %(since)s,"
-    " clock_timestamp() + make_interval(secs => %(seconds)s))"
+_REMOVE: Final = delete(WAITS).where(
+    or_(
+        and_(
+            WAITS.c.run == bindparam("run"),
+            WAITS.c.boot_id == bindparam("boot_id"),
+            WAITS.c.pid == bindparam("pid"),
+            WAITS.c.process_started == bindparam("process_started"),
+            WAITS.c.source == bindparam("source"),
+        ),
+        WAITS.c.expires_at < func.clock_timestamp() - timedelta(days=1),
+    )
 )
-_LIVE = (
-    "SELECT run, boot_id, pid, process_started, source, chunk, what, ends_by, since FROM waits"
-    " WHERE expires_at > clock_timestamp() ORDER BY source, since, chunk, what"
+_INSERT: Final = insert(WAITS).values(expires_at=func.clock_timestamp() + timedelta(seconds=3 * RENEW_SECONDS))
+"""Two renewals may fail in a row."""
+
+_LIVE: Final = (
+    select(WAITS)
+    .where(WAITS.c.expires_at > func.clock_timestamp())
+    .order_by(WAITS.c.source, WAITS.c.since, WAITS.c.chunk, WAITS.c.what)
 )
 
 
@@ -37,14 +46,14 @@ class RunWaits(LedgerPart):
         """
         mine = {**asdict(holder), "source": source}
         with self._engine.begin() as connection:
-            connection.exec_driver_sql(_REMOVE, mine)
+            connection.execute(_REMOVE, mine)
             for wait in waits:
-                connection.exec_driver_sql(_INSERT, {**mine, **asdict(wait), "seconds": _LIVE_SECONDS})
+                connection.execute(_INSERT, {**mine, **asdict(wait)})
 
     def list(self) -> Sequence[RunWait]:
         """Return what live runs wait for, by source and beginning. What a dead process of this machine waited for is left out."""
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(_LIVE).fetchall()
+            rows = connection.execute(_LIVE).all()
         return [
             RunWait(row.source, row.run, Wait(row.what, row.ends_by, row.since, row.chunk))
             for row in rows

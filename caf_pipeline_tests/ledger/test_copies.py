@@ -8,6 +8,7 @@ from caf_pipeline.chunk_state import ChunkState, CopyState
 from caf_pipeline.errors import IllegalMove, LedgerError
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline_tests.contracts.ledger import (
+    POSTING,
     ROOT,
     SOURCE,
     archive,
@@ -118,6 +119,15 @@ def test_a_chunk_sealed_for_another_store_is_posted_in_this_one(ledger, database
     other = Ledger(database, store="directory", lease_seconds=1.0)
     end(other, chunk, S.POSTING)
     assert [row[:3] for row in copies(database)] == [(chunk, "directory", "posting")]
+
+
+def test_damaged_chunk_is_not_posted_again_in_another_store(ledger, database):
+    chunk = archive(ledger, ["a"])
+    end(ledger, chunk, S.DAMAGED)
+    other = Ledger(database, store="directory", lease_seconds=1.0)
+    with other.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove, match="directory"):
+        other.record_repost(lease, chunk, replace(POSTING, start=99))
+    assert ledger.chunks.get(chunk).start == POSTING.start
 
 
 def test_a_chunk_that_is_packed_again_has_no_copy_until_it_is_sealed(ledger, database):

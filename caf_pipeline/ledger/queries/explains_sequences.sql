@@ -1,0 +1,8 @@
+-- Returns whether each sequence since the last look at an archive has a transaction of this ledger, and that look found no unknown post.
+-- A sequence below that of the last look is never explained.
+SELECT looked.unknown = 0 AND (SELECT count(DISTINCT sequence) FROM transactions WHERE account = %(account)s
+        AND sequence >= looked.sequence AND sequence < %(sequence)s
+        AND (outcome IS NULL OR outcome IN ('included', 'failed'))) = %(sequence)s - looked.sequence
+FROM (SELECT coalesce(max(sequence), 0) AS sequence, coalesce(max(unknown), 0) AS unknown
+    FROM store_looks JOIN sources USING (source_id)
+    WHERE archive_id = %(archive)s AND account = %(account)s) AS looked
