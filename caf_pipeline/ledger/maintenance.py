@@ -4,42 +4,34 @@ What writes looks again under a lock, and may be called at any moment, by any nu
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
+from typing import Final
+
+from sqlalchemy import bindparam, delete, select
 
 from caf_pipeline.chunk_state import CLAIMING, EVER_LOCATED, MAY_BE_PENDING, ChunkState
 from caf_pipeline.ledger.copy import end_claims, forget_pending
 from caf_pipeline.ledger.engine import LedgerPart
+from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import ChunkRows, Reservation
-from caf_pipeline.ledger.transactions import SIGNED
+from caf_pipeline.ledger.tables import CAF_FILES, FILE_LOCATIONS, STAGING_RESERVATIONS, TRANSACTIONS
+from caf_pipeline.ledger.views import CHUNKS
 from caf_pipeline.store.protocol import SignedTransaction
 
-_RESERVATIONS = (
-    "SELECT name AS chunk, state, folder, size_bytes FROM staging_reservations JOIN chunks USING (caf_file_id) ORDER BY name"
+_RESERVATIONS: Final = (
+    select(CHUNKS.c.name.label("chunk"), CHUNKS.c.state, STAGING_RESERVATIONS.c.folder, STAGING_RESERVATIONS.c.size_bytes)
+    .join_from(STAGING_RESERVATIONS, CHUNKS, STAGING_RESERVATIONS.c.caf_file_id == CHUNKS.c.caf_file_id)
+    .order_by(CHUNKS.c.name)
 )
-_UNSETTLED = f"{SIGNED} WHERE outcome IS NULL ORDER BY account, sequence"
-# One statement sees one moment: a load of locations is in all of it or in none.
-_ROWS_BY_CHUNK = """
-    WITH source AS (SELECT source_id FROM sources WHERE name = %(source)s),
-        located AS (SELECT caf_file_id, count(*) AS locations FROM file_locations
-            WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
-        claimed AS (SELECT caf_file_id, count(*) AS claims FROM claims
-            WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
-        sealed AS (SELECT caf_file_id, count(*) AS pending FROM pending_locations
-            WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
-        of_source AS (SELECT caf_file_id, name, state, member_count, restored_at FROM chunks
-            WHERE source_id = (SELECT source_id FROM source))
-    SELECT caf_file_id, name AS chunk, state, coalesce(locations, 0) AS locations, coalesce(pending, 0) AS pending,
-        CASE WHEN object_parts.part IS NULL THEN coalesce(claims, 0) WHEN state = ANY(%(claiming)s) THEN member_count ELSE 0 END
-            AS claims,
-        coalesce(member_count, 0) AS member_count, restored_at IS NOT NULL AS restored
-    FROM of_source FULL JOIN located USING (caf_file_id) FULL JOIN claimed USING (caf_file_id)
-        FULL JOIN sealed USING (caf_file_id)
-        LEFT JOIN object_parts USING (caf_file_id)
-    ORDER BY caf_file_id
-    """
+_UNSETTLED: Final = (
+    select(*(TRANSACTIONS.c[field.name] for field in fields(SignedTransaction)))
+    .where(TRANSACTIONS.c.outcome.is_(None))
+    .order_by(TRANSACTIONS.c.account, TRANSACTIONS.c.sequence)
+)
 # A load of locations holds the row from its move on. What has no row can get none: ids are never given again.
 # What is stored of the state is enough: whether a chunk claims or ever was located does not depend on its copy.
-_CHUNK_STATE = "SELECT state FROM caf_files WHERE caf_file_id = %(id)s FOR NO KEY UPDATE"
-_DROP_LOCATIONS = "DELETE FROM file_locations WHERE caf_file_id = %(id)s"
+_CHUNK_STATE: Final = select(CAF_FILES.c.state).where(CAF_FILES.c.caf_file_id == bindparam("id")).with_for_update(key_share=True)
+_DROP_LOCATIONS: Final = delete(FILE_LOCATIONS).where(FILE_LOCATIONS.c.caf_file_id == bindparam("id"))
 
 
 class StrayRows(LedgerPart):
@@ -48,13 +40,13 @@ class StrayRows(LedgerPart):
     def reservations(self) -> Sequence[Reservation]:
         """Return all reservations of staging folders, by chunk."""
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(_RESERVATIONS).fetchall()
+            rows = connection.execute(_RESERVATIONS).fetchall()
         return [Reservation(row.chunk, ChunkState(row.state), row.folder, row.size_bytes) for row in rows]
 
     def unsettled(self) -> Sequence[SignedTransaction]:
         """Return the transactions of every account whose fate is not known, by account and sequence."""
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(_UNSETTLED).fetchall()
+            rows = connection.execute(_UNSETTLED).fetchall()
         return [SignedTransaction(**row._asdict()) for row in rows]
 
     def rows_by_chunk(self, source: str) -> Sequence[ChunkRows]:
@@ -65,7 +57,8 @@ class StrayRows(LedgerPart):
         Empty for a source that is not known. Reads each table once.
         """
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(_ROWS_BY_CHUNK, {"source": source, "claiming": sorted(CLAIMING)}).fetchall()
+            values = {"source": source, "claiming": sorted(CLAIMING)}
+            rows = connection.exec_driver_sql(query("rows_by_chunk"), values).fetchall()
         return [ChunkRows(**{**row._asdict(), "state": None if row.state is None else ChunkState(row.state)}) for row in rows]
 
     def drop_stray_rows(self, caf_file_id: int) -> int:
@@ -75,11 +68,11 @@ class StrayRows(LedgerPart):
         """
         dropped = 0
         with self._engine.begin() as connection:
-            state = connection.exec_driver_sql(_CHUNK_STATE, {"id": caf_file_id}).scalar_one_or_none()
+            state = connection.execute(_CHUNK_STATE, {"id": caf_file_id}).scalar_one_or_none()
             if state not in CLAIMING:
                 dropped += end_claims(connection, caf_file_id)
             if state not in EVER_LOCATED:
-                dropped += connection.exec_driver_sql(_DROP_LOCATIONS, {"id": caf_file_id}).rowcount
+                dropped += connection.execute(_DROP_LOCATIONS, {"id": caf_file_id}).rowcount
             if state not in MAY_BE_PENDING:
                 dropped += forget_pending(connection, caf_file_id)
         return dropped
