@@ -65,7 +65,7 @@ def inspect_backup(settings: Settings, ledger: Ledger, path: Path) -> BackupCont
 def restore_ledger(settings: Settings, ledger: Ledger, path: Path) -> None:
     """Replace the ledger by a backup, with everything paused: see `ledger.backup.restore`."""
     programs = Programs(ledger.database, embedded=not has_own_server(settings))
-    restore(ledger.database, programs, path, reason="a backup was restored: run `caf doctor`, then `caf resume`")
+    restore(programs, path, reason="a backup was restored: run `caf doctor`, then `caf resume`")
 
 
 def open_store(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> ChunkStore:

@@ -92,10 +92,24 @@ CREATE VIEW last_whole_inventories AS
 SELECT source_id, max(taken_at) AS taken_at FROM inventories WHERE after_key = '' AND until_key IS NULL GROUP BY source_id;
 
 -- Objects that are skipped now. The plan of a whole inventory claims each object of it that is due again, and lets those be due that it
--- does not list. A row that is due since before that inventory is history: the object was deleted or overwritten.
+-- does not list. A row that is due since before that inventory is history: the object was deleted or overwritten. The join begins with
+-- sources, so that the planner finds a source's time once: with skipped_objects first, counting 10^6 rows took a fifth longer.
 CREATE VIEW current_skips AS
-SELECT skipped_objects.* FROM skipped_objects LEFT JOIN last_whole_inventories USING (source_id)
+SELECT skipped_objects.* FROM sources LEFT JOIN last_whole_inventories USING (source_id) JOIN skipped_objects USING (source_id)
 WHERE reason <> 'waiting' AND retry_at > least(coalesce(taken_at, '-infinity'), now());
+
+-- The chunks of sources whose object counts with another chunk. An object over several chunks counts with the last of them that is not
+-- archived, and with its last one if all are archived. Parts that were given up are of no object. LATERAL with LIMIT: as in objects_in_parts.
+CREATE FUNCTION counted_elsewhere(source_names text[]) RETURNS TABLE (caf_file_id bigint) LANGUAGE sql STABLE AS $$
+    SELECT caf_file_id FROM (
+        SELECT parts.caf_file_id, abandoned OR row_number() OVER (
+            PARTITION BY plan_id, file_path, version_id, etag, object_bytes, rewritten_at
+            ORDER BY own.state IN ('located', 'damaged'), part DESC) > 1 AS is_elsewhere
+        FROM object_parts AS parts
+        CROSS JOIN LATERAL (SELECT state FROM chunks WHERE chunks.caf_file_id = parts.caf_file_id LIMIT 1) AS own
+        WHERE source_id IN (SELECT source_id FROM sources WHERE name = ANY(source_names))) AS counted
+    WHERE is_elsewhere
+$$;
 
 -- What is known of keys, all at the moment of the statement that asks. A function, because its statements are planned once for a
 -- connection, also behind a pooler, and planning them takes longer than answering them. A skip that a whole inventory has ended, since it

@@ -19,46 +19,51 @@ from pathlib import Path
 from typing import IO, Final
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.rows import dict_row, scalar_row
-from psycopg.sql import Literal
+from psycopg.rows import scalar_row
 
 from caf_pipeline.errors import HeldByOther, LedgerError, SettingsError, StagingError, UsageError
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.embedded import wheel_programs
+from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.schema_files import APPLIED, made_by, schema_files
 from caf_pipeline.system.atomic_files import PRIVATE, sync_file, sync_folder
 from caf_pipeline.system.child_environment import Need, child_environment
 
 _MAGIC: Final = b"PGDMP"  # of pg_dump's custom format
-_LOCK_SECONDS: Final = 20
-"""Seconds that a restore waits for statements of other processes. Idle connections lock nothing."""
-
-_HELD: Final = "a run holds a lease"
+_HELD: Final = "a run holds a lease"  # as _BEFORE raises it
 _DISK_FULL: Final = "could not write to output file"  # of pg_dump
 _CREATED: Final = re.compile(r"(?im)^\s*CREATE (?:OR REPLACE )?(?:UNIQUE )?(TABLE|VIEW|FUNCTION|INDEX) (?:IF NOT EXISTS )?(\w+)")
 _ENTRY: Final = re.compile(r"\d+; \d+ \d+ (?P<what>[A-Z][A-Z ]*[A-Z]) (?P<schema>\S+) (?P<tag>.*) \S+")
 _IGNORED: Final = frozenset({"SCHEMA", "EXTENSION", "COMMENT", "DATABASE PROPERTIES", "DATABASE"})
 
-_FOREIGN: Final = """
-    SELECT format('%%I.%%I', nspname, relname) FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
-    WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND nspname NOT IN ('pg_catalog', 'information_schema')
-        AND nspname NOT LIKE 'pg\\_toast%%' AND NOT (nspname = current_schema() AND relname = ANY(%(ours)s))
-    """
-_PRESENT: Final = """
-    SELECT (SELECT string_agg(oid::regclass::text, ', ') FROM pg_class
-            WHERE relnamespace = current_schema()::regnamespace AND relkind = 'v' AND relname = ANY(%(names)s)) AS views,
-        (SELECT string_agg(oid::regclass::text, ', ') FROM pg_class
-            WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AND relname = ANY(%(names)s)) AS tables,
-        (SELECT string_agg(oid::regprocedure::text, ', ') FROM pg_proc
-            WHERE pronamespace = current_schema()::regnamespace AND proname = ANY(%(names)s)) AS functions
-    """
+_BEFORE: Final = r"""
+\set ON_ERROR_STOP on
+BEGIN;
+SET LOCAL lock_timeout = '20s';
+SELECT quote_ident(current_schema()) AS schema \gset
+SET LOCAL search_path = :schema;
+SELECT format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', oid::regclass) FROM pg_class
+WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AND relname = ANY (:'names') \gexec
+DO $$ BEGIN
+    IF EXISTS (SELECT FROM leases WHERE expires_at > clock_timestamp()) THEN RAISE EXCEPTION 'a run holds a lease'; END IF;
+END $$;
+SELECT 'DROP VIEW ' || string_agg(oid::regclass::text, ', ') FROM pg_class
+WHERE relnamespace = current_schema()::regnamespace AND relkind = 'v' AND relname = ANY (:'names') \gexec
+SELECT 'DROP TABLE ' || string_agg(oid::regclass::text, ', ') FROM pg_class
+WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AND relname = ANY (:'names') \gexec
+SELECT 'DROP FUNCTION ' || string_agg(oid::regprocedure::text, ', ') FROM pg_proc
+WHERE pronamespace = current_schema()::regnamespace AND proname = ANY (:'names') \gexec
+"""
+r"""For psql. Waits 20 seconds for statements of other processes; idle connections lock nothing. `\gexec` runs the text that the
+server returns, and nothing if it is NULL."""
+
 # Only the server's clock decides about times and epochs, since it gave the earlier epochs.
 _AFTERWARDS: Final = """
-SET search_path = {schema};
+SET search_path = :schema;
 UPDATE leases SET epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)) + 1,
     expires_at = to_timestamp(0);
 UPDATE caf_files SET epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)) + 1;
-INSERT INTO orders (name, value) VALUES ('paused', {reason})
+INSERT INTO orders (name, value) VALUES ('paused', :'reason')
     ON CONFLICT (name) DO UPDATE SET value = excluded.value, ordered_at = now();
 COMMIT;
 """
@@ -174,7 +179,8 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
         raise UsageError(f"{str(path)!r} exists, and is not replaced.", hint="Name a new file.")
     programs = Programs(database, embedded=embedded)
     with database.translated(), database.connect() as connection:
-        foreign = connection.cursor(row_factory=scalar_row).execute(_FOREIGN, {"ours": list(names_of_ledger())}).fetchall()
+        ours = {"ours": list(names_of_ledger())}
+        foreign = connection.cursor(row_factory=scalar_row).execute(query("foreign_tables"), ours).fetchall()
     temporary = path.with_name(f".caf-{secrets.token_hex(8)}.partial")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
@@ -253,7 +259,7 @@ def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
     return [dict(zip(columns, line.split("\t"), strict=False)) for line in copy["rows"].splitlines()]
 
 
-def restore(database: Database, programs: Programs, path: Path, *, reason: str) -> None:
+def restore(programs: Programs, path: Path, *, reason: str) -> None:
     """Replace the ledger by a backup in one transaction, pause everything, and end all leases.
 
     Tables that a later version added may be missing afterwards: opening the ledger makes them.
@@ -263,34 +269,16 @@ def restore(database: Database, programs: Programs, path: Path, *, reason: str) 
             ledger is unchanged.
     """
     names = names_of_ledger()
-    with database.translated(), database.connect() as connection:
-        schema = connection.cursor(row_factory=scalar_row).execute("SELECT quote_ident(current_schema())").fetchone()
-        present = connection.cursor(row_factory=dict_row).execute(_PRESENT, {"names": list(names)}).fetchone() or {}
-        tables = [table for table in (present["tables"] or "").split(", ") if table]
-        reason_text = Literal(reason).as_string(connection)
-    before = [
-        "\\set ON_ERROR_STOP on",
-        "BEGIN;",
-        f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s';",
-        *(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE;" for table in tables),
-        f"DO $$ BEGIN IF EXISTS (SELECT FROM {schema}.leases WHERE expires_at > clock_timestamp()) THEN"
-        f" RAISE EXCEPTION '{_HELD}'; END IF; END $$;",
-        *(
-            f"DROP {kind} {listed};"
-            for kind, listed in (("VIEW", present["views"]), ("TABLE", present["tables"]), ("FUNCTION", present["functions"]))
-            if listed
-        ),
-        "",
-    ]
     try:
         with contextlib.ExitStack() as stack:
             entries = stack.enter_context(tempfile.NamedTemporaryFile("w", encoding="utf-8"))
             entries.write(_entries(programs, path, names))
             entries.flush()
             options = ("--no-psqlrc", "--quiet", "--no-password", "--output=/dev/null")
-            psql = stack.enter_context(programs.started("psql", *options, connects=True, stdin=subprocess.PIPE))
+            variables = (f"--set=names={{{','.join(names)}}}", f"--set=reason={reason}")
+            psql = stack.enter_context(programs.started("psql", *options, *variables, connects=True, stdin=subprocess.PIPE))
             assert psql.stdin
-            _send(psql.stdin, "\n".join(before))
+            _send(psql.stdin, _BEFORE)
             with programs.started(
                 "pg_restore", "--no-owner", "--exit-on-error", f"--use-list={entries.name}", "--file=-", str(path),
                 stdout=subprocess.PIPE,
@@ -299,7 +287,7 @@ def restore(database: Database, programs: Programs, path: Path, *, reason: str) 
                 with contextlib.suppress(BrokenPipeError):  # psql says why it ended
                     shutil.copyfileobj(script.stdout, psql.stdin, 1 << 20)
             # Only now: if the script or this process ends early, psql ends without a commit.
-            _send(psql.stdin, _AFTERWARDS.format(schema=schema, reason=reason_text))
+            _send(psql.stdin, _AFTERWARDS)
             with contextlib.suppress(BrokenPipeError):
                 psql.stdin.close()
     except LedgerError as error:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
 
-from caf_pipeline.chunk_state import CLAIMING, ChunkState
+from caf_pipeline.chunk_state import CLAIMING, GOOD, ChunkState
 from caf_pipeline.errors import IllegalMove, LedgerError
 from caf_pipeline.ledger.copy import (
-    GOOD,
     TWICE,
     copy_location_batches,
     end_claims,

@@ -4,14 +4,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from sqlalchemy import Row
+from sqlalchemy import ColumnElement, Row, Select, Text, and_, any_, bindparam, exists, false, func, select
+from sqlalchemy.dialects.postgresql import ARRAY
 
-from caf_pipeline.chunk_state import CLAIMING, ChunkState, CopyState, stored_state
+from caf_pipeline.chunk_state import CLAIMING, GOOD, ChunkState, CopyState, stored_state
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.ledger.copy import GOOD
-from caf_pipeline.ledger.current_content import content, still_skipped
+from caf_pipeline.ledger.current_content import content
 from caf_pipeline.ledger.engine import LedgerPart
+from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import (
     ArchiveRate,
     Chunk,
@@ -19,87 +20,150 @@ from caf_pipeline.ledger.records import (
     SourceAccount,
     WaitingObjects,
 )
+from caf_pipeline.ledger.tables import (
+    CAF_FILES,
+    CLAIMS,
+    FILE_LOCATIONS,
+    FULL_READS,
+    OBJECT_PARTS,
+    PLANS,
+    SKIPPED_OBJECTS,
+    SOURCES,
+)
+from caf_pipeline.ledger.views import CHUNKS, CURRENT_SKIPS, OBJECTS_IN_PARTS
 from caf_pipeline.store.protocol import Sample
 
-_CHUNK: Final = """
-    SELECT caf_file_id, chunks.name, sources.name AS source, archive_id, plans.name AS plan, folder AS plan_folder,
-        number, state, copy_state, epoch, attempts, chunks.object_count, chunks.object_bytes, expected_size_bytes,
-        caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, merkle_root,
-        proof_type, owner, start, {samples} AS samples, reason, updated_at, located_at, checked_at,
-        full_reads.read_at AS read_back_at, unanswered_at,
-        tail_start, tail_sha256, coalesce(part, 0) AS part, coalesce(part_count, 0) AS part_count,
-        coalesce(abandoned, false) AS part_abandoned, adopted_at IS NOT NULL AS adopted
-    FROM chunks JOIN sources USING (source_id) JOIN plans USING (plan_id) LEFT JOIN object_parts USING (caf_file_id)
-        LEFT JOIN full_reads USING (caf_file_id, store)
-"""
-_LOCATED: Final = "chunk_state = 'located' AND copy_state = 'verified'"
-"""The state `located`, as an index has it."""
+_CHUNK_COLUMNS: Final = [field.name for field in fields(Chunk) if field.name in CHUNKS.c and field.name != "samples"]
+"""The columns of the view that a chunk has unchanged."""
 
-_WAITING: Final = f"""SELECT caf_file_id FROM chunks JOIN sources USING (source_id)
-    WHERE sources.name = %(source)s AND {_LOCATED} AND look_again_at <= now()
-    ORDER BY look_again_at, caf_file_id LIMIT %(waiting)s"""
+_WITHOUT_SAMPLES: Final[Select[Any]] = (
+    select(
+        *(CHUNKS.c[name] for name in _CHUNK_COLUMNS),
+        SOURCES.c.name.label("source"),
+        SOURCES.c.archive_id,
+        PLANS.c.name.label("plan"),
+        PLANS.c.folder.label("plan_folder"),
+        FULL_READS.c.read_at.label("read_back_at"),
+        func.coalesce(OBJECT_PARTS.c.part, 0).label("part"),
+        func.coalesce(OBJECT_PARTS.c.part_count, 0).label("part_count"),
+        func.coalesce(OBJECT_PARTS.c.abandoned, false()).label("part_abandoned"),
+        CHUNKS.c.adopted_at.is_not(None).label("adopted"),
+    )
+    .join_from(CHUNKS, SOURCES, CHUNKS.c.source_id == SOURCES.c.source_id)
+    .join(PLANS, CHUNKS.c.plan_id == PLANS.c.plan_id)
+    .outerjoin(OBJECT_PARTS, CHUNKS.c.caf_file_id == OBJECT_PARTS.c.caf_file_id)
+    .outerjoin(FULL_READS, and_(CHUNKS.c.caf_file_id == FULL_READS.c.caf_file_id, CHUNKS.c.store == FULL_READS.c.store))
+)
+_WITH_SAMPLES: Final = _WITHOUT_SAMPLES.add_columns(CHUNKS.c.samples)
+_CHUNK: Final = _WITH_SAMPLES.where(CHUNKS.c.name == bindparam("name"))
+# The states that are stored have an index.
+_IN_STATES: Final = _WITHOUT_SAMPLES.where(
+    CHUNKS.c.state == any_(bindparam("states", type_=ARRAY(Text))),
+    CHUNKS.c.chunk_state == any_(bindparam("stored", type_=ARRAY(Text))),
+).order_by(CHUNKS.c.name)
+
+_LOCATED: Final = and_(
+    SOURCES.c.name == bindparam("source"), CHUNKS.c.chunk_state == ChunkState.LOCATED, CHUNKS.c.copy_state == CopyState.VERIFIED
+)
+"""Chunks of a source in the state `located`, in words of the tables."""
+
+_LONGEST_AGO: Final = func.coalesce(CHUNKS.c.checked_at, CHUNKS.c.located_at)
+_WAITING: Final = (
+    select(CHUNKS.c.caf_file_id)
+    .join_from(CHUNKS, SOURCES, CHUNKS.c.source_id == SOURCES.c.source_id)
+    .where(_LOCATED, CHUNKS.c.look_again_at <= func.now())
+    .order_by(CHUNKS.c.look_again_at, CHUNKS.c.caf_file_id)
+    .limit(bindparam("waiting"))
+    .correlate(None)
+)
+_TO_PROVE: Final = (
+    _WITH_SAMPLES.where(_LOCATED, CHUNKS.c.unanswered_at.is_(None))
+    .order_by(CHUNKS.c.caf_file_id.in_(_WAITING).desc(), _LONGEST_AGO, CHUNKS.c.caf_file_id)
+    .limit(bindparam("limit"))
+)
+_SUSPECTED: Final = (
+    _WITH_SAMPLES.where(_LOCATED, CHUNKS.c.suspected_at.is_not(None))
+    .order_by(_LONGEST_AGO, CHUNKS.c.caf_file_id)
+    .limit(bindparam("limit"))
+)
+_UNANSWERED: Final = _WITH_SAMPLES.where(_LOCATED, CHUNKS.c.unanswered_at.is_not(None)).order_by(
+    CHUNKS.c.unanswered_at, CHUNKS.c.caf_file_id
+)
+
 RATES_ASKED: Final = 50
 RATES_NEEDED: Final = 3
 """Of chunks located last, the median of whose rates is taken: one long pause between two of them then changes little."""
 
-# From one chunk located to the next, so that chunks archived side by side count as what they come to together; from when the
-# chunk was planned where that is later, since nothing was to be done before. What a rebuild restored was never packed here.
-_RATE = """
-    WITH recent AS (SELECT created_at, located_at, member_bytes FROM caf_files
-        WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND located_at IS NOT NULL AND attempts > 0
-        ORDER BY located_at DESC LIMIT %(chunks)s),
-    following AS (SELECT *, lag(located_at) OVER (ORDER BY located_at) AS before FROM recent),
-    steps AS (SELECT member_bytes, extract(epoch FROM located_at - greatest(created_at, before)) AS seconds
-        FROM following WHERE before IS NOT NULL)
-    SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY member_bytes / CAST(seconds AS double precision)) AS rate,
-        count(*) AS chunks FROM steps WHERE seconds > 0 AND member_bytes > 0
-    """
-_SKIPPED = (
-    "SELECT reason, count(*) FROM skipped_objects"
-    f" WHERE source_id = %(source_id)s AND {still_skipped('%(source_id)s')} GROUP BY reason"
+_OF_CHUNK: Final = (
+    FILE_LOCATIONS.c.caf_file_id
+    == select(CAF_FILES.c.caf_file_id).where(CAF_FILES.c.name == bindparam("chunk")).scalar_subquery()
 )
-_WAITING_OBJECTS = """
-    SELECT count(*) AS objects, coalesce(sum(size_bytes), 0) AS size_bytes, min(retry_at) AS until FROM skipped_objects AS skipped
-    WHERE source_id = %(source_id)s AND reason = 'waiting' AND NOT EXISTS (SELECT FROM claims
-        WHERE claims.source_id = skipped.source_id AND claims.file_path = skipped.file_path
-            AND claims.version_id = skipped.version_id AND claims.etag = skipped.etag
-            AND claims.size_bytes = skipped.size_bytes AND claims.rewritten_at = skipped.rewritten_at)
-    """
-# Of many, some: what was archived last of a bucket that keeps versions has version ids. Each look for new objects may ask.
-_SOME_VERSIONS = """
-    SELECT version_id FROM (SELECT version_id FROM claims
-        WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) LIMIT 1000) AS claimed
-    UNION ALL SELECT version_id FROM (SELECT caf_file_id FROM chunks
-            WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND state = ANY(%(good)s)
-                AND chunk_state = 'located' AND adopted_at IS NULL
-            ORDER BY located_at DESC LIMIT 3) AS chunks
-        CROSS JOIN LATERAL (SELECT version_id FROM file_locations
-            WHERE caf_file_id = chunks.caf_file_id LIMIT 1000) AS located
-    """
-_ANY_OBJECT = """
-    SELECT start_byte, end_byte, sha256 FROM file_locations
-    WHERE caf_file_id = (SELECT caf_file_id FROM caf_files WHERE name = %(chunk)s)
-        AND end_byte - start_byte BETWEEN 1 AND %(most)s
-    ORDER BY random() LIMIT 1
-    """
-_SOME_MEMBERS = """
-    SELECT file_path AS key, object_version(version_id, etag, size_bytes, rewritten_at) AS object_version,
-        nullif(version_id, '') AS version_id, start_byte, end_byte, etag, last_modified, sha256, header_set
-    FROM file_locations WHERE caf_file_id = (SELECT caf_file_id FROM caf_files WHERE name = %(chunk)s)
-    ORDER BY random() LIMIT %(limit)s
-    """
-# Of chunks with a part, the number alone: what is located of objects in parts is asked of the objects.
-_SUMS = """
-    SELECT state, count(*) AS chunks, coalesce(sum(member_count) FILTER (WHERE part IS NULL), 0) AS members,
-        coalesce(sum(member_bytes) FILTER (WHERE part IS NULL), 0) AS bytes,
-        coalesce(sum(object_count - skipped_count - released_count) FILTER (WHERE part IS NULL), 0) AS claimed
-    FROM chunks LEFT JOIN object_parts USING (caf_file_id) WHERE chunks.source_id = %(source_id)s GROUP BY state
-    """
-_IN_PARTS = """
-    SELECT count(*) AS objects, coalesce(sum(size_bytes), 0) AS bytes, (SELECT count(*) FROM claims
-        JOIN object_parts USING (caf_file_id) WHERE object_parts.source_id = %(source_id)s) AS claimed
-    FROM objects_in_parts WHERE source_id = %(source_id)s
-    """
+_ANY_OBJECT: Final = (
+    select(FILE_LOCATIONS.c.start_byte, FILE_LOCATIONS.c.end_byte, FILE_LOCATIONS.c.sha256)
+    .where(_OF_CHUNK, (FILE_LOCATIONS.c.end_byte - FILE_LOCATIONS.c.start_byte).between(1, bindparam("most")))
+    .order_by(func.random())
+    .limit(1)
+)
+_SOME_MEMBERS: Final[Select[Any]] = (
+    select(
+        FILE_LOCATIONS.c.file_path.label("key"),
+        func.object_version(
+            FILE_LOCATIONS.c.version_id, FILE_LOCATIONS.c.etag, FILE_LOCATIONS.c.size_bytes, FILE_LOCATIONS.c.rewritten_at
+        ).label("object_version"),
+        func.nullif(FILE_LOCATIONS.c.version_id, "").label("version_id"),
+        FILE_LOCATIONS.c.start_byte,
+        FILE_LOCATIONS.c.end_byte,
+        FILE_LOCATIONS.c.etag,
+        FILE_LOCATIONS.c.last_modified,
+        FILE_LOCATIONS.c.sha256,
+        FILE_LOCATIONS.c.header_set,
+    )
+    .where(_OF_CHUNK)
+    .order_by(func.random())
+    .limit(bindparam("limit"))
+)
+
+
+def _sum_without_parts(column: ColumnElement[int]) -> ColumnElement[int]:
+    """Return the sum over chunks without a part: what is located of objects in parts is counted by object."""
+    return func.coalesce(func.sum(column).filter(OBJECT_PARTS.c.part.is_(None)), 0)
+
+
+_SUMS: Final = (
+    select(
+        CHUNKS.c.state,
+        func.count().label("chunks"),
+        _sum_without_parts(CHUNKS.c.member_count).label("members"),
+        _sum_without_parts(CHUNKS.c.member_bytes).label("bytes"),
+        _sum_without_parts(CHUNKS.c.object_count - CHUNKS.c.skipped_count - CHUNKS.c.released_count).label("claimed"),
+    )
+    .join_from(CHUNKS, OBJECT_PARTS, CHUNKS.c.caf_file_id == OBJECT_PARTS.c.caf_file_id, isouter=True)
+    .where(CHUNKS.c.source_id == bindparam("source_id"))
+    .group_by(CHUNKS.c.state)
+)
+_IN_PARTS: Final = select(
+    func.count().label("objects"),
+    func.coalesce(func.sum(OBJECTS_IN_PARTS.c.size_bytes), 0).label("bytes"),
+    select(func.count())
+    .join_from(CLAIMS, OBJECT_PARTS, CLAIMS.c.caf_file_id == OBJECT_PARTS.c.caf_file_id)
+    .where(OBJECT_PARTS.c.source_id == bindparam("source_id"))
+    .scalar_subquery()
+    .label("claimed"),
+).where(OBJECTS_IN_PARTS.c.source_id == bindparam("source_id"))
+_SKIPPED: Final = (
+    select(CURRENT_SKIPS.c.reason, func.count())
+    .where(CURRENT_SKIPS.c.source_id == bindparam("source_id"))
+    .group_by(CURRENT_SKIPS.c.reason)
+)
+_WAITING_OBJECTS: Final = select(
+    func.count().label("objects"),
+    func.coalesce(func.sum(SKIPPED_OBJECTS.c.size_bytes), 0).label("size_bytes"),
+    func.min(SKIPPED_OBJECTS.c.retry_at).label("until"),
+).where(
+    SKIPPED_OBJECTS.c.source_id == bindparam("source_id"),
+    SKIPPED_OBJECTS.c.reason == SkipReason.WAITING,
+    ~exists().where(*(column == SKIPPED_OBJECTS.c[column.name] for column in CLAIMS.primary_key)),
+)
 
 
 class Chunks(LedgerPart):
@@ -108,8 +172,7 @@ class Chunks(LedgerPart):
     def get(self, name: str) -> Chunk:
         """Return the chunk's row, or raise NotLocated."""
         with self._engine.begin() as connection:
-            statement = f"{_CHUNK.format(samples='samples')} WHERE chunks.name = %(name)s"
-            row = connection.exec_driver_sql(statement, {"name": name}).fetchone()
+            row = connection.execute(_CHUNK, {"name": name}).fetchone()
         if row is None:
             raise NotLocated(
                 f"the ledger has no chunk {name}",
@@ -120,14 +183,10 @@ class Chunks(LedgerPart):
     def list(self, source: str | None = None, states: Iterable[ChunkState] | None = None) -> Sequence[Chunk]:
         """Return chunks by name, without their samples."""
         wanted = [*states] if states is not None else [*ChunkState]
-        # The states that are stored have an index.
-        statement = f"{_CHUNK.format(samples='NULL')} WHERE state = ANY(%(states)s) AND chunk_state = ANY(%(stored)s)"
-        if source is not None:
-            statement += " AND sources.name = %(source)s"
+        statement = _IN_STATES if source is None else _IN_STATES.where(SOURCES.c.name == source)
+        values = {"states": wanted, "stored": sorted(set(map(stored_state, wanted)))}
         with self._engine.begin() as connection:
-            facts = {"states": wanted, "stored": sorted(set(map(stored_state, wanted))), "source": source}
-            rows = connection.exec_driver_sql(f"{statement} ORDER BY chunks.name", facts)
-            return [_chunk(row) for row in rows]
+            return [_chunk(row) for row in connection.execute(statement, values)]
 
     def to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
         """Return located chunks, those first that were looked at longest ago (or located, where never looked at).
@@ -136,33 +195,19 @@ class Chunks(LedgerPart):
 
         Before them come up to `waiting` of those that wait for a look in their next proof window, which has begun.
         """
-        statement = (
-            f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND {_LOCATED}"
-            " AND unanswered_at IS NULL"
-            f" ORDER BY caf_file_id IN ({_WAITING}) DESC, coalesce(checked_at, located_at), caf_file_id LIMIT %(limit)s"
-        )
-        facts = {"source": source, "limit": limit, "waiting": waiting}
+        values = {"source": source, "limit": limit, "waiting": waiting}
         with self._engine.begin() as connection:
-            return [_chunk(row) for row in connection.exec_driver_sql(statement, facts)]
+            return [_chunk(row) for row in connection.execute(_TO_PROVE, values)]
 
     def suspected(self, source: str, limit: int) -> Sequence[Chunk]:
         """Return located chunks that the store's lists made suspect, those first that were looked at longest ago."""
-        statement = (
-            f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND {_LOCATED}"
-            " AND suspected_at IS NOT NULL ORDER BY coalesce(checked_at, located_at), caf_file_id LIMIT %(limit)s"
-        )
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(statement, {"source": source, "limit": limit})
-            return [_chunk(row) for row in rows]
+            return [_chunk(row) for row in connection.execute(_SUSPECTED, {"source": source, "limit": limit})]
 
     def unanswered(self, source: str) -> Sequence[Chunk]:
         """Return located chunks with a copy that did not answer the last time; the chunk asked longest ago comes first."""
-        statement = (
-            f"{_CHUNK.format(samples='samples')} WHERE sources.name = %(source)s AND {_LOCATED}"
-            " AND unanswered_at IS NOT NULL ORDER BY unanswered_at, caf_file_id"
-        )
         with self._engine.begin() as connection:
-            return [_chunk(row) for row in connection.exec_driver_sql(statement, {"source": source})]
+            return [_chunk(row) for row in connection.execute(_UNANSWERED, {"source": source})]
 
     def any_object(self, chunk: str, most_bytes: int) -> Sample | None:
         """Return where one of the chunk's objects is, chosen at random from those of 1 to this many bytes; None without any.
@@ -170,7 +215,7 @@ class Chunks(LedgerPart):
         Reads the chunk's rows, some 0.5 s for a million.
         """
         with self._engine.begin() as connection:
-            row = connection.exec_driver_sql(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).fetchone()
+            row = connection.execute(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).fetchone()
         return None if row is None else Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
 
     def some_members(self, chunk: str, limit: int) -> Sequence[LocationRow]:
@@ -179,24 +224,24 @@ class Chunks(LedgerPart):
         Reads the chunk's rows, as `any_object`.
         """
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(_SOME_MEMBERS, {"chunk": chunk, "limit": limit}).fetchall()
+            rows = connection.execute(_SOME_MEMBERS, {"chunk": chunk, "limit": limit}).fetchall()
         return [_location_row(row) for row in rows]
 
     def has_version_ids(self, source: str) -> bool:
         """Tell whether objects of the source are archived, or claimed, by version ids, as far as those planned last tell."""
         with self._engine.begin() as connection:
-            statement = f"SELECT EXISTS (SELECT FROM ({_SOME_VERSIONS}) AS known WHERE version_id <> '')"
-            return bool(connection.exec_driver_sql(statement, {"source": source, "good": GOOD}).scalar_one())
+            rows = connection.exec_driver_sql(query("has_version_ids"), {"source": source, "good": GOOD})
+            return bool(rows.scalar_one())
 
     def account(self, source: str) -> SourceAccount:
         """Return the sums of a source, from its chunks' counts."""
         with self._of_source(source) as (connection, source_id):
-            sums = connection.exec_driver_sql(_SUMS, {"source_id": source_id}).fetchall()
-            in_parts = connection.exec_driver_sql(_IN_PARTS, {"source_id": source_id}).one()
-            skipped = connection.exec_driver_sql(_SKIPPED, {"source_id": source_id}).fetchall()
+            sums = connection.execute(_SUMS, {"source_id": source_id}).fetchall()
+            in_parts = connection.execute(_IN_PARTS, {"source_id": source_id}).one()
+            skipped = connection.execute(_SKIPPED, {"source_id": source_id}).fetchall()
             located = sum(int(row.members) for row in sums if row.state in GOOD) + in_parts.objects
             counts = content(connection, source_id, located)
-            waiting = connection.exec_driver_sql(_WAITING_OBJECTS, {"source_id": source_id}).one()
+            waiting = connection.execute(_WAITING_OBJECTS, {"source_id": source_id}).one()
         return SourceAccount(
             source=source,
             chunks={ChunkState(row.state): row.chunks for row in sums},
@@ -211,7 +256,7 @@ class Chunks(LedgerPart):
     def archive_rate(self, source: str) -> ArchiveRate | None:
         """Return how fast the source's chunks were archived of late; None where fewer than `RATES_NEEDED` tell."""
         with self._engine.begin() as connection:
-            row = connection.exec_driver_sql(_RATE, {"source": source, "chunks": RATES_ASKED + 1}).one()
+            row = connection.exec_driver_sql(query("archive_rate"), {"source": source, "chunks": RATES_ASKED + 1}).one()
         return ArchiveRate(row.rate, row.chunks) if row.chunks >= RATES_NEEDED else None
 
 
@@ -220,6 +265,7 @@ def _location_row(row: Row[Any]) -> LocationRow:
 
 
 def _chunk(row: Row[Any]) -> Chunk:
-    samples = [Sample(one["offset"], one["length"], bytes.fromhex(one["sha256"])) for one in row.samples or ()]
+    columns = {"samples": (), **row._asdict()}
+    samples = [Sample(sample["offset"], sample["length"], bytes.fromhex(sample["sha256"])) for sample in columns["samples"]]
     copy_state = CopyState(row.copy_state) if row.copy_state else None
-    return Chunk(**{**row._asdict(), "state": ChunkState(row.state), "copy_state": copy_state, "samples": tuple(samples)})
+    return Chunk(**{**columns, "state": ChunkState(row.state), "copy_state": copy_state, "samples": tuple(samples)})

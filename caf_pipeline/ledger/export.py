@@ -9,82 +9,46 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Text, any_, bindparam, func, select
+from sqlalchemy.dialects.postgresql import ARRAY
 
-from caf_pipeline.ledger.copy import GOOD
+from caf_pipeline.chunk_state import GOOD
 from caf_pipeline.ledger.engine import LedgerPart, driver_connection, source_id_of
+from caf_pipeline.ledger.query_files import query
+from caf_pipeline.ledger.tables import FILE_LOCATIONS
+from caf_pipeline.ledger.views import CHUNKS
 
 BATCH_ROWS: Final = 50_000
 
-# Each query gives the columns of its schema in order, without those that have one value in all rows.
-_LOCATED: Final = """
-    SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified
-    FROM file_locations JOIN chunks USING (caf_file_id)
-    WHERE file_locations.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
-"""
-# Few, and none of them is ever kept: which parts are located changes with any of their chunks.
-_LOCATED_IN_PARTS: Final = """
-    SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified
-    FROM objects_in_parts WHERE source_id = %(source_id)s
-"""
-_KEPT: Final = """
-    SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified, caf_file_id
-    FROM file_locations
-    WHERE source_id = %(source_id)s AND part = 0 AND caf_file_id = ANY(%(chunks)s)
-"""
 # Reads the table and no key of it: a tenth of what an export takes.
-_CHUNKS: Final = """
-    WITH counted AS (SELECT caf_file_id, count(*) AS rows FROM file_locations WHERE source_id = %(source_id)s AND part = 0
-        GROUP BY caf_file_id)
-    SELECT caf_file_id, name, located_at, rows FROM chunks JOIN counted USING (caf_file_id) WHERE state = ANY(%(good)s)
-"""
-_CLAIMED: Final = """
-    SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), last_modified
-    FROM claims WHERE source_id = %(source_id)s
-"""
-_SKIPPED: Final = """
-    SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), reason,
-        retry_at <= now() OR reason = 'waiting', last_modified
-    FROM skipped_objects
-    WHERE source_id = %(source_id)s
-"""
+_COUNTED: Final = (
+    select(FILE_LOCATIONS.c.caf_file_id, func.count().label("row_count"))
+    .where(FILE_LOCATIONS.c.source_id == bindparam("source_id"), FILE_LOCATIONS.c.part == 0)
+    .group_by(FILE_LOCATIONS.c.caf_file_id)
+    .subquery("counted")
+)
+_CHUNKS: Final = (
+    select(CHUNKS.c.caf_file_id, CHUNKS.c.name, CHUNKS.c.located_at, _COUNTED.c.row_count)
+    .join_from(CHUNKS, _COUNTED, CHUNKS.c.caf_file_id == _COUNTED.c.caf_file_id)
+    .where(CHUNKS.c.state == any_(bindparam("good", type_=ARRAY(Text))))
+)
+
 _NO_SKIP: Final = {"reason": None, "due": False}
 _LOCATED_ROW: Final = {"standing": "located", **_NO_SKIP}
 
 _Queries = Sequence[tuple[str, Mapping[str, Any]]]
-"""Each with the values of the columns that it does not give."""
+"""Names of query files, each with the values of the columns that its rows lack. The rows are in the order of the schema."""
 
 _NOT_KEPT: Final[_Queries] = (
-    (_CLAIMED, {"standing": "claimed", **_NO_SKIP}),
-    (_SKIPPED, {"standing": "skipped"}),
-    (_LOCATED_IN_PARTS, _LOCATED_ROW),
+    ("export_claimed", {"standing": "claimed", **_NO_SKIP}),
+    ("export_skipped", {"standing": "skipped"}),
+    # Few, and none of them is ever kept: which parts are located changes with any of their chunks.
+    ("export_located_in_parts", _LOCATED_ROW),
 )
-_STANDING: Final[_Queries] = ((_LOCATED, _LOCATED_ROW), *_NOT_KEPT)
-_LOCATIONS: Final = """
-    SELECT file_path, object_version(version_id, etag, size_bytes, rewritten_at), part, caf_file_id, start_byte, end_byte,
-        nullif(version_id, ''), etag, sha256,
-        last_modified, crc64nvme, s3_checksum, header_sets.header_set
-    FROM file_locations JOIN chunks USING (caf_file_id) LEFT JOIN header_sets USING (header_set)
-    WHERE file_locations.source_id = %(source_id)s AND part = 0 AND state = ANY(%(good)s)
-"""
-_PARTS: Final = """
-    SELECT located.file_path, object_version(located.version_id, located.etag, located.size_bytes, located.rewritten_at),
-        own.part, own.part_count, located.caf_file_id, located.start_byte, located.end_byte, nullif(located.version_id, ''),
-        located.etag, located.sha256, located.last_modified, located.crc64nvme, located.s3_checksum, header_sets.header_set
-    FROM objects_in_parts AS whole JOIN object_parts AS own ON own.plan_id = whole.plan_id AND own.file_path = whole.file_path
-        AND own.version_id = whole.version_id AND own.etag = whole.etag AND own.object_bytes = whole.size_bytes
-        AND own.rewritten_at = whole.rewritten_at
-    CROSS JOIN LATERAL (
-        SELECT * FROM file_locations AS rows
-        WHERE rows.source_id = own.source_id AND rows.file_path = own.file_path AND rows.version_id = own.version_id
-            AND rows.etag = own.etag AND rows.size_bytes = own.object_bytes AND rows.rewritten_at = own.rewritten_at
-            AND rows.part = own.location_part LIMIT 1) AS located
-    LEFT JOIN header_sets ON header_sets.header_set = located.header_set
-    WHERE whole.source_id = %(source_id)s
-"""
-_EXCEPTIONS: Final = """
-    SELECT file_path, stated_at, object_version, last_modified FROM current_exceptions WHERE source_id = %(source_id)s
-"""
+_STANDING: Final[_Queries] = (("export_located", _LOCATED_ROW), *_NOT_KEPT)
+_KEPT: Final[_Queries] = (("export_kept", _LOCATED_ROW),)
+_EXCEPTIONS: Final[_Queries] = (("export_exceptions", {}),)
+_LOCATIONS: Final[_Queries] = (("export_locations", {"part_count": 0}), ("export_part_locations", {}))
 
 
 class Exports(LedgerPart):
@@ -121,7 +85,7 @@ class Exports(LedgerPart):
                 missing = locations.missing(chunks)
                 # "0" comes first of the names that are hashes: its columns are those of all.
                 self._write("standing", connection, source_id, folder / "0.parquet", _NOT_KEPT)
-                self._write("kept", connection, source_id, exported, [(_KEPT, _LOCATED_ROW)] if missing else [], chunks=missing)
+                self._write("kept", connection, source_id, exported, _KEPT if missing else (), chunks=missing)
             locations.add(exported, missing, chunks)
             locations.link_into(folder)
         exported.unlink()
@@ -138,19 +102,19 @@ class Exports(LedgerPart):
             with self._one_moment(source) as (connection, source_id):
                 chunks = _chunks(connection, source_id)
                 here = sorted(chunks.keys() - locations.missing(chunks))
-                self._write("kept", connection, source_id, exported, [(_KEPT, _LOCATED_ROW)], chunks=here)
+                self._write("kept", connection, source_id, exported, _KEPT, chunks=here)
             return locations.count_differing(exported)
 
     def exceptions(self, source: str, path: Path) -> int:
         """Write the exceptions of the source (`inventory.EXCEPTION_SCHEMA`)."""
-        return self._export("exceptions", source, path, [(_EXCEPTIONS, {})])
+        return self._export("exceptions", source, path, _EXCEPTIONS)
 
     def located(self, source: str, path: Path) -> int:
         """Write every location of the source in chunks in good standing (`inventory.LOCATED_SCHEMA`).
 
         Rows come as they lie in the table, where those of a chunk lie together. Of an object in parts all are there, or none.
         """
-        return self._export("located", source, path, [(_LOCATIONS, {"part_count": 0}), (_PARTS, {})])
+        return self._export("located", source, path, _LOCATIONS)
 
     def _export(self, what: str, source: str, path: Path, queries: _Queries) -> int:
         with self._one_moment(source) as (connection, source_id):
@@ -175,18 +139,18 @@ class Exports(LedgerPart):
         from caf_pipeline.ledger.arrow import write_export  # noqa: PLC0415 - a look-up needs no pyarrow
 
         values = {"source_id": source_id, "good": GOOD, "chunks": list(chunks)}
-        return write_export(what, path, ((same, rows) for query, same in queries for rows in _fetched(connection, query, values)))
+        return write_export(what, path, ((same, rows) for name, same in queries for rows in _fetched(connection, name, values)))
 
 
 def _chunks(connection: Connection, source_id: int) -> dict[int, tuple[str, int]]:
     """Return the chunks in good standing that have locations, as `kept` wants them."""
-    found = connection.exec_driver_sql(_CHUNKS, {"source_id": source_id, "good": GOOD})
-    return {caf_file_id: (f"{name} {located_at}", rows) for caf_file_id, name, located_at, rows in found}
+    rows = connection.execute(_CHUNKS, {"source_id": source_id, "good": GOOD})
+    return {row.caf_file_id: (f"{row.name} {row.located_at}", row.row_count) for row in rows}
 
 
-def _fetched(connection: Connection, query: str, values: Mapping[str, Any]) -> Iterator[list[tuple[Any, ...]]]:
+def _fetched(connection: Connection, name: str, values: Mapping[str, Any]) -> Iterator[list[tuple[Any, ...]]]:
     """Yield the rows of a query, some at once."""
     with driver_connection(connection).cursor("export", binary=True) as cursor:
-        cursor.execute(query, values)
+        cursor.execute(query(name), values)
         while rows := cursor.fetchmany(BATCH_ROWS):
             yield rows

@@ -13,6 +13,7 @@ from caf_pipeline.ledger.copy import copy_claims, copy_rows, refuse_located
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.leases import lock_lease
 from caf_pipeline.ledger.parts import register_parts
+from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import PlanRecord, PlanRow
 from caf_pipeline.ledger.tables import CAF_FILES, PLANS, SOURCES
 from caf_pipeline.store.protocol import Lease
@@ -44,15 +45,6 @@ _OF_HASH: Final = _PLAN.where(PLANS.c.sha256 == bindparam("sha256"))
 _OF_NAME: Final = _PLAN.where(SOURCES.c.name == bindparam("source"), PLANS.c.name == bindparam("short"))
 _NEW: Final = insert(PLANS).on_conflict_do_nothing(index_elements=[PLANS.c.sha256]).returning(PLANS.c.plan_id)
 _CHUNK_IDS: Final = select(CAF_FILES.c.number, CAF_FILES.c.caf_file_id).where(CAF_FILES.c.plan_id == bindparam("plan_id"))
-
-_LISTED: Final = """
-    SELECT sources.name AS source, plans.sha256, plans.name, snapshot, folder, object_count, object_bytes, plans.created_at,
-        (SELECT jsonb_object_agg(state, chunks) FROM (SELECT state, count(*) AS chunks FROM chunks
-            WHERE chunks.plan_id = plans.plan_id GROUP BY state) AS states) AS chunks
-    FROM plans JOIN sources USING (source_id) WHERE (sources.name = %(source)s OR CAST(%(source)s AS text) IS NULL)
-        AND NOT EXISTS (SELECT FROM caf_files WHERE caf_files.plan_id = plans.plan_id AND adopted_at IS NOT NULL)
-    ORDER BY plan_id DESC LIMIT %(limit)s
-    """
 
 
 class Plans(LedgerPart):
@@ -99,7 +91,7 @@ class Plans(LedgerPart):
     def list(self, source: str | None = None, limit: int | None = None) -> Sequence[PlanRow]:
         """Return the plans of a source, or of all, the latest first and at most `limit`; no plan made adopted files."""
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(_LISTED, {"source": source, "limit": limit}).fetchall()
+            rows = connection.exec_driver_sql(query("plans"), {"source": source, "limit": limit}).fetchall()
         return [
             PlanRow(
                 PlanRecord(**{field.name: getattr(row, field.name) for field in fields(PlanRecord)}),

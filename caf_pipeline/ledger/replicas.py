@@ -24,9 +24,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
-from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.chunk_state import GOOD, ChunkState
 from caf_pipeline.errors import IllegalMove
-from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.moves import move_row, require_state
 from caf_pipeline.ledger.query_files import query

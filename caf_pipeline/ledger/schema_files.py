@@ -22,9 +22,13 @@ _LOCK_TIMEOUT: Final = (
 APPLIED: Final = "schema_files"
 """The table of what was run, in every ledger."""
 
-_MADE: Final = f"""
-    CREATE TABLE IF NOT EXISTS {APPLIED} (
+_MADE: Final = """
+    CREATE TABLE IF NOT EXISTS schema_files (
         name text COLLATE "C" PRIMARY KEY, sha256 text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())
+"""
+# One statement: another process may make both tables meanwhile.
+_PRESENT: Final = """
+    SELECT to_regclass('schema_files') IS NOT NULL AS is_recorded, to_regclass('caf_files') IS NOT NULL AS has_chunks
 """
 _HERE: Final = Path(__file__).resolve().parents[1]
 
@@ -78,7 +82,7 @@ def make_tables(connection: psycopg.Connection[Any], folder: Path | None = None,
     if not _missing(connection, files, hint):
         return []
     with connection.transaction():
-        connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", (_LOCK_TIMEOUT,))
         try:
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
         except psycopg.errors.LockNotAvailable as error:
@@ -89,7 +93,7 @@ def make_tables(connection: psycopg.Connection[Any], folder: Path | None = None,
         missing = _missing(connection, files, hint)  # again: another process may have been here before the lock was ours
         for file in missing:
             connection.execute(file.text)
-            connection.execute(f"INSERT INTO {APPLIED} (name, sha256) VALUES (%s, %s)", (file.name, file.sha256))
+            connection.execute("INSERT INTO schema_files (name, sha256) VALUES (%s, %s)", (file.name, file.sha256))
     return [file.name for file in missing]
 
 
@@ -113,9 +117,7 @@ def _missing(connection: psycopg.Connection[Any], files: list[SchemaFile], hint:
 
 def _applied(connection: psycopg.Connection[Any]) -> Mapping[str, str]:
     """Return the SHA-256 of each file that made the database's tables, by its name."""
-    # One statement: another process may make both meanwhile.
-    statement = f"SELECT to_regclass('{APPLIED}') IS NOT NULL AS is_recorded, to_regclass('caf_files') IS NOT NULL AS has_chunks"
-    is_recorded, has_chunks = connection.execute(statement).fetchone() or (False, False)
+    is_recorded, has_chunks = connection.execute(_PRESENT).fetchone() or (False, False)
     if is_recorded:
-        return dict(connection.execute(f"SELECT name, sha256 FROM {APPLIED}").fetchall())
+        return dict(connection.execute("SELECT name, sha256 FROM schema_files").fetchall())
     return {"": ""} if has_chunks else {}  # versions before 0.5.0 recorded names alone, in a table of another name

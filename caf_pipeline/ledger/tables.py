@@ -84,7 +84,11 @@ INVENTORIES: Final = Table(
     Column("older_objects", BigInteger, comment="located objects whose key now has another content; NULL: not counted yet"),
     Column("gone_objects", BigInteger, comment="located objects whose key is not listed; NULL: not counted yet"),
     Column("counted_at", TIMESTAMPTZ, comment="when the three counts were made; NULL: not counted yet"),
-    Column("beside", JSONB, comment="numbers of older versions, delete markers and deleted keys; NULL: not counted"),
+    Column(
+        "beside",
+        JSONB(none_as_null=True),
+        comment="numbers of older versions, delete markers and deleted keys; NULL: not counted",
+    ),
     Column("left_out", JSONB, comment="number of objects that each filter leaves out, by filter; NULL: not counted yet"),
     Index("inventories_by_time", "source_id", "taken_at"),
     comment="Inventories that were planned, and how many located objects each listed.",

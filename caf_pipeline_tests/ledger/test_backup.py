@@ -42,7 +42,7 @@ def execute(database_url):
 def test_a_backup_brings_every_row_back(ledger, programs, dump):
     before = rows_of(ledger)
     register(ledger, ["b"])
-    backup.restore(ledger.database, programs, dump, reason="a test")
+    backup.restore(programs, dump, reason="a test")
     assert rows_of(ledger) == before
     ledger.bring_up(Waits())
     register(ledger, ["b"])
@@ -83,7 +83,7 @@ def test_tables_of_other_programs_are_left_alone(ledger, programs, tmp_path, exe
     path = tmp_path / "beside.dump"
     backup.back_up(ledger.database, path, embedded=True)
     execute("INSERT INTO event_logs VALUES (2)")
-    backup.restore(ledger.database, programs, path, reason="a test")
+    backup.restore(programs, path, reason="a test")
     assert execute("SELECT count(*) FROM event_logs").fetchone() == (2,)
 
 
@@ -91,7 +91,7 @@ def test_a_restore_is_refused_while_a_lease_is_held(ledger, programs, dump):
     register(ledger, ["b"])
     before = rows_of(ledger)
     with ledger.leases.hold("plan/src", holder("run-1")), pytest.raises(HeldByOther):
-        backup.restore(ledger.database, programs, dump, reason="a test")
+        backup.restore(programs, dump, reason="a test")
     assert rows_of(ledger) == before
 
 
@@ -102,7 +102,7 @@ def test_a_damaged_backup_changes_nothing(ledger, programs, dump):
     for size in (len(whole) // 2, len(whole) - 100):
         dump.write_bytes(whole[:size])
         with pytest.raises(LedgerError):
-            backup.restore(ledger.database, programs, dump, reason="a test")
+            backup.restore(programs, dump, reason="a test")
     assert rows_of(ledger) == before
     assert ledger.controls.current().paused == ""
 
@@ -167,7 +167,7 @@ from pathlib import Path
 database = Database(sys.argv[1])
 programs = backup.Programs(database, embedded=True)
 print("begins", flush=True)
-backup.restore(database, programs, Path(sys.argv[2]), reason="a test")
+backup.restore(programs, Path(sys.argv[2]), reason="a test")
 """
 
 

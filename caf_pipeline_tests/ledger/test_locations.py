@@ -17,7 +17,6 @@ from caf_pipeline.inventory.objects import is_rewritten, object_version, rewritt
 from caf_pipeline.ledger import copy, import_chunk
 from caf_pipeline.ledger.arrow import header_set_ids
 from caf_pipeline.ledger.copy import copy_location_batches
-from caf_pipeline.ledger.export import _PARTS
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import LocationRow
@@ -167,7 +166,7 @@ def plan_of(connection):
     [
         pytest.param(copy._CLAIMED_BUT_LOCATED, id="claimed, but located"),
         pytest.param("SELECT * FROM objects_in_parts WHERE source_id = 1", id="parts"),
-        pytest.param(_PARTS.replace("%(source_id)s", "1"), id="parts exported"),
+        pytest.param(query("export_part_locations").replace("%(source_id)s", "1"), id="parts exported"),
     ],
 )
 def test_one_object_version_is_found_in_the_index(plan_of, query):

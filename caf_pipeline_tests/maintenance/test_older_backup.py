@@ -74,7 +74,7 @@ def backed_up(context, tmp_path):
 def restored(context, path):
     """Restore the ledger, and end the pause; what was packed is gone from staging, as on another machine."""
     database = context.ledger.database
-    backup.restore(database, backup.Programs(database, embedded=True), path, reason="a test")
+    backup.restore(backup.Programs(database, embedded=True), path, reason="a test")
     context.ledger.controls.set("paused", None)
     shutil.rmtree(context.staging())
 
@@ -219,7 +219,7 @@ def test_restore_pauses_and_no_old_lease_is_good(in_a_folder, tmp_path, database
     archive_chunk(context, chunk.name)
     with connected(database) as connection:
         before = connection.execute("SELECT max(epoch) FROM leases").scalar_one()
-    backup.restore(database, backup.Programs(database, embedded=True), path, reason="it's a test")
+    backup.restore(backup.Programs(database, embedded=True), path, reason="it's a test")
     assert context.ledger.controls.current().paused == "it's a test"
     assert context.ledger.chunks.get(chunk.name).epoch > before
     with Ledger(database).leases.hold("chunk/" + chunk.name, context.holder) as lease:

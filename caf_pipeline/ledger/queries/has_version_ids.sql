@@ -1,0 +1,13 @@
+-- Returns whether objects of a source have version ids. It reads some objects of many: those that were planned or archived last
+-- have version ids if the bucket keeps versions. LATERAL with LIMIT: some rows of each chunk.
+SELECT EXISTS (SELECT FROM (
+    SELECT version_id FROM (SELECT version_id FROM claims
+        WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) LIMIT 1000) AS claimed
+    UNION ALL
+    SELECT version_id FROM (SELECT caf_file_id FROM chunks
+            WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND state = ANY(%(good)s)
+                AND chunk_state = 'located' AND adopted_at IS NULL
+            ORDER BY located_at DESC LIMIT 3) AS chunks
+        CROSS JOIN LATERAL (SELECT version_id FROM file_locations
+            WHERE caf_file_id = chunks.caf_file_id LIMIT 1000) AS located
+    ) AS objects WHERE version_id <> '')

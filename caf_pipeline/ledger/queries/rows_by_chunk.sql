@@ -1,0 +1,19 @@
+-- Counts the location rows, pending rows and claims of a source by chunk. One statement sees one moment: a load of locations is
+-- in all of it or in none. A part counts as claimed by its chunk: the object has one claim for all parts.
+WITH source AS (SELECT source_id FROM sources WHERE name = %(source)s),
+    located AS (SELECT caf_file_id, count(*) AS locations FROM file_locations
+        WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
+    claimed AS (SELECT caf_file_id, count(*) AS claims FROM claims
+        WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
+    sealed AS (SELECT caf_file_id, count(*) AS pending FROM pending_locations
+        WHERE source_id = (SELECT source_id FROM source) GROUP BY caf_file_id),
+    of_source AS (SELECT caf_file_id, name, state, member_count, restored_at FROM chunks
+        WHERE source_id = (SELECT source_id FROM source))
+SELECT caf_file_id, name AS chunk, state, coalesce(locations, 0) AS locations, coalesce(pending, 0) AS pending,
+    CASE WHEN object_parts.part IS NULL THEN coalesce(claims, 0) WHEN state = ANY(%(claiming)s) THEN member_count ELSE 0 END
+        AS claims,
+    coalesce(member_count, 0) AS member_count, restored_at IS NOT NULL AS restored
+FROM of_source FULL JOIN located USING (caf_file_id) FULL JOIN claimed USING (caf_file_id)
+    FULL JOIN sealed USING (caf_file_id)
+    LEFT JOIN object_parts USING (caf_file_id)
+ORDER BY caf_file_id
