@@ -83,6 +83,9 @@ MAY_BE_POSTED: Final = frozenset({_S.POSTING, _S.DAMAGED})
 IN_GOOD_STANDING: Final = frozenset({_S.LOCATED, _S.DAMAGED})
 """States whose locations count as archived. A damaged chunk is repaired, not planned again, until it is withdrawn."""
 
+GOOD: Final = sorted(IN_GOOD_STANDING)
+"""IN_GOOD_STANDING as a list, which psycopg sends as an array."""
+
 EVER_LOCATED: Final = frozenset({_S.LOCATED, _S.DAMAGED, _S.EXPIRED, _S.WITHDRAWN})
 """States in which a chunk may have location rows; those of an expired or withdrawn one are history that no look-up finds."""
 

@@ -6,10 +6,9 @@ from typing import Any, Final
 
 from sqlalchemy import Row
 
-from caf_pipeline.chunk_state import CLAIMING, ChunkState, CopyState, stored_state
+from caf_pipeline.chunk_state import CLAIMING, GOOD, ChunkState, CopyState, stored_state
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.current_content import content, still_skipped
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.records import (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from sqlalchemy import Connection
 
-from caf_pipeline.chunk_state import IN_GOOD_STANDING
+from caf_pipeline.chunk_state import GOOD
 from caf_pipeline.errors import ClaimConflict, LedgerError
 from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, is_rewritten, version_id_of
 from caf_pipeline.ledger.engine import driver_connection
@@ -22,8 +22,6 @@ from caf_pipeline.system.ahead import one_ahead
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-GOOD: Final = sorted(IN_GOOD_STANDING)
 
 _RELEASED: Final = {"file_path": "text", "object_version": "text"}
 SKIP: Final = {

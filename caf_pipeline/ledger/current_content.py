@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row
 
+from caf_pipeline.chunk_state import GOOD
 from caf_pipeline.inventory.objects import CurrentException, S3Object, VersionCounts, rewritten_version
-from caf_pipeline.ledger.copy import GOOD, copy_rows
+from caf_pipeline.ledger.copy import copy_rows
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.records import Content, InventoryRecord, LocatedVersion, recorded_key
 

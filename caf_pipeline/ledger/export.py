@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection
 
-from caf_pipeline.ledger.copy import GOOD
+from caf_pipeline.chunk_state import GOOD
 from caf_pipeline.ledger.engine import LedgerPart, driver_connection, source_id_of
 
 BATCH_ROWS: Final = 50_000

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from sqlalchemy import Connection
 
-from caf_pipeline.chunk_state import NOT_POSTED, ChunkState, CopyState
+from caf_pipeline.chunk_state import GOOD, NOT_POSTED, ChunkState, CopyState
 from caf_pipeline.errors import ClaimConflict, IllegalMove, IntegrityError, LedgerError
-from caf_pipeline.ledger.copy import GOOD, LOCATE_RESTORED, copy_location_batches, end_claims, forget_pending, load_skips
+from caf_pipeline.ledger.copy import LOCATE_RESTORED, copy_location_batches, end_claims, forget_pending, load_skips
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.header_sets import Batches, record_header_sets
 from caf_pipeline.ledger.log_times import forget_log_times, record_log_times

@@ -17,7 +17,7 @@ from urllib.parse import quote_from_bytes
 import psycopg
 from psycopg.rows import args_row, scalar_row
 
-from caf_pipeline.chunk_state import IN_GOOD_STANDING
+from caf_pipeline.chunk_state import GOOD
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import can_be_stored, is_supported
 from caf_pipeline.ledger.database import Database, database_of, describe_database
@@ -28,7 +28,6 @@ from caf_pipeline.settings import Settings
 from caf_pipeline.store.protocol import Posting, ProviderRecord
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
-GOOD: Final = sorted(IN_GOOD_STANDING)
 _LOOK_UP: Final = "SELECT * FROM look_up(%(source)s, %(keys)s, %(good)s)"
 
 KeyRange = tuple[str, str | None]

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection
 
-from caf_pipeline.chunk_state import CLAIMING, ChunkState
+from caf_pipeline.chunk_state import CLAIMING, GOOD, ChunkState
 from caf_pipeline.errors import IllegalMove, LedgerError, StagingError
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.ledger.bulk_looks import BulkLooks
 from caf_pipeline.ledger.chunks import Lookups
 from caf_pipeline.ledger.controls import Controls
 from caf_pipeline.ledger.copy import (
-    GOOD,
     TWICE,
     copy_claims,
     copy_location_batches,

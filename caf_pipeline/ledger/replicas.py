@@ -9,9 +9,8 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection
 
-from caf_pipeline.chunk_state import ChunkState
+from caf_pipeline.chunk_state import GOOD, ChunkState
 from caf_pipeline.errors import IllegalMove
-from caf_pipeline.ledger.copy import GOOD
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.moves import move_row, require_state
 from caf_pipeline.ledger.records import WINDOWS_REQUIRED, CopyCheck, KnownCopy
