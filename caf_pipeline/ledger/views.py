@@ -3,8 +3,19 @@
 from typing import Any, Final
 
 from sqlalchemy import Column, MetaData, Table, Text
+from sqlalchemy.dialects.postgresql import JSONB
 
-from caf_pipeline.ledger.tables import CAF_FILES, CHUNK_COPIES, INVENTORIES, SKIPPED_OBJECTS
+from caf_pipeline.ledger.tables import (
+    CAF_FILES,
+    CHUNK_COPIES,
+    CLAIMS,
+    FILE_LOCATIONS,
+    INVENTORIES,
+    OBJECT_PARTS,
+    PLANS,
+    SKIPPED_OBJECTS,
+    TEXT_C,
+)
 
 VIEWS: Final = MetaData()
 
@@ -32,3 +43,18 @@ CHUNKS: Final = Table(
 )
 LAST_WHOLE_INVENTORIES: Final = Table("last_whole_inventories", VIEWS, *_columns(INVENTORIES, "source_id taken_at"))
 CURRENT_SKIPS: Final = Table("current_skips", VIEWS, *(Column(column.name, column.type) for column in SKIPPED_OBJECTS.columns))
+OBJECTS_IN_PARTS: Final = Table(
+    "objects_in_parts",
+    VIEWS,
+    *_columns(FILE_LOCATIONS, "source_id file_path version_id etag size_bytes rewritten_at last_modified header_set"),
+    *_columns(OBJECT_PARTS, "plan_id part_count caf_file_id"),
+    *_columns(CAF_FILES, "located_at"),
+    Column("parts", JSONB),
+)
+NEWER_CLAIMS: Final = Table(
+    "newer_claims",
+    VIEWS,
+    *_columns(CLAIMS, "source_id file_path last_modified caf_file_id"),
+    *_columns(PLANS, "snapshot"),
+    Column("object_version", TEXT_C),
+)
