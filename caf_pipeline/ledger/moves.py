@@ -8,15 +8,25 @@ Source: "Promises" in docs/design.md.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection, Row, Select, bindparam, delete, select
 
 from caf_pipeline.chunk_state import ChunkState, CopyState, copy_after, require_move, stored_state
 from caf_pipeline.errors import IllegalMove, IntegrityError, LeaseLost, NotLocated
 from caf_pipeline.ledger.records import chunk_lease
+from caf_pipeline.ledger.tables import CAF_FILES, CHUNK_COPIES
+from caf_pipeline.ledger.views import CHUNKS
 from caf_pipeline.store.protocol import Lease, Posting
 
-_STATE: Final = "SELECT state, copy_state FROM chunks WHERE caf_file_id = %(id)s"
-_ROW: Final = "SELECT caf_file_id, source_id, member_count, merkle_root, stored_size_bytes FROM chunks WHERE caf_file_id = %(id)s"
+_STATE: Final = select(CHUNKS.c.state, CHUNKS.c.copy_state).where(CHUNKS.c.caf_file_id == bindparam("id"))
+_ROW: Final[Select[Any]] = select(
+    CHUNKS.c.caf_file_id, CHUNKS.c.source_id, CHUNKS.c.member_count, CHUNKS.c.merkle_root, CHUNKS.c.stored_size_bytes
+).where(CHUNKS.c.caf_file_id == bindparam("id"))
+_LOCK: Final = (
+    select(CAF_FILES.c.caf_file_id, CAF_FILES.c.epoch)
+    .where(CAF_FILES.c.name == bindparam("name"))
+    .with_for_update(key_share=True)
+)
+_DELETE_COPIES: Final = delete(CHUNK_COPIES).where(CHUNK_COPIES.c.caf_file_id == bindparam("id"))
 
 
 def move_row(
@@ -36,17 +46,17 @@ def move_row(
     """
     require_move(chunk, before, after)
     caf_file_id = guarded(connection, lease, chunk)
-    found = connection.exec_driver_sql(_STATE, {"id": caf_file_id}).one()
-    if found.state != before:
-        raise IllegalMove(f"chunk {chunk} cannot go to '{after}': it is '{found.state}', not '{before}'")
-    copy = CopyState(found.copy_state) if found.copy_state else None
+    states = connection.execute(_STATE, {"id": caf_file_id}).one()
+    if states.state != before:
+        raise IllegalMove(f"chunk {chunk} cannot go to '{after}': it is '{states.state}', not '{before}'")
+    copy = CopyState(states.copy_state) if states.copy_state else None
     copy_state = copy_after(chunk, before, after, copy)
     values = {**(facts or {}), "id": caf_file_id, "state": stored_state(after), "copy": copy_state}
     time = ["updated_at = now()"] if before is not after else []
     changed = ", ".join([*filter(None, [changes]), *time, "state = %(state)s"])
     connection.exec_driver_sql(f"UPDATE caf_files SET {changed} WHERE caf_file_id = %(id)s", values)
     if copy is not None and copy_state is None:
-        connection.exec_driver_sql("DELETE FROM chunk_copies WHERE caf_file_id = %(id)s", values)
+        connection.execute(_DELETE_COPIES, {"id": caf_file_id})
     elif copy is not None:
         changed = ", ".join([*filter(None, [copy_changes]), *time, "state = %(copy)s"])
         connection.exec_driver_sql(f"UPDATE chunk_copies SET {changed} WHERE caf_file_id = %(id)s", values)
@@ -55,14 +65,13 @@ def move_row(
 
 def chunk_row(connection: Connection, caf_file_id: int) -> Row[Any]:
     """Return the chunk's ids and sizes."""
-    return connection.exec_driver_sql(_ROW, {"id": caf_file_id}).one()
+    return connection.execute(_ROW, {"id": caf_file_id}).one()
 
 
 def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
     """Return the chunk's id, its row locked; raise LeaseLost where another run has it now."""
     _require_lease_of(lease, chunk)
-    statement = "SELECT caf_file_id, epoch FROM caf_files WHERE name = %(chunk)s FOR NO KEY UPDATE"
-    row = connection.exec_driver_sql(statement, {"chunk": chunk}).fetchone()
+    row = connection.execute(_LOCK, {"name": chunk}).one_or_none()
     if row is None:
         raise NotLocated(f"the ledger has no chunk {chunk}")
     if row.epoch != lease.epoch:
@@ -73,7 +82,7 @@ def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
 def require_state(connection: Connection, lease: Lease, chunk: str, states: Sequence[ChunkState], done: str) -> int:
     """Return the chunk's id, its row locked; raise IllegalMove where it is in none of these states."""
     caf_file_id = guarded(connection, lease, chunk)
-    state = connection.exec_driver_sql(_STATE, {"id": caf_file_id}).one().state
+    state = connection.execute(_STATE, {"id": caf_file_id}).one().state
     if state not in states:
         raise IllegalMove(f"chunk {chunk} cannot be {done}: it is '{state}', not {' or '.join(states)}")
     return caf_file_id
