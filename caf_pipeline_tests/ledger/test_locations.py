@@ -22,7 +22,7 @@ from caf_pipeline.ledger.export import _PARTS
 from caf_pipeline.ledger.postgres import Ledger
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import LocationRow
-from caf_pipeline_tests.contracts.ledger import register
+from caf_pipeline_tests.contracts.ledger import location_values, register
 
 ETAG = "00e1f2d3c4b5a69788796a5b4c3d2e1f"
 VERSION_ID = "3sL4kqtJlcpXroDTDmJ.rmSpXd3dIbrHY_MTRCxvjVBH"
@@ -106,7 +106,7 @@ AS_GIVEN = f"""
 @settings(max_examples=200)
 @given(rows=st.lists(st.lists(location_rows(), max_size=5), max_size=3))
 def test_locations_of_any_text_are_loaded_as_given(database, rows):
-    given_batches = [pa.RecordBatch.from_pylist([asdict(row) for row in some], LOCATION_SCHEMA) for some in rows]
+    given_batches = [pa.RecordBatch.from_pylist([location_values(row) for row in some], LOCATION_SCHEMA) for some in rows]
     expected = [row for some in rows for row in some]
     with closing(LedgerEngine(database)) as engine, engine.begin() as connection:
         connection.exec_driver_sql("CREATE TEMPORARY TABLE loading (LIKE file_locations INCLUDING DEFAULTS) ON COMMIT DROP")
