@@ -32,6 +32,7 @@ from caf_pipeline.inventory.manifest import (
     open_manifest,
 )
 from caf_pipeline.inventory.plan import OF_CLAIMS, PLAN_SCHEMA, ChunkPlan
+from caf_pipeline.inventory.snapshot import object_versions
 from caf_pipeline.ledger.arrow import LOCATION, SIGNATURE, TRAILER, as_rows, location_batches
 from caf_pipeline.ledger.copy import copy_location_batches
 from caf_pipeline.ledger.database import Database, embedded_url
@@ -307,6 +308,7 @@ def _claims(manifest: Path) -> Iterator[pa.RecordBatch]:
         columns["chunk_number"] = pa.repeat(pa.scalar(1, schema.field("chunk_number").type), batch.num_rows)
         columns["key"] = batch["key"].cast(pa.binary())
         columns["size_bytes"] = pc.subtract(batch["end_byte"], batch["start_byte"])
+        columns["object_version"] = object_versions(pa.record_batch(columns))
         yield pa.record_batch([columns[name] for name in OF_CLAIMS], schema=schema)
 
 

@@ -111,6 +111,16 @@ CREATE FUNCTION counted_elsewhere(source_names text[]) RETURNS TABLE (caf_file_i
     WHERE is_elsewhere
 $$;
 
+-- Claims on objects that are newer than a located object of their key.
+CREATE VIEW newer_claims AS
+SELECT claims.source_id, claims.file_path, claims.last_modified, claims.caf_file_id, plans.snapshot,
+    object_version(claims.version_id, claims.etag, claims.size_bytes, claims.rewritten_at) AS object_version
+FROM claims JOIN caf_files AS own ON own.caf_file_id = claims.caf_file_id JOIN plans ON plans.plan_id = own.plan_id
+WHERE EXISTS (
+    SELECT FROM file_locations AS archived JOIN chunks ON chunks.caf_file_id = archived.caf_file_id
+    WHERE archived.source_id = claims.source_id AND archived.file_path = claims.file_path
+        AND archived.last_modified < claims.last_modified AND chunks.state IN ('located', 'damaged'));
+
 -- What is known of keys, all at the moment of the statement that asks. A function, because its statements are planned once for a
 -- connection, also behind a pooler, and planning them takes longer than answering them. A skip that a whole inventory has ended, since it
 -- does not list the object, is history.

@@ -82,13 +82,16 @@ _KNOWN: Final = """SELECT standing.key, standing.object_version, max(standing) A
 
 _DECIDED: Final = """WITH told AS (SELECT here.member, here.key, here.start_byte, here.end_byte, here.sha256,
             candidates.object_version, version_id, etag, last_modified,
+            CASE WHEN candidates.object_version <> coalesce(version_id, concat_ws(':', 'etag', etag, end_byte - start_byte))
+                THEN last_modified END AS rewritten_at,
             CASE WHEN here.left_out IS NOT NULL THEN here.left_out WHEN fault IS NULL THEN 'not_in_inventory'
                 WHEN fault = 3 THEN 'other_size' WHEN fault = 2 THEN 'other_content' WHEN fault = 1 THEN 'not_comparable'
                 WHEN standing = 'located' THEN 'archived_already' WHEN standing = 'claimed' THEN 'under_way' END AS left_out
         FROM here LEFT JOIN candidates USING (member)
         LEFT JOIN known ON known.key = here.key AND known.object_version = candidates.object_version)
-    SELECT * REPLACE (decode(key) AS key, CASE WHEN left_out IS NULL AND row_number() OVER again > 1 THEN 'repeated'
-        ELSE left_out END AS left_out), NULL::BLOB AS crc64nvme, NULL::VARCHAR AS s3_checksum
+    SELECT * EXCLUDE (object_version) REPLACE (decode(key) AS key,
+            CASE WHEN left_out IS NULL AND row_number() OVER again > 1 THEN 'repeated' ELSE left_out END AS left_out),
+        NULL::BLOB AS crc64nvme, NULL::VARCHAR AS s3_checksum
     FROM told WINDOW again AS (PARTITION BY key, object_version, left_out ORDER BY start_byte, member)"""
 
 

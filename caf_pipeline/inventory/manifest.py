@@ -96,8 +96,8 @@ CHECKSUM_COLUMNS: Final = ("crc64nvme", "s3_checksum")
 LOCATION_SCHEMA: Final = pa.schema(
     [
         pa.field("key", pa.string(), nullable=False),
-        pa.field("object_version", pa.string(), nullable=False),
         pa.field("version_id", pa.string()),
+        MANIFEST_SCHEMA.field("rewritten_at"),
         pa.field("start_byte", pa.int64(), nullable=False),
         pa.field("end_byte", pa.int64(), nullable=False),  # exclusive
         pa.field("etag", pa.string(), nullable=False),
@@ -342,8 +342,11 @@ class OpenedManifest:
         members = [member for batch in self.members() for member in batch.to_pylist()]
         if not members:
             return None
-        headers = headers_of({name: members[0].pop(name) for name in (*HEADERS, "user_metadata")})
-        return PartLocation(row["size_bytes"], PartRange(*(row[name] for name in PART_COLUMNS)), **members[0], headers=headers)
+        member = members[0]
+        headers = headers_of({name: member.pop(name) for name in (*HEADERS, "user_metadata")})
+        version = object_version(member["version_id"], member["etag"], row["size_bytes"], member.pop("rewritten_at"))
+        part = PartRange(*(row[name] for name in PART_COLUMNS))
+        return PartLocation(row["size_bytes"], part, object_version=version, **member, headers=headers)
 
     def _part_row(self) -> dict[str, Any] | None:
         """Return the only row of a chunk of a part; None if the chunk is one of whole objects. Raises as `part`."""
@@ -375,11 +378,9 @@ class OpenedManifest:
 
     def members(self) -> Iterator[pa.RecordBatch]:
         """Yield all members, a part among them, in batches of LOCATION_SCHEMA: which bytes have which SHA-256; as `batches`."""
-        columns = {*LOCATION_SCHEMA.names, *IDENTITY_COLUMNS, "skip_reason"} - {"object_version"}
-        for batch in self.batches(columns):
+        for batch in self.batches({*LOCATION_SCHEMA.names, "skip_reason"}):
             members = batch.filter(pc.is_null(batch["skip_reason"]))
-            found = {name: members[name] for name in members.schema.names} | {"object_version": identities(members)}
-            yield pa.record_batch([found[name] for name in LOCATION_SCHEMA.names], schema=LOCATION_SCHEMA)
+            yield pa.record_batch([members[name] for name in LOCATION_SCHEMA.names], schema=LOCATION_SCHEMA)
 
 
 def open_manifest(file: IO[bytes] | Path) -> OpenedManifest:

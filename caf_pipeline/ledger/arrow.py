@@ -108,10 +108,15 @@ def claim_batches(chunks: Mapping[int, int], identities: Iterable[pa.RecordBatch
     """Yield rows of `CLAIM` for batches as of `plan.read_identities`; `chunks` has the `caf_file_id` of each chunk number."""
     numbers, ids = pa.array(list(chunks), pa.int32()), pa.array(list(chunks.values()), pa.int64())
     for batch in _gathered(identities):
+        is_rewritten = pc.not_equal(batch["object_version"], object_versions(batch))
+        rewritten_at = pc.if_else(is_rewritten, batch["last_modified"], None)
         columns = [
             ids.take(pc.index_in(batch["chunk_number"], numbers)),
             batch["key"].cast(pa.string()),
-            *_identity(batch),
+            batch["version_id"].fill_null(""),
+            batch["etag"],
+            batch["size_bytes"],
+            _or_never(rewritten_at),
             batch["last_modified"],
         ]
         yield pa.record_batch(columns, names=CLAIM)
@@ -120,19 +125,21 @@ def claim_batches(chunks: Mapping[int, int], identities: Iterable[pa.RecordBatch
 def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield rows of `LOCATION` for batches of LOCATION_SCHEMA, none of which is a part of an object."""
     for batch in _gathered(batches):
-        sized = batch.append_column("size_bytes", pc.subtract(batch["end_byte"], batch["start_byte"]))
-        columns = [batch["key"], *_identity(sized), *(batch[name] for name in _UNCHANGED), header_set_ids(batch)[0]]
+        columns = [
+            batch["key"],
+            batch["version_id"].fill_null(""),
+            batch["etag"],
+            pc.subtract(batch["end_byte"], batch["start_byte"]),
+            _or_never(batch["rewritten_at"]),
+            *(batch[name] for name in _UNCHANGED),
+            header_set_ids(batch)[0],
+        ]
         yield pa.record_batch(columns, names=LOCATION)
 
 
-def _identity(batch: pa.RecordBatch) -> Iterator[pa.Array]:
-    """Yield version id, ETag, size and time of a rewrite, as the tables have them."""
-    yield batch["version_id"].fill_null("")
-    yield batch["etag"]
-    yield batch["size_bytes"]
-    is_rewritten = pc.not_equal(batch["object_version"], object_versions(batch))
-    microseconds = pc.subtract(batch["last_modified"].cast(pa.int64()), _POSTGRES_EPOCH_MICROSECONDS)
-    yield pc.if_else(is_rewritten, microseconds, _NEVER)
+def _or_never(rewritten_at: pa.Array) -> pa.Array:
+    """Return times of rewrites as the tables have them: '-infinity' for null."""
+    return pc.subtract(rewritten_at.cast(pa.int64()), _POSTGRES_EPOCH_MICROSECONDS).fill_null(_NEVER)
 
 
 def header_set_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -11,13 +11,31 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-from sqlalchemy import Connection
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    FromClause,
+    and_,
+    any_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    select,
+)
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import ProgrammingError
 
 from caf_pipeline.chunk_state import GOOD
 from caf_pipeline.errors import ClaimConflict, LedgerError
 from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, is_rewritten, version_id_of
 from caf_pipeline.ledger.engine import driver_connection
+from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import Skip
+from caf_pipeline.ledger.tables import CAF_FILES, CLAIMS, CURRENT_EXCEPTIONS, OBJECT_PARTS, PENDING_LOCATIONS, SKIPPED_OBJECTS
+from caf_pipeline.ledger.views import CHUNKS, NEWER_CLAIMS, OBJECTS_IN_PARTS
 from caf_pipeline.system.ahead import one_ahead
 
 if TYPE_CHECKING:
@@ -35,8 +53,13 @@ SKIP: Final = {
     "last_modified": "timestamptz",
     "retry_after": "interval",
 }
-KEY: Final = "file_path, version_id, etag, size_bytes, rewritten_at"
-"""The columns that identify an object of a source in claims, skips and locations."""
+KEY: Final = ("source_id", "file_path", "version_id", "etag", "size_bytes", "rewritten_at")
+"""The columns that identify an object in claims, skips and locations."""
+
+
+def same_object(left: FromClause, right: FromClause) -> ColumnElement[bool]:
+    """Return the condition that rows of two tables are of one object."""
+    return and_(*(left.c[name] == right.c[name] for name in KEY))
 
 
 def copy_rows(connection: Connection, table: str, columns: Mapping[str, str], rows: Iterable[tuple[Any, ...]]) -> int:
@@ -105,165 +128,104 @@ def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int
         ) from error
 
 
-_HAS_LOCATED = (
-    "SELECT EXISTS (SELECT FROM chunks WHERE source_id = %(source_id)s AND chunk_state = 'located' AND state = ANY(%(good)s))"
+_HAS_LOCATED: Final = select(
+    exists().where(CHUNKS.c.source_id == bindparam("source_id"), CHUNKS.c.chunk_state == "located", CHUNKS.c.state.in_(GOOD))
 )
-# LATERAL with LIMIT: one look-up a claim. Without statistics on the claims just loaded, the planner would read all locations.
-_CLAIMED_BUT_LOCATED = """
-    SELECT claims.file_path, located.name
-    FROM caf_files AS planned
-    JOIN claims ON claims.caf_file_id = planned.caf_file_id
-    CROSS JOIN LATERAL (
-        SELECT chunks.name FROM file_locations AS known JOIN chunks ON chunks.caf_file_id = known.caf_file_id
-        WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path AND known.version_id = claims.version_id
-            AND known.etag = claims.etag AND known.size_bytes = claims.size_bytes AND known.rewritten_at = claims.rewritten_at
-            AND known.part = 0 AND chunks.state = ANY(%(good)s)
-        LIMIT 1) AS located
-    WHERE planned.plan_id = %(plan_id)s
-    LIMIT 1
-    """
-
-
-# Asked of the objects in parts, which are few, and not of the claims.
-_CLAIMED_BUT_IN_PARTS = """
-    SELECT file_path, located.name FROM objects_in_parts AS whole
-    JOIN claims USING (source_id, file_path, version_id, etag, size_bytes, rewritten_at)
-    JOIN caf_files AS planned ON planned.caf_file_id = claims.caf_file_id
-    JOIN caf_files AS located ON located.caf_file_id = whole.caf_file_id
-    WHERE claims.source_id = %(source_id)s AND planned.plan_id = %(plan_id)s LIMIT 1
-    """
+_PLANNED: Final = CAF_FILES.alias("planned")
+_LOCATED: Final = CAF_FILES.alias("located")
+# The objects in parts are few: they are compared with the claims, and not the other way round.
+_CLAIMED_BUT_IN_PARTS: Final = (
+    select(CLAIMS.c.file_path, _LOCATED.c.name)
+    .join_from(OBJECTS_IN_PARTS, CLAIMS, same_object(OBJECTS_IN_PARTS, CLAIMS))
+    .join(_PLANNED, _PLANNED.c.caf_file_id == CLAIMS.c.caf_file_id)
+    .join(_LOCATED, _LOCATED.c.caf_file_id == OBJECTS_IN_PARTS.c.caf_file_id)
+    .where(CLAIMS.c.source_id == bindparam("source_id"), _PLANNED.c.plan_id == bindparam("plan_id"))
+    .limit(1)
+)
 
 
 def refuse_located(connection: Connection, source_id: int, plan_id: int) -> None:
     """Raise ClaimConflict where an object that the plan claims is located in a chunk in good standing."""
-    if not connection.exec_driver_sql(_HAS_LOCATED, {"source_id": source_id, "good": GOOD}).scalar_one():
+    if not connection.execute(_HAS_LOCATED, {"source_id": source_id}).scalar_one():
         return
-    found = connection.exec_driver_sql(_CLAIMED_BUT_LOCATED, {"plan_id": plan_id, "good": GOOD}).fetchone()
-    if found is None:
-        found = connection.exec_driver_sql(_CLAIMED_BUT_IN_PARTS, {"source_id": source_id, "plan_id": plan_id}).fetchone()
-    if found is not None:
+    claim = connection.exec_driver_sql(query("claimed_but_located"), {"plan_id": plan_id, "good": GOOD}).one_or_none()
+    if claim is None:
+        claim = connection.execute(_CLAIMED_BUT_IN_PARTS, {"source_id": source_id, "plan_id": plan_id}).one_or_none()
+    if claim is not None:
         raise ClaimConflict(
-            f"'{found.file_path}' is located in chunk {found.name} already", hint="plan again: a new plan leaves it out"
+            f"'{claim.file_path}' is located in chunk {claim.name} already", hint="plan again: a new plan leaves it out"
         )
 
 
-# A row of a chunk that is no longer in good standing gives way.
-_TAKE_OVER = f"""
-    ON CONFLICT (source_id, {KEY}, part) DO UPDATE SET
-        caf_file_id = excluded.caf_file_id, start_byte = excluded.start_byte, end_byte = excluded.end_byte,
-        last_modified = excluded.last_modified, sha256 = excluded.sha256, crc64nvme = excluded.crc64nvme,
-        s3_checksum = excluded.s3_checksum, header_set = excluded.header_set
-    WHERE NOT EXISTS (SELECT FROM chunks WHERE chunks.caf_file_id = old.caf_file_id AND state = ANY(%(good)s))
-    """
-LOCATE_RESTORED: Final = f"INSERT INTO file_locations AS old SELECT * FROM restoring {_TAKE_OVER}"
-# In the order of the key, so that a new chunk fills the index from one page to the next.
-_LOCATE_PENDING = f"""
-    INSERT INTO file_locations AS old SELECT * FROM pending_locations WHERE caf_file_id = %(caf_file_id)s
-    ORDER BY source_id, {KEY}, part {_TAKE_OVER}
-    """
+_FORGET_PENDING: Final = delete(PENDING_LOCATIONS).where(PENDING_LOCATIONS.c.caf_file_id == bindparam("id"))
 
 
-def locate_pending(connection: Connection, caf_file_id: int) -> int:
-    """Move a chunk's rows from `pending_locations` to `file_locations`; return how many were written.
+def write_locations(connection: Connection, caf_file_id: int, *, twice: LedgerError) -> int:
+    """Copy a chunk's rows of `pending_locations` to `file_locations`; return how many were written.
 
     Rows that a chunk no longer in good standing left there are replaced. An object that is located in another chunk in good
     standing is not written.
 
     Raises:
-        LedgerError: the chunk has an object twice; the transaction can only be rolled back.
+        LedgerError: `twice`, if the chunk has an object twice; the transaction can only be rolled back.
     """
-    values = {"caf_file_id": caf_file_id, "good": GOOD}
     try:
-        written = connection.exec_driver_sql(_LOCATE_PENDING, values).rowcount
-    except psycopg.errors.CardinalityViolation as error:
-        raise LedgerError("the chunk has an object twice", hint=TWICE) from error
+        return connection.exec_driver_sql(query("locate_pending"), {"caf_file_id": caf_file_id, "good": GOOD}).rowcount
+    except ProgrammingError as error:
+        if not isinstance(error.orig, psycopg.errors.CardinalityViolation):
+            raise
+        raise twice from error
+
+
+def locate_pending(connection: Connection, caf_file_id: int) -> int:
+    """Move a chunk's rows from `pending_locations` to `file_locations`; return how many were written. As `write_locations`."""
+    written = write_locations(connection, caf_file_id, twice=LedgerError("the chunk has an object twice", hint=TWICE))
     forget_pending(connection, caf_file_id)
     return written
 
 
 def forget_pending(connection: Connection, caf_file_id: int) -> int:
     """Delete the rows that the seal of a chunk wrote; return how many there were."""
-    return connection.exec_driver_sql("DELETE FROM pending_locations WHERE caf_file_id = %(id)s", {"id": caf_file_id}).rowcount
+    return connection.execute(_FORGET_PENDING, {"id": caf_file_id}).rowcount
 
 
 TWICE: Final = "two chunks have this object: report it as a bug, with what 'caf status' shows of the source"
 
 
 _DOUBLINGS: Final = 16  # an hour doubled so often is far past the cap, and far below what an interval holds
-_UPSERT_SKIPS = f"""
-    INSERT INTO skipped_objects AS old (source_id, {KEY}, reason, detail, last_modified, caf_file_id, retry_at)
-    SELECT DISTINCT ON ({KEY}) %(source_id)s, {KEY}, reason, detail, last_modified, %(caf_file_id)s,
-        CASE WHEN reason = 'cold_storage' AND EXISTS (SELECT FROM noticed_keys WHERE noticed_keys.source_id = %(source_id)s
-            AND noticed_keys.file_path = convert_to(skipping.file_path, 'UTF8') AND restored) THEN now()
-            ELSE coalesce(now() + retry_after, 'infinity') END
-    FROM skipping
-    ON CONFLICT (source_id, {KEY}) DO UPDATE SET
-        reason = excluded.reason, detail = excluded.detail,
-        last_modified = excluded.last_modified, caf_file_id = excluded.caf_file_id, times = old.times + 1, last_at = now(),
-        retry_at = CASE WHEN excluded.retry_at = 'infinity' THEN excluded.retry_at
-            ELSE now() + least((excluded.retry_at - now()) * power(2, least(old.times, %(doublings)s)), %(longest)s) END
-    """
-_END_SKIPPED_CLAIMS = f"DELETE FROM claims WHERE caf_file_id = %(caf_file_id)s AND ({KEY}) IN (SELECT {KEY} FROM skipping)"
-_END_RELEASED_CLAIMS = (
-    "DELETE FROM claims USING releasing WHERE claims.caf_file_id = %(caf_file_id)s"
-    " AND claims.file_path = releasing.file_path"
-    " AND object_version(claims.version_id, claims.etag, claims.size_bytes, claims.rewritten_at) = releasing.object_version"
-)
 
 
 def record_skips(connection: Connection, source_id: int, caf_file_id: int | None, skips: Iterable[Skip]) -> None:
     """Write skips, a newer one in place of the older; end the claims that the chunk has on them."""
     if load_skips(connection, skips):
         values = {"source_id": source_id, "caf_file_id": caf_file_id, "doublings": _DOUBLINGS, "longest": MAX_RETRY_AFTER}
-        connection.exec_driver_sql(_UPSERT_SKIPS, values)
+        connection.exec_driver_sql(query("record_skips"), values)
         if caf_file_id is not None:
-            connection.exec_driver_sql(_END_SKIPPED_CLAIMS, {"caf_file_id": caf_file_id})
+            connection.exec_driver_sql(query("end_skipped_claims"), {"caf_file_id": caf_file_id})
 
 
-_TAKE_WAITING = f"""
-    INSERT INTO skipped_objects AS old (source_id, {KEY}, reason, detail, last_modified, times, retry_at)
-    SELECT %(source_id)s, {KEY}, reason, detail, last_modified, 0, %(until)s FROM skipping
-    ON CONFLICT (source_id, {KEY}) DO UPDATE SET
-        reason = excluded.reason, detail = excluded.detail, last_modified = excluded.last_modified,
-        caf_file_id = NULL, last_at = now(), retry_at = excluded.retry_at
-    """
 # Those that a chunk claims stay until it is located: should it skip them, how often they were skipped before counts.
-_END_OLD_WAITING = """
-    DELETE FROM skipped_objects AS old WHERE source_id = %(source_id)s AND reason = 'waiting' AND last_at < now()
-        AND NOT EXISTS (SELECT FROM claims WHERE claims.source_id = old.source_id AND claims.file_path = old.file_path
-            AND claims.version_id = old.version_id AND claims.etag = old.etag AND claims.size_bytes = old.size_bytes
-            AND claims.rewritten_at = old.rewritten_at)
-    """
+_END_OLD_WAITING: Final = delete(SKIPPED_OBJECTS).where(
+    SKIPPED_OBJECTS.c.source_id == bindparam("source_id"),
+    SKIPPED_OBJECTS.c.reason == "waiting",
+    SKIPPED_OBJECTS.c.last_at < func.now(),
+    ~exists().where(same_object(CLAIMS, SKIPPED_OBJECTS)),
+)
 
 
 def record_waiting(connection: Connection, source_id: int, skips: Iterable[Skip], until: datetime | None, *, whole: bool) -> None:
     """Write which objects wait for the next plan, at most until then; where `whole`, no others of the source wait any more."""
     if load_skips(connection, skips):
-        connection.exec_driver_sql(_TAKE_WAITING, {"source_id": source_id, "until": until})
+        connection.exec_driver_sql(query("record_waiting"), {"source_id": source_id, "until": until})
     if whole:
-        connection.exec_driver_sql(_END_OLD_WAITING, {"source_id": source_id})
-
-
-_WAITING_SINCE: Final = f"""
-    SELECT min(first_at) FROM skipping JOIN skipped_objects AS old USING ({KEY})
-    WHERE source_id = %(source_id)s AND old.reason = 'waiting'
-    """
+        connection.execute(_END_OLD_WAITING, {"source_id": source_id})
 
 
 def waiting_since(connection: Connection, source_id: int, skips: Iterable[Skip]) -> datetime | None:
     """Return when the first of these objects began to wait that waits already; None where none does."""
     load_skips(connection, skips)
-    since: datetime | None = connection.exec_driver_sql(_WAITING_SINCE, {"source_id": source_id}).scalar_one()
+    since: datetime | None = connection.exec_driver_sql(query("waiting_since"), {"source_id": source_id}).scalar_one()
     return since
-
-
-_END_SKIPS: Final = """
-    UPDATE skipped_objects SET retry_at = %(listed_at)s
-    FROM unnest(CAST(%(keys)s AS text[]), CAST(%(versions)s AS text[])) AS gone (key, version)
-    WHERE source_id = %(source_id)s AND file_path = gone.key
-        AND object_version(version_id, etag, size_bytes, rewritten_at) = gone.version
-        AND retry_at > %(listed_at)s AND coalesce(last_modified, last_at) < %(silent_from)s
-    """
 
 
 def end_skips(
@@ -272,7 +234,7 @@ def end_skips(
     """Let skips (key, object version) be due since `listed_at`, but for objects that were modified from `silent_from` on."""
     keys, versions = [key for key, _ in skips], [version for _, version in skips]
     values = {"source_id": source_id, "keys": keys, "versions": versions, "listed_at": listed_at, "silent_from": silent_from}
-    connection.exec_driver_sql(_END_SKIPS, values)
+    connection.exec_driver_sql(query("end_skips"), values)
 
 
 def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
@@ -302,32 +264,33 @@ def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
     return count
 
 
+_END_CLAIMS: Final = delete(CLAIMS).where(
+    CLAIMS.c.caf_file_id == bindparam("id"), ~exists().where(OBJECT_PARTS.c.caf_file_id == bindparam("id"))
+)
+
+
 def end_claims(connection: Connection, caf_file_id: int) -> int:
     """End all claims of a chunk; return their number. The claim on an object in parts is not one chunk's to end (`parts`)."""
-    statement = (
-        "DELETE FROM claims WHERE caf_file_id = %(id)s AND NOT EXISTS (SELECT FROM object_parts WHERE caf_file_id = %(id)s)"
-    )
-    return connection.exec_driver_sql(statement, {"id": caf_file_id}).rowcount
+    return connection.execute(_END_CLAIMS, {"id": caf_file_id}).rowcount
 
 
 # What a claim told of its key stays known: else an older content that is located would be called the current one until the next
 # inventory. Where another content is current, an inventory has stated so, at a later time.
-_STATE_RELEASED = """
-    INSERT INTO current_exceptions (source_id, file_path, stated_at, object_version, inventory)
-    SELECT claims.source_id, claims.file_path, claims.last_modified,
-        object_version(claims.version_id, claims.etag, claims.size_bytes, claims.rewritten_at), plans.snapshot
-    FROM claims JOIN caf_files AS own USING (caf_file_id) JOIN plans USING (plan_id) {released}
-    WHERE claims.caf_file_id = ANY(%(caf_file_ids)s) AND EXISTS (
-        SELECT FROM file_locations AS known JOIN chunks ON chunks.caf_file_id = known.caf_file_id
-        WHERE known.source_id = claims.source_id AND known.file_path = claims.file_path
-            AND known.last_modified < claims.last_modified AND chunks.state = ANY(%(good)s))
-    ON CONFLICT DO NOTHING
-"""
-_STATE_ALL_RELEASED = _STATE_RELEASED.format(released="")
-_STATE_SOME_RELEASED = _STATE_RELEASED.format(
-    released="""JOIN releasing ON releasing.file_path = claims.file_path AND releasing.object_version
-        = object_version(claims.version_id, claims.etag, claims.size_bytes, claims.rewritten_at)"""
+_STATE_RELEASED: Final = (
+    insert(CURRENT_EXCEPTIONS)
+    .from_select(
+        ["source_id", "file_path", "stated_at", "object_version", "inventory"],
+        select(
+            NEWER_CLAIMS.c.source_id,
+            NEWER_CLAIMS.c.file_path,
+            NEWER_CLAIMS.c.last_modified,
+            NEWER_CLAIMS.c.object_version,
+            NEWER_CLAIMS.c.snapshot,
+        ).where(NEWER_CLAIMS.c.caf_file_id == any_(bindparam("ids", type_=ARRAY(BigInteger)))),
+    )
+    .on_conflict_do_nothing()
 )
+_WITHDRAW_CLAIMS: Final = delete(CLAIMS).where(CLAIMS.c.caf_file_id == any_(bindparam("ids", type_=ARRAY(BigInteger))))
 
 
 def withdraw_claims(connection: Connection, caf_file_ids: Sequence[int]) -> None:
@@ -336,8 +299,8 @@ def withdraw_claims(connection: Connection, caf_file_ids: Sequence[int]) -> None
     First, that a claimed content was the newest of its key is recorded as an exception, where an older one is located: else that
     one would be called current.
     """
-    connection.exec_driver_sql(_STATE_ALL_RELEASED, {"caf_file_ids": caf_file_ids, "good": GOOD})
-    connection.exec_driver_sql("DELETE FROM claims WHERE caf_file_id = ANY(%(ids)s)", {"ids": caf_file_ids})
+    connection.execute(_STATE_RELEASED, {"ids": caf_file_ids})
+    connection.execute(_WITHDRAW_CLAIMS, {"ids": caf_file_ids})
 
 
 def release_claims(connection: Connection, caf_file_id: int, released: Iterable[tuple[str, str]]) -> None:
@@ -346,8 +309,8 @@ def release_claims(connection: Connection, caf_file_id: int, released: Iterable[
         'CREATE TEMPORARY TABLE releasing (file_path text COLLATE "C", object_version text COLLATE "C") ON COMMIT DROP'
     )
     if copy_rows(connection, "releasing", _RELEASED, released):
-        connection.exec_driver_sql(_STATE_SOME_RELEASED, {"caf_file_ids": [caf_file_id], "good": GOOD})
-        connection.exec_driver_sql(_END_RELEASED_CLAIMS, {"caf_file_id": caf_file_id})
+        connection.exec_driver_sql(query("state_released"), {"caf_file_id": caf_file_id})
+        connection.exec_driver_sql(query("end_released_claims"), {"caf_file_id": caf_file_id})
 
 
 def _duplicate(error: psycopg.errors.UniqueViolation) -> str:

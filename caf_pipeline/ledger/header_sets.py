@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import Connection
 
-from caf_pipeline.inventory.headers import HEADERS
 from caf_pipeline.ledger.copy import copy_batches
+from caf_pipeline.ledger.query_files import query
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,15 +17,9 @@ if TYPE_CHECKING:
 Batches = Callable[[], "Iterable[pa.RecordBatch]"]
 """Returns the batches from the first on each time that it is called."""
 
-_CREATE: Final = (
-    f"CREATE TEMPORARY TABLE naming (header_set bytea, {' text, '.join(HEADERS)} text, user_metadata text) ON COMMIT DROP"
-)
-# In one order, by all who insert: two transactions that insert the same sets in other orders would wait for each other.
-_INSERT: Final = """
-    INSERT INTO header_sets
-    SELECT DISTINCT ON (header_set) header_set, content_type, content_encoding, content_language, content_disposition,
-        cache_control, expires, user_metadata::jsonb
-    FROM naming ORDER BY header_set ON CONFLICT DO NOTHING
+_CREATE: Final = """
+    CREATE TEMPORARY TABLE naming (header_set bytea, content_type text, content_encoding text, content_language text,
+        content_disposition text, cache_control text, expires text, user_metadata text) ON COMMIT DROP
     """
 
 
@@ -36,4 +30,4 @@ def record_header_sets(connection: Connection, batches: "Iterable[pa.RecordBatch
     of_part = [batch_of_headers(part.headers)] if part is not None else []
     connection.exec_driver_sql(_CREATE)
     if copy_batches(connection, "naming", {}, HEADER_SET, header_set_batches(chain(of_part, batches))):
-        connection.exec_driver_sql(_INSERT)
+        connection.exec_driver_sql(query("insert_header_sets"))

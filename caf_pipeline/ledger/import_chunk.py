@@ -1,31 +1,52 @@
 """A chunk that only the store knew, written into the ledger: its row, its plan's, its locations, skips and copies.
 
-Objects come in by COPY into a table of the
-transaction's own, and from there past what the ledger has already: memory does not grow with their number, and the order in
-which chunks are restored does not matter, except that of two chunks with the same object the first one keeps it.
+Objects come in by COPY into `pending_locations`, and from there past what the ledger has already: memory does not grow with their
+number, and the order in which chunks are restored does not matter, except that of two chunks with the same object the first one
+keeps it.
 """
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence, Set
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Text, Update, bindparam, cast, delete, exists, func, literal, or_, select, update
+from sqlalchemy.dialects.postgresql import JSONB, Insert, insert
 
 from caf_pipeline.chunk_state import GOOD, NOT_POSTED, ChunkState, CopyState
 from caf_pipeline.errors import ClaimConflict, IllegalMove, IntegrityError, LedgerError
-from caf_pipeline.ledger.copy import LOCATE_RESTORED, copy_location_batches, end_claims, forget_pending, load_skips
+from caf_pipeline.ledger.copy import (
+    copy_location_batches,
+    end_claims,
+    forget_pending,
+    load_skips,
+    same_object,
+    write_locations,
+)
 from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
 from caf_pipeline.ledger.header_sets import Batches, record_header_sets
 from caf_pipeline.ledger.log_times import forget_log_times, record_log_times
 from caf_pipeline.ledger.moves import require_state, samples_as_json
 from caf_pipeline.ledger.parts import follow_move, has_part, import_part, record_part
+from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import RemoteChunk, Skip
 from caf_pipeline.ledger.replicas import record_verified
+from caf_pipeline.ledger.tables import (
+    CAF_FILES,
+    CHUNK_COPIES,
+    CLAIMS,
+    LEFT_POSTS,
+    PENDING_LOCATIONS,
+    PLANS,
+    REBUILDS,
+    SKIPPED_OBJECTS,
+    SOURCES,
+    STORE_LOOKS,
+    TRANSACTION_POSTS,
+)
 from caf_pipeline.ledger.transactions import before_move
+from caf_pipeline.ledger.views import CHUNKS
 from caf_pipeline.store.protocol import Lease
 
 if TYPE_CHECKING:
@@ -34,94 +55,41 @@ if TYPE_CHECKING:
 UNKNOWN_PLAN: Final = b"restored"
 """Begins the hash of a plan whose own is not known: with 40 bytes it is none of the 32 that a plan's hash has."""
 
-_KNOWN: Final = "SELECT state FROM chunks WHERE name = %(name)s"
-_PLAN: Final = "SELECT plan_id, sha256 FROM plans WHERE source_id = %(source_id)s AND name = %(name)s"
-_OTHER_PLAN: Final = "SELECT name FROM plans WHERE sha256 = %(sha256)s AND (source_id, name) <> (%(source_id)s, %(name)s)"
-_NEW_PLAN: Final = """
-    INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
-    VALUES (%(source_id)s, %(name)s, %(sha256)s, %(snapshot)s, %(folder)s, 0, 0) RETURNING plan_id
-    """
-_TELL_HASH: Final = "UPDATE plans SET sha256 = %(sha256)s WHERE plan_id = %(plan_id)s"
-# A plan that was restored is as large as its chunks that are known; of one that was registered all of them are.
-_COUNT_PLAN: Final = """
-    UPDATE plans SET object_count = greatest(plans.object_count, sums.objects),
-        object_bytes = greatest(plans.object_bytes, sums.bytes)
-    FROM (SELECT coalesce(sum(object_count) FILTER (WHERE part IS NULL), 0)
-            + count(DISTINCT (file_path, version_id, etag, object_parts.object_bytes, rewritten_at))
-            FILTER (WHERE part IS NOT NULL) AS objects, sum(caf_files.object_bytes) AS bytes
-        FROM caf_files LEFT JOIN object_parts USING (caf_file_id) WHERE caf_files.plan_id = %(plan_id)s) AS sums
-    WHERE plan_id = %(plan_id)s
-    """
-_NEW_CHUNK: Final = """
-    INSERT INTO caf_files (name, source_id, plan_id, number, state, reason, object_count, object_bytes, expected_size_bytes,
-        caf_size_bytes, stored_size_bytes, member_count, member_bytes, skipped_count, released_count, samples, sealed_at,
-        located_at, restored_at, adopted_at)
-    VALUES (%(name)s, %(source_id)s, %(plan_id)s, %(number)s, 'located', '', %(object_count)s, %(object_bytes)s,
-        %(stored_size_bytes)s, %(stored_size_bytes)s, %(stored_size_bytes)s, %(member_count)s, %(member_bytes)s,
-        %(skipped_count)s, %(released_count)s, CAST(%(samples)s AS jsonb), now(), now(), now(),
-        CASE WHEN %(adopted)s THEN now() END)
-    RETURNING caf_file_id
-    """
-_REPLACE_CHUNK: Final = """
-    UPDATE caf_files SET state = 'located', reason = '', attempts = 0, object_count = %(object_count)s,
-        object_bytes = %(object_bytes)s, caf_size_bytes = %(stored_size_bytes)s, stored_size_bytes = %(stored_size_bytes)s,
-        member_count = %(member_count)s, member_bytes = %(member_bytes)s, skipped_count = %(skipped_count)s,
-        released_count = %(released_count)s, samples = CAST(%(samples)s AS jsonb), tail_start = NULL, tail_sha256 = NULL,
-        updated_at = now(), sealed_at = now(), located_at = now(), restored_at = now()
-    WHERE name = %(name)s RETURNING caf_file_id
-    """
-_NEW_COPY: Final = """
-    INSERT INTO chunk_copies (caf_file_id, store, state, damage, merkle_root, proof_type, owner, start, posted_at, verified_at)
-    VALUES (%(id)s, %(store)s, %(copy_state)s, %(damage)s, %(merkle_root)s, %(proof_type)s, %(owner)s, %(start)s, now(), now())
-    """
-_HAS_CLAIMS: Final = "SELECT EXISTS (SELECT FROM claims WHERE source_id = %(source_id)s)"
-# LATERAL with LIMIT: one look-up an object, whatever the planner knows of the table just filled.
-_CLAIMED: Final = """
-    SELECT restoring.file_path, claimed.name
-    FROM restoring CROSS JOIN LATERAL (
-        SELECT caf_files.name FROM claims JOIN caf_files ON caf_files.caf_file_id = claims.caf_file_id
-        WHERE claims.source_id = restoring.source_id AND claims.file_path = restoring.file_path
-            AND claims.version_id = restoring.version_id AND claims.etag = restoring.etag
-            AND claims.size_bytes = restoring.size_bytes AND claims.rewritten_at = restoring.rewritten_at LIMIT 1) AS claimed
-    LIMIT 1
-    """
-_CLAIMED_PART: Final = """
-    SELECT file_path, name FROM claims JOIN caf_files USING (caf_file_id)
-    WHERE claims.source_id = %(source_id)s AND file_path = %(key)s
-        AND object_version(version_id, etag, size_bytes, rewritten_at) = %(object_version)s AND plan_id <> %(plan_id)s
-    """
-_END_SKIPS: Final = (
-    "DELETE FROM skipped_objects AS old USING restoring WHERE old.source_id = restoring.source_id"
-    " AND old.file_path = restoring.file_path AND old.version_id = restoring.version_id AND old.etag = restoring.etag"
-    " AND old.size_bytes = restoring.size_bytes AND old.rewritten_at = restoring.rewritten_at"
+_STATE: Final = select(CHUNKS.c.state).where(CHUNKS.c.name == bindparam("name"))
+_PLAN: Final = select(PLANS.c.plan_id, PLANS.c.sha256).where(
+    PLANS.c.source_id == bindparam("source_id"), PLANS.c.name == bindparam("name")
 )
-_SAME: Final = (
-    "old.source_id = %(source_id)s AND old.file_path = skipping.file_path AND old.version_id = skipping.version_id"
-    " AND old.etag = skipping.etag AND old.size_bytes = skipping.size_bytes AND old.rewritten_at = skipping.rewritten_at"
+_OTHER_PLAN: Final = select(PLANS.c.name).where(
+    PLANS.c.sha256 == bindparam("sha256"), or_(PLANS.c.source_id != bindparam("source_id"), PLANS.c.name != bindparam("name"))
 )
-# Of several chunks that skipped an object the one posted last tells why. One that is not posted yet, and a plan, came later.
-_SKIP_LATER: Final = f"""
-    UPDATE skipped_objects AS old SET times = old.times + 1, reason = skipping.reason, detail = skipping.detail,
-        last_modified = skipping.last_modified, caf_file_id = %(caf_file_id)s,
-        retry_at = coalesce(now() + retry_after, 'infinity')
-    FROM skipping, chunk_copies AS copies WHERE {_SAME} AND copies.caf_file_id = old.caf_file_id AND copies.start < %(start)s
-    """
-_SKIP_EARLIER: Final = f"""
-    UPDATE skipped_objects AS old SET times = old.times + 1
-    FROM skipping WHERE {_SAME} AND old.caf_file_id IS DISTINCT FROM %(caf_file_id)s
-    """
-_SKIP_NEW: Final = """
-    INSERT INTO skipped_objects (source_id, file_path, version_id, etag, size_bytes, rewritten_at, reason, detail, last_modified,
-        caf_file_id, retry_at)
-    SELECT %(source_id)s, file_path, version_id, etag, size_bytes, rewritten_at, reason, detail, last_modified, %(caf_file_id)s,
-        coalesce(now() + retry_after, 'infinity')
-    FROM skipping WHERE NOT EXISTS (
-        SELECT FROM file_locations AS known JOIN chunks ON chunks.caf_file_id = known.caf_file_id
-        WHERE known.source_id = %(source_id)s AND known.file_path = skipping.file_path
-            AND known.version_id = skipping.version_id AND known.etag = skipping.etag AND known.size_bytes = skipping.size_bytes
-            AND known.rewritten_at = skipping.rewritten_at AND known.part = 0 AND state = ANY(%(good)s))
-    ON CONFLICT DO NOTHING
-    """
+_HAS_CLAIMS: Final = select(exists().where(CLAIMS.c.source_id == bindparam("source_id")))
+_CLAIMED_PART: Final = (
+    select(CLAIMS.c.file_path, CAF_FILES.c.name)
+    .join_from(CLAIMS, CAF_FILES, CLAIMS.c.caf_file_id == CAF_FILES.c.caf_file_id)
+    .where(
+        CLAIMS.c.source_id == bindparam("source_id"),
+        CLAIMS.c.file_path == bindparam("key"),
+        func.object_version(CLAIMS.c.version_id, CLAIMS.c.etag, CLAIMS.c.size_bytes, CLAIMS.c.rewritten_at)
+        == bindparam("object_version", type_=Text),
+        CAF_FILES.c.plan_id != bindparam("plan_id"),
+    )
+)
+_END_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
+    PENDING_LOCATIONS.c.caf_file_id == bindparam("id"), same_object(SKIPPED_OBJECTS, PENDING_LOCATIONS)
+)
+_DELETE_COPY: Final = delete(CHUNK_COPIES).where(CHUNK_COPIES.c.caf_file_id == bindparam("id"), CHUNK_COPIES.c.start.is_(None))
+_HAS_COPY: Final = select(exists().where(CHUNK_COPIES.c.caf_file_id == bindparam("id")))
+_HAS_LIVE_POST: Final = select(
+    exists()
+    .where(TRANSACTION_POSTS.c.caf_file_id == CAF_FILES.c.caf_file_id)
+    .where(CAF_FILES.c.name == bindparam("chunk"), TRANSACTION_POSTS.c.live)
+)
+_OF_SOURCE: Final = SOURCES.c.name == bindparam("source")
+_BEGAN_AT: Final = select(REBUILDS.c.began_at).join(SOURCES).where(_OF_SOURCE)
+_LEFT_POSTS: Final = select(LEFT_POSTS.c.merkle_root).join(SOURCES).where(_OF_SOURCE)
+_UNKNOWN_POSTS: Final = (
+    select(func.coalesce(func.max(STORE_LOOKS.c.unknown), 0)).join_from(STORE_LOOKS, SOURCES).where(_OF_SOURCE)
+)
 
 
 class _Superseded(Exception):
@@ -141,20 +109,18 @@ class ChunkImport(LedgerPart):
     def begin(self, source: str) -> None:
         """Write that the source is being restored, until `end_rebuild`."""
         with self._of_source(source) as (connection, source_id):
-            statement = "INSERT INTO rebuilds (source_id) VALUES (%(source_id)s) ON CONFLICT (source_id) DO NOTHING"
-            connection.exec_driver_sql(statement, {"source_id": source_id})
+            connection.execute(insert(REBUILDS).values(source_id=source_id).on_conflict_do_nothing())
 
     def end(self, source: str) -> None:
         """Write that all was restored, or that the rest is not to be."""
         with self._of_source(source) as (connection, source_id):
-            connection.exec_driver_sql("DELETE FROM rebuilds WHERE source_id = %(source_id)s", {"source_id": source_id})
+            connection.execute(delete(REBUILDS).where(REBUILDS.c.source_id == source_id))
 
     def began_at(self, source: str) -> datetime | None:
         """Return when the rebuild of the source began that has not restored all; None where there is none such, or no source."""
-        statement = "SELECT began_at FROM rebuilds JOIN sources USING (source_id) WHERE name = %(source)s"
         with self._engine.begin() as connection:
-            found: datetime | None = connection.exec_driver_sql(statement, {"source": source}).scalar_one_or_none()
-            return found
+            began_at: datetime | None = connection.execute(_BEGAN_AT, {"source": source}).scalar_one_or_none()
+        return began_at
 
     def leave_posts(self, source: str, roots: Sequence[bytes], *, superseded: bool) -> None:
         """Write that posts of these Merkle roots are no chunks of this ledger, and need not be.
@@ -162,32 +128,23 @@ class ChunkImport(LedgerPart):
         `superseded`: other chunks have all of their objects; else an operator ordered a second copy.
         """
         with self._of_source(source) as (connection, source_id):
-            connection.exec_driver_sql(
-                "INSERT INTO left_posts (source_id, merkle_root, superseded)"
-                " SELECT %(source_id)s, root, %(superseded)s FROM unnest(CAST(%(roots)s AS bytea[])) AS left_now (root)"
-                " ON CONFLICT (source_id, merkle_root) DO UPDATE SET superseded = excluded.superseded",
-                {"source_id": source_id, "roots": list(roots), "superseded": superseded},
-            )
+            values = {"source_id": source_id, "roots": list(roots), "superseded": superseded}
+            connection.exec_driver_sql(query("leave_posts"), values)
 
     def left_posts(self, source: str) -> Set[bytes]:
         """Return the Merkle roots that `leave_posts` wrote; none of an unknown source."""
-        statement = "SELECT merkle_root FROM left_posts JOIN sources USING (source_id) WHERE name = %(source)s"
         with self._engine.begin() as connection:
-            return {bytes(root) for root in connection.exec_driver_sql(statement, {"source": source}).scalars().all()}
+            return set(connection.execute(_LEFT_POSTS, {"source": source}).scalars())
 
     def unknown_posts(self, source: str) -> int:
         """Return how many posts the last look found that the ledger does not know: while there are some, nothing is posted."""
-        statement = "SELECT coalesce(max(unknown), 0) FROM store_looks JOIN sources USING (source_id) WHERE name = %(source)s"
         with self._engine.begin() as connection:
-            return int(connection.exec_driver_sql(statement, {"source": source}).scalar_one())
+            return int(connection.execute(_UNKNOWN_POSTS, {"source": source}).scalar_one())
 
     def has_live_post(self, chunk: str) -> bool:
         """Tell whether a transaction of this ledger posts the chunk, or may."""
-        statement = (
-            "SELECT EXISTS (SELECT FROM transaction_posts JOIN caf_files USING (caf_file_id) WHERE name = %(chunk)s AND live)"
-        )
         with self._engine.begin() as connection:
-            return bool(connection.exec_driver_sql(statement, {"chunk": chunk}).scalar_one())
+            return bool(connection.execute(_HAS_LIVE_POST, {"chunk": chunk}).scalar_one())
 
     def restore_chunk(
         self,
@@ -223,7 +180,7 @@ class ChunkImport(LedgerPart):
         """
         # The lock as for a new plan: the two must not take the same object, each unseen by the other.
         with suppress(_Superseded), self._of_source(chunk.source, lock="FOR NO KEY UPDATE") as (connection, source_id):
-            state = connection.exec_driver_sql(_KNOWN, {"name": chunk.name}).scalar_one_or_none()
+            state = connection.execute(_STATE, {"name": chunk.name}).scalar_one_or_none()
             if state is not None and lease is not None:
                 _make_way(connection, lease, chunk.name)
             elif state is not None:
@@ -233,11 +190,10 @@ class ChunkImport(LedgerPart):
             plan_id = _plan_id(connection, source_id, chunk, plan_folder)
             caf_file_id = _write_chunk(connection, source_id, plan_id, chunk, replaces=lease is not None)
             _write_copy(connection, caf_file_id, self._store, chunk, fault)
-            connection.exec_driver_sql("CREATE TEMPORARY TABLE restoring (LIKE file_locations INCLUDING DEFAULTS) ON COMMIT DROP")
-            row_count = copy_location_batches(connection, "restoring", source_id, caf_file_id, rows())
+            row_count = copy_location_batches(connection, "pending_locations", source_id, caf_file_id, rows())
             _require_count(chunk, "members", chunk.member_count, row_count + (chunk.part is not None))
-            _refuse_claimed(connection, source_id, plan_id, chunk)
-            written = _locate(connection, chunk)
+            _refuse_claimed(connection, source_id, plan_id, caf_file_id, chunk)
+            written = _locate(connection, caf_file_id, chunk)
             if chunk.part is not None:
                 if has_part(connection, caf_file_id):
                     record_part(connection, "file_locations", caf_file_id, chunk.part)
@@ -245,12 +201,13 @@ class ChunkImport(LedgerPart):
                 else:
                     import_part(connection, source_id, plan_id, caf_file_id, chunk.part)
                 written = 1
-            connection.exec_driver_sql(_END_SKIPS)
+            connection.execute(_END_SKIPS, {"id": caf_file_id})
+            forget_pending(connection, caf_file_id)
             _skip(connection, source_id, caf_file_id, chunk, skips)
             record_log_times(connection, caf_file_id, logs)
             record_header_sets(connection, rows(), chunk.part)
             record_verified(connection, caf_file_id, chunk.copies)
-            connection.exec_driver_sql(_COUNT_PLAN, {"plan_id": plan_id})
+            connection.exec_driver_sql(query("count_plan"), {"plan_id": plan_id})
             return written
         return 0
 
@@ -258,21 +215,21 @@ class ChunkImport(LedgerPart):
 def _plan_id(connection: Connection, source_id: int, chunk: RemoteChunk, folder: str) -> int:
     """Return the chunk's plan, written where the ledger does not have it; its hash where that was not known so far."""
     names = {"source_id": source_id, "name": chunk.plan}
-    found = connection.exec_driver_sql(_PLAN, names).fetchone()
+    plan = connection.execute(_PLAN, names).one_or_none()
     unknown = UNKNOWN_PLAN + hashlib.sha256(f"{source_id}\0{chunk.plan}".encode()).digest()
-    sha256 = chunk.plan_sha256 or (unknown if found is None else found.sha256)
-    if found is not None and sha256 == found.sha256:
-        return int(found.plan_id)
-    other = connection.exec_driver_sql(_OTHER_PLAN, {**names, "sha256": sha256}).fetchone()
-    if other is not None or (found is not None and found.sha256 != unknown):
+    sha256 = chunk.plan_sha256 or (unknown if plan is None else plan.sha256)
+    if plan is not None and sha256 == plan.sha256:
+        return int(plan.plan_id)
+    other = connection.execute(_OTHER_PLAN, {**names, "sha256": sha256}).one_or_none()
+    if other is not None or (plan is not None and plan.sha256 != unknown):
         raise IntegrityError(
             f"chunk {chunk.name} gives its plan {chunk.plan} the hash {sha256.hex()}, but the ledger has another"
         )
-    if found is None:
-        values = {**names, "sha256": sha256, "snapshot": chunk.snapshot, "folder": folder}
-        return int(connection.exec_driver_sql(_NEW_PLAN, values).scalar_one())
-    connection.exec_driver_sql(_TELL_HASH, {"sha256": sha256, "plan_id": found.plan_id})
-    return int(found.plan_id)
+    if plan is None:
+        values = {"sha256": sha256, "snapshot": chunk.snapshot, "folder": folder, "object_count": 0, "object_bytes": 0}
+        return int(connection.execute(insert(PLANS).values(**names, **values).returning(PLANS.c.plan_id)).scalar_one())
+    connection.execute(update(PLANS).where(PLANS.c.plan_id == plan.plan_id).values(sha256=sha256))
+    return int(plan.plan_id)
 
 
 def _make_way(connection: Connection, lease: Lease, chunk: str) -> None:
@@ -283,9 +240,8 @@ def _make_way(connection: Connection, lease: Lease, chunk: str) -> None:
     """
     caf_file_id = require_state(connection, lease, chunk, (*NOT_POSTED, ChunkState.PARKED), "replaced by a stored file")
     before_move(connection, caf_file_id, chunk, ChunkState.PARKED, ChunkState.WITHDRAWN)
-    connection.exec_driver_sql("DELETE FROM chunk_copies WHERE caf_file_id = %(id)s AND start IS NULL", {"id": caf_file_id})
-    was_posted = "SELECT EXISTS (SELECT FROM chunk_copies WHERE caf_file_id = %(id)s)"
-    if connection.exec_driver_sql(was_posted, {"id": caf_file_id}).scalar_one():
+    connection.execute(_DELETE_COPY, {"id": caf_file_id})
+    if connection.execute(_HAS_COPY, {"id": caf_file_id}).scalar_one():
         raise IllegalMove(f"chunk {chunk} cannot be replaced by a stored file: it was posted", hint=f"'caf unpark {chunk}'")
     forget_pending(connection, caf_file_id)
     forget_log_times(connection, caf_file_id)
@@ -296,40 +252,59 @@ def _make_way(connection: Connection, lease: Lease, chunk: str) -> None:
 def _write_chunk(connection: Connection, source_id: int, plan_id: int, chunk: RemoteChunk, *, replaces: bool) -> int:
     here = chunk.member_count + chunk.skipped_count
     object_count = here if chunk.object_count is None else chunk.object_count
-    values: dict[str, Any] = {
-        **asdict(chunk),
-        "stored_size_bytes": chunk.file.posting.stored_size_bytes,
-        "source_id": source_id,
-        "plan_id": plan_id,
+    stored_size_bytes = chunk.file.posting.stored_size_bytes
+    facts: dict[str, Any] = {
+        "state": ChunkState.LOCATED,
+        "reason": "",
         "object_count": object_count,
         "object_bytes": chunk.member_bytes if chunk.object_bytes is None else chunk.object_bytes,
+        "caf_size_bytes": stored_size_bytes,
+        "stored_size_bytes": stored_size_bytes,
+        "member_count": chunk.member_count,
+        "member_bytes": chunk.member_bytes,
+        "skipped_count": chunk.skipped_count,
         "released_count": object_count - here,
-        "adopted": chunk.manifest is None,
-        "samples": samples_as_json(chunk.samples),
+        "samples": cast(literal(samples_as_json(chunk.samples), Text), JSONB),
+        "sealed_at": func.now(),
+        "located_at": func.now(),
+        "restored_at": func.now(),
     }
-    return int(connection.exec_driver_sql(_REPLACE_CHUNK if replaces else _NEW_CHUNK, values).scalar_one())
+    statement: Insert | Update
+    if replaces:
+        facts |= {"attempts": 0, "tail_start": None, "tail_sha256": None, "updated_at": func.now()}
+        statement = update(CAF_FILES).where(CAF_FILES.c.name == chunk.name).values(facts)
+    else:
+        facts |= {"name": chunk.name, "source_id": source_id, "plan_id": plan_id, "number": chunk.number}
+        facts |= {"expected_size_bytes": stored_size_bytes, "adopted_at": func.now() if chunk.manifest is None else None}
+        statement = insert(CAF_FILES).values(facts)
+    return int(connection.execute(statement.returning(CAF_FILES.c.caf_file_id)).scalar_one())
 
 
 def _write_copy(connection: Connection, caf_file_id: int, store: str, chunk: RemoteChunk, fault: str) -> None:
-    values = {
-        **asdict(chunk.file.posting),
-        "proof_type": chunk.file.proof_type,
-        "id": caf_file_id,
-        "store": store,
-        "copy_state": CopyState.DAMAGED if fault else CopyState.VERIFIED,
-        "damage": fault,
-    }
-    connection.exec_driver_sql(_NEW_COPY, values)
+    posting = chunk.file.posting
+    statement = insert(CHUNK_COPIES).values(
+        caf_file_id=caf_file_id,
+        store=store,
+        state=CopyState.DAMAGED if fault else CopyState.VERIFIED,
+        damage=fault,
+        merkle_root=posting.merkle_root,
+        proof_type=chunk.file.proof_type,
+        owner=posting.owner,
+        start=posting.start,
+        posted_at=func.now(),
+        verified_at=func.now(),
+    )
+    connection.execute(statement)
 
 
-def _refuse_claimed(connection: Connection, source_id: int, plan_id: int, chunk: RemoteChunk) -> None:
-    if not connection.exec_driver_sql(_HAS_CLAIMS, {"source_id": source_id}).scalar_one():
+def _refuse_claimed(connection: Connection, source_id: int, plan_id: int, caf_file_id: int, chunk: RemoteChunk) -> None:
+    if not connection.execute(_HAS_CLAIMS, {"source_id": source_id}).scalar_one():
         return
     if chunk.part is not None:
         names = {"source_id": source_id, "plan_id": plan_id, "key": chunk.part.key, "object_version": chunk.part.object_version}
-        claimed = connection.exec_driver_sql(_CLAIMED_PART, names).fetchone()
+        claimed = connection.execute(_CLAIMED_PART, names).first()
     else:
-        claimed = connection.exec_driver_sql(_CLAIMED).fetchone()
+        claimed = connection.exec_driver_sql(query("claims_of_restored"), {"caf_file_id": caf_file_id}).one_or_none()
     if claimed is not None:
         raise ClaimConflict(
             f"'{claimed.file_path}' of chunk {chunk.name} is claimed by chunk {claimed.name}, which is under way",
@@ -337,13 +312,9 @@ def _refuse_claimed(connection: Connection, source_id: int, plan_id: int, chunk:
         )
 
 
-def _locate(connection: Connection, chunk: RemoteChunk) -> int:
-    try:
-        written = connection.exec_driver_sql(LOCATE_RESTORED, {"good": GOOD}).rowcount
-    except psycopg.errors.CardinalityViolation as error:
-        raise LedgerError(
-            f"chunk {chunk.name} names an object twice", hint="'caf list' and 'caf extract' read it as a file"
-        ) from error
+def _locate(connection: Connection, caf_file_id: int, chunk: RemoteChunk) -> int:
+    twice = LedgerError(f"chunk {chunk.name} names an object twice", hint="'caf list' and 'caf extract' read it as a file")
+    written = write_locations(connection, caf_file_id, twice=twice)
     if chunk.member_count and not written and not chunk.part:
         raise _Superseded
     return written
@@ -354,9 +325,8 @@ def _skip(connection: Connection, source_id: int, caf_file_id: int, chunk: Remot
     _require_count(chunk, "skipped objects", chunk.skipped_count, count)
     if count:
         values = {"source_id": source_id, "caf_file_id": caf_file_id, "start": chunk.file.posting.start, "good": GOOD}
-        connection.exec_driver_sql(_SKIP_LATER, values)
-        connection.exec_driver_sql(_SKIP_EARLIER, values)
-        connection.exec_driver_sql(_SKIP_NEW, values)
+        for statement in ("skip_later", "skip_earlier", "skip_new"):
+            connection.exec_driver_sql(query(statement), values)
 
 
 def _require_count(chunk: RemoteChunk, what: str, said: int, found: int) -> None:

@@ -6,28 +6,30 @@ What a chunk has of them its manifest tells.
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, bindparam, delete, update
 
 from caf_pipeline.ledger.copy import copy_rows
+from caf_pipeline.ledger.tables import CAF_FILES, LOG_TIMES
 
 if TYPE_CHECKING:
     from caf_pipeline.inventory.manifest import LogTimes
 
 _COLUMNS: Final = {"caf_file_id": "int8", "start_byte": "int8", "first_ms": "int8", "last_ms": "int8"}
-_TELL: Final = "UPDATE caf_files SET has_log_times = true WHERE caf_file_id = %(caf_file_id)s"
+_OF_CHUNK: Final = CAF_FILES.c.caf_file_id == bindparam("id")
+_HAS_TIMES: Final = update(CAF_FILES).where(_OF_CHUNK).values(has_log_times=True)
+_HAS_NO_TIMES: Final = update(CAF_FILES).where(_OF_CHUNK, CAF_FILES.c.has_log_times).values(has_log_times=False)
+_DELETE: Final = delete(LOG_TIMES).where(LOG_TIMES.c.caf_file_id == bindparam("id"))
 
 
 def record_log_times(connection: Connection, caf_file_id: int, logs: "Collection[LogTimes] | None") -> None:
     """Write the times of a chunk's logs; nothing where its packing did not look for any (None)."""
     if logs is not None:
-        connection.exec_driver_sql(_TELL, {"caf_file_id": caf_file_id})
+        connection.execute(_HAS_TIMES, {"id": caf_file_id})
     if logs:
         copy_rows(connection, "log_times", _COLUMNS, ((caf_file_id, *one) for one in logs))
 
 
 def forget_log_times(connection: Connection, caf_file_id: int) -> None:
     """Delete the times of a chunk's logs."""
-    connection.exec_driver_sql("DELETE FROM log_times WHERE caf_file_id = %(id)s", {"id": caf_file_id})
-    connection.exec_driver_sql(
-        "UPDATE caf_files SET has_log_times = false WHERE caf_file_id = %(id)s AND has_log_times", {"id": caf_file_id}
-    )
+    connection.execute(_DELETE, {"id": caf_file_id})
+    connection.execute(_HAS_NO_TIMES, {"id": caf_file_id})

@@ -8,12 +8,31 @@ Source: docs/decisions/0020-objects-over-several-chunks.md.
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    FromClause,
+    and_,
+    any_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
 
 from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING, ChunkState
 from caf_pipeline.errors import LedgerError
 from caf_pipeline.inventory.objects import is_rewritten
 from caf_pipeline.ledger.copy import copy_rows, withdraw_claims
+from caf_pipeline.ledger.query_files import query
+from caf_pipeline.ledger.tables import CLAIMS, METADATA, OBJECT_PARTS, SKIPPED_OBJECTS
+from caf_pipeline.ledger.views import OBJECTS_IN_PARTS
 
 if TYPE_CHECKING:
     from caf_pipeline.inventory.manifest import PartLocation
@@ -31,61 +50,46 @@ _PART: Final = {
     "start_byte": "int8",
     "end_byte": "int8",
 }
-_KEY: Final = "file_path, version_id, etag, object_bytes, rewritten_at"
+_OBJECT: Final = ("file_path", "version_id", "etag", "object_bytes", "rewritten_at")
 """The columns that identify an object of a source in `object_parts`."""
 
-# Parts of another plan keep their rows: those of this one get numbers that no other has. A plan has less than 100,000 chunks.
-# Asked once for an object: what the statement has written of it by then is passed over each time.
-_REGISTER: Final = f"""
-    WITH numbered AS MATERIALIZED (
-        SELECT {_KEY}, coalesce(
-            (SELECT min(old.location_part - old.part) FROM object_parts AS old WHERE old.plan_id = %(plan_id)s
-                AND ({_KEY}) = (object.file_path, object.version_id, object.etag, object.object_bytes, object.rewritten_at)),
-            (SELECT 100000 * count(DISTINCT old.plan_id) FROM object_parts AS old WHERE old.source_id = %(source_id)s
-                AND ({_KEY}) = (object.file_path, object.version_id, object.etag, object.object_bytes, object.rewritten_at))
-            ) AS parts_before
-        FROM (SELECT DISTINCT {_KEY} FROM splitting) AS object)
-    INSERT INTO object_parts (plan_id, source_id, caf_file_id, {_KEY}, part, part_count, start_byte, end_byte, location_part)
-    SELECT %(plan_id)s, %(source_id)s, caf_file_id, {_KEY}, part, part_count, start_byte, end_byte, part + parts_before
-    FROM splitting JOIN numbered USING ({_KEY})
-    """
-_HAS_PART: Final = "SELECT EXISTS (SELECT FROM object_parts WHERE caf_file_id = %(id)s)"
-# In one order, by all who wait for each other.
-_ALL: Final = """
-    SELECT parts.caf_file_id FROM object_parts AS own JOIN object_parts AS parts
-        USING (plan_id, file_path, version_id, etag, object_bytes, rewritten_at)
-    WHERE own.caf_file_id = %(id)s ORDER BY parts.part FOR UPDATE OF parts
-    """
-_IS_LOCATED: Final = """
-    SELECT EXISTS (SELECT FROM objects_in_parts AS whole JOIN object_parts AS own ON own.plan_id = whole.plan_id
-        AND own.file_path = whole.file_path AND own.version_id = whole.version_id AND own.etag = whole.etag
-        AND own.object_bytes = whole.size_bytes AND own.rewritten_at = whole.rewritten_at
-        WHERE own.caf_file_id = %(id)s)
-    """
-_END_SKIP: Final = """
-    DELETE FROM skipped_objects AS old USING object_parts AS own WHERE own.caf_file_id = %(id)s
-        AND old.source_id = own.source_id AND old.file_path = own.file_path AND old.version_id = own.version_id
-        AND old.etag = own.etag AND old.size_bytes = own.object_bytes AND old.rewritten_at = own.rewritten_at
-    """
-# A chunk whose row is locked is being moved: its own run finds out.
-_WITHDRAW_PLANNED: Final = """
-    UPDATE caf_files SET state = 'withdrawn', updated_at = now(), reason = 'another part of its object cannot be archived: '
-        || (SELECT name || ' is ' || CAST(%(after)s AS text) FROM caf_files WHERE caf_file_id = %(id)s)
-    WHERE caf_file_id IN (SELECT caf_file_id FROM caf_files
-        WHERE caf_file_id = ANY(%(all)s) AND state = 'planned' FOR NO KEY UPDATE SKIP LOCKED)
-    """
-_RECORD: Final = """
-    INSERT INTO {table} (source_id, file_path, version_id, etag, size_bytes, rewritten_at, part, caf_file_id, start_byte,
-        end_byte, last_modified, sha256, crc64nvme, s3_checksum, header_set)
-    SELECT source_id, file_path, version_id, etag, object_bytes, rewritten_at, location_part, caf_file_id, %(start_byte)s,
-        %(end_byte)s, %(last_modified)s, %(sha256)s, %(crc64nvme)s, %(s3_checksum)s, %(header_set)s
-    FROM object_parts WHERE caf_file_id = %(id)s AND file_path = %(key)s
-        AND version_id = coalesce(CAST(%(version_id)s AS text), '') AND etag = %(etag)s
-        AND object_version(version_id, etag, object_bytes, rewritten_at) = %(object_version)s
-        AND (part, part_count, start_byte, end_byte, object_bytes)
-            = (%(number)s, %(count)s, %(first_byte)s, %(last_byte)s, %(object_bytes)s)
-        AND end_byte - start_byte = %(end_byte)s - %(start_byte)s
-    """
+_ALL: Final = bindparam("all", type_=ARRAY(BigInteger))
+
+
+def _is_object(table: FromClause) -> ColumnElement[bool]:
+    """Return the condition that a row of another table is of the object of a part."""
+    return and_(*(table.c["size_bytes" if name == "object_bytes" else name] == OBJECT_PARTS.c[name] for name in _OBJECT))
+
+
+_HAS_PART: Final = select(exists().where(OBJECT_PARTS.c.caf_file_id == bindparam("id")))
+_OWN: Final = OBJECT_PARTS.alias("own")
+_PARTS: Final = OBJECT_PARTS.alias("parts")
+# All transactions lock the rows in one order, so that none waits for another one in a circle.
+_LOCK_ALL: Final = (
+    select(_PARTS.c.caf_file_id)
+    .join_from(
+        _OWN,
+        _PARTS,
+        and_(*(_OWN.c[name] == _PARTS.c[name] for name in ("plan_id", *_OBJECT))),
+    )
+    .where(_OWN.c.caf_file_id == bindparam("id"))
+    .order_by(_PARTS.c.part)
+    .with_for_update(of=_PARTS)
+)
+_IS_LOCATED: Final = select(
+    exists().where(
+        OBJECT_PARTS.c.caf_file_id == bindparam("id"),
+        OBJECTS_IN_PARTS.c.plan_id == OBJECT_PARTS.c.plan_id,
+        _is_object(OBJECTS_IN_PARTS),
+    )
+)
+_ABANDON: Final = update(OBJECT_PARTS).where(OBJECT_PARTS.c.caf_file_id == any_(_ALL)).values(abandoned=True)
+_END_SKIP: Final = delete(SKIPPED_OBJECTS).where(
+    OBJECT_PARTS.c.caf_file_id == bindparam("id"),
+    SKIPPED_OBJECTS.c.source_id == OBJECT_PARTS.c.source_id,
+    _is_object(SKIPPED_OBJECTS),
+)
+_END_CLAIM: Final = delete(CLAIMS).where(CLAIMS.c.caf_file_id == any_(_ALL))
 
 
 def register_parts(
@@ -138,12 +142,12 @@ def _register(connection: Connection, source_id: int, plan_id: int, rows: Iterab
     if copy_rows(connection, "splitting", _PART, rows):
         # psycopg cannot send -infinity.
         connection.exec_driver_sql("UPDATE splitting SET rewritten_at = '-infinity' WHERE rewritten_at IS NULL")
-        connection.exec_driver_sql(_REGISTER, {"source_id": source_id, "plan_id": plan_id})
+        connection.exec_driver_sql(query("register_parts"), {"source_id": source_id, "plan_id": plan_id})
 
 
 def has_part(connection: Connection, caf_file_id: int) -> bool:
     """Tell whether a chunk has a part of an object."""
-    return bool(connection.exec_driver_sql(_HAS_PART, {"id": caf_file_id}).scalar_one())
+    return bool(connection.execute(_HAS_PART, {"id": caf_file_id}).scalar_one())
 
 
 def record_part(connection: Connection, table: str, caf_file_id: int, part: "PartLocation") -> None:
@@ -152,23 +156,37 @@ def record_part(connection: Connection, table: str, caf_file_id: int, part: "Par
     Raises:
         LedgerError: it is not the part that the chunk was planned for; the transaction can only be rolled back.
     """
-    of = part.part
-    facts = {
-        "id": caf_file_id,
-        "number": of.number,
-        "count": of.count,
-        "first_byte": of.start_byte,
-        "last_byte": of.end_byte,
+    of, locations, own = part.part, METADATA.tables[table], OBJECT_PARTS.c
+    values = {
+        "start_byte": part.start_byte,
+        "end_byte": part.end_byte,
+        "last_modified": part.last_modified,
+        "sha256": part.sha256,
+        "crc64nvme": part.crc64nvme,
+        "s3_checksum": part.s3_checksum,
         "header_set": part.headers.id,
-        **{
-            name: getattr(part, name)
-            for name in (
-                *("object_bytes", "key", "object_version", "version_id", "start_byte", "end_byte"),
-                *("etag", "last_modified", "sha256", "crc64nvme", "s3_checksum"),
-            )
-        },
     }
-    if connection.exec_driver_sql(_RECORD.format(table=table), facts).rowcount != 1:
+    columns = {
+        **{name: own[name] for name in ("source_id", "file_path", "version_id", "etag", "rewritten_at", "caf_file_id")},
+        "size_bytes": own.object_bytes,
+        "part": own.location_part,
+        **{name: literal(value, locations.c[name].type) for name, value in values.items()},
+    }
+    planned = select(*columns.values()).where(
+        own.caf_file_id == caf_file_id,
+        own.file_path == part.key,
+        own.version_id == (part.version_id or ""),
+        own.etag == part.etag,
+        func.object_version(own.version_id, own.etag, own.object_bytes, own.rewritten_at) == part.object_version,
+        own.object_bytes == part.object_bytes,
+        own.part == of.number,
+        own.part_count == of.count,
+        own.start_byte == of.start_byte,
+        own.end_byte == of.end_byte,
+        own.end_byte - own.start_byte == part.end_byte - part.start_byte,
+    )
+    statement = insert(locations).from_select(list(columns), planned).returning(locations.c.part)
+    if connection.execute(statement).one_or_none() is None:
         raise LedgerError(
             f"the chunk's part {of.number} of {of.count} of '{part.key}' is not the one that was planned for it",
             hint="the staged file is not the one that was sealed: check the disk",
@@ -185,12 +203,12 @@ def follow_move(connection: Connection, caf_file_id: int, after: ChunkState) -> 
         return False
     if after in CLAIMING:
         return True
-    found = connection.exec_driver_sql(_ALL, {"id": caf_file_id}).scalars().all()
+    parts = connection.execute(_LOCK_ALL, {"id": caf_file_id}).scalars().all()
     if after not in IN_GOOD_STANDING:
-        connection.exec_driver_sql("UPDATE object_parts SET abandoned = true WHERE caf_file_id = ANY(%(all)s)", {"all": found})
-        connection.exec_driver_sql(_WITHDRAW_PLANNED, {"all": found, "after": after, "id": caf_file_id})
-        withdraw_claims(connection, found)
-    elif connection.exec_driver_sql(_IS_LOCATED, {"id": caf_file_id}).scalar_one():
-        connection.exec_driver_sql(_END_SKIP, {"id": caf_file_id})
-        connection.exec_driver_sql("DELETE FROM claims WHERE caf_file_id = ANY(%(all)s)", {"all": found})
+        connection.execute(_ABANDON, {"all": parts})
+        connection.exec_driver_sql(query("withdraw_planned"), {"all": parts, "after": after, "id": caf_file_id})
+        withdraw_claims(connection, parts)
+    elif connection.execute(_IS_LOCATED, {"id": caf_file_id}).scalar_one():
+        connection.execute(_END_SKIP, {"id": caf_file_id})
+        connection.execute(_END_CLAIM, {"all": parts})
     return True

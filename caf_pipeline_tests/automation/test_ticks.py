@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from dagster import AssetCheckEvaluation, AssetKey, SensorDefinition
 from sqlalchemy import Engine, event
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from caf_pipeline.automation import launch_tick, launching
 from caf_pipeline.automation.launch_tick import MOST_LAUNCHED, refused_chunks
@@ -14,6 +15,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.defs.build import build_defs
 from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, PlanTooSmall
 from caf_pipeline.ledger import launchable
+from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.read_connections import ReadConnections
 from caf_pipeline.ledger.records import LaunchableChunk, chunk_lease
 from caf_pipeline.ledger.waits import RunWaits
@@ -194,8 +196,8 @@ def test_the_ledger_finds_chunks_with_work_and_the_last_located_one_by_an_index(
     with connected(pipeline.ledger.database) as connection:
         connection.execute("ANALYZE caf_files")
         for statement, index in (
-            (launchable._LAUNCHABLE, "caf_files_under_way"),
-            (launchable._LAST_LOCATED, "caf_files_by_located"),
+            (query("launchable_chunks"), "caf_files_under_way"),
+            (str(launchable._LAST_LOCATED.compile(dialect=PGDialect_psycopg())), "caf_files_by_located"),
         ):
             names = {name for name in facts if f"%({name})s" in statement}
             explained = connection.execute(f"EXPLAIN {statement}", {name: facts[name] for name in names})

@@ -33,7 +33,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.manifest import CHECKSUM_COLUMNS, LOCATION_SCHEMA, LogTimes
-from caf_pipeline.inventory.objects import CurrentException, S3Object, SkipReason
+from caf_pipeline.inventory.objects import CurrentException, S3Object, SkipReason, is_rewritten
 from caf_pipeline.inventory.plan import OF_CLAIMS, PLAN_SCHEMA, ChunkPlan
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import (
@@ -154,7 +154,13 @@ def location(key: str, *, modified: datetime = EARLY, version: str = VERSION, st
 def batches(rows: Iterable[LocationRow], headers: ObjectHeaders | None = None) -> Iterator[pa.RecordBatch]:
     """Yield rows as batches, with the checksums that `CHECKSUMS` has of their keys, and these headers, unknown if None."""
     own = {**asdict(headers), "user_metadata": sorted(headers.user_metadata.items())} if headers else {}
-    return _batches((asdict(row) | dict(CHECKSUMS.get(row.key, {})) | own for row in rows), LOCATION_SCHEMA)
+    return _batches((location_values(row) | dict(CHECKSUMS.get(row.key, {})) | own for row in rows), LOCATION_SCHEMA)
+
+
+def location_values(row: LocationRow) -> dict[str, Any]:
+    """Return a row of LOCATION_SCHEMA, without checksums and headers."""
+    again = is_rewritten(row.object_version, row.etag, row.end_byte - row.start_byte)
+    return asdict(row) | {"rewritten_at": row.last_modified if again else None}
 
 
 CHECKSUMS = {"with-checksums": {"crc64nvme": b"\0" * 7 + b"\1", "s3_checksum": "crc32:00000002"}}

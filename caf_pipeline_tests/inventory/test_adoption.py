@@ -8,6 +8,7 @@ import pytest
 
 from caf_pipeline.inventory.adoption import MEMBER_SCHEMA, LeftOut, decide
 from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
+from caf_pipeline.inventory.manifest import row_identity
 from caf_pipeline.inventory.objects import S3Object
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, snapshot_batch
 from caf_pipeline.system.parquet import write_whole
@@ -30,7 +31,8 @@ def decided(folder, members, objects, standing=(), **options):
     known = [{"key": key.encode(), "object_version": version, "standing": said, "due": False} for key, version, said in standing]
     write_whole([pa.RecordBatch.from_pylist(known, STANDING_SCHEMA)], folder / "standing", STANDING_SCHEMA)
     found = decide(*(folder / name for name in ("members", "snapshot", "standing", "decided")), **options)
-    told = {row["key"]: row["object_version"] for batch in found.locations() for row in batch.to_pylist()}
+    rows = (row for batch in found.locations() for row in batch.to_pylist())
+    told = {row["key"]: row_identity(row | {"size_bytes": row["end_byte"] - row["start_byte"]}) for row in rows}
     return {**told, **{member.partition("/")[2]: reason for member, reason in found.members_left_out()}}, found
 
 
@@ -50,6 +52,13 @@ def test_of_several_versions_with_the_bytes_the_newest_is_meant_and_what_was_del
     told, found = decided(tmp_path, [("a", b"x"), ("b", b"y"), ("c", b"z")], objects, standing)
     assert told == {"a": "2", "b": "4", "c": LeftOut.CLAIMED}
     assert (found.objects, found.object_bytes, found.left_out) == (2, 2, {LeftOut.CLAIMED: 1})
+
+
+def test_an_object_that_was_written_again_keeps_its_identity(tmp_path):
+    again = S3Object(b"a", None, md5(b"x"), 1, MOMENT, rewritten_at=MOMENT)
+    told, _ = decided(tmp_path, [("a", b"x")], [again])
+    assert told == {"a": again.object_version}
+    assert again.object_version.endswith("Z")
 
 
 @pytest.mark.thorough

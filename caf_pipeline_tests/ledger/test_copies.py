@@ -6,6 +6,7 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState, CopyState
 from caf_pipeline.errors import IllegalMove, LedgerError
+from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline_tests.contracts.ledger import (
     POSTING,
@@ -36,9 +37,9 @@ def ledger(database):
 
 
 def change(database, *statements):
-    with connected(database) as connection:
+    with LedgerEngine(database).begin() as connection:
         for statement in statements:
-            connection.execute(statement)
+            connection.exec_driver_sql(statement)
 
 
 def copies(database):
@@ -125,8 +126,8 @@ def test_damaged_chunk_is_not_posted_again_in_another_store(ledger, database):
     chunk = archive(ledger, ["a"])
     end(ledger, chunk, S.DAMAGED)
     other = Ledger(database, store="directory", lease_seconds=1.0)
-    with other.lease(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove, match="directory"):
-        other.record_repost(lease, chunk, replace(POSTING, start=99))
+    with other.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove, match="directory"):
+        other.moves.record_repost(lease, chunk, replace(POSTING, start=99))
     assert ledger.chunks.get(chunk).start == POSTING.start
 
 

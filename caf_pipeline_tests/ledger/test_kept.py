@@ -34,8 +34,8 @@ def known(ledger, tmp_path):
     def read(by=ledger):
         folder, whole = tmp_path / "standing", tmp_path / "whole.parquet"
         shutil.rmtree(folder, ignore_errors=True)
-        by.export_changes(SOURCE, folder, tmp_path / "kept")
-        by.export_standing(SOURCE, whole)
+        by.exports.changes(SOURCE, folder, tmp_path / "kept")
+        by.exports.standing(SOURCE, whole)
         with Query(tmp_path / "query", DEFAULT_BUDGET, functions={}, macros=()) as query:
             query.table("standing", folder)
             rows = query.rows(f"SELECT {', '.join(STANDING_SCHEMA.names)} FROM standing")

@@ -1,5 +1,6 @@
 """Locations as the table has them, and identities as the database and the software name them."""
 
+from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -14,14 +15,13 @@ from caf_pipeline.errors import ClaimConflict
 from caf_pipeline.inventory.headers import HEADERS, ObjectHeaders
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
 from caf_pipeline.inventory.objects import is_rewritten, object_version, rewritten_version, version_id_of
-from caf_pipeline.ledger import copy, import_chunk
 from caf_pipeline.ledger.arrow import header_set_ids
 from caf_pipeline.ledger.copy import copy_location_batches
+from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import LocationRow
-from caf_pipeline_tests.contracts.ledger import register
-from caf_pipeline_tests.support.postgres import connected
+from caf_pipeline_tests.contracts.ledger import location_values, register
 
 ETAG = "00e1f2d3c4b5a69788796a5b4c3d2e1f"
 VERSION_ID = "3sL4kqtJlcpXroDTDmJ.rmSpXd3dIbrHY_MTRCxvjVBH"
@@ -105,13 +105,13 @@ AS_GIVEN = f"""
 @settings(max_examples=200)
 @given(rows=st.lists(st.lists(location_rows(), max_size=5), max_size=3))
 def test_locations_of_any_text_are_loaded_as_given(database, rows):
-    given_batches = [pa.RecordBatch.from_pylist([asdict(row) for row in some], LOCATION_SCHEMA) for some in rows]
+    given_batches = [pa.RecordBatch.from_pylist([location_values(row) for row in some], LOCATION_SCHEMA) for some in rows]
     expected = [row for some in rows for row in some]
-    with connected(database) as connection:
-        connection.execute("CREATE TEMPORARY TABLE loading (LIKE file_locations INCLUDING DEFAULTS) ON COMMIT DROP")
+    with closing(LedgerEngine(database)) as engine, engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TEMPORARY TABLE loading (LIKE file_locations INCLUDING DEFAULTS) ON COMMIT DROP")
         count = copy_location_batches(connection, "loading", 7, 2**31, given_batches)
-        loaded = connection.execute(AS_GIVEN).fetchall()
-        same = connection.execute("SELECT DISTINCT source_id, caf_file_id, part FROM loading").fetchall()
+        loaded = connection.exec_driver_sql(AS_GIVEN).all()
+        same = connection.exec_driver_sql("SELECT DISTINCT source_id, caf_file_id, part FROM loading").all()
     assert count == len(expected)
     assert [LocationRow(*row) for row in loaded] == expected
     assert set(same) <= {(7, 2**31, 0)}
@@ -151,35 +151,34 @@ def test_a_key_that_is_claimed_twice_is_named_as_it_is(database, key):
 def plan_of(connection):
     """The plan of a query where tables are large: the planner may read none from its beginning."""
 
-    def plan(query, **values):
+    def plan(statement, **values):
         for other_way in ("seqscan", "bitmapscan", "hashjoin", "mergejoin"):
             connection.execute(f"SET enable_{other_way} = off")
         for name, value in values.items():
-            query = query.replace(f"%({name})s", value)
-        return "\n".join(line for (line,) in connection.execute(f"EXPLAIN {query}"))
+            statement = statement.replace(f"%({name})s", value)
+        return "\n".join(line for (line,) in connection.execute(f"EXPLAIN {statement}"))
 
     return plan
 
 
 @pytest.mark.parametrize(
-    "query",
+    "statement",
     [
-        pytest.param(copy._CLAIMED_BUT_LOCATED, id="claimed, but located"),
+        pytest.param(query("claimed_but_located"), id="claimed, but located"),
         pytest.param("SELECT * FROM objects_in_parts WHERE source_id = 1", id="parts"),
         pytest.param(query("export_part_locations").replace("%(source_id)s", "1"), id="parts exported"),
     ],
 )
-def test_one_object_version_is_found_in_the_index(plan_of, query):
-    plan = plan_of(query, plan_id="1", good="'{located}'", caf_file_id="1", id="1")
+def test_one_object_version_is_found_in_the_index(plan_of, statement):
+    plan = plan_of(statement, plan_id="1", good="'{located}'", caf_file_id="1", id="1")
     conditions = [after for before, after in pairwise(plan.splitlines()) if "using file_locations_pkey" in before]
     assert conditions
     assert all("Index Cond" in one and "(rewritten_at = " in one for one in conditions)
 
 
-def test_claims_of_what_is_restored_are_found_in_the_index(plan_of, connection):
-    connection.execute("CREATE TEMPORARY TABLE restoring (LIKE file_locations)")
-    plan = plan_of(import_chunk._CLAIMED)
-    assert any("Index Cond" in line and "(rewritten_at = restoring.rewritten_at" in line for line in plan.splitlines())
+def test_claims_of_what_is_restored_are_found_in_the_index(plan_of):
+    plan = plan_of(query("claims_of_restored"), caf_file_id="1")
+    assert any("Index Cond" in line and "(rewritten_at = restored.rewritten_at" in line for line in plan.splitlines())
 
 
 def test_a_page_of_keys_is_read_from_the_index_alone(plan_of):

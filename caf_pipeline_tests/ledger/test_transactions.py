@@ -356,13 +356,13 @@ def test_a_chunk_with_a_transaction_is_not_posted_in_another_store(database, log
     ask(log, chunks[1])
     other = Ledger(database, store="directory")
     for chunk in chunks[:2]:
-        with other.lease(f"chunk/{chunk}", holder()) as lease:
+        with other.leases.hold(f"chunk/{chunk}", holder()) as lease:
             if chunk == chunks[0]:
                 with pytest.raises(IllegalMove):
-                    other.record_posting(lease, chunk, POSTING)
+                    other.moves.record_posting(lease, chunk, POSTING)
             else:
-                other.record_posting(lease, chunk, POSTING)
-    assert [other.chunk(chunk).state for chunk in chunks[:2]] == [S.POSTING, S.POSTED]
+                other.moves.record_posting(lease, chunk, POSTING)
+    assert [other.chunks.get(chunk).state for chunk in chunks[:2]] == [S.POSTING, S.POSTED]
 
 
 # --- damage and the second post ---

@@ -205,9 +205,9 @@ def test_what_is_known_of_an_object_is_asked_once_however_many_parts_it_has(cont
 
     def counted(connection, *arguments):
         seen = "SELECT seq_scan + idx_scan FROM pg_stat_xact_user_tables WHERE relname = 'object_parts'"
-        before = connection.execute(seen).scalar_one()
+        before = connection.exec_driver_sql(seen).scalar_one()
         register(connection, *arguments)
-        scans.append(connection.execute(seen).scalar_one() - before)
+        scans.append(connection.exec_driver_sql(seen).scalar_one() - before)
 
     monkeypatch.setattr(postgres, "register_parts", counted)
     source.bodies["another"] = os.urandom(1_000_000)
