@@ -38,6 +38,7 @@ from caf_pipeline.ledger.copy import copy_location_batches
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.ledger.schema_files import make_tables
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.contracts.ledger import SOURCE, bring_to, plan_record, register_plan
 from caf_pipeline_tests.support.chunk_rows import set_state
@@ -74,7 +75,8 @@ def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
     def ready(command: Sequence[str]) -> Sequence[str]:
         _administer(url, f"DROP DATABASE IF EXISTS {RUN}", f"CREATE DATABASE {RUN}")
         database = Database(database_at(url, RUN))
-        database.make_tables()
+        with database.connect() as connection:
+            make_tables(connection)
         ledger = Ledger(database)
         ledger.sources.register(SOURCE, "0" * 32, "s3://bench")
         ledger.close()
@@ -292,7 +294,8 @@ def _packed(url: str, manifest: Path, count: int) -> str:
 def _planned(url: str, count: int, claims: Iterable[pa.RecordBatch]) -> tuple[Ledger, Database, str]:
     """Return a ledger with one planned chunk, its database, and the chunk's name."""
     database = Database(url)
-    database.make_tables()
+    with database.connect() as connection:
+        make_tables(connection)
     ledger = Ledger(database)
     ledger.sources.register(SOURCE, "0" * 32, "s3://bench")
     plan = plan_record()

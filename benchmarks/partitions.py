@@ -26,6 +26,7 @@ from caf_pipeline.defs.partitions import register_chunks
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.ledger.schema_files import make_tables
 from caf_pipeline.run_context import address_of
 from caf_pipeline.settings import Settings, load_settings
 from caf_pipeline_tests.support.postgres import connected
@@ -112,11 +113,13 @@ def _ledger(home: Path) -> Iterator[tuple[Ledger, Database]]:
     url = embedded_url(Settings(home=home))
     os.environ |= {"CAF_CONFIG": str(home / "caf.toml"), "CAF_DATABASE_URL": url}
     database = Database(url)
+    ledger = Ledger(database)
     try:
-        database.make_tables()
-        yield Ledger(database), database
+        with database.connect() as connection:
+            make_tables(connection)
+        yield ledger, database
     finally:
-        database.close()
+        ledger.close()
         embedded_server(home / "postgres").close()
 
 

@@ -25,6 +25,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
 from caf_pipeline.ledger.ledger import Ledger
+from caf_pipeline.ledger.schema_files import make_tables
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.contracts.ledger import bring_to, register
 
@@ -39,7 +40,8 @@ def measure(workers: Sequence[int], *, chunks: int, objects: int) -> Iterator[di
     KEPT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=KEPT) as folder, _server(Path(folder).resolve()) as url:
         ledger = Ledger(Database(url))
-        ledger.database.make_tables()
+        with ledger.database.connect() as connection:
+            make_tables(connection)
         for count in workers:
             names = register(ledger, *(_keys(count, number, objects) for number in range(1, chunks + 1)))
             yield {"workers": count, "chunks": chunks, "objects": objects, **_run(url, names, count, objects)}

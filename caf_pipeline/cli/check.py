@@ -9,11 +9,9 @@ import typer
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
-from caf_pipeline.cli.opened_ledger import opened_ledger
-from caf_pipeline.cli.opening import opened_reader
+from caf_pipeline.cli.opening import opened_lookup, opened_reader
 from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, object_progress, print_json, printable, show_size
 from caf_pipeline.errors import HeldByOther, IntegrityError, StoreUnreachable, UsageError
-from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.check import CheckedObject, check_objects, sampled
 from caf_pipeline.retrieval.listing import list_objects
@@ -77,11 +75,11 @@ def check(  # noqa: PLR0917 - the command line's options
     settings, sums = load_settings(), _Sums()
 
     with (
-        opened_ledger(settings) as ledger,
-        opened_reader(settings, ledger.lookup, source) as store,
+        opened_lookup(settings) as lookup,
+        opened_reader(settings, lookup, source) as store,
         object_progress(f"checking {source}") as advance,
     ):
-        listed = _counted(list_objects(ledger.lookup, source, prefix, wanted=wanted_status(current)), sums)
+        listed = _counted(list_objects(lookup, source, prefix, wanted=wanted_status(current)), sums)
 
         def take(one: CheckedObject) -> None:
             _take(sums, one, json)
@@ -89,10 +87,10 @@ def check(  # noqa: PLR0917 - the command line's options
 
         ended = take_all(check_objects(sampled(listed, share), store), take)
         if not sums.listed:
-            raise nothing_listed(ledger.lookup, source, prefix, current)
+            raise nothing_listed(lookup, source, prefix, current)
         _print_sums(source, sums, json)
-        damaged = _recorded(settings, ledger, source, sums)
     if sums.wrong:
+        damaged = _recorded(settings, source, sums)
         if ended:
             note(str(ended))
         raise IntegrityError(
@@ -109,24 +107,27 @@ def check(  # noqa: PLR0917 - the command line's options
         )
 
 
-def _recorded(settings: Settings, ledger: Ledger, source: str, sums: _Sums) -> bool:
+def _recorded(settings: Settings, source: str, sums: _Sums) -> bool:
     """Look at the chunks of wrong objects as the proof watch does; return whether the source has a damaged chunk."""
-    if sums.suspects and source in settings.sources:
-        from caf_pipeline.cli.run_opening import opened_run_context  # noqa: PLC0415  loaded only if an object is wrong
-        from caf_pipeline.maintenance.scrub import prove_chunk  # noqa: PLC0415  as above
+    # Loaded only if an object is wrong.
+    from caf_pipeline.cli.opened_ledger import opened_ledger  # noqa: PLC0415
+    from caf_pipeline.cli.run_opening import opened_run_context  # noqa: PLC0415
+    from caf_pipeline.maintenance.scrub import prove_chunk  # noqa: PLC0415
 
-        with opened_run_context(settings, ledger, source) as context:
-            for name, an_object in sums.suspects.items():
-                if ledger.chunks.get(name).state is not ChunkState.LOCATED:
-                    continue
-                try:
-                    report = prove_chunk(context, name, an_object=an_object)
-                except (HeldByOther, StoreUnreachable) as error:
-                    note(f"{name} could not be looked at: {error}")
-                    continue
-                if not report.proven:
-                    note(f"{name} is {report.verdict}: {report.explanation or report.unanswered or report.unverified}")
-    return bool(ledger.chunks.list(source, [ChunkState.DAMAGED]))
+    with opened_ledger(settings) as ledger:
+        if sums.suspects and source in settings.sources:
+            with opened_run_context(settings, ledger, source) as context:
+                for name, an_object in sums.suspects.items():
+                    if ledger.chunks.get(name).state is not ChunkState.LOCATED:
+                        continue
+                    try:
+                        report = prove_chunk(context, name, an_object=an_object)
+                    except (HeldByOther, StoreUnreachable) as error:
+                        note(f"{name} could not be looked at: {error}")
+                        continue
+                    if not report.proven:
+                        note(f"{name} is {report.verdict}: {report.explanation or report.unanswered or report.unverified}")
+        return bool(ledger.chunks.list(source, [ChunkState.DAMAGED]))
 
 
 def _parse_share(text: str) -> float:

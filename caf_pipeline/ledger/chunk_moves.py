@@ -4,12 +4,13 @@ Source: "Database" and "Promises" in docs/design.md.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
 
 from caf_pipeline.chunk_state import CLAIMING, GOOD, ChunkState
 from caf_pipeline.errors import IllegalMove, LedgerError
+from caf_pipeline.inventory.manifest import LogTimes, PartLocation
 from caf_pipeline.ledger.copy import (
     TWICE,
     copy_location_batches,
@@ -33,9 +34,6 @@ from caf_pipeline.ledger.transactions import before_move, end_waiting, require_n
 from caf_pipeline.ledger.views import CHUNKS
 from caf_pipeline.store.protocol import Lease, Posting, Sample
 from caf_pipeline.system.quantities import counted
-
-if TYPE_CHECKING:
-    from caf_pipeline.inventory.manifest import LogTimes, PartLocation
 
 _S = ChunkState
 
@@ -135,8 +133,8 @@ class ChunkMoves(LedgerPart):
         released: Iterable[tuple[str, str]],
         *,
         rows: Batches = tuple,
-        part: "PartLocation | None" = None,
-        logs: "Collection[LogTimes]" = (),
+        part: PartLocation | None = None,
+        logs: Collection[LogTimes] = (),
     ) -> None:
         """packing → sealed, or → empty if the seal counts no member, with the facts, the skips and the rows of the members.
 

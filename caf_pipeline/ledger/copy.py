@@ -8,9 +8,10 @@ Source: COPY in the PostgreSQL 18 manual.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import psycopg
+import pyarrow as pa
 from sqlalchemy import (
     ARRAY,
     BigInteger,
@@ -31,15 +32,13 @@ from sqlalchemy.exc import ProgrammingError
 from caf_pipeline.chunk_state import GOOD
 from caf_pipeline.errors import ClaimConflict, LedgerError
 from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, is_rewritten, version_id_of
+from caf_pipeline.ledger.arrow import CLAIM, LOCATION, SIGNATURE, TRAILER, as_rows, claim_batches, location_batches
 from caf_pipeline.ledger.engine import driver_connection
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.ledger.tables import CAF_FILES, CLAIMS, CURRENT_EXCEPTIONS, OBJECT_PARTS, PENDING_LOCATIONS, SKIPPED_OBJECTS
 from caf_pipeline.ledger.views import CHUNKS, NEWER_CLAIMS, OBJECTS_IN_PARTS
 from caf_pipeline.system.ahead import one_ahead
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _RELEASED: Final = {"file_path": "text", "object_version": "text"}
 SKIP: Final = {
@@ -75,25 +74,21 @@ def copy_rows(connection: Connection, table: str, columns: Mapping[str, str], ro
 
 
 def copy_location_batches(
-    connection: Connection, table: str, source_id: int, caf_file_id: int, batches: "Iterable[pa.RecordBatch]"
+    connection: Connection, table: str, source_id: int, caf_file_id: int, batches: Iterable[pa.RecordBatch]
 ) -> int:
     """COPY the locations of a chunk's objects, in batches of LOCATION_SCHEMA, into a table like `file_locations`.
 
     Returns how many they were.
     """
-    from caf_pipeline.ledger.arrow import LOCATION, location_batches  # noqa: PLC0415 - a look-up needs no pyarrow
-
     same = {"source_id": _int4(source_id), "caf_file_id": _int8(caf_file_id)}
     return copy_batches(connection, table, same, LOCATION, location_batches(batches))
 
 
 def copy_batches(
-    connection: Connection, table: str, same: Mapping[str, bytes], columns: Sequence[str], batches: "Iterable[pa.RecordBatch]"
+    connection: Connection, table: str, same: Mapping[str, bytes], columns: Sequence[str], batches: Iterable[pa.RecordBatch]
 ) -> int:
     """COPY rows into a table: columns that are the same in all rows, then these of the batches; return how many they were."""
     count = 0
-    from caf_pipeline.ledger.arrow import SIGNATURE, TRAILER, as_rows  # noqa: PLC0415 - as above
-
     statement = f"COPY {table} ({', '.join([*same, *columns])}) FROM STDIN (FORMAT binary)"
     with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
         copy.write(SIGNATURE)
@@ -112,14 +107,12 @@ def _int8(value: int) -> bytes:
     return value.to_bytes(8, "big", signed=True)
 
 
-def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int], claims: "Iterable[pa.RecordBatch]") -> None:
+def copy_claims(connection: Connection, source_id: int, chunks: Mapping[int, int], claims: Iterable[pa.RecordBatch]) -> None:
     """Load claims, batches as of `plan.read_identities`; `chunks` has the `caf_file_id` of each chunk number.
 
     Raises:
         ClaimConflict: an object is claimed already; the transaction can only be rolled back.
     """
-    from caf_pipeline.ledger.arrow import CLAIM, claim_batches  # noqa: PLC0415 - as above
-
     try:
         copy_batches(connection, "claims", {"source_id": _int4(source_id)}, CLAIM, claim_batches(chunks, claims))
     except psycopg.errors.UniqueViolation as error:

@@ -13,7 +13,9 @@ from sqlalchemy import Connection, Text, any_, bindparam, func, select
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from caf_pipeline.chunk_state import GOOD
+from caf_pipeline.ledger.arrow import write_export
 from caf_pipeline.ledger.engine import LedgerPart, driver_connection, source_id_of
+from caf_pipeline.ledger.kept import open_kept
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.tables import FILE_LOCATIONS
 from caf_pipeline.ledger.views import CHUNKS
@@ -75,8 +77,6 @@ class Exports(LedgerPart):
         Raises:
             StagingError: there is no room. IntegrityError: a kept file was damaged while it was in use: call again.
         """
-        from caf_pipeline.ledger.kept import open_kept  # noqa: PLC0415 - a look-up needs no pyarrow
-
         folder.mkdir()
         exported = folder / "exported"
         with open_kept(kept) as locations:
@@ -95,8 +95,6 @@ class Exports(LedgerPart):
 
         `folder` takes a temporary file. Raises as `export_changes`.
         """
-        from caf_pipeline.ledger.kept import open_kept  # noqa: PLC0415 - as above
-
         exported = folder / "exported"
         with open_kept(kept) as locations:
             with self._one_moment(source) as (connection, source_id):
@@ -136,8 +134,6 @@ class Exports(LedgerPart):
     def _write(
         what: str, connection: Connection, source_id: int, path: Path, queries: _Queries, *, chunks: Sequence[int] = ()
     ) -> int:
-        from caf_pipeline.ledger.arrow import write_export  # noqa: PLC0415 - a look-up needs no pyarrow
-
         values = {"source_id": source_id, "good": GOOD, "chunks": list(chunks)}
         return write_export(what, path, ((same, rows) for name, same in queries for rows in _fetched(connection, name, values)))
 

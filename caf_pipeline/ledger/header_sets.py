@@ -2,19 +2,17 @@
 
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import pyarrow as pa
 from sqlalchemy import Connection
 
+from caf_pipeline.inventory.manifest import PartLocation
+from caf_pipeline.ledger.arrow import HEADER_SET, batch_of_headers, header_set_batches
 from caf_pipeline.ledger.copy import copy_batches
 from caf_pipeline.ledger.query_files import query
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from caf_pipeline.inventory.manifest import PartLocation
-
-Batches = Callable[[], "Iterable[pa.RecordBatch]"]
+Batches = Callable[[], Iterable[pa.RecordBatch]]
 """Returns the batches from the first on each time that it is called."""
 
 _CREATE: Final = """
@@ -23,10 +21,8 @@ _CREATE: Final = """
     """
 
 
-def record_header_sets(connection: Connection, batches: "Iterable[pa.RecordBatch]", part: "PartLocation | None" = None) -> None:
+def record_header_sets(connection: Connection, batches: Iterable[pa.RecordBatch], part: PartLocation | None = None) -> None:
     """Write the sets of a chunk's objects, batches of LOCATION_SCHEMA, and of its part; sets may be known, or come again."""
-    from caf_pipeline.ledger.arrow import HEADER_SET, batch_of_headers, header_set_batches  # noqa: PLC0415 - needs no pyarrow
-
     of_part = [batch_of_headers(part.headers)] if part is not None else []
     connection.exec_driver_sql(_CREATE)
     if copy_batches(connection, "naming", {}, HEADER_SET, header_set_batches(chain(of_part, batches))):

@@ -9,13 +9,14 @@ import hashlib
 from collections.abc import Collection, Iterable, Sequence, Set
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sqlalchemy import Connection, Text, Update, bindparam, cast, delete, exists, func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import JSONB, Insert, insert
 
 from caf_pipeline.chunk_state import GOOD, NOT_POSTED, ChunkState, CopyState
 from caf_pipeline.errors import ClaimConflict, IllegalMove, IntegrityError, LedgerError
+from caf_pipeline.inventory.manifest import LogTimes
 from caf_pipeline.ledger.copy import (
     copy_location_batches,
     end_claims,
@@ -48,9 +49,6 @@ from caf_pipeline.ledger.tables import (
 from caf_pipeline.ledger.transactions import before_move
 from caf_pipeline.ledger.views import CHUNKS
 from caf_pipeline.store.protocol import Lease
-
-if TYPE_CHECKING:
-    from caf_pipeline.inventory.manifest import LogTimes
 
 UNKNOWN_PLAN: Final = b"restored"
 """Begins the hash of a plan whose own is not known: with 40 bytes it is none of the 32 that a plan's hash has."""
@@ -154,7 +152,7 @@ class ChunkImport(LedgerPart):
         *,
         plan_folder: str,
         fault: str = "",
-        logs: "Collection[LogTimes] | None" = None,
+        logs: Collection[LogTimes] | None = None,
         lease: Lease | None = None,
     ) -> int:
         """Write a chunk that the ledger does not know, with its plan where that is missing, rows and skips, at once.

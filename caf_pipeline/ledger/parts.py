@@ -6,7 +6,7 @@ Source: docs/decisions/0020-objects-over-several-chunks.md.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sqlalchemy import (
     ARRAY,
@@ -28,15 +28,13 @@ from sqlalchemy import (
 
 from caf_pipeline.chunk_state import CLAIMING, IN_GOOD_STANDING, ChunkState
 from caf_pipeline.errors import LedgerError
+from caf_pipeline.inventory.manifest import PartLocation
 from caf_pipeline.inventory.objects import is_rewritten
+from caf_pipeline.inventory.plan import PlannedObject
 from caf_pipeline.ledger.copy import copy_rows, withdraw_claims
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.tables import CLAIMS, METADATA, OBJECT_PARTS, SKIPPED_OBJECTS
 from caf_pipeline.ledger.views import OBJECTS_IN_PARTS
-
-if TYPE_CHECKING:
-    from caf_pipeline.inventory.manifest import PartLocation
-    from caf_pipeline.inventory.plan import PlannedObject
 
 _PART: Final = {
     "caf_file_id": "int8",
@@ -97,7 +95,7 @@ def register_parts(
     source_id: int,
     plan_id: int,
     chunks: Mapping[int, int],
-    parts: "Iterable[tuple[int, PlannedObject]]",
+    parts: Iterable[tuple[int, PlannedObject]],
 ) -> None:
     """Write which parts the chunks of a plan have; `chunks` has the `caf_file_id` of each chunk number."""
     rows = (
@@ -119,7 +117,7 @@ def register_parts(
     _register(connection, source_id, plan_id, rows)
 
 
-def import_part(connection: Connection, source_id: int, plan_id: int, caf_file_id: int, part: "PartLocation") -> None:
+def import_part(connection: Connection, source_id: int, plan_id: int, caf_file_id: int, part: PartLocation) -> None:
     """Write which part a chunk that only the store knew has, and its row."""
     of = part.part
     rewritten_at = part.last_modified if is_rewritten(part.object_version, part.etag, part.object_bytes) else None
@@ -150,7 +148,7 @@ def has_part(connection: Connection, caf_file_id: int) -> bool:
     return bool(connection.execute(_HAS_PART, {"id": caf_file_id}).scalar_one())
 
 
-def record_part(connection: Connection, table: str, caf_file_id: int, part: "PartLocation") -> None:
+def record_part(connection: Connection, table: str, caf_file_id: int, part: PartLocation) -> None:
     """Write the row of a chunk's part to `pending_locations` or `file_locations`. It counts once all parts are located.
 
     Raises:

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import pyarrow as pa
 from sqlalchemy import Connection, bindparam, select
 from sqlalchemy.dialects.postgresql import insert
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.inventory.chunk_id import ChunkId
+from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.ledger.copy import copy_claims, copy_rows, refuse_located
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.leases import lock_lease
@@ -17,11 +19,6 @@ from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import PlanRecord, PlanRow
 from caf_pipeline.ledger.tables import CAF_FILES, PLANS, SOURCES
 from caf_pipeline.store.protocol import Lease
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 
 _PLANNED_CHUNK: Final = {
     "name": "text",
@@ -65,9 +62,9 @@ class Plans(LedgerPart):
         self,
         lease: Lease,
         plan: PlanRecord,
-        chunks: "Sequence[ChunkPlan]",
-        claims: "Iterable[pa.RecordBatch]",
-        parts: "Iterable[tuple[int, PlannedObject]]" = (),
+        chunks: Sequence[ChunkPlan],
+        claims: Iterable[pa.RecordBatch],
+        parts: Iterable[tuple[int, PlannedObject]] = (),
     ) -> None:
         """Write the plan, its chunks as `planned`, its claims, batches as of `plan.read_identities`, and `plan.read_parts`.
 
@@ -110,7 +107,7 @@ def _insert_plan(connection: Connection, source_id: int, plan: PlanRecord) -> in
 
 
 def _insert_chunks(
-    connection: Connection, source_id: int, plan_id: int, plan: PlanRecord, chunks: "Sequence[ChunkPlan]"
+    connection: Connection, source_id: int, plan_id: int, plan: PlanRecord, chunks: Sequence[ChunkPlan]
 ) -> Mapping[int, int]:
     """Return the new chunks' ids by number."""
     rows = (

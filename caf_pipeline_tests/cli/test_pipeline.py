@@ -202,7 +202,6 @@ HEAVY = (
 """What a look-up has no use for, each a hundredth of a second or more, alone or with what it loads."""
 
 LOOK_UPS = [
-    ["status"],
     ["get", "src", "some/key-03", "-o", "fetched"],
     ["ls", "src"],
     ["find", "src", "*"],

@@ -247,7 +247,12 @@ def test_a_database_that_runs_out_of_disk_while_it_is_written(fault, kept_on, un
     unruly_s3.fail(403, "AccessDenied", key="some/key-001")  # a skip is what the seal writes
     with fault(GROUP, f"the database's disk full in {method}") as case:
         with world.run_context() as context:
-            then(context.ledger, method, disk.fill, before=True)
+            owner, call = {
+                "register_plan": (context.ledger.plans, "register"),
+                "seal": (context.ledger.moves, "seal"),
+                "load_locations": (context.ledger.moves, "load_locations"),
+            }[method]
+            then(owner, call, disk.fill, before=True)
             with pytest.raises(CafError) as failed:
                 archive_everything(context)
         fails_clearly(failed.value, LedgerError, 6)

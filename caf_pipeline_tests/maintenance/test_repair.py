@@ -204,7 +204,6 @@ class BrokenOff(BaseException):
     """The process ends here."""
 
 
-LEDGER_CALLS = ("reserve_staging", "record_repost", "record_checks", "move", "release_staging")
 STORE_CALLS = ("copies", "holders", "post", "put")
 MOMENTS = 20
 """Before and after each of ten calls that a repair of a chunk makes whose post is gone."""
@@ -228,7 +227,14 @@ def break_off(patch, context, fatal):
 
         return call
 
-    for owner, calls in ((context.ledger, LEDGER_CALLS), (context.store, STORE_CALLS)):
+    ledger = context.ledger
+    watched = {
+        ledger.staging: ("reserve", "release"),
+        ledger.moves: ("record_repost", "move"),
+        ledger.replicas: ("record_checks",),
+        context.store: STORE_CALLS,
+    }
+    for owner, calls in watched.items():
         for call in calls:
             patch.setattr(owner, call, counted(getattr(owner, call)))
     return moments

@@ -478,7 +478,7 @@ def test_a_manifest_that_one_provider_gives_wrong_is_asked_of_the_next(context, 
 @pytest.fixture
 def large(tmp_path, ledger, store, monkeypatch):
     """A run context with one chunk that its samples do not cover, and of which no look reads an object; its name."""
-    monkeypatch.setattr(type(ledger), "any_object", lambda *_: None)
+    monkeypatch.setattr(type(ledger.chunks), "any_object", lambda *_: None)
     bodies = {f"key-{number:03d}": os.urandom(300_000) for number in range(20)}
     context = a_run_context(tmp_path, MemorySource(bodies), ledger, store=store, target="8MiB")
     (name,) = archive_everything(context)

@@ -33,7 +33,9 @@ from caf_pipeline_tests.support.snapshots import damage_page
 from caf_pipeline_tests.support.tiers import sampled
 
 NO_LEDGER = SimpleNamespace(  # all that a listing tells and asks the ledger
-    mark_noticed=lambda *_: None, address=lambda _: None, has_version_ids=lambda _: False
+    notices=SimpleNamespace(mark_noticed=lambda *_: None),
+    sources=SimpleNamespace(address=lambda _: None),
+    chunks=SimpleNamespace(has_version_ids=lambda _: False),
 )
 
 

@@ -67,7 +67,7 @@ class TestJackalReader(ChunkReaderContract):
 
     @pytest.fixture
     def reader(self, opened):
-        with closing(open_jackal_reader(opened.store.settings, opened.log, opened.records)) as reader:
+        with closing(open_jackal_reader(opened.store.settings, opened.log.seen_height, opened.records.all)) as reader:
             yield reader
 
 
@@ -240,7 +240,7 @@ def test_what_reads_makes_no_part_that_pays_or_sends(ledger, opened, tmp_path, m
     posting = opened.stored(staged_file(tmp_path, b"x" * 1000))
     monkeypatch.setattr(part, "__init__", lambda *_, **__: pytest.fail(f"a {part.__name__} was made"))
     settings = Settings(store={"kind": "jackal"}, jackal=opened.store.settings)
-    with closing(open_reader(settings, ledger, this_process("run-1"))) as reader:
+    with closing(open_reader(settings, ledger.lookup)) as reader:
         assert b"".join(reader.read(posting, 0, 1000)) == b"x" * 1000
 
 

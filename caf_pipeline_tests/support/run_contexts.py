@@ -55,7 +55,7 @@ def a_run_context(
     described = Settings.model_validate(values | settings)
     holder = this_process(run)
     if store is None:
-        store = DirectoryStore(described.store.folder, ledger)
+        store = DirectoryStore(described.store.folder, ledger.folder_store)
     elif callable(store):
         store = store(described, ledger, holder)
     context = RunContext("src", described, holder, Lazy.of(source), Lazy.of(store), Lazy.of(ledger), throttle=throttle)
