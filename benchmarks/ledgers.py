@@ -37,6 +37,7 @@ from caf_pipeline.ledger.arrow import LOCATION, SIGNATURE, TRAILER, as_rows, loc
 from caf_pipeline.ledger.copy import copy_location_batches
 from caf_pipeline.ledger.database import Database, embedded_url
 from caf_pipeline.ledger.embedded import embedded_server
+from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.schema_files import make_tables
 from caf_pipeline.settings import Settings
@@ -223,8 +224,9 @@ def _fill(url: str, manifest: Path, count: int) -> None:
     """Make the database in which a chunk of so many objects is located."""
     write_manifest(manifest, count, in_order=True)
     ledger, database, _ = _planned(url, count, ())
-    with connected(database) as connection:
+    with LedgerEngine(database).begin() as connection:
         copy_location_batches(connection, "file_locations", 1, 1, open_manifest(manifest).locations())
+    with connected(database) as connection:
         connection.execute(IN_FOLDERS, {"end": key(count // 10)})
         set_state(connection, "located")
     ledger.close()

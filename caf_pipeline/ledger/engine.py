@@ -7,15 +7,17 @@ import contextlib
 import os
 import weakref
 from collections.abc import Iterator
+from enum import Enum
 from typing import Final
 
 import psycopg
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import Connection, bindparam, create_engine, event, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoFreeConnection
 
 from caf_pipeline.errors import LedgerUnreachable, NotLocated
 from caf_pipeline.ledger.database import Database
+from caf_pipeline.ledger.tables import SOURCES
 from caf_pipeline.waits import Waits
 
 KEPT_IDLE: Final = 2  # a step's statement and the renewal of its lease
@@ -120,6 +122,16 @@ def driver_connection(connection: Connection) -> psycopg.Connection:
     return driver
 
 
+class Lock(Enum):
+    """How a row is locked until the end of the transaction."""
+
+    UPDATE = "against all other locks"
+    NO_KEY_UPDATE = "other transactions may write rows that refer to it"
+
+
+_SOURCE_ID: Final = select(SOURCES.c.source_id).where(SOURCES.c.name == bindparam("name"))
+
+
 class LedgerPart:
     """The methods of the ledger on one topic, each of which is one transaction."""
 
@@ -127,7 +139,7 @@ class LedgerPart:
         self._engine = engine
 
     @contextlib.contextmanager
-    def _of_source(self, source: str, *, lock: str = "") -> Iterator[tuple[Connection, int]]:
+    def _of_source(self, source: str, *, lock: Lock | None = None) -> Iterator[tuple[Connection, int]]:
         """Give a transaction, and in it the source's id.
 
         Raises:
@@ -137,10 +149,14 @@ class LedgerPart:
             yield connection, source_id_of(connection, source, lock=lock)
 
 
-def source_id_of(connection: Connection, source: str, *, lock: str = "") -> int:
-    """Return the id of a source; raises NotLocated where there is no such source."""
-    found = connection.exec_driver_sql(f"SELECT source_id FROM sources WHERE name = %(name)s {lock}", {"name": source})
-    source_id = found.scalar_one_or_none()
+def source_id_of(connection: Connection, source: str, *, lock: Lock | None = None) -> int:
+    """Return the id of a source, its row locked if a lock is given.
+
+    Raises:
+        NotLocated: there is no such source.
+    """
+    statement = _SOURCE_ID if lock is None else _SOURCE_ID.with_for_update(key_share=lock is Lock.NO_KEY_UPDATE)
+    source_id = connection.execute(statement, {"name": source}).scalar_one_or_none()
     if source_id is None:
         raise NotLocated(f"the ledger has no source '{source}'", hint="take an inventory of it first")
-    return int(source_id)
+    return source_id

@@ -25,7 +25,7 @@ from caf_pipeline.ledger.copy import (
     same_object,
     write_locations,
 )
-from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
+from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart, Lock
 from caf_pipeline.ledger.header_sets import Batches, record_header_sets
 from caf_pipeline.ledger.log_times import forget_log_times, record_log_times
 from caf_pipeline.ledger.moves import require_state, samples_as_json
@@ -177,7 +177,7 @@ class ChunkImport(LedgerPart):
             IntegrityError: the plan that it names is another one in the ledger; nothing was written.
         """
         # The lock as for a new plan: the two must not take the same object, each unseen by the other.
-        with suppress(_Superseded), self._of_source(chunk.source, lock="FOR NO KEY UPDATE") as (connection, source_id):
+        with suppress(_Superseded), self._of_source(chunk.source, lock=Lock.NO_KEY_UPDATE) as (connection, source_id):
             state = connection.execute(_STATE, {"name": chunk.name}).scalar_one_or_none()
             if state is not None and lease is not None:
                 _make_way(connection, lease, chunk.name)

@@ -12,7 +12,7 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.ledger.copy import copy_claims, copy_rows, refuse_located
-from caf_pipeline.ledger.engine import LedgerPart
+from caf_pipeline.ledger.engine import LedgerPart, Lock
 from caf_pipeline.ledger.leases import lock_lease
 from caf_pipeline.ledger.parts import register_parts
 from caf_pipeline.ledger.query_files import query
@@ -75,7 +75,7 @@ class Plans(LedgerPart):
             LeaseLost: another run has the lease on the source's plan now, and removed what it found of this one.
         """
         # NO KEY: loads of locations and skips of the source go on.
-        with self._of_source(plan.source, lock="FOR NO KEY UPDATE") as (connection, source_id):
+        with self._of_source(plan.source, lock=Lock.NO_KEY_UPDATE) as (connection, source_id):
             plan_id = _insert_plan(connection, source_id, plan)
             if plan_id is None:
                 return

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import HeldByOther, IllegalMove, LedgerError
-from caf_pipeline.ledger.engine import LedgerPart, source_id_of
+from caf_pipeline.ledger.engine import LedgerPart, Lock, source_id_of
 from caf_pipeline.ledger.leases import lock_lease, require_free
 from caf_pipeline.ledger.records import RemovableSource, chunk_lease, plan_lease
 from caf_pipeline.ledger.tables import (
@@ -109,7 +109,7 @@ class SourceRemoval(LedgerPart):
             LedgerError: the source is being rebuilt.
             HeldByOther: a run plans the source, or works on a chunk of it.
         """
-        with self._of_source(source, lock="FOR UPDATE") as (connection, source_id):
+        with self._of_source(source, lock=Lock.UPDATE) as (connection, source_id):
             require_free(connection, plan_lease(source))
             _require_removable(connection, source_id, source)
             return RemovableSource(**connection.execute(_COUNTS, {"id": source_id}).one()._asdict())
@@ -121,7 +121,7 @@ class SourceRemoval(LedgerPart):
             LeaseLost: another run has the lease now. And as `removable`, except for a run that plans the source.
         """
         with self._engine.begin() as connection:
-            source_id = source_id_of(connection, source, lock="FOR UPDATE")
+            source_id = source_id_of(connection, source, lock=Lock.UPDATE)
             _require_removable(connection, source_id, source)
             for name in OF_A_CHUNK:
                 table = METADATA.tables[name]

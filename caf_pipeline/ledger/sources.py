@@ -7,7 +7,7 @@ from sqlalchemy import bindparam, delete, exists, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from caf_pipeline.errors import LedgerError
-from caf_pipeline.ledger.engine import LedgerPart, source_id_of
+from caf_pipeline.ledger.engine import LedgerPart, Lock, source_id_of
 from caf_pipeline.ledger.leases import lock_lease, require_free
 from caf_pipeline.ledger.records import plan_lease
 from caf_pipeline.ledger.removal import OF_AN_ADDRESS
@@ -41,7 +41,7 @@ class Sources(LedgerPart):
             recorded = connection.execute(_RECORDED, {"source": name}).one().address
             if recorded == address:
                 return
-            source_id = source_id_of(connection, name, lock="FOR UPDATE")
+            source_id = source_id_of(connection, name, lock=Lock.UPDATE)
             if connection.execute(_RECORDED, {"source": name}).one().has_chunks:
                 raise LedgerError(
                     f"source '{name}' is {recorded} in the ledger, and {address} in the settings",

@@ -15,6 +15,7 @@ from caf_pipeline.inventory.key_split import just_before
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.snapshot import read_objects
 from caf_pipeline.ledger import notices as ledger_notices
+from caf_pipeline.ledger.engine import Lock
 from caf_pipeline.ledger.records import Skip
 from caf_pipeline.run_wiring import open_queue
 from caf_pipeline.settings import AlertSettings, SourceSettings
@@ -434,7 +435,9 @@ def test_without_its_queue_what_is_noticed_is_planned_all_the_same_and_the_queue
 
 def test_the_queue_is_read_while_a_plan_is_registered(queue):
     queue.send("k")
-    with queue.context.ledger._of_source(SOURCE, lock="FOR NO KEY UPDATE"):  # as a plan of millions of claims does for minutes
+    with queue.context.ledger.plans._of_source(
+        SOURCE, lock=Lock.NO_KEY_UPDATE
+    ):  # as a plan of millions of claims does for minutes
         queue.drain()
     assert queue.noticed() == [b"k"]
 

@@ -161,7 +161,7 @@ def test_adopted_objects_come_back_to_a_bucket_without_headers_and_into_a_lost_l
     assert {row["file_path"]: row["sha256"] for row in rows_of(fresh)["file_locations"]} == {
         row["file_path"]: row["sha256"] for row in rows_of(ledger)["file_locations"]
     }
-    assert len(fresh.chunks()) == 3
+    assert len(fresh.chunks.list()) == 3
 
 
 @pytest.mark.thorough

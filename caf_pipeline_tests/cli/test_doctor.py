@@ -176,7 +176,7 @@ def test_after_a_rebuild_of_one_of_two_sources_the_doctor_restores_the_other(caf
     assert fresh.sources() == ["src"]
     done = caf("doctor")
     assert done.status == 0, done.err
-    assert fresh.account("other").located_objects == 10
+    assert fresh.chunks.account("other").located_objects == 10
     assert lines(caf("doctor")) == ["nothing was found"]
 
 

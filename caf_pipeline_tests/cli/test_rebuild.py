@@ -157,7 +157,7 @@ def test_a_lost_ledger_comes_back_and_nothing_is_planned_or_paid_again(archived,
     keys = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
     told = caf("rebuild", "src", "--owner", ADDRESS, "--dry-run", "--json", **keys)
     assert [line["restored"] for line in lines_of(told)[:-1]] == [False] * len(ledger.chunks.list())
-    assert fresh.chunks() == []
+    assert fresh.chunks.list() == []
     done = caf("rebuild", "src", "--owner", ADDRESS, "--json", **keys)
     assert done.status == 0, done.err
     *chunks, end = lines_of(done)
@@ -172,7 +172,7 @@ def test_a_lost_ledger_comes_back_and_nothing_is_planned_or_paid_again(archived,
     assert done.status == 0, done.err
     assert rows_of(fresh)["file_locations"] == before["file_locations"]
     assert network.state()["charged"][ADDRESS] == charged
-    assert len(fresh.chunks()) == len(chunks)
+    assert len(fresh.chunks.list()) == len(chunks)
     assert again("prove", "src").status == 0
     assert len(again("get", "src", "key-03").out) == 100_000
 
@@ -183,7 +183,7 @@ def test_a_rebuild_that_is_killed_is_gone_on_with(archived, ledger, new_ledger):
     caf = on(archived, fresh)
     for chunks in (1, 2):
         process = caf.start("rebuild", "--owner", ADDRESS)
-        while len(fresh.chunks()) < chunks and process.poll() is None:
+        while len(fresh.chunks.list()) < chunks and process.poll() is None:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.communicate()
@@ -192,7 +192,7 @@ def test_a_rebuild_that_is_killed_is_gone_on_with(archived, ledger, new_ledger):
     assert "Not restored, since no chunk contains it" in done.out.decode()
     assert "50 blocks" in done.err
     assert rows_of(fresh) == rows_of(ledger)
-    assert {chunk.state for chunk in fresh.chunks()} == {ChunkState.LOCATED}
+    assert {chunk.state for chunk in fresh.chunks.list()} == {ChunkState.LOCATED}
 
 
 @pytest.mark.thorough
@@ -274,7 +274,7 @@ def test_an_archive_in_a_folder_comes_back_too(tmp_path, ledger, new_ledger):  #
     caf.settings('[sources.src]\nbucket = "b"\n')
     done = caf("rebuild")
     assert done.status == 0, done.err
-    assert f"src: {counted(len(fresh.chunks()), 'chunk')}\n" in done.out.decode()
+    assert f"src: {counted(len(fresh.chunks.list()), 'chunk')}\n" in done.out.decode()
     assert "9 objects, 0 skipped, read from 1 of 1 listed copy" in done.out.decode()
     assert rows_of(fresh) == rows_of(ledger)
     assert lines_of(caf("rebuild", "--json"))[0]["kind"] == "known"

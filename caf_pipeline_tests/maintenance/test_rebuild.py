@@ -179,7 +179,7 @@ def test_what_the_ledger_knows_is_left_as_it_is(archived, lost):
 
 def test_nothing_is_rebuilt_while_a_plan_is_cut(lost, database):
     quick = Ledger(database, lease_seconds=1.5)
-    with quick.lease("plan/src", holder("run-2")), pytest.raises(HeldByOther):
+    with quick.leases.hold("plan/src", holder("run-2")), pytest.raises(HeldByOther):
         list(rebuild.rebuild(dataclasses.replace(lost, lazy_ledger=Lazy.of(quick))))
 
 

@@ -47,7 +47,7 @@ def keys_of(ledger, prefix="", **more):
 
 def level_of(ledger, prefix="", **more):
     """Return keys, and common prefixes in brackets."""
-    return [one.row.key if isinstance(one, Location) else [one] for one in list_level(ledger, SOURCE, prefix, **more)]
+    return [one.row.key if isinstance(one, Location) else [one] for one in list_level(ledger.lookup, SOURCE, prefix, **more)]
 
 
 def in_order(keys):
@@ -131,7 +131,7 @@ def test_any_keys_are_listed_by_any_prefix_as_s3_lists_them(ledger, monkeypatch,
     assert [one.row.key for one in list_objects(ledger.lookup, source, prefix)] == [
         key for key in in_order(keys) if key.startswith(prefix)
     ]
-    level = [one.row.key if isinstance(one, Location) else [one] for one in list_level(ledger, source, prefix)]
+    level = [one.row.key if isinstance(one, Location) else [one] for one in list_level(ledger.lookup, source, prefix)]
     assert level == level_by_hand(keys, prefix)
 
 
@@ -228,7 +228,7 @@ def test_as_of_a_time_a_key_is_listed_with_the_version_that_was_modified_last_up
     assert as_of(ledger, 1) == as_of(ledger, 1.99) == {"a": ("v1", "archived")}
     assert as_of(ledger, 2) == as_of(ledger, 3) == {"a": ("v2", "archived"), "dir/b": ("v1", "archived")}
     assert as_of(ledger, 9)["a"] == ("v3", "archived")
-    level = [one if isinstance(one, str) else one.row.key for one in list_level(ledger, SOURCE, as_of=EARLY + DAY)]
+    level = [one if isinstance(one, str) else one.row.key for one in list_level(ledger.lookup, SOURCE, as_of=EARLY + DAY)]
     assert level == ["a"]
 
 

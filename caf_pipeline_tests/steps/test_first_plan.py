@@ -296,10 +296,10 @@ def test_the_settings_and_the_wallet_in_a_new_folder_pay_for_nothing(make_home, 
     assert first("run").status == 0
     charged = network.state()["charged"][wallet.address]
     one_sentence(second("run"), 7, "caf rebuild src", "caf run src --new-archive")
-    assert fresh.chunks() == []
+    assert fresh.chunks.list() == []
     assert second("rebuild").status == 0
     assert second("run").status == 0
-    assert {chunk.state for chunk in fresh.chunks()} == {ChunkState.LOCATED}
+    assert {chunk.state for chunk in fresh.chunks.list()} == {ChunkState.LOCATED}
     assert network.state()["charged"][wallet.address] == charged
 
 

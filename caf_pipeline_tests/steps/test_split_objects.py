@@ -103,7 +103,8 @@ def test_a_log_in_parts_is_searched_where_its_header_has_the_time(context, sourc
     def found(**period):
         with LogSearch("n >= 1498", context.staging(), period=Period(**period)) as searching:
             searched = {
-                one.location.row.key: len(list(one.matches)) for one in searching.search(context.ledger, context.store, "src", "")
+                one.location.row.key: len(list(one.matches))
+                for one in searching.search(context.ledger.lookup, context.store, "src", "")
             }
         assert (searching.listed, searching.not_recorded) == (5, 2)  # that in parts which is no log, too
         return searched
