@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from caf_pipeline.errors import MalformedArchive
 from caf_pipeline.inventory.headers import HEADERS, ObjectHeaders, headers_of
+from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.objects import PartRange, object_version
 from caf_pipeline.inventory.snapshot import object_versions
 
@@ -267,18 +268,11 @@ class ManifestWriter:
 
 @dataclass(frozen=True, slots=True)
 class PartLocation:
-    """What a manifest tells of a part: the whole object's size, and where the part is; the rest as of LOCATION_SCHEMA."""
+    """What a manifest has of a part: where it is, the size of the whole object, and which bytes of it these are."""
 
+    row: LocationRow
     object_bytes: int
     part: PartRange
-    key: str
-    object_version: str
-    version_id: str | None
-    start_byte: int
-    end_byte: int
-    etag: str
-    last_modified: datetime
-    sha256: bytes
     crc64nvme: bytes | None
     s3_checksum: str | None
     headers: ObjectHeaders
@@ -346,7 +340,9 @@ class OpenedManifest:
         headers = headers_of({name: member.pop(name) for name in (*HEADERS, "user_metadata")})
         version = object_version(member["version_id"], member["etag"], row["size_bytes"], member.pop("rewritten_at"))
         part = PartRange(*(row[name] for name in PART_COLUMNS))
-        return PartLocation(row["size_bytes"], part, object_version=version, **member, headers=headers)
+        checksums = {name: member.pop(name) for name in ("crc64nvme", "s3_checksum")}
+        place = LocationRow(object_version=version, **member, header_set=headers.id)
+        return PartLocation(place, row["size_bytes"], part, **checksums, headers=headers)
 
     def _part_row(self) -> dict[str, Any] | None:
         """Return the only row of a chunk of a part; None if the chunk is one of whole objects. Raises as `part`."""

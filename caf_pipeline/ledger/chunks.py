@@ -9,6 +9,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from caf_pipeline.chunk_state import CLAIMING, GOOD, ChunkState, CopyState, stored_state
 from caf_pipeline.errors import NotLocated
+from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.current_content import content
 from caf_pipeline.ledger.engine import LedgerPart
@@ -16,7 +17,6 @@ from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import (
     ArchiveRate,
     Chunk,
-    LocationRow,
     SourceAccount,
     WaitingObjects,
 )

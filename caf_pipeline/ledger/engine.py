@@ -159,4 +159,4 @@ def source_id_of(connection: Connection, source: str, *, lock: Lock | None = Non
     source_id = connection.execute(statement, {"name": source}).scalar_one_or_none()
     if source_id is None:
         raise NotLocated(f"the ledger has no source '{source}'", hint="take an inventory of it first")
-    return source_id
+    return int(source_id)

@@ -299,7 +299,12 @@ def _refuse_claimed(connection: Connection, source_id: int, plan_id: int, caf_fi
     if not connection.execute(_HAS_CLAIMS, {"source_id": source_id}).scalar_one():
         return
     if chunk.part is not None:
-        names = {"source_id": source_id, "plan_id": plan_id, "key": chunk.part.key, "object_version": chunk.part.object_version}
+        names = {
+            "source_id": source_id,
+            "plan_id": plan_id,
+            "key": chunk.part.row.key,
+            "object_version": chunk.part.row.object_version,
+        }
         claimed = connection.execute(_CLAIMED_PART, names).first()
     else:
         claimed = connection.exec_driver_sql(query("claims_of_restored"), {"caf_file_id": caf_file_id}).one_or_none()

@@ -19,11 +19,12 @@ from psycopg.rows import args_row, scalar_row
 
 from caf_pipeline.chunk_state import GOOD
 from caf_pipeline.inventory.headers import ObjectHeaders
+from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.objects import can_be_stored, is_supported
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.read_connections import ReadConnections
-from caf_pipeline.ledger.records import Currency, LocatedRange, Location, LocationRow, NotArchived, require_zone
+from caf_pipeline.ledger.records import Currency, LocatedRange, Location, NotArchived, require_zone
 from caf_pipeline.store.protocol import Posting, ProviderRecord
 from caf_pipeline.waits import Waits
 

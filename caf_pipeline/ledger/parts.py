@@ -120,13 +120,13 @@ def register_parts(
 def import_part(connection: Connection, source_id: int, plan_id: int, caf_file_id: int, part: PartLocation) -> None:
     """Write which part a chunk that only the store knew has, and its row."""
     of = part.part
-    rewritten_at = part.last_modified if is_rewritten(part.object_version, part.etag, part.object_bytes) else None
-    identity = (part.version_id or "", part.etag, part.object_bytes, rewritten_at)
+    rewritten_at = part.row.last_modified if is_rewritten(part.row.object_version, part.row.etag, part.object_bytes) else None
+    identity = (part.row.version_id or "", part.row.etag, part.object_bytes, rewritten_at)
     _register(
         connection,
         source_id,
         plan_id,
-        [(caf_file_id, part.key, *identity, of.number, of.count, of.start_byte, of.end_byte)],
+        [(caf_file_id, part.row.key, *identity, of.number, of.count, of.start_byte, of.end_byte)],
     )
     record_part(connection, "file_locations", caf_file_id, part)
 
@@ -156,13 +156,13 @@ def record_part(connection: Connection, table: str, caf_file_id: int, part: Part
     """
     of, locations, own = part.part, METADATA.tables[table], OBJECT_PARTS.c
     values = {
-        "start_byte": part.start_byte,
-        "end_byte": part.end_byte,
-        "last_modified": part.last_modified,
-        "sha256": part.sha256,
+        "start_byte": part.row.start_byte,
+        "end_byte": part.row.end_byte,
+        "last_modified": part.row.last_modified,
+        "sha256": part.row.sha256,
         "crc64nvme": part.crc64nvme,
         "s3_checksum": part.s3_checksum,
-        "header_set": part.headers.id,
+        "header_set": part.row.header_set,
     }
     columns = {
         **{name: own[name] for name in ("source_id", "file_path", "version_id", "etag", "rewritten_at", "caf_file_id")},
@@ -172,21 +172,21 @@ def record_part(connection: Connection, table: str, caf_file_id: int, part: Part
     }
     planned = select(*columns.values()).where(
         own.caf_file_id == caf_file_id,
-        own.file_path == part.key,
-        own.version_id == (part.version_id or ""),
-        own.etag == part.etag,
-        func.object_version(own.version_id, own.etag, own.object_bytes, own.rewritten_at) == part.object_version,
+        own.file_path == part.row.key,
+        own.version_id == (part.row.version_id or ""),
+        own.etag == part.row.etag,
+        func.object_version(own.version_id, own.etag, own.object_bytes, own.rewritten_at) == part.row.object_version,
         own.object_bytes == part.object_bytes,
         own.part == of.number,
         own.part_count == of.count,
         own.start_byte == of.start_byte,
         own.end_byte == of.end_byte,
-        own.end_byte - own.start_byte == part.end_byte - part.start_byte,
+        own.end_byte - own.start_byte == part.row.end_byte - part.row.start_byte,
     )
     statement = insert(locations).from_select(list(columns), planned).returning(locations.c.part)
     if connection.execute(statement).one_or_none() is None:
         raise LedgerError(
-            f"the chunk's part {of.number} of {of.count} of '{part.key}' is not the one that was planned for it",
+            f"the chunk's part {of.number} of {of.count} of '{part.row.key}' is not the one that was planned for it",
             hint="the staged file is not the one that was sealed: check the disk",
         )
 

@@ -5,7 +5,8 @@ from datetime import datetime
 from typing import Protocol
 
 from caf_pipeline.inventory.headers import ObjectHeaders
-from caf_pipeline.ledger.records import Location, LocationRow, NotArchived
+from caf_pipeline.inventory.location_row import LocationRow
+from caf_pipeline.ledger.records import Location, NotArchived
 
 
 class LocationLookups(Protocol):

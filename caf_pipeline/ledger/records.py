@@ -8,6 +8,7 @@ from urllib.parse import quote_from_bytes
 
 from caf_pipeline.chunk_state import UNDER_WAY, ChunkState, CopyState
 from caf_pipeline.errors import StoredChunkMissing, UsageError
+from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.objects import S3Object, SkipReason, VersionCounts, is_supported
 from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
 from caf_pipeline.waits import Wait
@@ -336,24 +337,6 @@ class ChunkRows:
     claims: int
     member_count: int
     restored: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LocationRow:
-    """One object's place, as a look-up gives it. `[start_byte, end_byte)` in CAF coordinates.
-
-    Of an object in parts, these are its own bytes, from 0, and the SHA-256 is empty: each part has its own (`Location.parts`).
-    """
-
-    key: str
-    object_version: str
-    version_id: str | None
-    start_byte: int
-    end_byte: int
-    etag: str
-    last_modified: datetime
-    sha256: bytes
-    header_set: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

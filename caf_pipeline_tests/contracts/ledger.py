@@ -32,6 +32,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA, STANDING_SCHEMA
+from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.manifest import CHECKSUM_COLUMNS, LOCATION_SCHEMA, LogTimes
 from caf_pipeline.inventory.objects import CurrentException, S3Object, SkipReason, is_rewritten
 from caf_pipeline.inventory.plan import OF_CLAIMS, PLAN_SCHEMA, ChunkPlan
@@ -40,7 +41,6 @@ from caf_pipeline.ledger.records import (
     CopyCheck,
     Holder,
     InventoryRecord,
-    LocationRow,
     OperatorControls,
     PlanRecord,
     RemoteChunk,

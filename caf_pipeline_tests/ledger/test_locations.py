@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from caf_pipeline.errors import ClaimConflict
 from caf_pipeline.inventory.headers import HEADERS, ObjectHeaders
+from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
 from caf_pipeline.inventory.objects import is_rewritten, object_version, rewritten_version, version_id_of
 from caf_pipeline.ledger.arrow import header_set_ids
@@ -20,7 +21,6 @@ from caf_pipeline.ledger.copy import copy_location_batches
 from caf_pipeline.ledger.engine import LedgerEngine
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.query_files import query
-from caf_pipeline.ledger.records import LocationRow
 from caf_pipeline_tests.contracts.ledger import location_values, register
 
 ETAG = "00e1f2d3c4b5a69788796a5b4c3d2e1f"

@@ -11,7 +11,8 @@ from itertools import pairwise
 import pytest
 
 from caf_pipeline.errors import IntegrityError, StoredChunkMissing, StoreUnreachable
-from caf_pipeline.ledger.records import LocatedRange, Location, LocationRow
+from caf_pipeline.inventory.location_row import LocationRow
+from caf_pipeline.ledger.records import LocatedRange, Location
 from caf_pipeline.retrieval import object_file
 from caf_pipeline.retrieval.object_file import ObjectFile
 from caf_pipeline.retrieval.reader import Found

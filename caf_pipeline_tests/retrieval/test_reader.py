@@ -12,8 +12,9 @@ import pytest
 
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IntegrityError, NotLocated, StoredChunkMissing, StoreUnreachable, UsageError
+from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.ledger.records import Location, LocationRow
+from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval import holders, reader
 from caf_pipeline.retrieval.reader import Found, save
 from caf_pipeline.store.protocol import Posting

@@ -3,7 +3,8 @@
 import pytest
 
 from caf_pipeline.errors import IntegrityError, ObjectMissing, StoreUnreachable
-from caf_pipeline.ledger.records import Location, LocationRow
+from caf_pipeline.inventory.location_row import LocationRow
+from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome, RestoreSums
 from caf_pipeline.store.protocol import Posting
 from caf_pipeline.system.files_below import NotRestored

@@ -19,7 +19,7 @@ from caf_pipeline.errors import CafError, IntegrityError, NotLocated
 from caf_pipeline.inventory import cutting
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.ledger import postgres
+from caf_pipeline.ledger import plans as ledger_plans
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.maintenance.deletion.safe_to_delete import find_deletable
@@ -202,7 +202,7 @@ MANY_HEADERS = ObjectHeaders(content_disposition="y" * 4000, user_metadata={f"na
 
 
 def test_what_is_known_of_an_object_is_asked_once_however_many_parts_it_has(context, source, monkeypatch):
-    scans, register = [], postgres.register_parts
+    scans, register = [], ledger_plans.register_parts
 
     def counted(connection, *arguments):
         seen = "SELECT seq_scan + idx_scan FROM pg_stat_xact_user_tables WHERE relname = 'object_parts'"
@@ -210,7 +210,7 @@ def test_what_is_known_of_an_object_is_asked_once_however_many_parts_it_has(cont
         register(connection, *arguments)
         scans.append(connection.exec_driver_sql(seen).scalar_one() - before)
 
-    monkeypatch.setattr(postgres, "register_parts", counted)
+    monkeypatch.setattr(ledger_plans, "register_parts", counted)
     source.bodies["another"] = os.urandom(1_000_000)
     parts = [chunk for chunk in plan(context).chunks if chunk.part]
     assert scans[0] < len(parts)

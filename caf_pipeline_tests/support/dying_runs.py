@@ -25,7 +25,11 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 PRELOADED = [f"caf_pipeline_tests.support.{name}" for name in ("dying_runs", "crashes", "process_template")]
 _PROCESSES.set_forkserver_preload(PRELOADED)
 
-_LEDGER_MOVES = ("move", "seal", "record_posting", "record_copies", "load_locations", "reserve_staging", "release_staging")
+_LEDGER_CALLS = {
+    "moves": ("move", "seal", "record_posting", "load_locations"),
+    "replicas": ("record_verified",),
+    "staging": ("reserve", "release"),
+}
 _SYSTEM_CALLS = (
     *("replace", "rename", "unlink", "fsync", "fdatasync", "write", "pwrite", "ftruncate", "posix_fallocate", "copy_file_range"),
 )
@@ -96,8 +100,9 @@ def _run(
     packer.pace_of = lambda settings: pace
     ledger = Ledger(Database(url))
     context = a_run_context(Path(folder), source(), ledger, run=f"run-{os.getpid()}", store=store, **settings)
-    for name in _LEDGER_MOVES:
-        _count_and_die(ledger, name, moments, fatal)
+    for topic, names in _LEDGER_CALLS.items():
+        for name in names:
+            _count_and_die(getattr(ledger, topic), name, moments, fatal)
     for name in _SYSTEM_CALLS:
         if hasattr(os, name):
             _count_and_die(os, name, moments, fatal)

@@ -1,0 +1,22 @@
+"""Where the bytes of an object are in a chunk."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class LocationRow:
+    """One object's place, as a look-up gives it. `[start_byte, end_byte)` in CAF coordinates.
+
+    Of an object in parts, these are its own bytes, from 0, and the SHA-256 is empty: each part has its own (`Location.parts`).
+    """
+
+    key: str
+    object_version: str
+    version_id: str | None
+    start_byte: int
+    end_byte: int
+    etag: str
+    last_modified: datetime
+    sha256: bytes
+    header_set: bytes | None = None
