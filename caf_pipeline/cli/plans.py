@@ -386,7 +386,7 @@ def _show_chunk(ledger: Ledger, name: str, *, json: bool) -> None:
             else "",
             "keys": f"{printable(first)} … {printable(last)}" if first is not None and last is not None else "",
             "part": f"{chunk.part:,} of {chunk.part_count:,} of this object" if chunk.part else "",
-            "packed": f"{packed}{left}" if chunk.merkle_root or chunk.skipped_count else "",
+            "packed": f"{packed}{left}" if chunk.was_sealed else "",
             "root": chunk.merkle_root.hex() if chunk.merkle_root else "",
             "located": show_time(chunk.located_at) if chunk.located_at else "",
         }

@@ -194,7 +194,7 @@ def _print_status(
 
 def _objects(chunk: Chunk) -> int:
     """Return how many objects a chunk has, and before it is packed how many were planned for it."""
-    return chunk.member_count if chunk.merkle_root else chunk.object_count
+    return chunk.member_count if chunk.was_sealed else chunk.object_count
 
 
 def _urgency(state: ChunkState) -> int:

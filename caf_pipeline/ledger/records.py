@@ -184,6 +184,11 @@ class Chunk:
     unanswered_at: datetime | None = None
     copy_state: CopyState | None = None
 
+    @property
+    def was_sealed(self) -> bool:
+        """Whether its counts are those of a seal or of a rebuild. An empty or withdrawn chunk keeps them without a copy."""
+        return self.merkle_root is not None or self.tail_sha256 is not None
+
 
 def posting_of(chunk: Chunk) -> Posting:
     """Return where the store keeps a posted chunk."""

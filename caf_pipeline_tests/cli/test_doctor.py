@@ -133,9 +133,11 @@ def test_what_waits_for_the_next_run_is_no_failure(caf, database_url):
         with connection.transaction():
             set_state(connection, "uploading", "number = 1")
         connection.execute(
-            "INSERT INTO claims SELECT l.source_id, file_path, version_id, etag, size_bytes, rewritten_at, caf_file_id"
-            " FROM file_locations AS l"
-            " JOIN caf_files USING (caf_file_id) WHERE number = 1"
+            "WITH pending AS (DELETE FROM file_locations USING caf_files"
+            " WHERE file_locations.caf_file_id = caf_files.caf_file_id AND number = 1 RETURNING file_locations.*),"
+            " claimed AS (INSERT INTO claims SELECT source_id, file_path, version_id, etag, size_bytes, rewritten_at, caf_file_id"
+            " FROM pending)"
+            " INSERT INTO pending_locations SELECT * FROM pending"
         )
     done = caf("doctor")
     assert done.status == 0, done.err

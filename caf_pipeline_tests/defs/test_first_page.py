@@ -104,7 +104,7 @@ def test_the_assets_show_rows_columns_address_and_sizes_as_dagster_names_them(pi
 
     columns = always["file_locations"]["dagster/column_schema"]["schema"]["columns"]
     nullable = [column["name"] for column in columns if column["constraints"]["nullable"]]
-    assert nullable == ["crc64nvme", "s3_checksum"]
+    assert nullable == ["crc64nvme", "s3_checksum", "header_set"]
     with connected(database) as connection:
         named = (
             "SELECT column_name, data_type FROM information_schema.columns"

@@ -135,10 +135,18 @@ def test_a_chunk_that_is_packed_again_has_no_copy_until_it_is_sealed(ledger, dat
     (chunk,) = register(ledger, ["a"])
     bring_to(ledger, chunk, S.SEALED)
     end(ledger, chunk, S.PACKING)
-    assert (ledger.chunks.get(chunk).merkle_root, copies(database)) == (None, [])
+    assert (ledger.chunks.get(chunk).was_sealed, copies(database)) == (False, [])
     with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
         seal(ledger, lease, chunk, facts=replace(seal_facts(1), merkle_root=b"\7" * 32))
     assert ledger.chunks.get(chunk).merkle_root == b"\7" * 32
+
+
+def test_a_withdrawn_chunk_keeps_the_counts_of_its_seal(ledger, database):
+    (chunk,) = register(ledger, ["a"])
+    bring_to(ledger, chunk, S.SEALED)
+    end(ledger, chunk, S.WITHDRAWN)
+    assert copies(database) == []
+    assert (ledger.chunks.get(chunk).was_sealed, ledger.chunks.get(chunk).member_count) == (True, 1)
 
 
 @pytest.mark.parametrize(
