@@ -289,7 +289,7 @@ def test_an_error_that_is_only_of_an_interrupt_is_told_as_one(caf, monkeypatch):
         finally:
             raise LedgerError("the statement under way was broken off")
 
-    monkeypatch.setattr("caf_pipeline.cli.opening.open_ledger", interrupted)
+    monkeypatch.setattr("caf_pipeline.cli.opened_ledger.open_ledger", interrupted)
     caf.settings("")
     done = caf("status")
     assert (done.status, done.err) == (130, "caf: interrupted; the same command does it from the beginning\n")
