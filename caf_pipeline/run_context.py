@@ -136,7 +136,7 @@ class RunContext:
         return archive_id_of(self.source, self.address)
 
     def lease(self, name: str) -> AbstractContextManager[Lease]:
-        """Hold a lease while the context lasts: see `Ledger.lease`."""
+        """Hold a lease while the context lasts: see `Leases.hold`."""
         return self.ledger.leases.hold(name, self.holder, waits=self.waits)
 
     def wait_while_paused(self, check: Callable[[], None]) -> None:

@@ -122,7 +122,7 @@ class SourcesSeen:
     Attributes:
         paused: an operator has everything paused.
         progress: of all sources.
-        copies: of the observed sources; see `Ledger.copy_counts`.
+        copies: of the observed sources; see `Progress.copy_counts`.
         conditions: what is wrong with each source.
     """
 

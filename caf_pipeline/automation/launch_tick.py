@@ -211,7 +211,7 @@ class LaunchTick:
         return self._with_room_in_staging(ledger, launch)[:MOST_LAUNCHED]
 
     def _with_room_in_staging(self, ledger: Ledger, launch: Sequence[LaunchableChunk]) -> Sequence[LaunchableChunk]:
-        """Return those that have their room in staging, or find it beside what is reserved; see `Ledger.reserve_staging`."""
+        """Return those that have their room in staging, or find it beside what is reserved; see `Staging.reserve`."""
         limit = self.settings.packing.staging_limit
         if not limit:
             return launch

@@ -191,7 +191,7 @@ class Chunks(LedgerPart):
     def to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
         """Return located chunks, those first that were looked at longest ago (or located, where never looked at).
 
-        Chunks with a copy that did not answer are left out: `unanswered_chunks` returns them.
+        Chunks with a copy that did not answer are left out: `unanswered` returns them.
 
         Before them come up to `waiting` of those that wait for a look in their next proof window, which has begun.
         """

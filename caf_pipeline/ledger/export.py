@@ -67,7 +67,7 @@ class Exports(LedgerPart):
         return self._export("standing", source, path, _STANDING)
 
     def changes(self, source: str, folder: Path, kept: Path) -> None:
-        """Make a folder of files that together are what `export_standing` writes.
+        """Make a folder of files that together are what `standing` writes.
 
         Args:
             source: which.
@@ -93,7 +93,7 @@ class Exports(LedgerPart):
     def compare_kept(self, source: str, folder: Path, kept: Path) -> int:
         """Compare all that is kept of chunks in good standing with the database, row by row; return how many rows differ.
 
-        `folder` takes a temporary file. Raises as `export_changes`.
+        `folder` takes a temporary file. Raises as `changes`.
         """
         exported = folder / "exported"
         with open_kept(kept) as locations:

@@ -105,7 +105,7 @@ class ChunkImport(LedgerPart):
         self._store = store
 
     def begin(self, source: str) -> None:
-        """Write that the source is being restored, until `end_rebuild`."""
+        """Write that the source is being restored, until `end`."""
         with self._of_source(source) as (connection, source_id):
             connection.execute(insert(REBUILDS).values(source_id=source_id).on_conflict_do_nothing())
 

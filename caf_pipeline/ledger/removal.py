@@ -101,7 +101,7 @@ class SourceRemoval(LedgerPart):
     """Removes a source."""
 
     def removable(self, source: str) -> RemovableSource:
-        """Return what `remove_source` would remove.
+        """Return what `remove` would remove.
 
         Raises:
             NotLocated: there is no such source.
