@@ -178,26 +178,26 @@ def load(url: str, manifest: str, chunk: str) -> dict[str, Any]:
 def look_up(url: str, keys: str, at_once: str) -> dict[str, Any]:
     """Look up keys, so many at once, as one process that stays connected does."""
     from caf_pipeline.ledger.database import Database
-    from caf_pipeline.ledger.ledger import Ledger
+    from caf_pipeline.ledger.lookup import Lookup
 
-    ledger, wanted, count = Ledger(Database(url)), Path(keys).read_text().split(), 0
+    lookup, wanted, count = Lookup(Database(url)), Path(keys).read_text().split(), 0
     for first in range(0, len(wanted), int(at_once)):
         some = wanted[first : first + int(at_once)]
-        count += len(ledger.lookup.locate_many("src", some))
-    ledger.close()
+        count += len(lookup.locate_many("src", some))
+    lookup.close()
     return {"looked_up": len(wanted), "located": count}
 
 
 def list_pages(url: str, prefix: str, level: str, pages: str) -> dict[str, Any]:
     """List what is below a prefix, so many pages of it, as `caf ls` does."""
     from caf_pipeline.ledger.database import Database
-    from caf_pipeline.ledger.ledger import Ledger
+    from caf_pipeline.ledger.lookup import Lookup
     from caf_pipeline.retrieval.listing import list_level, list_objects
 
-    ledger = Ledger(Database(url))
-    told = _of_pages((list_level if int(level) else list_objects)(ledger, "src", prefix), int(pages))
-    ledger.close()
-    return told
+    lookup = Lookup(Database(url))
+    pages_read = _of_pages((list_level if int(level) else list_objects)(lookup, "src", prefix), int(pages))
+    lookup.close()
+    return pages_read
 
 
 def select_pages(url: str, prefix: str, level: str, pages: str) -> dict[str, Any]:
