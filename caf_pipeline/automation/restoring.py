@@ -46,7 +46,7 @@ def restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) -> 
         CafError: nothing more can be restored, or not all was.
     """
     ledger, waits = context.resources.ledger.get(), Waits(Announcer(context.log.info), context.resources.run.waiting)
-    if unknown := no_source(ledger, config.source):
+    if unknown := no_source(ledger.lookup, config.source):
         raise unknown
     if not config.destination.startswith((run_wiring.BUCKET_SCHEME, "/")) or "\0" in config.destination:
         raise UsageError(
@@ -59,7 +59,7 @@ def restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) -> 
     progress = _Progress(context, config, sums)
     try:
         with run_wiring.open_restore(
-            ledger,
+            ledger.lookup,
             store,
             config.destination,
             force=config.force,
@@ -67,9 +67,9 @@ def restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) -> 
             endpoint_url=config.endpoint_url,
             waits=waits,
         ) as target:
-            sums.not_yet_archived, sums.skipped = count_not_archived(ledger, config.source, config.prefix)
+            sums.not_yet_archived, sums.skipped = count_not_archived(ledger.lookup, config.source, config.prefix)
             wanted = is_current if config.current else every
-            listed = list_objects(ledger, config.source, config.prefix, wanted=wanted)
+            listed = list_objects(ledger.lookup, config.source, config.prefix, wanted=wanted)
             ended = take_all(restore_objects(listed, target), progress.take)
     except HeldByOther as held:
         raise StagingError(str(held), hint=held.hint) from held  # of a chunk an outcome, of a restore a failure

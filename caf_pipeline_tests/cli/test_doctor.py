@@ -175,7 +175,7 @@ def test_after_a_rebuild_of_one_of_two_sources_the_doctor_restores_the_other(caf
     assert caf("rebuild", "src").status == 0
     done = caf("doctor", "--dry-run")
     assert done.status == 1, done.err
-    assert fresh.sources() == ["src"]
+    assert fresh.lookup.sources() == ["src"]
     done = caf("doctor")
     assert done.status == 0, done.err
     assert fresh.chunks.account("other").located_objects == 10

@@ -22,7 +22,7 @@ from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
 from caf_pipeline.dagster_host.storage import URL_VARIABLE
 from caf_pipeline.defs.naming import PARTITION_TAG
 from caf_pipeline.errors import SettingsError
-from caf_pipeline.ledger.controls import Controls
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.settings import Settings
 from caf_pipeline_tests.faults.dagster_world import settings_of_world, submit_backfill
 from caf_pipeline_tests.support.dagster_daemon import ROOT, daemon, wait_for_backfill
@@ -87,7 +87,7 @@ def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_ever
 ):
     chunks = world.plan()
     assert len(chunks) > 2
-    Controls(database).set("paused", "a test")  # each run stops where it would fetch or send next
+    Ledger(database).controls.set("paused", "a test")  # each run stops where it would fetch or send next
     with (
         DagsterInstance.get() as instance,
         worker("one", tmp_path, environment) as one,
@@ -102,7 +102,7 @@ def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_ever
 
         wait_for(lambda: len(waiting()) == 2)
         one.kill()
-        Controls(database).set("paused", None)
+        Ledger(database).controls.set("paused", None)
         wait_for_backfill(instance, BACKFILL)
         runs = instance.get_runs(RunsFilter(tags={"dagster/backfill": BACKFILL}))
         (lost,) = [run for run in runs if run.status is DagsterRunStatus.FAILURE and was_lost(instance, run)]

@@ -20,7 +20,7 @@ from caf_pipeline.dagster_host.workers import WORTH_BYTES, Workers, workers_wort
 from caf_pipeline.defs.naming import PARTITION_TAG
 from caf_pipeline.errors import ChunkTooLarge, HeldByOther, LedgerUnreachable, ObjectUnavailable, TransactionRefused
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.ledger.controls import Controls
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.settings import PackingSettings
@@ -144,7 +144,7 @@ def command(caf, ledger, database):
     process = caf.start("run", "--source", "src", "--workers", "2")
     try:
         wait_for(lambda: any(chunk.state is ChunkState.LOCATED for chunk in ledger.chunks.list()), process)
-        Controls(database).set("paused", "a test")
+        Ledger(database).controls.set("paused", "a test")
         wait_for(lambda: any(one.wait.chunk for one in ledger.waits.list()), process)
         yield process
     finally:
@@ -165,7 +165,7 @@ def is_alive(process):
 
 
 def finished_by_the_next(caf, ledger, database):
-    Controls(database).set("paused", None)
+    Ledger(database).controls.set("paused", None)
     assert caf.process("run", "--source", "src").status == 0
     assert ledger.chunks.account("src").located_objects == OBJECTS
     assert {chunk.state for chunk in ledger.chunks.list()} == {ChunkState.LOCATED}
@@ -198,7 +198,7 @@ def test_a_worker_that_is_killed_fails_its_chunk_alone(caf, command, ledger, dat
     (waiting, *_) = [one.wait.chunk for one in ledger.waits.list() if one.wait.chunk]
     (lease,) = [lease for lease in ledger.leases.list() if lease.name == chunk_lease(waiting)]
     psutil.Process(lease.holder.pid).kill()
-    Controls(database).set("paused", None)
+    Ledger(database).controls.set("paused", None)
     _, err = command.communicate(timeout=PATIENCE_SECONDS)
     assert command.returncode == 12
     assert f"the process that archived chunk {waiting} was killed by SIGKILL".encode() in err

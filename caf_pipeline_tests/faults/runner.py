@@ -93,14 +93,15 @@ def _perform(order: Order, moments: Moments) -> None:
     from caf_pipeline.run_wiring import open_run_context
     from caf_pipeline.settings import Settings
     from caf_pipeline.steps import inventories, planning
+    from caf_pipeline.waits import Waits
     from caf_pipeline_tests.support.run_contexts import CHUNK_STEPS
     from caf_pipeline_tests.support.s3_server import client_for
 
     # Checkpoints of the packing journal as often as objects this small need, so that kills fall before, in and behind them.
     packer.pace_of = lambda settings: CheckpointPace(due_bytes=60_000, due_outcomes=4, ahead_bytes=120_000)
     settings = Settings.model_validate(order.settings)
-    database = database_of(settings)
-    ledger = Ledger(database, lease_seconds=order.lease_seconds)
+    ledger = Ledger(database_of(settings), lease_seconds=order.lease_seconds)
+    ledger.bring_up(Waits())
     endpoint = settings.source(order.source).endpoint_url
     context = open_run_context(
         settings,
@@ -111,7 +112,7 @@ def _perform(order: Order, moments: Moments) -> None:
         progress=lambda objects, size_bytes: moments.passing(),
         upload_progress=lambda size_bytes: moments.passing(),
     )
-    with contextlib.closing(database), contextlib.ExitStack() as stack:
+    with contextlib.closing(ledger), contextlib.ExitStack() as stack:
         stack.callback(context.close)
         names = [order.chunk]
         if not order.chunk:

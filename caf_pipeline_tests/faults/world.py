@@ -32,6 +32,7 @@ from caf_pipeline.settings import Settings
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.audit import account_for_chunk
 from caf_pipeline.store.jackal.wallet import Wallet
+from caf_pipeline.waits import Waits
 from caf_pipeline_tests.faults.moments import Fatal
 from caf_pipeline_tests.faults.runner import WITH_TRACEBACK, Order, Run, Template
 from caf_pipeline_tests.faults.runner import start as start_run
@@ -192,9 +193,9 @@ class World:
     def run_context(self, run: str = "this test") -> Iterator[RunContext]:
         """Open the product's parts in this process."""
         settings = Settings.model_validate(self.values)
-        database = database_of(settings)
+        ledger = Ledger(database_of(settings), lease_seconds=self._lease_seconds)
         try:
-            ledger = Ledger(database, lease_seconds=self._lease_seconds)
+            ledger.bring_up(Waits())
             client = client_for(settings.source(SOURCE).endpoint_url)
             context = open_run_context(settings, SOURCE, run=run, ledger=ledger, client=client)
             try:
