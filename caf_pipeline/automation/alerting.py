@@ -150,7 +150,7 @@ class AlertTick:
         """
 
         def read() -> tuple[bool, Sequence[SourceProgress], Mapping[tuple[str, str], int]]:
-            ledger = self._context.resources.ledger.get()
+            ledger: Ledger = self._context.resources.ledger.get()
             return (
                 is_paused(ledger),
                 ledger.progress.of(list(sources)),

@@ -10,6 +10,7 @@ from pydantic import Field
 from caf_pipeline import run_wiring
 from caf_pipeline.defs.naming import ASSETS, asset_key
 from caf_pipeline.errors import HeldByOther, NotLocated, StagingError, UsageError, with_hint
+from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.retrieval.listing import count_not_archived, every, is_current, list_objects
 from caf_pipeline.retrieval.reader import no_source
@@ -45,7 +46,8 @@ def restore(context: OpExecutionContext, config: Restore, sums: RestoreSums) -> 
     Raises:
         CafError: nothing more can be restored, or not all was.
     """
-    ledger, waits = context.resources.ledger.get(), Waits(Announcer(context.log.info), context.resources.run.waiting)
+    ledger: Ledger = context.resources.ledger.get()
+    waits = Waits(Announcer(context.log.info), context.resources.run.waiting)
     if unknown := no_source(ledger.lookup, config.source):
         raise unknown
     if not config.destination.startswith((run_wiring.BUCKET_SCHEME, "/")) or "\0" in config.destination:
