@@ -54,9 +54,11 @@ class LedgerEngine:
             max_overflow=MOST_CONNECTIONS - KEPT_IDLE,
             pool_timeout=POOL_SECONDS,
             pool_use_lifo=True,
+            pool_reset_on_return=None,  # `_reset` does it: SQLAlchemy logs a traceback of a connection that cannot be rolled back
             use_native_hstore=False,  # else each first connection asks for the type
         )
         event.listen(self._engine, "begin", _begin)
+        event.listen(self._engine, "reset", _reset)
         _engines.add(self)
 
     @contextlib.contextmanager
@@ -105,6 +107,13 @@ class LedgerEngine:
 
 def _begin(connection: Connection) -> None:
     driver_connection(connection).execute(BEGIN)
+
+
+def _reset(connection: psycopg.Connection, record: object, state: object) -> None:
+    try:
+        connection.rollback()
+    except psycopg.Error:  # an interrupt left a statement under way, or the connection broke: the pool opens another one
+        connection.close()
 
 
 def _forget_connections() -> None:

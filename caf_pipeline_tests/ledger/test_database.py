@@ -101,6 +101,14 @@ def test_an_interrupt_in_the_middle_of_a_statement_stays_one(engine, caplog, cap
     assert count_sources(engine) == 0
 
 
+def test_a_statement_under_way_ends_with_its_connection_and_nothing_is_logged(engine, caplog, capfd):
+    with engine._engine.connect() as connection:
+        driver_connection(connection).pgconn.send_query(b"SELECT pg_sleep(0.1)")
+    assert not caplog.records
+    assert capfd.readouterr().err == ""
+    assert count_sources(engine) == 0
+
+
 def test_an_interrupt_of_a_question_stays_one(connections, ask):
     def interrupted():
         with connections.connection() as connection:

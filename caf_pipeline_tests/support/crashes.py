@@ -21,6 +21,7 @@ from typing import Any
 import psycopg
 
 from caf_pipeline.errors import HeldByOther, LeaseLost
+from caf_pipeline.ledger.chunk_moves import ChunkMoves
 from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.leases import Leases
 from caf_pipeline.ledger.ledger import Ledger
@@ -112,7 +113,7 @@ def _kill_at(owner: object, name: str, *, before: bool) -> None:
 
 def _run(folder: str, url: str, chunk: str, at: tuple[str, bool], settings: dict[str, Any]) -> None:
     name, before = at
-    owner = TransactionLog if hasattr(TransactionLog, name) else Ledger
+    owner = TransactionLog if hasattr(TransactionLog, name) else ChunkMoves
     _kill_at(owner, name, before=before)
     ledger = Ledger(Database(url))
     store = open_jackal_store if "jackal" in settings else None
