@@ -89,8 +89,8 @@ def check(  # noqa: PLR0917 - the command line's options
         if not sums.listed:
             raise nothing_listed(lookup, source, prefix, current)
         _print_sums(source, sums, json)
+    damaged = bool(sums.wrong or sums.suspects) and _recorded(settings, source, sums)
     if sums.wrong:
-        damaged = _recorded(settings, source, sums)
         if ended:
             note(str(ended))
         raise IntegrityError(
@@ -109,7 +109,7 @@ def check(  # noqa: PLR0917 - the command line's options
 
 def _recorded(settings: Settings, source: str, sums: _Sums) -> bool:
     """Look at the chunks of wrong objects as the proof watch does; return whether the source has a damaged chunk."""
-    # Loaded only if an object is wrong.
+    # Loaded only if a copy of an object is wrong.
     from caf_pipeline.cli.opened_ledger import opened_ledger  # noqa: PLC0415
     from caf_pipeline.cli.run_opening import opened_run_context  # noqa: PLC0415
     from caf_pipeline.maintenance.scrub import prove_chunk  # noqa: PLC0415

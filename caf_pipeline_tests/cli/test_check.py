@@ -7,8 +7,9 @@ import queue
 import pytest
 
 from caf_pipeline.cli import terminal
-from caf_pipeline.errors import StoreUnreachable
+from caf_pipeline.errors import IntegrityError, StoreUnreachable
 from caf_pipeline.retrieval import check, restore
+from caf_pipeline.retrieval.check import CheckedObject
 from caf_pipeline.store.directory import MARKER, DirectoryReader
 from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
@@ -125,6 +126,18 @@ def test_wrong_bytes_of_an_object_mark_its_chunk_as_damaged(caf):
     spoil(caf, "b/2")
     assert caf("check", "src", "--full").status == 9
     one_sentence(caf("prove", "src"), 1, "1 damaged")
+
+
+def test_a_wrong_copy_marks_the_chunk_though_another_copy_is_right(caf, monkeypatch):
+    def one_copy_is_wrong(locations, store):
+        for location in locations:
+            failed = {"provider": IntegrityError("other bytes")} if location.row.key == "b/2" else {}
+            yield CheckedObject(location, failed=failed)
+
+    spoil(caf, "b/2")
+    monkeypatch.setattr("caf_pipeline.cli.check.check_objects", one_copy_is_wrong)
+    assert caf("check", "src", "--full").status == 0
+    assert "damaged" in [json.loads(line).get("state") for line in caf("status", "src", "--json").out.splitlines()]
 
 
 def test_without_a_terminal_a_line_says_how_far_it_is(monkeypatch):
