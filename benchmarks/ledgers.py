@@ -113,7 +113,7 @@ def claim(bench: Bench) -> Iterator[tuple[Command, Command]]:
 
 @dataclass(frozen=True)
 class Packed:
-    """A chunk whose objects are claimed and which is to be sealed and located.
+    """A packed chunk: its objects are claimed, and it is not sealed yet.
 
     Attributes:
         url: of the database, which `renew` makes, again and again.

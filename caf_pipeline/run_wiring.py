@@ -40,7 +40,7 @@ def open_ledger(settings: Settings, waits: Waits | None = None) -> Ledger:
     `waits` says it while the database does not answer, and while its tables are made.
 
     Raises:
-        LedgerUnreachable, LedgerError: it cannot be used; the message says where it is, without the password.
+        LedgerUnreachable, LedgerError: it cannot be used. The message names the database without its password.
     """
     waits = waits or Waits()
     with contextlib.ExitStack() as opened:

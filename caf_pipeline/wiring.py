@@ -22,7 +22,7 @@ def open_lookup(settings: Settings, waits: Waits | None = None) -> Lookup:
     `waits` says it while the database does not answer, and while its tables are made.
 
     Raises:
-        LedgerUnreachable, LedgerError: it cannot be used; the message says where it is, without the password.
+        LedgerUnreachable, LedgerError: it cannot be used. The message names the database without its password.
     """
     waits = waits or Waits()
     with waiting_for_database(settings, waits):

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 HEADERS: Final = ("content_type", "content_encoding", "content_language", "content_disposition", "cache_control", "expires")
-"""What is kept of an object's headers beside its user metadata, as manifests and `header_sets` name it."""
+"""The headers that the archive keeps beside user metadata: columns of manifests and of `header_sets`."""
 
 ID_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectHeaders:
-    """What S3 keeps beside an object's bytes and the archive keeps too. Empty strings if S3 has none."""
+    """Headers and user metadata of an object. A header that S3 does not have is an empty string."""
 
     content_type: str = ""
     content_encoding: str = ""

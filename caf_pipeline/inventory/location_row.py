@@ -1,4 +1,4 @@
-"""Where the bytes of an object are in a chunk."""
+"""The place of an object's bytes in a chunk."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -6,7 +6,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class LocationRow:
-    """One object's place, as a look-up gives it. `[start_byte, end_byte)` in CAF coordinates.
+    """The place of an object or of a part, as look-ups and manifests have it. `[start_byte, end_byte)` in CAF coordinates.
 
     Of an object in parts, these are its own bytes, from 0, and the SHA-256 is empty: each part has its own (`Location.parts`).
     """

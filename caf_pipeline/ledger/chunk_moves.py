@@ -19,6 +19,7 @@ from caf_pipeline.ledger.copy import (
     locate_pending,
     record_skips,
     release_claims,
+    same_object,
     withdraw_claims,
 )
 from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
@@ -62,11 +63,7 @@ _COUNT_CLAIMS: Final = select(func.count()).select_from(CLAIMS).where(CLAIMS.c.c
 _STORE: Final = select(CHUNKS.c.store).where(CHUNKS.c.name == bindparam("chunk"))
 # A skip of an object that is located now says nothing any more.
 _END_OLD_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
-    CLAIMS.c.caf_file_id == bindparam("id"),
-    *(
-        SKIPPED_OBJECTS.c[name] == CLAIMS.c[name]
-        for name in ("source_id", "file_path", "version_id", "etag", "size_bytes", "rewritten_at")
-    ),
+    CLAIMS.c.caf_file_id == bindparam("id"), same_object(SKIPPED_OBJECTS, CLAIMS)
 )
 
 

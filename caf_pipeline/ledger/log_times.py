@@ -1,4 +1,4 @@
-"""The times of archived logs, by which a search picks the objects to be fetched: written by a chunk's seal, read by page.
+"""The times of archived logs. A chunk's seal writes them; a search fetches only objects whose times match.
 
 What a chunk has of them its manifest tells.
 """

@@ -123,5 +123,4 @@ def _insert_chunks(
         for one in chunks
     )
     copy_rows(connection, "caf_files", _PLANNED_CHUNK, rows)
-    found = connection.execute(_CHUNK_IDS, {"plan_id": plan_id})
-    return {number: caf_file_id for number, caf_file_id in found}
+    return {number: caf_file_id for number, caf_file_id in connection.execute(_CHUNK_IDS, {"plan_id": plan_id})}

@@ -186,7 +186,7 @@ class Chunk:
 
     @property
     def was_sealed(self) -> bool:
-        """Whether its counts are those of a seal or of a rebuild. An empty or withdrawn chunk keeps them without a copy."""
+        """True if a seal or a rebuild wrote its counts. An empty or withdrawn chunk keeps them without a copy."""
         return self.merkle_root is not None or self.tail_sha256 is not None
 
 

@@ -1,4 +1,4 @@
-"""Skips: objects that were not archived, and why, or from when on they are to be planned."""
+"""Skips: objects that are not archived, with the reason and the time from which a plan may have them again."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime

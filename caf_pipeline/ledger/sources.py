@@ -17,8 +17,8 @@ from caf_pipeline.store.protocol import Lease
 _OF_NAME: Final = SOURCES.c.name == bindparam("source")
 _HAS_CHUNKS: Final = exists().where(CAF_FILES.c.source_id == SOURCES.c.source_id)
 _NEW: Final = insert(SOURCES).on_conflict_do_nothing(index_elements=[SOURCES.c.name])
-_RECORDED: Final = select(SOURCES.c.address, _HAS_CHUNKS.label("has_chunks")).where(_OF_NAME)
-_FIXED_ADDRESS: Final = select(SOURCES.c.address).where(_OF_NAME, _HAS_CHUNKS)
+_ADDRESS: Final = select(SOURCES.c.address).where(_OF_NAME)
+_FIXED_ADDRESS: Final = _ADDRESS.where(_HAS_CHUNKS)
 _ADDRESSES: Final = select(SOURCES.c.archive_id, SOURCES.c.address)
 
 
@@ -38,11 +38,11 @@ class Sources(LedgerPart):
         facts = {"name": name, "archive_id": archive_id, "address": address}
         with self._engine.begin() as connection:
             connection.execute(_NEW, facts)
-            recorded = connection.execute(_RECORDED, {"source": name}).one().address
+            recorded = connection.execute(_ADDRESS, {"source": name}).scalar_one()
             if recorded == address:
                 return
             source_id = source_id_of(connection, name, lock=Lock.UPDATE)
-            if connection.execute(_RECORDED, {"source": name}).one().has_chunks:
+            if connection.execute(_FIXED_ADDRESS, {"source": name}).one_or_none() is not None:
                 raise LedgerError(
                     f"source '{name}' is {recorded} in the ledger, and {address} in the settings",
                     hint=(

@@ -142,7 +142,7 @@ UNSETTLED: Final = select(
 ).where(TRANSACTIONS.c.outcome.is_(None))
 _PENDING: Final = UNSETTLED.where(TRANSACTIONS.c.account == bindparam("account")).order_by(TRANSACTIONS.c.sequence)
 _OPEN: Final = next(index for index in TRANSACTIONS.indexes if index.name == "transactions_open")
-# With RETURNING, since SQLAlchemy does not count the rows of an INSERT.
+# SQLAlchemy does not count the rows of an INSERT: RETURNING shows whether there is one.
 _COMMIT: Final = insert(TRANSACTIONS).on_conflict_do_nothing(constraint=_OPEN).returning(TRANSACTIONS.c.hash)
 _COMMIT_POST: Final = insert(TRANSACTION_POSTS)
 _TRANSACTION: Final = (
