@@ -1,1 +1,3 @@
-"""Measurements, as ratios against a peer in the same run. Speed belongs here and never into a test."""
+"""Measurements, as ratios against a peer in the same run. Speed belongs here and never into a
+test.
+"""

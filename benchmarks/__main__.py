@@ -1,4 +1,6 @@
-"""Measures cases and writes docs/benchmarks.md: `make bench`, `make bench CASE=name`, `make bench-quick`."""
+"""Measures cases and writes docs/benchmarks.md: `make bench`, `make bench CASE=name`, `make
+bench-quick`.
+"""
 
 import argparse
 import contextlib
@@ -36,15 +38,23 @@ def measure(case: Case, bench: Bench, pairs: int) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the cases that are named, or all; a line of JSON for each on standard output."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; none: all")
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; none: all"
+    )
     parser.add_argument("--scale", choices=SCALES, default="full")
     parser.add_argument("--pairs", type=int, default=PAIRS)
-    parser.add_argument("--keep", action="store_true", help="add what was measured to docs/benchmarks.jsonl, and write the page")
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="add what was measured to docs/benchmarks.jsonl, and write the page",
+    )
     asked = parser.parse_args(arguments)
     if unknown := set(asked.cases) - set(CASES):
         parser.error(f"there is no case {sorted(unknown)[0]!r}; there are {', '.join(CASES)}")
     if missing := [program for program in PEERS if not shutil.which(program)]:
-        parser.error(f"{', '.join(missing)} must be installed: what is measured is compared with them")
+        parser.error(
+            f"{', '.join(missing)} must be installed: what is measured is compared with them"
+        )
     KEPT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=KEPT) as folder, contextlib.ExitStack() as stack:
         bench = Bench(Path(folder).resolve(), asked.scale, stack)

@@ -13,7 +13,10 @@ from benchmarks.server import S3Server, running
 CAF = str(Path(sys.executable).with_name("caf"))
 
 SCALES = ("full", "quick", "tiny")
-"""Full: as the goals are stated. Quick: a tenth of it and less, for `make bench-quick`. Tiny: to see that it runs."""
+"""Full: as the goals are stated.
+
+Quick: a tenth of it and less, for `make bench-quick`. Tiny: to see that it runs.
+"""
 
 
 @dataclass
@@ -37,7 +40,9 @@ class Bench:
 
     def pick(self, full: int, quick: int, tiny: int) -> int:
         """Return the number for this scale and share."""
-        return max(1, round(self.share * dict(zip(SCALES, (full, quick, tiny), strict=True))[self.scale]))
+        return max(
+            1, round(self.share * dict(zip(SCALES, (full, quick, tiny), strict=True))[self.scale])
+        )
 
     def s3(self) -> S3Server:
         """Return the S3 server."""

@@ -26,13 +26,25 @@ Sides = Iterator[tuple[Command, Command]]
 CAT_AND_SYNC = """cd "$1"; find . -type f -print0 | sort -z | xargs -0 cat > "$2"; sync "$2" """
 
 
-# --- local files ---------------------------------------------------------------------------------------------------
+# --- local files
+# ------------------------------------------------------------------------------------------
 
 
 def _writer(name: str, sizes: list[int], bench: Bench) -> Sides:
     folder = inputs.files(name, sizes).resolve()
     one, sums, other = (bench.folder / end for end in ("ours.caf", "ours.sums", "theirs"))
-    create = [CAF, "create", "--sums", str(sums), "--proof-type", "3", "-C", str(folder), str(one), "."]
+    create = [
+        CAF,
+        "create",
+        "--sums",
+        str(sums),
+        "--proof-type",
+        "3",
+        "-C",
+        str(folder),
+        str(one),
+        ".",
+    ]
     yield (
         Command(create, removed=[one, sums, other]),
         shell(CAT_AND_SYNC, folder, other, removed=[one, sums, other]),
@@ -57,8 +69,14 @@ def reader_open(bench: Bench) -> Sides:
     caf, archive = (bench.folder / f"members.{end}" for end in ("caf", "zip"))
     _many_members(caf, archive, count)
     key = f"{count // 2:09}"
-    look = "import sys, zipfile; sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read(sys.argv[2]))"
-    yield Command([CAF, "cat", str(caf), key]), Command([sys.executable, "-c", look, str(archive), key])
+    look = (
+        "import sys, zipfile; "
+        "sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read(sys.argv[2]))"
+    )
+    yield (
+        Command([CAF, "cat", str(caf), key]),
+        Command([sys.executable, "-c", look, str(archive), key]),
+    )
 
 
 def _many_members(caf: Path, archive: Path, count: int) -> None:
@@ -77,7 +95,9 @@ def reader_extract(bench: Bench) -> Sides:
     """A CAF and a tar of the same files."""
     count = bench.pick(20_000, 2_000, 20)
     folder = inputs.files(f"files-{count}-16k", inputs.fixed(count, 16 * KIB)).resolve()
-    caf, tar, one, other = (bench.folder / name for name in ("all.caf", "all.tar", "ours", "theirs"))
+    caf, tar, one, other = (
+        bench.folder / name for name in ("all.caf", "all.tar", "ours", "theirs")
+    )
     run(Command([CAF, "create", "-C", str(folder), str(caf), "."], removed=[caf]))
     run(shell('tar -cf "$2" -C "$1" .', folder, tar, removed=[tar]))
     yield (
@@ -101,10 +121,14 @@ def convert(bench: Bench) -> Sides:
 def _merkle(proof_type: int, bench: Bench) -> Sides:
     size_bytes = bench.pick(4 * GIB, GIB, MIB)
     path = inputs.one_file(f"file-{size_bytes}", size_bytes)
-    yield Command([CAF, "merkle", "--proof-type", str(proof_type), str(path)]), Command(["openssl", "dgst", "-sha256", str(path)])
+    yield (
+        Command([CAF, "merkle", "--proof-type", str(proof_type), str(path)]),
+        Command(["openssl", "dgst", "-sha256", str(path)]),
+    )
 
 
-# --- from S3 -------------------------------------------------------------------------------------------------------
+# --- from S3
+# ------------------------------------------------------------------------------------------
 
 
 def _pack(bench: Bench, prefix: str, sizes: list[int], script: str) -> Sides:
@@ -113,12 +137,18 @@ def _pack(bench: Bench, prefix: str, sizes: list[int], script: str) -> Sides:
     one, other = bench.folder / "packed", bench.folder / "copied"
     yield (
         ours("pack", server.endpoint, f"{prefix}/", one, removed=[one, other]),
-        shell(script, f"bench:bench/{prefix}", other, environment=server.rclone(), removed=[one, other]),
+        shell(
+            script,
+            f"bench:bench/{prefix}",
+            other,
+            environment=server.rclone(),
+            removed=[one, other],
+        ),
     )
 
 
 COPY_HASH_CAT = f"""{COPY}; cd "$2"; find . -type f | sort > ../names
-xargs sha256sum < ../names > ../sums; xargs cat < ../names > ../whole; rm ../names ../sums ../whole"""
+xargs sha256sum < ../names > ../sums; xargs cat < ../names > ../whole; rm ../names ../sums ../whole"""  # noqa: E501
 
 
 def packing_small(bench: Bench) -> Sides:
@@ -144,7 +174,9 @@ def _journal(bench: Bench, prefix: str, sizes: list[int]) -> Sides:
     server.fill(prefix, sizes)
     one, other = bench.folder / "kept", bench.folder / "none"
     yield tuple(
-        ours("pack", server.endpoint, f"{prefix}/", folder, "left", checkpoints, removed=[one, other])
+        ours(
+            "pack", server.endpoint, f"{prefix}/", folder, "left", checkpoints, removed=[one, other]
+        )
         for folder, checkpoints in ((one, "kept"), (other, "none"))
     )
 
@@ -161,14 +193,15 @@ def journal_large(bench: Bench) -> Sides:
     return _journal(bench, f"large-{size_bytes}", inputs.fixed(8, size_bytes))
 
 
-# --- planning ------------------------------------------------------------------------------------------------------
+# --- planning
+# ------------------------------------------------------------------------------------------
 
 SCAN_BOTH = """import sys, duckdb
 for path in sys.argv[1:]:
-    print(duckdb.sql(f"SELECT bit_xor(hash(key, object_version, last_modified)) FROM read_parquet('{path}')").fetchall())"""
+    print(duckdb.sql(f"SELECT bit_xor(hash(key, object_version, last_modified)) FROM read_parquet('{path}')").fetchall())"""  # noqa: E501
 
 SCAN_SORT_WRITE = """import sys, duckdb
-duckdb.sql(f"COPY (FROM read_parquet('{sys.argv[1]}') ORDER BY key) TO '{sys.argv[2]}' (FORMAT parquet)")"""
+duckdb.sql(f"COPY (FROM read_parquet('{sys.argv[1]}') ORDER BY key) TO '{sys.argv[2]}' (FORMAT parquet)")"""  # noqa: E501
 
 
 def planning(bench: Bench) -> Sides:
@@ -180,7 +213,10 @@ def planning(bench: Bench) -> Sides:
     one, other = bench.folder / "planned", bench.folder / "sorted.parquet"
     yield (
         ours("plan", inventory, one, removed=[one, other]),
-        Command([sys.executable, "-c", SCAN_SORT_WRITE, str(inventory), str(other)], removed=[one, other]),
+        Command(
+            [sys.executable, "-c", SCAN_SORT_WRITE, str(inventory), str(other)],
+            removed=[one, other],
+        ),
     )
 
 
@@ -223,15 +259,38 @@ CASES = {
             reader_open,
             peak_goal=0.6,
         ),
-        Case("reader-extract", "20,000 files of 16 KiB extracted from a CAF", "tar -x of the same", 1.1, reader_extract),
         Case(
-            "convert", "a CAF of 2,048 members of 1 MiB made a tar with its cotar index", "cp of the CAF, and sync", 1.2, convert
+            "reader-extract",
+            "20,000 files of 16 KiB extracted from a CAF",
+            "tar -x of the same",
+            1.1,
+            reader_extract,
         ),
-        Case("merkle-3", "type 3 root of 4 GiB, cached", "openssl dgst -sha256", 0.5, partial(_merkle, 3)),
-        Case("merkle-0", "type 0 root of 4 GiB, cached", "openssl dgst -sha256", 1.0, partial(_merkle, 0)),
+        Case(
+            "convert",
+            "a CAF of 2,048 members of 1 MiB made a tar with its cotar index",
+            "cp of the CAF, and sync",
+            1.2,
+            convert,
+        ),
+        Case(
+            "merkle-3",
+            "type 3 root of 4 GiB, cached",
+            "openssl dgst -sha256",
+            0.5,
+            partial(_merkle, 3),
+        ),
+        Case(
+            "merkle-0",
+            "type 0 root of 4 GiB, cached",
+            "openssl dgst -sha256",
+            1.0,
+            partial(_merkle, 0),
+        ),
         Case(
             "packing-small",
-            "20,000 objects of 16 KiB from S3 into a chunk: listing, plan, journal, S3's checksums compared, SHA-256, root",
+            "20,000 objects of 16 KiB from S3 into a chunk: listing, plan, journal, S3's checksums "
+            "compared, SHA-256, root",
             "rclone copying the same objects to files",
             0.7,
             packing_small,
@@ -254,29 +313,41 @@ CASES = {
         ),
         Case(
             "whole-pipeline",
-            "100,000 objects of log-normal sizes, 10 GiB, from S3 to located by `caf run`, in ten chunks",
-            "rclone copy, cat into one, sha256sum, curl to the provider, and COPY of the rows, one after the other",
+            "100,000 objects of log-normal sizes, 10 GiB, from S3 to located by `caf run`, in ten "
+            "chunks",
+            "rclone copy, cat into one, sha256sum, curl to the provider, and COPY of the rows, one "
+            "after the other",
             0.7,
             whole_pipeline,
         ),
-        Case("upload", "a chunk of 4 GiB to the loopback provider", "curl of the same form", 1.1, upload),
+        Case(
+            "upload",
+            "a chunk of 4 GiB to the loopback provider",
+            "curl of the same form",
+            1.1,
+            upload,
+        ),
         Case(
             "read-one",
-            "an object of 64 KiB looked up, read from the loopback provider and compared, 5,000 times in one process",
-            "as many keep-alive ranged GETs of the same bytes, and 2 ms of waiting after each, which is what the rest may take",
+            "an object of 64 KiB looked up, read from the loopback provider and compared, 5,000 "
+            "times in one process",
+            "as many keep-alive ranged GETs of the same bytes, and 2 ms of waiting after each, "
+            "which is what the rest may take",
             1.0,
             read_one,
         ),
         Case(
             "restore-small",
-            "10,000 objects of 16 KiB restored to a folder from the loopback provider, each compared",
+            "10,000 objects of 16 KiB restored to a folder from the loopback provider, each "
+            "compared",
             "rclone copying the same objects from the S3 server",
             0.8,
             restore_small,
         ),
         Case(
             "read-large",
-            "an object of 4 GiB written to a file by `caf get` from the loopback provider, and compared",
+            "an object of 4 GiB written to a file by `caf get` from the loopback provider, and "
+            "compared",
             "curl of the same range",
             1.2,
             read_large,
@@ -304,15 +375,18 @@ CASES = {
         ),
         Case(
             "planning-again",
-            "an inventory of 4,000,000 objects, all located as they are listed, found to have nothing new",
-            "DuckDB reading and hashing keys, identities and times of the inventory and of what is known",
+            "an inventory of 4,000,000 objects, all located as they are listed, found to have "
+            "nothing new",
+            "DuckDB reading and hashing keys, identities and times of the inventory and of what is "
+            "known",
             1.0,
             planning_again,
         ),
         *(
             Case(
                 f"report-{name.lower()}",
-                f"an S3 Inventory report of 2,000,000 objects in {FILES} files of {name}, in no order, made a snapshot",
+                f"an S3 Inventory report of 2,000,000 objects in {FILES} files of {name}, in no "
+                "order, made a snapshot",
                 "DuckDB reading, sorting and writing the same files, which it has",
                 2.0,
                 partial(report, name),
@@ -343,7 +417,8 @@ CASES = {
         Case(
             "load-in-order",
             (
-                "5,000,000 locations of a chunk written by its seal from its manifest, then located, its claims ended and its"
+                "5,000,000 locations of a chunk written by its seal from its manifest, then "
+                "located, its claims ended and its"
                 " state moved"
             ),
             "bare COPY of the same rows into the same table with the same indexes",
@@ -360,13 +435,20 @@ CASES = {
         *(
             Case(
                 f"look-up-{at_once}-{cache}",
-                f"{keys} of 10,000,000 located keys looked up {at_once}, with what is current of each, {meaning}",
+                f"{keys} of 10,000,000 located keys looked up {at_once}, with what is current of "
+                f"each, {meaning}",
                 f"SELECT by primary key through psycopg, {at_once}",
                 1.1,
                 partial(look_up, batched=batched, cold=cold),
             )
-            for at_once, keys, batched in (("singly", "10,000", False), ("batched", "100,000", True))
-            for cache, meaning, cold in (("warm", "all in memory", False), ("cold", "caches of system and server empty", True))
+            for at_once, keys, batched in (
+                ("singly", "10,000", False),
+                ("batched", "100,000", True),
+            )
+            for cache, meaning, cold in (
+                ("warm", "all in memory", False),
+                ("cold", "caches of system and server empty", True),
+            )
         ),
         *(
             # A page is milliseconds where its keys alone are one or two.

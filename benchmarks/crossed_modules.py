@@ -1,7 +1,9 @@
-"""Count the modules of `caf_pipeline` that a command crosses: `python -m benchmarks.crossed_modules [--list]`.
+"""Count the modules of `caf_pipeline` that a command crosses: `python -m benchmarks.crossed_modules
+[--list]`.
 
-A module is crossed if one of its functions is called, in any process that the command starts. Modules that are only loaded do
-not count. The commands are `caf get` from a folder store, a tick of each sensor of one source, and `caf run`.
+A module is crossed if one of its functions is called, in any process that the command starts.
+Modules that are only loaded do not count. The commands are `caf get` from a folder store, a tick of
+each sensor of one source, and `caf run`.
 """
 
 import argparse
@@ -37,7 +39,10 @@ target_size = "1MiB"
 automatic = true
 """
 FOLDER_VARIABLE = "PYTHON_CROSSED_MODULES"
-"""Names the folder for a process's list of modules. Processes of ours get variables that begin with PYTHON."""
+"""Names the folder for a process's list of modules.
+
+Processes of ours get variables that begin with PYTHON.
+"""
 
 PROFILER = f'''
 import json, os, sys, threading, uuid
@@ -76,7 +81,9 @@ if "{FOLDER_VARIABLE}" in os.environ:
 """Runs as `sitecustomize` in each process."""
 
 
-def crossed_by(folder: Path, command: list[str], environment: Mapping[str, str], *, at: str = "start") -> list[str]:
+def crossed_by(
+    folder: Path, command: list[str], environment: Mapping[str, str], *, at: str = "start"
+) -> list[str]:
     """Return the modules that a command crosses, in order of their names.
 
     Args:
@@ -89,7 +96,10 @@ def crossed_by(folder: Path, command: list[str], environment: Mapping[str, str],
         profiled = {FOLDER_VARIABLE: written, f"{FOLDER_VARIABLE}_AT": at}
         path = os.pathsep.join([str(folder / "profiler"), os.getcwd()])
         subprocess.run(
-            command, env=os.environ | environment | profiled | {"PYTHONPATH": path}, check=True, stdout=subprocess.DEVNULL
+            command,
+            env=os.environ | environment | profiled | {"PYTHONPATH": path},
+            check=True,
+            stdout=subprocess.DEVNULL,
         )
         lists = [json.loads(file.read_text(encoding="utf-8")) for file in Path(written).iterdir()]
     return sorted({module for modules in lists for module in modules})
@@ -112,23 +122,32 @@ def measure() -> dict[str, list[str]]:
             "CAF_SOURCES__SRC__SECRET_ACCESS_KEY": SECRET,
         }
         run = crossed_by(folder, [CAF, "run", "--source", SOURCE], environment)
-        get = crossed_by(folder, [CAF, "get", SOURCE, "some/key-03", "-o", str(folder / "fetched")], environment)
+        get = crossed_by(
+            folder, [CAF, "get", SOURCE, "some/key-03", "-o", str(folder / "fetched")], environment
+        )
         bucket.put("later", b"later")  # the tick that looks for new objects finds it
         sensors = {"tick: new objects": new_objects_name(SOURCE), "tick: launching": LAUNCH_SENSOR}
         module = [sys.executable, "-m", "benchmarks.crossed_modules", "--tick"]
-        ticks = {title: crossed_by(folder, [*module, sensor], environment, at="call") for title, sensor in sensors.items()}
+        ticks = {
+            title: crossed_by(folder, [*module, sensor], environment, at="call")
+            for title, sensor in sensors.items()
+        }
     return {"caf get": get, **ticks, "caf run": run}
 
 
 def tick(sensor: str) -> None:
-    """Evaluate a sensor's tick once, and count from there on, as a code server does that has loaded the definitions."""
+    """Evaluate a sensor's tick once, and count from there on, as a code server does that has loaded
+    the definitions.
+    """
     from sitecustomize import begin  # noqa: PLC0415 - written by `measure`
 
     settings = load_settings()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with DagsterInstance.ephemeral(folder) as instance:
-            pipeline = argparse.Namespace(settings=settings, instance=instance, defs=build_defs(settings))
+            pipeline = argparse.Namespace(
+                settings=settings, instance=instance, defs=build_defs(settings)
+            )
             pipeline.defs.resolve_sensor_def(sensor)
             begin()
             evaluate_tick(pipeline, sensor)
@@ -147,7 +166,10 @@ def main() -> None:
     for title, modules in measure().items():
         print(f"{title}: {len(modules)}")
         if arguments.list:
-            print("".join(f"    {module.removeprefix('caf_pipeline.')}\n" for module in modules), end="")
+            print(
+                "".join(f"    {module.removeprefix('caf_pipeline.')}\n" for module in modules),
+                end="",
+            )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Other programs' archives: a cotar index made and asked, the metadata of a clp-s archive, a ChunkIO log written and read.
+"""Other programs' archives: a cotar index made and asked, the metadata of a clp-s archive, a
+ChunkIO log written and read.
 
-`python -m benchmarks.formats`. The library is measured, in this process and on files that the system has in memory; the median of
-some runs is told. The real clp-s, of the extra `logs`, makes the archive; without it that part is left out.
+`python -m benchmarks.formats`. The library is measured, in this process and on files that the
+system has in memory; the median of some runs is told. The real clp-s, of the extra `logs`, makes
+the archive; without it that part is left out.
 """
 
 import argparse
@@ -63,7 +65,10 @@ def _median(work: Callable[[], Any]) -> float:
 
 
 def _cotar(folder: Path, count: int) -> dict[str, Any]:
-    tar, names = folder / "many.tar", [f"folder/{number % 100:02}/file-{number:08}.bin" for number in range(count)]
+    tar, names = (
+        folder / "many.tar",
+        [f"folder/{number % 100:02}/file-{number:08}.bin" for number in range(count)],
+    )
     with tarfile.open(tar, "w", format=tarfile.USTAR_FORMAT) as archive:
         for file_name in names:
             member = tarfile.TarInfo(file_name)
@@ -87,7 +92,11 @@ def _cotar(folder: Path, count: int) -> dict[str, Any]:
     assert all(index.find(name) for name in asked)
     index_file.close()
     source.close()
-    return {"files": count, "index_seconds": round(seconds, 3), "look_ups_a_second": round(len(asked) / took)}
+    return {
+        "files": count,
+        "index_seconds": round(seconds, 3),
+        "look_ups_a_second": round(len(asked) / took),
+    }
 
 
 def _chunkio(folder: Path, count: int) -> dict[str, Any]:
@@ -121,15 +130,30 @@ def _clps(folder: Path, count: int) -> dict[str, Any]:
     program, logs, out = find_clp_s(), folder / "logs", folder / "archives"
     logs.mkdir()
     for number in range(count):
-        line = {"timestamp": 1_700_000_000_000 + number, "text": hashlib.sha256(str(number).encode()).hexdigest()}
+        line = {
+            "timestamp": 1_700_000_000_000 + number,
+            "text": hashlib.sha256(str(number).encode()).hexdigest(),
+        }
         (logs / f"{number:08}.json").write_text(json.dumps(line) + "\n", encoding="utf-8")
-    command = [str(program), "c", "--single-file-archive", "--timestamp-key", "timestamp", str(out), str(logs)]
+    command = [
+        str(program),
+        "c",
+        "--single-file-archive",
+        "--timestamp-key",
+        "timestamp",
+        str(out),
+        str(logs),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     [archive] = [one for one in out.rglob("*") if one.is_file()]
     source, size_bytes = LocalFile(archive), archive.stat().st_size
 
     def read() -> int:
-        return len(read_metadata(source.read_prefix(FIRST_READ_BYTES)[0], size_bytes, source.read, name=archive.name).inputs)
+        return len(
+            read_metadata(
+                source.read_prefix(FIRST_READ_BYTES)[0], size_bytes, source.read, name=archive.name
+            ).inputs
+        )
 
     assert read() == count
     seconds = _median(read)

@@ -1,4 +1,6 @@
-"""Inputs by a seeded generator: sizes fixed or log-normal, bytes that do not compress, made once and kept below `.caf/bench`."""
+"""Inputs by a seeded generator: sizes fixed or log-normal, bytes that do not compress, made once
+and kept below `.caf/bench`.
+"""
 
 import math
 import random
@@ -17,7 +19,9 @@ def fixed(count: int, size_bytes: int) -> list[int]:
 
 
 def log_normal(total_bytes: int, median_bytes: int, sigma: float = 1.5) -> list[int]:
-    """Return sizes that add up to `total_bytes`, as object stores hold them: many small ones, few large ones."""
+    """Return sizes that add up to `total_bytes`, as object stores hold them: many small ones, few
+    large ones.
+    """
     chance = random.Random(SEED)
     sizes, left = [], total_bytes
     while left > 0:

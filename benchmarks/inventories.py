@@ -20,27 +20,39 @@ BATCH = 100_000
 _OBJECTS = """
     SELECT encode(format('data/year=2025/part-{:012d}-{:016x}.parquet', number,
             (number::HUGEINT * 2654435761 % 18446744073709551616)::UBIGINT)) AS key,
-        NULL AS version_id, format('{:032x}', number) AS etag, number * 7919 % 10000000 AS size_bytes,
-        TIMESTAMPTZ '2026-01-01 00:00:00+00' AS last_modified, 'STANDARD' AS storage_class, '' AS checksum,
+        NULL AS version_id, format('{:032x}', number) AS etag, number * 7919 % 10000000 AS
+            size_bytes,
+        TIMESTAMPTZ '2026-01-01 00:00:00+00' AS last_modified, 'STANDARD' AS storage_class, '' AS
+            checksum,
         format('etag:{:032x}:{}', number, number * 7919 % 10000000) AS object_version,
         true AS is_latest, false AS is_delete_marker
     FROM range($first, $last) AS numbers(number)"""
 
 
 def make(path: Path, count: int) -> None:
-    """Write a snapshot of `count` objects, and beside it what the ledger would know: every second of them is located."""
+    """Write a snapshot of `count` objects, and beside it what the ledger would know: every second
+    of them is located.
+    """
     with (
         SnapshotWriter(path, source="bench", listed_at=MOMENT) as writer,
         pq.ParquetWriter(path.with_suffix(".known"), STANDING_SCHEMA) as known,
     ):
         for first in range(0, count, BATCH):
             numbers = {"first": first, "last": min(first + BATCH, count)}
-            [batch] = duckdb.sql(_OBJECTS, params=numbers).to_arrow_table().cast(SNAPSHOT_SCHEMA).combine_chunks().to_batches()
+            [batch] = (
+                duckdb.sql(_OBJECTS, params=numbers)
+                .to_arrow_table()
+                .cast(SNAPSHOT_SCHEMA)
+                .combine_chunks()
+                .to_batches()
+            )
             writer.add_batch(batch)
             every_second = batch.take(pa.array(range(0, batch.num_rows, 2)))
             standing = {"standing": "located", "reason": None, "due": False, "last_modified": None}
             columns = [
-                every_second[name] if name in ("key", "object_version") else pa.array([standing[name]] * len(every_second), type_)
+                every_second[name]
+                if name in ("key", "object_version")
+                else pa.array([standing[name]] * len(every_second), type_)
                 for name, type_ in zip(STANDING_SCHEMA.names, STANDING_SCHEMA.types, strict=True)
             ]
             known.write_table(pa.Table.from_arrays(columns, schema=STANDING_SCHEMA))
@@ -48,7 +60,8 @@ def make(path: Path, count: int) -> None:
 
 
 def make_located(path: Path, count: int) -> None:
-    """Write a snapshot of `count` objects, and beside it that all are located as they are listed, and that nothing was stated.
+    """Write a snapshot of `count` objects, and beside it that all are located as they are listed,
+    and that nothing was stated.
 
     What is located is written as the ledger keeps it.
     """
@@ -58,7 +71,9 @@ def make_located(path: Path, count: int) -> None:
     def rows(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
         for batch in file.iter_batches(BATCH):
             columns = [
-                pa.array([known[field.name]] * len(batch), field.type) if field.name in known else batch[field.name]
+                pa.array([known[field.name]] * len(batch), field.type)
+                if field.name in known
+                else batch[field.name]
                 for field in STANDING_SCHEMA
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=STANDING_SCHEMA)

@@ -1,6 +1,7 @@
 """Uploads: one chunk to one provider of the loopback network, beside curl sending the same form.
 
-Both meet the same server on the same machine. Each run posts a file of its own first, as a provider takes each file once.
+Both meet the same server on the same machine. Each run posts a file of its own first, as a provider
+takes each file once.
 """
 
 import itertools
@@ -24,7 +25,8 @@ from caf_pipeline_tests.support.memory_log import MemoryLog
 
 MIB = 1 << 20
 GIB = 1 << 30
-WORDS = "legal winner thank year wave sausage worth useful legal winner thank yellow"  # a test vector of BIP-39, not a wallet
+# a test vector of BIP-39, not a wallet
+WORDS = "legal winner thank year wave sausage worth useful legal winner thank yellow"
 PATTERN = bytes(range(256)) * 4096
 
 
@@ -33,20 +35,31 @@ def upload(bench: Bench) -> Iterator[tuple[Command, Command]]:
     size_bytes = bench.pick(4 * GIB, 256 * MIB, MIB)
     wallet, numbers, path = Wallet(WORDS), itertools.count(1), bench.folder / "upload"
     with LoopbackNetwork(
-        bench.folder / "network", providers=1, block_seconds=0.2, fund={wallet.address: 10**12}, space={wallet.address: 10**13}
+        bench.folder / "network",
+        providers=1,
+        block_seconds=0.2,
+        fund={wallet.address: 10**12},
+        space={wallet.address: 10**13},
     ) as network:
         address = network.providers[0]
 
         def posted() -> Posting:
             for stored in (bench.folder / "network").rglob("*"):
                 if stored.is_file() and stored.stat().st_size == size_bytes:
-                    stored.unlink()  # room on the disk: what was stored in the run before is not read again
+                    # room on the disk: what was stored in the run before is not read again
+                    stored.unlink()
             _write(path, size_bytes, next(numbers))
             return post(network, wallet, size_bytes, merkle_root(path, 3))
 
         def our_arguments() -> Sequence[str]:
             posting = posted()
-            place = [address, str(path), posting.merkle_root.hex(), posting.owner, str(posting.start)]
+            place = [
+                address,
+                str(path),
+                posting.merkle_root.hex(),
+                posting.owner,
+                str(posting.start),
+            ]
             return [sys.executable, "-m", "benchmarks.work", "upload", *place]
 
         def their_arguments() -> Sequence[str]:
@@ -57,7 +70,9 @@ def upload(bench: Bench) -> Iterator[tuple[Command, Command]]:
 
 
 def _write(path: Path, size_bytes: int, first: int) -> None:
-    """Write a file of this size whose blocks differ; `first` makes its root differ from those of other files."""
+    """Write a file of this size whose blocks differ; `first` makes its root differ from those of
+    other files.
+    """
     with path.open("wb") as file:
         written = 0
         while written < size_bytes:
@@ -67,9 +82,23 @@ def _write(path: Path, size_bytes: int, first: int) -> None:
 
 def curl(address: str, posting: Posting, path: Path) -> list[str]:
     """Return the command that sends a posted file to a provider."""
-    fields = {"sender": posting.owner, "merkle": posting.merkle_root.hex(), "start": str(posting.start)}
+    fields = {
+        "sender": posting.owner,
+        "merkle": posting.merkle_root.hex(),
+        "start": str(posting.start),
+    }
     form = [part for name, value in fields.items() for part in ("-F", f"{name}={value}")]
-    return ["curl", "-sS", "--fail", "-o", "/dev/null", *form, "-F", f"file=@{path}", f"{address}/v2/upload"]
+    return [
+        "curl",
+        "-sS",
+        "--fail",
+        "-o",
+        "/dev/null",
+        *form,
+        "-F",
+        f"file=@{path}",
+        f"{address}/v2/upload",
+    ]
 
 
 def post(network: LoopbackNetwork, wallet: Wallet, size_bytes: int, root: bytes) -> Posting:

@@ -1,6 +1,8 @@
-"""The ledger: a chunk sealed and located beside a bare COPY of its locations; look-ups and listings beside SELECT by primary key.
+"""The ledger: a chunk sealed and located beside a bare COPY of its locations; look-ups and listings
+beside SELECT by primary key.
 
-Each run of a load meets a copy of one database, in which the chunk is packed and its objects are claimed.
+Each run of a load meets a copy of one database, in which the chunk is packed and its objects are
+claimed.
 """
 
 import importlib.util
@@ -54,7 +56,9 @@ COLUMNS = ", ".join(("source_id", "caf_file_id", *LOCATION))
 
 
 def load(bench: Bench, *, in_order: bool) -> Iterator[tuple[Command, Command]]:
-    """5,000,000 locations of one chunk, in the order of their keys or in none: written by its seal, and then located."""
+    """5,000,000 locations of one chunk, in the order of their keys or in none: written by its seal,
+    and then located.
+    """
     count = bench.pick(5_000_000, 200_000, 1_000)
     with packed(bench, count, in_order=in_order) as chunk:
 
@@ -134,7 +138,11 @@ def packed(bench: Bench, count: int, *, in_order: bool) -> Iterator[Packed]:
     url = embedded_url(Settings(home=bench.folder))
 
     def renew() -> None:
-        _administer(url, f"DROP DATABASE IF EXISTS {RUN}", f"CREATE DATABASE {RUN} TEMPLATE {TEMPLATE} STRATEGY file_copy")
+        _administer(
+            url,
+            f"DROP DATABASE IF EXISTS {RUN}",
+            f"CREATE DATABASE {RUN} TEMPLATE {TEMPLATE} STRATEGY file_copy",
+        )
 
     try:
         write_manifest(manifest, count, in_order=in_order)
@@ -154,8 +162,10 @@ def packed(bench: Bench, count: int, *, in_order: bool) -> Iterator[Packed]:
 FOLDERS = "folders/"
 # Of a key, ten of the twelve digits of its number are the folder.
 IN_FOLDERS = (
-    f"INSERT INTO file_locations ({COLUMNS}) SELECT source_id, caf_file_id, '{FOLDERS}' || substr(file_path, 21, 10) || '/'"
-    f" || substr(file_path, 31), {', '.join(LOCATION[1:])} FROM file_locations WHERE file_path < %(end)s"
+    f"INSERT INTO file_locations ({COLUMNS}) SELECT source_id, caf_file_id, '{FOLDERS}' || "
+    "substr(file_path, 21, 10) || '/'"
+    f" || substr(file_path, 31), {', '.join(LOCATION[1:])} FROM file_locations WHERE file_path < "
+    "%(end)s"
 )
 SELECTED = "caf_file_id, start_byte, end_byte, last_modified, version_id, etag, sha256"
 SELECT_ONE = f"""import sys, psycopg
@@ -164,7 +174,7 @@ with psycopg.connect(url, autocommit=True) as connection:
     for key in open(keys):
         found = connection.execute(
             "SELECT {SELECTED} FROM file_locations WHERE source_id = 1 AND file_path = %s", [key.strip()], binary=True).fetchall()
-        assert len(found) == 1"""
+        assert len(found) == 1"""  # noqa: E501
 SELECT_MANY = f"""import sys, psycopg
 url, path = sys.argv[1:]
 keys = open(path).read().split()
@@ -173,16 +183,22 @@ with psycopg.connect(url, autocommit=True) as connection:
         some = keys[at:at + {BATCH}]
         found = connection.execute(
             "SELECT {SELECTED} FROM file_locations WHERE source_id = 1 AND file_path = ANY(%s)", [some], binary=True).fetchall()
-        assert len(found) == len(some)"""
+        assert len(found) == len(some)"""  # noqa: E501
 
 
 def look_up(bench: Bench, *, batched: bool, cold: bool) -> Iterator[tuple[Command, Command]]:
-    """Keys of a table of 10,000,000 locations, one by one or many at once, the server and the disk's cache fresh or not."""
+    """Keys of a table of 10,000,000 locations, one by one or many at once, the server and the
+    disk's cache fresh or not.
+    """
     count = bench.pick(10_000_000, 200_000, 1_000)
     asked = bench.pick(100_000, 20_000, 100) if batched else bench.pick(10_000, 500, 20)
     keys = bench.folder / "keys"
     with located(bench, count) as (url, home):
-        keys.write_text("".join(f"{key(number)}\n" for number in random.Random(SEED).sample(range(count), asked)))
+        keys.write_text(
+            "".join(
+                f"{key(number)}\n" for number in random.Random(SEED).sample(range(count), asked)
+            )
+        )
         theirs = [sys.executable, "-c", SELECT_MANY if batched else SELECT_ONE, url, str(keys)]
         sides = [ours("look-up", url, keys, BATCH if batched else 1).argv, theirs]
 
@@ -198,7 +214,9 @@ def look_up(bench: Bench, *, batched: bool, cold: bool) -> Iterator[tuple[Comman
 
 
 def list_pages(bench: Bench, *, level: bool) -> Iterator[tuple[Command, Command]]:
-    """Pages of 1,000 entries of the same table: all keys below a prefix, or a level of folders that have 100 keys each."""
+    """Pages of 1,000 entries of the same table: all keys below a prefix, or a level of folders that
+    have 100 keys each.
+    """
     count, pages = bench.pick(10_000_000, 200_000, 1_000), bench.pick(1_000, 100, 2)
     with located(bench, count) as (url, _):
         prefix = FOLDERS if level else key(0).partition("/")[0] + "/"
@@ -208,7 +226,9 @@ def list_pages(bench: Bench, *, level: bool) -> Iterator[tuple[Command, Command]
 
 @contextmanager
 def located(bench: Bench, count: int) -> Iterator[tuple[str, Path]]:
-    """Yield a database of so many located keys, and a tenth as many in folders, and the home of its server."""
+    """Yield a database of so many located keys, and a tenth as many in folders, and the home of its
+    server.
+    """
     home = bench.folder / "located"
     url = embedded_url(Settings(home=home))
     try:
@@ -225,7 +245,9 @@ def _fill(url: str, manifest: Path, count: int) -> None:
     write_manifest(manifest, count, in_order=True)
     ledger, database, _ = _planned(url, count, ())
     with LedgerEngine(database).begin() as connection:
-        copy_location_batches(connection, "file_locations", 1, 1, open_manifest(manifest).locations())
+        copy_location_batches(
+            connection, "file_locations", 1, 1, open_manifest(manifest).locations()
+        )
     with connected(database) as connection:
         connection.execute(IN_FOLDERS, {"end": key(count // 10)})
         set_state(connection, "located")
@@ -235,8 +257,14 @@ def _fill(url: str, manifest: Path, count: int) -> None:
 
 
 def _copied_by_psql(url: str, copy: str, lines: Path) -> Sequence[str]:
-    """Return the command that does this COPY from a file, and nothing else; its last word is the whole script."""
-    return ["sh", "-ec", f"{shlex.join([psql(), '-q', url, '-c', copy])} < {shlex.quote(str(lines))}"]
+    """Return the command that does this COPY from a file, and nothing else; its last word is the
+    whole script.
+    """
+    return [
+        "sh",
+        "-ec",
+        f"{shlex.join([psql(), '-q', url, '-c', copy])} < {shlex.quote(str(lines))}",
+    ]
 
 
 def psql() -> str:
@@ -247,14 +275,18 @@ def psql() -> str:
 
 def write_manifest(path: Path, count: int, *, in_order: bool) -> None:
     """Write the manifest of a chunk of `count` objects."""
-    identity = ChunkIdentity("0" * 32, SOURCE, f"{SOURCE}-00000000-00001", "00000000", "snapshot", MOMENT)
+    identity = ChunkIdentity(
+        "0" * 32, SOURCE, f"{SOURCE}-00000000-00001", "00000000", "snapshot", MOMENT
+    )
     with ManifestWriter(path, identity):
         pass  # for its metadata, which a manifest without rows has too
     described = pq.read_schema(path).metadata[METADATA_KEY]
     numbers = list(range(count))
     if not in_order:
         random.Random(SEED).shuffle(numbers)
-    with pq.ParquetWriter(path, MANIFEST_SCHEMA.with_metadata({METADATA_KEY: described}), compression="zstd") as writer:
+    with pq.ParquetWriter(
+        path, MANIFEST_SCHEMA.with_metadata({METADATA_KEY: described}), compression="zstd"
+    ) as writer:
         for first in range(0, count, MANIFEST_GROUP_ROWS):
             some = numbers[first : first + MANIFEST_GROUP_ROWS]
             writer.write_table(_rows(first, some))
@@ -262,7 +294,9 @@ def write_manifest(path: Path, count: int, *, in_order: bool) -> None:
 
 def _rows(first: int, numbers: Sequence[int]) -> pa.Table:
     keys = [key(number) for number in numbers]
-    starts = range(512 + first * OBJECT_BYTES, 512 + (first + len(keys)) * OBJECT_BYTES, OBJECT_BYTES)
+    starts = range(
+        512 + first * OBJECT_BYTES, 512 + (first + len(keys)) * OBJECT_BYTES, OBJECT_BYTES
+    )
     given = {
         "member": keys,
         "key": keys,
@@ -279,7 +313,9 @@ def _rows(first: int, numbers: Sequence[int]) -> pa.Table:
         "content_type": ["application/octet-stream"] * len(keys),
         "user_metadata": [[]] * len(keys),
     }
-    columns = [pa.array(given.get(field.name, [None] * len(keys)), field.type) for field in MANIFEST_SCHEMA]
+    columns = [
+        pa.array(given.get(field.name, [None] * len(keys)), field.type) for field in MANIFEST_SCHEMA
+    ]
     return pa.table(columns, schema=MANIFEST_SCHEMA)
 
 
@@ -293,7 +329,9 @@ def _packed(url: str, manifest: Path, count: int) -> str:
     return chunk
 
 
-def _planned(url: str, count: int, claims: Iterable[pa.RecordBatch]) -> tuple[Ledger, Database, str]:
+def _planned(
+    url: str, count: int, claims: Iterable[pa.RecordBatch]
+) -> tuple[Ledger, Database, str]:
     """Return a ledger with one planned chunk, its database, and the chunk's name."""
     database = Database(url)
     with database.connect() as connection:
@@ -301,7 +339,9 @@ def _planned(url: str, count: int, claims: Iterable[pa.RecordBatch]) -> tuple[Le
     ledger = Ledger(database)
     ledger.sources.register(SOURCE, "0" * 32, "s3://bench")
     plan = plan_record()
-    planned = ChunkPlan(1, count, count * OBJECT_BYTES, count * OBJECT_BYTES, ".caf/chunk", ".caf/manifest.parquet")
+    planned = ChunkPlan(
+        1, count, count * OBJECT_BYTES, count * OBJECT_BYTES, ".caf/chunk", ".caf/manifest.parquet"
+    )
     register_plan(ledger, plan, [planned], claims)
     return ledger, database, f"{SOURCE}-{plan.name}-00001"
 
@@ -310,7 +350,9 @@ def _claims(manifest: Path) -> Iterator[pa.RecordBatch]:
     schema = pa.schema([PLAN_SCHEMA.field(name) for name in OF_CLAIMS])
     for batch in open_manifest(manifest).locations():
         columns = {name: batch[name] for name in OF_CLAIMS if name in batch.schema.names}
-        columns["chunk_number"] = pa.repeat(pa.scalar(1, schema.field("chunk_number").type), batch.num_rows)
+        columns["chunk_number"] = pa.repeat(
+            pa.scalar(1, schema.field("chunk_number").type), batch.num_rows
+        )
         columns["key"] = batch["key"].cast(pa.binary())
         columns["size_bytes"] = pc.subtract(batch["end_byte"], batch["start_byte"])
         columns["object_version"] = object_versions(pa.record_batch(columns))

@@ -14,7 +14,8 @@ def describe() -> str:
     names = ("awscrt", "pyarrow", "duckdb", "blake3")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     return (
-        f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB; {platform.system()} {platform.release()}; "
+        f"{_processor()}, {os.cpu_count()} cores, {memory:.0f} GiB; {platform.system()} "
+        f"{platform.release()}; "
         f"Python {platform.python_version()}; {versions}; Merkle roots in {IMPLEMENTATION} code"
     )
 
@@ -22,15 +23,22 @@ def describe() -> str:
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+            return next(
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
 
 def commit() -> str:
     """Return the commit that is checked out, in short; with a + where files differ from it."""
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
     changed = subprocess.run(
-        ["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, check=False
+        ["git", "status", "--porcelain", "--untracked-files=no"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return (found.stdout.strip() or "unknown") + ("+" if changed.stdout else "")

@@ -1,4 +1,6 @@
-"""Two commands as whole processes, in turn: wall time, CPU seconds and peak memory as the operating system counts them."""
+"""Two commands as whole processes, in turn: wall time, CPU seconds and peak memory as the operating
+system counts them.
+"""
 
 import json
 import os
@@ -21,10 +23,10 @@ TIMED = str(Path(__file__).with_name("timed.py"))
 class Command:
     """One side of a comparison.
 
-    Attributes:
-        argv: the program and its arguments, or what makes them before each run, which is not timed.
-        environment: of it, over this process's own; None takes a variable out.
-        removed: files and folders that it makes; they are taken out of the way before each run, which is not timed.
+    Attributes: argv: the program and its arguments, or what makes them before each run, which is
+        not timed. environment: of it, over this process's own; None takes a variable out. removed:
+        files and folders that it makes; they are taken out of the way before each run, which is not
+        timed.
     """
 
     argv: Sequence[str] | Callable[[], Sequence[str]]
@@ -34,7 +36,8 @@ class Command:
 
 @dataclass(frozen=True)
 class Usage:
-    """What one run took, by which command: wall and CPU seconds of all its processes, the largest resident set in bytes.
+    """What one run took, by which command: wall and CPU seconds of all its processes, the largest
+    resident set in bytes.
 
     `p50_ms` is what a command that does the same many times tells of one time; None of others.
     """
@@ -52,8 +55,14 @@ def run(command: Command) -> Usage:
     for path in command.removed:
         _put_aside(path) if path.is_dir() else path.unlink(missing_ok=True)
     os.sync()  # what the run before left to be written is not charged to this one
-    environment = {name: value for name, value in {**os.environ, **command.environment}.items() if value is not None}
-    done = subprocess.run([sys.executable, "-IS", TIMED, *argv], capture_output=True, env=environment, check=False)
+    environment = {
+        name: value
+        for name, value in {**os.environ, **command.environment}.items()
+        if value is not None
+    }
+    done = subprocess.run(
+        [sys.executable, "-IS", TIMED, *argv], capture_output=True, env=environment, check=False
+    )
     *said, told = done.stderr.decode(errors="replace").splitlines() or [""]
     used = json.loads(told) if told.startswith("{") else {"exit": done.returncode}
     if used.pop("exit"):
@@ -65,8 +74,9 @@ def run(command: Command) -> Usage:
 def _put_aside(folder: Path) -> None:
     """Empty a folder's files and give it another name: the bench's end removes it.
 
-    ext4 looks past each number of a file that was removed in the minute before when it makes one (recently_deleted in Linux'
-    fs/ext4/ialloc.c): 20,000 small files took 0.8 s, and 11 s just after as many had been removed.
+    ext4 looks past each number of a file that was removed in the minute before when it makes one
+    (recently_deleted in Linux' fs/ext4/ialloc.c): 20,000 small files took 0.8 s, and 11 s just
+    after as many had been removed.
     """
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -83,13 +93,18 @@ class Compared:
 
     def ratios(self, name: str = "seconds") -> list[float]:
         """Return ours over theirs of each pair."""
-        return [getattr(one, name) / getattr(other, name) for one, other in zip(self.ours, self.theirs, strict=True)]
+        return [
+            getattr(one, name) / getattr(other, name)
+            for one, other in zip(self.ours, self.theirs, strict=True)
+        ]
 
     def summary(self) -> dict[str, Any]:
         """Return medians, and the ratios with their spread."""
         names = ("seconds", "cpu_seconds", "peak_bytes")
         sides = {
-            side: {name: statistics.median(getattr(usage, name) for usage in usages) for name in names}
+            side: {
+                name: statistics.median(getattr(usage, name) for usage in usages) for name in names
+            }
             for side, usages in (("ours", self.ours), ("theirs", self.theirs))
         }
         for side, usages in (("ours", self.ours), ("theirs", self.theirs)):
@@ -108,7 +123,10 @@ class Compared:
 
 
 def compare(ours: Command, theirs: Command, *, pairs: int = PAIRS) -> Compared:
-    """Run both in turn; who begins changes with each pair. Before three pairs and more, both run once, to warm up."""
+    """Run both in turn; who begins changes with each pair.
+
+    Before three pairs and more, both run once, to warm up.
+    """
     if pairs > 2:
         run(ours)
         run(theirs)

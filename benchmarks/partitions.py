@@ -1,7 +1,8 @@
-"""Many chunks as partitions: how long Dagster takes to learn of them, to answer what the asset's page asks, and for ticks.
+"""Many chunks as partitions: how long Dagster takes to learn of them, to answer what the asset's
+page asks, and for ticks.
 
-`python -m benchmarks.partitions --chunks 100000`. Dagster keeps them in SQLite, the ledger is a real Postgres, and a code
-server has the definitions, as under `dagster dev`.
+`python -m benchmarks.partitions --chunks 100000`. Dagster keeps them in SQLite, the ledger is a
+real Postgres, and a code server has the definitions, as under `dagster dev`.
 """
 
 import argparse
@@ -43,22 +44,28 @@ bucket = "bench"
 public = true
 """
 PLANNED = """
-    WITH source AS (INSERT INTO sources (name, archive_id, address) VALUES (%(source)s, 'bench', %(address)s)
+    WITH source AS (INSERT INTO sources (name, archive_id, address) VALUES (%(source)s, 'bench',
+        %(address)s)
         RETURNING source_id),
-    plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
-        SELECT source_id, '00000000', '\\x00', 'snapshot', 'folder', %(count)s, %(count)s FROM source
+    plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count,
+        object_bytes)
+        SELECT source_id, '00000000', '\\x00', 'snapshot', 'folder', %(count)s, %(count)s FROM
+            source
         RETURNING source_id, plan_id)
-    INSERT INTO caf_files (name, source_id, plan_id, number, object_count, object_bytes, expected_size_bytes)
-    SELECT %(source)s || '-00000000-' || lpad(number::text, 6, '0'), source_id, plan_id, number, 1, 1, 1
+    INSERT INTO caf_files (name, source_id, plan_id, number, object_count, object_bytes,
+        expected_size_bytes)
+    SELECT %(source)s || '-00000000-' || lpad(number::text, 6, '0'), source_id, plan_id, number, 1,
+        1, 1
     FROM plan, generate_series(1, %(count)s) AS number
 """
-# What the page of an asset asks for its bar of partitions, and for the list that one is chosen from.
+# What the page of an asset asks for its bar of partitions, and for the list that one is chosen
+# from.
 STATUSES = """
 query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode { assetPartitionStatuses {
-    ... on DefaultPartitionStatuses { materializedPartitions failedPartitions unmaterializedPartitions } } } } }"""
+    ... on DefaultPartitionStatuses { materializedPartitions failedPartitions unmaterializedPartitions } } } } }"""  # noqa: E501
 KEYS = """
 query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode { partitionKeysByDimension {
-    name partitionKeys } } } }"""
+    name partitionKeys } } } }"""  # noqa: E501
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,10 @@ def measure(count: int) -> dict[str, Any]:
         return result
 
     KEPT.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=KEPT) as folder, _ledger(Path(folder).resolve()) as (ledger, database):
+    with (
+        tempfile.TemporaryDirectory(dir=KEPT) as folder,
+        _ledger(Path(folder).resolve()) as (ledger, database),
+    ):
         (Path(folder) / "dagster").mkdir()
         with DagsterInstance.from_config(str(Path(folder) / "dagster")) as instance:
             with connected(database) as connection:
@@ -102,7 +112,10 @@ def measure(count: int) -> dict[str, Any]:
                 evaluate_tick(work, name)  # loads what a code server has loaded
                 timed(f"tick of {name}", lambda name=name: evaluate_tick(work, name))
             names = [chunk.name for chunk in ledger.chunks.list(SOURCE)]
-            timed("backfill submitted", lambda: backfill.submit(work.settings, instance, ledger, SOURCE, names, "all"))
+            timed(
+                "backfill submitted",
+                lambda: backfill.submit(work.settings, instance, ledger, SOURCE, names, "all"),
+            )
             timed(f"tick of {LAUNCH_SENSOR}, beside it", lambda: evaluate_tick(work, LAUNCH_SENSOR))
     return {"chunks": count, "seconds": took, **report.about()}
 

@@ -1,7 +1,8 @@
-"""All of it: objects of a bucket until each is located, beside the programs that do the same work one after the other.
+"""All of it: objects of a bucket until each is located, beside the programs that do the same work
+one after the other.
 
-Each run finds a network that is new, and each of ours a home and a ledger, too. What the others send is posted before, and their
-rows go into a table that is there: neither is timed.
+Each run finds a network that is new, and each of ours a home and a ledger, too. What the others
+send is posted before, and their rows go into a table that is there: neither is timed.
 """
 
 import shutil
@@ -20,7 +21,7 @@ from caf_pipeline_tests.loopback.network import LoopbackNetwork
 
 MEAN_OVER_MEDIAN = 3  # of the sizes: e to the half of sigma's square, which is 1.5
 STEPS = """rclone copy --transfers 16 "$1" "$2"; cd "$2"; export LC_ALL=C; find . -type f | sort | xargs cat > "$3"
-cd /; rm -r "$2"; sha256sum "$3"; shift 3"""
+cd /; rm -r "$2"; sha256sum "$3"; shift 3"""  # noqa: E501
 SETTINGS = """[sources.bench]
 bucket = "{bucket}"
 prefix = "{prefix}/"
@@ -48,9 +49,16 @@ def whole_pipeline(bench: Bench) -> Iterator[tuple[Command, Command]]:
     for _, body in inputs.bodies(sizes):
         tree.update(body)
     root = tree.root()
-    ours, copies, whole, kept = (bench.folder / name for name in ("ours", "copies", "whole", "network"))
+    ours, copies, whole, kept = (
+        bench.folder / name for name in ("ours", "copies", "whole", "network")
+    )
     network = LoopbackNetwork(
-        kept, providers=1, block_seconds=0.2, fund={wallet.address: 10**12}, space={wallet.address: 10**13}, no_zero_draws=1
+        kept,
+        providers=1,
+        block_seconds=0.2,
+        fund={wallet.address: 10**12},
+        space={wallet.address: 10**13},
+        no_zero_draws=1,
     )
 
     def new_network() -> None:

@@ -1,4 +1,6 @@
-"""docs/benchmarks.md and its plot, from the history: of each case the newest line, and how its ratio went."""
+"""docs/benchmarks.md and its plot, from the history: of each case the newest line, and how its
+ratio went.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,16 +18,27 @@ MIB = 1 << 20
 BEGIN, END = "<!-- measured -->", "<!-- end of what is measured -->"
 
 _GOALS = {"ratio": "", "cpu_ratio": "CPU ", "peak_ratio": "memory "}
-_ROW, _LEFT, _WIDTH, _SCALE = 24, 130, 760, 120  # pixels of a row, of the names, of the plot, of a ratio of 1
+_ROW, _LEFT, _WIDTH, _SCALE = (
+    24,
+    130,
+    760,
+    120,
+)  # pixels of a row, of the names, of the plot, of a ratio of 1
 
 
 def about() -> dict[str, str]:
     """Return what each line of the history says of when and where it was measured."""
-    return {"at": datetime.now(UTC).isoformat(timespec="seconds"), "commit": machine.commit(), "machine": machine.describe()}
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": machine.commit(),
+        "machine": machine.describe(),
+    }
 
 
 def tell(found: Mapping[str, Any], *, keep: bool) -> None:
-    """Print what was measured as a line of JSON, and add it to the history where it is to be kept."""
+    """Print what was measured as a line of JSON, and add it to the history where it is to be
+    kept.
+    """
     line = json.dumps(found)
     print(line, flush=True)
     if keep:
@@ -34,7 +47,9 @@ def tell(found: Mapping[str, Any], *, keep: bool) -> None:
 
 
 def write(history: Path) -> None:
-    """Write the tables between the marks of the page, and the plot beside it; the words around stay."""
+    """Write the tables between the marks of the page, and the plot beside it; the words around
+    stay.
+    """
     lines = [json.loads(line) for line in history.read_text(encoding="utf-8").splitlines()]
     newest = {line["case"]: line for line in lines if line["scale"] == "full"}
     shown = [newest[name] for name in CASES if name in newest]
@@ -51,7 +66,8 @@ def replace_between(page: Path, text: str) -> None:
 
 def _tables(lines: Sequence[dict[str, Any]]) -> str:
     rows = [
-        "| case | ours, s | theirs, s | ratio: median (lowest to highest) | goal | ratio of CPU | peak memory, MiB |",
+        "| case | ours, s | theirs, s | ratio: median (lowest to highest) | goal | ratio of CPU | "
+        "peak memory, MiB |",
         "|---|---|---|---|---|---|---|",
     ]
     for line in lines:
@@ -60,7 +76,8 @@ def _tables(lines: Sequence[dict[str, Any]]) -> str:
         told = ", ".join(f"{_GOALS[name]}{goal}" for name, goal in goals.items())
         rows.append(
             f"| {line['case']} | {ours['seconds']:.2f} | {theirs['seconds']:.2f} "
-            f"| **{line['ratio']:.2f}** ({line['lowest']:.2f} to {line['highest']:.2f}) of {line['pairs']} "
+            f"| **{line['ratio']:.2f}** ({line['lowest']:.2f} to {line['highest']:.2f}) of "
+            f"{line['pairs']} "
             f"| {told}: {'reached' if reached else 'not reached'} | {line['cpu_ratio']:.2f} "
             f"| {ours['peak_bytes'] / MIB:,.0f}, {theirs['peak_bytes'] / MIB:,.0f} |"
         )
@@ -68,7 +85,10 @@ def _tables(lines: Sequence[dict[str, Any]]) -> str:
     for line in lines:
         case = CASES[line["case"]]
         served = f", S3 by {line['server']}" if "server" in line else ""
-        rows.append(f"| {case.name} | {case.work} | {case.against} | {line['at'][:10]}, commit {line['commit']}{served} |")
+        rows.append(
+            f"| {case.name} | {case.work} | {case.against} | {line['at'][:10]}, commit "
+            f"{line['commit']}{served} |"
+        )
     machines = sorted({line["machine"] for line in lines})
     return "\n".join([*rows, "", *(f"Machine: {machine}." for machine in machines)])
 
@@ -80,8 +100,10 @@ def _plot(lines: Sequence[dict[str, Any]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_LEFT + _WIDTH} {height}"',
         ' font-family="sans-serif" font-size="12">',
         f'<rect width="{_LEFT + _WIDTH}" height="{height}" fill="white"/>',
-        f'<line x1="{_LEFT + _SCALE}" x2="{_LEFT + _SCALE}" y1="0" y2="{height - _ROW}" stroke="#999"/>',
-        f'<text x="{_LEFT + _SCALE}" y="{height - 8}" text-anchor="middle">as long as the other</text>',
+        f'<line x1="{_LEFT + _SCALE}" x2="{_LEFT + _SCALE}" y1="0" y2="{height - _ROW}" '
+        'stroke="#999"/>',
+        f'<text x="{_LEFT + _SCALE}" y="{height - 8}" text-anchor="middle">as long as the '
+        "other</text>",
     ]
     for number, line in enumerate(lines):
         top, end = number * _ROW, min(line["ratio"] * _SCALE, _WIDTH - 60)
@@ -89,8 +111,10 @@ def _plot(lines: Sequence[dict[str, Any]]) -> str:
         colour = "#4a8" if line["ratio"] <= line["goals"]["ratio"] else "#c74"
         parts += [
             f'<text x="{_LEFT - 8}" y="{top + 16}" text-anchor="end">{line["case"]}</text>',
-            f'<rect x="{_LEFT}" y="{top + 4}" width="{end:.0f}" height="{_ROW - 8}" fill="{colour}"/>',
-            f'<line x1="{goal:.0f}" x2="{goal:.0f}" y1="{top + 1}" y2="{top + _ROW - 1}" stroke="black" stroke-width="2"/>',
+            f'<rect x="{_LEFT}" y="{top + 4}" width="{end:.0f}" height="{_ROW - 8}" '
+            f'fill="{colour}"/>',
+            f'<line x1="{goal:.0f}" x2="{goal:.0f}" y1="{top + 1}" y2="{top + _ROW - 1}" '
+            'stroke="black" stroke-width="2"/>',
             f'<text x="{_LEFT + end + 6:.0f}" y="{top + 16}">{line["ratio"]:.2f}</text>',
         ]
     return "\n".join([*parts, "</svg>", ""])

@@ -1,4 +1,6 @@
-"""Inventories: S3's reports beside DuckDB, which reads, sorts and writes the same files; listings beside rclone's."""
+"""Inventories: S3's reports beside DuckDB, which reads, sorts and writes the same files; listings
+beside rclone's.
+"""
 
 import random
 import sys
@@ -12,7 +14,13 @@ from benchmarks.inputs import SEED
 from benchmarks.inventories import key
 from benchmarks.pairs import Command, run
 from benchmarks.server import BUCKET, SOURCE_KEYS
-from caf_pipeline_tests.support.inventory_reports import SCHEMA, SUFFIXES, WRITERS, ReportWriter, Row
+from caf_pipeline_tests.support.inventory_reports import (
+    SCHEMA,
+    SUFFIXES,
+    WRITERS,
+    ReportWriter,
+    Row,
+)
 
 FILES = 8
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -26,7 +34,7 @@ elif kind == "ORC":
     found = duckdb.from_arrow(pyarrow.concat_tables(pyarrow.orc.ORCFile(path).read() for path in paths))
 else:
     found = duckdb.read_parquet(paths)
-found.order(found.columns[1]).write_parquet(out)"""
+found.order(found.columns[1]).write_parquet(out)"""  # noqa: E501
 
 
 def report(file_format: str, bench: Bench) -> Iterator[tuple[Command, Command]]:
@@ -35,16 +43,24 @@ def report(file_format: str, bench: Bench) -> Iterator[tuple[Command, Command]]:
     server = bench.s3()
     numbers = list(range(count))
     random.Random(SEED).shuffle(numbers)
-    bodies = [WRITERS[file_format]([_row(number) for number in numbers[at::FILES]], SCHEMA.names) for at in range(FILES)]
+    bodies = [
+        WRITERS[file_format]([_row(number) for number in numbers[at::FILES]], SCHEMA.names)
+        for at in range(FILES)
+    ]
     paths = [bench.folder / f"{at}.{SUFFIXES[file_format]}" for at in range(FILES)]
     for path, body in zip(paths, bodies, strict=True):
         path.write_bytes(body)
-    writer = ReportWriter(server.client(), BUCKET, BUCKET, file_format, folder_prefix=f"reports/{file_format}-{count}")
+    writer = ReportWriter(
+        server.client(), BUCKET, BUCKET, file_format, folder_prefix=f"reports/{file_format}-{count}"
+    )
     writer.write_files(bodies, MOMENT)
     one, other = bench.folder / "taken", bench.folder / "sorted.parquet"
     yield (
         ours("report", server.endpoint, writer.folder, one, removed=[one, other]),
-        Command([sys.executable, "-c", READ_SORT_WRITE, file_format, str(other), *map(str, paths)], removed=[one, other]),
+        Command(
+            [sys.executable, "-c", READ_SORT_WRITE, file_format, str(other), *map(str, paths)],
+            removed=[one, other],
+        ),
     )
 
 
@@ -78,7 +94,8 @@ folder = "{folder}/store"
 """
 
 
-# LastModified as listed: else rclone asks for each object's headers, where its own copies note a time.
+# LastModified as listed: else rclone asks for each object's headers, where its own copies note a
+# time.
 LIST = 'rclone lsf -R --files-only --use-server-modtime --format pst "$1" > "$2"'
 
 
@@ -105,11 +122,15 @@ class Listed:
     prefix: str
 
     def planned(self, *, threads: int) -> Command:
-        """Return the command that lists it by so many threads, in a home of its own, which is made."""
+        """Return the command that lists it by so many threads, in a home of its own, which is
+        made.
+        """
         home = self.bench.folder / f"listed-by-{threads}"
         settings = self.bench.folder / f"listing-by-{threads}.toml"
         endpoint = self.bench.s3().endpoint
-        text = SETTINGS.format(bucket=BUCKET, prefix=self.prefix, endpoint=endpoint, folder=home, threads=threads)
+        text = SETTINGS.format(
+            bucket=BUCKET, prefix=self.prefix, endpoint=endpoint, folder=home, threads=threads
+        )
         settings.write_text(text, encoding="utf-8")
         environment = {**SOURCE_KEYS, "CAF_CONFIG": str(settings), "CAF_HOME": str(home / "home")}
         plan = Command([CAF, "plan", "bench", "--dry-run", "--json"], environment=environment)

@@ -1,6 +1,8 @@
-"""Getting it back from the loopback network: one object, many small ones, a large one, beside programs that need no look-up.
+"""Getting it back from the loopback network: one object, many small ones, a large one, beside
+programs that need no look-up.
 
-What is read is archived before by `caf run`, which is not timed. The database's server runs while the case lasts.
+What is read is archived before by `caf run`, which is not timed. The database's server runs while
+the case lasts.
 """
 
 import sys
@@ -38,16 +40,16 @@ for _ in range(count):
     assert (answer.status, len(answer.read())) == (206, size)
     seconds.append(time.perf_counter() - begun)
     time.sleep({ALLOWED_SECONDS})
-print(json.dumps({{"p50_ms": 1000 * statistics.median(seconds)}}))"""
+print(json.dumps({{"p50_ms": 1000 * statistics.median(seconds)}}))"""  # noqa: E501
 
 
 @dataclass(frozen=True)
 class Archived:
     """Objects of a source that are located on a network.
 
-    Attributes:
-        environment: of `caf`, which knows source, network and database.
-        references: of each object its `key`, and by which URL, from which `offset` on (`path`, `offset`, `size`) others read it.
+    Attributes: environment: of `caf`, which knows source, network and database. references: of each
+        object its `key`, and by which URL, from which `offset` on (`path`, `offset`, `size`) others
+        read it.
     """
 
     environment: Mapping[str, str]
@@ -56,14 +58,24 @@ class Archived:
 
 @contextmanager
 def archived(bench: Bench, prefix: str, sizes: Sequence[int]) -> Iterator[Archived]:
-    """Archive objects of these sizes below a prefix of the S3 server, by one provider, while the context lasts."""
+    """Archive objects of these sizes below a prefix of the S3 server, by one provider, while the
+    context lasts.
+    """
     server, wallet, folder = bench.s3(), Wallet(WORDS), bench.folder / prefix
     server.fill(prefix, sizes)
     folder.mkdir(exist_ok=True)
     references = folder / "references.parquet"
     space = {"fund": {wallet.address: 10**12}, "space": {wallet.address: 10**13}}
-    with LoopbackNetwork(folder / "network", providers=1, block_seconds=0.2, no_zero_draws=1, **space) as network:
-        about = {"bucket": BUCKET, "prefix": prefix, "endpoint": server.endpoint, "key": KEY, "target_size": TARGET_BYTES}
+    with LoopbackNetwork(
+        folder / "network", providers=1, block_seconds=0.2, no_zero_draws=1, **space
+    ) as network:
+        about = {
+            "bucket": BUCKET,
+            "prefix": prefix,
+            "endpoint": server.endpoint,
+            "key": KEY,
+            "target_size": TARGET_BYTES,
+        }
         text = SETTINGS.format(**about, lcds=network.lcds, chain_id=network.chain_id)
         (folder / "caf.toml").write_text(text.replace("'", '"'), encoding="utf-8")
         home = folder / "home"
@@ -77,7 +89,12 @@ def archived(bench: Bench, prefix: str, sizes: Sequence[int]) -> Iterator[Archiv
                 "JACKAL_MNEMONIC": WORDS,
             }
             run(Command([CAF, "run", "--source", "bench"], environment=environment))
-            run(Command([CAF, "export-references", "bench", "-o", str(references)], environment=environment))
+            run(
+                Command(
+                    [CAF, "export-references", "bench", "-o", str(references)],
+                    environment=environment,
+                )
+            )
             yield Archived(environment, pq.read_table(references).to_pylist())
         finally:
             embedded_server(home / "postgres").close()
@@ -102,8 +119,18 @@ def restore_small(bench: Bench) -> Iterator[tuple[Command, Command]]:
     one, other = bench.folder / "restored", bench.folder / "copied"
     with archived(bench, prefix, inputs.fixed(count, 16 << 10)) as found:
         yield (
-            Command([CAF, "restore", "bench", str(one)], environment=found.environment, removed=[one, other]),
-            shell(COPY, f"bench:{BUCKET}/{prefix}", other, environment=server.rclone(), removed=[one, other]),
+            Command(
+                [CAF, "restore", "bench", str(one)],
+                environment=found.environment,
+                removed=[one, other],
+            ),
+            shell(
+                COPY,
+                f"bench:{BUCKET}/{prefix}",
+                other,
+                environment=server.rclone(),
+                removed=[one, other],
+            ),
         )
 
 
@@ -115,6 +142,13 @@ def read_large(bench: Bench) -> Iterator[tuple[Command, Command]]:
         [one] = found.references
         wanted = f"{one['offset']}-{one['offset'] + size_bytes - 1}"
         yield (
-            Command([CAF, "get", "bench", one["key"], "-o", str(mine)], environment=found.environment, removed=[mine, theirs]),
-            Command(["curl", "-sS", "--fail", "-r", wanted, "-o", str(theirs), one["path"]], removed=[mine, theirs]),
+            Command(
+                [CAF, "get", "bench", one["key"], "-o", str(mine)],
+                environment=found.environment,
+                removed=[mine, theirs],
+            ),
+            Command(
+                ["curl", "-sS", "--fail", "-r", wanted, "-o", str(theirs), one["path"]],
+                removed=[mine, theirs],
+            ),
         )

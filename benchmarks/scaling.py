@@ -1,4 +1,6 @@
-"""What an archive takes, on paper: docs/scaling.md from coefficients that `make bench` and `make bench-scaling` measured."""
+"""What an archive takes, on paper: docs/scaling.md from coefficients that `make bench` and `make
+bench-scaling` measured.
+"""
 
 import json
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ NETWORK: Final = 1.25e9  # bytes a second each way: 10 Gbit/s
 GETS: Final = 64  # packing.fetch_threads
 GET_SECONDS: Final = 0.03  # of S3 to its first byte
 PREFIXES: Final = 16
-PREFIX_GETS: Final = 5_500  # a second and prefix: "Best practices design patterns" in the Amazon S3 User Guide
+PREFIX_GETS: Final = (
+    5_500  # a second and prefix: "Best practices design patterns" in the Amazon S3 User Guide
+)
 COPIES: Final = 3
 BLOCK_SECONDS: Final = 6.0
 POSTS: Final = 8  # in one transaction: docs/jackal.md
@@ -57,7 +61,9 @@ class Coefficients:
         """Take the newest line of each case."""
         newest = {(line["case"], line["scale"]): line for line in lines}
         rates = [line["chunks_per_second"] for line in lines if line["case"] == "workers"]
-        loading = newest["load-in-order", "slopes-full"]  # by the clock: most of it is the server's work
+        loading = newest[
+            "load-in-order", "slopes-full"
+        ]  # by the clock: most of it is the server's work
         return cls(
             object_cpu=newest["packing-small", "slopes-full"]["slope"] / 20_000,
             byte_cpu=newest["packing-large", "slopes-full"]["slope"] / (8 * 256 * MIB),
@@ -69,7 +75,9 @@ class Coefficients:
         )
 
 
-def stages(measured: Coefficients, objects: int, object_bytes: int, workers: int) -> dict[str, float]:
+def stages(
+    measured: Coefficients, objects: int, object_bytes: int, workers: int
+) -> dict[str, float]:
     """Return the seconds that each stage alone would take; side by side the slowest one counts."""
     size_bytes = objects * object_bytes
     chunks = max(size_bytes / TARGET, objects / MEMBERS)
@@ -102,34 +110,46 @@ def _tables(lines: list[dict[str, Any]]) -> str:
         f"| a location row | {measured.load_row * 1e6:.1f} µs | load-in-order, by the clock |",
         f"| the states of a chunk | {measured.chunk_moves * 1e3:.1f} ms | workers, below |",
         "",
-        f"| archive | workers | plan | the slowest stage alone | the next | GETs, USD | egress, USD | on Jackal, × {COPIES} |",
+        "| archive | workers | plan | the slowest stage alone | the next | GETs, USD | egress, "
+        f"USD | on Jackal, × {COPIES} |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, objects, object_bytes in WORKLOADS:
         size_bytes = objects * object_bytes
         for workers in WORKERS:
-            first, second = sorted(stages(measured, objects, object_bytes, workers).items(), key=lambda one: -one[1])[:2]
+            first, second = sorted(
+                stages(measured, objects, object_bytes, workers).items(), key=lambda one: -one[1]
+            )[:2]
             rows.append(
-                f"| {name} | {workers} | {_time(objects * measured.plan_object)} | **{_time(first[1])}**: {first[0]} "
+                f"| {name} | {workers} | {_time(objects * measured.plan_object)} | "
+                f"**{_time(first[1])}**: {first[0]} "
                 f"| {_time(second[1])}: {second[0]} | {objects / 1000 * GET_PRICE:,.2f} "
                 f"| {size_bytes / GIB * EGRESS_PRICE:,.0f} | {COPIES * size_bytes / TIB:,.1f} TiB |"
             )
-    rows += ["", "| workers | chunks a second | moves a second | median of a chunk, s | slowest, s |", "|---|---|---|---|---|"]
+    rows += [
+        "",
+        "| workers | chunks a second | moves a second | median of a chunk, s | slowest, s |",
+        "|---|---|---|---|---|",
+    ]
     last = {line["workers"]: line for line in lines if line["case"] == "workers"}
     rows += [
-        f"| {count} | {line['chunks_per_second']:.1f} | {line['moves_per_second']:.0f} | {line['median_chunk_seconds']:.2f} "
+        f"| {count} | {line['chunks_per_second']:.1f} | {line['moves_per_second']:.0f} | "
+        f"{line['median_chunk_seconds']:.2f} "
         f"| {line['slowest_chunk_seconds']:.2f} |"
         for count, line in sorted(last.items())
     ]
     rows += [
         "",
-        "| case | CPU seconds at 0.1, 0.4 and 1 of its size | seconds more for the whole | curve | peak memory, MiB |",
+        "| case | CPU seconds at 0.1, 0.4 and 1 of its size | seconds more for the whole | curve | "
+        "peak memory, MiB |",
         "|---|---|---|---|---|",
     ]
     for line in {line["case"]: line for line in lines if line["scale"] == "slopes-full"}.values():
         cpu = ", ".join(f"{seconds:.1f}" for seconds in line["cpu_seconds"])
         peak = ", ".join(f"{size / MIB:,.0f}" for size in line["peak_bytes"])
-        rows.append(f"| {line['case']} | {cpu} | {line['slope']:.1f} | {line['curve']:.2f} | {peak} |")
+        rows.append(
+            f"| {line['case']} | {cpu} | {line['slope']:.1f} | {line['curve']:.2f} | {peak} |"
+        )
     return "\n".join(rows)
 
 

@@ -1,6 +1,8 @@
-"""The S3 server of the measurements: versitygw where `make bench` could install it, else moto's, which is the slower one.
+"""The S3 server of the measurements: versitygw where `make bench` could install it, else moto's,
+which is the slower one.
 
-A slow server hides what packing costs beside reading, so the report names the server. What is put there stays below `.caf/bench`.
+A slow server hides what packing costs beside reading, so the report names the server. What is put
+there stays below `.caf/bench`.
 """
 
 import os
@@ -23,7 +25,9 @@ from benchmarks.inputs import KEPT, bodies
 TOOLS = Path(".caf/tools")
 KEY = "bench"
 BUCKET = "bench"
-SOURCE_KEYS = {f"CAF_SOURCES__BENCH__{name}": KEY for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
+SOURCE_KEYS = {
+    f"CAF_SOURCES__BENCH__{name}": KEY for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")
+}
 """The server's keys as the environment gives them to our source `bench`."""
 COPY = 'rclone copy --transfers 16 "$1" "$2"'
 """The peer's copy of `bench:bench/PREFIX` to a folder, in the environment of `S3Server.rclone`."""
@@ -33,14 +37,19 @@ FILLERS = 8
 
 @dataclass(frozen=True)
 class S3Server:
-    """A server with one bucket. `name` is the program's, `folder` where what it keeps is noted; None where nothing stays."""
+    """A server with one bucket.
+
+    `name` is the program's, `folder` where what it keeps is noted; None where nothing stays.
+    """
 
     endpoint: str
     name: str
     folder: Path | None
 
     def fill(self, prefix: str, sizes: Sequence[int]) -> None:
-        """Put objects of these sizes below a prefix, where they are not there; the server keeps a checksum of each."""
+        """Put objects of these sizes below a prefix, where they are not there; the server keeps a
+        checksum of each.
+        """
         done = self.folder / f"{prefix}.done" if self.folder else None
         described = f"{len(sizes)} {sum(sizes)}"
         if done and done.exists() and done.read_text() == described:
@@ -64,7 +73,11 @@ class S3Server:
     def client(self) -> Any:
         """Return boto3's client, for what is not measured."""
         return boto3.client(
-            "s3", endpoint_url=self.endpoint, region_name="us-east-1", aws_access_key_id=KEY, aws_secret_access_key=KEY
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=KEY,
+            aws_secret_access_key=KEY,
         )
 
     def rclone(self) -> dict[str, str | None]:
@@ -96,7 +109,17 @@ def running() -> Iterator[S3Server]:
     folder = KEPT / "s3" if program else None
     if folder and program:
         (folder / "objects" / BUCKET).mkdir(parents=True, exist_ok=True)
-        command = [program, "--access", KEY, "--secret", KEY, "--port", f"127.0.0.1:{port}", "posix", str(folder / "objects")]
+        command = [
+            program,
+            "--access",
+            KEY,
+            "--secret",
+            KEY,
+            "--port",
+            f"127.0.0.1:{port}",
+            "posix",
+            str(folder / "objects"),
+        ]
     else:
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,4 +1,6 @@
-"""How costs grow: our side of cases at three sizes, a straight line through their CPU seconds, and the peak memory of each."""
+"""How costs grow: our side of cases at three sizes, a straight line through their CPU seconds, and
+the peak memory of each.
+"""
 
 import argparse
 import contextlib
@@ -35,7 +37,8 @@ RUNS = 3  # of each size, of which the fastest counts: what disturbs a run only 
 def measure(name: str, scale: str) -> dict[str, Any]:
     """Return what our side of a case takes at each share of its size, and the line that fits best.
 
-    `curve` is how much more a share costs at the largest size than at the smallest: 1 where it grows linearly.
+    `curve` is how much more a share costs at the largest size than at the smallest: 1 where it
+    grows linearly.
     """
     usages = [_least(name, scale, share) for share in SHARES]
     seconds = [usage.cpu_seconds for usage in usages]
@@ -62,14 +65,21 @@ def _least(name: str, scale: str, share: float) -> Usage:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure cases; a line of JSON for each on standard output."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.slopes", description=__doc__)
-    parser.add_argument("cases", nargs="*", choices=[*CASES, []], metavar="CASE", help=f"none: {', '.join(STAGES)}")
+    parser.add_argument(
+        "cases", nargs="*", choices=[*CASES, []], metavar="CASE", help=f"none: {', '.join(STAGES)}"
+    )
     parser.add_argument("--scale", choices=SCALES, default="full")
-    parser.add_argument("--keep", action="store_true", help="add what was measured to docs/benchmarks.jsonl")
+    parser.add_argument(
+        "--keep", action="store_true", help="add what was measured to docs/benchmarks.jsonl"
+    )
     asked = parser.parse_args(arguments)
     KEPT.mkdir(parents=True, exist_ok=True)
     about = report.about()
     for name in asked.cases or STAGES:
-        report.tell({"case": name, "scale": f"slopes-{asked.scale}", **measure(name, asked.scale), **about}, keep=asked.keep)
+        report.tell(
+            {"case": name, "scale": f"slopes-{asked.scale}", **measure(name, asked.scale), **about},
+            keep=asked.keep,
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Runs a command and says what it took, as JSON: `python -IS benchmarks/timed.py COMMAND…`.
 
-A process of its own, and a small one: on Linux the peak memory of a child begins with that of the process that started it.
+A process of its own, and a small one: on Linux the peak memory of a child begins with that of the
+process that started it.
 """
 
 import json

@@ -18,11 +18,14 @@ MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 LIMIT_BYTES = 32 << 30
 
 
-def pack(endpoint: str, prefix: str, folder: str, compared: str = "compared", checkpoints: str = "kept") -> dict[str, Any]:
-    """Pack objects from S3 into one chunk on the disk, as a run does: listing, plan, journal, SHA-256, root.
+def pack(
+    endpoint: str, prefix: str, folder: str, compared: str = "compared", checkpoints: str = "kept"
+) -> dict[str, Any]:
+    """Pack objects from S3 into one chunk on the disk, as a run does: listing, plan, journal,
+    SHA-256, root.
 
-    `compared` is "left" where S3's own checksums are not to be compared; `checkpoints` is "none" where the journal is to have
-    none but the last.
+    `compared` is "left" where S3's own checksums are not to be compared; `checkpoints` is "none"
+    where the journal is to have none but the last.
     """
     from benchmarks.server import BUCKET, KEY
     from caf_pipeline.inventory.cutting import write_plan
@@ -48,14 +51,22 @@ def pack(endpoint: str, prefix: str, folder: str, compared: str = "compared", ch
     place = Path(folder)
     (place / "plan").mkdir(parents=True, exist_ok=True)
     settings = SourceSettings.model_validate(
-        {"bucket": BUCKET, "prefix": prefix, "endpoint_url": endpoint, "access_key_id": KEY, "secret_access_key": KEY}
+        {
+            "bucket": BUCKET,
+            "prefix": prefix,
+            "endpoint_url": endpoint,
+            "access_key_id": KEY,
+            "secret_access_key": KEY,
+        }
     )
     source = open_s3_source("bench", settings, attempts=3, connections=16)
     with SnapshotWriter(place / "snapshot.parquet", source="bench", listed_at=MOMENT) as writer:
         for page in source.list_pages():
             writer.add(page)
         snapshot = writer.finish()
-    plan = write_plan(snapshot.path, place / "plan", PlanTerms("bench", "0" * 32, LIMIT_BYTES, "snapshot", MOMENT))
+    plan = write_plan(
+        snapshot.path, place / "plan", PlanTerms("bench", "0" * 32, LIMIT_BYTES, "snapshot", MOMENT)
+    )
     packer = Packer(
         plan.chunks[0],
         ChunkIdentity("0" * 32, "bench", "bench-00000000-00001", "00000000", "snapshot", MOMENT),
@@ -71,7 +82,9 @@ def pack(endpoint: str, prefix: str, folder: str, compared: str = "compared", ch
     part = PartFile.open(path) if path.exists() else PartFile.create(path)
     journal = Journal.open(place / "chunk.journal", packer.opening)
     (place / "manifest.part").unlink(missing_ok=True)
-    packed = packer.pack(read_chunk_objects(place / "plan", 1), part, place / "manifest.part", journal)
+    packed = packer.pack(
+        read_chunk_objects(place / "plan", 1), part, place / "manifest.part", journal
+    )
     journal.close()
     return {
         "objects": packed.member_count,
@@ -92,12 +105,16 @@ def plan(inventory: str, folder: str) -> dict[str, Any]:
     (place / "plan").mkdir(parents=True)
     known = Path(inventory).with_suffix(".known")
     delta = not_yet_archived(Path(inventory), known, place / "delta.parquet")
-    made = write_plan(delta.path, place / "plan", PlanTerms("bench", "0" * 32, 30 << 30, "snapshot", MOMENT))
+    made = write_plan(
+        delta.path, place / "plan", PlanTerms("bench", "0" * 32, 30 << 30, "snapshot", MOMENT)
+    )
     return {"objects": made.object_count, "bytes": made.object_bytes}
 
 
 def plan_again(inventory: str, folder: str) -> dict[str, Any]:
-    """Find that an inventory has nothing new: the identities, what is to be stated, what is to be planned, skips that ended."""
+    """Find that an inventory has nothing new: the identities, what is to be stated, what is to be
+    planned, skips that ended.
+    """
     from caf_pipeline.inventory.current import find_exceptions, identify
     from caf_pipeline.inventory.remaining import ended_skips, not_yet_archived
     from caf_pipeline.inventory.snapshot import read_snapshot
@@ -108,7 +125,10 @@ def plan_again(inventory: str, folder: str) -> dict[str, Any]:
     found = identify(snapshot, *files, place / "identified.parquet")
     stated = find_exceptions(snapshot, found, *files, place / "found.parquet")
     delta = not_yet_archived(found.unsettled, files[0], place / "delta.parquet")
-    return {"settled": found.settled_count, "objects": delta.object_count + stated + len(ended_skips(delta.path, files[0]))}
+    return {
+        "settled": found.settled_count,
+        "objects": delta.object_count + stated + len(ended_skips(delta.path, files[0])),
+    }
 
 
 def report(endpoint: str, inventory: str, folder: str) -> dict[str, Any]:
@@ -121,16 +141,22 @@ def report(endpoint: str, inventory: str, folder: str) -> dict[str, Any]:
     place = Path(folder)
     (place / "files").mkdir(parents=True)
     keys = {"access_key_id": KEY, "secret_access_key": KEY}
-    settings = SourceSettings.model_validate({"bucket": BUCKET, "endpoint_url": endpoint, "inventory": inventory} | keys)
+    settings = SourceSettings.model_validate(
+        {"bucket": BUCKET, "endpoint_url": endpoint, "inventory": inventory} | keys
+    )
     found = open_s3_source("bench", settings, attempts=3, connections=16).open_report()
-    with SnapshotWriter(place / "snapshot.parquet", source="bench", listed_at=found.taken_at, report=found.url) as writer:
+    with SnapshotWriter(
+        place / "snapshot.parquet", source="bench", listed_at=found.taken_at, report=found.url
+    ) as writer:
         writer.add_files([file for file, _ in found.fetch(place / "files")])
         snapshot = writer.finish()
     return {"objects": snapshot.object_count}
 
 
 def claim(url: str, rows: str, chunks: str, objects: str) -> dict[str, Any]:
-    """Register a plan of so many chunks of so many objects, with their claims, as a plan's last step does."""
+    """Register a plan of so many chunks of so many objects, with their claims, as a plan's last
+    step does.
+    """
     import pyarrow.parquet as pq
 
     from caf_pipeline.inventory.plan import ChunkPlan
@@ -140,9 +166,17 @@ def claim(url: str, rows: str, chunks: str, objects: str) -> dict[str, Any]:
     from caf_pipeline.ledger.records import PlanRecord, plan_lease
 
     ledger, count, size = Ledger(Database(url)), int(objects), int(objects)
-    record = PlanRecord("src", bytes(32), "00000000", "snapshot", "plan", int(chunks) * count, int(chunks) * size)
-    planned = [ChunkPlan(one, count, size, size, ".caf/chunk", ".caf/manifest.parquet") for one in range(1, int(chunks) + 1)]
-    with pq.ParquetFile(rows) as file, ledger.leases.hold(plan_lease("src"), this_process("bench")) as lease:
+    record = PlanRecord(
+        "src", bytes(32), "00000000", "snapshot", "plan", int(chunks) * count, int(chunks) * size
+    )
+    planned = [
+        ChunkPlan(one, count, size, size, ".caf/chunk", ".caf/manifest.parquet")
+        for one in range(1, int(chunks) + 1)
+    ]
+    with (
+        pq.ParquetFile(rows) as file,
+        ledger.leases.hold(plan_lease("src"), this_process("bench")) as lease,
+    ):
         ledger.plans.register(lease, record, planned, file.iter_batches())
     claimed = ledger.chunks.account("src").claimed_objects
     ledger.close()
@@ -172,7 +206,11 @@ def load(url: str, manifest: str, chunk: str) -> dict[str, Any]:
         verified = time.monotonic()
         count = ledger.moves.load_locations(lease, chunk)
     ledger.close()
-    return {"locations": count, "seal_seconds": sealed - began, "locate_seconds": time.monotonic() - verified}
+    return {
+        "locations": count,
+        "seal_seconds": sealed - began,
+        "locate_seconds": time.monotonic() - verified,
+    }
 
 
 def look_up(url: str, keys: str, at_once: str) -> dict[str, Any]:
@@ -195,7 +233,9 @@ def list_pages(url: str, prefix: str, level: str, pages: str) -> dict[str, Any]:
     from caf_pipeline.retrieval.listing import list_level, list_objects
 
     lookup = Lookup(Database(url))
-    pages_read = _of_pages((list_level if int(level) else list_objects)(lookup, "src", prefix), int(pages))
+    pages_read = _of_pages(
+        (list_level if int(level) else list_objects)(lookup, "src", prefix), int(pages)
+    )
     lookup.close()
     return pages_read
 
@@ -207,7 +247,8 @@ def select_pages(url: str, prefix: str, level: str, pages: str) -> dict[str, Any
     def keys(connection: psycopg.Connection[Any]) -> Iterator[str]:
         last = prefix
         while found := connection.execute(
-            "SELECT file_path FROM file_locations WHERE source_id = 1 AND file_path > %s AND file_path < %s"
+            "SELECT file_path FROM file_locations WHERE source_id = 1 AND file_path > %s AND "
+            "file_path < %s"
             " ORDER BY file_path LIMIT 1000",
             [last, prefix + chr(0x10FFFF)],
         ).fetchall():
@@ -217,7 +258,10 @@ def select_pages(url: str, prefix: str, level: str, pages: str) -> dict[str, Any
     with psycopg.connect(url, autocommit=True) as connection:
         entries = keys(connection)
         if int(level):
-            entries = (folder for folder, _ in groupby(entries, lambda one: one[: one.index("/", len(prefix))]))
+            entries = (
+                folder
+                for folder, _ in groupby(entries, lambda one: one[: one.index("/", len(prefix))])
+            )
         return _of_pages(entries, int(pages))
 
 
@@ -238,7 +282,9 @@ def _of_pages(entries: Iterator[Any], pages: int) -> dict[str, Any]:
 
 
 def read_one(key: str, count: str) -> dict[str, Any]:
-    """Read an object again and again, as a program does that keeps the archive open; each time it is looked up and compared."""
+    """Read an object again and again, as a program does that keeps the archive open; each time it
+    is looked up and compared.
+    """
     import statistics
     import time
 
@@ -277,7 +323,9 @@ WORK: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Do the work that the arguments name, as a process of ours that does such work; print what came of it."""
+    """Do the work that the arguments name, as a process of ours that does such work; print what
+    came of it.
+    """
     look_rarely()
     leave_out_unused()
     what, *arguments = sys.argv[1:]

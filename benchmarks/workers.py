@@ -1,7 +1,9 @@
-"""Many workers and one ledger, no bytes moved: how many chunks a second a real Postgres takes through all their states.
+"""Many workers and one ledger, no bytes moved: how many chunks a second a real Postgres takes
+through all their states.
 
-A worker takes a chunk's lease, makes the seven moves from planned to located with all that they write, and gives the lease back.
-Workers are threads in a few processes, each with connections of its own as a run has them.
+A worker takes a chunk's lease, makes the seven moves from planned to located with all that they
+write, and gives the lease back. Workers are threads in a few processes, each with connections of
+its own as a run has them.
 """
 
 import argparse
@@ -43,8 +45,15 @@ def measure(workers: Sequence[int], *, chunks: int, objects: int) -> Iterator[di
         with ledger.database.connect() as connection:
             make_tables(connection)
         for count in workers:
-            names = register(ledger, *(_keys(count, number, objects) for number in range(1, chunks + 1)))
-            yield {"workers": count, "chunks": chunks, "objects": objects, **_run(url, names, count, objects)}
+            names = register(
+                ledger, *(_keys(count, number, objects) for number in range(1, chunks + 1))
+            )
+            yield {
+                "workers": count,
+                "chunks": chunks,
+                "objects": objects,
+                **_run(url, names, count, objects),
+            }
         ledger.close()
 
 
@@ -83,7 +92,9 @@ def _run(url: str, names: Sequence[str], workers: int, objects: int) -> dict[str
             f"{objects}",
             *names[share::shares],
         ]
-        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        processes.append(
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        )
     for process in processes:
         assert process.stdout
         process.stdout.readline()
@@ -117,7 +128,10 @@ def _work(url: str, workers: int, threads: int, objects: int, names: Sequence[st
             bring_to(ledger, name, ChunkState.LOCATED)
             taken.append(time.monotonic() - began)
 
-    running = [threading.Thread(target=work, args=(ledger, names[number::threads])) for number, ledger in enumerate(ledgers)]
+    running = [
+        threading.Thread(target=work, args=(ledger, names[number::threads]))
+        for number, ledger in enumerate(ledgers)
+    ]
     for thread in running:
         thread.start()
     for thread in running:
@@ -132,7 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
     parser.add_argument("--chunks", type=int, default=1_000)
     parser.add_argument("--objects", type=int, default=10)
-    parser.add_argument("--keep", action="store_true", help="add what was measured to docs/benchmarks.jsonl")
+    parser.add_argument(
+        "--keep", action="store_true", help="add what was measured to docs/benchmarks.jsonl"
+    )
     asked = parser.parse_args(arguments)
     if asked.work:
         url, *counts = asked.work[:4]

@@ -1,19 +1,21 @@
-"""The states of a chunk and of its copy, and the legal moves between them; nothing else knows which move is legal.
+"""The states of a chunk and of its copy, and the legal moves between them; nothing else knows which
+move is legal.
 
 `ChunkState` is one word for both: how far a chunk is on its way into the store.
 
-    the flow     planned ─▶ packing ─▶ sealed ─▶ posting ─▶ posted ─▶ uploading ─▶ verified ─▶ located
-    back         sealed ─▶ packing    verified ─▶ uploading    damaged ─▶ located
-    an end       packing ─▶ empty     planned, packing, sealed, damaged, parked ─▶ withdrawn
+    the flow     planned ─▶ packing ─▶ sealed ─▶ posting ─▶ posted ─▶ uploading ─▶ verified ─▶
+    located back         sealed ─▶ packing    verified ─▶ uploading    damaged ─▶ located an end
+    packing ─▶ empty     planned, packing, sealed, damaged, parked ─▶ withdrawn
                  posted, uploading, parked ─▶ abandoned    located, damaged ─▶ expired
     found later  located ─▶ damaged
 
-Any state in which work is under way may also move to `parked` (the pipeline gave up; an operator's turn) and back. A parked
-chunk's copy stays as it is: what the copy is decides where the chunk may go from there.
+Any state in which work is under way may also move to `parked` (the pipeline gave up; an operator's
+turn) and back. A parked chunk's copy stays as it is: what the copy is decides where the chunk may
+go from there.
 
-The ledger stores a chunk's state and a copy's state. From `posting` to `verified` the chunk is `sealed`; a damaged or expired
-chunk is `located`. Once a copy is past `wanted`, its chunk never returns to `packing`, and is withdrawn only if the copy is
-damaged.
+The ledger stores a chunk's state and a copy's state. From `posting` to `verified` the chunk is
+`sealed`; a damaged or expired chunk is `located`. Once a copy is past `wanted`, its chunk never
+returns to `packing`, and is withdrawn only if the copy is damaged.
 
 Source: "A chunk" in docs/design.md.
 """
@@ -59,7 +61,15 @@ class CopyState(StrEnum):
 _S = ChunkState
 _C = CopyState
 
-UNDER_WAY: Final = (_S.PLANNED, _S.PACKING, _S.SEALED, _S.POSTING, _S.POSTED, _S.UPLOADING, _S.VERIFIED)
+UNDER_WAY: Final = (
+    _S.PLANNED,
+    _S.PACKING,
+    _S.SEALED,
+    _S.POSTING,
+    _S.POSTED,
+    _S.UPLOADING,
+    _S.VERIFIED,
+)
 """States in flow order in which a run has work to do."""
 
 CLAIMING: Final = frozenset({*UNDER_WAY, _S.PARKED})
@@ -78,16 +88,23 @@ BEGUN_NOT_POSTED: Final = NOT_POSTED[1:]
 """Of these, the states of chunks that a run has begun: the store must have room for them now."""
 
 MAY_BE_POSTED: Final = frozenset({_S.POSTING, _S.DAMAGED})
-"""States in which a post of the chunk may be asked for; a damaged chunk's, where the chain no longer has the first."""
+"""States in which a post of the chunk may be asked for; a damaged chunk's, where the chain no
+longer has the first.
+"""
 
 IN_GOOD_STANDING: Final = frozenset({_S.LOCATED, _S.DAMAGED})
-"""States whose locations count as archived. A damaged chunk is repaired, not planned again, until it is withdrawn."""
+"""States whose locations count as archived.
+
+A damaged chunk is repaired, not planned again, until it is withdrawn.
+"""
 
 GOOD: Final = sorted(IN_GOOD_STANDING)
 """IN_GOOD_STANDING as a list, which psycopg sends as an array."""
 
 EVER_LOCATED: Final = frozenset({_S.LOCATED, _S.DAMAGED, _S.EXPIRED, _S.WITHDRAWN})
-"""States in which a chunk may have location rows; those of an expired or withdrawn one are history that no look-up finds."""
+"""States in which a chunk may have location rows; those of an expired or withdrawn one are history
+that no look-up finds.
+"""
 
 COPY_STATES: Final = {
     _S.SEALED: _C.WANTED,
@@ -99,10 +116,13 @@ COPY_STATES: Final = {
     _S.DAMAGED: _C.DAMAGED,
     _S.EXPIRED: _C.EXPIRED,
 }
-"""The state of the copy that each of these says; with the others, but `parked`, a chunk under way has no copy."""
+"""The state of the copy that each of these says; with the others, but `parked`, a chunk under way
+has no copy.
+"""
 
 _LEGAL: Final[dict[ChunkState, frozenset[ChunkState]]] = {
-    # A move to itself is a step begun again after a crash: it is written so that the epoch is checked.
+    # A move to itself is a step begun again after a crash: it is written so that the epoch is
+    # checked.
     _S.PLANNED: frozenset({_S.PACKING, _S.WITHDRAWN, _S.PARKED}),
     _S.PACKING: frozenset({_S.PACKING, _S.SEALED, _S.EMPTY, _S.WITHDRAWN, _S.PARKED}),
     # Back to packing: what was sealed is gone from staging before anything was posted.
@@ -129,7 +149,10 @@ def may_move(before: ChunkState, after: ChunkState) -> bool:
 def require_move(chunk: str, before: ChunkState, after: ChunkState) -> None:
     """Raise IllegalMove, naming `chunk`, unless `before` → `after` is legal."""
     if not may_move(before, after):
-        raise IllegalMove(f"chunk {chunk} is '{before}' and cannot become '{after}'", hint=_what_is_left(before, after))
+        raise IllegalMove(
+            f"chunk {chunk} is '{before}' and cannot become '{after}'",
+            hint=_what_is_left(before, after),
+        )
 
 
 def stored_state(state: ChunkState) -> ChunkState:
@@ -139,11 +162,14 @@ def stored_state(state: ChunkState) -> ChunkState:
     return _S.LOCATED if state in (_S.DAMAGED, _S.EXPIRED) else state
 
 
-def copy_after(chunk: str, before: ChunkState, after: ChunkState, copy: CopyState | None) -> CopyState | None:
-    """Return what becomes of a chunk's copy by the legal move `before` → `after`; None: there is none, or it is removed.
+def copy_after(
+    chunk: str, before: ChunkState, after: ChunkState, copy: CopyState | None
+) -> CopyState | None:
+    """Return what becomes of a chunk's copy by the legal move `before` → `after`; None: there is
+    none, or it is removed.
 
-    Raises:
-        IllegalMove: the copy is not what `before` says, or the move would claim more of it than is so, or forget it.
+    Raises: IllegalMove: the copy is not what `before` says, or the move would claim more of it than
+        is so, or forget it.
     """
     if before is not _S.PARKED and copy is not COPY_STATES.get(before):
         raise IllegalMove(f"chunk {chunk} is '{before}', but its copy is '{copy or 'missing'}'")
@@ -151,16 +177,26 @@ def copy_after(chunk: str, before: ChunkState, after: ChunkState, copy: CopyStat
         return copy
     if after is _S.WITHDRAWN and copy in (None, _C.WANTED):
         return None
-    if (after is _S.WITHDRAWN and copy is _C.DAMAGED) or (after is _S.ABANDONED and copy in (_C.POSTED, _C.UPLOADING)):
+    if (after is _S.WITHDRAWN and copy is _C.DAMAGED) or (
+        after is _S.ABANDONED and copy in (_C.POSTED, _C.UPLOADING)
+    ):
         return _C.RETIRED
     if after in (_S.WITHDRAWN, _S.ABANDONED):
         raise IllegalMove(
-            f"chunk {chunk} is '{before}', its copy is '{copy or 'missing'}', and it cannot become '{after}'",
+            f"chunk {chunk} is '{before}', its copy is '{copy or 'missing'}', and it cannot become "
+            f"'{after}'",
             hint=f"'caf unpark {chunk}', then let 'caf run' go on with it",
         )
     # A chunk that was parked after its copies were verified is uploaded and verified again.
-    if before is _S.PARKED and copy is not COPY_STATES.get(after) and (copy, after) != (_C.VERIFIED, _S.UPLOADING):
-        raise IllegalMove(f"chunk {chunk} is parked, its copy is '{copy or 'missing'}', and it cannot become '{after}'")
+    if (
+        before is _S.PARKED
+        and copy is not COPY_STATES.get(after)
+        and (copy, after) != (_C.VERIFIED, _S.UPLOADING)
+    ):
+        raise IllegalMove(
+            f"chunk {chunk} is parked, its copy is '{copy or 'missing'}', and it cannot become "
+            f"'{after}'"
+        )
     return COPY_STATES.get(after)
 
 
@@ -168,7 +204,11 @@ def unparked_state(copy: CopyState | None) -> ChunkState:
     """Return the state from which runs go on with a parked chunk whose copy is in `copy`."""
     if copy is None:
         return _S.PLANNED
-    return _S.UPLOADING if copy is _C.VERIFIED else next(state for state in UNDER_WAY if COPY_STATES.get(state) is copy)
+    return (
+        _S.UPLOADING
+        if copy is _C.VERIFIED
+        else next(state for state in UNDER_WAY if COPY_STATES.get(state) is copy)
+    )
 
 
 def _what_is_left(before: ChunkState, after: ChunkState) -> str:
@@ -181,9 +221,11 @@ def _what_is_left(before: ChunkState, after: ChunkState) -> str:
 
 
 def has_reached(state: ChunkState, milestone: ChunkState) -> bool:
-    """Tell whether a chunk in `state` is at `milestone` (a state under way) or further along the flow.
+    """Tell whether a chunk in `state` is at `milestone` (a state under way) or further along the
+    flow.
 
-    Located, damaged and expired chunks have passed every milestone; empty, withdrawn, abandoned and parked ones none.
+    Located, damaged and expired chunks have passed every milestone; empty, withdrawn, abandoned and
+    parked ones none.
     """
     if state in (_S.LOCATED, _S.DAMAGED, _S.EXPIRED):
         return True

@@ -1,4 +1,6 @@
-"""What Dagster's tools load: the definitions for the settings found in the working directory and the environment."""
+"""What Dagster's tools load: the definitions for the settings found in the working directory and
+the environment.
+"""
 
 from caf_pipeline.entry import NoLooks
 
@@ -14,7 +16,8 @@ def _load() -> Definitions:
     try:
         settings = load_settings()
     except SettingsError as error:
-        # This is what the UI shows of a code location that cannot be loaded: the sentence and the hint, nothing of ours below.
+        # This is what the UI shows of a code location that cannot be loaded: the sentence and the
+        # hint, nothing of ours below.
         raise SettingsError(with_hint(error)) from None
     return build_defs(settings)
 

@@ -1,58 +1,49 @@
 """The error tree: every failure that a user can meet, with its exit code and a hint.
 
     CafError                       1   anything below, also raised as itself for "some of it failed"
-    ├── UsageError                 2   arguments that make no sense together
-    ├── SettingsError              3   caf.toml or the environment
-    │   └── MnemonicRefused            no mnemonic, not one, or its file is open to others
-    ├── ArchiveError               4   a CAF file, or one of another format
-    │   ├── MalformedArchive           breaks a rule of its format
-    │   ├── ArchiveLimitReached        the member or the archive is larger than allowed
-    │   ├── MemberRefused              wrong declared length, key given twice, key not UTF-8
-    │   └── MemberNotFound             the archive has no such key
-    ├── SourceError                5   the S3 side
-    │   ├── SourceDenied               credentials refused
-    │   ├── BucketMissing
-    │   ├── SourceUnreachable     (t)  no answer, 5xx, slow-down
-    │   ├── ListingRefused             an answer to a listing that breaks the protocol
-    │   │   └── ListingUnordered       keys that are not in the order of their bytes, or not from where they were asked for
-    │   ├── ReportRefused              an inventory report that is missing, damaged, too old or of something else
-    │   ├── ObjectReadFailed      (t)  one object's bytes did not come as promised
-    │   └── ObjectUnavailable          one object cannot be archived, with its skip reason
-    ├── LedgerError                6   the database
-    │   ├── LedgerUnreachable     (t)
-    │   ├── ClaimConflict         (t)  another plan claimed an object first
-    │   ├── IllegalMove                a chunk cannot go from this state to that
-    │   └── LeaseLost                  another run works on the chunk now
-    ├── StoreError                 7   where chunks are kept
-    │   ├── StoreUnreachable      (t)
-    │   │   ├── NoChainAnswer     (t)  the store as a whole gives no answer that counts
-    │   │   │   ├── StoreAway         (t)  the folder does not hold the chunks, e.g. its disk is not mounted
-    │   │   │   ├── ChainUnreachable  (t)  no LCD answers
-    │   │   │   ├── ChainBehind  (t)  nodes answer, but below a height seen before
-    │   │   │   └── ChainHalted  (t)  the newest block is old
-    │   │   └── NoProvider        (t)  no provider can be reached, or none has room
-    │   ├── NotProven             (t)  too few copies listed or read back within the time limit
-    │   ├── StoredChunkMissing         the store does not have the chunk
-    │   │   └── ObjectMissing      9   every provider was asked, and none has the object: no other try gives it
-    │   ├── ChunkTooLarge              no provider takes this many bytes in the time it gives an upload
-    │   ├── RootRefused                providers say that the bytes are not those that were posted
-    │   ├── TransactionRefused         the chain included or refused a transaction with a code of its own
-    │   ├── EmptyWallet                the wallet is unknown to the chain or cannot pay
-    │   ├── NoStoragePlan              nothing was bought
-    │   │   └── PlanExpired
-    │   ├── PlanTooSmall               the bought space is too small for what is to be posted
-    │   ├── SpendCapReached            the operator's limit on what may be spent
-    │   ├── StoredAlready              the store has files, unknown to the ledger, that may hold the objects
-    │   ├── UploadsRefused             settings or limits leave too few providers, whatever they answer
-    │   └── NotPublic                  a source that may not go out in the clear
-    ├── StagingError               8   disk full, folder missing or read-only
-    ├── IntegrityError             9   bytes are not what was recorded
-    ├── HeldByOther               10   another live run holds it: an outcome, not a failure
-    ├── NotLocated                11   no location row for what was asked
-    ├── AlertNotSent              17   an alert reached nobody: it is sent again
-    └── NoDaemon              (t) 16   no Dagster daemon runs that would do what is asked for
+    ├── UsageError                 2   arguments that make no sense together ├── SettingsError
+    3   caf.toml or the environment │   └── MnemonicRefused            no mnemonic, not one, or its
+    file is open to others ├── ArchiveError               4   a CAF file, or one of another format │
+    ├── MalformedArchive           breaks a rule of its format │   ├── ArchiveLimitReached
+    the member or the archive is larger than allowed │   ├── MemberRefused              wrong
+    declared length, key given twice, key not UTF-8 │   └── MemberNotFound             the archive
+    has no such key ├── SourceError                5   the S3 side │   ├── SourceDenied
+    credentials refused │   ├── BucketMissing │   ├── SourceUnreachable     (t)  no answer, 5xx,
+    slow-down │   ├── ListingRefused             an answer to a listing that breaks the protocol │
+    │   └── ListingUnordered       keys that are not in the order of their bytes, or not from where
+    they were asked for │   ├── ReportRefused              an inventory report that is missing,
+    damaged, too old or of something else │   ├── ObjectReadFailed      (t)  one object's bytes did
+    not come as promised │   └── ObjectUnavailable          one object cannot be archived, with its
+    skip reason ├── LedgerError                6   the database │   ├── LedgerUnreachable     (t) │
+    ├── ClaimConflict         (t)  another plan claimed an object first │   ├── IllegalMove
+    a chunk cannot go from this state to that │   └── LeaseLost                  another run works
+    on the chunk now ├── StoreError                 7   where chunks are kept │   ├──
+    StoreUnreachable      (t) │   │   ├── NoChainAnswer     (t)  the store as a whole gives no
+    answer that counts │   │   │   ├── StoreAway         (t)  the folder does not hold the chunks,
+    e.g. its disk is not mounted │   │   │   ├── ChainUnreachable  (t)  no LCD answers │   │   │
+    ├── ChainBehind  (t)  nodes answer, but below a height seen before │   │   │   └── ChainHalted
+    (t)  the newest block is old │   │   └── NoProvider        (t)  no provider can be reached, or
+    none has room │   ├── NotProven             (t)  too few copies listed or read back within the
+    time limit │   ├── StoredChunkMissing         the store does not have the chunk │   │   └──
+    ObjectMissing      9   every provider was asked, and none has the object: no other try gives it
+    │   ├── ChunkTooLarge              no provider takes this many bytes in the time it gives an
+    upload │   ├── RootRefused                providers say that the bytes are not those that were
+    posted │   ├── TransactionRefused         the chain included or refused a transaction with a
+    code of its own │   ├── EmptyWallet                the wallet is unknown to the chain or cannot
+    pay │   ├── NoStoragePlan              nothing was bought │   │   └── PlanExpired │   ├──
+    PlanTooSmall               the bought space is too small for what is to be posted │   ├──
+    SpendCapReached            the operator's limit on what may be spent │   ├── StoredAlready
+    the store has files, unknown to the ledger, that may hold the objects │   ├── UploadsRefused
+    settings or limits leave too few providers, whatever they answer │   └── NotPublic
+    a source that may not go out in the clear ├── StagingError               8   disk full, folder
+    missing or read-only ├── IntegrityError             9   bytes are not what was recorded ├──
+    HeldByOther               10   another live run holds it: an outcome, not a failure ├──
+    NotLocated                11   no location row for what was asked ├── AlertNotSent
+    17   an alert reached nobody: it is sent again └── NoDaemon              (t) 16   no Dagster
+    daemon runs that would do what is asked for
 
-(t) is transient: the same call may succeed later. All others are permanent: a retry cannot help until somebody changes something.
+(t) is transient: the same call may succeed later. All others are permanent: a retry cannot help
+until somebody changes something.
 """
 
 from collections.abc import Mapping
@@ -83,16 +74,20 @@ class CafError(Exception):
         return _made_again, (type(self), self.args, self.__dict__)
 
 
-def _made_again(kind: type[CafError], args: tuple[object, ...], attributes: Mapping[str, object]) -> CafError:
+def _made_again(
+    kind: type[CafError], args: tuple[object, ...], attributes: Mapping[str, object]
+) -> CafError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(attributes)
     return error
 
 
 def interrupt_behind(error: BaseException | None) -> BaseException | None:
-    """Return the interrupt (KeyboardInterrupt, or Dagster's own) that an error is only a consequence of; None where none is.
+    """Return the interrupt (KeyboardInterrupt, or Dagster's own) that an error is only a
+    consequence of; None where none is.
 
-    A driver that an interrupt broke off in the middle of a statement raises an error of its own when it is closed.
+    A driver that an interrupt broke off in the middle of a statement raises an error of its own
+    when it is closed.
     """
     while isinstance(error, Exception):
         error = error.__cause__ or error.__context__
@@ -100,19 +95,29 @@ def interrupt_behind(error: BaseException | None) -> BaseException | None:
 
 
 def with_hint(error: Exception) -> str:
-    """Return what an error says and, after a semicolon, its hint where it has one; without a full stop."""
+    """Return what an error says and, after a semicolon, its hint where it has one; without a full
+    stop.
+    """
     hint = error.hint if isinstance(error, CafError) else ""
     return "; ".join(part.rstrip(".") for part in (str(error), hint) if part)
 
 
 def one_line(text: str) -> str:
-    """Return text that cannot move the cursor or begin a line of its own: a server's words may be part of it."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    """Return text that cannot move the cursor or begin a line of its own: a server's words may be
+    part of it.
+    """
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def first_line(error: BaseException | None) -> str:
-    """Return the first line of a library's message that is not empty, or the name of the error's class."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """Return the first line of a library's message that is not empty, or the name of the error's
+    class.
+    """
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
 
 
 class UsageError(CafError):
@@ -178,11 +183,15 @@ class ListingRefused(SourceError):
 
 
 class ListingUnordered(ListingRefused):
-    """A listing is not in the order of the bytes of its keys, or does not begin where it was asked to: it has no parts."""
+    """A listing is not in the order of the bytes of its keys, or does not begin where it was asked
+    to: it has no parts.
+    """
 
 
 class ReportRefused(SourceError):
-    """There is no complete inventory report, or it is damaged, too old or of something else; nothing of it was taken."""
+    """There is no complete inventory report, or it is damaged, too old or of something else;
+    nothing of it was taken.
+    """
 
 
 class ObjectReadFailed(SourceError):
@@ -242,11 +251,16 @@ class StoreUnreachable(StoreError):
 
 
 class NoChainAnswer(StoreUnreachable):
-    """No node of the chain gives a valid answer, or the store's folder is away. That says nothing of any chunk."""
+    """No node of the chain gives a valid answer, or the store's folder is away.
+
+    That says nothing of any chunk.
+    """
 
 
 class StoreAway(NoChainAnswer):
-    """The folder does not hold the chunks: it has no marker file, or the marker file of another store."""
+    """The folder does not hold the chunks: it has no marker file, or the marker file of another
+    store.
+    """
 
 
 class ChainUnreachable(NoChainAnswer):
@@ -254,7 +268,9 @@ class ChainUnreachable(NoChainAnswer):
 
 
 class ChainBehind(NoChainAnswer):
-    """Every node that answers is below a height that was seen before; what it does not know proves nothing."""
+    """Every node that answers is below a height that was seen before; what it does not know proves
+    nothing.
+    """
 
 
 class ChainHalted(NoChainAnswer):
@@ -266,7 +282,9 @@ class NoProvider(StoreUnreachable):
 
 
 class NotProven(StoreError):
-    """Too few copies were listed by the chain and read back right within the time limit; the message names them."""
+    """Too few copies were listed by the chain and read back right within the time limit; the
+    message names them.
+    """
 
     permanent = False
 
@@ -329,11 +347,15 @@ class SpendCapReached(StoreError):
 
 
 class StoredAlready(StoreError):
-    """The store has files that the ledger does not know, and that may hold objects of a source: they would be paid for again."""
+    """The store has files that the ledger does not know, and that may hold objects of a source:
+    they would be paid for again.
+    """
 
 
 class UploadsRefused(StoreError):
-    """As the settings and limits are, too few providers may be sent a chunk, however they answer."""
+    """As the settings and limits are, too few providers may be sent a chunk, however they
+    answer.
+    """
 
 
 class StoredChunkMissing(StoreError):
@@ -341,7 +363,9 @@ class StoredChunkMissing(StoreError):
 
 
 class ObjectMissing(StoredChunkMissing):
-    """Every provider says that it does not have an archived object: as where all give other bytes, no other try gives it."""
+    """Every provider says that it does not have an archived object: as where all give other bytes,
+    no other try gives it.
+    """
 
     exit_code = 9
 
@@ -383,7 +407,10 @@ class NotLocated(CafError):
 
 
 class AlertNotSent(CafError):
-    """A webhook or a mail server did not take an alert. It counts as permanent: a tick is to fail by it; the next sends it."""
+    """A webhook or a mail server did not take an alert.
+
+    It counts as permanent: a tick is to fail by it; the next sends it.
+    """
 
     exit_code = 17
 
@@ -404,4 +431,6 @@ HITS_EVERY_CHUNK: Final = (
     UploadsRefused,
     StoredAlready,
 )
-"""What the next chunk would meet just the same: nothing is gained by trying it before somebody has changed something."""
+"""What the next chunk would meet just the same: nothing is gained by trying it before somebody has
+changed something.
+"""

@@ -1,12 +1,14 @@
-"""`caf://SOURCE/KEY` for fsspec, and so for pandas, polars, pyarrow, DuckDB and dask: what is archived, to be read.
+"""`caf://SOURCE/KEY` for fsspec, and so for pandas, polars, pyarrow, DuckDB and dask: what is
+archived, to be read.
 
-A directory is what keys have in common up to a '/'. As in other object stores' file systems a key that ends in '/' has no path;
-fsspec cuts the '/' off, and where that can be seen, what is there without it is not given. Where a key is also the beginning of
-others (`a` and `a/b`), `info` says that it is a file, and `ls` what is below it. A part of a key that is empty (`a//b`) is not a
+A directory is what keys have in common up to a '/'. As in other object stores' file systems a key
+that ends in '/' has no path; fsspec cuts the '/' off, and where that can be seen, what is there
+without it is not given. Where a key is also the beginning of others (`a` and `a/b`), `info` says
+that it is a file, and `ls` what is below it. A part of a key that is empty (`a//b`) is not a
 directory: `find` and `open` know such keys, `ls` and `walk` do not.
 
-Source: fsspec's AbstractFileSystem, whose protocol asks for Python's own errors: FileNotFoundError, and the OSError of a file
-system that is read-only. All other errors are those of `Archive`.
+Source: fsspec's AbstractFileSystem, whose protocol asks for Python's own errors: FileNotFoundError,
+and the OSError of a file system that is read-only. All other errors are those of `Archive`.
 """
 
 import atexit
@@ -38,9 +40,11 @@ Info = dict[str, Any]
 
 
 class OpenedFile(io.BufferedReader):
-    """An archived object that is open, with what fsspec's own code asks of its files: `read_block`, and the cache of blocks.
+    """An archived object that is open, with what fsspec's own code asks of its files: `read_block`,
+    and the cache of blocks.
 
-    That cache is not filled: what is read is asked for from providers. `simplecache` and `filecache` keep whole files.
+    That cache is not filled: what is read is asked for from providers. `simplecache` and
+    `filecache` keep whole files.
     """
 
     def __init__(self, path: str, found: Found) -> None:
@@ -65,7 +69,9 @@ class OpenedFile(io.BufferedReader):
 
 
 class _Told:
-    """A file to write to, that tells a callback of fsspec how much was written; less again where some of it is void."""
+    """A file to write to, that tells a callback of fsspec how much was written; less again where
+    some of it is void.
+    """
 
     def __init__(self, file: IO[bytes], callback: Any) -> None:  # noqa: ANN401
         self._file = file
@@ -90,7 +96,9 @@ class _Told:
 
 
 class _Here:
-    """What settings are taken by where none are named; fsspec gives no file system again that was made elsewhere."""
+    """What settings are taken by where none are named; fsspec gives no file system again that was
+    made elsewhere.
+    """
 
     def __get__(self, instance: object, owner: type) -> tuple[str, str | None]:
         try:
@@ -102,8 +110,8 @@ class _Here:
 class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
     """What is archived, as a file system that is read-only.
 
-    fsspec makes one for each thread and working folder. All with the same settings share an archive, which is opened when it is
-    first asked; a forked process opens its own.
+    fsspec makes one for each thread and working folder. All with the same settings share an
+    archive, which is opened when it is first asked; a forked process opens its own.
     """
 
     protocol = "caf"
@@ -125,7 +133,10 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     def archive(self) -> Archive:
         """What is read."""
         if self._archive is None or self._archive[0] != os.getpid():
-            self._archive = os.getpid(), self._shared(load_settings(Path(self.config) if self.config is not None else None))
+            self._archive = (
+                os.getpid(),
+                self._shared(load_settings(Path(self.config) if self.config is not None else None)),
+            )
         return self._archive[1]
 
     @classmethod
@@ -141,11 +152,14 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:  # noqa: ANN401 - fsspec's own: a path, or a list of some
-        """Return `SOURCE/KEY` as fsspec does; no source has an empty name, so that '/' in front says nothing."""
+        """Return `SOURCE/KEY` as fsspec does; no source has an empty name, so that '/' in front
+        says nothing.
+        """
         stripped = super()._strip_protocol(path)
         return stripped.lstrip("/") if isinstance(stripped, str) else stripped
 
-    # --- what there is ---------------------------------------------------------------------------------------------------
+    # --- what there is
+    # --------------------------------------------------------------------------------
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:  # noqa: ANN401
         """List a directory; of a file, itself. Keys come in the order of their bytes."""
@@ -158,18 +172,28 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             prefix = f"{key}/" if key else ""
             with _not_found(path):
                 entries = self.archive.ls(source, prefix)
-                named = (entry for entry in entries if not (entry if isinstance(entry, str) else entry.row.key).endswith("//"))
-                found = [_directory(f"{source}/{one[:-1]}") if isinstance(one, str) else _file(source, one) for one in named]
+                named = (
+                    entry
+                    for entry in entries
+                    if not (entry if isinstance(entry, str) else entry.row.key).endswith("//")
+                )
+                found = [
+                    _directory(f"{source}/{one[:-1]}")
+                    if isinstance(one, str)
+                    else _file(source, one)
+                    for one in named
+                ]
             found = [one for one in found if not one["name"].endswith("/")]
             if not found and key:
                 found = [one for one in [self.info(path)] if one["type"] == "file"]
         return found if detail else [one["name"] for one in found]
 
     def info(self, path: str, **options: Any) -> Info:  # noqa: ANN401
-        """Return name, size, type; of a file LastModified, ETag, SHA-256, object version and status, too, by one look-up.
+        """Return name, size, type; of a file LastModified, ETag, SHA-256, object version and
+        status, too, by one look-up.
 
-        Raises:
-            FileNotFoundError: why the key is not archived, where that is known; or the path ends in '/', and is no directory.
+        Raises: FileNotFoundError: why the key is not archived, where that is known; or the path
+            ends in '/', and is no directory.
         """
         _only_open_has_versions(options)
         given, path = path, self._strip_protocol(path)
@@ -185,7 +209,10 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
                 return _directory(path)
 
     def exists(self, path: str, **options: Any) -> bool:  # noqa: ANN401
-        """Return whether there is such a file or directory. Where the archive cannot be read, raise its error."""
+        """Return whether there is such a file or directory.
+
+        Where the archive cannot be read, raise its error.
+        """
         try:
             self.info(path, **options)
         except FileNotFoundError:
@@ -214,12 +241,16 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         detail: bool = False,
         **options: Any,  # noqa: ANN401
     ) -> list[str] | dict[str, Info]:
-        """Return all files below a path, by a page of keys at a time instead of a question for each directory."""
+        """Return all files below a path, by a page of keys at a time instead of a question for each
+        directory.
+        """
         _only_open_has_versions(options)
         path = self._strip_protocol(path)
         source, key = _split(path)
         if maxdepth is not None:
-            below: list[str] | dict[str, Info] = super().find(path, maxdepth, withdirs, detail, **options)
+            below: list[str] | dict[str, Info] = super().find(
+                path, maxdepth, withdirs, detail, **options
+            )
             return below
         found: dict[str, Info] = {}
         if not source:
@@ -244,7 +275,8 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         names = sorted(name for name in found if not name.endswith("/"))
         return {name: found[name] for name in names} if detail else names
 
-    # --- bytes -----------------------------------------------------------------------------------------------------------
+    # --- bytes
+    # --------------------------------------------------------------------------------
 
     def open(self, path: str, mode: str = "rb", *given: Any, **options: Any) -> Any:  # noqa: ANN401 - fsspec's own
         """Open a file, as `_open`; the path is looked at before fsspec cuts a '/' off."""
@@ -253,15 +285,26 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         return super().open(path, mode, *given, **options)
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> io.BufferedReader:  # noqa: ANN401
-        """Open a file: `object_version` names one version, `as_of` a time. What is compared when is as `Archive.open` says."""
+        """Open a file: `object_version` names one version, `as_of` a time.
+
+        What is compared when is as `Archive.open` says.
+        """
         if mode != "rb":
             self._refuse(path)
         path = self._strip_protocol(path)
         with _not_found(path):
-            found = self.archive.find(*_split(path), options.get("object_version"), as_of=options.get("as_of"))
+            found = self.archive.find(
+                *_split(path), options.get("object_version"), as_of=options.get("as_of")
+            )
         return OpenedFile(path, found)
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:  # noqa: ANN401
+    def cat_file(
+        self,
+        path: str,
+        start: int | None = None,
+        end: int | None = None,
+        **options: Any,  # noqa: ANN401
+    ) -> bytes:
         """Return a file's bytes, or a slice of them."""
         _only_open_has_versions(options)
         source, key = self._file_at(path)
@@ -280,7 +323,9 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         on_error: str = "return",
         **options: Any,  # noqa: ANN401
     ) -> list[bytes | Exception]:
-        """Return slices of files; those that lie close in a chunk are one request, and `max_gap` is not asked."""
+        """Return slices of files; those that lie close in a chunk are one request, and `max_gap` is
+        not asked.
+        """
         _only_open_has_versions(options)
         if not isinstance(paths, list):
             raise TypeError("paths is a list")
@@ -300,7 +345,9 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             else:
                 by_source[source].append((number, key))
         for source, asked in by_source.items():
-            for one in self.archive.read_many(source, [(key, begins[number], stops[number]) for number, key in asked]):
+            for one in self.archive.read_many(
+                source, [(key, begins[number], stops[number]) for number, key in asked]
+            ):
                 number = asked[one.number][0]
                 try:
                     with _not_found(paths[number]):
@@ -311,7 +358,13 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
                     given[number] = error
         return given
 
-    def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **options: Any) -> Any:  # noqa: ANN401
+    def cat(
+        self,
+        path: Any,  # noqa: ANN401
+        recursive: bool = False,
+        on_error: str = "raise",
+        **options: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
         """Return files' bytes, by few requests where a list names them."""
         _only_open_has_versions(options)
         if not recursive:
@@ -319,7 +372,13 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         if recursive or not isinstance(path, list):
             return super().cat(path, recursive, on_error, **options)
         paths = self.expand_path(path)
-        found = zip(paths, self.cat_ranges(paths, None, None, on_error="raise" if on_error == "raise" else "return"), strict=True)
+        found = zip(
+            paths,
+            self.cat_ranges(
+                paths, None, None, on_error="raise" if on_error == "raise" else "return"
+            ),
+            strict=True,
+        )
         return {name: body for name, body in found if on_error != "omit" or isinstance(body, bytes)}
 
     def get(
@@ -333,8 +392,8 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     ) -> None:
         """Write files, and what is below directories, as their keys say.
 
-        Raises:
-            UsageError: a key among those that a directory or a pattern stands for is no path, so that its file would be another
+        Raises: UsageError: a key among those that a directory or a pattern stands for is no path,
+            so that its file would be another
                 key's, or outside; nothing is written.
         """
         _only_open_has_versions(options)
@@ -342,8 +401,13 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         if not recursive:
             self._refuse_other_files(paths)
             if isinstance(rpath, str) and isinstance(lpath, str) and self._is_key_with_magic(rpath):
-                inside = lpath.endswith(os.sep) or os.path.isdir(lpath)  # fsspec puts what a pattern stands for into a folder
-                rpath, lpath = [rpath], [os.path.join(lpath, os.path.basename(rpath)) if inside else lpath]
+                inside = lpath.endswith(os.sep) or os.path.isdir(
+                    lpath
+                )  # fsspec puts what a pattern stands for into a folder
+                rpath, lpath = (
+                    [rpath],
+                    [os.path.join(lpath, os.path.basename(rpath)) if inside else lpath],
+                )
         is_expanded = recursive or any(has_magic(self._strip_protocol(path)) for path in paths)
         if is_expanded and not (isinstance(rpath, list) and isinstance(lpath, list)):
             for path in self.expand_path(rpath, recursive=recursive, maxdepth=maxdepth):
@@ -353,7 +417,9 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
                         f"{path!r} cannot be a path: it has a part that is empty, '.' or '..'",
                         hint="'caf restore' writes any key",
                     )
-        super().get(rpath, lpath, recursive=recursive, callback=callback, maxdepth=maxdepth, **options)
+        super().get(
+            rpath, lpath, recursive=recursive, callback=callback, maxdepth=maxdepth, **options
+        )
 
     def get_file(
         self,
@@ -363,7 +429,10 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         outfile: Any = None,  # noqa: ANN401
         **options: Any,  # noqa: ANN401
     ) -> None:
-        """Write a file; it appears when it is whole and was compared. `callback` is told the size, and how far it is."""
+        """Write a file; it appears when it is whole and was compared.
+
+        `callback` is told the size, and how far it is.
+        """
         _only_open_has_versions(options)
         callback = callback or DEFAULT_CALLBACK
         if outfile is not None or isfilelike(lpath):
@@ -375,7 +444,10 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             with _not_found(rpath), _not_written():
                 found = self.archive.find(*self._file_at(rpath))
                 callback.set_size(found.location.size_bytes)
-                write_whole(Path(lpath), lambda file: found.write_to(cast("IO[bytes]", _Told(file, callback))))
+                write_whole(
+                    Path(lpath),
+                    lambda file: found.write_to(cast("IO[bytes]", _Told(file, callback))),
+                )
 
     def expand_path(
         self,
@@ -385,12 +457,16 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         assume_literal: bool = False,
         **options: Any,  # noqa: ANN401
     ) -> list[str]:
-        """Return the paths that patterns and directories stand for; a key that has a pattern's characters stands for itself."""
+        """Return the paths that patterns and directories stand for; a key that has a pattern's
+        characters stands for itself.
+        """
         _only_open_has_versions(options)
         paths = [path] if isinstance(path, str | os.PathLike) else list(path)
         keys = [] if assume_literal else [one for one in paths if self._is_key_with_magic(one)]
         if not keys:
-            found: list[str] = super().expand_path(paths, recursive, maxdepth, assume_literal=assume_literal, **options)
+            found: list[str] = super().expand_path(
+                paths, recursive, maxdepth, assume_literal=assume_literal, **options
+            )
             return found
         literal = super().expand_path(keys, recursive, maxdepth, assume_literal=True, **options)
         others = [one for one in paths if one not in keys]
@@ -404,36 +480,49 @@ class CafFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         return has_magic(stripped) and not _ends_in_slash(path) and self.isfile(stripped)
 
     def _file_at(self, path: str) -> tuple[str, str]:
-        """Return source and key of a file; raise FileNotFoundError where the path, as it is given, ends in '/'."""
+        """Return source and key of a file; raise FileNotFoundError where the path, as it is given,
+        ends in '/'.
+        """
         source, key = _split(self._strip_protocol(path))
         if key and _ends_in_slash(path):
             raise FileNotFoundError(
-                errno.ENOENT, "no path of a file ends in '/'; 'caf get' and Archive.read give a key that does", path
+                errno.ENOENT,
+                "no path of a file ends in '/'; 'caf get' and Archive.read give a key that does",
+                path,
             )
         return source, key
 
     def _refuse_other_files(self, paths: Sequence[str]) -> None:
-        """Raise FileNotFoundError where fsspec would cut a '/' off a path and take what is a file then; a directory has none."""
+        """Raise FileNotFoundError where fsspec would cut a '/' off a path and take what is a file
+        then; a directory has none.
+        """
         for path in paths:
             if _ends_in_slash(path) and self.isfile(self._strip_protocol(path)):
                 self._file_at(path)
 
-    # --- what is refused -------------------------------------------------------------------------------------------------
+    # --- what is refused
+    # --------------------------------------------------------------------------------
 
     def _refuse(self, path: Any, *_: Any, **__: Any) -> NoReturn:  # noqa: ANN401
         raise OSError(errno.EROFS, "what is archived can be read, and not written, here", path)
 
-    mkdir = makedirs = rmdir = rm = rm_file = _rm = mv = cp_file = copy = touch = pipe_file = put_file = put = _refuse
+    mkdir = makedirs = rmdir = rm = rm_file = _rm = mv = cp_file = copy = touch = pipe_file = (
+        put_file
+    ) = put = _refuse
 
 
 def _close(pid: int, archive: Archive) -> None:
-    """Close what this process opened; a child that was forked would end its parent's connections."""
+    """Close what this process opened; a child that was forked would end its parent's
+    connections.
+    """
     if pid == os.getpid():
         archive.close()
 
 
 def _only_open_has_versions(options: Mapping[str, object]) -> None:
-    """Refuse what would be passed over: fsspec hands any option on, and the current content would be taken for the asked one."""
+    """Refuse what would be passed over: fsspec hands any option on, and the current content would
+    be taken for the asked one.
+    """
     for name in ("object_version", "as_of"):
         if options.get(name) is not None:
             raise TypeError(f"{name} is an option of open() alone: fs.open(path, {name}=…)")

@@ -1,4 +1,6 @@
-"""What one step works with: a source, its settings, the run that works, and the three ports, each opened when it is asked for."""
+"""What one step works with: a source, its settings, the run that works, and the three ports, each
+opened when it is asked for.
+"""
 
 import hashlib
 import threading
@@ -22,10 +24,14 @@ T = TypeVar("T")
 
 
 class Lazy(Generic[T]):
-    """A value that is made when it is first asked for, and closed once. Safe for several threads."""
+    """A value that is made when it is first asked for, and closed once. Safe for several
+    threads.
+    """
 
     def __init__(self, make: Callable[[], T], close: Callable[[T], None] | None = None) -> None:
-        """Take what makes the value, and what closes it. Without `close`, somebody else closes it."""
+        """Take what makes the value, and what closes it. Without `close`, somebody else closes
+        it.
+        """
         self._make = make
         self._close = close
         self._made: list[T] = []
@@ -68,18 +74,13 @@ def _no_end(state: ChunkState) -> None:
 class RunContext:
     """One source's parts, as every step gets them.
 
-    Attributes:
-        source: the source's name.
-        settings: all settings.
-        holder: the run that works.
-        lazy_objects: see `objects`.
-        lazy_store: see `store`.
-        lazy_ledger: see `ledger`.
-        progress: told objects and bytes as they are packed, as differences.
-        upload_progress: told bytes as they are sent to the store, as differences; every copy counts.
-        ended: told `located` or `empty` once this run, and no other, has moved a chunk there.
-        throttle: what the operator ordered; without one nothing is ever held up.
-        waits: where it is said what the run waits for.
+    Attributes: source: the source's name. settings: all settings. holder: the run that works.
+        lazy_objects: see `objects`. lazy_store: see `store`. lazy_ledger: see `ledger`. progress:
+        told objects and bytes as they are packed, as differences. upload_progress: told bytes as
+        they are sent to the store, as differences; every copy counts. ended: told `located` or
+        `empty` once this run, and no other, has moved a chunk there. throttle: what the operator
+        ordered; without one nothing is ever held up. waits: where it is said what the run waits
+        for.
     """
 
     source: str
@@ -132,7 +133,9 @@ class RunContext:
 
     @property
     def archive_id(self) -> str:
-        """An opaque name of the archive, the same for the same source at the same address: 32 hex digits."""
+        """An opaque name of the archive, the same for the same source at the same address: 32 hex
+        digits.
+        """
         return archive_id_of(self.source, self.address)
 
     def lease(self, name: str) -> AbstractContextManager[Lease]:
@@ -140,7 +143,9 @@ class RunContext:
         return self.ledger.leases.hold(name, self.holder, waits=self.waits)
 
     def wait_while_paused(self, check: Callable[[], None]) -> None:
-        """Return once the operator has nothing paused; `check` is called at least once, and may raise to end the wait."""
+        """Return once the operator has nothing paused; `check` is called at least once, and may
+        raise to end the wait.
+        """
         if self.throttle is None:
             check()
         else:
@@ -155,7 +160,9 @@ class RunContext:
         return _folder(self.settings.home / "plans" / self.source)
 
     def kept_locations(self) -> Path:
-        """Return where what the ledger has located of this source is kept as files; they may be removed at any time."""
+        """Return where what the ledger has located of this source is kept as files; they may be
+        removed at any time.
+        """
         return self.settings.home / "located" / self.source
 
     def staging(self) -> Path:
@@ -178,6 +185,7 @@ def _folder(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StagingError(
-            f"the folder {path} cannot be made: {error.strerror}", hint="free the path or set 'home' or 'staging' elsewhere"
+            f"the folder {path} cannot be made: {error.strerror}",
+            hint="free the path or set 'home' or 'staging' elsewhere",
         ) from error
     return path

@@ -1,4 +1,5 @@
-"""Opens what runs and commands work with beside what reading needs, as the settings say: stores, sources, run contexts.
+"""Opens what runs and commands work with beside what reading needs, as the settings say: stores,
+sources, run contexts.
 
 What takes long to load (boto3, the chain's messages) is loaded where it is opened.
 """
@@ -39,8 +40,8 @@ def open_ledger(settings: Settings, waits: Waits | None = None) -> Ledger:
 
     `waits` says it while the database does not answer, and while its tables are made.
 
-    Raises:
-        LedgerUnreachable, LedgerError: it cannot be used. The message names the database without its password.
+    Raises: LedgerUnreachable, LedgerError: it cannot be used. The message names the database
+        without its password.
     """
     waits = waits or Waits()
     with contextlib.ExitStack() as opened:
@@ -68,14 +69,18 @@ def restore_ledger(settings: Settings, ledger: Ledger, path: Path) -> None:
     restore(programs, path, reason="a backup was restored: run `caf doctor`, then `caf resume`")
 
 
-def open_store(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> ChunkStore:
+def open_store(
+    settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None
+) -> ChunkStore:
     """Open the store that the settings name."""
     if settings.store.kind == "jackal":
         return open_jackal(settings, ledger, holder, waits)
     return DirectoryStore(settings.store.folder, ledger.folder_store)
 
 
-def open_jackal(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None) -> "JackalStore":
+def open_jackal(
+    settings: Settings, ledger: Ledger, holder: Holder, waits: Waits | None = None
+) -> "JackalStore":
     """Open the store on Jackal.
 
     Raises:
@@ -85,7 +90,9 @@ def open_jackal(settings: Settings, ledger: Ledger, holder: Holder, waits: Waits
     from caf_pipeline.store.jackal.write import open_jackal_store  # noqa: PLC0415 - half a second that a folder does not need
 
     throttle = open_throttle(settings.jackal, ledger.controls.current, waits)
-    return open_jackal_store(settings.jackal, ledger.transactions(holder), ledger.providers, throttle, waits)
+    return open_jackal_store(
+        settings.jackal, ledger.transactions(holder), ledger.providers, throttle, waits
+    )
 
 
 def jackal_of(context: RunContext) -> "JackalStore":
@@ -130,12 +137,14 @@ def open_restore(
         endpoint_url: of a bucket's server; likewise.
         waits: told while a bucket does not answer.
 
-    Raises:
-        UsageError, SettingsError: it names no place. StagingError: the folder cannot be written. HeldByOther: another process
-        restores into it.
+    Raises: UsageError, SettingsError: it names no place. StagingError: the folder cannot be
+        written. HeldByOther: another process restores into it.
     """
     if not destination:
-        raise UsageError("what to restore to is empty", hint="give a folder ('.' is this one), or s3://BUCKET/PREFIX")
+        raise UsageError(
+            "what to restore to is empty",
+            hint="give a folder ('.' is this one), or s3://BUCKET/PREFIX",
+        )
     with contextlib.ExitStack() as stack:
         if not destination.startswith(BUCKET_SCHEME):
             # More likely a slip of the hand than a folder of that name.
@@ -156,7 +165,9 @@ def open_restore(
 
         bucket = stack.enter_context(
             contextlib.closing(
-                open_bucket_target(destination, profile=profile, endpoint_url=endpoint_url, waits=waits or Waits())
+                open_bucket_target(
+                    destination, profile=profile, endpoint_url=endpoint_url, waits=waits or Waits()
+                )
             )
         )
         yield RestoreBucket(bucket, store, lookup, force=force, dry_run=dry_run)
@@ -199,7 +210,9 @@ def open_run_context(
     waiting: Listener | None = None,
     register: bool = True,
 ) -> RunContext:
-    """Return what the steps of one source work with. Objects and store are opened when a step asks for them; close it.
+    """Return what the steps of one source work with.
+
+    Objects and store are opened when a step asks for them; close it.
 
     Args:
         settings: all settings.
@@ -218,17 +231,30 @@ def open_run_context(
     holder = this_process(run)
     lazy_ledger = Lazy.of(ledger) if ledger else Lazy(lambda: open_ledger(settings), Ledger.close)
     waits = Waits(*([waiting] if waiting else []), _recorder(lazy_ledger, holder, source))
-    told: dict[str, Any] = {"progress": progress, "upload_progress": upload_progress, "ended": ended}
+    told: dict[str, Any] = {
+        "progress": progress,
+        "upload_progress": upload_progress,
+        "ended": ended,
+    }
     context = RunContext(
         source=source,
         settings=settings,
         holder=holder,
-        lazy_objects=Lazy.of(objects) if objects else Lazy(lambda: open_source(settings, source, waits, client)),
+        lazy_objects=Lazy.of(objects)
+        if objects
+        else Lazy(lambda: open_source(settings, source, waits, client)),
         lazy_store=Lazy(lambda: store(lazy_ledger.get(), holder, waits))
         if store
-        else Lazy(lambda: open_store(settings, lazy_ledger.get(), holder, waits), lambda opened: opened.close()),
+        else Lazy(
+            lambda: open_store(settings, lazy_ledger.get(), holder, waits),
+            lambda opened: opened.close(),
+        ),
         lazy_ledger=lazy_ledger,
-        throttle=open_throttle(settings.jackal, lambda: lazy_ledger.get().controls.current(), waits),  # noqa: PLW0108 - opened when it is asked
+        throttle=open_throttle(
+            settings.jackal,
+            lambda: lazy_ledger.get().controls.current(),  # noqa: PLW0108 - opened late
+            waits,
+        ),
         waits=waits,
         **{name: listener for name, listener in told.items() if listener},
     )

@@ -1,6 +1,9 @@
-"""How the value of each kind of setting is written. Every check says in its message what the value must be.
+"""How the value of each kind of setting is written.
 
-The checks look at the text only: whether a bucket, a server or a folder is there is found out when it is used.
+Every check says in its message what the value must be.
+
+The checks look at the text only: whether a bucket, a server or a folder is there is found out when
+it is used.
 """
 
 import os
@@ -12,19 +15,26 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr
 from pydantic_core import PydanticKnownError
 
-MAX_SOURCE_NAME: Final = 30  # so that a chunk's id is at most 50 characters: <name>-<12 hex>-<5 digits>
+MAX_SOURCE_NAME: Final = (
+    30  # so that a chunk's id is at most 50 characters: <name>-<12 hex>-<5 digits>
+)
 MAX_KEY_BYTES: Final = 1024  # of an object in S3
 LEAST_WORDS: Final = 12  # of a mnemonic
 
 MAX_PATTERNS_SIZE: Final = 600_000
-"""Of the patterns of one setting, which become one expression. DuckDB 2.0 gives RE2 8 MiB for one: 699,050 instructions, as found
-by trial. A byte takes one, `?` 10, `*` 11 and each further pattern one more; so many are counted here that it always fits."""
+"""Of the patterns of one setting, which become one expression.
+
+DuckDB 2.0 gives RE2 8 MiB for one: 699,050 instructions, as found by trial. A byte takes one, `?`
+10, `*` 11 and each further pattern one more; so many are counted here that it always fits.
+"""
 
 _WILD_SIZE: Final = 12
 
 _SOURCE_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9._-]{1,255}|arn:[A-Za-z0-9:/_-]+")
-"""As S3's client has it: old buckets, and other servers, have names that AWS gives no more; an ARN names an access point."""
+"""As S3's client has it: old buckets, and other servers, have names that AWS gives no more; an ARN
+names an access point.
+"""
 
 _REGION: Final = re.compile(r"(?![0-9]+$)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 _HOST: Final = re.compile(r"(?:(?!-)[A-Za-z0-9_-]{1,63}(?<!-)\.)*(?!-)[A-Za-z0-9_-]{1,63}(?<!-)\.?")
@@ -41,17 +51,22 @@ _DATABASE_URL: Final = re.compile(
     rf"(?:/(?:{_PLAIN}|:)*)?"
     rf"(?:\?(?P<parameters>[a-z_]+=(?:(?!=)(?:{_PLAIN}|[/:,]))*(?:&[a-z_]+=(?:(?!=)(?:{_PLAIN}|[/:,]))*)*)?)?"
 )
-"""The address of a Postgres database, as libpq reads it, and stricter: user, password and host end at one possible place only."""
+"""The address of a Postgres database, as libpq reads it, and stricter: user, password and host end
+at one possible place only.
+"""
 
 ENCODE_IN_URL: Final = (
-    "percent-encode spaces and '@', '/', '?', '#', '%', '&', '[', ']' and '\\' in user and password, and ':' in the user"
+    "percent-encode spaces and '@', '/', '?', '#', '%', '&', '[', ']' and '\\' "
+    "in user and password, and ':' in the user"
 )
 
 _STORAGE_CLASS: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 _MAIL_ADDRESS: Final = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+")
 
 # Dagster's own rule, which it keeps when the assets are built; a test compares the two.
-_OWNER: Final = re.compile(r"team:.+|\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}\b", re.DOTALL)
+_OWNER: Final = re.compile(
+    r"team:.+|\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}\b", re.DOTALL
+)
 
 
 def is_source_name(name: str) -> bool:
@@ -61,7 +76,10 @@ def is_source_name(name: str) -> bool:
 
 def _source_name(name: str) -> str:
     if not is_source_name(name):
-        raise ValueError(f"a source's name has at most {MAX_SOURCE_NAME} of a-z, 0-9 and '-', no '-' at either end")
+        raise ValueError(
+            f"a source's name has at most {MAX_SOURCE_NAME} of a-z, 0-9 and '-', no '-' at either "
+            "end"
+        )
     return name
 
 
@@ -74,13 +92,18 @@ def _bucket(name: str) -> str:
 
 
 def names_access_point(bucket: str) -> bool:
-    """Tell whether a source's `bucket` is an access point, by its ARN or its alias. S3's reports and events name the bucket."""
+    """Tell whether a source's `bucket` is an access point, by its ARN or its alias.
+
+    S3's reports and events name the bucket.
+    """
     return bucket.startswith("arn:") or bucket.endswith(("-s3alias", "--ol-s3"))
 
 
 def _prefix(text: str) -> str:
     if "\0" in text or len(text.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
-        raise ValueError(f"must be the beginning of a key: at most {MAX_KEY_BYTES:,} bytes, none of them 0")
+        raise ValueError(
+            f"must be the beginning of a key: at most {MAX_KEY_BYTES:,} bytes, none of them 0"
+        )
     return text
 
 
@@ -101,7 +124,8 @@ def _patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
     size = sum(len(pattern.encode()) + 1 for pattern in patterns) + wild * (_WILD_SIZE - 1)
     if size > MAX_PATTERNS_SIZE:
         raise ValueError(
-            f"must be shorter: its {len(patterns):,} patterns come to {size:,} bytes, where '*' and '?' count as {_WILD_SIZE},"
+            f"must be shorter: its {len(patterns):,} patterns come to {size:,} bytes, where '*' "
+            f"and '?' count as {_WILD_SIZE},"
             f" and at most {MAX_PATTERNS_SIZE:,} can be matched"
         )
     return patterns
@@ -113,8 +137,16 @@ def _report_folder(text: str) -> str:
         return text
     bucket, _, folder = text.removeprefix("s3://").partition("/")
     segments = folder.removesuffix("/").split("/")
-    if not text.startswith("s3://") or not _BUCKET.fullmatch(bucket) or len(segments) < 2 or not all(segments[-2:]):
-        raise ValueError("must be the folder of S3 Inventory's reports: s3://DEST-BUCKET/PREFIX/SOURCE-BUCKET/CONFIG-ID/")
+    if (
+        not text.startswith("s3://")
+        or not _BUCKET.fullmatch(bucket)
+        or len(segments) < 2
+        or not all(segments[-2:])
+    ):
+        raise ValueError(
+            "must be the folder of S3 Inventory's reports: "
+            "s3://DEST-BUCKET/PREFIX/SOURCE-BUCKET/CONFIG-ID/"
+        )
     return text if text.endswith("/") else f"{text}/"
 
 
@@ -125,13 +157,19 @@ def _server(text: str) -> str:
     if "@" in text.partition("://")[2].partition("/")[0]:
         raise ValueError("must not hold a user or a password")
     if not text.isascii() or not text.isprintable() or set(" ?#") & set(text):
-        raise ValueError("must be a URL such as https://host:9000, without '?', '#', spaces and letters beyond ASCII")
+        raise ValueError(
+            "must be a URL such as https://host:9000, without '?', '#', spaces and letters beyond "
+            "ASCII"
+        )
     try:
         host, port = urlsplit(text).hostname or "", urlsplit(text).port
     except ValueError:
         host, port = "", 0
     if port == 0 or not (_HOST.fullmatch(host) or (":" in host and _IPV6.fullmatch(host))):
-        raise ValueError("must be a URL such as https://host:9000, with the name of a host and a port up to 65535")
+        raise ValueError(
+            "must be a URL such as https://host:9000, with the name of a host and a port up to "
+            "65535"
+        )
     return text
 
 
@@ -143,7 +181,10 @@ def _endpoint(text: str) -> str:
 
 def _queue(text: str) -> str:
     if text and len([part for part in urlsplit(_server(text)).path.split("/") if part]) < 2:
-        raise ValueError("must be a queue's URL such as https://sqs.eu-central-1.amazonaws.com/111122223333/photos")
+        raise ValueError(
+            "must be a queue's URL such as "
+            "https://sqs.eu-central-1.amazonaws.com/111122223333/photos"
+        )
     return text
 
 
@@ -155,13 +196,17 @@ def _region(name: str) -> str:
 
 def _owner(name: str) -> str:
     if not _OWNER.fullmatch(name):
-        raise ValueError("must be team:NAME or an e-mail address: it is who the Dagster UI names, not the wallet")
+        raise ValueError(
+            "must be team:NAME or an e-mail address: it is who the Dagster UI names, not the wallet"
+        )
     return name
 
 
 def _chain_id(name: str) -> str:
     if not _CHAIN_ID.fullmatch(name):
-        raise ValueError("must be a chain's id such as jackal-1: 1 to 50 letters, digits, '.', '-' and '_'")
+        raise ValueError(
+            "must be a chain's id such as jackal-1: 1 to 50 letters, digits, '.', '-' and '_'"
+        )
     return name
 
 
@@ -180,7 +225,8 @@ def _key(secret: SecretStr | None) -> SecretStr | None:
 
 
 def is_database_url(text: str) -> bool:
-    """Return whether the text is an address of a Postgres database whose user, password and host are certain.
+    """Return whether the text is an address of a Postgres database whose user, password and host
+    are certain.
 
     Otherwise a part of the password could be taken for the host or the database, and be shown.
     """
@@ -204,7 +250,12 @@ def _webhook(secret: SecretStr | None) -> SecretStr | None:
         host = urlsplit(text).hostname or ""
     except ValueError:
         host = ""
-    if text and (not text.startswith(("http://", "https://")) or not host or not text.isascii() or not text.isprintable()):
+    if text and (
+        not text.startswith(("http://", "https://"))
+        or not host
+        or not text.isascii()
+        or not text.isprintable()
+    ):
         raise ValueError("must be a URL such as https://host/path")
     return secret if text else None
 
@@ -276,4 +327,6 @@ Whole = Annotated[int, BeforeValidator(_no_truth_value)]
 Number = Annotated[float, BeforeValidator(_no_truth_value), Field(allow_inf_nan=False)]
 Size = Annotated[ByteSize, BeforeValidator(_no_truth_value)]
 Duration = Annotated[int, BeforeValidator(_duration)]  # seconds
-ProofType = Annotated[int, BeforeValidator(_no_truth_value), AfterValidator(_proof_type)]  # a Literal refuses the text "3"
+ProofType = Annotated[
+    int, BeforeValidator(_no_truth_value), AfterValidator(_proof_type)
+]  # a Literal refuses the text "3"

@@ -1,8 +1,9 @@
-"""The messages about wrong settings: name, value found, value expected, and the variable that it came from.
+"""The messages about wrong settings: name, value found, value expected, and the variable that it
+came from.
 
-Pydantic says what a value must be; `_MUST` has other words for what only programmers understand. No secret is in a message:
-neither its value, nor that of a setting that is not known, nor what stands where a table must be, since either may be a secret
-at the wrong place.
+Pydantic says what a value must be; `_MUST` has other words for what only programmers understand. No
+secret is in a message: neither its value, nor that of a setting that is not known, nor what stands
+where a table must be, since either may be a secret at the wrong place.
 """
 
 import json
@@ -25,7 +26,9 @@ SHOWN_CHARACTERS: Final = 60  # of a value
 SHOWN_PROBLEMS: Final = 10  # of one reading
 
 LIKE: Final = 0.6
-"""How like another a name is that is taken for the other one, mistyped; `get_close_matches` counts from 0 to 1."""
+"""How like another a name is that is taken for the other one, mistyped; `get_close_matches` counts
+from 0 to 1.
+"""
 
 LIKE_VARIABLE: Final = 0.9
 """The same for variables, of which other programs have some that begin as ours do."""
@@ -56,17 +59,23 @@ Place = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the settings were read: the file, what it has, and all variables, their names in upper case."""
+    """Where the settings were read: the file, what it has, and all variables, their names in upper
+    case.
+    """
 
     file: Path
     values: Mapping[str, Any]
     environment: Mapping[str, str]
 
     def variable_of(self, place: Place) -> str:
-        """Return the variable that gives a setting, or the first one that gives part of a table; "" where the file does."""
+        """Return the variable that gives a setting, or the first one that gives part of a table; ""
+        where the file does.
+        """
         for length in range(len(place), 0, -1):
             name = _variable(place[:length])
-            if name in self.environment and _has(_from_json(self.environment[name]), place[length:]):
+            if name in self.environment and _has(
+                _from_json(self.environment[name]), place[length:]
+            ):
                 return name
         if _has(self.values, place):
             return ""
@@ -79,12 +88,16 @@ def nearest(name: str, known: Iterable[str], like: float = LIKE) -> str:
     return next(iter(get_close_matches(name, list(known), 1, like)), "")
 
 
-def wrong_settings(error: ValidationError, model: type[BaseModel], origin: Origin, secrets: Iterable[str]) -> SettingsError:
+def wrong_settings(
+    error: ValidationError, model: type[BaseModel], origin: Origin, secrets: Iterable[str]
+) -> SettingsError:
     """Return the error that says all that is wrong, by where it came from."""
     by_origin: dict[str, list[str]] = {}
     found = error.errors(include_url=False)
     for each in found[:SHOWN_PROBLEMS]:
-        by_origin.setdefault(_origin_of(each, model, origin), []).append(_problem(each, model, frozenset(secrets)))
+        by_origin.setdefault(_origin_of(each, model, origin), []).append(
+            _problem(each, model, frozenset(secrets))
+        )
     said = [f"{where}: {'; '.join(problems)}" for where, problems in by_origin.items()]
     if len(found) > SHOWN_PROBLEMS:
         said.append(f"and {len(found) - SHOWN_PROBLEMS} more")
@@ -96,21 +109,34 @@ def not_json(model: type[BaseModel], origin: Origin) -> SettingsError:
     for name in sorted(each for each in origin.environment if each.startswith(_PREFIX)):
         place = tuple(name.removeprefix(_PREFIX).lower().split(_BETWEEN))
         kind = _kind(model, place)
-        if _from_json(origin.environment[name]) is None and (_is_table(kind) or get_origin(kind) is tuple):
+        if _from_json(origin.environment[name]) is None and (
+            _is_table(kind) or get_origin(kind) is tuple
+        ):
             what = "a table" if _is_table(kind) else _A_LIST
-            return SettingsError(f"{name}: {'.'.join(place)} must be {what}, written as JSON", hint=DOCUMENTATION)
-    return SettingsError(f"a variable that begins with {_PREFIX} must be JSON, and is not", hint=DOCUMENTATION)
+            return SettingsError(
+                f"{name}: {'.'.join(place)} must be {what}, written as JSON", hint=DOCUMENTATION
+            )
+    return SettingsError(
+        f"a variable that begins with {_PREFIX} must be JSON, and is not", hint=DOCUMENTATION
+    )
 
 
-def mistyped_variable(model: type[BaseModel], origin: Origin, others: Iterable[str]) -> SettingsError | None:
-    """Return the error for a variable that looks like a misspelt setting; it would be ignored, even a spend cap.
+def mistyped_variable(
+    model: type[BaseModel], origin: Origin, others: Iterable[str]
+) -> SettingsError | None:
+    """Return the error for a variable that looks like a misspelt setting; it would be ignored, even
+    a spend cap.
 
     `others` are further variables that exist.
     """
     tops = {_variable((name,)) for name in model.model_fields}
     known = [*others, *map(_variable, _settings(model))]
     for name in sorted(origin.environment):
-        if not name.startswith(_PREFIX) or name in known or _PREFIX + name[len(_PREFIX) :].partition(_BETWEEN)[0] in tops:
+        if (
+            not name.startswith(_PREFIX)
+            or name in known
+            or _PREFIX + name[len(_PREFIX) :].partition(_BETWEEN)[0] in tops
+        ):
             continue  # what is below a section is for the section to refuse
         if near := nearest(name, [*known, *_of_a_table(model, name)], LIKE_VARIABLE):
             return SettingsError(
@@ -120,7 +146,8 @@ def mistyped_variable(model: type[BaseModel], origin: Origin, others: Iterable[s
     return None
 
 
-# --- one problem ---------------------------------------------------------------------------------------------------------
+# --- one problem
+# ------------------------------------------------------------------------------------------
 
 
 def _problem(error: ErrorDetails, model: type[BaseModel], secrets: frozenset[str]) -> str:
@@ -132,12 +159,20 @@ def _problem(error: ErrorDetails, model: type[BaseModel], secrets: frozenset[str
         return f"{name} is not a setting{_did_you_mean(model, place)}"
     kind = _kind(model, place)
     if _is_table(kind):
-        return f"{name}: {error['ctx']['error']}" if type_of_error == "value_error" else _not_a_table(kind, place)
+        return (
+            f"{name}: {error['ctx']['error']}"
+            if type_of_error == "value_error"
+            else _not_a_table(kind, place)
+        )
     shown = "" if place[-1] in secrets else _shown(error["input"])
     if not shown:
         return f"{name} {_must(error)}"
     of_list = isinstance(error["loc"][-1], int)
-    return f"{name} has {shown}, which {_must(error)}" if of_list else f"{name} is {shown}, but {_must(error)}"
+    return (
+        f"{name} has {shown}, which {_must(error)}"
+        if of_list
+        else f"{name} is {shown}, but {_must(error)}"
+    )
 
 
 def _must(error: ErrorDetails) -> str:
@@ -164,7 +199,9 @@ def _origin_of(error: ErrorDetails, model: type[BaseModel], origin: Origin) -> s
 
 def _place(error: ErrorDetails) -> Place:
     """Return the setting that an error is about; of a list, not which of its elements."""
-    return tuple(str(part) for part in error["loc"] if not isinstance(part, int) and part != "[key]")
+    return tuple(
+        str(part) for part in error["loc"] if not isinstance(part, int) and part != "[key]"
+    )
 
 
 def _not_a_table(kind: Any, place: Place) -> str:  # noqa: ANN401 - an annotation may be anything
@@ -180,7 +217,10 @@ def _did_you_mean(model: type[BaseModel], place: Place) -> str:
         return f": did you mean '{near}'?"
     for other in _settings(model):
         if other[-1] == place[-1]:
-            return f": did you mean {'.'.join(other)}{', above the first [section]' if len(other) == 1 else ''}?"
+            return (
+                ": did you mean "
+                f"{'.'.join(other)}{', above the first [section]' if len(other) == 1 else ''}?"
+            )
     return ""
 
 
@@ -191,13 +231,20 @@ def _shown(value: object) -> str:
     if isinstance(value, int | float):
         return f"{value}"[:SHOWN_CHARACTERS]
     if not isinstance(value, str):
-        return "a list" if isinstance(value, list | tuple) else "a table" if isinstance(value, Mapping) else "a date or a time"
+        return (
+            "a list"
+            if isinstance(value, list | tuple)
+            else "a table"
+            if isinstance(value, Mapping)
+            else "a date or a time"
+        )
     if _CREDENTIALS_IN_URL.search(value) or len(value.split()) >= _WORDS_OF_A_WALLET:
         return ""
     return f"'{value}'" if len(value) <= SHOWN_CHARACTERS else f"'{value[:SHOWN_CHARACTERS]}…'"
 
 
-# --- the model -----------------------------------------------------------------------------------------------------------
+# --- the model
+# ------------------------------------------------------------------------------------------
 
 
 def _kind(model: type[BaseModel], place: Place) -> Any:  # noqa: ANN401 - an annotation may be anything
@@ -229,7 +276,8 @@ def _settings(model: type[BaseModel]) -> Iterator[Place]:
             yield from ((name, inner) for inner in kind.model_fields)
 
 
-# --- variables -----------------------------------------------------------------------------------------------------------
+# --- variables
+# ------------------------------------------------------------------------------------------
 
 
 def _variable(place: Place) -> str:
@@ -237,13 +285,17 @@ def _variable(place: Place) -> str:
 
 
 def _of_a_table(model: type[BaseModel], variable: str) -> Iterator[str]:
-    """Yield how a variable would be written that sets something of one of many tables, e.g. of a source."""
+    """Yield how a variable would be written that sets something of one of many tables, e.g. of a
+    source.
+    """
     for name in model.model_fields:
         kind = _kind(model, (name,))
         if get_origin(kind) is not dict:
             continue
         for field in get_args(kind)[1].model_fields:
-            if match := re.fullmatch(f"{_variable((name,))[:-1]}S?_+(.+?)_+{field.upper()}", variable):
+            if match := re.fullmatch(
+                f"{_variable((name,))[:-1]}S?_+(.+?)_+{field.upper()}", variable
+            ):
                 yield _variable((name, match[1], field))
 
 

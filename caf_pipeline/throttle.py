@@ -11,13 +11,20 @@ from caf_pipeline.settings import JackalSettings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 CONTROLS_SECONDS: Final = 2.0
-"""How old what is known of the controls may be: they are obeyed within seconds, and a look is a query to the ledger."""
+"""How old what is known of the controls may be: they are obeyed within seconds, and a look is a
+query to the ledger.
+"""
 
 TICK_SECONDS: Final = 0.5
-"""Between two looks while work is held up. Each calls `check`, so that a lost lease ends the wait within a second."""
+"""Between two looks while work is held up.
+
+Each calls `check`, so that a lost lease ends the wait within a second.
+"""
 
 PIECES_PER_SECOND: Final = 4
-"""Under a bandwidth, how many pieces a second's bytes are cut into at least: a piece is not held up once it is on its way."""
+"""Under a bandwidth, how many pieces a second's bytes are cut into at least: a piece is not held up
+once it is on its way.
+"""
 
 LEAST_PIECE_BYTES: Final = 16 << 10
 
@@ -27,7 +34,9 @@ def _no_check() -> None:
 
 
 class Throttle:
-    """Holds work up as the operator ordered. Safe for several threads, which share the bandwidth in the order they come.
+    """Holds work up as the operator ordered.
+
+    Safe for several threads, which share the bandwidth in the order they come.
 
     Controls that cannot be read now are those last read; where none ever were, the error is raised.
     """
@@ -105,17 +114,20 @@ class Throttle:
         return True
 
     def sent(self, size_bytes: int, check: Callable[[], None] = _no_check) -> bool:
-        """Count bytes that were sent, and return once the bandwidth allows further ones and nothing is paused.
+        """Count bytes that were sent, and return once the bandwidth allows further ones and nothing
+        is paused.
 
-        Returns:
-            Whether a pause or a limit held it up; that reading the controls takes time does not count.
+        Returns: Whether a pause or a limit held it up; that reading the controls takes time does
+            not count.
         """
         with self._lock:
             self._asked += size_bytes
             mine = self._asked
         if limited := self._missing(mine) > 0:
             with self._waits.waiting(
-                "the bandwidth limit to allow more", ends_by="'caf limit' raises it", grace=UNANSWERED_SECONDS
+                "the bandwidth limit to allow more",
+                ends_by="'caf limit' raises it",
+                grace=UNANSWERED_SECONDS,
             ):
                 while (missing := self._missing(mine)) > 0:
                     self._sleep(min(missing, TICK_SECONDS))
@@ -124,7 +136,9 @@ class Throttle:
         return limited or paused
 
     def _missing(self, mine: int) -> float:
-        """Return the seconds until the bandwidth has granted this many bytes, at the rate that holds now."""
+        """Return the seconds until the bandwidth has granted this many bytes, at the rate that
+        holds now.
+        """
         rate = self.bandwidth()
         with self._lock:
             now = self._clock()
@@ -151,6 +165,12 @@ class Throttle:
             return self._last
 
 
-def open_throttle(settings: JackalSettings, controls: Callable[[], OperatorControls], waits: Waits | None = None) -> Throttle:
-    """Return what holds work back as the operator has set it, and as the settings say where nothing is set."""
-    return Throttle(controls, bandwidth=settings.bandwidth, spend_cap=settings.spend_cap, waits=waits)
+def open_throttle(
+    settings: JackalSettings, controls: Callable[[], OperatorControls], waits: Waits | None = None
+) -> Throttle:
+    """Return what holds work back as the operator has set it, and as the settings say where nothing
+    is set.
+    """
+    return Throttle(
+        controls, bandwidth=settings.bandwidth, spend_cap=settings.spend_cap, waits=waits
+    )

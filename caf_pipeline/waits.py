@@ -1,4 +1,5 @@
-"""What a run waits for now: whatever waits says for what, since when and what ends it, and listeners show it.
+"""What a run waits for now: whatever waits says for what, since when and what ends it, and
+listeners show it.
 
 A wait that is over within its grace is not told.
 """
@@ -12,19 +13,27 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 BRIEF_SECONDS: Final = 1.0
-"""Grace of what is waited for as a matter of course, such as the next block: a fast network would fill the terminal."""
+"""Grace of what is waited for as a matter of course, such as the next block: a fast network would
+fill the terminal.
+"""
 
 UNANSWERED_SECONDS: Final = 4.0
-"""Grace of a question to a server: longer than an answer takes, and soon enough to say that it is asked again."""
+"""Grace of a question to a server: longer than an answer takes, and soon enough to say that it is
+asked again.
+"""
 
 RENEW_SECONDS: Final = 10.0
-"""How often listeners are told again of waits that go on, so that a process which died no longer seems to wait."""
+"""How often listeners are told again of waits that go on, so that a process which died no longer
+seems to wait.
+"""
 
 LINE_SECONDS: Final = 60.0
 """Between two lines that say how far a command is, where there is no terminal."""
 
 _LOOK_SECONDS: Final = 0.25
-_IDLE_LOOKS: Final = 20  # after which the thread that looks ends; a fetch of many objects begins a wait a thousand times a second
+# after which the thread that looks ends; a fetch of many objects begins a wait a thousand times a
+# second
+_IDLE_LOOKS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,9 @@ class Wait:
 
 
 Listener = Callable[[Sequence[Wait]], None]
-"""Takes all waits that are told now: at each change, and every `RENEW_SECONDS` while there are any."""
+"""Takes all waits that are told now: at each change, and every `RENEW_SECONDS` while there are
+any.
+"""
 
 
 class OpenWait:
@@ -69,7 +80,9 @@ class OpenWait:
         self.graces: list[float] = []
 
     def moved(self) -> None:
-        """Restart the time of the wait: there was progress, e.g. bytes of an answer, but it goes on."""
+        """Restart the time of the wait: there was progress, e.g. bytes of an answer, but it goes
+        on.
+        """
         self._waits._begin_again(self)
 
     def wait(self) -> Wait:
@@ -118,7 +131,9 @@ class Waits:
         with self._lock:
             one = self._open.get(key)
             if one is None:
-                one = self._open[key] = OpenWait(self, Wait(what, ends_by, datetime.now(UTC), self._chunk), time.monotonic())
+                one = self._open[key] = OpenWait(
+                    self, Wait(what, ends_by, datetime.now(UTC), self._chunk), time.monotonic()
+                )
             one.graces.append(grace)
             self._look_on()
         try:
@@ -138,7 +153,8 @@ class Waits:
     def lease(self, name: str, run: str) -> Iterator[None]:
         """Say that the caller waits for a lease that a run holds."""
         with self.waiting(
-            f"the lease on {name}, which run {run} holds", ends_by="it ends when that run gives the lease back, or is dead"
+            f"the lease on {name}, which run {run} holds",
+            ends_by="it ends when that run gives the lease back, or is dead",
         ):
             yield
 
@@ -153,7 +169,9 @@ class Waits:
                 now = time.monotonic()
                 due = tuple(one.wait() for one in self._open.values() if one.due() <= now)
                 news = due != self._told or bool(again and due)
-                self._told = due  # while it is locked: who ends a wait sees whether it is being told, and waits until it was
+                # while it is locked: who ends a wait sees whether it is being told, and waits until
+                # it was
+                self._told = due
             if news:
                 for listener in self._listeners:
                     listener(due)

@@ -1,4 +1,6 @@
-"""What every test gets: the servers' fixtures, and an environment in which no developer's own AWS settings count."""
+"""What every test gets: the servers' fixtures, and an environment in which no developer's own AWS
+settings count.
+"""
 
 import os
 import shutil
@@ -12,13 +14,18 @@ from hypothesis import HealthCheck, settings
 from caf_pipeline.caf.merkle import IMPLEMENTATION
 from caf_pipeline.ledger.embedded import PLACE_VARIABLE
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; the tests of Ctrl-C need it
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in a shell's background job; the tests of Ctrl-C need it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No test measures time: how long an example takes tells of what else the machine does. Fixtures that a test shares among its
-# examples are meant so.
+# No test measures time: how long an example takes tells of what else the machine does. Fixtures
+# that a test shares among its examples are meant so.
 settings.register_profile(
-    "tests", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    "tests",
+    settings(),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.register_profile("few", settings.get_profile("tests"), max_examples=25)  # of `make test`
 settings.load_profile("tests")
@@ -43,8 +50,12 @@ _place = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep root's ledgers of homes in pytest's folders, which are private, in a folder of this session."""
-    if os.geteuid() == 0 and PLACE_VARIABLE not in os.environ:  # a process of pytest-xdist inherits the variable
+    """Keep root's ledgers of homes in pytest's folders, which are private, in a folder of this
+    session.
+    """
+    if (
+        os.geteuid() == 0 and PLACE_VARIABLE not in os.environ
+    ):  # a process of pytest-xdist inherits the variable
         config.stash[_place] = Path(tempfile.mkdtemp(prefix="caf-place-"))
         config.stash[_place].chmod(0o755)
         os.environ[PLACE_VARIABLE] = str(config.stash[_place])

@@ -20,14 +20,18 @@ MISSING = [program for program in ("rclone", "openssl", "tar", "curl") if not sh
 
 def told_by(*command):
     """Return the lines that a benchmark prints, run as a module of Python."""
-    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 @pytest.fixture(scope="module")
 def told_by_cases():
-    """What each case tells, by name; all are measured by one process, which starts their servers once."""
+    """What each case tells, by name; all are measured by one process, which starts their servers
+    once.
+    """
     lines = told_by("benchmarks", "--scale", "tiny", "--pairs", "1")
     return {told["case"]: told for told in map(json.loads, lines)}
 
@@ -39,8 +43,15 @@ def test_a_case_tells_its_ratio_as_json(told_by_cases, case):
     told = told_by_cases[case]
     assert (told["scale"], told["pairs"]) == ("tiny", 1)
     assert told["ratio"] == pytest.approx(told["ours"]["seconds"] / told["theirs"]["seconds"])
-    assert min(told["ours"]["cpu_seconds"], told["theirs"]["cpu_seconds"], told["theirs"]["peak_bytes"]) > 0
-    served = case.startswith(("packing", "journal", "report", "listing", "restore", "read-one", "read-large", "whole"))
+    assert (
+        min(
+            told["ours"]["cpu_seconds"], told["theirs"]["cpu_seconds"], told["theirs"]["peak_bytes"]
+        )
+        > 0
+    )
+    served = case.startswith(
+        ("packing", "journal", "report", "listing", "restore", "read-one", "read-large", "whole")
+    )
     assert (told.get("server") in {"versitygw", "moto"}) == served
 
 
@@ -55,13 +66,18 @@ def test_workers_that_share_a_ledger_are_simulated():
 @pytest.mark.thorough
 def test_dagster_shows_all_chunks_of_a_ledger_as_partitions():
     lines = told_by("benchmarks.partitions", "--chunks", "30")
-    [told] = [json.loads(line) for line in lines if line.startswith("{")]  # the code server speaks, too
+    [told] = [
+        json.loads(line) for line in lines if line.startswith("{")
+    ]  # the code server speaks, too
     assert (told["chunks"], min(told["seconds"].values()) >= 0) == (30, True)
 
 
 @pytest.mark.thorough
 def test_archives_of_other_programs_are_made_and_read():
-    [told] = map(json.loads, told_by("benchmarks.formats", "--files", "50", "--inputs", "3", "--entries", "4"))
+    [told] = map(
+        json.loads,
+        told_by("benchmarks.formats", "--files", "50", "--inputs", "3", "--entries", "4"),
+    )
     assert (told["files"], told["log_mb"]) == (50, 0.4)
     assert min(told["look_ups_a_second"], told["written_mb_a_second"], told["read_mb_a_second"]) > 0
 
@@ -71,8 +87,21 @@ def test_a_daemon_tells_what_its_runs_cost():
     arguments = ["--chunks", "2", "--puts", "0", "--storage", "sqlite", "--workers", "2"]
     [told, by_command] = map(json.loads, told_by("benchmarks.daemon", *arguments))
     assert (by_command["runs"], by_command["failed_runs"], by_command["workers"]) == (2, 0, 2)
-    assert (told["chunks"], told["storage"], told["runs"], told["failed_runs"]) == (2, "sqlite", 2, 0)
-    assert min(told["median_events_a_run"], told["storage_bytes_a_run"], told["runs_a_minute"], told["queued_a_second"]) > 0
+    assert (told["chunks"], told["storage"], told["runs"], told["failed_runs"]) == (
+        2,
+        "sqlite",
+        2,
+        0,
+    )
+    assert (
+        min(
+            told["median_events_a_run"],
+            told["storage_bytes_a_run"],
+            told["runs_a_minute"],
+            told["queued_a_second"],
+        )
+        > 0
+    )
 
 
 @pytest.mark.thorough
@@ -88,7 +117,13 @@ def test_a_case_tells_how_its_costs_grow():
 
 @pytest.mark.thorough
 def test_a_case_that_there_is_not_is_named():
-    done = subprocess.run([sys.executable, "-m", "benchmarks", "nothing"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "nothing"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no case 'nothing'; there are writer-small, " in done.stderr
 
@@ -101,7 +136,9 @@ def test_a_command_that_fails_is_told_and_not_measured():
 def test_the_peak_is_that_of_the_command_and_not_of_what_measures_it():
     ballast = bytearray(100 << 20)
     ballast[:: 4 << 10] = b"x" * (len(ballast) // (4 << 10))
-    found = compare(Command([sys.executable, "-c", "x = b'x' * (300 << 20)"]), Command(["true"]), pairs=1).summary()
+    found = compare(
+        Command([sys.executable, "-c", "x = b'x' * (300 << 20)"]), Command(["true"]), pairs=1
+    ).summary()
     assert found["ours"]["peak_bytes"] > 300 << 20
     assert found["theirs"]["peak_bytes"] < len(ballast) // 2
 
@@ -113,16 +150,33 @@ def test_what_a_command_tells_of_one_time_is_shown_beside_what_all_of_them_took(
 
 def test_what_a_run_made_is_gone_before_the_next(tmp_path):
     made = tmp_path / "made"
-    compare(Command(["mkdir", str(made)], removed=[made]), Command(["mkdir", str(made)], removed=[made]), pairs=2)
+    compare(
+        Command(["mkdir", str(made)], removed=[made]),
+        Command(["mkdir", str(made)], removed=[made]),
+        pairs=2,
+    )
 
 
-def test_the_page_shows_each_cases_newest_line_and_whether_its_goal_is_reached(tmp_path, monkeypatch):
+def test_the_page_shows_each_cases_newest_line_and_whether_its_goal_is_reached(
+    tmp_path, monkeypatch
+):
     usage = [Usage(seconds, seconds, 1 << 20, ["true"]) for seconds in (1.0, 2.0, 4.0)]
     found = Compared(usage, usage[::-1]).summary()
     assert (found["ratio"], found["lowest"], found["highest"]) == (1.0, 0.25, 4.0)
-    about = {"scale": "full", "at": "2026-11-22T00:00:00+00:00", "commit": "abc", "machine": "one of ours"}
+    about = {
+        "scale": "full",
+        "at": "2026-11-22T00:00:00+00:00",
+        "commit": "abc",
+        "machine": "one of ours",
+    }
     lines = [
-        {"case": "writer-small", **found, "ratio": ratio, "goals": {"ratio": 1.0, "cpu_ratio": 3.0}, **about}
+        {
+            "case": "writer-small",
+            **found,
+            "ratio": ratio,
+            "goals": {"ratio": 1.0, "cpu_ratio": 3.0},
+            **about,
+        }
         for ratio in (3.0, 0.9)
     ] + [{"case": "upload", **found, "ratio": 1.2, "goals": {"ratio": 1.1}, **about}]
     history, page, plot = tmp_path / "history", tmp_path / "page", tmp_path / "plot"
@@ -141,15 +195,39 @@ def test_the_page_shows_each_cases_newest_line_and_whether_its_goal_is_reached(t
 
 
 def test_the_model_names_the_slowest_stage_of_each_archive(tmp_path, monkeypatch):
-    about = {"shares": [0.1, 0.4, 1.0], "cpu_seconds": [1.0, 4.0, 10.0], "peak_bytes": [1 << 20] * 3, "curve": 1.0}
+    about = {
+        "shares": [0.1, 0.4, 1.0],
+        "cpu_seconds": [1.0, 4.0, 10.0],
+        "peak_bytes": [1 << 20] * 3,
+        "curve": 1.0,
+    }
     slopes = [
-        {"case": case, "scale": "slopes-full", "slope": slope, "seconds": [slope / 10, slope / 2.5, slope], **about}
-        for case, slope in (("packing-small", 10.0), ("packing-large", 8.0), ("planning", 8.0), ("load-in-order", 50.0))
+        {
+            "case": case,
+            "scale": "slopes-full",
+            "slope": slope,
+            "seconds": [slope / 10, slope / 2.5, slope],
+            **about,
+        }
+        for case, slope in (
+            ("packing-small", 10.0),
+            ("packing-large", 8.0),
+            ("planning", 8.0),
+            ("load-in-order", 50.0),
+        )
     ]
-    rates = {"chunks_per_second": 10.0, "moves_per_second": 70.0, "median_chunk_seconds": 1.0, "slowest_chunk_seconds": 2.0}
+    rates = {
+        "chunks_per_second": 10.0,
+        "moves_per_second": 70.0,
+        "median_chunk_seconds": 1.0,
+        "slowest_chunk_seconds": 2.0,
+    }
     history, page = tmp_path / "history", tmp_path / "page"
     history.write_text(
-        "".join(f"{json.dumps(line)}\n" for line in [*slopes, {"case": "workers", "scale": "s", "workers": 4, **rates}])
+        "".join(
+            f"{json.dumps(line)}\n"
+            for line in [*slopes, {"case": "workers", "scale": "s", "workers": 4, **rates}]
+        )
     )
     page.write_text(f"{report.BEGIN}\n{report.END}\n")
     monkeypatch.setattr(scaling, "PAGE", page)
@@ -158,5 +236,7 @@ def test_the_model_names_the_slowest_stage_of_each_archive(tmp_path, monkeypatch
     assert "| CPU of a small object | 500 µs |" in text
     assert "| a location row | 10.0 µs |" in text
     # 10⁹ × 500 µs over 8 cores is 17 hours; 10⁹ GETs of 30 ms, 64 at a time, are 5.4 days
-    assert re.search(r"10⁹ objects of 128 KiB \| 1 \| .* \| \*\*5\.4 days\*\*: GETs in flight", text)
+    assert re.search(
+        r"10⁹ objects of 128 KiB \| 1 \| .* \| \*\*5\.4 days\*\*: GETs in flight", text
+    )
     assert "| 4 | 10.0 | 70 | 1.00 | 2.00 |" in text

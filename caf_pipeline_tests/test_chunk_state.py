@@ -1,4 +1,6 @@
-"""A chunk's life cycle: the table of moves, and the ledger driven through it by runs that crash and wake again."""
+"""A chunk's life cycle: the table of moves, and the ledger driven through it by runs that crash and
+wake again.
+"""
 
 import itertools
 import re
@@ -8,7 +10,13 @@ import psycopg
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from caf_pipeline.chunk_state import (
     CLAIMING,
@@ -63,9 +71,17 @@ def test_the_flow_is_legal_step_by_step():
 def test_the_picture_in_the_docs_has_each_legal_move():
     """But those into `parked` and back, which a sentence below it tells."""
     page = (Path(__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    drawn = re.findall(r"^    (\w+) --> (\w+)", page.partition("stateDiagram-v2")[2].partition("```")[0], re.MULTILINE)
+    drawn = re.findall(
+        r"^    (\w+) --> (\w+)",
+        page.partition("stateDiagram-v2")[2].partition("```")[0],
+        re.MULTILINE,
+    )
     parked = {(state, S.PARKED) for state in UNDER_WAY} | {(S.PARKED, state) for state in UNDER_WAY}
-    legal = {(before, after) for before, after in itertools.permutations(STATES, 2) if may_move(before, after)}
+    legal = {
+        (before, after)
+        for before, after in itertools.permutations(STATES, 2)
+        if may_move(before, after)
+    }
     assert {(S(before), S(after)) for before, after in drawn} == legal - parked
     assert all(may_move(before, after) for before, after in parked)
 
@@ -109,7 +125,9 @@ def test_damage_is_repaired_or_given_up(state):
 def test_a_parked_chunk_goes_on_from_what_its_copy_is(copy):
     if copy in (CopyState.DAMAGED, CopyState.EXPIRED, CopyState.RETIRED):
         return
-    claimed = [state for state in STATES if may_move(S.PARKED, state) and is_legal(S.PARKED, state, copy)]
+    claimed = [
+        state for state in STATES if may_move(S.PARKED, state) and is_legal(S.PARKED, state, copy)
+    ]
     assert unparked_state(copy) in claimed
     kept = {state for state in claimed if state in UNDER_WAY and COPY_STATES.get(state) is copy}
     again = {S.UPLOADING} if copy is CopyState.VERIFIED else set()
@@ -122,7 +140,9 @@ def test_a_copy_past_wanted_never_lets_its_chunk_be_packed():
     packed = {S.PLANNED, S.PACKING, S.SEALED, S.EMPTY}
     for before, after in itertools.product(STATES, STATES):
         for copy in set(CopyState) - {CopyState.WANTED}:
-            assert not (may_move(before, after) and after in packed and is_legal(before, after, copy)), (before, after, copy)
+            assert not (
+                may_move(before, after) and after in packed and is_legal(before, after, copy)
+            ), (before, after, copy)
 
 
 def test_an_illegal_move_names_the_chunk_and_both_states():
@@ -131,7 +151,12 @@ def test_an_illegal_move_names_the_chunk_and_both_states():
 
 
 @pytest.mark.parametrize(
-    ("state", "hint"), [(S.POSTED, "'caf run' goes on"), (S.EXPIRED, "nothing more happens"), (S.LOCATED, "'caf status' shows")]
+    ("state", "hint"),
+    [
+        (S.POSTED, "'caf run' goes on"),
+        (S.EXPIRED, "nothing more happens"),
+        (S.LOCATED, "'caf status' shows"),
+    ],
 )
 def test_who_cannot_withdraw_a_chunk_is_told_what_is_left(state, hint):
     with pytest.raises(IllegalMove) as raised:
@@ -141,12 +166,16 @@ def test_who_cannot_withdraw_a_chunk_is_told_what_is_left(state, hint):
 
 @pytest.mark.parametrize(("number", "state"), list(enumerate(UNDER_WAY)))
 def test_milestones_are_reached_in_the_order_of_the_flow(number, state):
-    assert [has_reached(state, milestone) for milestone in UNDER_WAY] == [n <= number for n in range(len(UNDER_WAY))]
+    assert [has_reached(state, milestone) for milestone in UNDER_WAY] == [
+        n <= number for n in range(len(UNDER_WAY))
+    ]
 
 
 @pytest.mark.parametrize("state", sorted(FINAL))
 def test_a_final_chunk_has_passed_all_milestones_or_none(state):
-    assert {has_reached(state, milestone) for milestone in UNDER_WAY} == {state in (S.LOCATED, S.DAMAGED, S.EXPIRED)}
+    assert {has_reached(state, milestone) for milestone in UNDER_WAY} == {
+        state in (S.LOCATED, S.DAMAGED, S.EXPIRED)
+    }
 
 
 # --- the ledger, driven ---
@@ -161,14 +190,21 @@ def is_legal(before, after, copy):
         copy_after("c", before, after, copy)
     except IllegalMove:
         return False
-    by_a_step = {(S.PACKING, S.SEALED), (S.PACKING, S.EMPTY), (S.POSTING, S.POSTED), (S.UPLOADING, S.VERIFIED)}
+    by_a_step = {
+        (S.PACKING, S.SEALED),
+        (S.PACKING, S.EMPTY),
+        (S.POSTING, S.POSTED),
+        (S.UPLOADING, S.VERIFIED),
+    }
     return may_move(before, after) and (before, after) not in by_a_step | {(S.VERIFIED, S.LOCATED)}
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Runs that take the lease of any chunk, do any next step, and crash between any two; an operator who ends chunks.
+    """Runs that take the lease of any chunk, do any next step, and crash between any two; an
+    operator who ends chunks.
 
-    The model keeps what each object is; the ledger's own account of it must be the same at every point.
+    The model keeps what each object is; the ledger's own account of it must be the same at every
+    point.
     """
 
     def __init__(self, ledger, database_url, path):
@@ -186,7 +222,9 @@ class LedgerMachine(RuleBasedStateMachine):
         return self.ledger.chunks.get(name).state
 
     def keys_in(self, states):
-        return set().union(*(keys for name, keys in self.chunks.items() if self.state(name) in states))
+        return set().union(
+            *(keys for name, keys in self.chunks.items() if self.state(name) in states)
+        )
 
     @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1, max_size=3))
     def plan(self, keys):
@@ -199,9 +237,15 @@ class LedgerMachine(RuleBasedStateMachine):
             self.chunks[name] = set(keys)
 
     @precondition(lambda self: self.chunks)
-    @rule(which=st.integers(0, 99), run=st.sampled_from(RUNS), steps=st.integers(0, 8), odd=st.sets(st.sampled_from(KEYS)))
+    @rule(
+        which=st.integers(0, 99),
+        run=st.sampled_from(RUNS),
+        steps=st.integers(0, 8),
+        odd=st.sets(st.sampled_from(KEYS)),
+    )
     def run(self, which, run, steps, odd):
-        """A run takes the lease of a chunk whose last run crashed, works for some steps and crashes.
+        """A run takes the lease of a chunk whose last run crashed, works for some steps and
+        crashes.
 
         Those that had it before wake up at each step, and get nothing done.
         """
@@ -244,7 +288,9 @@ class LedgerMachine(RuleBasedStateMachine):
         facts = seal_facts(len(rows), ledger.chunks.get(name).object_count - len(rows))
         steps = {
             S.PLANNED: lambda: ledger.moves.move(lease, name, S.PLANNED, S.PACKING),
-            S.PACKING: lambda: seal(ledger, lease, name, [skip(key) for key in sorted(skips)], rows=rows, facts=facts),
+            S.PACKING: lambda: seal(
+                ledger, lease, name, [skip(key) for key in sorted(skips)], rows=rows, facts=facts
+            ),
             S.SEALED: lambda: ledger.moves.move(lease, name, S.SEALED, S.POSTING),
             S.POSTING: lambda: ledger.moves.record_posting(lease, name, POSTING),
             S.POSTED: lambda: ledger.moves.move(lease, name, S.POSTED, S.UPLOADING),
@@ -273,22 +319,32 @@ class LedgerMachine(RuleBasedStateMachine):
         rows = [self.ledger.chunks.get(name) for name in self.chunks]
         past = {row.name for row in rows if row.copy_state not in (None, CopyState.WANTED)}
         assert self.past_wanted <= past
-        assert not [row for row in rows if row.name in past and row.state in (S.PLANNED, S.PACKING, S.SEALED, S.EMPTY)]
+        assert not [
+            row
+            for row in rows
+            if row.name in past and row.state in (S.PLANNED, S.PACKING, S.SEALED, S.EMPTY)
+        ]
         self.past_wanted = past
 
     @invariant()
     def pending_rows_are_there_from_the_seal_until_they_are_located(self):
         for rows in self.ledger.stray_rows.by_chunk(SOURCE):
-            is_sealed = rows.state in CLAIMING and self.ledger.chunks.get(rows.chunk).copy_state is not None
+            is_sealed = (
+                rows.state in CLAIMING and self.ledger.chunks.get(rows.chunk).copy_state is not None
+            )
             assert rows.pending == (rows.member_count if is_sealed else 0)
 
     @invariant()
     def every_object_stands_where_its_chunk_is(self):
         found = standing(self.ledger, self.path)
         assert {key for key, what, *_ in found if what == "claimed"} == self.keys_in(CLAIMING)
-        assert {key for key, what, *_ in found if what == "located"} == self.keys_in(IN_GOOD_STANDING)
+        assert {key for key, what, *_ in found if what == "located"} == self.keys_in(
+            IN_GOOD_STANDING
+        )
         assert {key for key, what, *_ in found if what == "skipped"} == self.skipped
-        assert len([row for row in found if row[1] != "skipped"]) == len({row[0] for row in found if row[1] != "skipped"})
+        assert len([row for row in found if row[1] != "skipped"]) == len(
+            {row[0] for row in found if row[1] != "skipped"}
+        )
 
     @invariant()
     def the_account_is_the_sum_of_the_objects(self):
@@ -296,7 +352,9 @@ class LedgerMachine(RuleBasedStateMachine):
         assert account.claimed_objects == len(self.keys_in(CLAIMING))
         located = self.keys_in(IN_GOOD_STANDING)
         assert account.located_objects == len(located)
-        assert {key for key in KEYS[:2] if self.ledger.lookup.locate(SOURCE, key)} == located & set(KEYS[:2])
+        assert {key for key in KEYS[:2] if self.ledger.lookup.locate(SOURCE, key)} == located & set(
+            KEYS[:2]
+        )
         assert sum(account.skipped.values()) == len(self.skipped)
 
     def teardown(self):
@@ -305,7 +363,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.thorough
-def test_runs_that_crash_at_any_step_lose_nothing_and_do_nothing_twice(ledger, database_url, tmp_path):
+def test_runs_that_crash_at_any_step_lose_nothing_and_do_nothing_twice(
+    ledger, database_url, tmp_path
+):
     run_state_machine_as_test(
         lambda: LedgerMachine(ledger, database_url, tmp_path / "standing.parquet"),
         settings=settings(max_examples=20, stateful_step_count=12),

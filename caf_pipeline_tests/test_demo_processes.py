@@ -1,4 +1,6 @@
-"""`demo/processes.py`, which `make ui` is built on: nothing that was started is left, however it is ended."""
+"""`demo/processes.py`, which `make ui` is built on: nothing that was started is left, however it is
+ended.
+"""
 
 import signal
 import socket
@@ -14,8 +16,8 @@ from caf_pipeline_tests.support.sessions import in_session
 
 DEMO = Path(__file__).parents[1] / "demo"
 
-# What `dg dev` is to `make ui`: it starts others, of which one uses the embedded Postgres and ignores signals, and loses one of
-# them by a middleman's end.
+# What `dg dev` is to `make ui`: it starts others, of which one uses the embedded Postgres and
+# ignores signals, and loses one of them by a middleman's end.
 PROGRAM = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
@@ -38,18 +40,23 @@ try:
     time.sleep(600)
 except KeyboardInterrupt:
     print("in order", flush=True)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
 def program(tmp_path):
-    """The program in a session of its own, in the middle of it; started as a shell starts what is in the background."""
+    """The program in a session of its own, in the middle of it; started as a shell starts what is
+    in the background.
+    """
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process = subprocess.Popen(
-            [sys.executable, str(file), str(DEMO)], stdout=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, str(file), str(DEMO)],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
     finally:
         signal.signal(signal.SIGINT, before)
@@ -66,7 +73,9 @@ def program(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_what_was_started_in_order_and_then_whatever_is_left(program, number, tmp_path):
+def test_a_signal_ends_what_was_started_in_order_and_then_whatever_is_left(
+    program, number, tmp_path
+):
     assert len(in_session(program.pid)) == 4
     program.send_signal(number)
     assert (tmp_path / "postgres" / "data" / "postmaster.pid").exists()
@@ -76,7 +85,9 @@ def test_a_signal_ends_what_was_started_in_order_and_then_whatever_is_left(progr
     assert program.stdout.read() == "in order\n"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
+)
 def test_what_was_started_ends_in_order_where_its_starter_is_killed(program):
     program.kill()
     program.wait()
@@ -85,8 +96,16 @@ def test_what_was_started_ends_in_order_where_its_starter_is_killed(program):
 
 @pytest.mark.parametrize("port", ["abc", "0", "65536", "-1"])
 def test_a_port_of_the_ui_that_is_none_is_one_sentence(port):
-    run = subprocess.run([sys.executable, DEMO / "ui.py", f"--port={port}"], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stderr) == (1, f"PORT is {port!r}: it must be a number from 1 to 65535\n")
+    run = subprocess.run(
+        [sys.executable, DEMO / "ui.py", f"--port={port}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (
+        1,
+        f"PORT is {port!r}: it must be a number from 1 to 65535\n",
+    )
 
 
 @pytest.fixture
@@ -118,10 +137,21 @@ def free_port():
 )
 def test_a_taken_port_is_one_sentence_and_starts_nothing(tmp_path, taken_port, program, taken):
     ports = {name: free_port() for name in ("bucket", "chain", "ui")} | {taken: taken_port}
-    text = (DEMO.parent / "caf.toml").read_text().replace(":5055", f":{ports['bucket']}").replace(":5056", f":{ports['chain']}")
+    text = (
+        (DEMO.parent / "caf.toml")
+        .read_text()
+        .replace(":5055", f":{ports['bucket']}")
+        .replace(":5056", f":{ports['chain']}")
+    )
     (tmp_path / "caf.toml").write_text(text)
-    command = [sys.executable, DEMO / program, *([f"--port={ports['ui']}"] if program == "ui.py" else ())]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=PATIENCE_SECONDS)
+    command = [
+        sys.executable,
+        DEMO / program,
+        *([f"--port={ports['ui']}"] if program == "ui.py" else ()),
+    ]
+    run = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=PATIENCE_SECONDS
+    )
     assert (run.returncode, run.stdout) == (1, "")
     assert f"needs port {taken_port} of 127.0.0.1, which is not free" in run.stderr
     assert len(run.stderr.splitlines()) == 1

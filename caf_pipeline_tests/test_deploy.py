@@ -28,7 +28,12 @@ def test_all_that_containers_get_by_their_environment_is_a_setting(services, tmp
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "caf.toml"
     config.write_text('[sources.photos]\nbucket = "photos"\n[store]\nkind = "directory"\n')
-    given = {name: value for one in services.values() for name, value in one["environment"].items() if name.startswith("CAF_")}
+    given = {
+        name: value
+        for one in services.values()
+        for name, value in one["environment"].items()
+        if name.startswith("CAF_")
+    }
     assert set(given) == {"CAF_CONFIG", "CAF_HOME", "CAF_DATABASE_URL", URL_VARIABLE}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
@@ -40,15 +45,31 @@ def test_all_that_containers_get_by_their_environment_is_a_setting(services, tmp
 
 
 def test_only_the_code_server_has_keys_and_the_ledger(services):
-    assert [name for name, one in services.items() if "env_file" in one or "CAF_DATABASE_URL" in one["environment"]] == ["code"]
+    assert [
+        name
+        for name, one in services.items()
+        if "env_file" in one or "CAF_DATABASE_URL" in one["environment"]
+    ] == ["code"]
 
 
 def test_the_image_has_all_that_the_package_needs_at_the_locked_versions():
     docker = (COMPOSE / "Dockerfile").read_text()
-    (script,) = re.findall(r"^RUN (sed -n .*) requirements\.lock > constraints\.txt", docker, re.MULTILINE)
-    pinned = subprocess.run(f"{script} {ROOT / 'requirements.lock'}", shell=True, capture_output=True, text=True, check=True)
+    (script,) = re.findall(
+        r"^RUN (sed -n .*) requirements\.lock > constraints\.txt", docker, re.MULTILINE
+    )
+    pinned = subprocess.run(
+        f"{script} {ROOT / 'requirements.lock'}",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     names = {line.partition("==")[0].lower() for line in pinned.stdout.splitlines()}
-    wanted = [one for one in requires("caf-pipeline") or () if "extra ==" not in one or re.search("extra == '(celery|k8s)'", one)]
+    wanted = [
+        one
+        for one in requires("caf-pipeline") or ()
+        if "extra ==" not in one or re.search("extra == '(celery|k8s)'", one)
+    ]
     needed = {re.split(r"[^\w.-]", one)[0].lower() for one in wanted}
     assert needed > {"dagster", "dagster-celery", "dagster-k8s"}
     assert needed <= names
@@ -60,7 +81,11 @@ def test_the_celery_example_is_our_dagster_yaml_but_for_what_celery_needs(tmp_pa
     example = ROOT / "deploy" / "celery" / "dagster.yaml"
     ours, its = (yaml.safe_load(path.read_text()) for path in (ROOT / "dagster.yaml", example))
     assert list(ours) == list(its)
-    assert {name for name in ours if ours[name] != its[name]} == {"run_launcher", "run_monitoring", "concurrency"}
+    assert {name for name in ours if ours[name] != its[name]} == {
+        "run_launcher",
+        "run_monitoring",
+        "concurrency",
+    }
     shutil.copy(example, tmp_path)
     monkeypatch.setenv("CAF_CELERY_BROKER", "redis://:word@broker:6379/0")
     launcher = InstanceRef.from_dir(str(tmp_path)).run_launcher

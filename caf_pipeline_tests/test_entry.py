@@ -23,11 +23,13 @@ while len(looks) < before + 2:
     kept.append([])
 first, second = looks[before:]
 print(first[0] > second[0] > 700, first[1] > second[1] - first[1])
-"""
+"""  # noqa: E501
 
 
 def test_what_is_loaded_is_not_looked_at_before_the_work_begins_and_garbage_is():
-    run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
     assert (run.stdout, run.stderr) == ("True True\n", "")
 
 
@@ -40,7 +42,9 @@ def put_back():
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_while_modules_are_loaded_nothing_is_looked_at_and_afterwards_all_is_as_it_was(put_back, enabled):
+def test_while_modules_are_loaded_nothing_is_looked_at_and_afterwards_all_is_as_it_was(
+    put_back, enabled
+):
     (gc.enable if enabled else gc.disable)()
     with NoLooks():
         assert not gc.isenabled()
@@ -62,7 +66,9 @@ assert gc.get_freeze_count() <= found
 
 
 def test_what_was_loaded_is_passed_over_by_later_looks_unless_duckdb_is_among_it():
-    run = subprocess.run([sys.executable, "-c", PASSED_OVER], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", PASSED_OVER], capture_output=True, text=True, check=False
+    )
     assert (run.stdout, run.stderr, run.returncode) == ("", "", 0)
 
 
@@ -86,10 +92,15 @@ sys.exit({end})
 
 
 @pytest.mark.parametrize("end", ["ends_with(3)", "3"], ids=["at once", "as usual"])
-@pytest.mark.parametrize("loaded", [LOADED_BEFORE, LOADED_AFTER_THE_FIRST_LOOK], ids=["before", "after the first look"])
+@pytest.mark.parametrize(
+    "loaded", [LOADED_BEFORE, LOADED_AFTER_THE_FIRST_LOOK], ids=["before", "after the first look"]
+)
 def test_duckdb_complains_of_nothing_that_is_left_in_a_cycle_at_the_end(loaded, end):
     run = subprocess.run(
-        [sys.executable, "-c", DUCKDB.format(loaded=loaded, end=end)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", DUCKDB.format(loaded=loaded, end=end)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (run.stdout, run.stderr, run.returncode) == ("", "", 3)
 
@@ -117,7 +128,12 @@ sys.exit({end})
 
 def test_a_process_ends_when_its_threads_have_and_after_all_that_was_to_be_called_at_its_end():
     ends = {
-        end: subprocess.run([sys.executable, "-c", ENDING.format(end=end)], stdout=subprocess.PIPE, text=True, check=False)
+        end: subprocess.run(
+            [sys.executable, "-c", ENDING.format(end=end)],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
         for end in ("ends_with(5)", "5")
     }
     at_once, usual = ends.values()
@@ -127,11 +143,19 @@ def test_a_process_ends_when_its_threads_have_and_after_all_that_was_to_be_calle
 
 
 def test_output_that_cannot_be_written_at_the_end_is_no_success():
-    code = "import sys; from caf_pipeline.entry import end_early, ends_with; end_early(); print('lost'); sys.exit(ends_with(0))"
+    code = (
+        "import sys; from caf_pipeline.entry import end_early, ends_with; end_early(); "
+        "print('lost'); sys.exit(ends_with(0))"
+    )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
         run = subprocess.run(
-            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment
+            [sys.executable, "-c", code],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=environment,
         )
     assert run.returncode == 120  # as Python itself says
     assert "No space left" in run.stderr
@@ -151,5 +175,7 @@ print(duckdb.sql("SELECT sum(number) FROM listed").fetchall(), "pandas" in sys.m
 
 def test_a_process_of_ours_loads_no_pandas():
     assert importlib.util.find_spec("pandas")
-    run = subprocess.run([sys.executable, "-c", NO_PANDAS], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", NO_PANDAS], capture_output=True, text=True, check=False
+    )
     assert (run.stdout, run.stderr) == ("[(3,)] False\n", "")

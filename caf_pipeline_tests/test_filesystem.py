@@ -94,7 +94,14 @@ class TestReading(AbstractFixtures, AbstractGetTests):
 
 @pytest.fixture
 def filled(fs):
-    for key, body in {"a": b"file", "a/b": b"below", "a/c/d": b"deep", "a//odd": b"odd", "dir/": b"", "é ü": b"utf"}.items():
+    for key, body in {
+        "a": b"file",
+        "a/b": b"below",
+        "a/c/d": b"deep",
+        "a//odd": b"odd",
+        "dir/": b"",
+        "é ü": b"utf",
+    }.items():
         fs.pipe_file(key, body)
     return fs
 
@@ -106,7 +113,13 @@ def test_directories_are_what_keys_have_in_common(filled):
     assert filled.ls("src/a/b", detail=False) == ["src/a/b"]
     assert filled.ls("src/dir") == []
     assert filled.find("caf://src") == ["src/a", "src/a//odd", "src/a/b", "src/a/c/d", "src/é ü"]
-    assert filled.find("src/a", withdirs=True) == ["src/a", "src/a//odd", "src/a/b", "src/a/c", "src/a/c/d"]
+    assert filled.find("src/a", withdirs=True) == [
+        "src/a",
+        "src/a//odd",
+        "src/a/b",
+        "src/a/c",
+        "src/a/c/d",
+    ]
     assert filled.find("src/a", maxdepth=1) == ["src/a/b"]
     assert filled.glob("caf://src/a/*") == ["src/a/b", "src/a/c"]
     assert filled.glob("src/**/d") == ["src/a/c/d"]
@@ -122,7 +135,11 @@ def test_a_slash_in_front_of_a_path_names_no_other_path(filled, tmp_path, front)
     assert filled.cat_file(f"{front}src/a/b") == b"below"
     assert filled.find(f"{front}src/a/c") == ["src/a/c/d"]
     assert filled.glob(f"{front}src/a/*") == ["src/a/b", "src/a/c"]
-    assert (filled.isdir(f"{front}src/a/b"), filled.exists(f"{front}src/x"), filled.exists(f"{front}none/a")) == (False,) * 3
+    assert (
+        filled.isdir(f"{front}src/a/b"),
+        filled.exists(f"{front}src/x"),
+        filled.exists(f"{front}none/a"),
+    ) == (False,) * 3
     assert (filled.find(f"{front}none/a"), filled.du(f"{front}none")) == ([], 0)
     with pytest.raises(FileNotFoundError):
         filled.get(f"{front}none/", str(tmp_path / "out"), recursive=True)
@@ -132,23 +149,45 @@ def test_a_slash_in_front_of_a_path_names_no_other_path(filled, tmp_path, front)
 
 def test_of_all_sources_the_same_is_found_as_of_each(filled):
     assert filled.find("") == filled.find("src")
-    assert filled.find("caf://", withdirs=True, detail=True) == filled.find("src", withdirs=True, detail=True)
-    assert list(filled.find("", withdirs=True)) == sorted({"src", *filled.find("src", withdirs=True)})
+    assert filled.find("caf://", withdirs=True, detail=True) == filled.find(
+        "src", withdirs=True, detail=True
+    )
+    assert list(filled.find("", withdirs=True)) == sorted(
+        {"src", *filled.find("src", withdirs=True)}
+    )
 
 
 def test_a_file_says_what_is_known_of_it(filled):
     info = filled.info("caf://src/a/b")
-    assert (info["name"], info["size"], info["type"], info["status"]) == ("src/a/b", 5, "file", "current")
+    assert (info["name"], info["size"], info["type"], info["status"]) == (
+        "src/a/b",
+        5,
+        "file",
+        "current",
+    )
     assert info in filled.ls("src/a")
     assert filled.find("src/a", detail=True)["src/a/b"] == info
     assert filled.modified("src/a/b") == info["LastModified"]
-    assert (filled.isfile("src/a"), filled.isdir("src/a/c"), filled.isdir(""), filled.isdir("src")) == (True,) * 4
-    assert [filled.exists(path) for path in ("src/a/b", "src/a/c", "src/a/x", "else", "src")] == [True, True, False, False, True]
+    assert (
+        filled.isfile("src/a"),
+        filled.isdir("src/a/c"),
+        filled.isdir(""),
+        filled.isdir("src"),
+    ) == (True,) * 4
+    assert [filled.exists(path) for path in ("src/a/b", "src/a/c", "src/a/x", "else", "src")] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_bytes_and_slices_of_them_are_read(filled):
     assert filled.cat_file("src/a/b") == b"below"
-    assert [filled.cat_file("src/a/b", *edges) for edges in ((1, 3), (-2, None), (None, -1), (9, None))] == [
+    assert [
+        filled.cat_file("src/a/b", *edges) for edges in ((1, 3), (-2, None), (None, -1), (9, None))
+    ] == [
         b"el",
         b"ow",
         b"belo",
@@ -172,13 +211,19 @@ def test_bytes_and_slices_of_them_are_read(filled):
 def test_the_bytes_of_another_key_are_not_given_for_one_that_ends_in_a_slash(filled, tmp_path):
     filled.pipe_file("dir", b"without")  # 'dir/' is archived, too
     asked = "caf://src/dir/"
-    calls = [partial(call, asked) for call in (filled.open, filled.cat_file, filled.cat, filled.modified, filled.head)]
+    calls = [
+        partial(call, asked)
+        for call in (filled.open, filled.cat_file, filled.cat, filled.modified, filled.head)
+    ]
     calls += [
         partial(filled.open, asked, "r"),
         partial(filled.cat, ["src/a", asked]),
         partial(filled.get, asked, str(tmp_path / "x")),
     ]
-    calls += [partial(filled.cat_ranges, [asked], 0, 4, on_error="raise"), partial(filled.info, "src/a/b/")]
+    calls += [
+        partial(filled.cat_ranges, [asked], 0, 4, on_error="raise"),
+        partial(filled.info, "src/a/b/"),
+    ]
     for call in calls:
         with pytest.raises(FileNotFoundError, match=r"no path of a file ends in '/'; 'caf get'"):
             call()
@@ -189,8 +234,15 @@ def test_the_bytes_of_another_key_are_not_given_for_one_that_ends_in_a_slash(fil
     assert (filled.info("src/dir")["type"], filled.cat("src/dir")) == ("file", b"without")
 
 
-def test_a_key_that_could_be_a_pattern_is_itself_where_it_is_there_and_a_pattern_else(filled, tmp_path):
-    for key, body in {"p/a[1].txt": b"itself", "p/a1.txt": b"matched", "p/b*c?": b"stars", "p/bxcy": b"other"}.items():
+def test_a_key_that_could_be_a_pattern_is_itself_where_it_is_there_and_a_pattern_else(
+    filled, tmp_path
+):
+    for key, body in {
+        "p/a[1].txt": b"itself",
+        "p/a1.txt": b"matched",
+        "p/b*c?": b"stars",
+        "p/bxcy": b"other",
+    }.items():
         filled.pipe_file(key, body)
     assert (filled.cat("src/p/a[1].txt"), filled.cat("caf://src/p/b*c?")) == (b"itself", b"stars")
     assert filled.cat(["src/p/b*c?", "src/p/a[12].txt", "src/a"]) == {
@@ -204,8 +256,16 @@ def test_a_key_that_could_be_a_pattern_is_itself_where_it_is_there_and_a_pattern
     filled.get("src/p/b*c?", str(tmp_path / "folder"))
     filled.get(["src/p/a[1].txt"], f"{tmp_path}/list/")
     filled.get("src/p/a[1].txt", f"{tmp_path}/r", recursive=True)
-    written = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert {name: body for name, body in written.items() if name.split("/")[0] in ("one.txt", "folder", "list", "r")} == {
+    written = {
+        str(path.relative_to(tmp_path)): path.read_bytes()
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }
+    assert {
+        name: body
+        for name, body in written.items()
+        if name.split("/")[0] in ("one.txt", "folder", "list", "r")
+    } == {
         "one.txt": b"itself",
         "folder/a[1].txt": b"itself",
         "folder/b*c?": b"stars",
@@ -216,7 +276,9 @@ def test_a_key_that_could_be_a_pattern_is_itself_where_it_is_there_and_a_pattern
         filled.cat("src/p/a[1].txt/")
 
 
-def test_directories_are_listed_and_written_whether_their_path_ends_in_a_slash_or_not(filled, tmp_path):
+def test_directories_are_listed_and_written_whether_their_path_ends_in_a_slash_or_not(
+    filled, tmp_path
+):
     for path in ("src/a/c", "src/a", "src"):
         assert filled.ls(f"{path}/") == filled.ls(path)
         assert filled.find(f"{path}/") == filled.find(path)
@@ -228,11 +290,22 @@ def test_directories_are_listed_and_written_whether_their_path_ends_in_a_slash_o
     assert (tmp_path / "out" / "d").read_bytes() == b"deep"
 
 
-def test_a_time_or_a_version_is_refused_where_the_current_content_would_be_taken_for_what_was_asked(filled):
+def test_a_time_or_a_version_is_refused_where_the_current_content_would_be_taken_for_what_was_asked(
+    filled,
+):
     for asked in ({"object_version": "v9"}, {"as_of": datetime(2000, 1, 1, tzinfo=UTC)}):
-        calls = [partial(call, "src/a/b", **asked) for call in (filled.cat_file, filled.cat, filled.info, filled.ls, filled.find)]
-        calls += [partial(fsspec.open, "caf://src/a/b", **asked), partial(filled.cat, ["src/a", "src/a/b"], **asked)]
-        calls += [partial(call, "src/a/b", **asked) for call in (filled.exists, filled.lexists, filled.expand_path)]
+        calls = [
+            partial(call, "src/a/b", **asked)
+            for call in (filled.cat_file, filled.cat, filled.info, filled.ls, filled.find)
+        ]
+        calls += [
+            partial(fsspec.open, "caf://src/a/b", **asked),
+            partial(filled.cat, ["src/a", "src/a/b"], **asked),
+        ]
+        calls += [
+            partial(call, "src/a/b", **asked)
+            for call in (filled.exists, filled.lexists, filled.expand_path)
+        ]
         for call in calls:
             with pytest.raises(TypeError, match=r"is an option of open\(\) alone"):
                 call()
@@ -251,25 +324,35 @@ def test_ranges_are_read_by_few_requests(fs):
     assert fs.archive
     fs.context.store.asked.clear()
     *given, missing, unknown = fs.cat_ranges(paths, starts, ends)
-    assert given == [body[start:end] for body in bodies.values() for start, end in ((0, 10), (1000, 2000))]
+    assert given == [
+        body[start:end] for body in bodies.values() for start, end in ((0, 10), (1000, 2000))
+    ]
     assert (type(missing), type(unknown)) == (FileNotFoundError, FileNotFoundError)
     assert len(fs.context.store.asked) == 1
     edges = np.array([3, 9])  # of an index, as Zarr and Parquet readers have them
-    assert fs.cat_ranges(paths[:2], *edges) == fs.cat_ranges(paths[:2], edges[[0, 0]], edges[[1, 1]]) == [bodies["k00"][3:9]] * 2
+    assert (
+        fs.cat_ranges(paths[:2], *edges)
+        == fs.cat_ranges(paths[:2], edges[[0, 0]], edges[[1, 1]])
+        == [bodies["k00"][3:9]] * 2
+    )
     with pytest.raises(FileNotFoundError):
         fs.cat_ranges(paths, starts, ends, on_error="raise")
     with pytest.raises(ValueError, match="as many"):
         fs.cat_ranges(paths, [0], ends)
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # fsspec leaves the files of blockcache open
+@pytest.mark.filterwarnings(
+    "ignore:unclosed file:ResourceWarning"
+)  # fsspec leaves the files of blockcache open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("protocol", ["simplecache", "filecache", "blockcache"])
 def test_behind_fsspecs_caches_files_are_the_same(fs, tmp_path, protocol):
     bodies = {"small": os.urandom(5000), "large": os.urandom(9 << 20)}
     for key, body in bodies.items():
         fs.pipe_file(key, body)
-    cached = fsspec.filesystem(protocol, fs=fs, cache_storage=str(tmp_path / "cache"), skip_instance_cache=True)
+    cached = fsspec.filesystem(
+        protocol, fs=fs, cache_storage=str(tmp_path / "cache"), skip_instance_cache=True
+    )
     for key, body in [*bodies.items(), *bodies.items()]:
         with cached.open(f"src/{key}") as file:
             file.seek(4000)
@@ -334,7 +417,9 @@ def test_a_file_is_written_whole_or_not_at_all(filled, tmp_path, monkeypatch):
     assert (tmp_path / "out" / "c" / "d").read_bytes() == b"deep"
 
 
-def test_a_callback_is_told_the_size_of_a_file_and_how_far_it_is_also_where_another_provider_gives_it(fs, tmp_path):
+def test_a_callback_is_told_the_size_of_a_file_and_how_far_it_is_also_where_another_provider_gives_it(  # noqa: E501
+    fs, tmp_path
+):
     fs.pipe_file("large", os.urandom(9 << 20))
     told = []
     callback = Callback(hooks={"told": lambda size, value, **_: told.append((size, value))})
@@ -355,14 +440,21 @@ def test_a_callback_is_told_the_size_of_a_file_and_how_far_it_is_also_where_anot
 def test_keys_that_are_no_paths_are_not_written_over_each_other_nor_outside(fs, tmp_path, odd):
     fs.context.objects.bodies.update({"a/odd": b"1", "b/c": b"2", odd: b"3"})
     (out := tmp_path / "in" / "out").mkdir(parents=True)
-    for one, options in [("src", {"recursive": True}), ("src/**", {}), (["src"], {"recursive": True})]:
+    for one, options in [
+        ("src", {"recursive": True}),
+        ("src/**", {}),
+        (["src"], {"recursive": True}),
+    ]:
         with pytest.raises(UsageError, match="cannot be a path") as refused:
             fs.get(one, str(out), **options)
         assert "caf restore" in refused.value.hint
     assert [path for path in (tmp_path / "in").rglob("*") if path.is_file()] == []
     fs.get("src/b", str(out), recursive=True)
     fs.get(f"src/{odd}", str(out / "one"))
-    assert {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file()} == {"c": b"2", "one": b"3"}
+    assert {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file()} == {
+        "c": b"2",
+        "one": b"3",
+    }
 
 
 def test_a_database_that_is_away_is_no_missing_file(filled, database, postgres_url):
@@ -375,13 +467,16 @@ def test_a_database_that_is_away_is_no_missing_file(filled, database, postgres_u
         admin.execute(f"CREATE DATABASE {database.name}")
 
 
-# --- the libraries -------------------------------------------------------------------------------------------------------
+# --- the libraries
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def caf(tmp_path_factory, s3_server, databases):
     """A folder whose caf.toml has a source with tables."""
-    caf = CommandLine(tmp_path_factory.mktemp("tables"), KEYS | {"CAF_DATABASE_URL": databases.take().url})
+    caf = CommandLine(
+        tmp_path_factory.mktemp("tables"), KEYS | {"CAF_DATABASE_URL": databases.take().url}
+    )
     bucket = make_bucket(s3_server)
     for number in range(2):
         buffer = io.BytesIO()
@@ -406,13 +501,20 @@ def registered(caf):
 @pytest.mark.usefixtures("registered")
 def test_pandas_reads_tables(monkeypatch, in_memory):
     monkeypatch.setattr("caf_pipeline.retrieval.object_file.IN_MEMORY_BYTES", in_memory)
-    assert pd.read_parquet("caf://src/tables/part-0.parquet").equals(TABLE.slice(0, 25_000).to_pandas())
-    assert list(pd.read_parquet("caf://src/tables/part-1.parquet", columns=["number"])["number"])[-1] == 49_999
+    assert pd.read_parquet("caf://src/tables/part-0.parquet").equals(
+        TABLE.slice(0, 25_000).to_pandas()
+    )
+    assert (
+        list(pd.read_parquet("caf://src/tables/part-1.parquet", columns=["number"])["number"])[-1]
+        == 49_999
+    )
     assert len(pd.read_csv("caf://src/numbers.csv")) == 100
 
 
 @pytest.mark.usefixtures("registered")
-def test_in_another_folder_or_with_another_file_of_settings_it_is_the_archive_that_caf_reads_there(tmp_path, monkeypatch):
+def test_in_another_folder_or_with_another_file_of_settings_it_is_the_archive_that_caf_reads_there(
+    tmp_path, monkeypatch
+):
     read = partial(pd.read_csv, "caf://src/numbers.csv")
     assert len(read()) == 100
     with contextlib.chdir(tmp_path), pytest.raises(SettingsError, match=r"no caf\.toml was found"):
@@ -424,7 +526,9 @@ def test_in_another_folder_or_with_another_file_of_settings_it_is_the_archive_th
 
 
 def test_pyarrow_reads_tables_and_datasets(registered):
-    assert pq.read_table("src/tables/part-0.parquet", filesystem=registered) == TABLE.slice(0, 25_000)
+    assert pq.read_table("src/tables/part-0.parquet", filesystem=registered) == TABLE.slice(
+        0, 25_000
+    )
     dataset = pa.dataset.dataset("src/tables", filesystem=registered, format="parquet")
     assert dataset.to_table(filter=pa.dataset.field("number") >= 49_990).num_rows == 10
 
@@ -436,12 +540,16 @@ def test_polars_reads_tables(registered):
     with registered.open("src/numbers.csv") as file:
         assert pl.read_csv(file).height == 100
     dataset = pa.dataset.dataset("src/tables", filesystem=registered, format="parquet")
-    assert pl.scan_pyarrow_dataset(dataset).filter(pl.col("number") >= 49_990).collect().height == 10
+    assert (
+        pl.scan_pyarrow_dataset(dataset).filter(pl.col("number") >= 49_990).collect().height == 10
+    )
 
 
 def test_duckdb_reads_tables(registered):
     with duckdb.connect(":memory:", config={}) as connection:
         connection.register_filesystem(registered)
-        assert connection.sql("SELECT sum(number) FROM 'caf://src/tables/*.parquet'").fetchall() == [(sum(range(50_000)),)]
+        assert connection.sql(
+            "SELECT sum(number) FROM 'caf://src/tables/*.parquet'"
+        ).fetchall() == [(sum(range(50_000)),)]
         assert connection.sql("SELECT count(*) FROM 'caf://src/numbers.csv'").fetchall() == [(100,)]
         connection.unregister_filesystem("caf")

@@ -1,4 +1,6 @@
-"""Who may import whom, read from the folders: a folder uses what stands before it, never what comes after."""
+"""Who may import whom, read from the folders: a folder uses what stands before it, never what comes
+after.
+"""
 
 import ast
 from pathlib import Path
@@ -10,11 +12,17 @@ import caf_pipeline
 PACKAGE = Path(caf_pipeline.__file__).parent
 
 ORDER = (
-    "errors | setting_values | settings_errors | settings chunk_state | system | caf formats | inventory | waits | ports"
-    " | throttle | source store ledger | run_context | packing | retrieval | steps | maintenance | wiring"
-    " | run_wiring | filesystem | naming | automation | defs | dagster_host | cli | entry | definitions"
+    "errors | setting_values | settings_errors | settings chunk_state | system | caf formats | "
+    "inventory | waits | ports"
+    " | throttle | source store ledger | run_context | packing | retrieval | steps | maintenance | "
+    "wiring"
+    " | run_wiring | filesystem | naming | automation | defs | dagster_host | cli | entry | "
+    "definitions"
 )
-"""From the bottom up. A module imports from its own folder and from those before it; what stands together is kept apart."""
+"""From the bottom up.
+
+A module imports from its own folder and from those before it; what stands together is kept apart.
+"""
 
 RANK = {name: rank for rank, names in enumerate(ORDER.split("|")) for name in names.split()}
 PORTS = {"source.protocol", "store.protocol", "ledger.protocol", "ledger.records"}
@@ -26,14 +34,30 @@ LEDGER = "ledger.ledger.Ledger"
 
 BESIDE_WIRING = {
     # who holds a lease, and the database's name in a message
-    *("ledger.processes.is_alive", "ledger.processes.this_process", "ledger.database.describe_database"),
+    *(
+        "ledger.processes.is_alive",
+        "ledger.processes.this_process",
+        "ledger.database.describe_database",
+    ),
     *("ledger.backup.BackupContents", "ledger.lookup.Lookup"),  # as types
     LEDGER,
-    # the commands and pages that are of Jackal alone: types, limits, and what is computed from what the store gave
-    *("store.jackal.write.JackalStore", "store.jackal.answers.ChainFile", "store.jackal.answers.StoragePlan"),
+    # the commands and pages that are of Jackal alone: types, limits, and what is computed from what
+    # the store gave
+    *(
+        "store.jackal.write.JackalStore",
+        "store.jackal.answers.ChainFile",
+        "store.jackal.answers.StoragePlan",
+    ),
     *("store.jackal.LEAST_BYTES", "store.jackal.LEAST_DAYS", "store.jackal.wallet.words_named"),
-    *("store.jackal.wallet.require_address", "store.jackal.chain_diff.ChainDiff", "store.jackal.chain_diff.compare"),
-    *("store.jackal.storage_forecast.StorageForecast", "store.jackal.storage_forecast.charged_per_day"),
+    *(
+        "store.jackal.wallet.require_address",
+        "store.jackal.chain_diff.ChainDiff",
+        "store.jackal.chain_diff.compare",
+    ),
+    *(
+        "store.jackal.storage_forecast.StorageForecast",
+        "store.jackal.storage_forecast.charged_per_day",
+    ),
     *("store.jackal.storage_forecast.look_ahead", "store.jackal.storage_forecast.to_buy"),
     "store.jackal.storage_forecast.end_warning",
     # Dagster's S3 resource makes the client itself, and `wiring` is given it
@@ -43,14 +67,19 @@ BESIDE_WIRING = {
 }
 """What is imported from adapters above `wiring`, which opens all else: decision 15."""
 
-MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
 
 
 def imports_of(module: str) -> set[str]:
     """Return what a module imports, also what it names as a type only."""
     found = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
-        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{module} has a relative import"
+        assert not (isinstance(node, ast.ImportFrom) and node.level), (
+            f"{module} has a relative import"
+        )
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -69,13 +98,26 @@ def test_a_module_imports_only_from_its_own_folder_and_those_before_it(module):
     for name in imports_of(module):
         if name.startswith("caf_pipeline."):
             other = top(name.removeprefix("caf_pipeline."))
-            assert other == top(module) or RANK[other] < RANK[top(module)], f"{module} imports {name}"
-            assert not (top(module) == "cli" and other in DAGSTER), f"{module} imports {name}: it is found by an entry point"
-            between = RANK["ledger"] < RANK[top(module)] < RANK["wiring"] and name != f"caf_pipeline.{LEDGER}"
-            assert not (between and other in ADAPTERS), f"{module} imports {name}: only `wiring` opens an adapter"
+            assert other == top(module) or RANK[other] < RANK[top(module)], (
+                f"{module} imports {name}"
+            )
+            assert not (top(module) == "cli" and other in DAGSTER), (
+                f"{module} imports {name}: it is found by an entry point"
+            )
+            between = (
+                RANK["ledger"] < RANK[top(module)] < RANK["wiring"]
+                and name != f"caf_pipeline.{LEDGER}"
+            )
+            assert not (between and other in ADAPTERS), (
+                f"{module} imports {name}: only `wiring` opens an adapter"
+            )
 
 
 def test_above_wiring_nothing_of_an_adapter_is_imported_but_what_is_listed():
-    above = [module for module in MODULES if module != "__init__" and RANK[top(module)] > RANK["run_wiring"]]
+    above = [
+        module
+        for module in MODULES
+        if module != "__init__" and RANK[top(module)] > RANK["run_wiring"]
+    ]
     names = {name.removeprefix("caf_pipeline.") for module in above for name in imports_of(module)}
     assert {name for name in names if top(name) in ADAPTERS} == BESIDE_WIRING

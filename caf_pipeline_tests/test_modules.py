@@ -1,4 +1,6 @@
-"""What holds of each module by itself: what the core may see, what a module may be called, and that it says what it holds."""
+"""What holds of each module by itself: what the core may see, what a module may be called, and that
+it says what it holds.
+"""
 
 import ast
 import re
@@ -9,16 +11,32 @@ import pytest
 from caf_pipeline_tests.test_layers import MODULES, RANK, imports_of, top
 
 PURE = {"errors", "chunk_state", "caf", "formats", "inventory"}
-COMPUTING = {"pyarrow", "numpy", "duckdb", "msgspec", "blake3", "awscrt", "siphash24", "typing_extensions", "caf_native"}
+COMPUTING = {
+    "pyarrow",
+    "numpy",
+    "duckdb",
+    "msgspec",
+    "blake3",
+    "awscrt",
+    "siphash24",
+    "typing_extensions",
+    "caf_native",
+}
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if top(module) in PURE])
 def test_the_core_sees_no_network_no_clock_and_no_environment(module):
-    outside = {top(name) for name in imports_of(module) if not name.startswith("urllib.parse.")} - {"caf_pipeline"}
+    outside = {top(name) for name in imports_of(module) if not name.startswith("urllib.parse.")} - {
+        "caf_pipeline"
+    }
     assert outside - set(sys.stdlib_module_names) <= COMPUTING
     assert not outside & {"socket", "urllib", "http", "subprocess", "asyncio"}
     text = MODULES[module].read_text(encoding="utf-8")
-    assert not [forbidden for forbidden in ("time.time", "datetime.now", "os.environ", "getenv", "utcnow") if forbidden in text]
+    assert not [
+        forbidden
+        for forbidden in ("time.time", "datetime.now", "os.environ", "getenv", "utcnow")
+        if forbidden in text
+    ]
 
 
 def test_no_module_is_named_after_nothing():
@@ -32,4 +50,6 @@ def test_every_module_and_folder_says_what_it_holds(module):
     assert text
     if module.endswith(".__init__"):
         named = {name.partition(".")[0] for name in re.findall(r"`([a-z_.0-9]+)`", text)}
-        assert named & (set(RANK) - {top(module)}), f"{module} does not say where that is which does not belong there"
+        assert named & (set(RANK) - {top(module)}), (
+            f"{module} does not say where that is which does not belong there"
+        )

@@ -45,7 +45,9 @@ def checkout(tmp_path_factory):
     if not (ROOT / ".git").exists() or not shutil.which("make"):
         pytest.skip("the README's commands are for a checkout, and need make")
     folder = tmp_path_factory.mktemp("checkout")
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True
+    ).stdout
     for name in listed.decode().splitlines():
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +69,11 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(checkout):
-    names = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CAF_", "DAGSTER_", "MAKE"))}
+    names = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AWS_", "CAF_", "DAGSTER_", "MAKE"))
+    }
     endpoint = f"http://127.0.0.1:{free_port()}"
     lcd = f"http://127.0.0.1:{free_port()}"
     return {name: value for name, value in names.items() if not name.startswith("JACKAL_")} | {
@@ -111,7 +117,13 @@ def test_make_demo_archives_and_compares(demonstrated):
 @pytest.mark.thorough
 def test_what_the_readme_shows_of_the_demo_is_what_it_says(demonstrated):
     (shown,) = blocks("console")
-    for word in ("the source is complete", "the same, byte for byte: ", " current, ", "Merkle root", "located"):
+    for word in (
+        "the source is complete",
+        "the same, byte for byte: ",
+        " current, ",
+        "Merkle root",
+        "located",
+    ):
         assert word in shown
         assert word in demonstrated
 
@@ -120,12 +132,19 @@ def test_what_the_readme_shows_of_the_demo_is_what_it_says(demonstrated):
 def kept_network(demonstrated, checkout, environment):
     """`make network`, as in another terminal; gives its address."""
     process = subprocess.Popen(
-        ["make", "network"], cwd=checkout, env=environment, stdout=subprocess.PIPE, start_new_session=True, text=True
+        ["make", "network"],
+        cwd=checkout,
+        env=environment,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
     )
     said = process.stdout.readline()
     assert "Ctrl-C ends it" in said
     yield said.split()[0]
-    os.killpg(process.pid, 15)  # SIGINT, as of Ctrl-C, is ignored where the tests themselves run in the background
+    os.killpg(
+        process.pid, 15
+    )  # SIGINT, as of Ctrl-C, is ignored where the tests themselves run in the background
     process.wait(PATIENCE_SECONDS)
     process.stdout.close()
 
@@ -145,7 +164,9 @@ def test_a_chunk_of_the_demo_is_an_ordinary_caf(kept_network, checkout, environm
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory, s3_server):
-    """An empty folder with the README's caf.toml, whose bucket is on a server of the tests; and its environment."""
+    """An empty folder with the README's caf.toml, whose bucket is on a server of the tests; and its
+    environment.
+    """
     client = client_for(s3_server)
     client.create_bucket(Bucket="my-bucket")
     for key, body in (("2024/a.jpg", b"1"), ("2023/other", b"2")):
@@ -155,7 +176,11 @@ def stranger(tmp_path_factory, s3_server):
     text, count = re.subn(r"^# (endpoint_url = ).*$", rf'\1"{s3_server}"', toml, flags=re.MULTILINE)
     assert count == 1
     (folder / "caf.toml").write_text(text)
-    names = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CAF_", "DAGSTER_", "JACKAL_"))}
+    names = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AWS_", "CAF_", "DAGSTER_", "JACKAL_"))
+    }
     programs = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return folder, names | programs | {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 
@@ -168,7 +193,12 @@ def archived(stranger):
 
 @pytest.mark.thorough
 def test_a_bucket_of_ones_own_is_archived(archived, stranger):
-    for words in ("set pool s3", "planned   1 object", "the source is complete", "photos: 1 current, 0 older, 0 gone"):
+    for words in (
+        "set pool s3",
+        "planned   1 object",
+        "the source is complete",
+        "photos: 1 current, 0 older, 0 gone",
+    ):
         assert words in archived
     assert "1 object of 1 read, 0 wrong" in sh(script_with("caf restore"), *stranger)
     folder, _ = stranger
@@ -182,7 +212,9 @@ def test_a_bucket_of_ones_own_is_archived(archived, stranger):
 
 @contextmanager
 def dagster_ui(command, folder, environment):
-    """Run a command of the README that opens the UI; yields the address of the UI's GraphQL and the command's log."""
+    """Run a command of the README that opens the UI; yields the address of the UI's GraphQL and the
+    command's log.
+    """
     port = free_port()
     log = folder / "ui.log"
     with log.open("wb") as file:
@@ -201,7 +233,9 @@ def dagster_ui(command, folder, environment):
         yield f"http://127.0.0.1:{port}/graphql", log
     finally:
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does; the code server then stops its embedded Postgres
+            os.killpg(
+                process.pid, signal.SIGINT
+            )  # as Ctrl-C does; the code server then stops its embedded Postgres
             process.wait(60)
         for remaining in in_session(process.pid):
             remaining.kill()
@@ -211,26 +245,36 @@ def dagster_ui(command, folder, environment):
 SHOWN = """{
   repositoriesOrError { ... on RepositoryConnection { nodes { location { name } assetNodes { assetKey { path } } } } }
   runsOrError { ... on Runs { results { jobName status repositoryOrigin { repositoryLocationName } } } }
-}"""
+}"""  # noqa: E501
 
 TICKS = """{ sensorsOrError(repositorySelector: {repositoryLocationName: "caf-pipeline", repositoryName: "__repository__"}) {
-  ... on Sensors { results { name sensorState { status ticks { status } } } } } }"""
+  ... on Sensors { results { name sensorState { status ticks { status } } } } } }"""  # noqa: E501
 
 
 def asked(url, query):
-    answer = httpx.post(url, json={"query": query}, trust_env=False, timeout=PATIENCE_SECONDS).json()
+    answer = httpx.post(
+        url, json={"query": query}, trust_env=False, timeout=PATIENCE_SECONDS
+    ).json()
     assert "errors" not in answer, answer
     return answer["data"]
 
 
 def shows(url, source):
-    """Assert that the UI has the assets of a source, and finished runs that its own code location began."""
+    """Assert that the UI has the assets of a source, and finished runs that its own code location
+    began.
+    """
     shown = asked(url, SHOWN)
     (repository,) = shown["repositoriesOrError"]["nodes"]
-    assert [source, "file_locations"] in [asset["assetKey"]["path"] for asset in repository["assetNodes"]]
+    assert [source, "file_locations"] in [
+        asset["assetKey"]["path"] for asset in repository["assetNodes"]
+    ]
     runs = shown["runsOrError"]["results"]
-    assert {(run["jobName"], run["status"]) for run in runs} >= {(f"{job}_{source}", "SUCCESS") for job in ("plan", "archive")}
-    origins = {run["repositoryOrigin"]["repositoryLocationName"] for run in runs if run["repositoryOrigin"]}
+    assert {(run["jobName"], run["status"]) for run in runs} >= {
+        (f"{job}_{source}", "SUCCESS") for job in ("plan", "archive")
+    }
+    origins = {
+        run["repositoryOrigin"]["repositoryLocationName"] for run in runs if run["repositoryOrigin"]
+    }
     assert origins <= {repository["location"]["name"]}
 
 
@@ -241,7 +285,9 @@ def test_the_ui_of_ones_own_folder_shows_its_runs(archived, stranger):
         shows(url, "photos")
     folder, _ = stranger
     printed = f"DAGSTER_HOME={folder}/.caf/dagster dg dev -w {folder}/.caf/dagster/workspace.yaml"
-    assert printed == command.split("#")[0].strip().replace("$PWD", str(folder)).replace("-w ", f"-w {folder}/")
+    assert printed == command.split("#")[0].strip().replace("$PWD", str(folder)).replace(
+        "-w ", f"-w {folder}/"
+    )
     assert printed in archived
 
 
@@ -253,16 +299,34 @@ def test_dg_dev_shows_the_demos_runs_and_no_sensor_fails(demonstrated, checkout,
         shows(url, "demo")
 
         def states():
-            return {sensor["name"]: sensor["sensorState"] for sensor in asked(url, TICKS)["sensorsOrError"]["results"]}
+            return {
+                sensor["name"]: sensor["sensorState"]
+                for sensor in asked(url, TICKS)["sensorsOrError"]["results"]
+            }
 
-        wait_for(lambda: any(tick["status"] != "STARTED" for state in states().values() for tick in state["ticks"]))
-        assert {name for name, state in states().items() if state["status"] == "RUNNING"} == {"watch_sources"}
-        assert not [tick for state in states().values() for tick in state["ticks"] if tick["status"] == "FAILURE"]
+        wait_for(
+            lambda: any(
+                tick["status"] != "STARTED"
+                for state in states().values()
+                for tick in state["ticks"]
+            )
+        )
+        assert {name for name, state in states().items() if state["status"] == "RUNNING"} == {
+            "watch_sources"
+        }
+        assert not [
+            tick
+            for state in states().values()
+            for tick in state["ticks"]
+            if tick["status"] == "FAILURE"
+        ]
     assert not re.search("traceback|deprecat", log.read_text(), re.IGNORECASE)
 
 
 @pytest.mark.thorough
-def test_make_ui_shows_the_demos_bucket_and_ended_by_sigterm_it_ends_all_that_it_started(demonstrated, checkout, environment):
+def test_make_ui_shows_the_demos_bucket_and_ended_by_sigterm_it_ends_all_that_it_started(
+    demonstrated, checkout, environment
+):
     port = free_port()
     process = subprocess.Popen(
         ["make", "ui"],
@@ -278,12 +342,16 @@ def test_make_ui_shows_the_demos_bucket_and_ended_by_sigterm_it_ends_all_that_it
             assert process.poll() is None, "it ended"
             assert time.monotonic() < deadline, "it does not answer"
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/server_info", timeout=5) as answer:
+                with urllib.request.urlopen(
+                    f"http://127.0.0.1:{port}/server_info", timeout=5
+                ) as answer:
                     assert b"dagster_version" in answer.read()
                 break
             except OSError:
                 time.sleep(0.5)
-        shown = client_for(environment["CAF_SOURCES__DEMO__ENDPOINT_URL"]).list_objects_v2(Bucket="demo")
+        shown = client_for(environment["CAF_SOURCES__DEMO__ENDPOINT_URL"]).list_objects_v2(
+            Bucket="demo"
+        )
         assert shown["KeyCount"] == 22
         assert len(in_session(process.pid)) > 5
         process.terminate()
@@ -296,7 +364,9 @@ def test_make_ui_shows_the_demos_bucket_and_ended_by_sigterm_it_ends_all_that_it
 
 
 @pytest.mark.thorough
-def test_dagsters_own_commands_load_the_definitions_with_nothing_set_and_warn_of_nothing(checkout, tmp_path):
+def test_dagsters_own_commands_load_the_definitions_with_nothing_set_and_warn_of_nothing(
+    checkout, tmp_path
+):
     check, listing, *_ = script_with("dg check defs").splitlines()
     bare = {"PATH": os.defpath, "HOME": str(tmp_path)}
     checked, listed = sh(check, checkout, bare), sh(listing, checkout, bare)
@@ -317,11 +387,30 @@ def test_the_command_line_reference_is_current():
 
 
 def test_every_command_of_the_operators_pages_is_one_that_caf_takes():
-    text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "operations").glob("*.md"))
+    text = "\n".join(
+        page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "operations").glob("*.md")
+    )
     commands = re.findall(r"`(caf [a-z][^`]*)`", text)
-    lines = [line.strip() for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
-    lines = [re.sub(r"^(docker compose .* exec code|kubectl exec \S+ --) ", "", line) for line in lines if line]
-    assert {line.split()[0] for line in lines} <= {"caf", "cp", "dagster", "docker", "export", "kubectl", "python", "sed"}
+    lines = [
+        line.strip()
+        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+        for line in block.splitlines()
+    ]
+    lines = [
+        re.sub(r"^(docker compose .* exec code|kubectl exec \S+ --) ", "", line)
+        for line in lines
+        if line
+    ]
+    assert {line.split()[0] for line in lines} <= {
+        "caf",
+        "cp",
+        "dagster",
+        "docker",
+        "export",
+        "kubectl",
+        "python",
+        "sed",
+    }
     commands += [line for line in lines if line.startswith("caf ")]
     assert len(commands) > 20
     for line in commands:
@@ -336,7 +425,9 @@ def test_every_command_of_the_operators_pages_is_one_that_caf_takes():
 def test_every_link_of_the_documentation_leads_somewhere():
     for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text(encoding="utf-8")):
-            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+            assert target.startswith("http") or (page.parent / target).exists(), (
+                f"{page.name}: {target}"
+            )
 
 
 def test_the_version_stands_in_the_changelog():

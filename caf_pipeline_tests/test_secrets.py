@@ -1,4 +1,6 @@
-"""A mnemonic is found nowhere: not in a file, not in a database, not in what a command says, whatever went wrong."""
+"""A mnemonic is found nowhere: not in a file, not in a database, not in what a command says,
+whatever went wrong.
+"""
 
 import os
 import re
@@ -17,7 +19,11 @@ from caf_pipeline.dagster_host.storage import URL_VARIABLE, require_database
 from caf_pipeline.errors import SettingsError
 from caf_pipeline.store.jackal.wallet import KEY_PATH, MNEMONIC_VARIABLE
 from caf_pipeline_tests.support.command_line import CommandLine, Done, source_text
-from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, new_wallet, with_wallet
+from caf_pipeline_tests.support.jackal_command_line import (
+    jackal_command_line,
+    new_wallet,
+    with_wallet,
+)
 from caf_pipeline_tests.support.postgres import connected
 
 pytest_plugins = ["caf_pipeline_tests.support.jackal_network"]
@@ -26,9 +32,14 @@ WORDS_THAT_TELL = 3  # in a row: fewer stand in any English text
 
 
 def traces(words: str) -> "re.Pattern[bytes]":
-    """Return what finds the wallet of these words in bytes: three of them in a row, as text or as hex, or its private key."""
+    """Return what finds the wallet of these words in bytes: three of them in a row, as text or as
+    hex, or its private key.
+    """
     listed = words.split()
-    runs = [listed[start : start + WORDS_THAT_TELL] for start in range(len(listed) - WORDS_THAT_TELL + 1)]
+    runs = [
+        listed[start : start + WORDS_THAT_TELL]
+        for start in range(len(listed) - WORDS_THAT_TELL + 1)
+    ]
     key = BIP32.from_seed(Mnemonic.to_seed(words)).get_privkey_from_path(KEY_PATH)
     found = [r"\W+".join(run).encode() for run in runs]
     found += [" ".join(run).encode().hex().encode() for run in runs]
@@ -46,7 +57,9 @@ def left_behind(folder: Path) -> Iterator[tuple[str, bytes]]:
 def rows(database) -> Iterator[tuple[str, bytes]]:
     """Yield every row of every table as text, bytes in it as hex."""
     with connected(database) as connection:
-        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = current_schema()").scalars()
+        tables = connection.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
+        ).scalars()
         assert "transactions" in tables
         for table in tables:
             for row in connection.execute(f'SELECT each::text FROM "{table}" AS each').scalars():
@@ -117,7 +130,11 @@ def test_a_wallet_that_cannot_pay_leaves_no_trace(caf, database, wallet):
     words = caf.environment[MNEMONIC_VARIABLE]
     broken = WALLETS[wallet](words)
     spoken = []
-    for arguments in (("run",), ("jackal", "wallet"), ("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes")):
+    for arguments in (
+        ("run",),
+        ("jackal", "wallet"),
+        ("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes"),
+    ):
         spoken += said(with_wallet(caf, broken)(*arguments, CAF_TRACEBACK="1"))
     assert_clean([*spoken, *left_behind(caf.folder), *rows(database)], words, broken)
 
@@ -128,7 +145,9 @@ def test_a_run_that_fails_leaves_no_trace_of_the_wallet(caf, database):
     spoken = said(caf("run", CAF_JACKAL__LCD='["http://127.0.0.1:9"]', CAF_TRACEBACK="1"))
     spoken += said(caf("run", CAF_JACKAL__COPIES="three", CAF_TRACEBACK="1"))
     spoken += said(caf("run", CAF_JACKAL__SPEND_CAP="1", CAF_TRACEBACK="1"))
-    spoken += said(caf("run", CAF_JACKAL__MNEMONIC=words, CAF_JACKAL__CHAIN_ID="another", CAF_TRACEBACK="1"))
+    spoken += said(
+        caf("run", CAF_JACKAL__MNEMONIC=words, CAF_JACKAL__CHAIN_ID="another", CAF_TRACEBACK="1")
+    )
     assert_clean([*spoken, *left_behind(caf.folder), *rows(database)], words)
 
 
@@ -147,7 +166,10 @@ def test_a_mnemonic_file_is_read_and_copied_nowhere(caf, tmp_path_factory, datab
     refused = caf("jackal", "wallet", CAF_JACKAL__MNEMONIC_FILE=str(file))
     assert refused.status == 3
     assert "chmod 600" in refused.err
-    assert_clean([*said(done), *said(shown), *said(refused), *left_behind(caf.folder), *rows(database)], words)
+    assert_clean(
+        [*said(done), *said(shown), *said(refused), *left_behind(caf.folder), *rows(database)],
+        words,
+    )
 
 
 def test_a_mnemonic_in_the_settings_file_is_refused_and_not_repeated(caf):

@@ -28,14 +28,22 @@ def test_a_source_has_defaults_that_keep_its_bytes_private(tmp_path):
     assert (source.public, source.target_size, source.prefix) == (False, 30 << 30, "")
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), (90, 90), ("90m", 5400), ("12h", 43_200), ("7d", 604_800), (0, 0)])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), (90, 90), ("90m", 5400), ("12h", 43_200), ("7d", 604_800), (0, 0)],
+)
 def test_a_time_is_seconds_or_a_number_with_a_unit(tmp_path, text, seconds):
-    settings = load_settings(a_file(tmp_path, f'[sources.one]\nbucket = "b"\nmax_wait = {json.dumps(text)}\n'))
+    settings = load_settings(
+        a_file(tmp_path, f'[sources.one]\nbucket = "b"\nmax_wait = {json.dumps(text)}\n')
+    )
     assert settings.source("one").max_wait == seconds
 
 
 def test_by_default_no_object_waits_for_a_larger_chunk():
-    assert (SourceSettings(bucket="b").min_chunk_size, SourceSettings(bucket="b").max_wait) == (0, 7 * 24 * 3600)
+    assert (SourceSettings(bucket="b").min_chunk_size, SourceSettings(bucket="b").max_wait) == (
+        0,
+        7 * 24 * 3600,
+    )
 
 
 def test_the_environment_wins_over_the_file(tmp_path, monkeypatch):
@@ -93,45 +101,82 @@ SOURCE_TEXT = '[sources.one]\nbucket = "b"\n'
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[packing]\nfetch_threads = 0", "fetch_threads is 0, but must be greater than or equal to 1"),
+        (
+            "[packing]\nfetch_threads = 0",
+            "fetch_threads is 0, but must be greater than or equal to 1",
+        ),
         ("[packing]\nfetch_threads = true", "fetch_threads is true, but must be a whole number"),
         ("[packing]\nfetch_threads = 3.5", "fetch_threads is 3.5, but must be a whole number"),
         ("[packing]\nwindow_size = inf", "window_size is inf, but must be a size such as"),
-        ('[packing]\nwindow_size = "64 MoB"', "window_size is '64 MoB', but must be a size such as"),
+        (
+            '[packing]\nwindow_size = "64 MoB"',
+            "window_size is '64 MoB', but must be a size such as",
+        ),
         ('[packing]\ncompare_checksums = "perhaps"', "but must be true or false"),
         ("[jackal]\ngas_price = nan", "gas_price is nan, but must be less than or equal to"),
-        ("[jackal]\nwarn_days = 100000000000", "warn_days is 100000000000, but must be less than or equal to 3660"),
+        (
+            "[jackal]\nwarn_days = 100000000000",
+            "warn_days is 100000000000, but must be less than or equal to 3660",
+        ),
         ("[jackal]\nproof_type = 1", "but must be a proof type, 0 or 3"),
-        ('[sources.one]\nbucket = "b"\nmax_wait = "a week"', "must be a time such as 3600, 90m, 12h or 7d"),
-        ('[sources.one]\nbucket = "b"\nmax_wait = -1', "must be a time such as 3600, 90m, 12h or 7d"),
-        ('[sources.one]\nbucket = "b"\nmax_wait = true', "must be a time such as 3600, 90m, 12h or 7d"),
+        (
+            '[sources.one]\nbucket = "b"\nmax_wait = "a week"',
+            "must be a time such as 3600, 90m, 12h or 7d",
+        ),
+        (
+            '[sources.one]\nbucket = "b"\nmax_wait = -1',
+            "must be a time such as 3600, 90m, 12h or 7d",
+        ),
+        (
+            '[sources.one]\nbucket = "b"\nmax_wait = true',
+            "must be a time such as 3600, 90m, 12h or 7d",
+        ),
         ('[sources.one]\nbucket = "b"\nmin_chunk_size = "31GiB"', "is larger than target_size"),
         ('[jackal]\nchain_id = "jackal 1"', "but must be a chain's id such as jackal-1"),
         ('[jackal]\nlcd = "http://node"', 'but must be a list such as ["one", "two"]'),
-        ('[jackal]\nlcd = ["node:1317"]', "jackal.lcd has 'node:1317', which must begin with http:// or https://"),
+        (
+            '[jackal]\nlcd = ["node:1317"]',
+            "jackal.lcd has 'node:1317', which must begin with http:// or https://",
+        ),
         ('[jackal]\nlcd = ["http://node:70000"]', "a port up to 65535"),
         ('[store]\nkind = "tape"', "store.kind is 'tape', but must be 'jackal' or 'directory'"),
         ('home = ""', "home is '', but must be a path"),
         ('home = "~no-such-user/x"', "stands for no user's folder"),
         ("home = 2020-01-01", "home is a date or a time, but must be a path"),
-        (SOURCE_TEXT + 'endpoint_url = "localhost:9000"', "but must begin with http:// or https://"),
+        (
+            SOURCE_TEXT + 'endpoint_url = "localhost:9000"',
+            "but must begin with http:// or https://",
+        ),
         (SOURCE_TEXT + 'endpoint_url = "http://my_host:9000"', "without '_'"),
         (SOURCE_TEXT + 'endpoint_url = "https://"', "with the name of a host"),
         (SOURCE_TEXT + 'endpoint_url = "https://h/?x=1"', "without '?'"),
-        (SOURCE_TEXT + 'inventory = "dest/p/b/daily/"', "must be the folder of S3 Inventory's reports: s3://DEST-BUCKET/PREFIX/"),
-        (SOURCE_TEXT + 'inventory = "s3://dest/daily/"', "must be the folder of S3 Inventory's reports"),
+        (
+            SOURCE_TEXT + 'inventory = "dest/p/b/daily/"',
+            "must be the folder of S3 Inventory's reports: s3://DEST-BUCKET/PREFIX/",
+        ),
+        (
+            SOURCE_TEXT + 'inventory = "s3://dest/daily/"',
+            "must be the folder of S3 Inventory's reports",
+        ),
         (
             SOURCE_TEXT + 'inventory = "s3://dest/p/other/daily/"',
             "must end in SOURCE-BUCKET/CONFIG-ID/",
         ),
         (
-            '[sources.one]\nbucket = "arn:aws:s3:eu-west-1:1:accesspoint/ap"\ninventory = "s3://dest/p/b/daily/"',
+            '[sources.one]\nbucket = "arn:aws:s3:eu-west-1:1:accesspoint/ap"\ninventory = '
+            '"s3://dest/p/b/daily/"',
             "the bucket's own name as bucket, and not an access point",
         ),
         (SOURCE_TEXT + 'region = "eu west"', "must be a region's name such as eu-central-1"),
-        (SOURCE_TEXT + 'owner = "data"', "sources.one.owner is 'data', but must be team:NAME or an e-mail address"),
         (
-            "".join(f'[sources.{name}]\nbucket = "b"\nqueue = "https://sqs.example/1/q"\n' for name in ("one", "two")),
+            SOURCE_TEXT + 'owner = "data"',
+            "sources.one.owner is 'data', but must be team:NAME or an e-mail address",
+        ),
+        (
+            "".join(
+                f'[sources.{name}]\nbucket = "b"\nqueue = "https://sqs.example/1/q"\n'
+                for name in ("one", "two")
+            ),
             "sources.one and sources.two have one queue",
         ),
         (
@@ -139,12 +184,20 @@ SOURCE_TEXT = '[sources.one]\nbucket = "b"\n'
             "sources.chunk-one and sources.one would both have a job named repair_chunk_one",
         ),
         (
-            SOURCE_TEXT + f"exclude = {json.dumps([f'tenant-{number:05d}/*' for number in range(24_000)])}",
-            "sources.one.exclude is a list, but must be shorter: its 24,000 patterns come to 624,000 bytes",
+            SOURCE_TEXT
+            + f"exclude = {json.dumps([f'tenant-{number:05d}/*' for number in range(24_000)])}",
+            "sources.one.exclude is a list, but must be shorter: its 24,000 patterns come to "
+            "624,000 bytes",
         ),
-        (SOURCE_TEXT + 'include = ["a/*", ""]', "sources.one.include has '', which must have 1 to 1,024 characters"),
+        (
+            SOURCE_TEXT + 'include = ["a/*", ""]',
+            "sources.one.include has '', which must have 1 to 1,024 characters",
+        ),
         (SOURCE_TEXT + "exclude = [5]", "sources.one.exclude has 5, which must be text"),
-        (SOURCE_TEXT + 'storage_classes = ["standard"]', "storage_classes has 'standard', which must be a storage class"),
+        (
+            SOURCE_TEXT + 'storage_classes = ["standard"]',
+            "storage_classes has 'standard', which must be a storage class",
+        ),
         ('[sources.one]\nbucket = "s3://b/x"', "must be a bucket's name alone"),
         ('[sources.one]\nbucket = "b c"', "must be a bucket's name: 1 to 255"),
         ("[sources.one]\nbucket = 5", "sources.one.bucket is 5, but must be text"),
@@ -159,11 +212,18 @@ def test_a_bad_value_is_told_with_what_it_must_be(tmp_path, text, said):
 
 def any_value():
     return st.one_of(
-        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.lists(st.text(max_size=3), max_size=2)
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=20),
+        st.lists(st.text(max_size=3), max_size=2),
     )
 
 
-@given(st.sampled_from(list(Settings.model_fields) + list(SourceSettings.model_fields)), any_value())
+@given(
+    st.sampled_from(list(Settings.model_fields) + list(SourceSettings.model_fields)), any_value()
+)
 @example("lcd", ["http://node"])
 def test_no_value_is_answered_in_the_words_of_a_library(name, value):
     """Whatever stands in the environment, there is a setting or our own sentence."""
@@ -171,17 +231,38 @@ def test_no_value_is_answered_in_the_words_of_a_library(name, value):
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         for section in sections:
             text = value if isinstance(value, str) else json.dumps(value)
-            patch.setenv(f"CAF_{section}__{name.upper()}", text.replace("\0", "").encode("utf-8", "replace").decode())
+            patch.setenv(
+                f"CAF_{section}__{name.upper()}",
+                text.replace("\0", "").encode("utf-8", "replace").decode(),
+            )
         said = ""
         try:
             load_settings(a_file(Path(folder), SOURCE_TEXT))
         except SettingsError as error:
             said = str(error)
-    assert not [word for word in ("pydantic", "Input should", "valid ", "Value error", "validation") if word in said]
+    assert not [
+        word
+        for word in ("pydantic", "Input should", "valid ", "Value error", "validation")
+        if word in said
+    ]
 
 
 @pytest.mark.parametrize(
-    "owner", ["team:x", "team:", "team:a b", "a@b.co", "a@b", "x", "%a@b.co", "a@b.c|", "a@b.company", "a@b.companyy", "team", ""]
+    "owner",
+    [
+        "team:x",
+        "team:",
+        "team:a b",
+        "a@b.co",
+        "a@b",
+        "x",
+        "%a@b.co",
+        "a@b.c|",
+        "a@b.company",
+        "a@b.companyy",
+        "team",
+        "",
+    ],
 )
 def test_an_owner_is_one_where_dagster_takes_it(owner):
     try:
@@ -195,30 +276,60 @@ def test_an_owner_is_one_where_dagster_takes_it(owner):
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"CAF_PACKING__FETCH_THREADS": "x"}, "CAF_PACKING__FETCH_THREADS: packing.fetch_threads is 'x', but must be"),
-        ({"caf_packing__fetch_threads": "0"}, "CAF_PACKING__FETCH_THREADS: packing.fetch_threads is '0'"),
+        (
+            {"CAF_PACKING__FETCH_THREADS": "x"},
+            "CAF_PACKING__FETCH_THREADS: packing.fetch_threads is 'x', but must be",
+        ),
+        (
+            {"caf_packing__fetch_threads": "0"},
+            "CAF_PACKING__FETCH_THREADS: packing.fetch_threads is '0'",
+        ),
         ({"CAF_PACKING": '{"fetch_threads": 0}'}, "CAF_PACKING: packing.fetch_threads is 0"),
         ({"CAF_PACKING": "x"}, "CAF_PACKING: packing must be a table, written as JSON"),
-        ({"CAF_PACKING__FETCH_THREAD": "1"}, "CAF_PACKING__FETCH_THREAD: packing.fetch_thread is not a setting: did you mean"),
-        ({"CAF_SOURCES__ONE__INCLUDE": "x/*"}, "CAF_SOURCES__ONE__INCLUDE: sources.one.include must be a list such as"),
+        (
+            {"CAF_PACKING__FETCH_THREAD": "1"},
+            "CAF_PACKING__FETCH_THREAD: packing.fetch_thread is not a setting: did you mean",
+        ),
+        (
+            {"CAF_SOURCES__ONE__INCLUDE": "x/*"},
+            "CAF_SOURCES__ONE__INCLUDE: sources.one.include must be a list such as",
+        ),
         ({"CAF_JACKAL__LCD": "http://node"}, "CAF_JACKAL__LCD: jackal.lcd must be a list such as"),
         (
             {"CAF_JACKAL__REQUIRED_COPIES": "4"},
             "CAF_JACKAL__REQUIRED_COPIES: jackal: required_copies, 4, is larger than copies, 3",
         ),
-        ({"CAF_SOURCES__TWO__PREFIX": "p/"}, "CAF_SOURCES__TWO__PREFIX: sources.two.bucket is missing"),
-        ({"CAF_SOURCES__MY_SOURCE__BUCKET": "b"}, "CAF_SOURCES__MY_SOURCE__BUCKET: sources.my_source: a source's name has"),
-        ({"CAF_SOURCES__ONE__OWNER": "me"}, "CAF_SOURCES__ONE__OWNER: sources.one.owner is 'me', but must be team:NAME"),
+        (
+            {"CAF_SOURCES__TWO__PREFIX": "p/"},
+            "CAF_SOURCES__TWO__PREFIX: sources.two.bucket is missing",
+        ),
+        (
+            {"CAF_SOURCES__MY_SOURCE__BUCKET": "b"},
+            "CAF_SOURCES__MY_SOURCE__BUCKET: sources.my_source: a source's name has",
+        ),
+        (
+            {"CAF_SOURCES__ONE__OWNER": "me"},
+            "CAF_SOURCES__ONE__OWNER: sources.one.owner is 'me', but must be team:NAME",
+        ),
         ({"CAF_HOME": ""}, "CAF_HOME: home is '', but must be a path"),
-        ({"CAF_JACKAL_SPEND_CAP": "1"}, "CAF_JACKAL_SPEND_CAP, which is not a setting: did you mean CAF_JACKAL__SPEND_CAP?"),
+        (
+            {"CAF_JACKAL_SPEND_CAP": "1"},
+            "CAF_JACKAL_SPEND_CAP, which is not a setting: did you mean CAF_JACKAL__SPEND_CAP?",
+        ),
         (
             {"CAF_SOURCES_ONE_PREFIX": "p"},
-            "CAF_SOURCES_ONE_PREFIX, which is not a setting: did you mean CAF_SOURCES__ONE__PREFIX?",
+            "CAF_SOURCES_ONE_PREFIX, which is not a setting: did you mean "
+            "CAF_SOURCES__ONE__PREFIX?",
         ),
-        ({"CAF_DATABASE_URI": "p"}, "CAF_DATABASE_URI, which is not a setting: did you mean CAF_DATABASE_URL?"),
+        (
+            {"CAF_DATABASE_URI": "p"},
+            "CAF_DATABASE_URI, which is not a setting: did you mean CAF_DATABASE_URL?",
+        ),
     ],
 )
-def test_a_bad_value_of_the_environment_is_told_with_its_variable(tmp_path, monkeypatch, variables, said):
+def test_a_bad_value_of_the_environment_is_told_with_its_variable(
+    tmp_path, monkeypatch, variables, said
+):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError) as caught:
@@ -228,7 +339,13 @@ def test_a_bad_value_of_the_environment_is_told_with_its_variable(tmp_path, monk
 
 
 def test_variables_of_other_programs_are_left_alone(tmp_path, monkeypatch):
-    for name in ("CAF_PORT_80_TCP", "CAF_SERVICE_HOST", "CAF_STORE_PORT", "CAF_DAGSTER_DATABASE_URL", "CAF_TRACEBACK"):
+    for name in (
+        "CAF_PORT_80_TCP",
+        "CAF_SERVICE_HOST",
+        "CAF_STORE_PORT",
+        "CAF_DAGSTER_DATABASE_URL",
+        "CAF_TRACEBACK",
+    ):
         monkeypatch.setenv(name, "x")
     assert load_settings(a_file(tmp_path, SOURCE_TEXT)).source("one").bucket == "b"
 
@@ -255,7 +372,13 @@ def test_variables_of_other_programs_are_left_alone(tmp_path, monkeypatch):
         (SOURCE_TEXT, {"CAF_DATABASE_URL": "host=h password=hush"}),
         (SOURCE_TEXT, {"CAF_DATABASE_URL": "sqlite:///hush"}),
         (SOURCE_TEXT, {"CAF_SOURCES__ONE__ACCESS_KEY_ID": "hush"}),
-        (SOURCE_TEXT, {"CAF_SOURCES__ONE__ACCESS_KEY_ID": "a", "CAF_SOURCES__ONE__SECRET_ACCESS_KEY": "hush\n"}),
+        (
+            SOURCE_TEXT,
+            {
+                "CAF_SOURCES__ONE__ACCESS_KEY_ID": "a",
+                "CAF_SOURCES__ONE__SECRET_ACCESS_KEY": "hush\n",
+            },
+        ),
         (SOURCE_TEXT, {"CAF_SOURCES__ONE": "hush"}),
         (SOURCE_TEXT, {"CAF_SOURCES": '{"one": {"secret_access_key": "hush"'}),
         (SOURCE_TEXT, {"CAF_JACKAL_MNEMONIC": "hush"}),
@@ -275,7 +398,9 @@ def test_no_error_shows_a_secret(tmp_path, monkeypatch, text, variables):
     assert "hush" not in "".join(traceback.format_exception(caught.value)) + caught.value.hint
 
 
-@pytest.mark.parametrize("hosts", ["h", "h:1", "h:1,other:2", "h,other", "[::1]:5", "[::1]:5,h", ""])
+@pytest.mark.parametrize(
+    "hosts", ["h", "h:1", "h:1,other:2", "h,other", "[::1]:5", "[::1]:5,h", ""]
+)
 def test_a_database_may_have_several_hosts(tmp_path, monkeypatch, hosts):
     monkeypatch.setenv("CAF_DATABASE_URL", url := f"postgresql://u:secret@{hosts}/d")
     assert load_settings(a_file(tmp_path, SOURCE_TEXT)).database_url.get_secret_value() == url
@@ -308,7 +433,10 @@ def test_a_key_that_is_empty_is_none(tmp_path, monkeypatch):
     ("text", "variable"),
     [
         ('database_url = "postgresql://u:hush@h/d"', "CAF_DATABASE_URL"),
-        ('[sources.one]\nbucket = "b"\nsecret_access_key = "hush"', "CAF_SOURCES__ONE__SECRET_ACCESS_KEY"),
+        (
+            '[sources.one]\nbucket = "b"\nsecret_access_key = "hush"',
+            "CAF_SOURCES__ONE__SECRET_ACCESS_KEY",
+        ),
     ],
 )
 def test_a_secret_in_the_file_is_refused_without_being_shown(tmp_path, text, variable):
@@ -343,7 +471,10 @@ def test_without_a_file_it_is_said_where_it_was_looked_for(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CAF_CONFIG", raising=False)
     monkeypatch.setenv("CAF_DATABASE_URL", "postgresql://h/d")
-    with pytest.raises(SettingsError, match=rf"no caf\.toml was found: .* {re.escape(str(tmp_path))}, and CAF_CONFIG names none"):
+    with pytest.raises(
+        SettingsError,
+        match=rf"no caf\.toml was found: .* {re.escape(str(tmp_path))}, and CAF_CONFIG names none",
+    ):
         load_settings()
 
 
@@ -353,7 +484,9 @@ def test_a_source_of_the_environment_needs_no_file(tmp_path, monkeypatch):
     settings = load_settings()
     assert settings.home == tmp_path / ".caf"
     with pytest.raises(
-        SettingsError, match=r"no source 'two' in the environment, and there is no caf\.toml; the sources are: one"
+        SettingsError,
+        match=r"no source 'two' in the environment, and there is no caf\.toml; the sources are: "
+        r"one",
     ):
         settings.source("two")
 
@@ -400,7 +533,9 @@ def test_a_path_may_begin_with_the_home_folder(tmp_path, monkeypatch):
 
 def test_an_unknown_source_names_the_known_ones_and_the_file(tmp_path):
     settings = load_settings(a_file(tmp_path, '[sources.photos]\nbucket = "b"'))
-    with pytest.raises(SettingsError, match=r"no source 'photo' in .*/caf\.toml; the sources are: photos") as caught:
+    with pytest.raises(
+        SettingsError, match=r"no source 'photo' in .*/caf\.toml; the sources are: photos"
+    ) as caught:
         settings.source("photo")
     assert caught.value.hint == "did you mean 'photos'?"
 

@@ -59,7 +59,10 @@ def test_a_pause_holds_until_it_is_taken_back(board):
 
 
 def test_a_pause_is_noticed_while_bytes_are_sent(board):
-    throttle, board.at = board.throttle(bandwidth=MIB), {5: OperatorControls(paused="stop"), 50: OperatorControls()}
+    throttle, board.at = (
+        board.throttle(bandwidth=MIB),
+        {5: OperatorControls(paused="stop"), 50: OperatorControls()},
+    )
     for _ in range(10):
         throttle.sent(MIB)
     assert 50 <= board.now < 60

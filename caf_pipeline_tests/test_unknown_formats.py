@@ -10,7 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from caf_pipeline.errors import CafError, IntegrityError, MalformedArchive
-from caf_pipeline.inventory.manifest import CHUNK_FORMAT, METADATA_KEY, ManifestWriter, head_bytes, open_manifest
+from caf_pipeline.inventory.manifest import (
+    CHUNK_FORMAT,
+    METADATA_KEY,
+    ManifestWriter,
+    head_bytes,
+    open_manifest,
+)
 from caf_pipeline.inventory.plan import CHUNKS_FILE, read_chunk_objects, read_terms
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, read_snapshot
 from caf_pipeline.packing.journal.format import JOURNAL_FORMAT, Journal
@@ -44,7 +50,9 @@ class HeadOnly:
 
 def head(folder: Path, other: str | None) -> File:
     path = folder / "head"
-    path.write_bytes(head_bytes(IDENTITY).replace(json.dumps(CHUNK_FORMAT).encode(), json.dumps(other).encode()))
+    path.write_bytes(
+        head_bytes(IDENTITY).replace(json.dumps(CHUNK_FORMAT).encode(), json.dumps(other).encode())
+    )
     return File(path, lambda: read_head(HeadOnly(path), 1 << 20), MalformedArchive, repr(other))
 
 
@@ -61,13 +69,20 @@ def manifest(folder: Path, other: str | None) -> File:
 def plan(folder: Path, other: str | None) -> File:
     plan_of(folder / "plan", [an_object("a")], target_size_bytes=1 << 20)
     with_terms(folder / "plan", format=other)
-    return File(folder / "plan" / CHUNKS_FILE, lambda: read_terms(folder / "plan"), CafError, repr(other))
+    return File(
+        folder / "plan" / CHUNKS_FILE, lambda: read_terms(folder / "plan"), CafError, repr(other)
+    )
 
 
 def plan_without_sums(folder: Path, _: str | None) -> File:
     plan_of(folder / "plan", [an_object("a")], target_size_bytes=1 << 20)
     (folder / "plan" / "SHA256SUMS").unlink()
-    return File(folder / "plan" / CHUNKS_FILE, lambda: list(read_chunk_objects(folder / "plan", 1)), CafError, "SHA256SUMS")
+    return File(
+        folder / "plan" / CHUNKS_FILE,
+        lambda: list(read_chunk_objects(folder / "plan", 1)),
+        CafError,
+        "SHA256SUMS",
+    )
 
 
 def snapshot(folder: Path, without: str | None) -> File:
@@ -88,7 +103,10 @@ def snapshot(folder: Path, without: str | None) -> File:
 CASES = [
     *((make, other) for make in (head, manifest, plan) for other in OTHERS),
     (plan_without_sums, None),
-    *((snapshot, without) for without in (None, "taken_at", "run", "address", "all_versions", "beside")),
+    *(
+        (snapshot, without)
+        for without in (None, "taken_at", "run", "address", "all_versions", "beside")
+    ),
 ]
 
 
@@ -119,20 +137,47 @@ def test_a_journal_of_another_format_is_not_believed(tmp_path, other):
 
 
 def test_the_present_format_is_read_back(tmp_path):
-    whole = {"member": "w", "key": "w", "version_id": None, "etag": "e", "size_bytes": 3, "start_byte": 512, "end_byte": 515}
-    whole |= {"sha256": bytes(32), "crc64nvme": bytes(8), "s3_checksum": "crc32:00000000", "storage_class": "STANDARD"}
+    whole = {
+        "member": "w",
+        "key": "w",
+        "version_id": None,
+        "etag": "e",
+        "size_bytes": 3,
+        "start_byte": 512,
+        "end_byte": 515,
+    }
+    whole |= {
+        "sha256": bytes(32),
+        "crc64nvme": bytes(8),
+        "s3_checksum": "crc32:00000000",
+        "storage_class": "STANDARD",
+    }
     whole |= {"last_modified": MOMENT}
     again = whole | {"member": "x", "key": "x", "rewritten_at": MOMENT}
-    part = whole | {"part": 1, "part_count": 2, "part_start_byte": 0, "part_end_byte": 3, "size_bytes": 6}
+    part = whole | {
+        "part": 1,
+        "part_count": 2,
+        "part_start_byte": 0,
+        "part_end_byte": 3,
+        "size_bytes": 6,
+    }
     for name, rows in (("whole", [whole, again]), ("part", [part])):
         with ManifestWriter(tmp_path / name, IDENTITY) as writer:
             for row in rows:
                 writer.add(dict(row))
     objects, of_part = open_manifest(tmp_path / "whole"), open_manifest(tmp_path / "part")
-    assert [row["rewritten_at"] for batch in objects.locations() for row in batch.to_pylist()] == [None, MOMENT]
+    assert [row["rewritten_at"] for batch in objects.locations() for row in batch.to_pylist()] == [
+        None,
+        MOMENT,
+    ]
     assert objects.part() is None
     assert list(of_part.locations()) == []
     found = of_part.part()
     assert found is not None
-    assert (found.object_bytes, found.part.number, found.part.count, found.part.end_byte) == (6, 1, 2, 3)
+    assert (found.object_bytes, found.part.number, found.part.count, found.part.end_byte) == (
+        6,
+        1,
+        2,
+        3,
+    )
     assert [row["part"] for row in of_part.rows()] == [1]

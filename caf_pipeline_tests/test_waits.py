@@ -1,4 +1,6 @@
-"""What is waited for is told: when it begins, again while it goes on, and when it is over; what is brief is not."""
+"""What is waited for is told: when it begins, again while it goes on, and when it is over; what is
+brief is not.
+"""
 
 import threading
 
@@ -23,7 +25,9 @@ class Told:
 
     def until(self, what):
         with self._changed:
-            assert self._changed.wait_for(lambda: what in self.all, timeout=PATIENCE_SECONDS), self.all
+            assert self._changed.wait_for(lambda: what in self.all, timeout=PATIENCE_SECONDS), (
+                self.all
+            )
 
 
 @pytest.fixture

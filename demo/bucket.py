@@ -1,4 +1,6 @@
-"""An existing bucket as the demo's source, set through the environment so that caf.toml stays as it is."""
+"""An existing bucket as the demo's source, set through the environment so that caf.toml stays as it
+is.
+"""
 
 import os
 import re
@@ -9,13 +11,19 @@ from caf_pipeline.settings import load_settings
 
 
 def use(name: str, inventory: str = "") -> str:
-    """Make the bucket, and the folder of its inventory reports if it has one, known as a source; return the source's name."""
+    """Make the bucket, and the folder of its inventory reports if it has one, known as a source;
+    return the source's name.
+    """
     source = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:30].strip("-")
     if not source or source == "demo":
-        sys.exit(f"a bucket called '{name}' needs a source of its own in caf.toml; see docs/settings.md")
+        sys.exit(
+            f"a bucket called '{name}' needs a source of its own in caf.toml; see docs/settings.md"
+        )
     prefix = f"CAF_SOURCES__{source.upper()}__"
     os.environ[f"{prefix}BUCKET"] = name
-    os.environ[f"{prefix}ENDPOINT_URL"] = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    os.environ[f"{prefix}ENDPOINT_URL"] = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get(
+        "AWS_ENDPOINT_URL", ""
+    )
     os.environ[f"{prefix}INVENTORY"] = inventory
     try:
         settings = load_settings()

@@ -1,7 +1,10 @@
-"""The demo's Jackal network: the loopback one of the tests, with a made-up wallet. `make network` keeps it up by itself.
+"""The demo's Jackal network: the loopback one of the tests, with a made-up wallet.
 
-It speaks what the real network speaks, on this machine alone, and keeps what it has in the settings' home. Nothing that is said
-to it is worth anything, and its wallet is good for nothing else.
+`make network` keeps it up by itself.
+
+It speaks what the real network speaks, on this machine alone, and keeps what it has in the
+settings' home. Nothing that is said to it is worth anything, and its wallet is good for nothing
+else.
 """
 
 import os
@@ -37,8 +40,12 @@ CAF = str(Path(sys.executable).with_name("caf"))
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of the demo's commands: no S3 keys, and not the user's wallet, since the demo has its own."""
-    return child_environment(Need.SETTINGS | Need.NETWORK | Need.LEDGER | Need.STORAGE | Need.POSTGRES)
+    """Return the environment of the demo's commands: no S3 keys, and not the user's wallet, since
+    the demo has its own.
+    """
+    return child_environment(
+        Need.SETTINGS | Need.NETWORK | Need.LEDGER | Need.STORAGE | Need.POSTGRES
+    )
 
 
 def wallet_file() -> Path:
@@ -54,7 +61,9 @@ def wallet_file() -> Path:
 
 
 def runs() -> bool:
-    """Return whether the demo's network runs already, in another terminal. End this process if its port is taken.
+    """Return whether the demo's network runs already, in another terminal.
+
+    End this process if its port is taken.
 
     True, too, if the settings do not name Jackal: then no network is needed.
     """
@@ -62,13 +71,20 @@ def runs() -> bool:
         return True
     address = urlsplit(SETTINGS.jackal.lcd[0])
     try:
-        answer = httpx.get(f"{SETTINGS.jackal.lcd[0]}/{NODE_INFO}", timeout=ASK_SECONDS, trust_env=False)
+        answer = httpx.get(
+            f"{SETTINGS.jackal.lcd[0]}/{NODE_INFO}", timeout=ASK_SECONDS, trust_env=False
+        )
         if answer.json()["default_node_info"]["network"] == SETTINGS.jackal.chain_id:
             return True
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         pass  # nothing listens there, or another program does
     hint = "set another port in lcd of [jackal] in caf.toml"
-    ports.require_free(address.hostname or "127.0.0.1", address.port or 0, user="the demo's Jackal network", hint=hint)
+    ports.require_free(
+        address.hostname or "127.0.0.1",
+        address.port or 0,
+        user="the demo's Jackal network",
+        hint=hint,
+    )
     return False
 
 
@@ -99,11 +115,21 @@ def buy_space() -> None:
     """Buy space where the wallet has none yet, as a user does."""
     if SETTINGS.store.kind != "jackal":
         return
-    shown = subprocess.run([CAF, "jackal", "wallet", "--json"], env=environment(), capture_output=True, text=True, check=False)
+    shown = subprocess.run(
+        [CAF, "jackal", "wallet", "--json"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if shown.returncode == 0 and '"plan": null' not in shown.stdout:
         return
     size, days = str(SPACE_BYTES), str(DAYS)
-    bought = subprocess.run([CAF, "jackal", "buy", "--bytes", size, "--days", days, "--yes"], env=environment(), check=False)
+    bought = subprocess.run(
+        [CAF, "jackal", "buy", "--bytes", size, "--days", days, "--yes"],
+        env=environment(),
+        check=False,
+    )
     if bought.returncode:
         sys.exit(bought.returncode)
 

@@ -1,6 +1,8 @@
-"""Ends everything that was started: at the end, at Ctrl-C, at SIGTERM and at SIGHUP; on Linux also after a SIGKILL.
+"""Ends everything that was started: at the end, at Ctrl-C, at SIGTERM and at SIGHUP; on Linux also
+after a SIGKILL.
 
-The embedded Postgres is in a session of its own: the last program that uses it stops it. Where that one was killed, we do.
+The embedded Postgres is in a session of its own: the last program that uses it stops it. Where that
+one was killed, we do.
 """
 
 import ctypes
@@ -20,7 +22,9 @@ from caf_pipeline.ledger.embedded import embedded_server
 
 ORDERLY_SECONDS = 15  # for Dagster's programs to end in order
 TERMINATED_SECONDS = 10  # for what is left then, before it is killed, and after
-STOP_SECONDS = 3  # for the embedded Postgres, of which a process that was killed may still count as a user
+STOP_SECONDS = (
+    3  # for the embedded Postgres, of which a process that was killed may still count as a user
+)
 
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # of prctl(2)
 
@@ -37,9 +41,13 @@ def end_with_parent(number: signal.Signals) -> None:
 
 @contextmanager
 def ending_all(home: Path) -> Iterator[None]:
-    """End all processes of ours, and those that they started, when the context ends; `home` is that of the settings."""
+    """End all processes of ours, and those that they started, when the context ends; `home` is that
+    of the settings.
+    """
     _prctl(_SET_CHILD_SUBREAPER, 1)  # who loses its parent becomes our child, and is found
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background with SIGINT ignored
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell starts what is in the background with SIGINT ignored
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit)
     try:
@@ -89,7 +97,9 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     try:
         return process.wait()
     finally:
-        if process.poll() is None:  # as a terminal does at Ctrl-C; at SIGTERM it would leave behind what it started
+        if (
+            process.poll() is None
+        ):  # as a terminal does at Ctrl-C; at SIGTERM it would leave behind what it started
             for each in _ours():
                 with suppress(psutil.NoSuchProcess):
                     each.send_signal(signal.SIGINT)

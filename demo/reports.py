@@ -1,4 +1,6 @@
-"""An S3 Inventory report of the demo's bucket, by the tests' writer of reports: moto, the demo's S3 server, writes none."""
+"""An S3 Inventory report of the demo's bucket, by the tests' writer of reports: moto, the demo's S3
+server, writes none.
+"""
 
 import os
 
@@ -13,7 +15,9 @@ BUCKET = f"{server.BUCKET}-reports"
 
 
 def write(file_format: str, console: Console) -> None:
-    """Write a report of what the bucket has now, and let the demo's source take its inventories from there."""
+    """Write a report of what the bucket has now, and let the demo's source take its inventories
+    from there.
+    """
     client = server.client()
     client.create_bucket(Bucket=BUCKET)
     reports = ReportWriter(client, server.BUCKET, BUCKET, file_format, folder_prefix="s3")

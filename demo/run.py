@@ -1,9 +1,10 @@
 """Archives real files through Dagster and fetches some of them back: what `make demo` runs.
 
-python demo/run.py                      the machine's own Python files, in a bucket of the demo's S3 server
-python demo/run.py --folder DIR         the files of a folder instead
-python demo/run.py --bucket NAME        an existing bucket (with the AWS environment's keys, region and endpoint)
-python demo/run.py --inventory FORMAT   by an S3 Inventory report, written in CSV, ORC or Parquet, instead of a listing;
+python demo/run.py                      the machine's own Python files, in a bucket of the demo's S3
+server python demo/run.py --folder DIR         the files of a folder instead python demo/run.py
+--bucket NAME        an existing bucket (with the AWS environment's keys, region and endpoint)
+python demo/run.py --inventory FORMAT   by an S3 Inventory report, written in CSV, ORC or Parquet,
+instead of a listing;
                                         with --bucket: the folder of the bucket's reports, s3://…/
 """
 
@@ -34,11 +35,15 @@ COMPARED = 5  # besides the largest file and an empty one
 
 def main() -> int:
     """Run the demo; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--folder", type=Path, help="archive the files of this folder")
     what.add_argument("--bucket", help="archive this existing bucket")
-    parser.add_argument("--inventory", metavar="FORMAT", help="take an inventory report instead of a listing")
+    parser.add_argument(
+        "--inventory", metavar="FORMAT", help="take an inventory report instead of a listing"
+    )
     arguments = parser.parse_args()
     console = Console(stderr=True)
     started = time.monotonic()
@@ -49,7 +54,11 @@ def main() -> int:
     if not arguments.bucket:
         server.runs()
     network.runs()  # ends the demo before anything was started if a port is taken
-    files = [] if arguments.bucket else server.show(arguments.folder.resolve() if arguments.folder else None)
+    files = (
+        []
+        if arguments.bucket
+        else server.show(arguments.folder.resolve() if arguments.folder else None)
+    )
     console.print(f"Merkle roots are taken in {IMPLEMENTATION} code")
     with nullcontext() if arguments.bucket else server.running(), network.running():
         network.buy_space()
@@ -62,7 +71,9 @@ def main() -> int:
             if arguments.inventory:
                 reports.write(arguments.inventory, console)
         environment = network.environment()
-        status = subprocess.run([CAF, "run", "--source", source], env=environment | keys, check=False).returncode
+        status = subprocess.run(
+            [CAF, "run", "--source", source], env=environment | keys, check=False
+        ).returncode
         if status == 0:
             status = compare(source, files, console) if files else 0
         subprocess.run([CAF, "status"], env=environment, check=False)
@@ -70,7 +81,10 @@ def main() -> int:
     if status:
         console.print(f"{seconds:.0f} s; it did not come to its end: see above")
     else:
-        console.print(f"{seconds:.0f} s; 'make ui' shows it in the Dagster UI, 'make demo' again archives what is new")
+        console.print(
+            f"{seconds:.0f} s; 'make ui' shows it in the Dagster UI, 'make demo' again archives "
+            "what is new"
+        )
     return status
 
 
@@ -81,7 +95,11 @@ def compare(source: str, files: list[tuple[Path, str]], console: Console) -> int
     with tempfile.TemporaryDirectory() as folder:
         fetched = Path(folder, "fetched")
         for path, key in sorted(chosen):
-            if subprocess.run([CAF, "get", source, key, "-o", str(fetched)], env=network.environment(), check=False).returncode:
+            if subprocess.run(
+                [CAF, "get", source, key, "-o", str(fetched)],
+                env=network.environment(),
+                check=False,
+            ).returncode:
                 return 1
             if not filecmp.cmp(path, fetched, shallow=False):
                 console.print(f"differs: {key}")

@@ -1,7 +1,8 @@
 """The demo's S3 server: moto's, in a process of its own, and the files that go into it.
 
-moto keeps everything in memory. A server begins with the files of all demos so far in its bucket, each with its file's time as
-LastModified, so that they are the objects that were archived. Objects that a user puts end with the server.
+moto keeps everything in memory. A server begins with the files of all demos so far in its bucket,
+each with its file's time as LastModified, so that they are the objects that were archived. Objects
+that a user puts end with the server.
 """
 
 import json
@@ -39,7 +40,9 @@ ENDPOINT = DEMO.endpoint_url
 BUCKET = DEMO.bucket
 
 SHOWN = SETTINGS.home / "demo-folders.json"
-"""Which folders the demos so far have put into the bucket; "" stands for this machine's Python files."""
+"""Which folders the demos so far have put into the bucket; "" stands for this machine's Python
+files.
+"""
 
 # moto takes any key; what the demo shows must not depend on the user's own.
 KEYS = {
@@ -50,7 +53,14 @@ KEYS = {
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
 
-PACKAGES = ("boto3", "dagster", "numpy", "pyarrow", "rich", "sqlalchemy")  # some thousand files, up to tens of MiB
+PACKAGES = (
+    "boto3",
+    "dagster",
+    "numpy",
+    "pyarrow",
+    "rich",
+    "sqlalchemy",
+)  # some thousand files, up to tens of MiB
 LARGEST_BYTES = 64 << 20
 START_SECONDS = 60
 ASK_SECONDS = 5
@@ -58,7 +68,11 @@ ASK_SECONDS = 5
 
 def client(changes: Config | None = None) -> Any:  # noqa: ANN401 - boto3's clients have no type of their own
     """Return a client of the demo's server."""
-    config = Config(s3={"addressing_style": "path"}, retries={"max_attempts": 2}, request_checksum_calculation="when_required")
+    config = Config(
+        s3={"addressing_style": "path"},
+        retries={"max_attempts": 2},
+        request_checksum_calculation="when_required",
+    )
     return boto3.client(
         "s3",
         endpoint_url=ENDPOINT,
@@ -79,10 +93,17 @@ def _address() -> tuple[str, int]:
 
 
 def runs() -> bool:
-    """Return whether the demo's server runs already, as `make ui` in another terminal. End this process if its port is taken."""
-    config = Config(connect_timeout=ASK_SECONDS, read_timeout=ASK_SECONDS, retries={"total_max_attempts": 1})
+    """Return whether the demo's server runs already, as `make ui` in another terminal.
+
+    End this process if its port is taken.
+    """
+    config = Config(
+        connect_timeout=ASK_SECONDS, read_timeout=ASK_SECONDS, retries={"total_max_attempts": 1}
+    )
     try:
-        if _answers() and BUCKET in [bucket["Name"] for bucket in client(config).list_buckets()["Buckets"]]:
+        if _answers() and BUCKET in [
+            bucket["Name"] for bucket in client(config).list_buckets()["Buckets"]
+        ]:
             return True
     except (BotoCoreError, ClientError, ResponseParserError, LookupError, TypeError):
         pass  # another program listens there
@@ -93,14 +114,20 @@ def runs() -> bool:
 
 @contextmanager
 def running() -> Iterator[None]:
-    """Keep the server up; one that runs already (`make ui` in another terminal) is used as it is."""
+    """Keep the server up; one that runs already (`make ui` in another terminal) is used as it
+    is.
+    """
     if runs():
         yield
         return
     command = [sys.executable, __file__]
     environment = child_environment(Need.SETTINGS)
     server = subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         deadline = time.monotonic() + START_SECONDS
@@ -131,7 +158,9 @@ def main() -> None:
     for folder in _shown():
         for path, key in files_of(Path(folder) if folder else None):
             stored = moto.put_object(BUCKET, key, path.read_bytes())
-            stored.last_modified = datetime.fromtimestamp(path.stat().st_mtime, UTC).replace(tzinfo=None)  # as moto has it
+            stored.last_modified = datetime.fromtimestamp(path.stat().st_mtime, UTC).replace(
+                tzinfo=None
+            )  # as moto has it
     serve(["-H", "127.0.0.1", "-p", str(urlsplit(ENDPOINT).port)])
 
 
@@ -140,7 +169,9 @@ def _shown() -> list[str]:
 
 
 def show(folder: Path | None) -> list[tuple[Path, str]]:
-    """Let every server begin with the files of a folder (None: this machine's Python files); return (file, key) of each."""
+    """Let every server begin with the files of a folder (None: this machine's Python files); return
+    (file, key) of each.
+    """
     shown = _shown()
     name = str(folder) if folder else ""
     if name not in shown:
@@ -157,15 +188,22 @@ def files_of(folder: Path | None) -> list[tuple[Path, str]]:
 def python_files() -> list[tuple[Path, str]]:
     """Return (file, key) of the standard library and of some installed packages."""
     library, packages = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
-    roots = [(library, f"python/{library.name}"), *((packages / name, f"packages/{name}") for name in PACKAGES)]
+    roots = [
+        (library, f"python/{library.name}"),
+        *((packages / name, f"packages/{name}") for name in PACKAGES),
+    ]
     return [pair for root, prefix in roots for pair in folder_files(root, prefix)]
 
 
 def folder_files(root: Path, prefix: str) -> list[tuple[Path, str]]:
-    """Return (file, key) of every regular file under a folder that is no cache and no installed package."""
+    """Return (file, key) of every regular file under a folder that is no cache and no installed
+    package.
+    """
     found = []
     for folder, names, files in os.walk(root):
-        names[:] = sorted(name for name in names if name not in ("__pycache__", "site-packages", "test"))
+        names[:] = sorted(
+            name for name in names if name not in ("__pycache__", "site-packages", "test")
+        )
         for name in sorted(files):
             path = Path(folder, name)
             if path.is_file() and not path.is_symlink() and path.stat().st_size <= LARGEST_BYTES:
@@ -187,7 +225,9 @@ def fill(files: list[tuple[Path, str]], console: Console) -> None:
         s3.put_object(Bucket=BUCKET, Key=file[1], Body=file[0].read_bytes())
 
     with ThreadPoolExecutor(8) as pool:
-        for _ in track(pool.map(put, missing), "filling the bucket", total=len(missing), console=console):
+        for _ in track(
+            pool.map(put, missing), "filling the bucket", total=len(missing), console=console
+        ):
             pass
 
 

@@ -1,9 +1,11 @@
-"""Opens the Dagster UI, with the demo's S3 server and Jackal network beside it: what `make ui` runs.
+"""Opens the Dagster UI, with the demo's S3 server and Jackal network beside it: what `make ui`
+runs.
 
-It archives nothing by itself. Set `automatic = true` in [sources.demo] of caf.toml, or switch the sensors on in the UI under
-Automation. Then an object that you put into the bucket is archived:
+It archives nothing by itself. Set `automatic = true` in [sources.demo] of caf.toml, or switch the
+sensors on in the UI under Automation. Then an object that you put into the bucket is archived:
 
-    aws --endpoint-url http://127.0.0.1:5055 s3 cp README.md s3://demo/      (any key and secret will do)
+    aws --endpoint-url http://127.0.0.1:5055 s3 cp README.md s3://demo/      (any key and secret
+    will do)
 """
 
 import argparse
@@ -24,8 +26,8 @@ import server
 import yaml
 from dagster import DagsterInstance
 
-# A code server with keys, beside a webserver and a daemon without. Read in the version that `dagster_private` names. Else: one
-# `dg dev`, which has the keys itself.
+# A code server with keys, beside a webserver and a daemon without. Read in the version that
+# `dagster_private` names. Else: one `dg dev`, which has the keys itself.
 from dagster._cli.proxy_server_manager import ProxyServerManager
 
 from caf_pipeline.dagster_host.dagster_private import WorkspaceFileTarget
@@ -40,11 +42,17 @@ DG = Path(__file__).with_name("dg.py")
 
 def main() -> int:
     """Run the UI until it is ended; return its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--bucket", help="show this existing bucket, too")
     parser.add_argument("--port", default="3000", help="of the UI")
     arguments = parser.parse_args()
-    if not (arguments.port.isascii() and arguments.port.isdecimal() and 0 < int(arguments.port) < 1 << 16):
+    if not (
+        arguments.port.isascii()
+        and arguments.port.isdecimal()
+        and 0 < int(arguments.port) < 1 << 16
+    ):
         sys.exit(f"PORT is {arguments.port!r}: it must be a number from 1 to 65535")
     if arguments.bucket:
         bucket.use(arguments.bucket)
@@ -52,12 +60,19 @@ def main() -> int:
     settings = load_settings()
     # Dagster's webserver would end, and leave the rest running.
     ports.require_free(
-        "127.0.0.1", int(arguments.port), user="the UI", hint="choose another port by PORT=, as in make ui PORT=3001"
+        "127.0.0.1",
+        int(arguments.port),
+        user="the UI",
+        hint="choose another port by PORT=, as in make ui PORT=3001",
     )
     if not arguments.bucket:
         server.runs()
     network.runs()
-    with processes.ending_all(settings.home), nullcontext() if arguments.bucket else server.running(), network.running():
+    with (
+        processes.ending_all(settings.home),
+        nullcontext() if arguments.bucket else server.running(),
+        network.running(),
+    ):
         if not arguments.bucket:
             server.client().create_bucket(Bucket=server.BUCKET)
         prepare_dagster_home(settings)
@@ -65,17 +80,29 @@ def main() -> int:
         print(f"http://127.0.0.1:{arguments.port}  (Ctrl-C ends it)", flush=True)
         try:
             with code_server(network.environment() | keys) as workspace:
-                command = [sys.executable, str(DG), "dev", "--workspace", str(workspace), "--port", arguments.port]
-                return processes.run(command, child_environment(Need.SETTINGS | Need.STORAGE | Need.POSTGRES))
+                command = [
+                    sys.executable,
+                    str(DG),
+                    "dev",
+                    "--workspace",
+                    str(workspace),
+                    "--port",
+                    arguments.port,
+                ]
+                return processes.run(
+                    command, child_environment(Need.SETTINGS | Need.STORAGE | Need.POSTGRES)
+                )
         except KeyboardInterrupt:
             return 0
 
 
 @contextmanager
 def code_server(environment: dict[str, str]) -> Iterator[Path]:
-    """Keep the process up that loads the definitions and begins runs; give the workspace file that names it.
+    """Keep the process up that loads the definitions and begins runs; give the workspace file that
+    names it.
 
-    It alone needs keys. `dg dev` starts the webserver and the daemon, and would start this one with the same environment.
+    It alone needs keys. `dg dev` starts the webserver and the daemon, and would start this one with
+    the same environment.
     """
     os.environ.clear()
     os.environ.update(environment)  # Dagster starts it with all of this process's environment
@@ -85,7 +112,9 @@ def code_server(environment: dict[str, str]) -> Iterator[Path]:
         ProxyServerManager(instance, WorkspaceFileTarget([str(WORKSPACE)])) as servers,
     ):
         file = Path(folder, "workspace.yaml")
-        file.write_text(yaml.safe_dump({"load_from": servers.get_code_server_specs()}), encoding="utf-8")
+        file.write_text(
+            yaml.safe_dump({"load_from": servers.get_code_server_specs()}), encoding="utf-8"
+        )
         yield file
 
 

@@ -1,4 +1,6 @@
-"""Writes docs/schema.md from the ledger's declared tables: `python docs/schema_page.py docs/schema.md`."""
+"""Writes docs/schema.md from the ledger's declared tables: `python docs/schema_page.py
+docs/schema.md`.
+"""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,11 +15,15 @@ from caf_pipeline.ledger.tables import METADATA, REFERS_TO
 _OPENING: Final = """\
 # The ledger's tables
 
-Generated from `caf_pipeline/ledger/tables.py` by `make docs`; a test holds it current. The files of `sql/` make the tables, views
-and indexes. Another test compares the declared tables with those of `sql/`. [design.md](design.md) explains the terms.
+Generated from `caf_pipeline/ledger/tables.py` by `make docs`; a test holds it current. The files of
+`sql/` make the tables, views
+and indexes. Another test compares the declared tables with those of `sql/`. [design.md](design.md)
+explains the terms.
 
-Times are by the database's clock and sizes are in bytes, unless a comment says otherwise. `text C` has the collation "C": it is
-compared as bytes. The ledger has one more table, `schema_files`, with the name and SHA-256 of each file of `sql/` that made it.
+Times are by the database's clock and sizes are in bytes, unless a comment says otherwise. `text C`
+has the collation "C": it is
+compared as bytes. The ledger has one more table, `schema_files`, with the name and SHA-256 of each
+file of `sql/` that made it.
 
 A solid line is a foreign key, a dotted line a reference without a foreign key.
 """
@@ -28,15 +34,33 @@ def page() -> str:
     """Return docs/schema.md as it should be."""
     tables = METADATA.tables.values()
     drawing = [line for table in tables for line in _references(table) or [f"    {table.name}"]]
-    return "\n".join([_OPENING, "```mermaid", "erDiagram", *drawing, "```", *(_section(table) for table in tables)]) + "\n"
+    return (
+        "\n".join(
+            [
+                _OPENING,
+                "```mermaid",
+                "erDiagram",
+                *drawing,
+                "```",
+                *(_section(table) for table in tables),
+            ]
+        )
+        + "\n"
+    )
 
 
 def _references(table: Table) -> list[str]:
     """Return a line of the drawing for each reference of a table to another one."""
-    keys = sorted(table.foreign_key_constraints, key=lambda key: list(table.columns).index(key.columns[0]))
+    keys = sorted(
+        table.foreign_key_constraints, key=lambda key: list(table.columns).index(key.columns[0])
+    )
     solid = [_line("--", key.referred_table.name, table, list(key.columns)) for key in keys]
-    logical = [(column.info[REFERS_TO], column) for column in table.columns if REFERS_TO in column.info]
-    return solid + [_line("..", target.partition(".")[0], table, [column]) for target, column in logical]
+    logical = [
+        (column.info[REFERS_TO], column) for column in table.columns if REFERS_TO in column.info
+    ]
+    return solid + [
+        _line("..", target.partition(".")[0], table, [column]) for target, column in logical
+    ]
 
 
 def _line(stroke: str, target: str, table: Table, columns: list[Column[Any]]) -> str:
@@ -48,7 +72,8 @@ def _line(stroke: str, target: str, table: Table, columns: list[Column[Any]]) ->
 def _section(table: Table) -> str:
     """Return what the page has about a table."""
     rows = [
-        f"| `{column.name}` | {_type(column)} | {'yes' if column.nullable else ''} | {_default(column)} | {_comment(column)} |"
+        f"| `{column.name}` | {_type(column)} | {'yes' if column.nullable else ''} | "
+        f"{_default(column)} | {_comment(column)} |"
         for column in table.columns
     ]
     heading = [
@@ -88,10 +113,16 @@ def _keys(table: Table) -> Iterator[str]:
     """Yield a line for each key, check and index of a table."""
     if len(table.primary_key):
         yield f"- primary key: `{_names(table.primary_key)}`"
-    yield from sorted(f"- unique: `{_names(key.columns)}`" for key in table.constraints if isinstance(key, UniqueConstraint))
+    yield from sorted(
+        f"- unique: `{_names(key.columns)}`"
+        for key in table.constraints
+        if isinstance(key, UniqueConstraint)
+    )
     constraints = table.constraints.union(*(column.constraints for column in table.columns))
     checks = [check for check in constraints if isinstance(check, CheckConstraint)]
-    yield from sorted(f"- check{f' {check.name}' if check.name else ''}: `{check.sqltext}`" for check in checks)
+    yield from sorted(
+        f"- check{f' {check.name}' if check.name else ''}: `{check.sqltext}`" for check in checks
+    )
     yield from map(_index, sorted(table.indexes, key=lambda index: str(index.name)))
 
 
@@ -99,7 +130,10 @@ def _index(index: Index) -> str:
     options = index.dialect_options["postgresql"]
     using = f" ({options['using']})" if options["using"] else ""
     where = f" where `{options['where']}`" if options["where"] is not None else ""
-    return f"- {'unique ' if index.unique else ''}index {index.name}{using}: `{_names(index.columns)}`{where}"
+    return (
+        f"- {'unique ' if index.unique else ''}index {index.name}{using}: "
+        f"`{_names(index.columns)}`{where}"
+    )
 
 
 def _names(columns: Iterable[Column[Any]]) -> str:

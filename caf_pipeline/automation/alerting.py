@@ -1,8 +1,9 @@
-"""One tick of the sensor that tells an operator what is wrong with any source, by a webhook and by e-mail.
+"""One tick of the sensor that tells an operator what is wrong with any source, by a webhook and by
+e-mail.
 
-Its cursor holds what the webhook and the mailboxes were told, each for itself, since one may be away while the other is not: a
-time for each source and kind of condition. What could not be sent the next tick sends. To lose the cursor tells what goes on once
-more.
+Its cursor holds what the webhook and the mailboxes were told, each for itself, since one may be
+away while the other is not: a time for each source and kind of condition. What could not be sent
+the next tick sends. To lose the cursor tells what goes on once more.
 """
 
 import json
@@ -40,8 +41,14 @@ _EVALUATED: Final = {"SUCCEEDED", "FAILED"}
 _TOLD: Final = "told by each way"  # no source has such a name
 
 TOLD_CHECKS: Final = {
-    STORAGE_PLAN_LASTS: (ConditionKind.SPACE_ENDS, "`caf jackal buy` buys space; `caf jackal price` says what it costs"),
-    PLAN_ACCOUNTS: (ConditionKind.UNACCOUNTED, "the check's page has the numbers; nothing of the source may be deleted from S3"),
+    STORAGE_PLAN_LASTS: (
+        ConditionKind.SPACE_ENDS,
+        "`caf jackal buy` buys space; `caf jackal price` says what it costs",
+    ),
+    PLAN_ACCOUNTS: (
+        ConditionKind.UNACCOUNTED,
+        "the check's page has the numbers; nothing of the source may be deleted from S3",
+    ),
 }
 """Checks of other runs whose failure is a condition, and what to do then."""
 
@@ -54,7 +61,10 @@ LOOK_SHARE: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """What is sent of a condition. `status` is `begun`, `goes on` or `ended`; of one that ended only its kind is known."""
+    """What is sent of a condition.
+
+    `status` is `begun`, `goes on` or `ended`; of one that ended only its kind is known.
+    """
 
     source: str
     kind: str
@@ -70,12 +80,23 @@ class Alert:
 
     def as_json(self) -> Mapping[str, Any]:
         """As programs read it."""
-        severity = None if self.condition is None else "error" if self.condition.severe else "warning"
-        return {"source": self.source, "condition": self.kind, "status": self.status, "severity": severity, "text": self.sentence}
+        severity = (
+            None if self.condition is None else "error" if self.condition.severe else "warning"
+        )
+        return {
+            "source": self.source,
+            "condition": self.kind,
+            "status": self.status,
+            "severity": severity,
+            "text": self.sentence,
+        }
 
 
 Told = dict[str, dict[str, str]]
-"""When an alert was last sent, by source and kind of condition. A space and "warning" follow if it was not an error."""
+"""When an alert was last sent, by source and kind of condition.
+
+A space and "warning" follow if it was not an error.
+"""
 
 _WARNING: Final = "warning"
 
@@ -85,18 +106,31 @@ def is_paused(ledger: Ledger) -> bool:
     return bool(ledger.controls.current().paused)
 
 
-def conditions_of(progress: Iterable[SourceProgress], settings: Settings, *, paused: bool) -> dict[str, list[Condition]]:
+def conditions_of(
+    progress: Iterable[SourceProgress], settings: Settings, *, paused: bool
+) -> dict[str, list[Condition]]:
     """Return what is wrong with each source."""
     on_jackal = settings.store.kind == "jackal"
     return {
-        one.source: list(find_conditions(one, settings.sources[one.source], settings.alerts, paused=paused, on_jackal=on_jackal))
+        one.source: list(
+            find_conditions(
+                one,
+                settings.sources[one.source],
+                settings.alerts,
+                paused=paused,
+                on_jackal=on_jackal,
+            )
+        )
         for one in progress
     }
 
 
 @dataclass(frozen=True)
 class AlertCursor:
-    """When each alert was last sent, by the way that it was sent. One that was written by hand and is none is empty."""
+    """When each alert was last sent, by the way that it was sent.
+
+    One that was written by hand and is none is empty.
+    """
 
     told: dict[str, Told] = field(default_factory=dict)
 
@@ -105,8 +139,17 @@ class AlertCursor:
         """Return the cursor of the tick before."""
         try:
             told: dict[str, Told] = json.loads(written or "{}").get(_TOLD, {})
-            times = [at for sources in told.values() for kinds in sources.values() for at in kinds.values()]
-            return cls(told) if all(datetime.fromisoformat(at.partition(" ")[0]).tzinfo for at in times) else cls()
+            times = [
+                at
+                for sources in told.values()
+                for kinds in sources.values()
+                for at in kinds.values()
+            ]
+            return (
+                cls(told)
+                if all(datetime.fromisoformat(at.partition(" ")[0]).tzinfo for at in times)
+                else cls()
+            )
         except (ValueError, TypeError, AttributeError):
             return cls()
 
@@ -135,7 +178,9 @@ class SourcesSeen:
 class AlertTick:
     """One tick for all sources: what is wrong, and whom to tell."""
 
-    def __init__(self, context: SensorEvaluationContext, settings: Settings, tick_seconds: float) -> None:
+    def __init__(
+        self, context: SensorEvaluationContext, settings: Settings, tick_seconds: float
+    ) -> None:
         self._context = context
         self._settings = settings
         self._tick_seconds = tick_seconds
@@ -158,21 +203,33 @@ class AlertTick:
             )
 
         sources, deadline = self._settings.sources, Deadline(self._tick_seconds * LOOK_SHARE)
-        paused, progress, copies = ask_in_time(self._context, deadline, describe_database(self._settings), read)
-        return SourcesSeen(paused, progress, copies, conditions_of(progress, self._settings, paused=paused))
+        paused, progress, copies = ask_in_time(
+            self._context, deadline, describe_database(self._settings), read
+        )
+        return SourcesSeen(
+            paused, progress, copies, conditions_of(progress, self._settings, paused=paused)
+        )
 
     def result(self, seen: SourcesSeen) -> SensorResult:
         """Send what is due."""
         found = {source: list(conditions) for source, conditions in seen.conditions.items()}
         for source, condition in failed_checks(self._context.instance, list(found)):
             found[source].append(condition)
-        counts = f"{counted(sum(map(len, found.values())), 'condition')} in {counted(len(found), 'source')}"
+        counts = (
+            f"{counted(sum(map(len, found.values())), 'condition')} in "
+            f"{counted(len(found), 'source')}"
+        )
         said = self._send({**found, OF_ALL: []}, DELAYS if seen.paused else frozenset())
         return SensorResult(skip_reason=f"{counts}; {said}.", cursor=self._cursor.written())
 
     def result_without_ledger(self, error: Overdue | LedgerError) -> SensorResult:
         """Send that the ledger is away, or raise the error if nobody is ever told anything."""
-        away = Condition(ConditionKind.LEDGER_AWAY, True, str(error), "nothing is planned, archived or looked up without it")
+        away = Condition(
+            ConditionKind.LEDGER_AWAY,
+            True,
+            str(error),
+            "nothing is planned, archived or looked up without it",
+        )
         unknown: dict[str, list[Condition]] = {source: [] for source in self._settings.sources}
         said = self._send({**unknown, OF_ALL: [away]}, frozenset(ConditionKind))
         if not self._cursor.told:
@@ -204,13 +261,17 @@ def due_alerts(
             age = now - datetime.fromisoformat(last) if last else timedelta()
             escalated = one.severe and severity == _WARNING
             # A time to come is that of a clock that was wrong.
-            again = settings.repeat_after and not timedelta() <= age < timedelta(seconds=settings.repeat_after)
+            again = settings.repeat_after and not timedelta() <= age < timedelta(
+                seconds=settings.repeat_after
+            )
             if not last or again or escalated:
                 last_sent = now.isoformat()
                 alerts.append(Alert(source, one.kind, "goes on" if last else "begun", one))
             else:
                 last_sent = last
-            then.setdefault(source, {})[one.kind] = last_sent if one.severe else f"{last_sent} {_WARNING}"
+            then.setdefault(source, {})[one.kind] = (
+                last_sent if one.severe else f"{last_sent} {_WARNING}"
+            )
         missing = before.keys() - {one.kind for one in conditions}
         if kept := {kind: before[kind] for kind in missing & {*explained}}:
             then.setdefault(source, {}).update(kept)
@@ -226,10 +287,11 @@ def _send_due(
     settings: Settings,
     deadline: Deadline,
 ) -> str:
-    """Send what is due to each that the settings name, and write what it was told into `told`; return what to say of it.
+    """Send what is due to each that the settings name, and write what it was told into `told`;
+    return what to say of it.
 
-    Raises:
-        AlertNotSent: one of them was not reached, and no other one was told anything, so that `told` is as it was.
+    Raises: AlertNotSent: one of them was not reached, and no other one was told anything, so that
+        `told` is as it was.
     """
     its = settings.alerts
     ways = {
@@ -245,7 +307,9 @@ def _send_due(
         return "[alerts] has neither webhook nor mail_to"
     said, failed = list[str](), list[str]()
     for number, (name, (whom, send)) in enumerate(ways.items()):
-        alerts, then = due_alerts(found, told.get(name, {}), datetime.now(UTC), its, explained=explained)
+        alerts, then = due_alerts(
+            found, told.get(name, {}), datetime.now(UTC), its, explained=explained
+        )
         if not alerts:
             continue
         try:
@@ -263,13 +327,22 @@ def _send_due(
 def _post(alerts: Sequence[Alert], its: AlertSettings, deadline: Deadline) -> str:
     assert its.webhook
     body = {"text": _text(alerts), "alerts": [one.as_json() for one in alerts]}
-    deadline.ask("the webhook", partial(post_json, its.webhook.get_secret_value(), body, seconds=deadline.left()))
+    deadline.ask(
+        "the webhook",
+        partial(post_json, its.webhook.get_secret_value(), body, seconds=deadline.left()),
+    )
     return ""
 
 
 def _mail(alerts: Sequence[Alert], its: AlertSettings, deadline: Deadline) -> str:
-    """Send an e-mail; return what to add where not all got it: it is not sent again, since the others would get it again."""
-    subject = f"caf-pipeline: {alerts[0].sentence}" if len(alerts) == 1 else f"caf-pipeline: {len(alerts)} alerts"
+    """Send an e-mail; return what to add where not all got it: it is not sent again, since the
+    others would get it again.
+    """
+    subject = (
+        f"caf-pipeline: {alerts[0].sentence}"
+        if len(alerts) == 1
+        else f"caf-pipeline: {len(alerts)} alerts"
+    )
     mail = partial(
         send_mail,
         subject,
@@ -294,7 +367,9 @@ def _text(alerts: Sequence[Alert]) -> str:
 def last_evaluations(
     instance: DagsterInstance, keys: Sequence[AssetCheckKey]
 ) -> tuple[Mapping[AssetCheckKey, AssetCheckEvaluation], Collection[AssetCheckKey]]:
-    """Return the last evaluation of each check that has any, and the checks that a later run is to evaluate, or did not."""
+    """Return the last evaluation of each check that has any, and the checks that a later run is to
+    evaluate, or did not.
+    """
     storage = instance.event_log_storage
     latest = storage.get_latest_asset_check_execution_by_key(keys)
     unevaluated = {key for key, record in latest.items() if record.status.value not in _EVALUATED}
@@ -306,8 +381,12 @@ def last_evaluations(
     return {record.key: record.evaluation for record in records if record.evaluation}, unevaluated
 
 
-def failed_checks(instance: DagsterInstance, sources: Sequence[str]) -> Iterator[tuple[str, Condition]]:
-    """Yield a condition of a source for each of `TOLD_CHECKS` that failed when it was last evaluated."""
+def failed_checks(
+    instance: DagsterInstance, sources: Sequence[str]
+) -> Iterator[tuple[str, Condition]]:
+    """Yield a condition of a source for each of `TOLD_CHECKS` that failed when it was last
+    evaluated.
+    """
     keys = {
         AssetCheckKey(AssetKey(asset_key(source, CHECKED_ASSET)), name): (source, name)
         for source in sources
@@ -318,5 +397,12 @@ def failed_checks(instance: DagsterInstance, sources: Sequence[str]) -> Iterator
         evaluation = last.get(key)
         if evaluation and not evaluation.passed:
             kind, hint = TOLD_CHECKS[name]
-            said = f"the check {name} of {source} failed" + (f", {evaluation.description}" if evaluation.description else "")
-            yield source, Condition(kind, evaluation.severity is AssetCheckSeverity.ERROR, said.rstrip("."), hint)
+            said = f"the check {name} of {source} failed" + (
+                f", {evaluation.description}" if evaluation.description else ""
+            )
+            yield (
+                source,
+                Condition(
+                    kind, evaluation.severity is AssetCheckSeverity.ERROR, said.rstrip("."), hint
+                ),
+            )

@@ -1,4 +1,6 @@
-"""One tick of the sensor that launches chunks: what it asks of ledger, Dagster and store, and what it does with the answers."""
+"""One tick of the sensor that launches chunks: what it asks of ledger, Dagster and store, and what
+it does with the answers.
+"""
 
 import json
 from collections import defaultdict
@@ -42,7 +44,9 @@ from caf_pipeline.system.deadline import Deadline, Overdue
 from caf_pipeline.system.quantities import counted
 
 ENOUGH: Final = 0.5
-"""Of the deadline that is left: below it a look goes on with no further page and no further source, and the next one does."""
+"""Of the deadline that is left: below it a look goes on with no further page and no further source,
+and the next one does.
+"""
 
 MOST_LAUNCHED: Final = 100
 """Runs that one look asks for; Dagster's daemon makes some ten a second of them."""
@@ -58,7 +62,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LaunchCursor:
-    """Where the next look goes on: after which chunk of a source, and with which source; empty where nothing was left.
+    """Where the next look goes on: after which chunk of a source, and with which source; empty
+    where nothing was left.
 
     One that was written by hand and is none is empty, too.
     """
@@ -72,7 +77,9 @@ class LaunchCursor:
         try:
             said = json.loads(written or "{}")
             after = {source: int(at) for source, at in said["after"].items()}
-            return cls({source: at for source, at in after.items() if 0 <= at < 2**63}, str(said["source"]))
+            return cls(
+                {source: at for source, at in after.items() if 0 <= at < 2**63}, str(said["source"])
+            )
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             return cls()
 
@@ -115,14 +122,23 @@ class LaunchTick:
         for chunk in self._of_ledger(lambda: ledger.launchable.chunks(after, PAGE)):
             pages[chunk.source].append(chunk)
         choices, next_source = self._choices(pages, backfills, cursor.source)
-        next_after = {source: choices[source].next_after if source in choices else after[source] for source in pages}
+        next_after = {
+            source: choices[source].next_after if source in choices else after[source]
+            for source in pages
+        }
         parked = self._park([one for choice in choices.values() for one in choice.give_up])
-        audits = self._audits(ledger, [source for source in sources if source not in pages and not after[source]])
+        audits = self._audits(
+            ledger, [source for source in sources if source not in pages and not after[source]]
+        )
         # The store comes last: where it hangs, nothing is left of the deadline.
-        launch = self._admitted(ledger, [chunk for choice in choices.values() for chunk in choice.launch])
+        launch = self._admitted(
+            ledger, [chunk for choice in choices.values() for chunk in choice.launch]
+        )
         self._register(launch)
         requests = [self._request(chunk) for chunk in launch] + audits
-        written = LaunchCursor({source: at for source, at in next_after.items() if at}, next_source).written()
+        written = LaunchCursor(
+            {source: at for source, at in next_after.items() if at}, next_source
+        ).written()
         if requests:
             for note in self.notes:
                 self.context.log.warning(note)
@@ -140,15 +156,23 @@ class LaunchTick:
     def _launched_sources(self, ledger: Ledger) -> list[str]:
         """Return the names of the sources whose chunks are launched: the automatic sources.
 
-        If no source is automatic, this sensor is off by default. Then an operator switched it on, for all sources.
+        If no source is automatic, this sensor is off by default. Then an operator switched it on,
+        for all sources.
         """
-        automatic = sorted(name for name, source in self.settings.sources.items() if source.automatic)
+        automatic = sorted(
+            name for name, source in self.settings.sources.items() if source.automatic
+        )
         others = sorted(self.settings.sources.keys() - automatic)
         if not automatic:
             return others
-        waiting = self._of_ledger(lambda: ledger.launchable.chunks(dict.fromkeys(others, 0), 1)) if others else ()
+        waiting = (
+            self._of_ledger(lambda: ledger.launchable.chunks(dict.fromkeys(others, 0), 1))
+            if others
+            else ()
+        )
         self.notes += [
-            f"Source '{source}' has chunks to archive and is left out: set automatic = true in [sources.{source}]."
+            f"Source '{source}' has chunks to archive and is left out: set automatic = true in "
+            f"[sources.{source}]."
             for source in sorted({chunk.source for chunk in waiting})
         ]
         return automatic
@@ -156,16 +180,23 @@ class LaunchTick:
     def _choices(
         self, pages: Mapping[str, Sequence[LaunchableChunk]], backfills: Backfills, first: str
     ) -> tuple[dict[str, Choice], str]:
-        """Return what is chosen of each source's page, from source `first` on, and with which the next look begins; "": any."""
+        """Return what is chosen of each source's page, from source `first` on, and with which the
+        next look begins; "": any.
+        """
         choices: dict[str, Choice] = {}
         for source in sorted(pages, key=lambda one: (one < first, one)):
             if self.deadline.left() < self.deadline.seconds * ENOUGH:
                 return choices, source
             address, known = address_of(self.settings.sources[source]), pages[source][0].address
             if address != known:
-                self.notes.append(f"Source '{source}' is left out: it is {known} in the ledger, and {address} in the settings.")
+                self.notes.append(
+                    f"Source '{source}' is left out: it is {known} in the ledger, and {address} in "
+                    "the settings."
+                )
             else:
-                choices[source] = choose_chunks(self.context.instance, source, pages[source], backfills, self.settings.runs)
+                choices[source] = choose_chunks(
+                    self.context.instance, source, pages[source], backfills, self.settings.runs
+                )
         return choices, ""
 
     def _park(self, give_up: Sequence[tuple[LaunchableChunk, RunRecord]]) -> int:
@@ -174,10 +205,17 @@ class LaunchTick:
         for chunk, last in give_up[:MOST_PARKED]:
             run_id = last.dagster_run.run_id
             try:
-                self._of_ledger(partial(self._park_one, chunk, f"its runs failed too often, the last one was {run_id}"))
+                self._of_ledger(
+                    partial(
+                        self._park_one,
+                        chunk,
+                        f"its runs failed too often, the last one was {run_id}",
+                    )
+                )
             except HeldByOther:
                 continue
-            # Failures before this one count no more once an operator has sent the chunk on its way again.
+            # Failures before this one count no more once an operator has sent the chunk on its way
+            # again.
             self.context.instance.add_run_tags(run_id, {PARKED_TAG: run_id})
             parked += 1
         return parked
@@ -185,61 +223,99 @@ class LaunchTick:
     def _park_one(self, chunk: LaunchableChunk, reason: str) -> None:
         chunk_steps.park(self._work(chunk.source), chunk.name, reason)
 
-    def _admitted(self, ledger: Ledger, chosen: Sequence[LaunchableChunk]) -> Sequence[LaunchableChunk]:
+    def _admitted(
+        self, ledger: Ledger, chosen: Sequence[LaunchableChunk]
+    ) -> Sequence[LaunchableChunk]:
         """Return those that are launched now, the oldest first.
 
-        What the store would refuse of any chunk is asked here: else every chunk of the source would be launched and fail, one
-        after the other, because a wallet was empty.
+        What the store would refuse of any chunk is asked here: else every chunk of the source would
+        be launched and fail, one after the other, because a wallet was empty.
         """
         launch = sorted(chosen, key=lambda chunk: chunk.caf_file_id)
         for public in (True, False):
-            unposted = [one for one in launch if one.state in NOT_POSTED and self.settings.sources[one.source].public is public]
+            unposted = [
+                one
+                for one in launch
+                if one.state in NOT_POSTED and self.settings.sources[one.source].public is public
+            ]
             if not unposted:
                 continue
             names = {one.name for one in unposted}
-            waiting = self._of_ledger(partial(chunk_steps.bytes_to_post, ledger, BEGUN_NOT_POSTED, beside=names))
+            waiting = self._of_ledger(
+                partial(chunk_steps.bytes_to_post, ledger, BEGUN_NOT_POSTED, beside=names)
+            )
             try:
                 refused, why = ask_in_time(
-                    self.context, self.deadline, self._store(), partial(self._refused, unposted, waiting, public=public)
+                    self.context,
+                    self.deadline,
+                    self._store(),
+                    partial(self._refused, unposted, waiting, public=public),
                 )
             except (Overdue, StoreUnreachable) as error:
-                self.notes.append(f"No chunk is launched: {with_hint(error)}. The next look asks again.")
+                self.notes.append(
+                    f"No chunk is launched: {with_hint(error)}. The next look asks again."
+                )
                 return []
             if refused:
                 self.notes.append(why)
             launch = [one for one in launch if one.name not in refused]
         return self._with_room_in_staging(ledger, launch)[:MOST_LAUNCHED]
 
-    def _with_room_in_staging(self, ledger: Ledger, launch: Sequence[LaunchableChunk]) -> Sequence[LaunchableChunk]:
-        """Return those that have their room in staging, or find it beside what is reserved; see `Staging.reserve`."""
+    def _with_room_in_staging(
+        self, ledger: Ledger, launch: Sequence[LaunchableChunk]
+    ) -> Sequence[LaunchableChunk]:
+        """Return those that have their room in staging, or find it beside what is reserved; see
+        `Staging.reserve`.
+        """
         limit = self.settings.packing.staging_limit
         if not limit:
             return launch
         folder = str(self.settings.staging_folder)
-        held = {one.chunk: one.size_bytes for one in self._of_ledger(ledger.staging.list) if one.folder == folder}
+        held = {
+            one.chunk: one.size_bytes
+            for one in self._of_ledger(ledger.staging.list)
+            if one.folder == folder
+        }
         new = [one for one in launch if one.name not in held and one.state in NOT_POSTED]
         fitting = _first_fitting(new, limit - sum(held.values()))
         if left_out := {one.name for one in new} - {one.name for one in fitting}:
-            waiting, full = counted(len(left_out), "chunk"), f"{limit} bytes, of which others hold {sum(held.values())}"
-            self.notes.append(f"{waiting} left out until staging has room: packing.staging_limit is {full}.")
+            waiting, full = (
+                counted(len(left_out), "chunk"),
+                f"{limit} bytes, of which others hold {sum(held.values())}",
+            )
+            self.notes.append(
+                f"{waiting} left out until staging has room: packing.staging_limit is {full}."
+            )
         return [one for one in launch if one.name not in left_out]
 
-    def _refused(self, unposted: Sequence[LaunchableChunk], waiting: int, *, public: bool) -> tuple[set[str], str]:
+    def _refused(
+        self, unposted: Sequence[LaunchableChunk], waiting: int, *, public: bool
+    ) -> tuple[set[str], str]:
         store = self._work(unposted[0].source).store
         return refused_chunks(store, unposted, public=public, waiting_bytes=waiting)
 
     def _store(self) -> str:
         """Return the store as it is named where it does not answer."""
         if self.settings.store.kind == "jackal":
-            return f"the chain at {', '.join(self.settings.jackal.lcd)}, or a provider that it lists,"
+            return (
+                f"the chain at {', '.join(self.settings.jackal.lcd)}, or a provider that it lists,"
+            )
         return f"the folder {self.settings.store.folder}"
 
     def _request(self, chunk: LaunchableChunk) -> RunRequest:
-        tags = {**BEFORE_BACKFILLS, **pod_tags(self.context.instance, self.settings, chunk.size_bytes)}
-        return RunRequest(job_name=job_name(chunk.source, "archive"), partition_key=chunk.name, tags=tags)
+        tags = {
+            **BEFORE_BACKFILLS,
+            **pod_tags(self.context.instance, self.settings, chunk.size_bytes),
+        }
+        return RunRequest(
+            job_name=job_name(chunk.source, "archive"), partition_key=chunk.name, tags=tags
+        )
 
     def _register(self, chunks: Sequence[LaunchableChunk]) -> None:
-        """See to it that Dagster knows these chunks. A plan's run adds them, but it may have been killed before that."""
+        """See to it that Dagster knows these chunks.
+
+        A plan's run adds them, but it may have been killed before that.
+        """
         names: defaultdict[str, list[str]] = defaultdict(list)
         for chunk in chunks:
             names[chunk.source].append(chunk.name)
@@ -247,17 +323,23 @@ class LaunchTick:
             self.context.instance.add_dynamic_partitions(partitions_name(source), its)
 
     def _audits(self, ledger: Ledger, idle: Sequence[str]) -> list[RunRequest]:
-        """Return the requests for the question whether sources without work are complete, where it is due."""
+        """Return the requests for the question whether sources without work are complete, where it
+        is due.
+        """
         if not idle:
             return []
         located = self._of_ledger(partial(ledger.launchable.last_located, idle))
-        return [RunRequest(job_name=job_name(source, "audit")) for source in audits_due(self.context.instance, idle, located)]
+        return [
+            RunRequest(job_name=job_name(source, "audit"))
+            for source in audits_due(self.context.instance, idle, located)
+        ]
 
 
 def refused_chunks(
     store: ChunkStore, unposted: Sequence[LaunchableChunk], *, public: bool, waiting_bytes: int
 ) -> tuple[set[str], str]:
-    """Return the names of the chunks that the store would not take now, one beside the other, and why.
+    """Return the names of the chunks that the store would not take now, one beside the other, and
+    why.
 
     Those that are too large for it are not among them: their own runs withdraw them.
 
@@ -305,5 +387,8 @@ def _first_fitting(chunks: Iterable[LaunchableChunk], room: int) -> list[Launcha
 
 def _counts(choices: Iterable[Choice], parked: int) -> str:
     choices = list(choices)
-    active, waiting = sum(choice.active for choice in choices), sum(choice.waiting for choice in choices)
+    active, waiting = (
+        sum(choice.active for choice in choices),
+        sum(choice.waiting for choice in choices),
+    )
     return f"{active} under way, {waiting} waiting, {parked} parked now, none to launch."

@@ -1,4 +1,6 @@
-"""CAF 1.0 files: bodies back to back, the index, a footer of four bytes. A writer, and a reader over any source of ranges.
+"""CAF 1.0 files: bodies back to back, the index, a footer of four bytes.
+
+A writer, and a reader over any source of ranges.
 
     0 … D        bodies, in the order of adding, nothing between them
     D … D+N      the index, JSON (`index`)
@@ -18,21 +20,39 @@ from typing import Final, Protocol, Self, runtime_checkable
 
 from typing_extensions import Buffer
 
-from caf_pipeline.caf.index import FOOTER_SIZE_BYTES, ByteRange, IndexBuilder, decode_index, parse_footer
-from caf_pipeline.errors import ArchiveError, ArchiveLimitReached, MalformedArchive, MemberNotFound, MemberRefused
+from caf_pipeline.caf.index import (
+    FOOTER_SIZE_BYTES,
+    ByteRange,
+    IndexBuilder,
+    decode_index,
+    parse_footer,
+)
+from caf_pipeline.errors import (
+    ArchiveError,
+    ArchiveLimitReached,
+    MalformedArchive,
+    MemberNotFound,
+    MemberRefused,
+)
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.system.ranges import LocalRange, write_piece
 
 SUFFIX_BYTES: Final = 64 * 1024
-"""The first read of an archive: holds the index of about a thousand members, and a small archive whole."""
+"""The first read of an archive: holds the index of about a thousand members, and a small archive
+whole.
+"""
 
 MAX_READ_INDEX_BYTES: Final = 1 << 30
-"""A longer index is refused: four times what this writer's limits allow, and what still fits in a usual machine's memory."""
+"""A longer index is refused: four times what this writer's limits allow, and what still fits in a
+usual machine's memory.
+"""
 
 PIECE_BYTES: Final = 1 << 20
 WINDOW_BYTES: Final = 8 << 20  # one range read serves neighbours of up to this size together
-_MAX_DEAD_RUN_BYTES: Final = 64 * 1024  # bytes between neighbours that cost less to read than another request
+_MAX_DEAD_RUN_BYTES: Final = (
+    64 * 1024
+)  # bytes between neighbours that cost less to read than another request
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +68,9 @@ class Limits:
         if member_count > self.max_members:
             return f"an archive holds at most {counted(self.max_members, 'member')}"
         if index_size_bytes > self.max_index_bytes:
-            return f"its index would have {index_size_bytes} bytes of at most {self.max_index_bytes}"
+            return (
+                f"its index would have {index_size_bytes} bytes of at most {self.max_index_bytes}"
+            )
         if size_bytes > self.max_bytes:
             return f"the archive would have {size_bytes} bytes of at most {self.max_bytes}"
         return ""
@@ -57,14 +79,17 @@ class Limits:
 DEFAULT_LIMITS: Final = Limits()
 
 
-# --- writing -------------------------------------------------------------------------------------------------------
+# --- writing
+# ------------------------------------------------------------------------------------------
 
 
 class CafWriter:
-    """Writes one archive under a temporary name beside `path`; it appears at `path` whole, or not at all.
+    """Writes one archive under a temporary name beside `path`; it appears at `path` whole, or not
+    at all.
 
-    A context manager: leaving it without `publish()`, or by an exception, removes the temporary file. An OSError while
-    writing (a full disk) leaves the writer unusable; any CafError leaves the archive as it was before the call.
+    A context manager: leaving it without `publish()`, or by an exception, removes the temporary
+    file. An OSError while writing (a full disk) leaves the writer unusable; any CafError leaves the
+    archive as it was before the call.
     """
 
     def __init__(self, path: Path, *, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -91,7 +116,9 @@ class CafWriter:
         """The exact size of the archive if it were finished now."""
         return self._position + self._index.index_size_bytes + FOOTER_SIZE_BYTES
 
-    def add(self, key: str, size_bytes: int, chunks: Iterable[Buffer | LocalRange]) -> tuple[int, int]:
+    def add(
+        self, key: str, size_bytes: int, chunks: Iterable[Buffer | LocalRange]
+    ) -> tuple[int, int]:
         """Append a member and return its range as (start_byte, end_byte exclusive).
 
         Args:
@@ -99,24 +126,29 @@ class CafWriter:
             size_bytes: the body's exact length.
             chunks: the body's bytes in order; each is written before the next is asked for.
 
-        Raises:
-            MemberRefused: key given before or not UTF-8 (no chunk was asked for), or the body is not `size_bytes` long.
-            ArchiveLimitReached: the member does not fit; no chunk was asked for.
+        Raises: MemberRefused: key given before or not UTF-8 (no chunk was asked for), or the body
+            is not `size_bytes` long. ArchiveLimitReached: the member does not fit; no chunk was
+            asked for.
         """
         if key in self._index:
             raise MemberRefused(f"The key {key!r} is in the archive already.")
         start_byte, end_byte = self._position, self._position + size_bytes
         index_size_bytes = self._index.size_with(key, start_byte, end_byte)
         if reason := self._reason_against(1, index_size_bytes, end_byte):
-            raise ArchiveLimitReached(f"The member {key!r} of {size_bytes} bytes does not fit: {reason}.")
+            raise ArchiveLimitReached(
+                f"The member {key!r} of {size_bytes} bytes does not fit: {reason}."
+            )
         with self._nothing_half_written():
             self._write_body(key, size_bytes, chunks)
         self._index.add(key, start_byte, end_byte)
         self._position = end_byte
         return start_byte, end_byte
 
-    def add_neighbours(self, keys: Sequence[str], sizes: Sequence[int], bodies: "memoryview[int]") -> None:
-        """Append members whose bodies lie back to back: as `add` does it one after the other, but checked and written at once.
+    def add_neighbours(
+        self, keys: Sequence[str], sizes: Sequence[int], bodies: "memoryview[int]"
+    ) -> None:
+        """Append members whose bodies lie back to back: as `add` does it one after the other, but
+        checked and written at once.
 
         Args:
             keys: as of `add`; at least one.
@@ -129,18 +161,26 @@ class CafWriter:
         bounds = [*accumulate(sizes, initial=self._position)]
         members = self._index.with_neighbours(keys, bounds)
         if members is None or self._reason_against(len(keys), members.index_size_bytes, bounds[-1]):
-            for key, size_bytes, (start_byte, end_byte) in zip(keys, sizes, pairwise(bounds), strict=True):
+            for key, size_bytes, (start_byte, end_byte) in zip(
+                keys, sizes, pairwise(bounds), strict=True
+            ):
                 self.add(key, size_bytes, (bodies[start_byte - bounds[0] : end_byte - bounds[0]],))
             return
         if len(bodies) != bounds[-1] - bounds[0]:
-            raise MemberRefused(f"{len(keys)} members were declared with {bounds[-1] - bounds[0]} bytes and have {len(bodies)}.")
+            raise MemberRefused(
+                f"{len(keys)} members were declared with {bounds[-1] - bounds[0]} bytes and have "
+                f"{len(bodies)}."
+            )
         with self._nothing_half_written():
             self._file.write(bodies)
         self._index.add_neighbours(members)
         self._position = bounds[-1]
 
     def seal(self) -> None:
-        """Write index and footer and make them durable, still under the temporary name. Nothing can be added after."""
+        """Write index and footer and make them durable, still under the temporary name.
+
+        Nothing can be added after.
+        """
         for piece in self._index.iter_index():
             self._file.write(piece)
         self._file.write(self._index.footer())
@@ -157,13 +197,22 @@ class CafWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.abort()
 
     def _reason_against(self, more_members: int, index_size_bytes: int, end_byte: int) -> str:
-        """Say which limit the archive would pass with so many more members, such an index and such an end of the bodies."""
+        """Say which limit the archive would pass with so many more members, such an index and such
+        an end of the bodies.
+        """
         size_bytes = end_byte + index_size_bytes + FOOTER_SIZE_BYTES
-        return self._limits.reason_against(self._index.member_count + more_members, index_size_bytes, size_bytes)
+        return self._limits.reason_against(
+            self._index.member_count + more_members, index_size_bytes, size_bytes
+        )
 
     @contextlib.contextmanager
     def _nothing_half_written(self) -> Iterator[None]:
@@ -180,26 +229,36 @@ class CafWriter:
         for chunk in chunks:
             length = chunk.nbytes if isinstance(chunk, LocalRange) else memoryview(chunk).nbytes
             if written + length > size_bytes:
-                raise MemberRefused(f"The member {key!r} was declared with {size_bytes} bytes and has more.")
+                raise MemberRefused(
+                    f"The member {key!r} was declared with {size_bytes} bytes and has more."
+                )
             written += write_piece(self._file, chunk)
             if isinstance(chunk, LocalRange):
                 self._whole.raw.begin_writing_back(self._position + written)
         if written < size_bytes:
-            raise MemberRefused(f"The member {key!r} was declared with {size_bytes} bytes and has {written}.")
+            raise MemberRefused(
+                f"The member {key!r} was declared with {size_bytes} bytes and has {written}."
+            )
 
 
-# --- reading -------------------------------------------------------------------------------------------------------
+# --- reading
+# ------------------------------------------------------------------------------------------
 
 
 class RangeSource(Protocol):
-    """A file of which ranges can be read: local, HTTP, S3, a chunk store. It must be the same file at every read."""
+    """A file of which ranges can be read: local, HTTP, S3, a chunk store.
+
+    It must be the same file at every read.
+    """
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
         """Return exactly `[start_byte, end_byte)`, or raise."""
         ...
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the last `size_bytes` of the file, or all of a shorter one, and the size of the file."""
+        """Return the last `size_bytes` of the file, or all of a shorter one, and the size of the
+        file.
+        """
         ...
 
 
@@ -236,7 +295,13 @@ class CafReader:
     """
 
     def __init__(
-        self, source: RangeSource, ranges: dict[str, ByteRange], *, size_bytes: int, data_size_bytes: int, name: str
+        self,
+        source: RangeSource,
+        ranges: dict[str, ByteRange],
+        *,
+        size_bytes: int,
+        data_size_bytes: int,
+        name: str,
     ) -> None:
         self.size_bytes = size_bytes
         self.data_size_bytes = data_size_bytes
@@ -249,13 +314,15 @@ class CafReader:
 
     @classmethod
     def open(cls, source: RangeSource, *, name: str = "the archive", lenient: bool = False) -> Self:
-        """Read the index: one read where the last 64 KiB hold it, else two. Members in those 64 KiB need no other read.
+        """Read the index: one read where the last 64 KiB hold it, else two.
+
+        Members in those 64 KiB need no other read.
 
         `lenient` is as `index.decode_index` has it.
 
-        Raises:
-            MalformedArchive: it breaks a rule of CAF 1.0; nothing was allocated that the file's size does not cover.
-            ArchiveLimitReached: the index is longer than `MAX_READ_INDEX_BYTES`.
+        Raises: MalformedArchive: it breaks a rule of CAF 1.0; nothing was allocated that the file's
+            size does not cover. ArchiveLimitReached: the index is longer than
+            `MAX_READ_INDEX_BYTES`.
         """
         tail, size_bytes = source.read_suffix(SUFFIX_BYTES)
         index_start = _locate_index(tail, size_bytes, name)
@@ -265,7 +332,13 @@ class CafReader:
         else:
             index = _read_exactly(source, index_start, size_bytes - FOOTER_SIZE_BYTES, name)
         decoded = decode_index(index, index_start, name=name, lenient=lenient)
-        reader = cls(source, dict(decoded.ranges), size_bytes=size_bytes, data_size_bytes=index_start, name=name)
+        reader = cls(
+            source,
+            dict(decoded.ranges),
+            size_bytes=size_bytes,
+            data_size_bytes=index_start,
+            name=name,
+        )
         reader.warnings = decoded.warnings
         if index_start > tail_start:
             reader._cached, reader._cached_from = tail[: index_start - tail_start], tail_start
@@ -281,13 +354,17 @@ class CafReader:
         """Return the member, or raise MemberNotFound."""
         found = self._ranges.get(key)
         if found is None:
-            raise MemberNotFound(f"{self._name} has no member {key!r}.", hint="`caf list` shows the keys.")
+            raise MemberNotFound(
+                f"{self._name} has no member {key!r}.", hint="`caf list` shows the keys."
+            )
         return Member(key, found.start_byte, found.end_byte)
 
     @property
     def members(self) -> Iterator[Member]:
         """All members in the order of the index."""
-        return (Member(key, found.start_byte, found.end_byte) for key, found in self._ranges.items())
+        return (
+            Member(key, found.start_byte, found.end_byte) for key, found in self._ranges.items()
+        )
 
     def read(self, key: str) -> bytes:
         """Return a member's bytes by at most one read, all in memory."""
@@ -299,27 +376,39 @@ class CafReader:
         member = self[key]
         return self.stream_range(member.start_byte, member.end_byte, piece_bytes)
 
-    def stream_range(self, start_byte: int, end_byte: int, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-        """Yield `[start_byte, end_byte)` of the bodies in pieces, by one request where the source can stream."""
+    def stream_range(
+        self, start_byte: int, end_byte: int, piece_bytes: int = PIECE_BYTES
+    ) -> Iterator[bytes]:
+        """Yield `[start_byte, end_byte)` of the bodies in pieces, by one request where the source
+        can stream.
+        """
         if self._cached_from <= start_byte or not isinstance(self._source, StreamingSource):
             for piece_start in range(start_byte, end_byte, piece_bytes):
                 yield self._read_range(piece_start, min(piece_start + piece_bytes, end_byte))
         else:
             yield from self._source.stream(start_byte, end_byte, piece_bytes)
 
-    def read_many(self, members: Iterable[Member]) -> Iterator[tuple[Member, tuple[Buffer] | Iterator[Buffer]]]:
-        """Yield each member with its body, in the order of their bytes; small neighbours share one read of up to 8 MiB.
+    def read_many(
+        self, members: Iterable[Member]
+    ) -> Iterator[tuple[Member, tuple[Buffer] | Iterator[Buffer]]]:
+        """Yield each member with its body, in the order of their bytes; small neighbours share one
+        read of up to 8 MiB.
 
         An iterator must be taken to its end before the next member is asked for.
         """
-        for group in _neighbours(sorted(members, key=lambda member: (member.start_byte, member.end_byte))):
+        for group in _neighbours(
+            sorted(members, key=lambda member: (member.start_byte, member.end_byte))
+        ):
             start_byte, end_byte = group[0].start_byte, max(member.end_byte for member in group)
             if end_byte - start_byte > WINDOW_BYTES:
                 yield group[0], self.stream_range(start_byte, end_byte)
                 continue
             window = memoryview(self._read_range(start_byte, end_byte))
             for member in group:
-                yield member, (window[member.start_byte - start_byte : member.end_byte - start_byte],)
+                yield (
+                    member,
+                    (window[member.start_byte - start_byte : member.end_byte - start_byte],),
+                )
 
     def gaps(self) -> Iterator[tuple[int, int]]:
         """Yield the ranges of bodies that belong to no member, in order."""
@@ -353,34 +442,48 @@ class CafReader:
 def _locate_index(tail: bytes, size_bytes: int, name: str) -> int:
     """Return the byte at which the index begins."""
     if len(tail) != min(size_bytes, SUFFIX_BYTES):
-        raise ArchiveError(f"{name}: asked for its last {SUFFIX_BYTES} bytes, got {len(tail)} of a file of {size_bytes}.")
+        raise ArchiveError(
+            f"{name}: asked for its last {SUFFIX_BYTES} bytes, got {len(tail)} of a file of "
+            f"{size_bytes}."
+        )
     if size_bytes < FOOTER_SIZE_BYTES:
-        raise MalformedArchive(f"{name}: a file of {size_bytes} bytes is too short for a CAF footer.")
+        raise MalformedArchive(
+            f"{name}: a file of {size_bytes} bytes is too short for a CAF footer."
+        )
     index_size_bytes = parse_footer(tail[-FOOTER_SIZE_BYTES:])
     if not 0 < index_size_bytes <= size_bytes - FOOTER_SIZE_BYTES:
         raise MalformedArchive(
-            f"{name}: its last four bytes ask for an index of {index_size_bytes} bytes in a file of {size_bytes}.",
+            f"{name}: its last four bytes ask for an index of {index_size_bytes} bytes in a file "
+            f"of {size_bytes}.",
             hint="It is cut off, longer than it was written, or not a CAF file.",
         )
     if index_size_bytes > MAX_READ_INDEX_BYTES:
-        raise ArchiveLimitReached(f"{name}: its index of {index_size_bytes} bytes is longer than {MAX_READ_INDEX_BYTES}.")
+        raise ArchiveLimitReached(
+            f"{name}: its index of {index_size_bytes} bytes is longer than {MAX_READ_INDEX_BYTES}."
+        )
     return size_bytes - FOOTER_SIZE_BYTES - index_size_bytes
 
 
 def _read_exactly(source: RangeSource, start_byte: int, end_byte: int, name: str) -> bytes:
     piece = source.read(start_byte, end_byte)
     if len(piece) != end_byte - start_byte:
-        raise ArchiveError(f"{name}: asked for bytes {start_byte} to {end_byte}, got {len(piece)} bytes.")
+        raise ArchiveError(
+            f"{name}: asked for bytes {start_byte} to {end_byte}, got {len(piece)} bytes."
+        )
     return piece
 
 
 def _neighbours(members: Iterable[Member]) -> Iterator[list[Member]]:
-    """Group members, which come in order, that one read of at most `WINDOW_BYTES` serves without many dead bytes."""
+    """Group members, which come in order, that one read of at most `WINDOW_BYTES` serves without
+    many dead bytes.
+    """
     group: list[Member] = []
     first_byte = last_byte = 0
     for member in members:
         reach = max(last_byte, member.end_byte)
-        if group and (reach - first_byte > WINDOW_BYTES or member.start_byte - last_byte > _MAX_DEAD_RUN_BYTES):
+        if group and (
+            reach - first_byte > WINDOW_BYTES or member.start_byte - last_byte > _MAX_DEAD_RUN_BYTES
+        ):
             yield group
             group = []
         if not group:

@@ -2,8 +2,9 @@
 
     {"format_version":"1.0","files":{"<key>":{"start_byte":<n>,"end_byte":<n>},…}}
 
-What is written is byte for byte what gocaf writes: compact, keys in the order of their UTF-8 bytes, Go's escapes. What is
-read may be any JSON that means the same; what two readers could understand differently is refused.
+What is written is byte for byte what gocaf writes: compact, keys in the order of their UTF-8 bytes,
+Go's escapes. What is read may be any JSON that means the same; what two readers could understand
+differently is refused.
 
 Source: gocaf 4e5f21e, and what it and jackal-js-worker 5841af4 made of the vectors in the tests.
 """
@@ -30,16 +31,28 @@ _ENTRY: Final = b'"%b":{"start_byte":%d,"end_byte":%d}'
 
 EMPTY_INDEX_SIZE_BYTES: Final = len(_HEAD + _TAIL)
 FOOTER_SIZE_BYTES: Final = 4
-"""The footer is the index's length as an unsigned 32-bit little-endian number, and not counted in it."""
+"""The footer is the index's length as an unsigned 32-bit little-endian number, and not counted in
+it.
+"""
 
 _FOOTER: Final = struct.Struct("<I")
 _ENTRY_PUNCTUATION_BYTES: Final = len(_ENTRY.replace(b"%b", b"").replace(b"%d", b""))
 _PIECE_MEMBERS: Final = 8192  # about 0.5–1 MiB of index a piece
 
-# --- escapes -------------------------------------------------------------------------------------------------------
+# --- escapes
+# ------------------------------------------------------------------------------------------
 
-# encoding/json of Go 1.22 and later, with its HTML escapes. 0x7f, C1 controls and U+FEFF stay as they are.
-_SHORT_ESCAPES: Final = {b"\b": b"\\b", b"\f": b"\\f", b"\n": b"\\n", b"\r": b"\\r", b"\t": b"\\t", b'"': b'\\"', b"\\": b"\\\\"}
+# encoding/json of Go 1.22 and later, with its HTML escapes. 0x7f, C1 controls and U+FEFF stay as
+# they are.
+_SHORT_ESCAPES: Final = {
+    b"\b": b"\\b",
+    b"\f": b"\\f",
+    b"\n": b"\\n",
+    b"\r": b"\\r",
+    b"\t": b"\\t",
+    b'"': b'\\"',
+    b"\\": b"\\\\",
+}
 _LONG_ESCAPES: Final = {bytes([code]): b"\\u%04x" % code for code in (*range(0x20), *b"<>&")}
 _LINE_SEPARATORS: Final = {"\u2028".encode(): b"\\u2028", "\u2029".encode(): b"\\u2029"}
 _ESCAPES: Final = _LONG_ESCAPES | _LINE_SEPARATORS | _SHORT_ESCAPES
@@ -60,13 +73,16 @@ def encode_key(key: str | bytes) -> bytes:
         key.decode()
     except UnicodeError as error:
         raise MemberRefused(
-            f"The key {key!r} is not valid UTF-8.", hint="Rename it: a CAF index holds UTF-8 names only."
+            f"The key {key!r} is not valid UTF-8.",
+            hint="Rename it: a CAF index holds UTF-8 names only.",
         ) from error
     return key
 
 
 def escape_key(key: bytes) -> bytes:
-    """Return the bytes that stand for this valid UTF-8 key between the quotes of its JSON string."""
+    """Return the bytes that stand for this valid UTF-8 key between the quotes of its JSON
+    string.
+    """
     if len(key.translate(None, _ESCAPED_BYTES)) == len(key) and b"\xe2\x80" not in key:
         return key  # nearly always, and five times as fast as asking the pattern
     return _ESCAPED.sub(lambda match: _ESCAPES[match[0]], key)
@@ -78,17 +94,23 @@ def _escape_each(keys: Sequence[bytes]) -> Iterable[bytes]:
 
 
 def index_entry_size_bytes(key: str | bytes, start_byte: int, end_byte: int) -> int:
-    """Return the length of the member's entry in the index, without the comma that parts it from another entry."""
-    return len(escape_key(encode_key(key))) + len(f"{start_byte}{end_byte}") + _ENTRY_PUNCTUATION_BYTES
+    """Return the length of the member's entry in the index, without the comma that parts it from
+    another entry.
+    """
+    return (
+        len(escape_key(encode_key(key))) + len(f"{start_byte}{end_byte}") + _ENTRY_PUNCTUATION_BYTES
+    )
 
 
-# --- writing -------------------------------------------------------------------------------------------------------
+# --- writing
+# ------------------------------------------------------------------------------------------
 
 
 class Neighbours(NamedTuple):
     """Members that lie back to back, with the exact length that the index has with them.
 
-    The n-th begins at `bounds[n]` and ends at `bounds[n + 1]`, exclusive; so there is a bound more than there are keys.
+    The n-th begins at `bounds[n]` and ends at `bounds[n + 1]`, exclusive; so there is a bound more
+    than there are keys.
     """
 
     keys: Mapping[bytes, None]
@@ -99,11 +121,14 @@ class Neighbours(NamedTuple):
 class IndexBuilder:
     """Collects the ranges of members and emits the index.
 
-    Memory is about 100 bytes a member beside its key; members that arrive in byte order are emitted without a sort.
+    Memory is about 100 bytes a member beside its key; members that arrive in byte order are emitted
+    without a sort.
     """
 
     def __init__(self) -> None:
-        self._keys: dict[bytes, None] = {}  # in the order of adding, so that the n-th key has the n-th range
+        self._keys: dict[
+            bytes, None
+        ] = {}  # in the order of adding, so that the n-th key has the n-th range
         self._starts = array("Q")
         self._ends = array("Q")
         self._size_bytes = EMPTY_INDEX_SIZE_BYTES
@@ -124,20 +149,26 @@ class IndexBuilder:
         return encode_key(key) in self._keys
 
     def size_with(self, key: str | bytes, start_byte: int, end_byte: int) -> int:
-        """Return the exact length that the index would have with this member too, footer not counted."""
-        return self._size_bytes + index_entry_size_bytes(key, start_byte, end_byte) + bool(self._keys)
+        """Return the exact length that the index would have with this member too, footer not
+        counted.
+        """
+        return (
+            self._size_bytes + index_entry_size_bytes(key, start_byte, end_byte) + bool(self._keys)
+        )
 
     def add(self, key: str | bytes, start_byte: int, end_byte: int) -> None:
         """Add a member at `[start_byte, end_byte)`.
 
-        Raises:
-            MemberRefused: the key is there already or not UTF-8, or the range is none; nothing was added.
+        Raises: MemberRefused: the key is there already or not UTF-8, or the range is none; nothing
+            was added.
         """
         encoded = encode_key(key)
         if encoded in self._keys:
             raise MemberRefused(f"The key {encoded.decode()!r} is in the archive already.")
         if not 0 <= start_byte <= end_byte:
-            raise MemberRefused(f"The member {encoded.decode()!r} cannot have the range {start_byte} to {end_byte}.")
+            raise MemberRefused(
+                f"The member {encoded.decode()!r} cannot have the range {start_byte} to {end_byte}."
+            )
         self._size_bytes += index_entry_size_bytes(encoded, start_byte, end_byte) + bool(self._keys)
         self._ascending = self._ascending and encoded >= self._last_key
         self._last_key = encoded
@@ -146,7 +177,8 @@ class IndexBuilder:
         self._ends.append(end_byte)
 
     def with_neighbours(self, keys: Sequence[str], bounds: Sequence[int]) -> Neighbours | None:
-        """Check members that lie back to back as a whole, several times as fast as singly; None where `add` refuses one of them.
+        """Check members that lie back to back as a whole, several times as fast as singly; None
+        where `add` refuses one of them.
 
         Nothing is added, until `add_neighbours`.
         """
@@ -157,7 +189,9 @@ class IndexBuilder:
         if len(encoded) < len(keys) or not self._keys.keys().isdisjoint(encoded):
             return None
         digits = [*map(len, map(str, bounds))]
-        size_bytes = len(escape_key(b"".join(encoded))) + len(encoded) * (_ENTRY_PUNCTUATION_BYTES + 1)
+        size_bytes = len(escape_key(b"".join(encoded))) + len(encoded) * (
+            _ENTRY_PUNCTUATION_BYTES + 1
+        )
         size_bytes += 2 * sum(digits) - digits[0] - digits[-1] - (not self._keys)
         return Neighbours(encoded, bounds, self._size_bytes + size_bytes)
 
@@ -172,15 +206,21 @@ class IndexBuilder:
         self._size_bytes = members.index_size_bytes
 
     def iter_index(self) -> Iterator[bytes]:
-        """Yield the index in pieces, `index_size_bytes` in all. Nothing may be added while it runs."""
+        """Yield the index in pieces, `index_size_bytes` in all. Nothing may be added while it
+        runs.
+        """
         keys = list(self._keys)
-        order = range(len(keys)) if self._ascending else sorted(range(len(keys)), key=keys.__getitem__)
+        order = (
+            range(len(keys)) if self._ascending else sorted(range(len(keys)), key=keys.__getitem__)
+        )
         yield _HEAD
         for first in range(0, len(keys), _PIECE_MEMBERS):
             numbers = order[first : first + _PIECE_MEMBERS]
             escaped = _escape_each([keys[n] for n in numbers])
             starts, ends = ([column[n] for n in numbers] for column in (self._starts, self._ends))
-            yield (b"," if first else b"") + b",".join(map(_ENTRY.__mod__, zip(escaped, starts, ends, strict=True)))
+            yield (b"," if first else b"") + b",".join(
+                map(_ENTRY.__mod__, zip(escaped, starts, ends, strict=True))
+            )
         yield _TAIL
 
     def footer(self) -> bytes:
@@ -190,7 +230,9 @@ class IndexBuilder:
             ArchiveLimitReached: the index's length does not fit them.
         """
         if self._size_bytes >= 1 << 32:
-            raise ArchiveLimitReached(f"An index of {self._size_bytes} bytes is longer than a CAF footer can say.")
+            raise ArchiveLimitReached(
+                f"An index of {self._size_bytes} bytes is longer than a CAF footer can say."
+            )
         return _FOOTER.pack(self._size_bytes)
 
 
@@ -199,11 +241,15 @@ def parse_footer(footer: bytes) -> int:
     return int(_FOOTER.unpack(footer)[0])
 
 
-# --- reading -------------------------------------------------------------------------------------------------------
+# --- reading
+# ------------------------------------------------------------------------------------------
 
 
 class ByteRange(msgspec.Struct, frozen=True, gc=False):
-    """`[start_byte, end_byte)` of the file. A Struct, since a million of them must not take half a gigabyte."""
+    """`[start_byte, end_byte)` of the file.
+
+    A Struct, since a million of them must not take half a gigabyte.
+    """
 
     start_byte: int
     end_byte: int
@@ -216,20 +262,22 @@ class _Index(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class DecodedIndex:
-    """What an index says, in its own order, with a sentence for each kind of thing that lenience let pass."""
+    """What an index says, in its own order, with a sentence for each kind of thing that lenience
+    let pass.
+    """
 
     ranges: Mapping[str, ByteRange]
     warnings: tuple[str, ...]
 
 
-def decode_index(index: bytes, data_size_bytes: int, *, name: str, lenient: bool = False) -> DecodedIndex:
+def decode_index(
+    index: bytes, data_size_bytes: int, *, name: str, lenient: bool = False
+) -> DecodedIndex:
     """Read an index strictly; every range lies in `[0, data_size_bytes]`.
 
-    Args:
-        index: exactly the index's bytes.
-        data_size_bytes: where the index begins in the file.
-        name: of the archive, for messages.
-        lenient: take the last of equal keys, U+FFFD for what is not UTF-8, and any version; each with a warning.
+    Args: index: exactly the index's bytes. data_size_bytes: where the index begins in the file.
+        name: of the archive, for messages. lenient: take the last of equal keys, U+FFFD for what is
+        not UTF-8, and any version; each with a warning.
 
     Raises:
         MalformedArchive: what a strict reader refuses, and in either case what has no one meaning.
@@ -238,7 +286,8 @@ def decode_index(index: bytes, data_size_bytes: int, *, name: str, lenient: bool
     for key, member in decoded.ranges.items():
         if not 0 <= member.start_byte <= member.end_byte <= data_size_bytes:
             raise MalformedArchive(
-                f"{name}: the member {key!r} has the range {member.start_byte} to {member.end_byte}, "
+                f"{name}: the member {key!r} has the range {member.start_byte} to "
+                f"{member.end_byte}, "
                 f"outside the {data_size_bytes} bytes of bodies."
             )
     return decoded
@@ -252,10 +301,12 @@ _ONCE_A_MEMBER: Final = (b'"start_byte"', b'"end_byte"')
 
 
 def _decode_canonical(index: bytes) -> DecodedIndex | None:
-    """Read an index that plainly has nothing twice, fast and in little memory; None where that is not plain.
+    """Read an index that plainly has nothing twice, fast and in little memory; None where that is
+    not plain.
 
-    msgspec silently takes the last of two equal names. Every entry must hold the two field names, and where no letter is
-    escaped it holds their plain bytes; as many of them as there are members left means that none was dropped.
+    msgspec silently takes the last of two equal names. Every entry must hold the two field names,
+    and where no letter is escaped it holds their plain bytes; as many of them as there are members
+    left means that none was dropped.
     """
     try:
         decoded = _decoder.decode(index)
@@ -289,7 +340,12 @@ def _range_or_object(pairs: list[tuple[str, Any]]) -> ByteRange | _Object:
     """Make a plain entry small at once; anything else is judged where it is used."""
     if len(pairs) == 2:
         (first, start), (second, end) = pairs
-        if first == "start_byte" and second == "end_byte" and type(start) is int and type(end) is int:
+        if (
+            first == "start_byte"
+            and second == "end_byte"
+            and type(start) is int
+            and type(end) is int
+        ):
             return ByteRange(start, end)
     return _Object(pairs)
 
@@ -305,7 +361,8 @@ def _int_of(digits: str) -> int:
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
-    # Go turns every byte of an invalid sequence into one U+FFFD; Python's own "replace" makes one of several bytes.
+    # Go turns every byte of an invalid sequence into one U+FFFD; Python's own "replace" makes one
+    # of several bytes.
     assert isinstance(error, UnicodeDecodeError)
     return "\ufffd" * (error.end - error.start), error.end
 
@@ -314,11 +371,19 @@ codecs.register_error("caf-each-byte", _replace_each_byte)
 
 
 def _decode_any(index: bytes, name: str, lenient: bool) -> DecodedIndex:
-    """Read any legal index by the standard library's JSON, which shows equal names. Slower, and larger in memory."""
+    """Read any legal index by the standard library's JSON, which shows equal names.
+
+    Slower, and larger in memory.
+    """
     warnings: list[str] = []
     text = _decode_text(index, name, lenient, warnings.append)
     try:
-        root = json.loads(text, object_pairs_hook=_range_or_object, parse_int=_int_of, parse_constant=_refuse_constant)
+        root = json.loads(
+            text,
+            object_pairs_hook=_range_or_object,
+            parse_int=_int_of,
+            parse_constant=_refuse_constant,
+        )
         if not isinstance(root, _Object):
             raise ValueError("it is not an object with 'format_version' and 'files'")
         _check_version(root, name, lenient, warnings.append)
@@ -341,7 +406,10 @@ def _decode_text(index: bytes, name: str, lenient: bool, warn: Callable[[str], N
                 f"{name}: the index is not valid UTF-8 at its byte {error.start}.",
                 hint="--lenient reads it with U+FFFD instead.",
             ) from error
-        warn(f"{name}: the index is not valid UTF-8 at its byte {error.start}; U+FFFD stands for each bad byte.")
+        warn(
+            f"{name}: the index is not valid UTF-8 at its byte {error.start}; U+FFFD stands for "
+            "each bad byte."
+        )
         return index.decode(errors="caf-each-byte")
 
 
@@ -354,12 +422,15 @@ def _check_version(root: _Object, name: str, lenient: bool, warn: Callable[[str]
     said = f"has the format version {versions[0]!r}" if versions else "has no format version"
     if not lenient:
         raise MalformedArchive(
-            f"{name}: the archive {said}, only {FORMAT_VERSION!r} is known.", hint="--lenient reads it as 1.0."
+            f"{name}: the archive {said}, only {FORMAT_VERSION!r} is known.",
+            hint="--lenient reads it as 1.0.",
         )
     warn(f"{name}: the archive {said}; it was read as {FORMAT_VERSION}.")
 
 
-def _collect(files: _Object, name: str, lenient: bool, warn: Callable[[str], None]) -> dict[str, ByteRange]:
+def _collect(
+    files: _Object, name: str, lenient: bool, warn: Callable[[str], None]
+) -> dict[str, ByteRange]:
     ranges: dict[str, ByteRange] = {}
     repeated, surrogates = 0, 0
     for raw_key, value in files:
@@ -367,19 +438,25 @@ def _collect(files: _Object, name: str, lenient: bool, warn: Callable[[str], Non
         if not key.isascii() and _SURROGATE.search(key):
             if not lenient:
                 raise MalformedArchive(
-                    f"{name}: the key {key!r} holds a lone surrogate.", hint="--lenient reads it with U+FFFD instead."
+                    f"{name}: the key {key!r} holds a lone surrogate.",
+                    hint="--lenient reads it with U+FFFD instead.",
                 )
             key = _SURROGATE.sub("\ufffd", key)
             surrogates += 1
         if key in ranges:
             if not lenient:
-                raise MalformedArchive(f"{name}: the key {key!r} is there twice.", hint="--lenient takes the last.")
+                raise MalformedArchive(
+                    f"{name}: the key {key!r} is there twice.", hint="--lenient takes the last."
+                )
             repeated += 1
         ranges[key] = value if isinstance(value, ByteRange) else _range_of(value, key, name)
     if surrogates:
         warn(f"{name}: {counted(surrogates, 'key')} with lone surrogates; U+FFFD stands for each.")
     if repeated:
-        warn(f"{name}: {counted(repeated, 'entry', 'entries')} whose key comes again later; the last of each was taken.")
+        warn(
+            f"{name}: {counted(repeated, 'entry', 'entries')} whose key comes again later; the "
+            "last of each was taken."
+        )
     return ranges
 
 

@@ -1,12 +1,13 @@
 """The Jackal Merkle root of a file, streaming.
 
-The file is cut into blocks of 10,240 bytes, the last one short. A leaf hashes the hash of the block's number in decimal
-followed by its bytes as lower-case hex; leaves are padded with zero hashes to a power of two; a node hashes its two
-children. Proof type 0 takes SHA-256 for the block and SHA3-512 for the tree, type 3 BLAKE3-256 for both.
+The file is cut into blocks of 10,240 bytes, the last one short. A leaf hashes the hash of the
+block's number in decimal followed by its bytes as lower-case hex; leaves are padded with zero
+hashes to a power of two; a node hashes its two children. Proof type 0 takes SHA-256 for the block
+and SHA3-512 for the tree, type 3 BLAKE3-256 for both.
 
-Full subtrees of up to 64 blocks are the compiled module's work where it is installed (`native/`), else
-`merkle_reference`'s; what is above them is done here.
-Source: the trees of canine-chain v5; vectors in the tests.
+Full subtrees of up to 64 blocks are the compiled module's work where it is installed (`native/`),
+else `merkle_reference`'s; what is above them is done here. Source: the trees of canine-chain v5;
+vectors in the tests.
 """
 
 import os
@@ -37,20 +38,27 @@ except ImportError:  # not built: `make setup` does it where cargo is
 
     IMPLEMENTATION = "Python"
 
-_BATCH_LEVEL: Final = 6  # 64 blocks at once: below 16 numpy's overhead shows, above 100 the batch leaves the cache
+_BATCH_LEVEL: Final = (
+    6  # 64 blocks at once: below 16 numpy's overhead shows, above 100 the batch leaves the cache
+)
 _BATCH_BLOCKS: Final = 1 << _BATCH_LEVEL
 _BATCH_BYTES: Final = _BATCH_BLOCKS * BLOCK_BYTES
-_PART_BLOCKS: Final = 16 * _BATCH_BLOCKS  # of a file, by one thread: a few ms of work, beside which handing it out is nothing
+_PART_BLOCKS: Final = (
+    16 * _BATCH_BLOCKS
+)  # of a file, by one thread: a few ms of work, beside which handing it out is nothing
 _PART_BYTES: Final = _PART_BLOCKS * BLOCK_BYTES
-_STATE: Final = struct.Struct("<4sBQHQ")  # magic, proof type, leaves, bytes of the open block, bit set of stacked levels
+_STATE: Final = struct.Struct(
+    "<4sBQHQ"
+)  # magic, proof type, leaves, bytes of the open block, bit set of stacked levels
 _STATE_MAGIC: Final = b"cMT1"
 
 
 class MerkleTree:
-    """Takes a file's bytes in order, in pieces of any size, and knows the root of what it has taken.
+    """Takes a file's bytes in order, in pieces of any size, and knows the root of what it has
+    taken.
 
-    Memory is one hash a level and two batches of 64 blocks. Pieces of a MiB and more are mostly hashed without being
-    copied, and without the interpreter's lock. One thread at a time.
+    Memory is one hash a level and two batches of 64 blocks. Pieces of a MiB and more are mostly
+    hashed without being copied, and without the interpreter's lock. One thread at a time.
     """
 
     def __init__(self, proof_type: int) -> None:
@@ -60,8 +68,12 @@ class MerkleTree:
         self.proof_type = proof_type
         self._hashes = HASHES[proof_type]
         self._leaf_count = 0
-        self._pending = bytearray()  # less than a batch that is not hashed yet, from a block's beginning on
-        self._levels: list[bytes | None] = []  # a binary counter: the full subtree of 2**n leaves that waits for another
+        self._pending = (
+            bytearray()
+        )  # less than a batch that is not hashed yet, from a block's beginning on
+        self._levels: list[
+            bytes | None
+        ] = []  # a binary counter: the full subtree of 2**n leaves that waits for another
 
     @property
     def size_bytes(self) -> int:
@@ -85,13 +97,17 @@ class MerkleTree:
         self._pending += view[end:]
 
     def root(self) -> bytes:
-        """Return the root of the bytes taken so far: 64 bytes for type 0, 32 for type 3. More may be taken afterwards.
+        """Return the root of the bytes taken so far: 64 bytes for type 0, 32 for type 3.
+
+        More may be taken afterwards.
 
         Raises:
             ArchiveError: nothing was taken; an empty file has no root.
         """
         if not self.size_bytes:
-            raise ArchiveError("An empty file has no Merkle root.", hint="Jackal cannot store a file of no bytes.")
+            raise ArchiveError(
+                "An empty file has no Merkle root.", hint="Jackal cannot store a file of no bytes."
+            )
         self._hash_pending()
         if self._pending:
             finished = self.copy()
@@ -100,7 +116,9 @@ class MerkleTree:
             return finished.root()
         tree_hash = self._hashes.tree
         depth = (self._leaf_count - 1).bit_length()
-        padding = bytes(self._hashes.size_bytes)  # stands at the leaves' level and is not hashed itself
+        padding = bytes(
+            self._hashes.size_bytes
+        )  # stands at the leaves' level and is not hashed itself
         right: bytes | None = None
         for left in self._levels[:depth]:
             if left is not None:
@@ -119,8 +137,8 @@ class MerkleTree:
     def state(self, *, open_block: bool = True) -> bytes:
         """Return all that is needed to go on later, in another process too: at most some 15 KB.
 
-        Without its open block it is at most 4 KB: the tree as it was at the last whole block, which takes the bytes after
-        that once more.
+        Without its open block it is at most 4 KB: the tree as it was at the last whole block, which
+        takes the bytes after that once more.
         """
         self._hash_pending()
         present = sum(1 << level for level, node in enumerate(self._levels) if node is not None)
@@ -156,18 +174,24 @@ class MerkleTree:
             del self._pending[:end]
 
     def _add_blocks(self, blocks: memoryview) -> None:
-        """Add whole blocks, or the file's short last one alone, as the largest full subtrees that begin where they do."""
+        """Add whole blocks, or the file's short last one alone, as the largest full subtrees that
+        begin where they do.
+        """
         position = 0
         while position < len(blocks):
             number = self._leaf_count
             level = max(0, ((len(blocks) - position) // BLOCK_BYTES).bit_length() - 1)
-            level = min(level, ((number | _BATCH_BLOCKS) & -(number | _BATCH_BLOCKS)).bit_length() - 1)
+            level = min(
+                level, ((number | _BATCH_BLOCKS) & -(number | _BATCH_BLOCKS)).bit_length() - 1
+            )
             end = position + (BLOCK_BYTES << level)
             self._push(subtree_root(blocks[position:end], number, self.proof_type), level)
             position = end
 
     def _push(self, node: bytes, level: int) -> None:
-        """Add the root of a full subtree of `2**level` leaves: carry it up through the levels that are taken."""
+        """Add the root of a full subtree of `2**level` leaves: carry it up through the levels that
+        are taken.
+        """
         self._leaf_count += 1 << level
         self._levels += [None] * (level - len(self._levels))
         for above in range(level, len(self._levels)):
@@ -193,13 +217,16 @@ def merkle_root(path: Path, proof_type: int) -> bytes:
 
 
 def merkle_roots(path: Path, *proof_types: int) -> list[bytes]:
-    """Return the roots of a file by several types of tree, of bytes that are read once; constant memory, raises OSError."""
+    """Return the roots of a file by several types of tree, of bytes that are read once; constant
+    memory, raises OSError.
+    """
     with FileRoots(path, *proof_types) as roots:
         return roots.finish()
 
 
 class FileRoots:
-    """The roots of a file by several types of tree, taken on all cores; of a file, too, to which others still append.
+    """The roots of a file by several types of tree, taken on all cores; of a file, too, to which
+    others still append.
 
     A context manager, which gives the file and the threads back.
     """
@@ -210,7 +237,9 @@ class FileRoots:
         self._roots = _Roots(self._read, *proof_types)
 
     def follow(self) -> None:
-        """Begin with the whole parts of what the file has by now, which may not change afterwards."""
+        """Begin with the whole parts of what the file has by now, which may not change
+        afterwards.
+        """
         self._roots.take(self._size_bytes())
 
     def finish(self) -> list[bytes]:
@@ -220,7 +249,12 @@ class FileRoots:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._roots.close()
         self._file.close()
 
@@ -230,7 +264,9 @@ class FileRoots:
     def _read(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[memoryview]:
         buffer = memoryview(bytearray(piece_bytes))
         while start_byte < end_byte:
-            size_bytes = os.preadv(self._file.fileno(), [buffer[: end_byte - start_byte]], start_byte)
+            size_bytes = os.preadv(
+                self._file.fileno(), [buffer[: end_byte - start_byte]], start_byte
+            )
             if not size_bytes:  # cut off meanwhile: the roots are of what was there
                 return
             start_byte += size_bytes
@@ -245,8 +281,9 @@ def roots_of(
 ) -> list[bytes]:
     """Return the roots of a file by several types of tree, taken on all cores.
 
-    `stream` yields a file's bytes from a start to an end, in pieces of at most the third number; it is called by several
-    threads, a MiB of memory each. `done` is called by this one with numbers of bytes as they are hashed, in order.
+    `stream` yields a file's bytes from a start to an end, in pieces of at most the third number; it
+    is called by several threads, a MiB of memory each. `done` is called by this one with numbers of
+    bytes as they are hashed, in order.
     """
     roots = _Roots(stream, *proof_types, done=done)
     try:
@@ -321,7 +358,9 @@ def _cores() -> int:
 
 
 def type_of_root(root: bytes) -> int:
-    """Return the proof type that a root is of, by its size; raises UsageError where no type has such roots."""
+    """Return the proof type that a root is of, by its size; raises UsageError where no type has
+    such roots.
+    """
     for proof_type, hashes in HASHES.items():
         if hashes.size_bytes == len(root):
             return proof_type

@@ -1,4 +1,5 @@
-"""A full subtree of the Jackal Merkle tree in Python: the reference that the compiled one is held to, and its fall-back.
+"""A full subtree of the Jackal Merkle tree in Python: the reference that the compiled one is held
+to, and its fall-back.
 
 What the tree is stands in `caf.merkle`; the compiled one in `native/`.
 """
@@ -19,7 +20,8 @@ _NUMBER_BYTES: Final = 20  # room before a block's hex for any 64-bit number in 
 def subtree_root(blocks: memoryview, first_number: int, proof_type: int) -> bytes:
     """Return the root over a power of two of whole blocks, or over the file's short last one alone.
 
-    `first_number` is the first block's number in the file. Most of the time is spent without the interpreter's lock.
+    `first_number` is the first block's number in the file. Most of the time is spent without the
+    interpreter's lock.
     """
     hashes = HASHES[proof_type]
     level = [hashes.tree(hashes.block(text)) for text in _texts().of(blocks, first_number)]
@@ -29,10 +31,12 @@ def subtree_root(blocks: memoryview, first_number: int, proof_type: int) -> byte
 
 
 class _HexText:
-    """What the leaves hash: decimal number and lower-case hex of each block of a batch, by arithmetic on 16-bit lanes.
+    """What the leaves hash: decimal number and lower-case hex of each block of a batch, by
+    arithmetic on 16-bit lanes.
 
-    Nearly twice as fast as binascii.hexlify, which also holds the interpreter's lock; numpy does not. Number and hex lie
-    together, since hashing them in one call takes half the time of two where BLAKE3 is concerned.
+    Nearly twice as fast as binascii.hexlify, which also holds the interpreter's lock; numpy does
+    not. Number and hex lie together, since hashing them in one call takes half the time of two
+    where BLAKE3 is concerned.
     """
 
     def __init__(self) -> None:
@@ -40,7 +44,10 @@ class _HexText:
         self._scratch: NDArray[np.uint16] = np.empty((0, 0), np.uint16)
 
     def of(self, blocks: memoryview, first_number: int) -> Iterator[memoryview]:
-        """Yield the text of each block, overwritten by the next call. All are whole, or it is a single short one."""
+        """Yield the text of each block, overwritten by the next call.
+
+        All are whole, or it is a single short one.
+        """
         count = max(1, len(blocks) // BLOCK_BYTES)
         width = min(len(blocks), BLOCK_BYTES)
         if len(self._lanes) < count:
@@ -60,8 +67,12 @@ class _HexText:
             yield text[hex_from - len(number) : hex_from + 2 * width]
 
 
-def _to_hex(blocks: NDArray[np.uint8], lanes: NDArray[np.uint16], scratch: NDArray[np.uint16]) -> None:
-    """Write two digits for each byte, the high one into a lane's low byte: the first in memory on little-endian machines."""
+def _to_hex(
+    blocks: NDArray[np.uint8], lanes: NDArray[np.uint16], scratch: NDArray[np.uint16]
+) -> None:
+    """Write two digits for each byte, the high one into a lane's low byte: the first in memory on
+    little-endian machines.
+    """
     np.copyto(lanes, blocks)
     np.left_shift(lanes, 8, out=scratch)
     np.right_shift(lanes, 4, out=lanes)
@@ -82,7 +93,9 @@ _OF_THREAD: Final = threading.local()
 
 
 def _texts() -> _HexText:
-    """Return this thread's own: its memory is some 2.6 MB at batches of 64 blocks, and is worth being kept."""
+    """Return this thread's own: its memory is some 2.6 MB at batches of 64 blocks, and is worth
+    being kept.
+    """
     if not hasattr(_OF_THREAD, "texts"):
         _OF_THREAD.texts = _HexText()
     texts: _HexText = _OF_THREAD.texts

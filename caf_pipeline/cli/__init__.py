@@ -1,8 +1,9 @@
 """The command line `caf`: its entry point, and how an error ends a process.
 
-No traceback reaches a user: every failure is one sentence on stderr, a hint where there is one, and an exit status.
-Importing this package loads nothing heavy; the commands are in `app`. Commands that need Dagster are in `dagster_host` and are
-found by an entry point; what a command does is in `steps`, `retrieval` or `maintenance`, and here is what it reads and prints.
+No traceback reaches a user: every failure is one sentence on stderr, a hint where there is one, and
+an exit status. Importing this package loads nothing heavy; the commands are in `app`. Commands that
+need Dagster are in `dagster_host` and are found by an entry point; what a command does is in
+`steps`, `retrieval` or `maintenance`, and here is what it reads and prints.
 """
 
 import atexit
@@ -20,18 +21,31 @@ from caf_pipeline.system.ending import interrupted_status
 
 BROKEN_PIPE: Final = 141  # 128 + SIGPIPE
 TRACEBACK_VARIABLE: Final = "CAF_TRACEBACK"
-_GO_ON: Final = (("run",), ("backfill",), ("rebuild",), ("adopt",), ("restore",), ("prove",), ("repair",), ("remove",))
+_GO_ON: Final = (
+    ("run",),
+    ("backfill",),
+    ("rebuild",),
+    ("adopt",),
+    ("restore",),
+    ("prove",),
+    ("repair",),
+    ("remove",),
+)
 """Commands that keep what they have done, and go on with the rest."""
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; the arguments are the process's own where none are given."""
+    """Run one command and return its exit status; the arguments are the process's own where none
+    are given.
+    """
     _stand_in_for_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a key may hold what the terminal's encoding lacks
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a key may hold what the terminal's encoding lacks
     words = sys.argv[1:] if arguments is None else arguments
     try:
         return _run(arguments, words)
@@ -50,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _drop_unwritten() -> None:
-    """Drop the output that could not be written: Python would try again at exit, and end with a status of its own, 120."""
+    """Drop the output that could not be written: Python would try again at exit, and end with a
+    status of its own, 120.
+    """
     try:
         sys.stdout.flush()
     except OSError:
@@ -60,7 +76,8 @@ def _drop_unwritten() -> None:
 def _stand_in_for_closed_streams() -> None:
     """Let what is printed fail where our starter closed stdout, and be lost where it closed stderr.
 
-    Else no bytes of an object would be a success, and notes would go to stdout, among an object's bytes.
+    Else no bytes of an object would be a success, and notes would go to stdout, among an object's
+    bytes.
     """
     streams = sys.stdout, sys.stderr
     if streams[0] is None:
@@ -76,7 +93,9 @@ def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa:
 
     wanted = next((word for word in words if word != "--"), "")
     try:
-        status = typer.main.get_command(build(wanted)).main(args=arguments, prog_name="caf", standalone_mode=False)
+        status = typer.main.get_command(build(wanted)).main(
+            args=arguments, prog_name="caf", standalone_mode=False
+        )
         sys.stdout.flush()
     except CafError as error:
         if interrupt_behind(error):
@@ -85,10 +104,14 @@ def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa:
     except typer.exceptions.TyperException as error:
         hint = "`caf --help` and `caf COMMAND --help` say how."
         if type(error).__name__ == "NoSuchOption":
-            hint += " A name or key that begins with '-' follows '--', as in: caf get SOURCE -- -KEY"
+            hint += (
+                " A name or key that begins with '-' follows '--', as in: caf get SOURCE -- -KEY"
+            )
         return _fail(_in_our_words(error.format_message()), hint, error.exit_code)
     except typer.Abort as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # else a question that was answered by the end of the input
+        if isinstance(
+            error.__context__, KeyboardInterrupt
+        ):  # else a question that was answered by the end of the input
             raise KeyboardInterrupt from error
         return INTERRUPTED
     except SystemExit as error:  # typer's own answer to a reader that left
@@ -116,7 +139,11 @@ def _run(arguments: Sequence[str] | None, words: Sequence[str]) -> int:  # noqa:
 def _say_interrupted(words: Sequence[str]) -> None:
     """Say in one sentence what an interrupt means for the work."""
     goes_on = any(tuple(words[: len(command)]) == command for command in _GO_ON)
-    then = "the same command goes on where it stopped" if goes_on else "the same command does it from the beginning"
+    then = (
+        "the same command goes on where it stopped"
+        if goes_on
+        else "the same command does it from the beginning"
+    )
     if {"--watch", "--serve"} & set(words):
         then = "it only looked on, and what it looked at goes on"
     print(f"caf: interrupted; {then}", file=sys.stderr)
@@ -124,7 +151,11 @@ def _say_interrupted(words: Sequence[str]) -> None:
 
 def _leave() -> None:
     """End the process where threads still wait for servers: the interpreter would wait for them."""
-    threads = [one for one in threading.enumerate() if one is not threading.current_thread() and not one.daemon]
+    threads = [
+        one
+        for one in threading.enumerate()
+        if one is not threading.current_thread() and not one.daemon
+    ]
     if threads:
         sys.stdout.flush()
         sys.stderr.flush()

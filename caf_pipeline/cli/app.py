@@ -1,4 +1,6 @@
-"""The commands of `caf` put together: all, or the one that is asked for, since the others' modules take time to load."""
+"""The commands of `caf` put together: all, or the one that is asked for, since the others' modules
+take time to load.
+"""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -21,25 +23,34 @@ def _print_version(wanted: bool) -> None:
 def _options(
     context: typer.Context,
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Archive S3 objects on Jackal, and work with CAF files.
 
-    A failure is one sentence on stderr. Every command's help ends with its exit statuses; those of any command are 0 done, 1 this
-    machine refuses something, or a bug, 2 wrong arguments, 8 the output cannot be written, as on a full disk, 130 interrupted by
-    Ctrl-C, 143 by SIGTERM, 129 by SIGHUP or a closed terminal, and 141 the reader of the output left.
+    A failure is one sentence on stderr. Every command's help ends with its exit statuses; those of
+    any command are 0 done, 1 this machine refuses something, or a bug, 2 wrong arguments, 8 the
+    output cannot be written, as on a full disk, 130 interrupted by Ctrl-C, 143 by SIGTERM, 129 by
+    SIGHUP or a closed terminal, and 141 the reader of the output left.
     """
     _show_help(context)
 
 
 def _jackal(context: typer.Context) -> None:
-    """Manage the wallet, its space and what Jackal stores. docs/jackal.md begins with an empty wallet."""
+    """Manage the wallet, its space and what Jackal stores. docs/jackal.md begins with an empty
+    wallet.
+    """
     _show_help(context)
 
 
 def _cotar(context: typer.Context) -> None:
-    """Read files of a tar archive by name, through an index. The index is one that cotar makes or reads."""
+    """Read files of a tar archive by name, through an index.
+
+    The index is one that cotar makes or reads.
+    """
     _show_help(context)
 
 
@@ -54,7 +65,9 @@ def _logs(context: typer.Context) -> None:
 
 
 def _chunkio(context: typer.Context) -> None:
-    """Read logs that ChunkIO wrote, also damaged ones. docs/formats.md says what is read of them."""
+    """Read logs that ChunkIO wrote, also damaged ones. docs/formats.md says what is read of
+    them.
+    """
     _show_help(context)
 
 
@@ -102,7 +115,9 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "rebuild": ("rebuild", "Restore a lost ledger from what the store lists."),
     "adopt": ("adopt", "Take over CAF files that other programs posted."),
 }
-"""In the order of the help: each with its module in this folder, and the first sentence of its help."""
+"""In the order of the help: each with its module in this folder, and the first sentence of its
+help.
+"""
 
 _GROUPS: Final[Mapping[str, tuple[Callable[[typer.Context], None], Mapping[str, str]]]] = {
     "jackal": (
@@ -119,7 +134,8 @@ _GROUPS: Final[Mapping[str, tuple[Callable[[typer.Context], None], Mapping[str, 
 def build(wanted: str | None = None) -> typer.Typer:
     """Return `caf` with all commands, or with the wanted one alone.
 
-    If there is no command of the wanted name, each is there with its summary, and no command's module is loaded.
+    If there is no command of the wanted name, each is there with its summary, and no command's
+    module is loaded.
     """
     app = typer.Typer(
         name="caf",

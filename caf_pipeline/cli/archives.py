@@ -37,12 +37,14 @@ Lenient = Annotated[
     bool,
     typer.Option(
         "--lenient",
-        help="Also read an index with equal keys (the last is taken), with text that is not UTF-8 (read as U+FFFD), "
+        help="Also read an index with equal keys (the last is taken), with text that is not UTF-8 "
+        "(read as U+FFFD), "
         "or of another version; a warning on stderr names each.",
     ),
 ]
 
-_READ_STATUSES: Final = """Exit statuses: 0 all went well; 2 wrong arguments; 4 the file is missing, is not a CAF file, or
+_READ_STATUSES: Final = """Exit statuses: 0 all went well; 2 wrong arguments; 4 the file is missing,
+is not a CAF file, or
 has no such member; 5 the server refuses or cannot be reached."""
 
 
@@ -60,7 +62,8 @@ def read_caf(source: FileRanges, *, lenient: bool) -> CafReader:
     return reader
 
 
-# --- create --------------------------------------------------------------------------------------------------------
+# --- create
+# ------------------------------------------------------------------------------------------
 
 _CREATE_EPILOG: Final = """\b
 Examples:
@@ -68,41 +71,74 @@ Examples:
   caf create site.caf -C /srv/www . --target-size 1GiB
   caf create --sums photos.sha256 photos.caf photos/
 
-Exit statuses: 0 all went well; 1 a file cannot be read, or changed meanwhile; 2 wrong arguments, or a path outside DIR;
-4 a name that cannot be a key, or a file too large for an archive; 8 the archive cannot be written."""
+Exit statuses: 0 all went well; 1 a file cannot be read, or changed meanwhile; 2 wrong arguments, or
+a path outside DIR;
+4 a name that cannot be a key, or a file too large for an archive; 8 the archive cannot be
+written."""
 
 
 def create(
     *,
-    out: Annotated[Path, typer.Argument(parser=a_path, metavar="OUT", help="The archive to write; an older one is replaced.")],
-    paths: Annotated[list[Path], typer.Argument(parser=a_path, metavar="PATH", help="Files, and folders with all below them.")],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            parser=a_path, metavar="OUT", help="The archive to write; an older one is replaced."
+        ),
+    ],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            parser=a_path, metavar="PATH", help="Files, and folders with all below them."
+        ),
+    ],
     folder: Annotated[
-        Path, typer.Option("-C", parser=a_path, metavar="DIR", help="Look PATHs up in DIR, and make keys relative to it.")
+        Path,
+        typer.Option(
+            "-C",
+            parser=a_path,
+            metavar="DIR",
+            help="Look PATHs up in DIR, and make keys relative to it.",
+        ),
     ] = Path(),
     target_size: Annotated[
-        str, typer.Option("--target-size", metavar="SIZE", help="At most this much an archive: 64MiB, 30GiB, 1000000.")
+        str,
+        typer.Option(
+            "--target-size",
+            metavar="SIZE",
+            help="At most this much an archive: 64MiB, 30GiB, 1000000.",
+        ),
     ] = "30GiB",
     sums: Annotated[
         Path | None,
-        typer.Option(parser=a_path, metavar="FILE", help="Write SHA-256 of each member there, as `sha256sum --check` reads it."),
+        typer.Option(
+            parser=a_path,
+            metavar="FILE",
+            help="Write SHA-256 of each member there, as `sha256sum --check` reads it.",
+        ),
     ] = None,
     proof_type: Annotated[
-        Literal["0", "3"] | None, typer.Option("--proof-type", help="Print the Jackal Merkle root, too, as `caf merkle` does.")
+        Literal["0", "3"] | None,
+        typer.Option(
+            "--proof-type", help="Print the Jackal Merkle root, too, as `caf merkle` does."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Pack files into a CAF file.
 
-    Keys are the files' paths below DIR. Links are followed; anything that is neither file nor folder is an error, and so is
-    a file that changes while it is read. Empty folders, owners and times are not kept.
+    Keys are the files' paths below DIR. Links are followed; anything that is neither file nor
+    folder is an error, and so is a file that changes while it is read. Empty folders, owners and
+    times are not kept.
 
-    Where one archive is not enough, OUT-00001.caf, OUT-00002.caf and so on are written instead of OUT; a file larger than
-    SIZE has an archive of its own. Archives appear whole and all together, or not at all, and the sums after them.
+    Where one archive is not enough, OUT-00001.caf, OUT-00002.caf and so on are written instead of
+    OUT; a file larger than SIZE has an archive of its own. Archives appear whole and all together,
+    or not at all, and the sums after them.
     """
     target_bytes = parse_size(target_size)
     if not 0 < target_bytes <= DEFAULT_LIMITS.max_bytes:
         raise UsageError(
-            f"An archive has between 1 byte and {show_size(DEFAULT_LIMITS.max_bytes)}.", hint="Change --target-size."
+            f"An archive has between 1 byte and {show_size(DEFAULT_LIMITS.max_bytes)}.",
+            hint="Change --target-size.",
         )
     if not folder.is_dir():
         raise UsageError(f"{str(folder)!r} is not a folder.")
@@ -114,21 +150,34 @@ def create(
     volumes = creating.cut_into_archives(files, target_bytes)
     archives = creating.archive_paths(out, len(volumes))
     if sums in archives:
-        raise UsageError(f"{str(sums)!r} would be both an archive and the file of the sums.", hint="Name another file.")
+        raise UsageError(
+            f"{str(sums)!r} would be both an archive and the file of the sums.",
+            hint="Name another file.",
+        )
     with progress("packing", sum(file.size_bytes for file in files)) as advance:
-        written = creating.write_archives(volumes, archives, advance, sums, int(proof_type) if proof_type else None)
+        written = creating.write_archives(
+            volumes, archives, advance, sums, int(proof_type) if proof_type else None
+        )
     for archive, merkle_root in written:
         root = merkle_root.hex()
         if as_json:
             told = {"merkle_root": root, "proof_type": int(proof_type)} if proof_type else {}
-            print_json({"path": str(archive.path), "members": archive.member_count, "size_bytes": archive.size_bytes} | told)
+            print_json(
+                {
+                    "path": str(archive.path),
+                    "members": archive.member_count,
+                    "size_bytes": archive.size_bytes,
+                }
+                | told
+            )
         else:
             told_root = f", root {root}" if root else ""
             size = f"{counted(archive.member_count, 'member')}, {show_size(archive.size_bytes)}"
             print(f"{printable(str(archive.path))}: {size}{told_root}")
 
 
-# --- list ----------------------------------------------------------------------------------------------------------
+# --- list
+# ------------------------------------------------------------------------------------------
 
 _LIST_EPILOG: Final = f"""\b
 Examples:
@@ -141,45 +190,61 @@ Examples:
 def list_members(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) -> None:
     r"""List the members of a CAF file.
 
-    A line is a member's size in bytes and its key, in the order of the index. Characters that a terminal would act on are
-    shown escaped, as \n or \x1b. With --json a line has exactly `key`, `start_byte` and `end_byte` (exclusive). Reads only
-    the archive's end.
+    A line is a member's size in bytes and its key, in the order of the index. Characters that a
+    terminal would act on are shown escaped, as \n or \x1b. With --json a line has exactly `key`,
+    `start_byte` and `end_byte` (exclusive). Reads only the archive's end.
     """
     with _opened(file, lenient=lenient) as reader:
         for member in reader.members:
             if as_json:
-                print_json({"key": member.key, "start_byte": member.start_byte, "end_byte": member.end_byte})
+                print_json(
+                    {
+                        "key": member.key,
+                        "start_byte": member.start_byte,
+                        "end_byte": member.end_byte,
+                    }
+                )
             else:
                 print(f"{member.size_bytes:>14} {printable(member.key)}")
 
 
-# --- extract -------------------------------------------------------------------------------------------------------
+# --- extract
+# ------------------------------------------------------------------------------------------
 
 _EXTRACT_EPILOG: Final = """\b
 Examples:
   caf extract photos.caf -C restored
   caf extract https://example.org/photos.caf 2024/a.jpg 2024/b.jpg
 
-Exit statuses: 0 everything was extracted; 1 something was not, as stderr says; 2 wrong arguments; 4 the file is
-missing or is not a CAF file; 5 the server refuses or cannot be reached; 8 the folder cannot be written."""
+Exit statuses: 0 everything was extracted; 1 something was not, as stderr says; 2 wrong arguments; 4
+the file is
+missing or is not a CAF file; 5 the server refuses or cannot be reached; 8 the folder cannot be
+written."""
 
 
 def extract(
     *,
     file: Archive,
-    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Members to extract; all by default.")] = None,
+    keys: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY", help="Members to extract; all by default.")
+    ] = None,
     folder: Annotated[
-        Path, typer.Option("-C", parser=a_path, metavar="DIR", help="The folder to write to; made if missing.")
+        Path,
+        typer.Option(
+            "-C", parser=a_path, metavar="DIR", help="The folder to write to; made if missing."
+        ),
     ] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files that are there already.")
+    ] = False,
     as_json: AsJson = False,
     lenient: Lenient = False,
 ) -> None:
     """Write a CAF file's members below a folder.
 
-    Each has its key as its path below DIR. Nothing is ever written outside DIR, and no symbolic link in it is followed. A key
-    that cannot be a path there, and a file that is there already, is named on stderr, and the rest goes on. Each file appears
-    only when it is whole.
+    Each has its key as its path below DIR. Nothing is ever written outside DIR, and no symbolic
+    link in it is followed. A key that cannot be a path there, and a file that is there already, is
+    named on stderr, and the rest goes on. Each file appears only when it is whole.
     """
     with _opened(file, lenient=lenient) as reader:
         problems: list[CafError] = []
@@ -196,7 +261,10 @@ def extract(
                 tell(error)
         asked = len(members) + len(problems)
         size_bytes = sum(member.size_bytes for member in members)
-        with FilesBelow(folder, force=force) as target, progress("extracting", size_bytes) as advance:
+        with (
+            FilesBelow(folder, force=force) as target,
+            progress("extracting", size_bytes) as advance,
+        ):
             bodies = ((member.key, body) for member, body in reader.read_many(members))
             for key, refused in target.write(bodies, advance):
                 if refused:
@@ -205,12 +273,15 @@ def extract(
                     print_json({"key": key, "size_bytes": reader[key].size_bytes})
         if problems:
             hint = next((error.hint for error in problems if error.hint), "")
-            raise CafError(f"{len(problems)} of {counted(asked, 'member')} could not be extracted.", hint=hint)
+            raise CafError(
+                f"{len(problems)} of {counted(asked, 'member')} could not be extracted.", hint=hint
+            )
         if not as_json:
             print(f"{counted(asked, 'member')}, {show_size(size_bytes)}")
 
 
-# --- cat -----------------------------------------------------------------------------------------------------------
+# --- cat
+# ------------------------------------------------------------------------------------------
 
 _CAT_EPILOG: Final = f"""\b
 Examples:
@@ -221,7 +292,10 @@ Examples:
 
 
 def cat(
-    *, file: Archive, key: Annotated[str, typer.Argument(metavar="KEY", help="The member's key.")], lenient: Lenient = False
+    *,
+    file: Archive,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The member's key.")],
+    lenient: Lenient = False,
 ) -> None:
     """Write one member of a CAF file to stdout.
 
@@ -231,7 +305,8 @@ def cat(
         write_bytes(reader.stream(key))
 
 
-# --- verify --------------------------------------------------------------------------------------------------------
+# --- verify
+# ------------------------------------------------------------------------------------------
 
 _VERIFY_EPILOG: Final = f"""\b
 Examples:
@@ -244,8 +319,9 @@ Examples:
 def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) -> None:
     """Check a CAF file's structure and read every byte of it.
 
-    Footer, index and every member's range are checked; bytes that belong to no member (dead bytes) and members that share
-    bytes are legal and reported. CAF holds no checksums: that the bytes are the right ones cannot be seen from the archive.
+    Footer, index and every member's range are checked; bytes that belong to no member (dead bytes)
+    and members that share bytes are legal and reported. CAF holds no checksums: that the bytes are
+    the right ones cannot be seen from the archive.
     """
     with _opened(file, lenient=lenient) as reader:
         with progress("reading", reader.data_size_bytes) as advance:
@@ -265,21 +341,29 @@ def verify(*, file: Archive, as_json: AsJson = False, lenient: Lenient = False) 
         if as_json:
             print_json(report | {"warnings": list(reader.warnings)})
             return
-        print(f"{counted(len(reader), 'member')}, all {reader.size_bytes} bytes ({show_size(reader.size_bytes)}) read")
+        print(
+            f"{counted(len(reader), 'member')}, all {reader.size_bytes} bytes "
+            f"({show_size(reader.size_bytes)}) read"
+        )
         if gaps:
-            print(f"dead bytes: {dead_bytes} in {counted(len(gaps), 'gap')}, the first at {gaps[0][0]} to {gaps[0][1]}")
+            print(
+                f"dead bytes: {dead_bytes} in {counted(len(gaps), 'gap')}, the first at "
+                f"{gaps[0][0]} to {gaps[0][1]}"
+            )
         if overlaps:
             print(f"overlaps: {counted(overlaps, 'member')} with bytes that another has, too")
 
 
-# --- merkle --------------------------------------------------------------------------------------------------------
+# --- merkle
+# ------------------------------------------------------------------------------------------
 
 _MERKLE_EPILOG: Final = """\b
 Examples:
   caf merkle photos.caf
   caf merkle --proof-type 0 photos.caf
 
-Exit statuses: 0 all went well; 2 wrong arguments; 4 the file is missing or empty; 5 the server refuses or cannot be
+Exit statuses: 0 all went well; 2 wrong arguments; 4 the file is missing or empty; 5 the server
+refuses or cannot be
 reached."""
 
 
@@ -287,11 +371,16 @@ def merkle(
     *,
     file: Archive,
     proof_type: Annotated[
-        Literal["0", "3"], typer.Option("--proof-type", help="0: SHA-256 and SHA3-512, 64 bytes; 3: BLAKE3, 32 bytes.")
+        Literal["0", "3"],
+        typer.Option(
+            "--proof-type", help="0: SHA-256 and SHA3-512, 64 bytes; 3: BLAKE3, 32 bytes."
+        ),
     ] = "3",
     as_json: AsJson = False,
 ) -> None:
-    """Print the Jackal Merkle root of any file, in hex. Constant memory; an empty file has no root."""
+    """Print the Jackal Merkle root of any file, in hex. Constant memory; an empty file has no
+    root.
+    """
     root, size_bytes = _root_of(file, proof_type)
     if as_json:
         print_json({"merkle_root": root, "proof_type": int(proof_type), "size_bytes": size_bytes})

@@ -20,27 +20,30 @@ from caf_pipeline.settings import Settings, load_settings
 
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The backup.")],
-    restore: Annotated[bool, typer.Option("--restore", help="Replace the ledger by the backup.")] = False,
+    restore: Annotated[
+        bool, typer.Option("--restore", help="Replace the ledger by the backup.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Restore without asking.")] = False,
 ) -> None:
     r"""Back up the ledger, or restore it.
 
-    A backup shows the ledger at one moment, even while runs go on. It is a file in pg_dump's custom format that only you can
-    read. It contains no secret, but the names of all objects. It does not contain staged files, plans and the wallet's words: see
-    docs/operations/backup.md.
+    A backup shows the ledger at one moment, even while runs go on. It is a file in pg_dump's custom
+    format that only you can read. It contains no secret, but the names of all objects. It does not
+    contain staged files, plans and the wallet's words: see docs/operations/backup.md.
 
-    --restore replaces the ledger in one transaction. An interrupted restore changes nothing. The command is refused while a run
-    is under way. Afterwards everything is paused: `caf doctor` finds what was archived since the backup, then `caf resume` ends
-    the pause. Restore only your own files, since a backup is a program for the database.
+    --restore replaces the ledger in one transaction. An interrupted restore changes nothing. The
+    command is refused while a run is under way. Afterwards everything is paused: `caf doctor` finds
+    what was archived since the backup, then `caf resume` ends the pause. Restore only your own
+    files, since a backup is a program for the database.
 
     \b
     Examples:
       caf backup ledger.dump
       caf backup --restore ledger.dump
 
-    Exit status: 0; 1 you did not confirm; 2 FILE exists already, is of another archive, or is not a backup of a ledger that this
-    version can read; 3 a setting is wrong; 6 the database failed, or no pg_dump has its version; 8 FILE cannot be written; 10 a
-    run is under way.
+    Exit status: 0; 1 you did not confirm; 2 FILE exists already, is of another archive, or is not a
+    backup of a ledger that this version can read; 3 a setting is wrong; 6 the database failed, or
+    no pg_dump has its version; 8 FILE cannot be written; 10 a run is under way.
     """
     settings = load_settings()
     with opened_ledger(settings) as ledger:
@@ -56,19 +59,27 @@ def _restore(settings: Settings, ledger: Ledger, file: Path, *, yes: bool) -> No
     _require_same_sources(settings, contents)
     _require_no_run(ledger)
     typer.echo(f"the backup has  {_named(contents.sources)}", err=True)
-    typer.echo(f"the ledger has  {_named(ledger.lookup.sources())}, {counted(len(ledger.chunks.list()), 'chunk')}", err=True)
+    typer.echo(
+        f"the ledger has  {_named(ledger.lookup.sources())}, "
+        f"{counted(len(ledger.chunks.list()), 'chunk')}",
+        err=True,
+    )
     confirm("Replace the ledger by the backup?", yes=yes, otherwise="nothing was restored")
     # Best effort: these files count only for a chunk with the same number, name and time.
     shutil.rmtree(settings.home / "located", ignore_errors=True)
     restore_ledger(settings, ledger, file)
     with opened_ledger(settings) as restored:
         chunks = counted(len(restored.chunks.list()), "chunk")
-    typer.echo(f"restored, with {chunks}; everything is paused: run 'caf doctor', then 'caf resume'")
+    typer.echo(
+        f"restored, with {chunks}; everything is paused: run 'caf doctor', then 'caf resume'"
+    )
 
 
 def _named(sources: Iterable[str]) -> str:
     names = sorted(sources)
-    return printable(f"{counted(len(names), 'source')} ({', '.join(names)})" if names else "no source")
+    return printable(
+        f"{counted(len(names), 'source')} ({', '.join(names)})" if names else "no source"
+    )
 
 
 def _require_same_sources(settings: Settings, contents: BackupContents) -> None:
@@ -76,7 +87,8 @@ def _require_same_sources(settings: Settings, contents: BackupContents) -> None:
         recorded = contents.sources.get(name)
         if recorded is not None and recorded != address_of(source):
             raise UsageError(
-                f"source '{name}' is {printable(recorded)} in the backup, and {address_of(source)} in the settings.",
+                f"source '{name}' is {printable(recorded)} in the backup, and {address_of(source)} "
+                "in the settings.",
                 hint="FILE is a backup of another archive: check FILE and caf.toml.",
             )
 
@@ -88,7 +100,8 @@ def _require_no_run(ledger: Ledger) -> None:
         alive = is_alive(holder.boot_id, holder.pid, holder.process_started)
         if lease.live if alive is None else alive:
             raise HeldByOther(
-                f"{lease.name} is held by run {holder.run} (process {holder.pid}); nothing was restored",
+                f"{lease.name} is held by run {holder.run} (process {holder.pid}); nothing was "
+                "restored",
                 holder=holder.run,
                 hint="end it first",
             )

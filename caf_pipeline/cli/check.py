@@ -10,7 +10,16 @@ import typer
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.cli.listing import CurrentOption, PrefixArgument, nothing_listed, wanted_status
 from caf_pipeline.cli.opening import opened_lookup, opened_reader
-from caf_pipeline.cli.terminal import JsonOption, SourceArgument, counted, note, object_progress, print_json, printable, show_size
+from caf_pipeline.cli.terminal import (
+    JsonOption,
+    SourceArgument,
+    counted,
+    note,
+    object_progress,
+    print_json,
+    printable,
+    show_size,
+)
 from caf_pipeline.errors import HeldByOther, IntegrityError, StoreUnreachable, UsageError
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.check import CheckedObject, check_objects, sampled
@@ -26,7 +35,9 @@ _SHARE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
 
 @dataclass
 class _Sums:
-    """What was listed, read, and found so far; `providers` has how many objects each gave wrong or not at all."""
+    """What was listed, read, and found so far; `providers` has how many objects each gave wrong or
+    not at all.
+    """
 
     listed: int = 0
     objects: int = 0
@@ -36,7 +47,10 @@ class _Sums:
     hint: str = ""  # of the first object that could not be read now
     providers: dict[str, int] = field(default_factory=dict)
     suspects: dict[str, Sample] = field(default_factory=dict)
-    """A wrong object of each chunk, by the chunk's name. The look at the chunk asks every copy for this object."""
+    """A wrong object of each chunk, by the chunk's name.
+
+    The look at the chunk asks every copy for this object.
+    """
 
 
 def check(  # noqa: PLR0917 - the command line's options
@@ -44,7 +58,11 @@ def check(  # noqa: PLR0917 - the command line's options
     prefix: PrefixArgument = "",
     sample: Annotated[
         str | None,
-        typer.Option("--sample", metavar="SHARE", help=f"Read about so many objects: 0.1%, 5%.  [default: {DEFAULT_SHARE}]"),
+        typer.Option(
+            "--sample",
+            metavar="SHARE",
+            help=f"Read about so many objects: 0.1%, 5%.  [default: {DEFAULT_SHARE}]",
+        ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Read every object.")] = False,
     current: CurrentOption = False,
@@ -52,22 +70,24 @@ def check(  # noqa: PLR0917 - the command line's options
 ) -> None:
     r"""Read archived objects back and compare their SHA-256.
 
-    They are read from the store as by `caf get`, and nothing is kept. What `caf ls --recursive` lists is checked: by default
-    one object of a hundred, chosen by chance each time, and at least one. Of those that were not chosen this says nothing. An
-    object is right where any provider gives it right; what others gave wrong, or did not give, is counted for each. `caf check`
-    then looks at the chunks of such objects as `caf prove` does, and marks damaged chunks; `caf repair` stores them again.
+    They are read from the store as by `caf get`, and nothing is kept. What `caf ls --recursive`
+    lists is checked: by default one object of a hundred, chosen by chance each time, and at least
+    one. Of those that were not chosen this says nothing. An object is right where any provider
+    gives it right; what others gave wrong, or did not give, is counted for each. `caf check` then
+    looks at the chunks of such objects as `caf prove` does, and marks damaged chunks; `caf repair`
+    stores them again.
 
-    A line is printed for each object that is not right, and at last the sums. With --json a line is {"key": …} or, the last one,
-    {"objects_checked": …}.
+    A line is printed for each object that is not right, and at last the sums. With --json a line is
+    {"key": …} or, the last one, {"objects_checked": …}.
 
     \b
     Examples:
       caf check demo
       caf check demo packages/ --full --json | jq 'select(.error)'
 
-    Exit status: 0 all that was read is right; 2 SHARE is not a share; 3 a setting is wrong or there is no such source; 6 the
-    database failed; 9 no provider gives some object right, or none has it; 7 else, where some object could not be read; 11 no
-    archived key begins with PREFIX.
+    Exit status: 0 all that was read is right; 2 SHARE is not a share; 3 a setting is wrong or there
+    is no such source; 6 the database failed; 9 no provider gives some object right, or none has it;
+    7 else, where some object could not be read; 11 no archived key begins with PREFIX.
     """
     if full and sample is not None:
         raise UsageError("--sample and --full exclude each other.", hint="Give one of them.")
@@ -103,12 +123,15 @@ def check(  # noqa: PLR0917 - the command line's options
         raise ended
     if sums.unread:
         raise StoreUnreachable(
-            f"{counted(sums.unread, 'object')} of '{source}' could not be read now", hint=sums.hint or "try again later"
+            f"{counted(sums.unread, 'object')} of '{source}' could not be read now",
+            hint=sums.hint or "try again later",
         )
 
 
 def _recorded(settings: Settings, source: str, sums: _Sums) -> bool:
-    """Look at the chunks of wrong objects as the proof watch does; return whether the source has a damaged chunk."""
+    """Look at the chunks of wrong objects as the proof watch does; return whether the source has a
+    damaged chunk.
+    """
     # Loaded only if a copy of an object is wrong.
     from caf_pipeline.cli.opened_ledger import opened_ledger  # noqa: PLC0415
     from caf_pipeline.cli.run_opening import opened_run_context  # noqa: PLC0415
@@ -126,7 +149,10 @@ def _recorded(settings: Settings, source: str, sums: _Sums) -> bool:
                         note(f"{name} could not be looked at: {error}")
                         continue
                     if not report.proven:
-                        note(f"{name} is {report.verdict}: {report.explanation or report.unanswered or report.unverified}")
+                        note(
+                            f"{name} is {report.verdict}: "
+                            f"{report.explanation or report.unanswered or report.unverified}"
+                        )
         return bool(ledger.chunks.list(source, [ChunkState.DAMAGED]))
 
 
@@ -134,7 +160,10 @@ def _parse_share(text: str) -> float:
     match = _SHARE.fullmatch(text.strip())
     share = float(match[1]) / 100 if match else 0.0
     if not 0 < share <= 1:
-        raise UsageError(f"{text!r} is not a share of the objects.", hint="Give a percentage above 0: 0.1%, 5%, 100%.")
+        raise UsageError(
+            f"{text!r} is not a share of the objects.",
+            hint="Give a percentage above 0: 0.1%, 5%, 100%.",
+        )
     return share
 
 
@@ -149,7 +178,9 @@ def _take(sums: _Sums, one: CheckedObject, json: bool) -> None:
     sums.objects += 1
     for provider in one.failed:
         sums.providers[provider] = sums.providers.get(provider, 0) + 1
-    if (one.error is not None and one.error.permanent) or any(error.permanent for error in one.failed.values()):
+    if (one.error is not None and one.error.permanent) or any(
+        error.permanent for error in one.failed.values()
+    ):
         for part in one.location.ranges:
             length = part.end_byte - part.start_byte
             if length:
@@ -170,12 +201,23 @@ def _take(sums: _Sums, one: CheckedObject, json: bool) -> None:
 
 def _print_sums(source: str, sums: _Sums, json: bool) -> None:
     if json:
-        counts = {"objects_checked": sums.objects, "objects_listed": sums.listed, "bytes_right": sums.size_bytes}
-        print_json(counts | {"wrong": sums.wrong, "unread": sums.unread, "providers_passed_over": sums.providers})
+        counts = {
+            "objects_checked": sums.objects,
+            "objects_listed": sums.listed,
+            "bytes_right": sums.size_bytes,
+        }
+        print_json(
+            counts
+            | {"wrong": sums.wrong, "unread": sums.unread, "providers_passed_over": sums.providers}
+        )
         return
     typer.echo(
-        f"{source}: {counted(sums.objects, 'object')} of {sums.listed:,} read, {sums.wrong:,} wrong,"
+        f"{source}: {counted(sums.objects, 'object')} of {sums.listed:,} read, {sums.wrong:,} "
+        "wrong,"
         f" {sums.unread:,} could not be read ({show_size(sums.size_bytes)} right)"
     )
     for provider, objects in sorted(sums.providers.items()):
-        typer.echo(f"another provider had to stand in for {printable(provider)} with {counted(objects, 'object')}")
+        typer.echo(
+            f"another provider had to stand in for {printable(provider)} with "
+            f"{counted(objects, 'object')}"
+        )

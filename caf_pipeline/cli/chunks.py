@@ -9,7 +9,9 @@ from caf_pipeline.cli.run_opening import opened_run_context
 from caf_pipeline.settings import load_settings
 from caf_pipeline.steps import chunk_steps
 
-ChunkArgument = Annotated[str, typer.Argument(metavar="CHUNK", help="A chunk's id, as `caf status` shows it.")]
+ChunkArgument = Annotated[
+    str, typer.Argument(metavar="CHUNK", help="A chunk's id, as `caf status` shows it.")
+]
 
 
 def unpark(chunk: ChunkArgument) -> None:
@@ -17,11 +19,17 @@ def unpark(chunk: ChunkArgument) -> None:
 
     Do so once what stopped it is mended.
 
-    Exit status: 0; 6 the chunk is not parked, or the database failed; 10 a run works on it; 11 there is no such chunk.
+    Exit status: 0; 6 the chunk is not parked, or the database failed; 10 a run works on it; 11
+    there is no such chunk.
     """
     settings = load_settings()
-    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, ledger.chunks.get(chunk).source) as context:
-        typer.echo(f"{chunk} is '{chunk_steps.unpark(context, chunk).state}'; the next run goes on with it")
+    with (
+        opened_ledger(settings) as ledger,
+        opened_run_context(settings, ledger, ledger.chunks.get(chunk).source) as context,
+    ):
+        typer.echo(
+            f"{chunk} is '{chunk_steps.unpark(context, chunk).state}'; the next run goes on with it"
+        )
 
 
 def withdraw(chunk: ChunkArgument) -> None:
@@ -29,10 +37,13 @@ def withdraw(chunk: ChunkArgument) -> None:
 
     The next plan takes its objects again, as far as S3 still has them.
 
-    Exit status: 0; 6 the chunk is posted and not damaged, its post may still be included, or the database failed; 10 a run works
-    on it; 11 there is no such chunk.
+    Exit status: 0; 6 the chunk is posted and not damaged, its post may still be included, or the
+    database failed; 10 a run works on it; 11 there is no such chunk.
     """
     settings = load_settings()
-    with opened_ledger(settings) as ledger, opened_run_context(settings, ledger, ledger.chunks.get(chunk).source) as context:
+    with (
+        opened_ledger(settings) as ledger,
+        opened_run_context(settings, ledger, ledger.chunks.get(chunk).source) as context,
+    ):
         chunk_steps.withdraw(context, chunk)
         typer.echo(f"{chunk} is withdrawn; its objects are planned again by the next plan")

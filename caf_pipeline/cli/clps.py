@@ -25,7 +25,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LogArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="FILE | SOURCE KEY", help="A path, an http(s):// URL or s3://bucket/key; or an archived object by source and key."
+        metavar="FILE | SOURCE KEY",
+        help="A path, an http(s):// URL or s3://bucket/key; or an archived object by source and "
+        "key.",
     ),
 ]
 
@@ -35,24 +37,27 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
 
     Inputs, records, first and last time, sections, sizes.
 
-    Two ranges are read, or one where the metadata lie in the first 64 KiB; one more where they do not tell the number of
-    records. Records are not read: nothing here finds damage in them. `clp-s x` and `clp-s s` of CLP read them.
+    Two ranges are read, or one where the metadata lie in the first 64 KiB; one more where they do
+    not tell the number of records. Records are not read: nothing here finds damage in them. `clp-s
+    x` and `clp-s s` of CLP read them.
 
-    An archived object of up to 8 MiB is read as a whole, and its SHA-256 compared first; of a larger one only the length of
-    a range is certain.
+    An archived object of up to 8 MiB is read as a whole, and its SHA-256 compared first; of a
+    larger one only the length of a range is certain.
 
-    With --json the object has the names of the format: version, uncompressed_size, total_size, metadata_size, compression and
-    file_size; ArchiveInfo, ArchiveFileInfo, TimestampDictionary and RangeIndex, null where the archive has none; sections,
-    inputs and records. Times are milliseconds since 1970 where encoding is 1; where it is 2 their unit is not known.
+    With --json the object has the names of the format: version, uncompressed_size, total_size,
+    metadata_size, compression and file_size; ArchiveInfo, ArchiveFileInfo, TimestampDictionary and
+    RangeIndex, null where the archive has none; sections, inputs and records. Times are
+    milliseconds since 1970 where encoding is 1; where it is 2 their unit is not known.
 
     \b
     Examples:
       caf clps inspect logs.clp
       caf clps inspect demo logs/2026-11.clp --json | jq -r '.RangeIndex[].f._filename'
 
-    Exit statuses: 0 the metadata are whole; 2 wrong arguments; 4 the file is missing, is no clp-s archive, or is damaged; 5 the
-    server refuses or cannot be reached. Of an archived object also: 3 a setting is wrong or there is no such source; 6 the
-    database or 7 the store failed; 9 what is to be had has other bytes, or no provider has it; 11 the object is not archived.
+    Exit statuses: 0 the metadata are whole; 2 wrong arguments; 4 the file is missing, is no clp-s
+    archive, or is damaged; 5 the server refuses or cannot be reached. Of an archived object also: 3
+    a setting is wrong or there is no such source; 6 the database or 7 the store failed; 9 what is
+    to be had has other bytes, or no provider has it; 11 the object is not archived.
     """
     with opened_ranges(file) as ranges:
         first, file_size = ranges.read_prefix(FIRST_READ_BYTES)
@@ -62,7 +67,8 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
             records = _count_records(archive, ranges, file_size)
     if archive.header.total_size > file_size:
         note(
-            f"warning: {ranges.name} has {file_size} bytes, and its header says {archive.header.total_size}: its end is missing,"
+            f"warning: {ranges.name} has {file_size} bytes, and its header says "
+            f"{archive.header.total_size}: its end is missing,"
             " or its header is wrong"
         )
     if json:
@@ -74,8 +80,13 @@ def inspect(file: LogArgument, json: JsonOption = False) -> None:
 def _count_records(archive: ArchiveMetadata, ranges: FileRanges, file_size: int) -> int:
     table = archive.section("/table_metadata")
     if table.size > MAX_METADATA_BYTES:
-        raise ArchiveLimitReached(f"{ranges.name}: the table metadata have {table.size} bytes, more than {MAX_METADATA_BYTES}.")
-    return count_records(ranges.read(table.offset, min(table.offset + table.size, file_size)), name=ranges.name)
+        raise ArchiveLimitReached(
+            f"{ranges.name}: the table metadata have {table.size} bytes, more than "
+            f"{MAX_METADATA_BYTES}."
+        )
+    return count_records(
+        ranges.read(table.offset, min(table.offset + table.size, file_size)), name=ranges.name
+    )
 
 
 def _as_json(archive: ArchiveMetadata, file_size: int, records: int) -> dict[str, object]:
@@ -87,17 +98,33 @@ def _as_json(archive: ArchiveMetadata, file_size: int, records: int) -> dict[str
         "file_size": file_size,
         "metadata_size": header.metadata_size,
         "compression": header.compression,
-        "ArchiveInfo": None if archive.num_segments is None else {"num_segments": archive.num_segments},
-        "ArchiveFileInfo": {"files": [{"n": one.name, "o": one.offset - header.metadata_end} for one in archive.sections]},
+        "ArchiveInfo": None
+        if archive.num_segments is None
+        else {"num_segments": archive.num_segments},
+        "ArchiveFileInfo": {
+            "files": [
+                {"n": one.name, "o": one.offset - header.metadata_end} for one in archive.sections
+            ]
+        },
         "TimestampDictionary": {
             "ranges": [
-                {"key": one.key, "column_ids": one.column_ids, "encoding": one.encoding, "begin": one.begin, "end": one.end}
+                {
+                    "key": one.key,
+                    "column_ids": one.column_ids,
+                    "encoding": one.encoding,
+                    "begin": one.begin,
+                    "end": one.end,
+                }
                 for one in archive.time_ranges
             ],
             "patterns": [{"id": one.id, "pattern": one.pattern} for one in archive.patterns],
         },
-        "RangeIndex": None if inputs is None else [{"s": one.s, "e": one.e, "f": one.fields} for one in inputs],
-        "sections": [{"name": one.name, "offset": one.offset, "size": one.size} for one in archive.sections],
+        "RangeIndex": None
+        if inputs is None
+        else [{"s": one.s, "e": one.e, "f": one.fields} for one in inputs],
+        "sections": [
+            {"name": one.name, "offset": one.offset, "size": one.size} for one in archive.sections
+        ],
         "inputs": None if inputs is None else len(inputs),
         "records": records,
     }
@@ -106,7 +133,10 @@ def _as_json(archive: ArchiveMetadata, file_size: int, records: int) -> dict[str
 def _lines(archive: ArchiveMetadata, records: int) -> Iterator[str]:
     header, inputs = archive.header, archive.inputs
     of_inputs = "" if inputs is None else f" of {counted(len(inputs), 'input')}"
-    yield f"clp-s archive, format {'.'.join(map(str, header.version))}: {counted(records, 'record')}{of_inputs}"
+    yield (
+        f"clp-s archive, format {'.'.join(map(str, header.version))}: "
+        f"{counted(records, 'record')}{of_inputs}"
+    )
     yield f"{show_size(header.uncompressed_size)} of logs in {show_size(header.total_size)}"
     for one in archive.time_ranges:
         yield f"{printable(one.key)}: {_show_range(one)}"

@@ -18,12 +18,14 @@ _NO_SPEND_CAP: Final = "-1"
 
 
 def pause(
-    reason: Annotated[str, typer.Argument(metavar="[REASON]", help="Shown wherever something waits.")] = "paused by an operator",
+    reason: Annotated[
+        str, typer.Argument(metavar="[REASON]", help="Shown wherever something waits.")
+    ] = "paused by an operator",
 ) -> None:
     r"""Hold every run where it is, and launch no more.
 
-    `caf resume` ends it. Nothing fails and nothing is lost: uploads stop between two pieces, and sensors say why they
-    launch nothing.
+    `caf resume` ends it. Nothing fails and nothing is lost: uploads stop between two pieces, and
+    sensors say why they launch nothing.
 
     \b
     Example:
@@ -51,18 +53,29 @@ def resume() -> None:
 def limit(
     bandwidth: Annotated[
         str | None,
-        typer.Option("--bandwidth", metavar="SIZE|none|default", help="Bytes a second of all uploads together: 20MiB."),
+        typer.Option(
+            "--bandwidth",
+            metavar="SIZE|none|default",
+            help="Bytes a second of all uploads together: 20MiB.",
+        ),
     ] = None,
     spend_cap: Annotated[
         str | None,
-        typer.Option("--spend-cap", metavar="UJKL|none|default", help="What all transactions of this ledger may come to."),
+        typer.Option(
+            "--spend-cap",
+            metavar="UJKL|none|default",
+            help="What all transactions of this ledger may come to.",
+        ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the limits as a JSON object.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the limits as a JSON object.")
+    ] = False,
 ) -> None:
     r"""Limit what runs may upload and spend.
 
-    Shows the limits, after changing what is given. They hold for every run, also those under way, until they are changed.
-    `none` lifts a limit; `default` gives it back to the settings jackal.bandwidth and jackal.spend_cap.
+    Shows the limits, after changing what is given. They hold for every run, also those under way,
+    until they are changed. `none` lifts a limit; `default` gives it back to the settings
+    jackal.bandwidth and jackal.spend_cap.
 
     \b
     Examples:
@@ -106,13 +119,21 @@ def _spend_cap(text: str) -> str | None:
 
 
 def _show(settings: Settings, ledger: Ledger, json: bool) -> None:
-    current, throttle = ledger.controls.current(), open_throttle(settings.jackal, ledger.controls.current)
+    current, throttle = (
+        ledger.controls.current(),
+        open_throttle(settings.jackal, ledger.controls.current),
+    )
     rate, cap = throttle.limit() or None, throttle.spend_cap()
     if json:
         print_json({"paused": current.paused or None, "bandwidth": rate, "spend_cap": cap})
         return
-    typer.echo(f"bandwidth  {'no limit' if rate is None else f'{show_size(rate)} a second'}{_whose(current.bandwidth)}")
-    typer.echo(f"spend cap  {'none' if cap is None else show_coins(cap)}{_whose(current.spend_cap)}")
+    typer.echo(
+        "bandwidth  "
+        f"{'no limit' if rate is None else f'{show_size(rate)} a second'}{_whose(current.bandwidth)}"  # noqa: E501
+    )
+    typer.echo(
+        f"spend cap  {'none' if cap is None else show_coins(cap)}{_whose(current.spend_cap)}"
+    )
     if current.paused:
         typer.echo(f"paused: {printable(current.paused)}")
 

@@ -1,4 +1,6 @@
-"""The commands on cotar files: a tar archive with an index by which a file of it is read by its name."""
+"""The commands on cotar files: a tar archive with an index by which a file of it is read by its
+name.
+"""
 
 import os
 from collections import Counter
@@ -14,32 +16,75 @@ from typing_extensions import Buffer
 
 from caf_pipeline.cli.archives import FILE_HELP, AsJson
 from caf_pipeline.cli.files import open_s3, replacing
-from caf_pipeline.cli.terminal import a_path, counted, note, print_json, printable, progress, show_size, write_bytes
+from caf_pipeline.cli.terminal import (
+    a_path,
+    counted,
+    note,
+    print_json,
+    printable,
+    progress,
+    show_size,
+    write_bytes,
+)
 from caf_pipeline.errors import CafError, MalformedArchive, MemberNotFound, UsageError
 from caf_pipeline.formats.cotar import SUFFIX_BYTES, CotarIndex, Slot
 from caf_pipeline.formats.cotar_builder import index_of
-from caf_pipeline.formats.tar import BLOCK_BYTES, TarFiles, TarMember, files_of, pax_size_in, size_in, walk
+from caf_pipeline.formats.tar import (
+    BLOCK_BYTES,
+    TarFiles,
+    TarMember,
+    files_of,
+    pax_size_in,
+    size_in,
+    walk,
+)
 from caf_pipeline.system.atomic_files import WholeFile
-from caf_pipeline.system.ranges import PIECE_BYTES, FileRanges, LocalFile, LocalRange, RemoteFile, open_ranges, write_piece
+from caf_pipeline.system.ranges import (
+    PIECE_BYTES,
+    FileRanges,
+    LocalFile,
+    LocalRange,
+    RemoteFile,
+    open_ranges,
+    write_piece,
+)
 
 _COPIED_BYTES: Final = 16 << 20  # at once, so that the progress moves
 
 Tar = Annotated[str, typer.Argument(metavar="TAR", help=FILE_HELP)]
-Cotar = Annotated[str, typer.Argument(metavar="FILE", help=f"A .tar.co, or a tar whose index --index names. {FILE_HELP}")]
-Index = Annotated[str | None, typer.Option("--index", metavar="INDEX", help="The tar's index, where it is a file of its own.")]
+Cotar = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE", help=f"A .tar.co, or a tar whose index --index names. {FILE_HELP}"
+    ),
+]
+Index = Annotated[
+    str | None,
+    typer.Option(
+        "--index", metavar="INDEX", help="The tar's index, where it is a file of its own."
+    ),
+]
 IgnoreZeros = Annotated[
-    bool, typer.Option("--ignore-zeros", help="Go on behind blocks of zeros, as where tar archives were concatenated.")
+    bool,
+    typer.Option(
+        "--ignore-zeros",
+        help="Go on behind blocks of zeros, as where tar archives were concatenated.",
+    ),
 ]
 
-_READ_STATUSES: Final = """Exit statuses: 0 all went well; 2 wrong arguments; 4 the file is missing or damaged, has no index,
+_READ_STATUSES: Final = """Exit statuses: 0 all went well; 2 wrong arguments; 4 the file is missing
+or damaged, has no index,
 or has no such file in it; 5 the server refuses or cannot be reached."""
 
 
-# --- reading -------------------------------------------------------------------------------------------------------
+# --- reading
+# ------------------------------------------------------------------------------------------
 
 
 def tar_files(source: FileRanges, size_bytes: int, *, ignore_zeros: bool = False) -> TarFiles:
-    """Return the files of the tar in the first `size_bytes` of a file; a remote one is read by one request."""
+    """Return the files of the tar in the first `size_bytes` of a file; a remote one is read by one
+    request.
+    """
     read = source.read if isinstance(source, LocalFile) else _Forward(source, size_bytes).read
     with progress("reading headers", size_bytes) as advance:
         done = 0
@@ -106,7 +151,9 @@ class OpenedCotar:
     index: CotarIndex
 
     def tar_bytes(self) -> int:
-        """Return the size of the tar; a request where it is elsewhere and its index a file of its own."""
+        """Return the size of the tar; a request where it is elsewhere and its index a file of its
+        own.
+        """
         if isinstance(self.source, _Suffix):
             return self.source.size_bytes - self.index.size_bytes
         return self.source.read_suffix(1)[1]
@@ -120,22 +167,29 @@ class OpenedCotar:
         slot = self.index.find(name)
         if slot is None:
             raise MemberNotFound(
-                f"The index of {self.source.name} has no {os.fsdecode(name)!r}.", hint="`caf cotar list` shows the names."
+                f"The index of {self.source.name} has no {os.fsdecode(name)!r}.",
+                hint="`caf cotar list` shows the names.",
             )
         end_byte = slot.start_byte + slot.size_bytes
         # A server says with the bytes how many there are.
-        if slot.start_byte >= BLOCK_BYTES and (isinstance(self.source, RemoteFile) or end_byte <= self.tar_bytes()):
+        if slot.start_byte >= BLOCK_BYTES and (
+            isinstance(self.source, RemoteFile) or end_byte <= self.tar_bytes()
+        ):
             pieces = self.source.stream(slot.start_byte - BLOCK_BYTES, end_byte, PIECE_BYTES)
             first = b""
             while len(first) < BLOCK_BYTES:
                 first += next(pieces)
             with suppress(MalformedArchive):
-                if size_in(first[:BLOCK_BYTES], slot.start_byte - BLOCK_BYTES) == slot.size_bytes or self._pax_says(slot):
+                if size_in(
+                    first[:BLOCK_BYTES], slot.start_byte - BLOCK_BYTES
+                ) == slot.size_bytes or self._pax_says(slot):
                     return chain([first[BLOCK_BYTES:]], pieces)
         raise MalformedArchive(
-            f"The index of {self.source.name} leads to bytes {slot.start_byte} to {end_byte} for {os.fsdecode(name)!r}, "
+            f"The index of {self.source.name} leads to bytes {slot.start_byte} to {end_byte} for "
+            f"{os.fsdecode(name)!r}, "
             f"and the tar has no file of {slot.size_bytes} bytes there.",
-            hint="One of them is damaged, or they do not belong together: `caf cotar verify` lists all such files.",
+            hint="One of them is damaged, or they do not belong together: `caf cotar verify` lists "
+            "all such files.",
         )
 
     def _pax_says(self, slot: Slot) -> bool:
@@ -162,14 +216,16 @@ def opened_cotar(source: FileRanges, index: str | None = None) -> Iterator[Opene
         yield OpenedCotar(source, found)
 
 
-# --- index ---------------------------------------------------------------------------------------------------------
+# --- index
+# ------------------------------------------------------------------------------------------
 
 _INDEX_EPILOG: Final = """\b
 Examples:
   caf cotar index tiles.tar
   caf cotar index tiles.tar --embed -o tiles.tar.co
 
-Exit statuses: 0 all went well; 2 wrong arguments; 4 the tar is missing or damaged, or has a file that the format cannot
+Exit statuses: 0 all went well; 2 wrong arguments; 4 the tar is missing or damaged, or has a file
+that the format cannot
 hold; 5 the server refuses or cannot be reached; 8 the index cannot be written."""
 
 
@@ -186,15 +242,18 @@ def index(
             help="TAR.index, or with --embed TAR.co, by default; an older one is replaced.",
         ),
     ] = None,
-    embed: Annotated[bool, typer.Option("--embed", help="Write the tar and the index behind it into one file.")] = False,
+    embed: Annotated[
+        bool, typer.Option("--embed", help="Write the tar and the index behind it into one file.")
+    ] = False,
     ignore_zeros: IgnoreZeros = False,
     as_json: AsJson = False,
 ) -> None:
     """Make the cotar index of a tar archive.
 
-    Each regular file and hard link is found by its name, as the tar has it; of files of one name the last. PAX, GNU and ustar
-    archives are read, uncompressed. What is not a file (folders, links of the symbolic kind, devices) is left out and listed.
-    A file of 4 GiB and more is an error. Nothing is written of a tar that is cut off or damaged.
+    Each regular file and hard link is found by its name, as the tar has it; of files of one name
+    the last. PAX, GNU and ustar archives are read, uncompressed. What is not a file (folders, links
+    of the symbolic kind, devices) is left out and listed. A file of 4 GiB and more is an error.
+    Nothing is written of a tar that is cut off or damaged.
     """
     if out is None and "://" in tar:
         raise UsageError("The index of a tar behind a URL needs a name.", hint="Give it with -o.")
@@ -210,9 +269,19 @@ def index(
                 whole.file.write(table)
     tell_left_out(found)
     if as_json:
-        print_json({"path": str(path), "files": len(found.files), "index_bytes": len(table), "left_out": found.left_out})
+        print_json(
+            {
+                "path": str(path),
+                "files": len(found.files),
+                "index_bytes": len(table),
+                "left_out": found.left_out,
+            }
+        )
     else:
-        print(f"{printable(str(path))}: {counted(len(found.files), 'file')}, an index of {show_size(len(table))}")
+        print(
+            f"{printable(str(path))}: {counted(len(found.files), 'file')}, an index of "
+            f"{show_size(len(table))}"
+        )
 
 
 def pieces_of(source: FileRanges, start_byte: int, end_byte: int) -> Iterator[Buffer | LocalRange]:
@@ -235,10 +304,14 @@ def copy_tar(source: FileRanges, tar_bytes: int, out: Path, index: bytes) -> Non
 def tell_left_out(found: TarFiles) -> None:
     """Tell on stderr what of a tar is not a file."""
     if found.left_out:
-        note(f"left out, since they are not files: {', '.join(counted(count, kind) for kind, count in found.left_out.items())}")
+        note(
+            "left out, since they are not files: "
+            f"{', '.join(counted(count, kind) for kind, count in found.left_out.items())}"
+        )
 
 
-# --- list, cat, verify ---------------------------------------------------------------------------------------------
+# --- list, cat, verify
+# ------------------------------------------------------------------------------------------
 
 _LIST_EPILOG: Final = f"""\b
 Examples:
@@ -248,12 +321,15 @@ Examples:
 {_READ_STATUSES}"""
 
 
-def list_files(*, file: Cotar, index: Index = None, ignore_zeros: IgnoreZeros = False, as_json: AsJson = False) -> None:
+def list_files(
+    *, file: Cotar, index: Index = None, ignore_zeros: IgnoreZeros = False, as_json: AsJson = False
+) -> None:
     """List the files that an index finds in its tar.
 
-    A line is a file's size in bytes and its name. With --json a line has `key`, `start_byte` and `end_byte` (exclusive). The
-    index has no names, so the tar is read from its beginning to its end: its headers, or all of it where it is not on this
-    machine. Files that the index does not have are counted on stderr.
+    A line is a file's size in bytes and its name. With --json a line has `key`, `start_byte` and
+    `end_byte` (exclusive). The index has no names, so the tar is read from its beginning to its
+    end: its headers, or all of it where it is not on this machine. Files that the index does not
+    have are counted on stderr.
     """
     with open_ranges(file, open_s3) as source, opened_cotar(source, index) as opened:
         found = tar_files(source, opened.tar_bytes(), ignore_zeros=ignore_zeros)
@@ -265,11 +341,20 @@ def list_files(*, file: Cotar, index: Index = None, ignore_zeros: IgnoreZeros = 
                 continue
             if as_json:
                 end_byte = each.start_byte + each.size_bytes
-                print_json({"key": os.fsdecode(each.name), "start_byte": each.start_byte, "end_byte": end_byte})
+                print_json(
+                    {
+                        "key": os.fsdecode(each.name),
+                        "start_byte": each.start_byte,
+                        "end_byte": end_byte,
+                    }
+                )
             else:
                 print(f"{each.size_bytes:>14} {printable(os.fsdecode(each.name))}")
     if missing:
-        note(f"the index does not have {counted(missing, 'file')} of the tar; `caf cotar verify` names them")
+        note(
+            f"the index does not have {counted(missing, 'file')} of the tar; `caf cotar verify` "
+            "names them"
+        )
 
 
 _CAT_EPILOG: Final = f"""\b
@@ -277,16 +362,19 @@ Examples:
   caf cotar cat tiles.tar.co 12/4038/2564.pbf > tile.pbf
   caf cotar cat https://example.org/tiles.tar --index https://example.org/tiles.tar.index 0/0/0.pbf > tile.pbf
 
-{_READ_STATUSES}"""
+{_READ_STATUSES}"""  # noqa: E501
 
 
 def cat(
-    *, file: Cotar, name: Annotated[str, typer.Argument(metavar="NAME", help="The file's name.")], index: Index = None
+    *,
+    file: Cotar,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The file's name.")],
+    index: Index = None,
 ) -> None:
     """Write one file's bytes to stdout.
 
-    By one to three reads: the end of the index, the place of the name in it where the index is long, and the file with the
-    tar's own header before it, which is compared.
+    By one to three reads: the end of the index, the place of the name in it where the index is
+    long, and the file with the tar's own header before it, which is compared.
     """
     with open_ranges(file, open_s3) as source, opened_cotar(source, index) as opened:
         write_bytes(opened.pieces(os.fsencode(name)))
@@ -297,17 +385,22 @@ Examples:
   caf cotar verify tiles.tar.co
   caf cotar verify tiles.tar --index tiles.tar.index
 
-Exit statuses: 0 the index has all files of the tar, each at its place, and nothing else; 1 it has not, or the tar or the index
-is damaged; 2 wrong arguments; 4 there is no such file; 5 the server refuses or cannot be reached."""
+Exit statuses: 0 the index has all files of the tar, each at its place, and nothing else; 1 it has
+not, or the tar or the index
+is damaged; 2 wrong arguments; 4 there is no such file; 5 the server refuses or cannot be
+reached."""
 
 _NAMED: Final = 20  # of the files that an index does not have right
 
 
-def verify(*, file: Cotar, index: Index = None, ignore_zeros: IgnoreZeros = False, as_json: AsJson = False) -> None:
+def verify(
+    *, file: Cotar, index: Index = None, ignore_zeros: IgnoreZeros = False, as_json: AsJson = False
+) -> None:
     """Compare an index with its tar.
 
-    Each file of the tar must be in the index with its place and size, and nothing else may be. The tar is read from its beginning
-    to its end, as `caf cotar list` reads it. It has no checksums of its files' bytes: these are not verified.
+    Each file of the tar must be in the index with its place and size, and nothing else may be. The
+    tar is read from its beginning to its end, as `caf cotar list` reads it. It has no checksums of
+    its files' bytes: these are not verified.
     """
     with open_ranges(file, open_s3) as source:
         try:
@@ -348,12 +441,17 @@ def _verified(source: FileRanges, index: str | None, *, ignore_zeros: bool) -> d
                     f"the index says {slot.size_bytes} from {slot.start_byte} on"
                 )
         left = Counter(Slot(each.start_byte, each.size_bytes) for each in found.files)
-        for slot in opened.index.slots():  # of which a forged index may have many more than there are files
+        for slot in (
+            opened.index.slots()
+        ):  # of which a forged index may have many more than there are files
             slots += 1
             if left[slot]:
                 left[slot] -= 1
             else:
-                tell(f"the slot of bytes {slot.start_byte} to {slot.start_byte + slot.size_bytes} is of no file")
+                tell(
+                    f"the slot of bytes {slot.start_byte} to {slot.start_byte + slot.size_bytes} "
+                    "is of no file"
+                )
         if not opened.index.has_both_headers():
             tell("the index does not have its header before its slots and behind them")
         if problems > _NAMED:

@@ -1,4 +1,6 @@
-"""Archives from local files: which files and keys, cut into as many archives as it takes, written all or none."""
+"""Archives from local files: which files and keys, cut into as many archives as it takes, written
+all or none.
+"""
 
 import contextlib
 import hashlib
@@ -21,7 +23,13 @@ from caf_pipeline.caf.archive import DEFAULT_LIMITS, PIECE_BYTES, CafWriter, Lim
 from caf_pipeline.caf.index import EMPTY_INDEX_SIZE_BYTES, FOOTER_SIZE_BYTES, index_entry_size_bytes
 from caf_pipeline.caf.merkle import FileRoots
 from caf_pipeline.cli.terminal import note
-from caf_pipeline.errors import ArchiveLimitReached, CafError, MemberRefused, StagingError, UsageError
+from caf_pipeline.errors import (
+    ArchiveLimitReached,
+    CafError,
+    MemberRefused,
+    StagingError,
+    UsageError,
+)
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.hashes import RunningHash
 from caf_pipeline.system.small_files import list_folder, read_files
@@ -33,7 +41,9 @@ READERS: Final = 2
 
 
 class InputFile(msgspec.Struct, frozen=True, gc=False):
-    """A file as it was found: it must still be so when it is read. Its size is -1 until it was looked at.
+    """A file as it was found: it must still be so when it is read.
+
+    Its size is -1 until it was looked at.
 
     A Struct that Python's garbage collector passes over, since there may be a million of them.
     """
@@ -44,11 +54,16 @@ class InputFile(msgspec.Struct, frozen=True, gc=False):
     modified_ns: int
 
 
-# --- which files ---------------------------------------------------------------------------------------------------
+# --- which files
+# ------------------------------------------------------------------------------------------
 
 
-def find_files(paths: Iterable[Path], folder: Path, out: Path, sums: Path | None = None) -> list[InputFile]:
-    """Return the files at and below `paths`, each argument's in byte order of their keys. Nothing is opened.
+def find_files(
+    paths: Iterable[Path], folder: Path, out: Path, sums: Path | None = None
+) -> list[InputFile]:
+    """Return the files at and below `paths`, each argument's in byte order of their keys.
+
+    Nothing is opened.
 
     Args:
         paths: files and folders; a relative one is looked up in `folder`.
@@ -56,12 +71,15 @@ def find_files(paths: Iterable[Path], folder: Path, out: Path, sums: Path | None
         out: the archive to be written, which is left out with its numbered siblings, and told.
         sums: the file of the members' sums, which is left out likewise.
 
-    Raises:
-        UsageError: a path outside `folder`. MemberRefused: a name that is not UTF-8, or two paths of one key.
-        CafError: a path that is missing, unreadable, or neither file nor folder.
+    Raises: UsageError: a path outside `folder`. MemberRefused: a name that is not UTF-8, or two
+        paths of one key. CafError: a path that is missing, unreadable, or neither file nor folder.
     """
     own = _own_files(out, sums)
-    files = [file for path in paths for file in _walk(os.path.join(folder, path), _key_below(folder, path), own)]
+    files = [
+        file
+        for path in paths
+        for file in _walk(os.path.join(folder, path), _key_below(folder, path), own)
+    ]
     if len({file.key for file in files}) < len(files):
         raise _key_twice(files)
     return files
@@ -69,9 +87,12 @@ def find_files(paths: Iterable[Path], folder: Path, out: Path, sums: Path | None
 
 def _key_twice(files: Iterable[InputFile]) -> MemberRefused:
     found: dict[str, InputFile] = {}
-    earlier, file = next((found[file.key], file) for file in files if found.setdefault(file.key, file) is not file)
+    earlier, file = next(
+        (found[file.key], file) for file in files if found.setdefault(file.key, file) is not file
+    )
     return MemberRefused(
-        f"{earlier.path!r} and {file.path!r} would both have the key {file.key!r}.", hint="Name each file or folder once."
+        f"{earlier.path!r} and {file.path!r} would both have the key {file.key!r}.",
+        hint="Name each file or folder once.",
     )
 
 
@@ -83,11 +104,16 @@ def _key_below(folder: Path, path: Path) -> str:
         # `..` is where the file system says; and /tmp may be the same folder as /private/tmp.
         base = os.path.realpath(base)
         parent, name = os.path.split(absolute)
-        absolute = os.path.realpath(absolute) if name == ".." else os.path.join(os.path.realpath(parent), name)
+        absolute = (
+            os.path.realpath(absolute)
+            if name == ".."
+            else os.path.join(os.path.realpath(parent), name)
+        )
     absolute = os.path.normpath(absolute)
     if not _is_below(absolute, base):
         raise UsageError(
-            f"{str(path)!r} is not below {str(folder)!r}.", hint="Keys are relative to DIR: name a folder above it with -C."
+            f"{str(path)!r} is not below {str(folder)!r}.",
+            hint="Keys are relative to DIR: name a folder above it with -C.",
         )
     return "" if absolute == base else os.path.relpath(absolute, base)
 
@@ -97,11 +123,17 @@ def _is_below(path: str, base: str) -> bool:
 
 
 def _own_files(out: Path, sums: Path | None) -> Mapping[tuple[int, int], str]:
-    """Return the files that already have one of the names that may be written, by device and inode."""
+    """Return the files that already have one of the names that may be written, by device and
+    inode.
+    """
     numbered = re.compile(re.escape(_stem(out)) + r"-[0-9]{5,}\.caf")
     paths = [sums] if sums else []
     with contextlib.suppress(FileNotFoundError), os.scandir(out.parent) as entries:
-        paths += [out.parent / entry.name for entry in entries if entry.name == out.name or numbered.fullmatch(entry.name)]
+        paths += [
+            out.parent / entry.name
+            for entry in entries
+            if entry.name == out.name or numbered.fullmatch(entry.name)
+        ]
     own: dict[tuple[int, int], str] = {}
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
@@ -111,9 +143,14 @@ def _own_files(out: Path, sums: Path | None) -> Mapping[tuple[int, int], str]:
 
 
 def _walk(root: str, root_key: str, own: Mapping[tuple[int, int], str]) -> Iterator[InputFile]:
-    """Yield the files at and below `root`. Links are followed, but not to a folder that is being walked already."""
+    """Yield the files at and below `root`.
+
+    Links are followed, but not to a folder that is being walked already.
+    """
     own_names = {os.path.basename(path) for path in own.values()}
-    waiting: list[tuple[Iterator[InputFile], tuple[tuple[int, int], ...]]] = [(iter([InputFile(root, root_key, -1, 0)]), ())]
+    waiting: list[tuple[Iterator[InputFile], tuple[tuple[int, int], ...]]] = [
+        (iter([InputFile(root, root_key, -1, 0)]), ())
+    ]
     while waiting:
         entries, above = waiting[-1]
         for file in entries:
@@ -133,8 +170,13 @@ def _walk(root: str, root_key: str, own: Mapping[tuple[int, int], str]) -> Itera
             except OSError as error:
                 raise _unreadable(path, error) from error
             if not stat.S_ISREG(status.st_mode):
-                raise CafError(f"{path!r} is neither a file nor a folder.", hint="Only the bytes of files can be archived.")
-            if (is_own := own.get((status.st_dev, status.st_ino))) and is_own == os.path.realpath(path):
+                raise CafError(
+                    f"{path!r} is neither a file nor a folder.",
+                    hint="Only the bytes of files can be archived.",
+                )
+            if (is_own := own.get((status.st_dev, status.st_ino))) and is_own == os.path.realpath(
+                path
+            ):
                 note(f"left out: {path!r} is to be written")
                 continue
             _check_name(path, file.key)
@@ -144,10 +186,14 @@ def _walk(root: str, root_key: str, own: Mapping[tuple[int, int], str]) -> Itera
 
 
 def _in_folder(path: str, key: str, own_names: Set[str]) -> Iterator[InputFile]:
-    """Yield all in a folder, in the order of keys, as far as a look at the folder tells; raise OSError at once."""
+    """Yield all in a folder, in the order of keys, as far as a look at the folder tells; raise
+    OSError at once.
+    """
     before = f"{key}/" if key else ""
     return (
-        InputFile(f"{path}/{name}", before + name, -1 if name in own_names else size_bytes, modified_ns)
+        InputFile(
+            f"{path}/{name}", before + name, -1 if name in own_names else size_bytes, modified_ns
+        )
         for name, size_bytes, modified_ns in list_folder(path)
     )
 
@@ -157,18 +203,22 @@ def _check_name(path: str, key: str) -> None:
         key.encode()
     except UnicodeEncodeError as error:
         raise MemberRefused(
-            f"The name {path!r} is not valid UTF-8.", hint="Rename it: a CAF index holds UTF-8 names only."
+            f"The name {path!r} is not valid UTF-8.",
+            hint="Rename it: a CAF index holds UTF-8 names only.",
         ) from error
 
 
 def _unreadable(path: str, error: OSError) -> CafError:
     """Return the system's refusal as a sentence about the path."""
     if os.path.islink(path) and not os.path.exists(path):
-        return CafError(f"The link {path!r} is broken: its target does not exist.", hint="Repair or remove it.")
+        return CafError(
+            f"The link {path!r} is broken: its target does not exist.", hint="Repair or remove it."
+        )
     return CafError(f"{path!r} cannot be read: {error.strerror}.")
 
 
-# --- which archives ------------------------------------------------------------------------------------------------
+# --- which archives
+# ------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -180,7 +230,10 @@ class _Volume:
     index_bytes: int = EMPTY_INDEX_SIZE_BYTES
 
     def reason_against(self, file: InputFile, target_bytes: int, limits: Limits) -> str:
-        """Say why the file does not fit beside the others, or "" where it does. The target is no reason against the first."""
+        """Say why the file does not fit beside the others, or "" where it does.
+
+        The target is no reason against the first.
+        """
         body_bytes, index_bytes = self._with(file)
         size_bytes = body_bytes + index_bytes + FOOTER_SIZE_BYTES
         if self.files and size_bytes > target_bytes:
@@ -194,18 +247,25 @@ class _Volume:
 
     def _with(self, file: InputFile) -> tuple[int, int]:
         body_bytes = self.body_bytes + file.size_bytes
-        entry_bytes = index_entry_size_bytes(file.key, self.body_bytes, body_bytes) + bool(self.files)
+        entry_bytes = index_entry_size_bytes(file.key, self.body_bytes, body_bytes) + bool(
+            self.files
+        )
         return body_bytes, self.index_bytes + entry_bytes
 
 
 def _fit_surely(files: Sequence[InputFile], target_bytes: int, limits: Limits) -> bool:
-    """Tell by sums alone whether the files fit into one archive; where it is a close thing, they do not surely."""
-    # An escape is the most that a character takes, six bytes; an end byte has no more digits than the greatest archive's size.
+    """Tell by sums alone whether the files fit into one archive; where it is a close thing, they do
+    not surely.
+    """
+    # An escape is the most that a character takes, six bytes; an end byte has no more digits than
+    # the greatest archive's size.
     key_bytes = 6 * sum(len(file.key) for file in files)
     entry_bytes = index_entry_size_bytes("", limits.max_bytes, limits.max_bytes) + 1
     index_bytes = EMPTY_INDEX_SIZE_BYTES + key_bytes + len(files) * entry_bytes
     size_bytes = sum(file.size_bytes for file in files) + index_bytes + FOOTER_SIZE_BYTES
-    return size_bytes <= target_bytes and not limits.reason_against(len(files), index_bytes, size_bytes)
+    return size_bytes <= target_bytes and not limits.reason_against(
+        len(files), index_bytes, size_bytes
+    )
 
 
 def cut_into_archives(
@@ -227,7 +287,9 @@ def cut_into_archives(
             volumes.append(_Volume())
             reason = volumes[-1].reason_against(file, target_bytes, limits)
         if reason:
-            raise ArchiveLimitReached(f"{file.path!r} of {file.size_bytes} bytes fits no archive: {reason}.")
+            raise ArchiveLimitReached(
+                f"{file.path!r} of {file.size_bytes} bytes fits no archive: {reason}."
+            )
         volumes[-1].add(file)
     return [volume.files for volume in volumes]
 
@@ -244,7 +306,8 @@ def archive_paths(out: Path, count: int) -> list[Path]:
     beyond = out.with_name(f"{_stem(out)}-{count + 1:05}.caf")
     if os.path.lexists(beyond):
         raise UsageError(
-            f"{str(beyond)!r} belongs to an earlier, longer series of archives; only {count} would be written now.",
+            f"{str(beyond)!r} belongs to an earlier, longer series of archives; only {count} would "
+            "be written now.",
             hint="Remove the old series, or choose another name.",
         )
     return paths
@@ -254,7 +317,8 @@ def _stem(out: Path) -> str:
     return out.name.removesuffix(".caf")
 
 
-# --- writing -------------------------------------------------------------------------------------------------------
+# --- writing
+# ------------------------------------------------------------------------------------------
 
 
 class Written(NamedTuple):
@@ -273,21 +337,20 @@ def write_archives(
 ) -> list[Written]:
     """Write all archives under temporary names, then give all their names.
 
-    Args:
-        volumes: the files of each archive.
-        paths: of the archives.
-        advance: is told bytes of bodies.
-        sums: gets SHA-256 of each member, as `sha256sum --check` reads it, where the members are extracted.
-        proof_type: of the roots; None where none is wanted.
+    Args: volumes: the files of each archive. paths: of the archives. advance: is told bytes of
+        bodies. sums: gets SHA-256 of each member, as `sha256sum --check` reads it, where the
+        members are extracted. proof_type: of the roots; None where none is wanted.
 
-    Raises:
-        CafError: a file cannot be read, or changed since it was found. StagingError: an archive cannot be written.
+    Raises: CafError: a file cannot be read, or changed since it was found. StagingError: an archive
+        cannot be written.
     """
     written: list[Written] = []
     path = sums
     try:
         with contextlib.ExitStack() as stack:
-            lines = stack.enter_context(WholeFile(sums)) if sums else None  # which gets its name when the context ends
+            lines = (
+                stack.enter_context(WholeFile(sums)) if sums else None
+            )  # which gets its name when the context ends
             for path, files in zip(paths, volumes, strict=True):
                 writer = stack.enter_context(CafWriter(path))
                 written.append(_write_archive(writer, files, advance, lines, proof_type))
@@ -300,11 +363,19 @@ def write_archives(
 
 
 def _write_archive(
-    archive: CafWriter, files: Sequence[InputFile], advance: Callable[[int], None], sums: WholeFile | None, proof_type: int | None
+    archive: CafWriter,
+    files: Sequence[InputFile],
+    advance: Callable[[int], None],
+    sums: WholeFile | None,
+    proof_type: int | None,
 ) -> Written:
     """Write one archive, which is sealed then, and a line of the sums for each member."""
     with contextlib.ExitStack() as stack:
-        roots = stack.enter_context(FileRoots(archive.temporary, proof_type)) if proof_type is not None else None
+        roots = (
+            stack.enter_context(FileRoots(archive.temporary, proof_type))
+            if proof_type is not None
+            else None
+        )
 
         def added(size_bytes: int) -> None:
             advance(size_bytes)
@@ -322,10 +393,16 @@ def _add_files(
     writer: CafWriter, files: Sequence[InputFile], advance: Callable[[int], None], *, hashed: bool
 ) -> Iterator[tuple[Sequence[str], Sequence[bytes]]]:
     """Add files to an archive; yield keys as they come, with the SHA-256 of each where `hashed`."""
-    with ThreadPoolExecutor(READERS, "reader") as readers, ThreadPoolExecutor(1, "hasher") as hasher:
+    with (
+        ThreadPoolExecutor(READERS, "reader") as readers,
+        ThreadPoolExecutor(1, "hasher") as hasher,
+    ):
         for group, bodies, (count, digests) in _read_ahead(files, readers, hashed=hashed):
             if count:
-                keys, sizes = [file.key for file in group[:count]], [file.size_bytes for file in group[:count]]
+                keys, sizes = (
+                    [file.key for file in group[:count]],
+                    [file.size_bytes for file in group[:count]],
+                )
                 size_bytes = sum(sizes)
                 writer.add_neighbours(keys, sizes, bodies[:size_bytes])
                 yield keys, digests
@@ -339,19 +416,28 @@ def _add_files(
 def _read_ahead(
     files: Sequence[InputFile], readers: Executor, *, hashed: bool
 ) -> Iterator[tuple[Sequence[InputFile], memoryview, tuple[int, list[bytes]]]]:
-    """Yield small files in groups, with their bodies and what `read_files` says of them; each large one alone, and not read.
+    """Yield small files in groups, with their bodies and what `read_files` says of them; each large
+    one alone, and not read.
 
     The bodies may be used until the next group is asked for.
     """
     reading: deque[tuple[Sequence[InputFile], bytearray, Future[tuple[int, list[bytes]]]]] = deque()
-    unused = [bytearray(PIECE_BYTES + 1) for _ in range(2 * READERS)]  # one at work and one waiting each
+    unused = [
+        bytearray(PIECE_BYTES + 1) for _ in range(2 * READERS)
+    ]  # one at work and one waiting each
     groups = _groups(files)
     while True:
         for group in islice(groups, len(unused)):
             paths, sizes = [file.path for file in group], [file.size_bytes for file in group]
             modified_ns = [file.modified_ns for file in group]
             buffer = unused.pop()
-            reading.append((group, buffer, readers.submit(read_files, buffer, paths, sizes, modified_ns, hashed)))
+            reading.append(
+                (
+                    group,
+                    buffer,
+                    readers.submit(read_files, buffer, paths, sizes, modified_ns, hashed),
+                )
+            )
         if not reading:
             return
         group, buffer, read = reading.popleft()
@@ -369,8 +455,12 @@ def _groups(files: Sequence[InputFile]) -> Iterator[Sequence[InputFile]]:
         first, end_byte = last, ends[last - 1]
 
 
-def _stream(file: InputFile, advance: Callable[[int], None], sha256: RunningHash | None, hasher: Executor) -> Iterator[bytes]:
-    """Yield a file's bytes, which are hashed by a thread meanwhile; raise CafError where it is not what was found."""
+def _stream(
+    file: InputFile, advance: Callable[[int], None], sha256: RunningHash | None, hasher: Executor
+) -> Iterator[bytes]:
+    """Yield a file's bytes, which are hashed by a thread meanwhile; raise CafError where it is not
+    what was found.
+    """
     hashing: deque[Future[None]] = deque()
     for piece in _read(file):
         if sha256:
@@ -394,13 +484,18 @@ def _read(file: InputFile) -> Iterator[bytes]:
                 if done > file.size_bytes:
                     break
                 yield piece
-            unchanged = done == file.size_bytes and os.fstat(descriptor).st_mtime_ns == file.modified_ns
+            unchanged = (
+                done == file.size_bytes and os.fstat(descriptor).st_mtime_ns == file.modified_ns
+            )
         finally:
             os.close(descriptor)
     except OSError as error:
         raise _unreadable(file.path, error) from error
     if not unchanged:
-        raise CafError(f"{file.path!r} changed while the archive was made.", hint="Run it again when nothing writes there.")
+        raise CafError(
+            f"{file.path!r} changed while the archive was made.",
+            hint="Run it again when nothing writes there.",
+        )
 
 
 # Of coreutils' sha256sum: a line with escapes begins with a backslash.
@@ -411,7 +506,9 @@ def _sum_lines(keys: Sequence[str], digests: Sequence[bytes]) -> bytes:
     """Return a line for each member, as `sha256sum --check` reads it."""
     together = "".join(keys)
     if together.translate(_SUM_ESCAPES) == together:
-        return "".join([f"{digest.hex()}  {key}\n" for key, digest in zip(keys, digests, strict=True)]).encode()
+        return "".join(
+            [f"{digest.hex()}  {key}\n" for key, digest in zip(keys, digests, strict=True)]
+        ).encode()
     return b"".join(map(_sum_line, keys, digests))
 
 

@@ -26,24 +26,33 @@ RUN: Final = "caf doctor"
 """The holder of the doctor's leases, which another run shows in 'held by run …'."""
 
 _OWN_STATUS: Final = (3, 6, 7, 8)
-"""Exit statuses of errors that the command ends with; any other error is a thing that could not be mended, which is 1."""
+"""Exit statuses of errors that the command ends with; any other error is a thing that could not be
+mended, which is 1.
+"""
 
 
 def doctor(
-    source: Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what is found and would be done.")] = False,
+    source: Annotated[
+        str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what is found and would be done.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     r"""Find what crashes left, and mend it.
 
-    Leases of dead runs, files and reservations in staging that no chunk needs, transactions that were signed and not settled,
-    chunks on Jackal that the ledger does not know, rows without a chunk, located chunks that the chain no longer lists, what
-    killed inventories and plans left, chunks that no run goes on with, partitions in Dagster that no plan made. Run it at any
-    moment, even beside runs: it changes nothing that a live run holds. It pays nothing again, deletes nothing on Jackal, and does
-    not ask S3. It leaves out files that other wallets posted under this archive's note: `caf rebuild --dry-run` lists them.
+    Leases of dead runs, files and reservations in staging that no chunk needs, transactions that
+    were signed and not settled, chunks on Jackal that the ledger does not know, rows without a
+    chunk, located chunks that the chain no longer lists, what killed inventories and plans left,
+    chunks that no run goes on with, partitions in Dagster that no plan made. Run it at any moment,
+    even beside runs: it changes nothing that a live run holds. It pays nothing again, deletes
+    nothing on Jackal, and does not ask S3. It leaves out files that other wallets posted under this
+    archive's note: `caf rebuild --dry-run` lists them.
 
-    A line is a finding: what it is about, its name, what was found, what was done. Its "turn" in JSON is "mended"; "doctor"
-    where it was not mended, or only looked at; "run" for the next `caf run`; "operator"; or "nobody".
+    A line is a finding: what it is about, its name, what was found, what was done. Its "turn" in
+    JSON is "mended"; "doctor" where it was not mended, or only looked at; "run" for the next `caf
+    run`; "operator"; or "nobody".
 
     \b
     Examples:
@@ -51,9 +60,10 @@ def doctor(
       caf doctor demo
       caf doctor --json | jq 'select(.turn == "operator")'
 
-    Exit status: 0 nothing was found, or all of it is mended or left to the next run, also with --dry-run; 1 something needs an
-    operator, could not be mended or, with --dry-run, would be mended; 3 a setting or the wallet is wrong, or there is no such
-    source; 6 the database or 7 the store failed: what needs it was not looked at; 8 a folder cannot be read or changed; 130
+    Exit status: 0 nothing was found, or all of it is mended or left to the next run, also with
+    --dry-run; 1 something needs an operator, could not be mended or, with --dry-run, would be
+    mended; 3 a setting or the wallet is wrong, or there is no such source; 6 the database or 7 the
+    store failed: what needs it was not looked at; 8 a folder cannot be read or changed; 130
     interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP or a closed terminal.
     """
     settings = load_settings()
@@ -79,12 +89,16 @@ class _Examination:
         self._counts: Counter[Actor] = Counter()
         self._errors: list[CafError] = []
 
-    def examine_source(self, settings: Settings, ledger: Ledger, store: ChunkStore, source: str) -> None:
+    def examine_source(
+        self, settings: Settings, ledger: Ledger, store: ChunkStore, source: str
+    ) -> None:
         """Look at one source, and mend what can be mended as it is found."""
         context = _run_context(settings, ledger, store, source)
         settler = _settler(context)
         for finding in examine(
-            context, alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started), settler=settler
+            context,
+            alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started),
+            settler=settler,
         ):
             if (finding.kind, finding.name) not in self._told:
                 self._told.add((finding.kind, finding.name))
@@ -103,8 +117,8 @@ class _Examination:
     def close(self) -> None:
         """Say how many things were found, and end as they demand.
 
-        Raises:
-            CafError: what could not be looked at or mended, or that something waits for an operator.
+        Raises: CafError: what could not be looked at or mended, or that something waits for an
+            operator.
         """
         counts = self._counts
         if not self._json:
@@ -157,7 +171,10 @@ class _Examination:
             then = finding.remedy
         else:
             then = f"not mended: {error}" if error else f"would be {finding.remedy}"
-        typer.echo(printable(f"{finding.kind}  {finding.name}: {finding.found}") + (f"; {printable(then)}" if then else ""))
+        typer.echo(
+            printable(f"{finding.kind}  {finding.name}: {finding.found}")
+            + (f"; {printable(then)}" if then else "")
+        )
 
 
 def _sentence(counts: Counter[Actor]) -> str:
@@ -179,19 +196,27 @@ def _sentence(counts: Counter[Actor]) -> str:
 def _needs(operator: int, waiting: int) -> str:
     parts = []
     if operator:
-        parts.append(f"{counted(operator, 'thing')} {'needs' if operator == 1 else 'need'} an operator")
+        parts.append(
+            f"{counted(operator, 'thing')} {'needs' if operator == 1 else 'need'} an operator"
+        )
     if waiting:
         parts.append(f"{counted(waiting, 'thing')} would be mended")
     return ", ".join(parts)
 
 
-# --- what is looked at -----------------------------------------------------------------------------------------------
+# --- what is looked at
+# ------------------------------------------------------------------------------------------
 
 
 def _run_context(settings: Settings, ledger: Ledger, store: ChunkStore, source: str) -> RunContext:
-    """Return a source's run context without its S3 side. Nothing is registered: looking changes nothing."""
+    """Return a source's run context without its S3 side.
+
+    Nothing is registered: looking changes nothing.
+    """
     objects = UnaskedObjects("the doctor does not ask S3")
-    return RunContext(source, settings, this_process(RUN), Lazy.of(objects), Lazy.of(store), Lazy.of(ledger))
+    return RunContext(
+        source, settings, this_process(RUN), Lazy.of(objects), Lazy.of(store), Lazy.of(ledger)
+    )
 
 
 def _settler(context: RunContext) -> Settler | None:

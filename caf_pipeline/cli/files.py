@@ -1,6 +1,8 @@
-"""What a command on files opens: a file by its name, an archived object in its place, and the file that it writes.
+"""What a command on files opens: a file by its name, an archived object in its place, and the file
+that it writes.
 
-Commands on files alone need neither settings nor a database, so that those are loaded only for an archived object.
+Commands on files alone need neither settings nor a database, so that those are loaded only for an
+archived object.
 """
 
 import os
@@ -21,14 +23,16 @@ def open_s3(address: str) -> FileRanges:
 
 @contextmanager
 def opened_ranges(words: Sequence[str]) -> Iterator[FileRanges]:
-    """Open what two words or one name, while the context lasts: an archived object by SOURCE and KEY, or a FILE.
+    """Open what two words or one name, while the context lasts: an archived object by SOURCE and
+    KEY, or a FILE.
 
     Raises:
         UsageError: more words. Else as `open_ranges`, and as `object_files.opened_object`.
     """
     if len(words) > 2:
         raise UsageError(
-            f"{len(words)} arguments do not name a file.", hint="Give FILE, or SOURCE and KEY of an archived object."
+            f"{len(words)} arguments do not name a file.",
+            hint="Give FILE, or SOURCE and KEY of an archived object.",
         )
     if len(words) == 1:
         with open_ranges(words[0], open_s3) as file:
@@ -44,19 +48,22 @@ def opened_ranges(words: Sequence[str]) -> Iterator[FileRanges]:
 def replacing(path: Path, *read: str) -> Iterator[None]:
     """Write a file while the context lasts.
 
-    Raises:
-        UsageError: something else than a file stands there, or it is one of those that are read. StagingError: an OSError inside.
+    Raises: UsageError: something else than a file stands there, or it is one of those that are
+        read. StagingError: an OSError inside.
     """
     try:
         if path.exists():
             if not path.is_file():
                 raise UsageError(f"{str(path)!r} is not a file that can be replaced.")
             if any(os.path.exists(one) and path.samefile(one) for one in read):
-                raise UsageError(f"{str(path)!r} would replace what is read.", hint="Name another file.")
+                raise UsageError(
+                    f"{str(path)!r} would replace what is read.", hint="Name another file."
+                )
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
         raise StagingError(
-            f"{str(path)!r} cannot be written: {error.strerror}.", hint="Name a file in a folder with room."
+            f"{str(path)!r} cannot be written: {error.strerror}.",
+            hint="Name a file in a folder with room.",
         ) from error

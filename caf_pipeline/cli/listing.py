@@ -1,4 +1,7 @@
-"""Commands on what is archived, as the ledger has it: ls, find, du. Neither S3 nor the store is asked."""
+"""Commands on what is archived, as the ledger has it: ls, find, du.
+
+Neither S3 nor the store is asked.
+"""
 
 import fnmatch
 import re
@@ -28,13 +31,27 @@ from caf_pipeline.cli.terminal import (
 from caf_pipeline.errors import NotLocated, UsageError
 from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import Location
-from caf_pipeline.retrieval.listing import common_prefix, every, is_current, list_level, list_objects, list_versions
+from caf_pipeline.retrieval.listing import (
+    common_prefix,
+    every,
+    is_current,
+    list_level,
+    list_objects,
+    list_versions,
+)
 from caf_pipeline.retrieval.reader import not_located
 from caf_pipeline.settings import load_settings
 
-PrefixArgument = Annotated[str, typer.Argument(metavar="[PREFIX]", help="What the keys begin with, as in S3; all by default.")]
+PrefixArgument = Annotated[
+    str,
+    typer.Argument(metavar="[PREFIX]", help="What the keys begin with, as in S3; all by default."),
+]
 CurrentOption = Annotated[
-    bool, typer.Option("--current", help="Only objects that S3 had at the last inventory: none that are gone or older.")
+    bool,
+    typer.Option(
+        "--current",
+        help="Only objects that S3 had at the last inventory: none that are gone or older.",
+    ),
 ]
 
 _TIME: Final = "%Y-%m-%d %H:%M:%S"
@@ -43,33 +60,42 @@ _TIME: Final = "%Y-%m-%d %H:%M:%S"
 def ls(  # noqa: PLR0917 - the command line's options
     source: SourceArgument,
     prefix: PrefixArgument = "",
-    long: Annotated[bool, typer.Option("-l", help="Show size, LastModified and status, too.")] = False,
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Show every key, instead of one level.")] = False,
+    long: Annotated[
+        bool, typer.Option("-l", help="Show size, LastModified and status, too.")
+    ] = False,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Show every key, instead of one level.")
+    ] = False,
     current: CurrentOption = False,
     as_of: AsOfOption = None,
-    versions: Annotated[bool, typer.Option("--versions", help="Show every archived version of each key.")] = False,
+    versions: Annotated[
+        bool, typer.Option("--versions", help="Show every archived version of each key.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     r"""List what is archived below a prefix.
 
-    For each key this is the object that `caf get` gives. One level is shown, as S3 lists with the delimiter '/': what has a
-    further '/' behind PREFIX is one line that ends in '/'. PREFIX is the beginning of keys, not a folder: `a` is also the
-    beginning of `abc`.
+    For each key this is the object that `caf get` gives. One level is shown, as S3 lists with the
+    delimiter '/': what has a further '/' behind PREFIX is one line that ends in '/'. PREFIX is the
+    beginning of keys, not a folder: `a` is also the beginning of `abc`.
 
-    The status of an object is `current` where S3 had it at the last inventory; `gone` where that no longer listed its key, e.g.
-    since it was deleted after it was archived; `older` where the key has other content in S3, which is not archived yet.
+    The status of an object is `current` where S3 had it at the last inventory; `gone` where that no
+    longer listed its key, e.g. since it was deleted after it was archived; `older` where the key
+    has other content in S3, which is not archived yet.
 
-    With --as-of it is, for each key, what is archived of it that was last modified latest up to TIME, or that an inventory up to
-    TIME found current. The status is then `archived`; `gone` where an inventory up to TIME no longer listed the key; or `older`
-    where something later, up to TIME, was skipped or is still to be archived. What was in S3 and was never archived, and when
-    between two inventories a key was deleted, is not known.
+    With --as-of it is, for each key, what is archived of it that was last modified latest up to
+    TIME, or that an inventory up to TIME found current. The status is then `archived`; `gone` where
+    an inventory up to TIME no longer listed the key; or `older` where something later, up to TIME,
+    was skipped or is still to be archived. What was in S3 and was never archived, and when between
+    two inventories a key was deleted, is not known.
 
-    --versions shows every archived version of a key, newer before older, with its size, LastModified, status and version id. A
-    bucket without versions has no ids: a version is then `etag:<ETag>:<size>`. If the option is missing, a line on standard error
-    counts the older versions of the listed keys.
+    --versions shows every archived version of a key, newer before older, with its size,
+    LastModified, status and version id. A bucket without versions has no ids: a version is then
+    `etag:<ETag>:<size>`. If the option is missing, a line on standard error counts the older
+    versions of the listed keys.
 
-    The ledger is read in pages: each is of one moment. Keys come in the order of their bytes; control characters in them are
-    escaped, and so is '\', but not with --json.
+    The ledger is read in pages: each is of one moment. Keys come in the order of their bytes;
+    control characters in them are escaped, and so is '\', but not with --json.
 
     \b
     Examples:
@@ -79,8 +105,8 @@ def ls(  # noqa: PLR0917 - the command line's options
       caf ls demo packages/ --recursive --versions
       caf ls demo --recursive --json | jq -r 'select(.status == "gone").key'
 
-    Exit status: 0; 2 TIME is not a time, or options exclude each other; 3 a setting is wrong or there is no such source; 6 the
-    database failed; 11 no archived key begins with PREFIX.
+    Exit status: 0; 2 TIME is not a time, or options exclude each other; 3 a setting is wrong or
+    there is no such source; 6 the database failed; 11 no archived key begins with PREFIX.
     """
     moment = read_moment(as_of, current)
     if versions and (moment or current):
@@ -88,7 +114,9 @@ def ls(  # noqa: PLR0917 - the command line's options
     listed = list_objects if recursive else list_level
     empty, older = True, 0
     with _opened(source) as lookup:
-        entries: Iterator[Location | str] = listed(lookup, source, prefix, wanted=wanted_status(current), as_of=moment)
+        entries: Iterator[Location | str] = listed(
+            lookup, source, prefix, wanted=wanted_status(current), as_of=moment
+        )
         for entry in list_versions(lookup, source, entries) if versions else entries:
             empty = False
             older += 0 if isinstance(entry, str) else entry.older_versions
@@ -96,31 +124,54 @@ def ls(  # noqa: PLR0917 - the command line's options
         if empty:
             raise nothing_listed(lookup, source, prefix, current, moment)
     if older and not versions and not moment:
-        note(f"{source}: {counted(older, 'older version')} of these keys not shown: --versions shows them")
+        note(
+            f"{source}: {counted(older, 'older version')} of these keys not shown: --versions "
+            "shows them"
+        )
 
 
 def find(  # noqa: PLR0917 - the command line's options
     source: SourceArgument,
     pattern: Annotated[
-        str, typer.Argument(metavar="[PATTERN]", help="What the whole key matches: * is any text, '/' too, ? any character.")
+        str,
+        typer.Argument(
+            metavar="[PATTERN]",
+            help="What the whole key matches: * is any text, '/' too, ? any character.",
+        ),
     ] = "*",
-    larger: Annotated[str | None, typer.Option("--larger", metavar="SIZE", help="Larger than SIZE: 64MiB, 1000000.")] = None,
-    smaller: Annotated[str | None, typer.Option("--smaller", metavar="SIZE", help="Smaller than SIZE.")] = None,
+    larger: Annotated[
+        str | None,
+        typer.Option("--larger", metavar="SIZE", help="Larger than SIZE: 64MiB, 1000000."),
+    ] = None,
+    smaller: Annotated[
+        str | None, typer.Option("--smaller", metavar="SIZE", help="Smaller than SIZE.")
+    ] = None,
     newer: Annotated[
-        str | None, typer.Option("--newer", metavar="TIME", help="LastModified later than TIME: 2026-11-21, 2026-11-21T10:00.")
+        str | None,
+        typer.Option(
+            "--newer",
+            metavar="TIME",
+            help="LastModified later than TIME: 2026-11-21, 2026-11-21T10:00.",
+        ),
     ] = None,
     older: Annotated[
-        str | None, typer.Option("--older", metavar="TIME", help="LastModified earlier than TIME, which is in UTC.")
+        str | None,
+        typer.Option(
+            "--older", metavar="TIME", help="LastModified earlier than TIME, which is in UTC."
+        ),
     ] = None,
     current: CurrentOption = False,
     as_of: AsOfOption = None,
-    long: Annotated[bool, typer.Option("-l", help="Show size, LastModified and status, too.")] = False,
+    long: Annotated[
+        bool, typer.Option("-l", help="Show size, LastModified and status, too.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     r"""Find archived objects by pattern, size and time.
 
-    The time is LastModified; all that is asked for must hold. What is listed is as by `caf ls --recursive`, also with --as-of:
-    for each key, the object that `caf get` gives. Only keys that begin with what PATTERN has before its first * or ? are read.
+    The time is LastModified; all that is asked for must hold. What is listed is as by `caf ls
+    --recursive`, also with --as-of: for each key, the object that `caf get` gives. Only keys that
+    begin with what PATTERN has before its first * or ? are read.
 
     \b
     Examples:
@@ -128,14 +179,19 @@ def find(  # noqa: PLR0917 - the command line's options
       caf find demo 'logs/2026-*' --older 2026-06-01 --json | jq -s 'map(.size_bytes) | add'
       caf find demo '*.csv' --as-of 2026-11-21T10:00 -l
 
-    Exit status: 0, also where nothing is found; 2 PATTERN is empty, SIZE not a size, or TIME not a time; 3 a setting is wrong
-    or there is no such source; 6 the database failed; 11 the ledger does not know the source yet.
+    Exit status: 0, also where nothing is found; 2 PATTERN is empty, SIZE not a size, or TIME not a
+    time; 3 a setting is wrong or there is no such source; 6 the database failed; 11 the ledger does
+    not know the source yet.
     """
     if not pattern:
-        raise UsageError("PATTERN is empty, and no key is.", hint="Leave it out for all keys, or give what a whole key matches.")
+        raise UsageError(
+            "PATTERN is empty, and no key is.",
+            hint="Leave it out for all keys, or give what a whole key matches.",
+        )
     least, most = (None if one is None else parse_size(one) for one in (larger, smaller))
     after, before = (None if one is None else parse_time(one) for one in (newer, older))
-    # Of fnmatch, whose time does not explode with the stars of a pattern; here a '[' is a character like others.
+    # Of fnmatch, whose time does not explode with the stars of a pattern; here a '[' is a character
+    # like others.
     matches = re.compile(fnmatch.translate(pattern.replace("[", "[[]"))).match
     moment, is_wanted = read_moment(as_of, current), wanted_status(current)
 
@@ -150,22 +206,26 @@ def find(  # noqa: PLR0917 - the command line's options
         )
 
     with _opened(source) as lookup:
-        for one in list_objects(lookup, source, re.split(r"[*?]", pattern, maxsplit=1)[0], wanted=wanted, as_of=moment):
+        for one in list_objects(
+            lookup, source, re.split(r"[*?]", pattern, maxsplit=1)[0], wanted=wanted, as_of=moment
+        ):
             _print_entry(one, long, json)
 
 
 def du(  # noqa: PLR0917 - the command line's options
     source: SourceArgument,
     prefix: PrefixArgument = "",
-    summarize: Annotated[bool, typer.Option("-s", "--summarize", help="Show the sum alone.")] = False,
+    summarize: Annotated[
+        bool, typer.Option("-s", "--summarize", help="Show the sum alone.")
+    ] = False,
     current: CurrentOption = False,
     as_of: AsOfOption = None,
     json: JsonOption = False,
 ) -> None:
     r"""Sum up archived objects below a prefix.
 
-    There is a line for each next level, and one for all. Counted is what `caf ls --recursive` lists, also with --as-of: for
-    each key one object, and its size as in S3. Every key is read.
+    There is a line for each next level, and one for all. Counted is what `caf ls --recursive`
+    lists, also with --as-of: for each key one object, and its size as in S3. Every key is read.
 
     \b
     Examples:
@@ -173,8 +233,8 @@ def du(  # noqa: PLR0917 - the command line's options
       caf du demo packages/ --json
       caf du demo --as-of 2026-11-21T10:00
 
-    Exit status: 0; 2 TIME is not a time; 3 a setting is wrong or there is no such source; 6 the database failed; 11 no
-    archived key begins with PREFIX.
+    Exit status: 0; 2 TIME is not a time; 3 a setting is wrong or there is no such source; 6 the
+    database failed; 11 no archived key begins with PREFIX.
     """
     moment = read_moment(as_of, current)
     total_objects = total_bytes = 0
@@ -206,16 +266,25 @@ def wanted_status(current: bool) -> Callable[[Location], bool]:
     return is_current if current else every
 
 
-def nothing_listed(lookup: LocationLookups, source: str, prefix: str, current: bool, as_of: datetime | None = None) -> NotLocated:
-    """Return the error of a listing that has nothing; where the prefix is a key, it says why that is not archived."""
+def nothing_listed(
+    lookup: LocationLookups, source: str, prefix: str, current: bool, as_of: datetime | None = None
+) -> NotLocated:
+    """Return the error of a listing that has nothing; where the prefix is a key, it says why that
+    is not archived.
+    """
     if prefix and not current and not as_of and lookup.not_archived(source, prefix):
         return not_located(lookup, source, prefix)
     then = f" as of {show_time(as_of)}" if as_of else ""
     what = "is current and" if current else f"is archived{then} and"
     if not prefix:
         what = what.removesuffix(" and")
-        return NotLocated(f"no object of source '{source}' {what}", hint=f"'caf status {source}' shows what is")
-    return NotLocated(f"no key of source '{source}' {what} begins with '{prefix}'", hint=f"'caf ls {source}' shows what there is")
+        return NotLocated(
+            f"no object of source '{source}' {what}", hint=f"'caf status {source}' shows what is"
+        )
+    return NotLocated(
+        f"no key of source '{source}' {what} begins with '{prefix}'",
+        hint=f"'caf ls {source}' shows what there is",
+    )
 
 
 def read_moment(as_of: str | None, current: bool) -> datetime | None:
@@ -235,7 +304,10 @@ def _print_entry(entry: Location | str, long: bool, json: bool, *, versions: boo
     elif isinstance(entry, str):
         shown = f"{'':>19}  {'':>19}  {'':8}  "
     else:
-        shown = f"{entry.size_bytes:>19,}  {entry.row.last_modified.astimezone(UTC):{_TIME}}  {entry.status:8}  "
+        shown = (
+            f"{entry.size_bytes:>19,}  {entry.row.last_modified.astimezone(UTC):{_TIME}}  "
+            f"{entry.status:8}  "
+        )
     if versions and not isinstance(entry, str):
         shown += f"{printable(entry.row.object_version)}  "
     sys.stdout.write(f"{shown}{printable(key)}\n")
@@ -260,4 +332,7 @@ def _print_sum(prefix: str, objects: int, size_bytes: int, json: bool) -> None:
     if json:
         print_json({"prefix": prefix, "objects": objects, "size_bytes": size_bytes})
         return
-    sys.stdout.write(f"{show_size(size_bytes):>10}  {counted(objects, 'object'):>20}  {printable(prefix) or 'in all'}\n")
+    sys.stdout.write(
+        f"{show_size(size_bytes):>10}  {counted(objects, 'object'):>20}  "
+        f"{printable(prefix) or 'in all'}\n"
+    )

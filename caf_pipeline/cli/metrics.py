@@ -1,4 +1,7 @@
-"""`caf metrics`: the ledger's sums as OpenMetrics, printed or served. Nothing is counted in a process: a crash loses no count."""
+"""`caf metrics`: the ledger's sums as OpenMetrics, printed or served.
+
+Nothing is counted in a process: a crash loses no count.
+"""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -21,28 +24,35 @@ from caf_pipeline.settings import load_settings
 
 def metrics(
     serve: Annotated[
-        str | None, typer.Option("--serve", metavar="HOST:PORT", help="Answer GET /metrics there until it is interrupted.")
+        str | None,
+        typer.Option(
+            "--serve",
+            metavar="HOST:PORT",
+            help="Answer GET /metrics there until it is interrupted.",
+        ),
     ] = None,
 ) -> None:
     r"""Print the numbers of each source as OpenMetrics.
 
     Prometheus reads them, and whatever reads its format.
 
-    Chunks, objects and bytes by state, skipped objects, copies, suspected chunks, attempts, the oldest chunk under way, the last
-    change, the last whole inventory, the last look at a stored chunk, the last whole pass through the chain's lists, keys that
-    events named, a pause. The ledger is asked for each number when it is shown, so that it is right also after a crash, and the
-    same on every machine. deploy/grafana has a dashboard.
+    Chunks, objects and bytes by state, skipped objects, copies, suspected chunks, attempts, the
+    oldest chunk under way, the last change, the last whole inventory, the last look at a stored
+    chunk, the last whole pass through the chain's lists, keys that events named, a pause. The
+    ledger is asked for each number when it is shown, so that it is right also after a crash, and
+    the same on every machine. deploy/grafana has a dashboard.
 
-    With --serve a scrape while the database is away is answered with status 503. Everybody who reaches HOST:PORT can read the
-    names of the sources and these numbers; nothing else is shown.
+    With --serve a scrape while the database is away is answered with status 503. Everybody who
+    reaches HOST:PORT can read the names of the sources and these numbers; nothing else is shown.
 
     \b
     Examples:
       caf metrics > /var/lib/node_exporter/caf.prom
       caf metrics --serve 127.0.0.1:9180
 
-    Exit status: 0; 2 HOST:PORT cannot be listened on; 3 a setting is wrong; 6 the database failed; 130 interrupted by Ctrl-C,
-    143 by SIGTERM, 129 by SIGHUP or a closed terminal, which end --serve.
+    Exit status: 0; 2 HOST:PORT cannot be listened on; 3 a setting is wrong; 6 the database failed;
+    130 interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP or a closed terminal, which end
+    --serve.
     """
     with opened_ledger(load_settings()) as ledger:
         if serve is not None:
@@ -73,8 +83,14 @@ def families(ledger: Ledger) -> Iterator[Metric]:
     sources = ledger.lookup.sources()
     found = ledger.progress.of(sources)
     chunks = GaugeMetricFamily("caf_chunks", "Chunks, by state.", labels=["source", "state"])
-    objects = GaugeMetricFamily("caf_objects", "Objects in chunks, by the chunk's state.", labels=["source", "state"])
-    sizes = GaugeMetricFamily("caf_object_bytes", "Bytes of objects in chunks, by the chunk's state.", labels=["source", "state"])
+    objects = GaugeMetricFamily(
+        "caf_objects", "Objects in chunks, by the chunk's state.", labels=["source", "state"]
+    )
+    sizes = GaugeMetricFamily(
+        "caf_object_bytes",
+        "Bytes of objects in chunks, by the chunk's state.",
+        labels=["source", "state"],
+    )
     for one in found:
         for state, sums in sorted(one.states.items()):
             chunks.add_metric([one.source, state], sums.chunks)
@@ -86,33 +102,58 @@ def families(ledger: Ledger) -> Iterator[Metric]:
         family = GaugeMetricFamily(name, said, labels=["source"])
         for one in found:
             if (number := value(one)) is not None:
-                family.add_metric([one.source], number.timestamp() if isinstance(number, datetime) else number)
+                family.add_metric(
+                    [one.source], number.timestamp() if isinstance(number, datetime) else number
+                )
         return family
 
     yield gauge(
-        "caf_skipped_objects", "Objects that were skipped, with their reason in the ledger.", lambda one: one.skipped_objects
+        "caf_skipped_objects",
+        "Objects that were skipped, with their reason in the ledger.",
+        lambda one: one.skipped_objects,
     )
-    yield gauge("caf_noticed_keys", "Keys that events named and no inventory has listed since.", lambda one: one.noticed_keys)
     yield gauge(
-        "caf_messages_set_apart", "Messages of the source's queue that are not events.", lambda one: one.messages_set_apart
+        "caf_noticed_keys",
+        "Keys that events named and no inventory has listed since.",
+        lambda one: one.noticed_keys,
+    )
+    yield gauge(
+        "caf_messages_set_apart",
+        "Messages of the source's queue that are not events.",
+        lambda one: one.messages_set_apart,
     )
     oldest = "When the oldest chunk under way was planned; absent where none is."
     yield gauge("caf_oldest_pending_timestamp_seconds", oldest, lambda one: one.oldest_planned_at)
-    moved = "When a chunk last moved on; planning it, or an attempt to pack it, is no move. Absent where none ever did."
+    moved = (
+        "When a chunk last moved on; planning it, or an attempt to pack it, is no move. "
+        "Absent "
+        "where none ever did."
+    )
     yield gauge("caf_last_change_timestamp_seconds", moved, lambda one: one.moved_at)
     inventory = "When the last whole inventory that is planned was taken."
     yield gauge("caf_last_inventory_timestamp_seconds", inventory, lambda one: one.inventory_at)
-    attempts = CounterMetricFamily("caf_packing_attempts", "How often packing a chunk was begun.", labels=["source"])
+    attempts = CounterMetricFamily(
+        "caf_packing_attempts", "How often packing a chunk was begun.", labels=["source"]
+    )
     for one in found:
         attempts.add_metric([one.source], one.attempts)
     yield attempts
-    copies = GaugeMetricFamily("caf_copies", "Copies of archived chunks, as last looked at.", labels=["source", "status"])
+    copies = GaugeMetricFamily(
+        "caf_copies", "Copies of archived chunks, as last looked at.", labels=["source", "status"]
+    )
     for (source, status), count in sorted(ledger.progress.copy_counts(sources).items()):
         copies.add_metric([source, status], count)
     yield copies
-    suspected = "Located chunks of which the chain's lists say something amiss, and that were not looked at since."
+    suspected = (
+        "Located chunks of which the chain's lists say something amiss, and that were not "
+        "looked at since."
+    )
     yield gauge("caf_suspected_chunks", suspected, lambda one: one.suspected_chunks)
-    said = "When the last pass began that went through all of the store's lists; absent where none ever did."
+    said = (
+        "When the last pass began that went through all of the store's lists; absent where "
+        "none "
+        "ever did."
+    )
     looked = "When the proof watch last looked at a located chunk; absent where it never did."
     yield gauge("caf_last_look_timestamp_seconds", looked, lambda one: one.looked_at)
     looks = GaugeMetricFamily("caf_last_whole_bulk_look_timestamp_seconds", said, labels=["store"])
@@ -120,21 +161,33 @@ def families(ledger: Ledger) -> Iterator[Metric]:
         looks.add_metric([store], at.timestamp())
     yield looks
     readings: list[tuple[str, str, Callable[[Any], int | datetime | None]]] = [
-        ("plan_end_timestamp_seconds", "When the bought space ends; absent without a plan.", lambda row: row.ends_at),
+        (
+            "plan_end_timestamp_seconds",
+            "When the bought space ends; absent without a plan.",
+            lambda row: row.ends_at,
+        ),
         ("space_bytes", "Space that was bought.", lambda row: row.space_bytes),
         ("used_bytes", "Space that is used, every copy counted.", lambda row: row.used_bytes),
         ("balance_ujkl", "Coins of the wallet.", lambda row: row.balance),
-        ("plan_read_timestamp_seconds", "When the plan and the balance were last read, by the chain.", lambda row: row.read_at),
+        (
+            "plan_read_timestamp_seconds",
+            "When the plan and the balance were last read, by the chain.",
+            lambda row: row.read_at,
+        ),
     ]
     plans = ledger.storage_plans.list()
     for name, text, read in readings:
         of_account = GaugeMetricFamily(f"caf_jackal_{name}", text, labels=["account"])
         for row in plans:
             if (number := read(row)) is not None:
-                of_account.add_metric([row.account], number.timestamp() if isinstance(number, datetime) else number)
+                of_account.add_metric(
+                    [row.account], number.timestamp() if isinstance(number, datetime) else number
+                )
         yield of_account
     paused = bool(ledger.controls.current().paused)
-    yield GaugeMetricFamily("caf_paused", "Whether an operator has everything paused.", value=int(paused))
+    yield GaugeMetricFamily(
+        "caf_paused", "Whether an operator has everything paused.", value=int(paused)
+    )
 
 
 def _host_and_port(text: str) -> tuple[str, int]:

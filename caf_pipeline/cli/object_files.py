@@ -1,4 +1,6 @@
-"""What a command on files opens of the archive: an object in the place of a file, and a tar archive that is an object."""
+"""What a command on files opens of the archive: an object in the place of a file, and a tar archive
+that is an object.
+"""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

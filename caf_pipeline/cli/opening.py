@@ -1,4 +1,6 @@
-"""What a command that reads opens and closes again: look-ups of the ledger, what reads archived chunks."""
+"""What a command that reads opens and closes again: look-ups of the ledger, what reads archived
+chunks.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -42,7 +44,9 @@ def known_sources(settings: Settings, lookup: LocationLookups) -> list[str]:
 
 
 def require_source(settings: Settings, lookup: LocationLookups, name: str) -> None:
-    """Raise SettingsError, naming those that there are, where neither the settings nor the ledger have a source."""
+    """Raise SettingsError, naming those that there are, where neither the settings nor the ledger
+    have a source.
+    """
     if name not in settings.sources and name not in (known := lookup.sources()):
         raise settings.unknown_source(name, known)
 
@@ -51,4 +55,6 @@ def require_archived(settings: Settings, lookup: LocationLookups, name: str) -> 
     """Raise as `require_source`; NotLocated where the ledger has nothing of the source."""
     require_source(settings, lookup, name)
     if name not in lookup.sources():
-        raise NotLocated(f"nothing of source '{name}' is archived yet", hint=f"caf run {name} archives it")
+        raise NotLocated(
+            f"nothing of source '{name}' is archived yet", hint=f"caf run {name} archives it"
+        )

@@ -1,4 +1,6 @@
-"""Writes docs/cli.md from the commands' own help, so that the two cannot differ: `python -m caf_pipeline.cli.reference FILE`."""
+"""Writes docs/cli.md from the commands' own help, so that the two cannot differ: `python -m
+caf_pipeline.cli.reference FILE`.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -15,11 +17,16 @@ WIDTH: Final = "100"  # of the help texts, whatever terminal they are generated 
 _OPENING: Final = """\
 # The command line
 
-Generated from the commands' own help by `make docs`; a test holds it current. A failure is one sentence on standard error, a
-hint, and an exit status: 1 something failed, 2 usage, 3 settings, 4 CAF file, 5 source, 6 ledger, 7 store, 8 staging, or an
-output that cannot be written, 9 bytes differ, 10 held by another run, 11 not archived, 12 chunks failed, 13 other runs hold
-what is missing, 14 objects are to be tried again, 15 objects wait for more, 16 no Dagster daemon runs, 17 an alert could not
-be sent, 18 chunks are damaged, 19 the inventory lists no object, 130 interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, 141
+Generated from the commands' own help by `make docs`; a test holds it current. A failure is one
+sentence on standard error, a
+hint, and an exit status: 1 something failed, 2 usage, 3 settings, 4 CAF file, 5 source, 6 ledger, 7
+store, 8 staging, or an
+output that cannot be written, 9 bytes differ, 10 held by another run, 11 not archived, 12 chunks
+failed, 13 other runs hold
+what is missing, 14 objects are to be tried again, 15 objects wait for more, 16 no Dagster daemon
+runs, 17 an alert could not
+be sent, 18 chunks are damaged, 19 the inventory lists no object, 130 interrupted by Ctrl-C, 143 by
+SIGTERM, 129 by SIGHUP, 141
 the reader of the output left.
 """
 
@@ -36,7 +43,10 @@ def _commands(app: Typer) -> Iterator[list[str]]:
 
 def reference() -> str:
     """Return docs/cli.md as it should be."""
-    app, runner = build(), CliRunner(env={"COLUMNS": WIDTH, "TERMINAL_WIDTH": WIDTH, "NO_COLOR": "1"})
+    app, runner = (
+        build(),
+        CliRunner(env={"COLUMNS": WIDTH, "TERMINAL_WIDTH": WIDTH, "NO_COLOR": "1"}),
+    )
     parts = [_OPENING]
     for words in [[], *_commands(app)]:
         result = runner.invoke(app, [*words, "--help"], prog_name="caf")

@@ -12,14 +12,18 @@ from caf_pipeline.settings import load_settings
 
 
 def remove(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A source of the ledger; caf.toml need not have it.")],
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="A source of the ledger; caf.toml need not have it."),
+    ],
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
 ) -> int:
     r"""Remove a source that has no stored chunk.
 
-    After a typo in `bucket`, `prefix` or `endpoint_url`, this frees the source's name for the right address. The command shows
-    what it removes, and asks for a confirmation. It removes plans, chunks that were not posted, snapshots, staged files, and the
-    partitions in Dagster. It changes nothing in the bucket and nothing in the store. It refuses to remove a source if one of the
+    After a typo in `bucket`, `prefix` or `endpoint_url`, this frees the source's name for the right
+    address. The command shows what it removes, and asks for a confirmation. It removes plans,
+    chunks that were not posted, snapshots, staged files, and the partitions in Dagster. It changes
+    nothing in the bucket and nothing in the store. It refuses to remove a source if one of the
     source's chunks is or may be stored.
 
     If the command is interrupted, repeat it: it removes the rest.
@@ -29,9 +33,10 @@ def remove(
       caf remove demo
       caf remove demo --yes
 
-    Exit status: 0; 1 not confirmed; 2 there is no terminal to ask on, and no --yes; 3 a setting is wrong, or there is no such
-    source; 6 something of the source is or may be stored, its rebuild is not complete, or the database failed; 8 a file cannot be
-    removed; 10 a run works on the source; 11 the ledger never had it.
+    Exit status: 0; 1 not confirmed; 2 there is no terminal to ask on, and no --yes; 3 a setting is
+    wrong, or there is no such source; 6 something of the source is or may be stored, its rebuild is
+    not complete, or the database failed; 8 a file cannot be removed; 10 a run works on the source;
+    11 the ledger never had it.
     """
 
     def ask(lines: Sequence[str]) -> None:

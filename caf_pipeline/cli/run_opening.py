@@ -27,14 +27,26 @@ def opened_store(settings: Settings, ledger: Ledger) -> Iterator[ChunkStore]:
 
 @contextmanager
 def opened_run_context(
-    settings: Settings, ledger: Ledger, source: str, objects: ObjectSource | None = None, *, register: bool = True
+    settings: Settings,
+    ledger: Ledger,
+    source: str,
+    objects: ObjectSource | None = None,
+    *,
+    register: bool = True,
 ) -> Iterator[RunContext]:
-    """Open a source's run context while the context lasts; its objects are those in S3 where no others are given.
+    """Open a source's run context while the context lasts; its objects are those in S3 where no
+    others are given.
 
     The ledger learns of the source, unless `register` is False.
     """
     context = open_run_context(
-        settings, source, run=RUN, ledger=ledger, objects=objects, waiting=Announcer(note), register=register
+        settings,
+        source,
+        run=RUN,
+        ledger=ledger,
+        objects=objects,
+        waiting=Announcer(note),
+        register=register,
     )
     try:
         yield context

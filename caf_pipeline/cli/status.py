@@ -24,26 +24,40 @@ CHUNKS_SHOWN: Final = 50  # of a source, on a terminal; more is what --all is fo
 
 
 def status(
-    source: Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Show every chunk, however many there are.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Say how far it is, again and again; Ctrl-C ends it.")] = False,
+    source: Annotated[
+        str | None, typer.Argument(metavar="[SOURCE]", help="One source; all by default.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show every chunk, however many there are.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Say how far it is, again and again; Ctrl-C ends it.")
+    ] = False,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=86_400, help="Between two looks of --watch.")
+        float,
+        typer.Option(
+            "--interval",
+            metavar="SECONDS",
+            min=0.1,
+            max=86_400,
+            help="Between two looks of --watch.",
+        ),
     ] = 5,
     json: JsonOption = False,
 ) -> None:
     r"""Show sources and chunks as the ledger has them.
 
-    Located objects are current, older (S3 has other content of the key) or gone, by the last whole inventory that was planned.
-    What that inventory had beside them is shown with its time: objects that a filter left out, older versions, delete markers.
+    Located objects are current, older (S3 has other content of the key) or gone, by the last whole
+    inventory that was planned. What that inventory had beside them is shown with its time: objects
+    that a filter left out, older versions, delete markers.
 
-    It also shows what live runs wait for, and what ends each wait. Works also while S3 and the store are away. With
-    --json a line is {"source": …} or {"chunk": …}.
+    It also shows what live runs wait for, and what ends each wait. Works also while S3 and the
+    store are away. With --json a line is {"source": …} or {"chunk": …}.
 
-    --watch says instead how many chunks, bytes and objects are located, at which rate, and how long the chunks under way take
-    at that rate. The rate is that of the chunks located in the last hour, from the first of them until now: "no rate yet" while
-    there are fewer than two. On a terminal the lines are replaced, elsewhere each look prints a line a source; with --json an
-    object.
+    --watch says instead how many chunks, bytes and objects are located, at which rate, and how long
+    the chunks under way take at that rate. The rate is that of the chunks located in the last hour,
+    from the first of them until now: "no rate yet" while there are fewer than two. On a terminal
+    the lines are replaced, elsewhere each look prints a line a source; with --json an object.
 
     \b
     Examples:
@@ -51,8 +65,8 @@ def status(
       caf status demo --json | jq 'select(.state == "parked")'
       caf status demo --watch --interval 60 >> progress.log
 
-    Exit status: 0; 3 a setting is wrong or there is no such source; 6 the database failed; 130 interrupted
-    by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP or a closed terminal, which end --watch.
+    Exit status: 0; 3 a setting is wrong or there is no such source; 6 the database failed; 130
+    interrupted by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP or a closed terminal, which end --watch.
     """
     settings = load_settings()
     if watch:
@@ -71,9 +85,13 @@ def status(
             plan = "no space bought"
             if row.ends_at is not None:
                 plan = (
-                    f"{show_size(row.used_bytes or 0)} of {show_size(row.space_bytes or 0)} used, ends {show_time(row.ends_at)}"
+                    f"{show_size(row.used_bytes or 0)} of {show_size(row.space_bytes or 0)} "
+                    f"used, ends {show_time(row.ends_at)}"
                 )
-            typer.echo(f"{row.account}: {plan}, balance {row.balance:,} ujkl, read {show_time(row.read_at)}")
+            typer.echo(
+                f"{row.account}: {plan}, balance {row.balance:,} ujkl, read "
+                f"{show_time(row.read_at)}"
+            )
         for name in [source] if source else known:
             registered = name in ledger.lookup.sources()
             account = ledger.chunks.account(name) if registered else None
@@ -81,14 +99,23 @@ def status(
             waits = [wait for wait in ledger.waits.list() if wait.source == name]
             noticed, apart = ledger.notices.count_noticed([name]).get(name, (0, 0))
             if json:
-                beside: dict[str, object] = {"paused": paused or None, "noticed_keys": noticed, "messages_set_apart": apart}
+                beside: dict[str, object] = {
+                    "paused": paused or None,
+                    "noticed_keys": noticed,
+                    "messages_set_apart": apart,
+                }
                 beside["space"] = [_space_json(row) for row in plans]
                 _print_status_json(name, account, list(chunks), waits, beside)
                 continue
             _print_status(name, account, list(chunks), waits, everything)
             if noticed or apart:
-                said = f"{name}: events name {counted(noticed, 'key')} that no inventory has listed since"
-                typer.echo(f"{said}; {counted(apart, 'message')} of its queue set apart" if apart else said)
+                said = (
+                    f"{name}: events name {counted(noticed, 'key')} that no inventory has "
+                    "listed since"
+                )
+                typer.echo(
+                    f"{said}; {counted(apart, 'message')} of its queue set apart" if apart else said
+                )
 
 
 def _space_json(row: StoragePlanRow) -> dict[str, object]:
@@ -120,13 +147,21 @@ def _print_status_json(
             "gone_objects": content.gone_objects if content else None,
             "uncounted_objects": content.uncounted_objects if content else None,
             "left_out": content.left_out if content else None,
-            **(versions_as_json(content.beside, all_versions=content.all_versions) if content else {}),
+            **(
+                versions_as_json(content.beside, all_versions=content.all_versions)
+                if content
+                else {}
+            ),
             "inventory_taken_at": content.taken_at.isoformat() if content else None,
             "located_bytes": account.located_bytes if account else 0,
             "claimed_objects": account.claimed_objects if account else 0,
-            "skipped": {str(reason): count for reason, count in account.skipped.items()} if account else {},
+            "skipped": {str(reason): count for reason, count in account.skipped.items()}
+            if account
+            else {},
             "waiting_objects": account.waiting.as_json() if account and account.waiting else None,
-            "chunks": {str(state): count for state, count in account.chunks.items()} if account else {},
+            "chunks": {str(state): count for state, count in account.chunks.items()}
+            if account
+            else {},
             **beside,
             "waiting": [
                 {
@@ -156,7 +191,11 @@ def _print_status_json(
 
 
 def _print_status(
-    name: str, account: SourceAccount | None, chunks: list[Chunk], waits: Sequence[RunWait], everything: bool
+    name: str,
+    account: SourceAccount | None,
+    chunks: list[Chunk],
+    waits: Sequence[RunWait],
+    everything: bool,
 ) -> None:
     from rich.console import Console  # noqa: PLC0415  only where a table is shown
     from rich.table import Table  # noqa: PLC0415
@@ -170,7 +209,9 @@ def _print_status(
     chunks.sort(key=lambda chunk: (_urgency(chunk.state), -chunk.updated_at.timestamp()))
     shown = chunks if everything else chunks[:CHUNKS_SHOWN]
     table = Table(box=None, pad_edge=False)
-    table.add_column("chunk", no_wrap=True, min_width=max(len(chunk.name) for chunk in shown))  # it is what one copies
+    table.add_column(
+        "chunk", no_wrap=True, min_width=max(len(chunk.name) for chunk in shown)
+    )  # it is what one copies
     table.add_column("state")
     for column in ("objects", "skipped", "size"):
         table.add_column(column, justify="right")
@@ -198,7 +239,9 @@ def _objects(chunk: Chunk) -> int:
 
 
 def _urgency(state: ChunkState) -> int:
-    """Return what a chunk is sorted by: damage first, then what is not done yet, of each the latest."""
+    """Return what a chunk is sorted by: damage first, then what is not done yet, of each the
+    latest.
+    """
     if state is ChunkState.DAMAGED:
         return 0
     return 2 if state in (*IN_GOOD_STANDING, ChunkState.EMPTY) else 1
@@ -207,17 +250,37 @@ def _urgency(state: ChunkState) -> int:
 def _sentence(name: str, account: SourceAccount | None) -> str:
     if account is None:
         return f"{name}: nothing planned yet"
-    skipped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(account.skipped.items()) if count)
+    skipped = ", ".join(
+        f"{count:,} {reason}" for reason, count in sorted(account.skipped.items()) if count
+    )
     content, size = account.content, show_size(account.located_bytes)
     located = f"{account.located_objects:,} located ({size}), of no inventory that was counted yet"
     if content:
-        counts = f"{content.current_objects:,} current, {content.older_objects:,} older, {content.gone_objects:,} gone"
-        counts += f", {content.uncounted_objects:,} located since and not counted yet" if content.uncounted_objects else ""
+        counts = (
+            f"{content.current_objects:,} current, {content.older_objects:,} older, "
+            f"{content.gone_objects:,} gone"
+        )
+        counts += (
+            f", {content.uncounted_objects:,} located since and not counted yet"
+            if content.uncounted_objects
+            else ""
+        )
         located = f"{counts}, by the inventory of {show_time(content.taken_at)} ({size} located)"
-        left_out = ", ".join(f"{count:,} by {name}" for name, count in (content.left_out or {}).items())
+        left_out = ", ".join(
+            f"{count:,} by {name}" for name, count in (content.left_out or {}).items()
+        )
         located += f"; left out of it: {left_out}" if left_out else ""
-        beside = content.beside.sentence(all_versions=content.all_versions) if content.beside else ""
+        beside = (
+            content.beside.sentence(all_versions=content.all_versions) if content.beside else ""
+        )
         located += f"; it has {beside}" if beside else ""
     waiting = account.waiting
-    waits = f"; {waiting.objects:,} wait for more, at most until {show_time(waiting.until)}" if waiting else ""
-    return f"{name}: {located}; {account.claimed_objects:,} claimed{waits}; skipped: {skipped or 'none'}"
+    waits = (
+        f"; {waiting.objects:,} wait for more, at most until {show_time(waiting.until)}"
+        if waiting
+        else ""
+    )
+    return (
+        f"{name}: {located}; {account.claimed_objects:,} claimed{waits}; skipped: "
+        f"{skipped or 'none'}"
+    )

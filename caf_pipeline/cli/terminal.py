@@ -1,4 +1,6 @@
-"""What the commands share: options, sizes as they are read, text safe for a terminal, JSON lines, progress."""
+"""What the commands share: options, sizes as they are read, text safe for a terminal, JSON lines,
+progress.
+"""
 
 import inspect
 import json
@@ -21,12 +23,16 @@ from caf_pipeline.waits import LINE_SECONDS
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="A source of caf.toml.")]
-SourcesArgument = Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="One source; all of caf.toml by default.")]
+SourcesArgument = Annotated[
+    str | None, typer.Argument(metavar="[SOURCE]", help="One source; all of caf.toml by default.")
+]
 
 AsOfOption = Annotated[
     str | None,
     typer.Option(
-        "--as-of", metavar="TIME", help="What is archived as of TIME: 2026-11-21T10:00 (UTC), 2026-11-21T10:00:00+02:00."
+        "--as-of",
+        metavar="TIME",
+        help="What is archived as of TIME: 2026-11-21T10:00 (UTC), 2026-11-21T10:00:00+02:00.",
     ),
 ]
 
@@ -38,14 +44,18 @@ _SIZE: Final = re.compile(r"([0-9]+)\s*([A-Za-z]*)")
 
 
 def a_path(text: str | Path) -> Path:
-    """Read a path; raises UsageError for an empty one, as of a variable that is not set: it would be the working folder."""
+    """Read a path; raises UsageError for an empty one, as of a variable that is not set: it would
+    be the working folder.
+    """
     if text == "":
         raise UsageError("A path is empty.", hint="'.' is the working folder.")
     return Path(text)
 
 
 def a_report(text: str) -> str:
-    """Take which report is meant; raises UsageError for an empty text, as of a variable that is not set."""
+    """Take which report is meant; raises UsageError for an empty text, as of a variable that is not
+    set.
+    """
     if not text:
         raise UsageError("--report is empty.", hint="Leave it out for the newest report.")
     return text
@@ -65,13 +75,17 @@ ReportOption = Annotated[
 def parse_size(text: str, *, decimal: bool = False) -> int:
     """Read `30GiB`, `64MiB` or `1000000` as bytes; raises UsageError for anything else.
 
-    With `decimal`, `1GB` (10⁹ bytes) is a size, too: for what is sold by such units, and never for sizes of chunks.
+    With `decimal`, `1GB` (10⁹ bytes) is a size, too: for what is sold by such units, and never for
+    sizes of chunks.
     """
     units = _UNITS | _DECIMAL_UNITS if decimal else _UNITS
     match = _SIZE.fullmatch(text.strip())
     if not match or match[2] not in units:
         also = " (or KB, MB, GB, TB)" if decimal else ""
-        raise UsageError(f"{text!r} is not a size.", hint=f"Give bytes, or a whole number of KiB, MiB, GiB or TiB{also}: 30GiB.")
+        raise UsageError(
+            f"{text!r} is not a size.",
+            hint=f"Give bytes, or a whole number of KiB, MiB, GiB or TiB{also}: 30GiB.",
+        )
     return int(match[1]) * units[match[2]]
 
 
@@ -81,7 +95,10 @@ def parse_time(text: str) -> datetime:
         moment = datetime.fromisoformat(text)
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
-        raise UsageError(f"{text!r} is not a time.", hint="Give a date, or a date and a time: 2026-11-21T10:00:00Z.") from error
+        raise UsageError(
+            f"{text!r} is not a time.",
+            hint="Give a date, or a date and a time: 2026-11-21T10:00:00Z.",
+        ) from error
 
 
 def show_time(moment: datetime) -> str:
@@ -91,16 +108,24 @@ def show_time(moment: datetime) -> str:
 
 def show_coins(amount: int) -> str:
     """Return an amount of ujkl for people: 1 JKL is 1,000,000 ujkl."""
-    return f"{amount:,} ujkl ({amount / 1_000_000:,.2f} JKL)" if amount >= 10_000 else f"{amount:,} ujkl"
+    return (
+        f"{amount:,} ujkl ({amount / 1_000_000:,.2f} JKL)"
+        if amount >= 10_000
+        else f"{amount:,} ujkl"
+    )
 
 
 def printable(text: str) -> str:
-    r"""Return text that cannot move the cursor, change colours or break the line; what is escaped begins with `\`."""
+    r"""Return text that cannot move the cursor, change colours or break the line; what is escaped
+    begins with `\`.
+    """
     return one_line(text.replace("\\", "\\\\"))
 
 
 def help_of(command: Callable[..., object]) -> str:
-    r"""Return a command's help: its docstring, where a line of `\b` keeps the paragraph after it as it is."""
+    r"""Return a command's help: its docstring, where a line of `\b` keeps the paragraph after it as
+    it is.
+    """
     return (inspect.getdoc(command) or "").replace("\\b\n", "\b\n")
 
 
@@ -122,7 +147,9 @@ def note(text: str) -> None:
 
 
 def confirm(question: str, *, yes: bool, otherwise: str) -> None:
-    """Ask a question on the terminal, unless `yes`. If the answer is no, print `otherwise` and end with status 1.
+    """Ask a question on the terminal, unless `yes`.
+
+    If the answer is no, print `otherwise` and end with status 1.
 
     Raises:
         UsageError: there is no terminal to ask on.
@@ -130,7 +157,10 @@ def confirm(question: str, *, yes: bool, otherwise: str) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("the command needs a confirmation, and standard input is not a terminal.", hint="Give --yes.")
+        raise UsageError(
+            "the command needs a confirmation, and standard input is not a terminal.",
+            hint="Give --yes.",
+        )
     if not typer.confirm(question, err=True):
         note(otherwise)
         raise typer.Exit(1)
@@ -138,7 +168,8 @@ def confirm(question: str, *, yes: bool, otherwise: str) -> None:
 
 @contextmanager
 def object_progress(title: str) -> Iterator[Callable[[int], None]]:
-    """Show how far work on objects is, whose number is not known: a bar on a terminal, else a line a minute on stderr.
+    """Show how far work on objects is, whose number is not known: a bar on a terminal, else a line
+    a minute on stderr.
 
     Yields a function that is told the bytes of each object.
     """
@@ -167,7 +198,9 @@ def object_progress(title: str) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def progress(title: str, total_bytes: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a bar on stderr, where that is a terminal and the work is big. Yields a function that is told bytes done.
+    """Show a bar on stderr, where that is a terminal and the work is big.
+
+    Yields a function that is told bytes done.
 
     Of work whose size is not known (None) it shows what is done.
     """
@@ -175,9 +208,20 @@ def progress(title: str, total_bytes: int | None) -> Iterator[Callable[[int], No
         yield lambda size_bytes: None
         return
     from rich.console import Console  # noqa: PLC0415  only where a bar is shown
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
-    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(title, *columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=total_bytes)
 

@@ -19,7 +19,10 @@ from caf_pipeline.ledger.records import SourceProgress
 from caf_pipeline.settings import Settings
 
 _SHOWN: Final = frozenset({*UNDER_WAY, *IN_GOOD_STANDING, ChunkState.PARKED})
-"""What is archived, or is to be. Chunks that were given up are not part of the whole: their objects are in others."""
+"""What is archived, or is to be.
+
+Chunks that were given up are not part of the whole: their objects are in others.
+"""
 
 _NOTHING: Final = "nothing is planned yet"
 
@@ -47,14 +50,18 @@ def watch(settings: Settings, source: str | None, *, interval: float, json: bool
 
 @contextmanager
 def _shown(json: bool) -> Iterator[Callable[[Sequence[SourceProgress]], None]]:
-    """Give what shows one look: JSON lines; lines, one a source, with the time; or on a terminal lines that are replaced."""
+    """Give what shows one look: JSON lines; lines, one a source, with the time; or on a terminal
+    lines that are replaced.
+    """
     if json:
         yield _print_json
     elif not sys.stdout.isatty():
         yield _print_lines
     else:
         with Live(auto_refresh=False) as live:
-            yield lambda found: live.update(Text("\n".join(map(_line, found)) or _NOTHING), refresh=True)
+            yield lambda found: live.update(
+                Text("\n".join(map(_line, found)) or _NOTHING), refresh=True
+            )
 
 
 def _print_lines(found: Sequence[SourceProgress]) -> None:
@@ -73,7 +80,10 @@ def _line(one: SourceProgress) -> str:
         return f"{said}; nothing under way"
     if one.bytes_per_second is None or one.seconds_left is None:
         return f"{said}; no rate yet"
-    over = f"{counted(one.recent.chunks, 'chunk')} in the last {timedelta(seconds=round(one.window_seconds))}"
+    over = (
+        f"{counted(one.recent.chunks, 'chunk')} in the last "
+        f"{timedelta(seconds=round(one.window_seconds))}"
+    )
     rate = f"{show_size(round(one.bytes_per_second))} a second ({over})"
     return f"{said}; {rate}; about {timedelta(seconds=round(one.seconds_left))} left"
 

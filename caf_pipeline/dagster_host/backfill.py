@@ -1,8 +1,9 @@
-"""`caf backfill`: chunks under way as one asset backfill of Dagster's, which its daemon submits, and what becomes of it.
+"""`caf backfill`: chunks under way as one asset backfill of Dagster's, which its daemon submits,
+and what becomes of it.
 
-The command asks for the backfill in one write and then only looks on: ended at any moment it changes nothing, and the daemon goes
-on.
-Source: "Backfills" in Dagster's documentation; `PartitionBackfill` is what its UI makes of the same request.
+The command asks for the backfill in one write and then only looks on: ended at any moment it
+changes nothing, and the daemon goes on. Source: "Backfills" in Dagster's documentation;
+`PartitionBackfill` is what its UI makes of the same request.
 """
 
 import secrets
@@ -23,7 +24,10 @@ from rich.console import Console
 from caf_pipeline.automation.launching import UNFINISHED, Backfills, failed_runs, runs_of
 from caf_pipeline.automation.pod_size import pod_tags
 from caf_pipeline.chunk_state import IN_GOOD_STANDING, UNDER_WAY, ChunkState
-from caf_pipeline.dagster_host.dagster_private import BULK_ACTION_TERMINAL_STATUSES, PartitionBackfill
+from caf_pipeline.dagster_host.dagster_private import (
+    BULK_ACTION_TERMINAL_STATUSES,
+    PartitionBackfill,
+)
 from caf_pipeline.dagster_host.home import dagster_home
 from caf_pipeline.dagster_host.source_runs import open_instance
 from caf_pipeline.dagster_host.summary import CHUNKS_FAILED, HELD_BY_OTHERS
@@ -53,14 +57,20 @@ PAGE: Final = 200
 """Chunks whose runs are read at once."""
 
 BEHIND_NEW_RUNS: Final = "-1"
-"""The priority of a backfill's runs: a chunk's run that a person begins in the UI has 0; see `BEFORE_BACKFILLS`."""
+"""The priority of a backfill's runs: a chunk's run that a person begins in the UI has 0; see
+`BEFORE_BACKFILLS`.
+"""
 
-_RUNNING: Final = "it begins with `dagster-daemon run -w workspace.yaml` (or `dg dev`) and DAGSTER_HOME={home}"
+_RUNNING: Final = (
+    "it begins with `dagster-daemon run -w workspace.yaml` (or `dg dev`) and DAGSTER_HOME={home}"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which chunks are asked for: of a plan, from one to another, both included, or only those that failed; "" for any."""
+    """Which chunks are asked for: of a plan, from one to another, both included, or only those that
+    failed; "" for any.
+    """
 
     plan: str = ""
     first: str = ""
@@ -86,15 +96,20 @@ class Chosen:
 
 
 def backfill_command(
-    source: str, *, settings: Settings, wanted: Mapping[str, Any], dry_run: bool = False, json: bool = False
+    source: str,
+    *,
+    settings: Settings,
+    wanted: Mapping[str, Any],
+    dry_run: bool = False,
+    json: bool = False,
 ) -> int:
-    """Submit a backfill of the chunks that are wanted (`Selection`) and follow it to its end; return the exit status.
+    """Submit a backfill of the chunks that are wanted (`Selection`) and follow it to its end;
+    return the exit status.
 
     Where all of them are in an unfinished backfill already, that one is followed.
 
-    Raises:
-        NoDaemon: nothing was submitted, since nothing would begin. UsageError, NotLocated: of the selection.
-        KeyboardInterrupt: the backfill goes on.
+    Raises: NoDaemon: nothing was submitted, since nothing would begin. UsageError, NotLocated: of
+        the selection. KeyboardInterrupt: the backfill goes on.
     """
     settings.source(source)
     console = Console(stderr=True, soft_wrap=True, markup=False, highlight=False)
@@ -105,7 +120,15 @@ def backfill_command(
             console.print(line)
         names = [chunk.name for chunk in chosen.chunks]
         if dry_run:
-            _print(json, {"backfill": None, "chunks": names, "held": chosen.held, "backfills": list(chosen.backfills)})
+            _print(
+                json,
+                {
+                    "backfill": None,
+                    "chunks": names,
+                    "held": chosen.held,
+                    "backfills": list(chosen.backfills),
+                },
+            )
             console.print(f"would submit {counted(len(names), 'chunk')}; nothing was changed")
             return 0
         if names or chosen.backfills:
@@ -116,7 +139,8 @@ def backfill_command(
                 names = _unparked(settings, ledger, chosen.chunks)
                 submit(settings, instance, ledger, source, names, backfill_id)
                 console.print(
-                    f"backfill {backfill_id} has {counted(len(names), 'chunk')} of {source}; Dagster's daemon runs them"
+                    f"backfill {backfill_id} has {counted(len(names), 'chunk')} of {source}; "
+                    "Dagster's daemon runs them"
                 )
             elif chosen.backfills:
                 backfill_id, names = max(chosen.backfills.items(), key=lambda one: len(one[1]))
@@ -127,34 +151,62 @@ def backfill_command(
             status = follow(instance, backfill_id, len(names), console)
         except KeyboardInterrupt:
             if instance.get_backfill(backfill_id):
-                console.print(f"backfill {backfill_id} goes on in Dagster's daemon; `caf backfill {source}` follows it again")
+                console.print(
+                    f"backfill {backfill_id} goes on in Dagster's daemon; `caf backfill {source}` "
+                    "follows it again"
+                )
             raise
         left = _not_archived(ledger, source, names)
         for chunk in left:
-            console.print(f"{chunk.name} is {chunk.state}{f': {chunk.reason}' if chunk.reason else ''}")
-        _print(json, {"backfill": backfill_id, "status": status, "chunks": names, "left": [chunk.name for chunk in left]})
+            console.print(
+                f"{chunk.name} is {chunk.state}{f': {chunk.reason}' if chunk.reason else ''}"
+            )
+        _print(
+            json,
+            {
+                "backfill": backfill_id,
+                "status": status,
+                "chunks": names,
+                "left": [chunk.name for chunk in left],
+            },
+        )
         done = len(names) - len(left)
-        console.print(f"backfill {backfill_id} ended ({status}): {done} of {counted(len(names), 'chunk')} done")
+        console.print(
+            f"backfill {backfill_id} ended ({status}): {done} of {counted(len(names), 'chunk')} "
+            "done"
+        )
         return CHUNKS_FAILED if left else 0
 
 
 def choose(instance: DagsterInstance, ledger: Ledger, source: str, wanted: Selection) -> Chosen:
     """Return the chunks of the source that are wanted and that nothing works on.
 
-    Raises:
-        NotLocated: there is no such plan or chunk. UsageError: an end is of another source or plan, or the ends are the wrong way
+    Raises: NotLocated: there is no such plan or chunk. UsageError: an end is of another source or
+        plan, or the ends are the wrong way
             round.
     """
     if source not in ledger.lookup.sources():
-        raise NotLocated(f"nothing of '{source}' is planned yet", hint=f"`caf run {source}` plans it")
+        raise NotLocated(
+            f"nothing of '{source}' is planned yet", hint=f"`caf run {source}` plans it"
+        )
     if wanted.plan and not any(one.record.name == wanted.plan for one in ledger.plans.list(source)):
-        raise NotLocated(f"source '{source}' has no plan '{wanted.plan}'", hint=f"`caf plans {source}` lists them")
-    first, last = (_position(ledger, source, name, wanted.plan) for name in (wanted.first, wanted.last))
+        raise NotLocated(
+            f"source '{source}' has no plan '{wanted.plan}'",
+            hint=f"`caf plans {source}` lists them",
+        )
+    first, last = (
+        _position(ledger, source, name, wanted.plan) for name in (wanted.first, wanted.last)
+    )
     if first is not None and last is not None and first > last:
-        raise UsageError(f"{wanted.first} comes after {wanted.last}", hint="--from names the older one")
+        raise UsageError(
+            f"{wanted.first} comes after {wanted.last}", hint="--from names the older one"
+        )
     within = [
         chunk
-        for chunk in sorted(ledger.chunks.list(source, [*UNDER_WAY, ChunkState.PARKED]), key=lambda chunk: chunk.caf_file_id)
+        for chunk in sorted(
+            ledger.chunks.list(source, [*UNDER_WAY, ChunkState.PARKED]),
+            key=lambda chunk: chunk.caf_file_id,
+        )
         if (not wanted.plan or chunk.plan == wanted.plan)
         and (first is None or chunk.caf_file_id >= first)
         and (last is None or chunk.caf_file_id <= last)
@@ -169,11 +221,16 @@ def _position(ledger: Ledger, source: str, name: str, plan: str) -> int | None:
     if chunk.source != source:
         raise UsageError(f"{name} is a chunk of source '{chunk.source}', not of '{source}'")
     if plan and chunk.plan != plan:
-        raise UsageError(f"{name} is a chunk of plan {chunk.plan}, not of {plan}", hint="leave --plan out, or name chunks of it")
+        raise UsageError(
+            f"{name} is a chunk of plan {chunk.plan}, not of {plan}",
+            hint="leave --plan out, or name chunks of it",
+        )
     return chunk.caf_file_id
 
 
-def _free(instance: DagsterInstance, ledger: Ledger, chunks: Sequence[Chunk], *, failed: bool) -> Chosen:
+def _free(
+    instance: DagsterInstance, ledger: Ledger, chunks: Sequence[Chunk], *, failed: bool
+) -> Chosen:
     """Put each chunk where it belongs."""
     chosen, backfills = Chosen(), Backfills(instance)
     leased = {chunk_of_lease(lease.name) for lease in ledger.leases.list() if lease.live}
@@ -183,7 +240,9 @@ def _free(instance: DagsterInstance, ledger: Ledger, chunks: Sequence[Chunk], *,
             its = runs.get(chunk.name, [])
             if backfill := backfills.having(chunk.source, chunk.name, its):
                 chosen.backfills.setdefault(backfill, []).append(chunk.name)
-            elif chunk.name in leased or any(record.dagster_run.status in UNFINISHED for record in its):
+            elif chunk.name in leased or any(
+                record.dagster_run.status in UNFINISHED for record in its
+            ):
                 chosen.held.append(chunk.name)
             elif chunk.state is ChunkState.PARKED and not failed:
                 chosen.parked += 1
@@ -198,9 +257,14 @@ def _said_of(chosen: Chosen, source: str) -> list[str]:
         for backfill, names in chosen.backfills.items()
     ]
     if chosen.held:
-        said.append(f"{counted(len(chosen.held), 'chunk')} left out: runs are queued or work on them")
+        said.append(
+            f"{counted(len(chosen.held), 'chunk')} left out: runs are queued or work on them"
+        )
     if chosen.parked:
-        said.append(f"{counted(chosen.parked, 'chunk')} left out as parked; `caf backfill {source} --failed` tries them again")
+        said.append(
+            f"{counted(chosen.parked, 'chunk')} left out as parked; `caf backfill {source} "
+            "--failed` tries them again"
+        )
     if not chosen.chunks and not chosen.backfills and not chosen.held:
         said.append(f"nothing to submit: no chunk of {source} that was asked for has work to do")
     return said
@@ -212,12 +276,20 @@ def new_id() -> str:
 
 
 def submit(  # noqa: PLR0917 - what it takes
-    settings: Settings, instance: DagsterInstance, ledger: Ledger, source: str, names: Sequence[str], backfill_id: str
+    settings: Settings,
+    instance: DagsterInstance,
+    ledger: Ledger,
+    source: str,
+    names: Sequence[str],
+    backfill_id: str,
 ) -> None:
     """Ask Dagster for a backfill of these chunks. The daemon submits the runs."""
     register_chunks(instance, ledger, source)
     wanted = set(names)
-    largest = max((chunk.expected_size_bytes for chunk in ledger.chunks.list(source) if chunk.name in wanted), default=0)
+    largest = max(
+        (chunk.expected_size_bytes for chunk in ledger.chunks.list(source) if chunk.name in wanted),
+        default=0,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Dagster calls a name of its own that it calls deprecated
         backfill = PartitionBackfill.from_asset_partitions(
@@ -226,7 +298,11 @@ def submit(  # noqa: PLR0917 - what it takes
             partition_names=list(names),
             asset_selection=[AssetKey(asset_key(source, name)) for name in ASSETS[2:]],
             backfill_timestamp=time.time(),
-            tags={SOURCE_TAG: source, PRIORITY_TAG: BEHIND_NEW_RUNS, **pod_tags(instance, settings, largest)},
+            tags={
+                SOURCE_TAG: source,
+                PRIORITY_TAG: BEHIND_NEW_RUNS,
+                **pod_tags(instance, settings, largest),
+            },
             dynamic_partitions_store=instance,
             all_partitions=False,
             title=f"caf backfill {source}",
@@ -237,7 +313,9 @@ def submit(  # noqa: PLR0917 - what it takes
 
 
 def follow(instance: DagsterInstance, backfill_id: str, left: int, console: Console) -> str:
-    """Say how far a backfill is, of which so many chunks are left to do, until it has ended; return its status."""
+    """Say how far a backfill is, of which so many chunks are left to do, until it has ended; return
+    its status.
+    """
     began, done_before, said, said_at, lost = time.monotonic(), -1, "", 0.0, False
     while True:
         backfill = instance.get_backfill(backfill_id)
@@ -246,7 +324,10 @@ def follow(instance: DagsterInstance, backfill_id: str, left: int, console: Cons
         counts = _runs(instance, backfill_id)
         done_before = counts["well"] if done_before < 0 else done_before
         total = left + done_before
-        line = f"backfill {backfill_id}: {_progress(counts, total, counts['well'] - done_before, time.monotonic() - began)}"
+        line = (
+            f"backfill {backfill_id}: "
+            f"{_progress(counts, total, counts['well'] - done_before, time.monotonic() - began)}"
+        )
         ended = backfill.status in BULK_ACTION_TERMINAL_STATUSES
         if line != said and (ended or time.monotonic() - said_at >= SAY_SECONDS):
             console.print(line)
@@ -254,7 +335,11 @@ def follow(instance: DagsterInstance, backfill_id: str, left: int, console: Cons
         if ended:
             return backfill.status.value
         if lost is not (lost := not _daemon_lives(instance)):
-            console.print("Dagster's daemon has ended; the backfill goes on when it runs again" if lost else "the daemon is back")
+            console.print(
+                "Dagster's daemon has ended; the backfill goes on when it runs again"
+                if lost
+                else "the daemon is back"
+            )
         time.sleep(LOOK_SECONDS)
 
 
@@ -267,24 +352,37 @@ def _runs(instance: DagsterInstance, backfill_id: str) -> Mapping[str, int]:
         "going": UNFINISHED,
     }
     return {
-        name: instance.get_runs_count(RunsFilter(tags={BACKFILL_TAG: backfill_id}, statuses=statuses))
+        name: instance.get_runs_count(
+            RunsFilter(tags={BACKFILL_TAG: backfill_id}, statuses=statuses)
+        )
         for name, statuses in states.items()
     }
 
 
 def _progress(counts: Mapping[str, int], total: int, done: int, seconds: float) -> str:
-    """Say how many chunks have a run that ended well, the rate of those `done` in so many seconds, and the time left by it."""
+    """Say how many chunks have a run that ended well, the rate of those `done` in so many seconds,
+    and the time left by it.
+    """
     well = min(counts["well"], total)
-    ended = "".join(f", {counted(counts[how], 'run')} {how}" for how in ("failed", "canceled") if counts[how])
-    said = f"runs of {well} of {counted(total, 'chunk')} ended well{ended}, {counted(counts['going'], 'run')} queued or going"
+    ended = "".join(
+        f", {counted(counts[how], 'run')} {how}" for how in ("failed", "canceled") if counts[how]
+    )
+    said = (
+        f"runs of {well} of {counted(total, 'chunk')} ended well{ended}, "
+        f"{counted(counts['going'], 'run')} queued or going"
+    )
     if not done or well == total or not counts["going"]:
         return said
     left = (total - well) * seconds / done
-    return f"{said}; {done / seconds * 60:.1f} a minute, about {timedelta(seconds=round(left))} left"
+    return (
+        f"{said}; {done / seconds * 60:.1f} a minute, about {timedelta(seconds=round(left))} left"
+    )
 
 
 def _not_archived(ledger: Ledger, source: str, names: Sequence[str]) -> list[Chunk]:
-    """Return those of the chunks that are not archived: they have work to do still, are parked, or were given up meanwhile."""
+    """Return those of the chunks that are not archived: they have work to do still, are parked, or
+    were given up meanwhile.
+    """
     wanted, others = set(names), [state for state in ChunkState if state not in IN_GOOD_STANDING]
     return [chunk for chunk in ledger.chunks.list(source, others) if chunk.name in wanted]
 
@@ -294,7 +392,9 @@ def _unparked(settings: Settings, ledger: Ledger, chunks: Sequence[Chunk]) -> li
     parked = {chunk.name for chunk in chunks if chunk.state is ChunkState.PARKED}
     if parked:
         nothing = UnaskedObjects("a backfill is only submitted")
-        context = open_run_context(settings, chunks[0].source, run="caf backfill", ledger=ledger, objects=nothing)
+        context = open_run_context(
+            settings, chunks[0].source, run="caf backfill", ledger=ledger, objects=nothing
+        )
         try:
             for name in sorted(parked):
                 try:
@@ -311,19 +411,25 @@ def _require_daemon_home(settings: Settings) -> None:
     """Raise where no Dagster ever kept anything here; nothing is made."""
     home = dagster_home(settings)
     if not home.is_dir():
-        raise NoDaemon(f"no Dagster daemon runs here: there is no {home} yet", hint=_RUNNING.format(home=home))
+        raise NoDaemon(
+            f"no Dagster daemon runs here: there is no {home} yet", hint=_RUNNING.format(home=home)
+        )
 
 
 def require_daemon(instance: DagsterInstance, settings: Settings) -> None:
     """Raise where no daemon would submit a backfill."""
     if not _daemon_lives(instance):
         home = dagster_home(settings)
-        raise NoDaemon(f"no Dagster daemon works on {home}, so that a backfill would not begin", hint=_RUNNING.format(home=home))
+        raise NoDaemon(
+            f"no Dagster daemon works on {home}, so that a backfill would not begin",
+            hint=_RUNNING.format(home=home),
+        )
 
 
 def _daemon_lives(instance: DagsterInstance) -> bool:
     heartbeat = instance.get_daemon_heartbeats().get(DAEMON)
-    # One that is ahead was written while a clock was wrong; those of two machines may differ a little.
+    # One that is ahead was written while a clock was wrong; those of two machines may differ a
+    # little.
     return heartbeat is not None and abs(time.time() - heartbeat.timestamp) < LIVE_SECONDS
 
 

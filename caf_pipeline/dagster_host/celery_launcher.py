@@ -1,4 +1,5 @@
-"""The run launcher for Celery: a run is a task, which one process of one worker executes from its first step to its last.
+"""The run launcher for Celery: a run is a task, which one process of one worker executes from its
+first step to its last.
 
 The worker's side is `celery_worker`. Both are configured by the `run_launcher` of dagster.yaml.
 """
@@ -16,23 +17,33 @@ from dagster_celery.tags import DAGSTER_CELERY_TASK_ID_TAG
 from caf_pipeline.dagster_host.dagster_private import CheckRunHealthResult, WorkerStatus
 from caf_pipeline.dagster_host.run_launcher import CheckedRuns
 
-warnings.simplefilter("ignore", DuplicateTaskNameWarning)  # dagster-celery 0.29.27 registers its task for each run again
+warnings.simplefilter(
+    "ignore", DuplicateTaskNameWarning
+)  # dagster-celery 0.29.27 registers its task for each run again
 
 ANSWER_SECONDS: Final = 2.0
-"""How long workers may take to say which tasks they have. Each answers from memory; all of the time is waited for."""
+"""How long workers may take to say which tasks they have.
+
+Each answers from memory; all of the time is waited for.
+"""
 
 LOOK_AGAIN_SECONDS: Final = 10.0
 """For so long one answer counts for all runs that monitoring asks for, one after the other."""
 
 LOST_SECONDS: Final = 120
-"""By default, how long no worker may say that it has a run's task: longer than a restart of the broker."""
+"""By default, how long no worker may say that it has a run's task: longer than a restart of the
+broker.
+"""
 
 OURS: Final = {
-    "broker_connection_max_retries": None,  # else a worker ends when the broker was away for an hour
+    # else a worker ends when the broker was away for an hour
+    "broker_connection_max_retries": None,
     "broker_connection_retry_on_startup": True,
     "task_ignore_result": True,  # a run's state is in Dagster's storage
-    "worker_disable_prefetch": True,  # of Redis: else a busy worker takes tasks from the queue that another could begin
-    "worker_max_tasks_per_child": 1,  # a process for each run: its memory goes back, it reads the settings as they are now
+    # of Redis: else a busy worker takes tasks from the queue that another could begin
+    "worker_disable_prefetch": True,
+    # a process for each run: its memory goes back, it reads the settings as they are now
+    "worker_max_tasks_per_child": 1,
     "worker_redirect_stdouts": False,  # what a step prints is in Dagster's compute logs
 }
 """What of Celery's configuration depends on how runs are executed, with the reason."""
@@ -41,8 +52,9 @@ OURS: Final = {
 class CheckedCeleryRunLauncher(CheckedRuns, CeleryRunLauncher):
     """Launches runs as tasks of Celery's workers and checks on them.
 
-    Dagster's own asks the result backend, which says of a run whose worker was killed or lost that it is started, for ever,
-    and of one that takes longer than results are kept that it is unknown, which ends it. Here the workers are asked.
+    Dagster's own asks the result backend, which says of a run whose worker was killed or lost that
+    it is started, for ever, and of one that takes longer than results are kept that it is unknown,
+    which ends it. Here the workers are asked.
     """
 
     def __init__(
@@ -63,14 +75,17 @@ class CheckedCeleryRunLauncher(CheckedRuns, CeleryRunLauncher):
         described = "A run whose task no worker has had for so long is ended as lost, and retried."
         return {
             **cast("Mapping[str, Any]", CeleryRunLauncher.config_type()),
-            "lost_seconds": Field(int, is_required=False, default_value=LOST_SECONDS, description=described),
+            "lost_seconds": Field(
+                int, is_required=False, default_value=LOST_SECONDS, description=described
+            ),
         }
 
     def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Ask all workers which tasks they have; a run is lost when none has had its task for a while.
+        """Ask all workers which tasks they have; a run is lost when none has had its task for a
+        while.
 
-        Raises:
-            kombu's OperationalError or its client's own: the broker does not answer, which says nothing about runs.
+        Raises: kombu's OperationalError or its client's own: the broker does not answer, which says
+            nothing about runs.
         """
         task = run.tags.get(DAGSTER_CELERY_TASK_ID_TAG)
         if not task:
@@ -80,9 +95,13 @@ class CheckedCeleryRunLauncher(CheckedRuns, CeleryRunLauncher):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
         now = time.monotonic()
         if now - self._missed_since.setdefault(task, now) < self._lost_seconds:
-            return CheckRunHealthResult(WorkerStatus.RUNNING, "no worker has the run's task; it may be out of touch")
+            return CheckRunHealthResult(
+                WorkerStatus.RUNNING, "no worker has the run's task; it may be out of touch"
+            )
         del self._missed_since[task]
-        return CheckRunHealthResult(WorkerStatus.NOT_FOUND, f"no worker has had the run's task for {self._lost_seconds} s")
+        return CheckRunHealthResult(
+            WorkerStatus.NOT_FOUND, f"no worker has had the run's task for {self._lost_seconds} s"
+        )
 
     def _tasks(self) -> frozenset[str]:
         """Return the ids of the tasks that workers execute."""
@@ -92,17 +111,24 @@ class CheckedCeleryRunLauncher(CheckedRuns, CeleryRunLauncher):
             self._seen_at = time.monotonic()
         return self._seen
 
-    def get_run_worker_debug_info(self, run: DagsterRun, include_container_logs: bool | None = True) -> str:
+    def get_run_worker_debug_info(
+        self, run: DagsterRun, include_container_logs: bool | None = True
+    ) -> str:
         """Return what to look at where a run was not begun in time."""
         return (
-            f"No worker began its task {run.tags.get(DAGSTER_CELERY_TASK_ID_TAG, '')}. Workers have to run, and to execute"
-            " together at least as many runs at once as dagster.yaml's max_concurrent_runs lets go on."
+            f"No worker began its task {run.tags.get(DAGSTER_CELERY_TASK_ID_TAG, '')}. Workers "
+            "have to run, and to execute"
+            " together at least as many runs at once as dagster.yaml's max_concurrent_runs lets go "
+            "on."
         )
 
     def terminate(self, run_id: str) -> bool:
-        """Interrupt the run as Ctrl-C does; one that has not begun never does. False where it has ended or has no task.
+        """Interrupt the run as Ctrl-C does; one that has not begun never does.
 
-        Dagster's own kills the run's process and does not say that it was asked to, so that the run fails and is retried.
+        False where it has ended or has no task.
+
+        Dagster's own kills the run's process and does not say that it was asked to, so that the run
+        fails and is retried.
         """
         run = self._instance.get_run_by_id(run_id)
         task = run.tags.get(DAGSTER_CELERY_TASK_ID_TAG) if run and not run.is_finished else None

@@ -1,9 +1,10 @@
-"""A Celery worker that executes runs, configured by the same dagster.yaml as the launcher that sends them.
+"""A Celery worker that executes runs, configured by the same dagster.yaml as the launcher that
+sends them.
 
     python -m caf_pipeline.dagster_host.celery_worker --concurrency 2
 
-dagster-celery's own command takes a second file with the broker's address, and writes that, password and all, into a folder
-that everybody may read.
+dagster-celery's own command takes a second file with the broker's address, and writes that,
+password and all, into a folder that everybody may read.
 """
 
 import sys
@@ -24,7 +25,9 @@ def celery_app() -> Celery:
     Raises:
         SettingsError: it names another launcher.
     """
-    home = prepare_dagster_home(load_settings())  # set in the environment: the processes of runs look there
+    home = prepare_dagster_home(
+        load_settings()
+    )  # set in the environment: the processes of runs look there
     launcher = InstanceRef.from_dir(str(home)).run_launcher
     if not isinstance(launcher, CheckedCeleryRunLauncher):
         raise SettingsError(

@@ -1,6 +1,8 @@
-"""Where the output of a run's steps is kept: Dagster's own files, shown in its terminal by a thread of the run's process.
+"""Where the output of a run's steps is kept: Dagster's own files, shown in its terminal by a thread
+of the run's process.
 
-Dagster's own manager starts four programs for each run to show it there, which inherit the run's keys and the wallet's words.
+Dagster's own manager starts four programs for each run to show it there, which inherit the run's
+keys and the wallet's words.
 """
 
 import os
@@ -33,14 +35,21 @@ class FollowedComputeLogs(LocalComputeLogManager):
         return {}
 
     @classmethod
-    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> "FollowedComputeLogs":
+    def from_config_value(
+        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
+    ) -> "FollowedComputeLogs":
         """Return one over the folder that Dagster's would use."""
         return cls(base_dir=str(storage_folder() / "storage"), inst_data=inst_data)
 
     @contextmanager
     def capture_logs(self, log_key: Sequence[str]) -> Iterator[CapturedLogContext]:
-        """Write standard output and error to the files of a step while the context lasts, and show them."""
-        out, error, complete = (Path(self.get_captured_local_path(log_key, ending)) for ending in ("out", "err", "complete"))
+        """Write standard output and error to the files of a step while the context lasts, and show
+        them.
+        """
+        out, error, complete = (
+            Path(self.get_captured_local_path(log_key, ending))
+            for ending in ("out", "err", "complete")
+        )
         with _kept(sys.stdout, out), _kept(sys.stderr, error):
             yield CapturedLogContext(log_key)
         complete.touch()
@@ -68,7 +77,9 @@ def _kept(stream: TextIO, path: Path) -> Iterator[None]:
 
 
 def _follow(path: Path, terminal: int, ended: threading.Event) -> None:
-    """Write what is added to a file to the terminal; close it when all is written that was there at the end."""
+    """Write what is added to a file to the terminal; close it when all is written that was there at
+    the end.
+    """
     with path.open("rb") as file, os.fdopen(terminal, "wb", buffering=0) as shown:
         while True:
             last = ended.is_set()

@@ -1,13 +1,17 @@
-"""What this project uses of Dagster's private modules. They are imported here only, and everybody else imports them from here.
+"""What this project uses of Dagster's private modules.
 
-Read in the version `READ_IN`. Dagster may move or change any of it in any release: a test compares the versions and fails when
-they differ. What to do then: look up each name in Dagster's source, see that it still does what the line above it says, correct
-the import, and set `READ_IN`. Where Dagster has a public name for it by then, import that where it is used instead.
+They are imported here only, and everybody else imports them from here.
+
+Read in the version `READ_IN`. Dagster may move or change any of it in any release: a test compares
+the versions and fails when they differ. What to do then: look up each name in Dagster's source, see
+that it still does what the line above it says, correct the import, and set `READ_IN`. Where Dagster
+has a public name for it by then, import that where it is used instead.
 """
 
 from typing import Final
 
-# `execute_here`: what `JobDefinition.execute_in_process` does, on a run that says which code location it is of. Else: that.
+# `execute_here`: what `JobDefinition.execute_in_process` does, on a run that says which code
+# location it is of. Else: that.
 from dagster._core.definitions.job_base import InMemoryJob
 
 # The run launcher: a code server that is gone is an answer about its runs.
@@ -20,7 +24,8 @@ from dagster._core.execution.api import execute_run_iterator
 # `caf backfill`: what the UI makes of it.
 from dagster._core.execution.backfill import BULK_ACTION_TERMINAL_STATUSES, PartitionBackfill
 
-# `FollowedComputeLogs`: Dagster's local manager, without the programs that it starts. Else: name Dagster's in dagster.yaml.
+# `FollowedComputeLogs`: Dagster's local manager, without the programs that it starts. Else: name
+# Dagster's in dagster.yaml.
 from dagster._core.execution.compute_logs import redirect_to_file
 from dagster._core.execution.execute_in_process import merge_run_tags
 
@@ -29,13 +34,19 @@ from dagster._core.instance.ref import InstanceRef
 
 # The run launchers: what all of Dagster's are, and the words of their answer to run monitoring.
 from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, RunLauncher, WorkerStatus
-from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.remote_origin import (
+    RegisteredCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
 
-# `ChosenStorage`: SQLite or Postgres, by the environment. Else: name one of the two in dagster.yaml.
+# `ChosenStorage`: SQLite or Postgres, by the environment. Else: name one of the two in
+# dagster.yaml.
 from dagster._core.storage.base_storage import DagsterStorage
 from dagster._core.storage.compute_log_manager import CapturedLogContext
 
-# `sqlite_storage`: Dagster's storages on SQLite, for the name by which each makes engines. Else: leave them as they are.
+# `sqlite_storage`: Dagster's storages on SQLite, for the name by which each makes engines. Else:
+# leave them as they are.
 from dagster._core.storage.event_log.sqlite import sqlite_event_log
 from dagster._core.storage.local_compute_log_manager import LocalComputeLogManager
 from dagster._core.storage.noop_compute_log_manager import NoOpComputeLogManager

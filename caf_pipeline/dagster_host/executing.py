@@ -1,8 +1,8 @@
 """Executes a run in this process, recorded as the UI would have recorded one that it had launched.
 
-`JobDefinition.execute_in_process` creates its run without saying which code location it is of: the UI's timeline leaves such a
-run out and cannot execute it again. Here the run is created first, with that.
-Source: `core_execute_in_process` and `execute_run_iterator` of Dagster 1.13.27.
+`JobDefinition.execute_in_process` creates its run without saying which code location it is of: the
+UI's timeline leaves such a run out and cannot execute it again. Here the run is created first, with
+that. Source: `core_execute_in_process` and `execute_run_iterator` of Dagster 1.13.27.
 """
 
 import uuid
@@ -19,10 +19,18 @@ from caf_pipeline.dagster_host.dagster_private import (
     execute_run_iterator,
     merge_run_tags,
 )
-from caf_pipeline.defs.naming import COMMAND, COMMAND_TAG, LOCATION_NAME, MAX_RETRIES_TAG, REPOSITORY_NAME
+from caf_pipeline.defs.naming import (
+    COMMAND,
+    COMMAND_TAG,
+    LOCATION_NAME,
+    MAX_RETRIES_TAG,
+    REPOSITORY_NAME,
+)
 from caf_pipeline.ledger.processes import this_process
 
-_REPOSITORY: Final = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(LOCATION_NAME), REPOSITORY_NAME)
+_REPOSITORY: Final = RemoteRepositoryOrigin(
+    RegisteredCodeLocationOrigin(LOCATION_NAME), REPOSITORY_NAME
+)
 """Our definitions, by name alone: who serves the UI knows how that code location is loaded."""
 
 
@@ -34,7 +42,8 @@ def execute_here(
     partition_key: str | None = None,
     on_event: Callable[[DagsterEvent], None] = lambda _: None,
 ) -> ExecuteInProcessResult:
-    """Execute one run of a job here, with the executor of the job; an error of a step fails the run and is not raised.
+    """Execute one run of a job here, with the executor of the job; an error of a step fails the run
+    and is not raised.
 
     `on_event` is told each event as it comes.
     """
@@ -56,5 +65,8 @@ def execute_here(
         events.append(event)
         on_event(event)
     return ExecuteInProcessResult(
-        job_def=job, event_list=events, dagster_run=instance.get_run_by_id(run_id) or run, output_capture=None
+        job_def=job,
+        event_list=events,
+        dagster_run=instance.get_run_by_id(run_id) or run,
+        output_capture=None,
     )

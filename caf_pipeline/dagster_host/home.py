@@ -1,9 +1,10 @@
 """DAGSTER_HOME: one ignored folder that holds everything Dagster keeps on this machine.
 
-Our dagster.yaml is linked into it, and our workspace.yaml, which `dg dev -w` loads from any folder that has a caf.toml.
+Our dagster.yaml is linked into it, and our workspace.yaml, which `dg dev -w` loads from any folder
+that has a caf.toml.
 
-`python -m caf_pipeline.dagster_host.home` prepares it and prints its path. Imports nothing of Dagster, which would take
-seconds.
+`python -m caf_pipeline.dagster_host.home` prepares it and prints its path. Imports nothing of
+Dagster, which would take seconds.
 """
 
 import os
@@ -20,7 +21,9 @@ HOME_VARIABLE: Final = "DAGSTER_HOME"
 
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 _FOLDERS: Final = (_PACKAGE.parent, _PACKAGE)
-"""The folders of both files: beside the package in a working copy, inside it when installed from a wheel."""
+"""The folders of both files: beside the package in a working copy, inside it when installed from a
+wheel.
+"""
 
 
 def dagster_home(settings: Settings) -> Path:
@@ -29,9 +32,11 @@ def dagster_home(settings: Settings) -> Path:
 
 
 def prepare_dagster_home(settings: Settings) -> Path:
-    """Make the folder, link both files into it, and set DAGSTER_HOME for this process and its children.
+    """Make the folder, link both files into it, and set DAGSTER_HOME for this process and its
+    children.
 
-    A file of that name, or a link to a file that is not part of this software, is the operator's own and stays.
+    A file of that name, or a link to a file that is not part of this software, is the operator's
+    own and stays.
 
     Raises:
         SettingsError: the folder cannot be made or written.
@@ -43,14 +48,16 @@ def prepare_dagster_home(settings: Settings) -> Path:
             _link(folder / name)
     except OSError as error:
         raise SettingsError(
-            f"Dagster's folder {folder} cannot be made: {error.strerror}", hint="set 'home' to a folder that can be written"
+            f"Dagster's folder {folder} cannot be made: {error.strerror}",
+            hint="set 'home' to a folder that can be written",
         ) from error
     os.environ[HOME_VARIABLE] = str(folder)
     return folder
 
 
 def is_own(file: Path) -> bool:
-    """Return whether the file is the operator's: a regular file, or a link to a file outside every copy of this software.
+    """Return whether the file is the operator's: a regular file, or a link to a file outside every
+    copy of this software.
 
     A dangling link counts as a link to a removed copy of this software.
     """
@@ -60,9 +67,14 @@ def is_own(file: Path) -> bool:
 
 
 def _link(link: Path) -> None:
-    target = next((folder / link.name for folder in _FOLDERS if (folder / link.name).is_file()), None)
+    target = next(
+        (folder / link.name for folder in _FOLDERS if (folder / link.name).is_file()), None
+    )
     if target is None:
-        raise SettingsError(f"{link.name} is neither in {_FOLDERS[0]} nor in {_FOLDERS[1]}", hint="install the package again")
+        raise SettingsError(
+            f"{link.name} is neither in {_FOLDERS[0]} nor in {_FOLDERS[1]}",
+            hint="install the package again",
+        )
     if is_own(link):
         return
     if link.is_symlink():

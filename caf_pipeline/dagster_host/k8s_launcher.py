@@ -1,4 +1,6 @@
-"""The run launcher for Kubernetes: a run is a Job of one pod, whose disk is sized by the tag that `defs.pod_size` makes."""
+"""The run launcher for Kubernetes: a run is a Job of one pod, whose disk is sized by the tag that
+`defs.pod_size` makes.
+"""
 
 from dagster import DagsterRun
 from dagster_k8s.launcher import K8sRunLauncher
@@ -10,7 +12,8 @@ from caf_pipeline.dagster_host.run_launcher import CheckedRuns
 class CheckedK8sRunLauncher(CheckedRuns, K8sRunLauncher):
     """Launches runs as pods and checks on them.
 
-    Dagster's own looks for the pod of a run that `caf run` executes itself, finds none, and ends the run.
+    Dagster's own looks for the pod of a run that `caf run` executes itself, finds none, and ends
+    the run.
     """
 
     def ask_worker(self, run: DagsterRun) -> CheckRunHealthResult:

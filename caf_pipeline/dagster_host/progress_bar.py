@@ -1,10 +1,12 @@
-"""How far `caf run` is with one source: a bar on a terminal, else a line every minute, for cron and CI.
+"""How far `caf run` is with one source: a bar on a terminal, else a line every minute, for cron and
+CI.
 
-Objects and bytes count once they are packed or skipped. If a chunk fails, its objects stay counted: they are in staging, and the
-next run goes on from there. The line has three numbers of chunks: archived, all, and failed. While the command runs, the counts
-never decrease, even if a step packs a chunk again from an earlier point. The last line has exact counts. A rate is that of the
-whole transfer: of packing while a chunk is packed, and of sending while it is sent. Bytes that an earlier run packed count as
-done, but not for the rate.
+Objects and bytes count once they are packed or skipped. If a chunk fails, its objects stay counted:
+they are in staging, and the next run goes on from there. The line has three numbers of chunks:
+archived, all, and failed. While the command runs, the counts never decrease, even if a step packs a
+chunk again from an earlier point. The last line has exact counts. A rate is that of the whole
+transfer: of packing while a chunk is packed, and of sending while it is sent. Bytes that an earlier
+run packed count as done, but not for the rate.
 """
 
 import threading
@@ -30,7 +32,9 @@ SHOWN_SECONDS: Final = 0.1
 
 
 class Rate:
-    """The rate of one kind of transfer: its bytes over the time that it took, all chunks together."""
+    """The rate of one kind of transfer: its bytes over the time that it took, all chunks
+    together.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -67,20 +71,29 @@ class ChunkProgress:
         waits: returns what is waited for, which is said again with each line.
     """
 
-    def __init__(self, console: Console, source: str, *, line_seconds: float = LINE_SECONDS) -> None:
+    def __init__(
+        self, console: Console, source: str, *, line_seconds: float = LINE_SECONDS
+    ) -> None:
         self.waits: Callable[[], Sequence[Wait]] = tuple
         self._console = console
         self._source = source
         self._line_seconds = line_seconds
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=BAR_WIDTH), TextColumn("{task.fields[text]}"), console=console
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=BAR_WIDTH),
+            TextColumn("{task.fields[text]}"),
+            console=console,
         )
         self._task = self._bar.add_task(f"{source}: planning", total=None, text="")
         self._planned: dict[str, Chunk] = {}
         self._all = (0, 0)  # objects and bytes of those
         self._done = (0, 0, 0)  # objects, bytes and chunks whose run ended well
-        self._parts = defaultdict[tuple[str, int], set[str]](set)  # chunks that are archived of each object in parts
-        self._now: dict[str, tuple[int, int]] = {}  # objects and bytes of each chunk under way, or that failed
+        self._parts = defaultdict[tuple[str, int], set[str]](
+            set
+        )  # chunks that are archived of each object in parts
+        self._now: dict[
+            str, tuple[int, int]
+        ] = {}  # objects and bytes of each chunk under way, or that failed
         self._most = (0, 0)  # objects and bytes that were shown
         self._packing: set[str] = set()  # those of them that are packed now
         self._failed = self._held = self._skipped = 0
@@ -99,7 +112,12 @@ class ChunkProgress:
             self._lines.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._over.set()
         self._most = 0, 0
         if self._console.is_terminal:
@@ -111,9 +129,11 @@ class ChunkProgress:
             self._say(self.line())
 
     def plan(self, chunks: Sequence[Chunk], *, located: Iterable[Chunk] = ()) -> None:
-        """Show these chunks, too, but for those that are not under way and have only to be cleared away.
+        """Show these chunks, too, but for those that are not under way and have only to be cleared
+        away.
 
-        `located` names at least the located chunks with a part of an object whose other parts are still to be archived.
+        `located` names at least the located chunks with a part of an object whose other parts are
+        still to be archived.
         """
         for chunk in located:
             if chunk.part:
@@ -122,7 +142,10 @@ class ChunkProgress:
         self._count_planned()
 
     def forget(self, name: str) -> None:
-        """Show a chunk no longer: its objects are planned again. The sums of all chunks change with the next plan."""
+        """Show a chunk no longer: its objects are planned again.
+
+        The sums of all chunks change with the next plan.
+        """
         if self._planned.pop(name, None):
             self._failed -= 1
         self._now.pop(name, None)
@@ -136,7 +159,9 @@ class ChunkProgress:
         self._sending.end()
 
     def packed(self, name: str, objects: int, size_bytes: int, *, resumed: bool = False) -> None:
-        """Count objects and bytes of a chunk, as differences; `resumed`: an earlier run packed them."""
+        """Count objects and bytes of a chunk, as differences; `resumed`: an earlier run packed
+        them.
+        """
         before = self._now[name]
         if self._is_part(name):
             objects = 0
@@ -149,13 +174,18 @@ class ChunkProgress:
         self._packing.discard(name)
 
     def sent(self, size_bytes: int) -> None:
-        """Count bytes sent, as differences, every copy; called from the steps, by several threads at once."""
+        """Count bytes sent, as differences, every copy; called from the steps, by several threads
+        at once.
+        """
         self._sent_bytes += size_bytes
         self._sending.told(size_bytes)
         self._show(seldom=True)
 
     def end(self, name: str, done: Chunk | None, *, held: bool = False) -> None:
-        """End a chunk. `done` is the chunk after a run that ended well; None if its run failed, or another run holds it.
+        """End a chunk.
+
+        `done` is the chunk after a run that ended well; None if its run failed, or another run
+        holds it.
 
         Objects and bytes stay counted if the chunk failed or is held.
         """
@@ -166,9 +196,16 @@ class ChunkProgress:
             self._now.pop(name, None)
         if done is not None and name in self._planned:
             objects, size_bytes, chunks = self._done
-            whole = self._is_last_part(done) if done.part else done.member_count + done.skipped_count
-            # The ledger has no size of the skipped objects. If objects were given back, the rest is not only skipped objects.
-            all_bytes = done.object_bytes if done.skipped_count and not done.released_count else done.member_bytes
+            whole = (
+                self._is_last_part(done) if done.part else done.member_count + done.skipped_count
+            )
+            # The ledger has no size of the skipped objects. If objects were given back, the rest is
+            # not only skipped objects.
+            all_bytes = (
+                done.object_bytes
+                if done.skipped_count and not done.released_count
+                else done.member_bytes
+            )
             self._done = objects + whole, size_bytes + all_bytes, chunks + 1
             self._skipped += done.skipped_count
         self._packing.discard(name)
@@ -189,12 +226,16 @@ class ChunkProgress:
         self._show()
 
     def _is_part(self, name: str) -> bool:
-        """Whether a chunk has a part of an object, which is counted once all its parts are archived."""
+        """Whether a chunk has a part of an object, which is counted once all its parts are
+        archived.
+        """
         chunk = self._planned.get(name)
         return chunk is not None and chunk.part > 0
 
     def _is_last_part(self, done: Chunk) -> bool:
-        """Note that a run of a part's chunk ended; tell whether all parts of its object are archived now."""
+        """Note that a run of a part's chunk ended; tell whether all parts of its object are
+        archived now.
+        """
         if done.state is not ChunkState.LOCATED or done.part_abandoned:
             return False
         parts = self._parts[object_of(done)]
@@ -236,7 +277,13 @@ class ChunkProgress:
             return
         self._shown_at = now
         size_bytes, total = self._counts()[1], max(self._all[1], 1)
-        self._bar.update(self._task, description=self._source, total=total, completed=size_bytes, text=self._text("  "))
+        self._bar.update(
+            self._task,
+            description=self._source,
+            total=total,
+            completed=size_bytes,
+            text=self._text("  "),
+        )
 
     def _say_lines(self) -> None:
         while not self._over.wait(self._line_seconds):
@@ -249,5 +296,7 @@ class ChunkProgress:
 
 
 def object_of(chunk: Chunk) -> tuple[str, int]:
-    """Return what the chunks of an object's parts have in common, which follow each other in their plan."""
+    """Return what the chunks of an object's parts have in common, which follow each other in their
+    plan.
+    """
     return chunk.plan, chunk.number - chunk.part

@@ -1,4 +1,5 @@
-"""`caf remove`: removes a source without stored chunks from the ledger, the folders of this machine, and Dagster.
+"""`caf remove`: removes a source without stored chunks from the ledger, the folders of this
+machine, and Dagster.
 
 The ledger comes first: it decides. Each later step may be repeated after a kill.
 """
@@ -17,14 +18,21 @@ from caf_pipeline.errors import NotLocated
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import RemovableSource, plan_lease
-from caf_pipeline.maintenance.remove_source import Leftovers, find_leftovers, no_writers, remove_leftovers
+from caf_pipeline.maintenance.remove_source import (
+    Leftovers,
+    find_leftovers,
+    no_writers,
+    remove_leftovers,
+)
 from caf_pipeline.run_wiring import open_ledger
 from caf_pipeline.setting_values import is_source_name
 from caf_pipeline.settings import Settings
 from caf_pipeline.system.quantities import counted, show_size
 
 
-def remove_command(source: str, *, settings: Settings, run: str, confirm: Callable[[Sequence[str]], None]) -> int:
+def remove_command(
+    source: str, *, settings: Settings, run: str, confirm: Callable[[Sequence[str]], None]
+) -> int:
     """Remove a source; return the exit status.
 
     Args:
@@ -51,7 +59,9 @@ def remove_command(source: str, *, settings: Settings, run: str, confirm: Callab
                 _require_once_known(settings, ledger, source, leftovers, partitions)
             confirm([*_lines(source, removable, leftovers, len(partitions))])
             with ledger.leases.hold(plan_lease(source), this_process(run)) as lease:
-                leftovers = find_leftovers(settings, ledger, source)  # while the question was open, a run may have written
+                leftovers = find_leftovers(
+                    settings, ledger, source
+                )  # while the question was open, a run may have written
                 with no_writers(leftovers):
                     if source in ledger.lookup.sources():
                         ledger.removal.remove(lease, source)
@@ -60,10 +70,15 @@ def remove_command(source: str, *, settings: Settings, run: str, confirm: Callab
                     _remove_partitions(instance, source)
     kept = [file.path.name for file in leftovers.kept]
     if kept:
-        sys.stdout.write(f"kept {counted(len(kept), 'staged file')} of chunks that this ledger never had: {', '.join(kept)}\n")
+        sys.stdout.write(
+            f"kept {counted(len(kept), 'staged file')} of chunks that this ledger never had: "
+            f"{', '.join(kept)}\n"
+        )
     sys.stdout.write(f"source '{source}' is removed\n")
     if source in settings.sources:
-        sys.stdout.write(f"the settings still have it: 'caf run {source}' archives it as a new source\n")
+        sys.stdout.write(
+            f"the settings still have it: 'caf run {source}' archives it as a new source\n"
+        )
     sys.stdout.flush()
     return 0
 
@@ -82,34 +97,49 @@ def _partitions(instance: DagsterInstance | None, source: str) -> Sequence[str]:
     return instance.get_dynamic_partitions(partitions_name(source)) if instance else []
 
 
-def _require_once_known(settings: Settings, ledger: Ledger, source: str, leftovers: Leftovers, partitions: Sequence[str]) -> None:
+def _require_once_known(
+    settings: Settings, ledger: Ledger, source: str, leftovers: Leftovers, partitions: Sequence[str]
+) -> None:
     """Raise unless this ledger once had the source, and something of the source is left."""
     if not leftovers.folders and not leftovers.staged and not leftovers.kept and not partitions:
         if source not in settings.sources:
             raise settings.unknown_source(source, ledger.lookup.sources())
-        raise NotLocated(f"the ledger has nothing of source '{source}'", hint="there is nothing to remove")
+        raise NotLocated(
+            f"the ledger has nothing of source '{source}'", hint="there is nothing to remove"
+        )
     if not ledger.leases.ever_held([plan_lease(source)]):
         raise NotLocated(
             f"the ledger never had source '{source}': its files may be those of a lost ledger",
-            hint="'caf rebuild' restores a lost ledger; if nothing was lost, remove the files yourself",
+            hint="'caf rebuild' restores a lost ledger; if nothing was lost, remove the files "
+            "yourself",
         )
 
 
-def _lines(source: str, removable: RemovableSource | None, leftovers: Leftovers, partitions: int) -> Iterator[str]:
+def _lines(
+    source: str, removable: RemovableSource | None, leftovers: Leftovers, partitions: int
+) -> Iterator[str]:
     if removable is None:
         yield f"source      {source}; the ledger no longer has it, and this is left"
     else:
         yield f"source      {source}, {removable.address}"
-        yield f"ledger      {counted(removable.plans, 'plan')}, {counted(removable.chunks, 'chunk')}"
+        yield (
+            f"ledger      {counted(removable.plans, 'plan')}, {counted(removable.chunks, 'chunk')}"
+        )
     yield f"snapshots   {leftovers.snapshots}"
-    yield f"staged      {show_size(leftovers.staged_bytes)} in {counted(len(leftovers.staged), 'file')}"
+    yield (
+        f"staged      {show_size(leftovers.staged_bytes)} in "
+        f"{counted(len(leftovers.staged), 'file')}"
+    )
     yield f"partitions  {partitions}"
     for folder in leftovers.folders:
         yield f"folder      {folder}"
 
 
 def _remove_partitions(instance: DagsterInstance, source: str) -> None:
-    """Remove the partitions of the source's chunks. Failed runs of a chunk do not count if it is planned again."""
+    """Remove the partitions of the source's chunks.
+
+    Failed runs of a chunk do not count if it is planned again.
+    """
     names = _partitions(instance, source)
     for start in range(0, len(names), PAGE):
         page = names[start : start + PAGE]

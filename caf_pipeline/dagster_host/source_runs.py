@@ -1,4 +1,6 @@
-"""Runs of one source's jobs, executed in this process, and what became of a chunk that was archived by one."""
+"""Runs of one source's jobs, executed in this process, and what became of a chunk that was archived
+by one.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +20,12 @@ from dagster import (
 from sqlalchemy.exc import SQLAlchemyError
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.dagster_host.dagster_private import RUN_FAILURE_REASON_TAG, InstanceRef, NoOpComputeLogManager, RunFailureReason
+from caf_pipeline.dagster_host.dagster_private import (
+    RUN_FAILURE_REASON_TAG,
+    InstanceRef,
+    NoOpComputeLogManager,
+    RunFailureReason,
+)
 from caf_pipeline.dagster_host.executing import execute_here
 from caf_pipeline.dagster_host.home import prepare_dagster_home
 from caf_pipeline.dagster_host.sigint import InterruptWatch
@@ -34,26 +41,38 @@ from caf_pipeline.settings import Settings
 from caf_pipeline.waits import UNANSWERED_SECONDS, Wait, Waits
 
 _QUIET: Final = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-"""Dagster's console log prints tracebacks; what a user needs of them is the error that the command ends with."""
+"""Dagster's console log prints tracebacks; what a user needs of them is the error that the command
+ends with.
+"""
 
-_NO_COMPUTE_LOGS: Final = {"compute_logs": {"module": NoOpComputeLogManager.__module__, "class": NoOpComputeLogManager.__name__}}
+_NO_COMPUTE_LOGS: Final = {
+    "compute_logs": {
+        "module": NoOpComputeLogManager.__module__,
+        "class": NoOpComputeLogManager.__name__,
+    }
+}
 """Capturing output would take four more processes a run and draw the progress bar into a file."""
 
 
 @contextmanager
 def open_instance(settings: Settings, waits: Waits | None = None) -> Iterator[DagsterInstance]:
-    """Open Dagster's instance in our DAGSTER_HOME; `waits` says it while its database does not answer.
+    """Open Dagster's instance in our DAGSTER_HOME; `waits` says it while its database does not
+    answer.
 
     Raises:
         SettingsError: the folder or the storage cannot be used.
     """
     home = prepare_dagster_home(settings)
     with (waits or Waits()).waiting(
-        "Dagster's database", ends_by="its answer ends it, or the time limit of a connection", grace=UNANSWERED_SECONDS
+        "Dagster's database",
+        ends_by="its answer ends it, or the time limit of a connection",
+        grace=UNANSWERED_SECONDS,
     ):
         require_database()
     try:
-        instance = DagsterInstance.from_ref(InstanceRef.from_dir(str(home), overrides=dict(_NO_COMPUTE_LOGS)))
+        instance = DagsterInstance.from_ref(
+            InstanceRef.from_dir(str(home), overrides=dict(_NO_COMPUTE_LOGS))
+        )
         instance.get_runs(limit=1)
     except (DagsterError, SQLAlchemyError, OSError) as error:
         raise SettingsError(
@@ -68,7 +87,9 @@ class RunListener(Protocol):
     """What shows how far a source's runs are, while they go on."""
 
     def begin(self, chunk: str) -> None:
-        """Take the chunk that all that follows is about; also if its packing begins again after an error."""
+        """Take the chunk that all that follows is about; also if its packing begins again after an
+        error.
+        """
 
     def packed(self, objects: int, size_bytes: int, *, resumed: bool) -> None:
         """Take objects and bytes that were packed, as differences; `resumed`: by an earlier run."""
@@ -88,9 +109,11 @@ class RunListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """How the run of a chunk ended: by an error, by another live run that holds the chunk, or else well.
+    """How the run of a chunk ended: by an error, by another live run that holds the chunk, or else
+    well.
 
-    `ended`: where the run itself moved the chunk to, `located` or `empty`; None where another run did, before or meanwhile.
+    `ended`: where the run itself moved the chunk to, `located` or `empty`; None where another run
+    did, before or meanwhile.
     """
 
     error: CafError | None = None
@@ -119,15 +142,19 @@ class SourceRuns:
         self._ended: list[ChunkState] = []
         run = RunResource(
             settings=settings,
-            # The packer reports bytes that it reads with 0 objects. Bytes beside objects were staged by an earlier run.
-            progress=lambda objects, size_bytes: told.packed(objects, size_bytes, resumed=bool(objects and size_bytes)),
+            # The packer reports bytes that it reads with 0 objects. Bytes beside objects were
+            # staged by an earlier run.
+            progress=lambda objects, size_bytes: told.packed(
+                objects, size_bytes, resumed=bool(objects and size_bytes)
+            ),
             upload_progress=told.sent,
             ended=self._ended.append,
             on_error=self._note_error,
             waiting=told.waiting,
         )
         self._defs: Definitions = build_defs(
-            settings, resource_overrides={LEDGER: SharedLedger(settings=settings, shared=ledger), RUN: run}
+            settings,
+            resource_overrides={LEDGER: SharedLedger(settings=settings, shared=ledger), RUN: run},
         )
 
     def archive(self, chunk: str) -> Archived:
@@ -140,7 +167,9 @@ class SourceRuns:
         def look(event: DagsterEvent) -> None:
             if event.is_step_success and str(event.step_key).endswith(seal_chunk.name):
                 self._told.sealed()
-            elif event.event_type is DagsterEventType.STEP_RESTARTED and str(event.step_key).endswith(PACK):
+            elif event.event_type is DagsterEventType.STEP_RESTARTED and str(
+                event.step_key
+            ).endswith(PACK):
                 self._told.begin(chunk)
 
         self._told.begin(chunk)
@@ -188,7 +217,8 @@ class SourceRuns:
         if failed:
             check = failed[0]
             raise IntegrityError(
-                f"check {check.check_name} failed for {partition_key or self._source}: {check.description or 'see its numbers'}",
+                f"check {check.check_name} failed for {partition_key or self._source}: "
+                f"{check.description or 'see its numbers'}",
                 hint=f"run {result.run_id} in the UI has the details",
             )
         if not result.success:
@@ -206,16 +236,24 @@ class SourceRuns:
     def _note_error(self, error: CafError) -> None:
         """Keep an error of a step, and say where the step is tried again."""
         self._errors.append(error)
-        alike = next((n for n, one in enumerate(reversed(self._errors)) if type(one) is not type(error)), len(self._errors))
+        alike = next(
+            (n for n, one in enumerate(reversed(self._errors)) if type(one) is not type(error)),
+            len(self._errors),
+        )
         if not error.permanent and alike <= RETRY_TRANSIENT.max_retries:
             self._told.say(f"{error}; the step is tried again in some seconds", style="yellow")
 
 
 def _raise_interrupt(instance: DagsterInstance, run_id: str) -> None:
-    """Raise KeyboardInterrupt where the run ended by one: Dagster itself keeps it when told not to raise errors."""
+    """Raise KeyboardInterrupt where the run ended by one: Dagster itself keeps it when told not to
+    raise errors.
+    """
     run = instance.get_run_by_id(run_id)
     if run is None:
         return
     reason = run.tags.get(RUN_FAILURE_REASON_TAG)
-    if run.status is DagsterRunStatus.CANCELED or reason == RunFailureReason.UNEXPECTED_TERMINATION.value:
+    if (
+        run.status is DagsterRunStatus.CANCELED
+        or reason == RunFailureReason.UNEXPECTED_TERMINATION.value
+    ):
         raise KeyboardInterrupt

@@ -1,9 +1,11 @@
-"""What Dagster's storage on SQLite makes again for each event or run is made once a process: half of a small run's CPU time.
+"""What Dagster's storage on SQLite makes again for each event or run is made once a process: half
+of a small run's CPU time.
 
-Dagster keeps each run's events in a file of its own. It stamps each with the newest of its migration scripts, all of which
-Alembic reads and executes for that; and it makes an engine for each event, which compiles each statement again, and a
-connection for each statement, which copies the log into the database as it is closed.
-Source: `SqliteEventLogStorage`, `SqliteRunStorage` and `SqliteScheduleStorage` of Dagster 1.13.27.
+Dagster keeps each run's events in a file of its own. It stamps each with the newest of its
+migration scripts, all of which Alembic reads and executes for that; and it makes an engine for each
+event, which compiles each statement again, and a connection for each statement, which copies the
+log into the database as it is closed. Source: `SqliteEventLogStorage`, `SqliteRunStorage` and
+`SqliteScheduleStorage` of Dagster 1.13.27.
 """
 
 from functools import lru_cache
@@ -13,15 +15,24 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, QueuePool, event
 
-from caf_pipeline.dagster_host.dagster_private import create_engine, sqlite_event_log, sqlite_run_storage, sqlite_schedule_storage
+from caf_pipeline.dagster_host.dagster_private import (
+    create_engine,
+    sqlite_event_log,
+    sqlite_run_storage,
+    sqlite_schedule_storage,
+)
 
 ENGINES_KEPT: Final = 64
 """A run writes to four files; the UI reads those of the runs that it shows."""
 
 SYNCHRONOUS = "NORMAL"
-"""SQLite's pragma. All files are in WAL mode, in which a power cut may then take the last events, and damages nothing. What
-became of a chunk is in the ledger, and a run that was cut off is marked as failed by the next start. With FULL each event
-waits for the disk. Source: "PRAGMA synchronous" in SQLite's documentation."""
+"""SQLite's pragma.
+
+All files are in WAL mode, in which a power cut may then take the last events, and damages nothing.
+What became of a chunk is in the ledger, and a run that was cut off is marked as failed by the next
+start. With FULL each event waits for the disk. Source: "PRAGMA synchronous" in SQLite's
+documentation.
+"""
 
 
 def make_once() -> None:
@@ -48,7 +59,13 @@ def _engine(url: str, *, poolclass: type, connect_args: dict[str, Any] | None = 
 
 @lru_cache(maxsize=ENGINES_KEPT)
 def _kept_engine(url: str, connect_args: tuple[tuple[str, object], ...]) -> Engine:
-    engine: Engine = create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=-1, connect_args=dict(connect_args))
+    engine: Engine = create_engine(
+        url, poolclass=QueuePool, pool_size=1, max_overflow=-1, connect_args=dict(connect_args)
+    )
     engine.dispose = lambda close=True: None  # type: ignore[method-assign]  # which the event log does after each statement
-    event.listen(engine, "connect", lambda connection, _: connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS}").close())
+    event.listen(
+        engine,
+        "connect",
+        lambda connection, _: connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS}").close(),
+    )
     return engine

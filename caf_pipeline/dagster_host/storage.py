@@ -1,7 +1,8 @@
-"""Dagster's own storage: SQLite under DAGSTER_HOME, or Postgres where CAF_DAGSTER_DATABASE_URL names one.
+"""Dagster's own storage: SQLite under DAGSTER_HOME, or Postgres where CAF_DAGSTER_DATABASE_URL
+names one.
 
-dagster.yaml cannot choose between the two by the environment: `{env: X}` fails where X is not set. It names this class instead,
-which becomes the one or the other.
+dagster.yaml cannot choose between the two by the environment: `{env: X}` fails where X is not set.
+It names this class instead, which becomes the one or the other.
 """
 
 import contextlib
@@ -36,15 +37,18 @@ URL_VARIABLE: Final = "CAF_DAGSTER_DATABASE_URL"
 _CONNECT_SECONDS: Final = 10
 
 _DRIVER: Final = "postgresql+psycopg2://"
-"""dagster-postgres speaks through psycopg2 only. SQLAlchemy 2.1 reads a plain `postgresql://` as psycopg 3, with which
-its NOTIFY and its large statements break."""
+"""dagster-postgres speaks through psycopg2 only.
+
+SQLAlchemy 2.1 reads a plain `postgresql://` as psycopg 3, with which its NOTIFY and its large
+statements break.
+"""
 
 
 def with_driver(url: str) -> str:
     """Return the URL with the driver that dagster-postgres needs, whichever it names.
 
-    Raises:
-        SettingsError: it is not the URL of a Postgres database; the message repeats nothing of it, since it may hold a password.
+    Raises: SettingsError: it is not the URL of a Postgres database; the message repeats nothing of
+        it, since it may hold a password.
     """
     changed = _DRIVER + url.partition("://")[2]
     try:
@@ -60,7 +64,9 @@ def with_driver(url: str) -> str:
 
 
 def may_have_state(settings: Settings) -> bool:
-    """Return whether Dagster may have runs and partitions: in its folder on this machine, or in a database."""
+    """Return whether Dagster may have runs and partitions: in its folder on this machine, or in a
+    database.
+    """
     return dagster_home(settings).is_dir() or bool(os.environ.get(URL_VARIABLE))
 
 
@@ -80,27 +86,33 @@ def require_database() -> None:
         password = parse_dsn(plain).get("password")
     except psycopg2.Error:  # its message quotes the parameter
         raise SettingsError(
-            f"{URL_VARIABLE} has a parameter after '?' that libpq does not know", hint="correct it, or remove it"
+            f"{URL_VARIABLE} has a parameter after '?' that libpq does not know",
+            hint="correct it, or remove it",
         ) from None
     try:
         psycopg2.connect(plain, connect_timeout=_CONNECT_SECONDS).close()
     except psycopg2.Error as error:
         reason = first_line(error)
         raise SettingsError(
-            f"Dagster's database cannot be used: {reason.replace(password, '***') if password else reason}",
+            "Dagster's database cannot be used: "
+            f"{reason.replace(password, '***') if password else reason}",
             hint=f"check that it runs, and what {URL_VARIABLE} names",
         ) from error
 
 
 def storage_folder() -> Path:
-    """Return where SQLite's files are: DAGSTER_HOME, or our usual folder where it is not set, as under a bare `dagster dev`."""
+    """Return where SQLite's files are: DAGSTER_HOME, or our usual folder where it is not set, as
+    under a bare `dagster dev`.
+    """
     home = os.environ.get(HOME_VARIABLE)
     return Path(home) if home else dagster_home(load_settings())
 
 
 @contextlib.contextmanager
 def _creating(folder: Path) -> Iterator[Path]:
-    """Keep other processes from opening the storage: Dagster fails if two create its tables at the same time."""
+    """Keep other processes from opening the storage: Dagster fails if two create its tables at the
+    same time.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with opened_folder(folder) as descriptor:
         with contextlib.suppress(OSError):  # a file system without such locks
@@ -113,7 +125,9 @@ sqlite_storage.make_once()
 
 
 class ChosenStorage(DagsterStorage[DagsterInstance], ConfigurableClass):
-    """Named in dagster.yaml; never itself made, since configuring it returns one of Dagster's own storages."""
+    """Named in dagster.yaml; never itself made, since configuring it returns one of Dagster's own
+    storages.
+    """
 
     @classmethod
     def config_type(cls) -> Mapping[str, Any]:

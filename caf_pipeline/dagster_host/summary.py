@@ -15,7 +15,9 @@ TO_BE_TRIED_AGAIN: Final = 14
 WAITING: Final = 15
 DAMAGED: Final = 18
 NOTHING_LISTED: Final = 19
-"""Exit statuses of a command that came to its end, where not everything is located; the first that applies."""
+"""Exit statuses of a command that came to its end, where not everything is located; the first that
+applies.
+"""
 
 NOT_ARCHIVABLE: Final = frozenset({SkipReason.UNSUPPORTED_KEY, SkipReason.TOO_LARGE})
 """Reasons of skips that no later run could do anything about."""
@@ -25,12 +27,10 @@ NOT_ARCHIVABLE: Final = frozenset({SkipReason.UNSUPPORTED_KEY, SkipReason.TOO_LA
 class InventoryTotals:
     """How many objects of one inventory are located, claimed or skipped in the ledger.
 
-    Attributes:
-        snapshot: the inventory's name.
-        unaccounted: objects that are neither located, nor claimed by a chunk, nor skipped: no plan has them yet.
-        skipped: numbers by reason.
-        left_out: numbers by the filter that leaves the objects out.
-        all_versions, beside: of the inventory's snapshot.
+    Attributes: snapshot: the inventory's name. unaccounted: objects that are neither located, nor
+        claimed by a chunk, nor skipped: no plan has them yet. skipped: numbers by reason. left_out:
+        numbers by the filter that leaves the objects out. all_versions, beside: of the inventory's
+        snapshot.
     """
 
     snapshot: str
@@ -50,9 +50,13 @@ class InventoryTotals:
 
     @property
     def again(self) -> int:
-        """How many objects a later run tries again, or for the first time; those that wait are not among them."""
+        """How many objects a later run tries again, or for the first time; those that wait are not
+        among them.
+        """
         left = {SkipReason.WAITING, *NOT_ARCHIVABLE}
-        return self.unaccounted + sum(count for reason, count in self.skipped.items() if reason not in left)
+        return self.unaccounted + sum(
+            count for reason, count in self.skipped.items() if reason not in left
+        )
 
     @property
     def only_waits(self) -> bool:
@@ -62,7 +66,9 @@ class InventoryTotals:
     @property
     def complete(self) -> bool:
         """Whether everything is located that can be."""
-        not_archivable = sum(count for reason, count in self.skipped.items() if reason in NOT_ARCHIVABLE)
+        not_archivable = sum(
+            count for reason, count in self.skipped.items() if reason in NOT_ARCHIVABLE
+        )
         located = self.located + not_archivable + sum(self.left_out.values())
         return not self.claimed and not self.again and not self.waiting and located == self.objects
 
@@ -71,21 +77,18 @@ class InventoryTotals:
 class Summary:
     """What the command came to for one source.
 
-    Attributes:
-        chunks: names of those that had work to do and were tried.
-        failed: those of them that failed, with the error of each.
-        held: those that another live run works on.
-        archived: how many of them this command archived; what another run archived meanwhile is not among them.
-        empty: those of which this command skipped every object.
-        not_tried: those that were left alone, since the same error would have met them.
-        planning: the live run that plans this source; "" where this command planned it.
-        parked: how many chunks wait for an operator.
+    Attributes: chunks: names of those that had work to do and were tried. failed: those of them
+        that failed, with the error of each. held: those that another live run works on. archived:
+        how many of them this command archived; what another run archived meanwhile is not among
+        them. empty: those of which this command skipped every object. not_tried: those that were
+        left alone, since the same error would have met them. planning: the live run that plans this
+        source; "" where this command planned it. parked: how many chunks wait for an operator.
         damaged: how many stored chunks have fewer right copies than they are to have, or none.
         objects: located by this command; one in parts by whose run was the last of them.
-        size_bytes: of what the chunks that it archived have of objects, also of those that have parts elsewhere.
-        totals: of this command's own whole inventory, asked for at the end.
-        waiting: what of the source waits for the next plan; None where nothing does.
-        ever_planned: whether any chunk of the source was ever planned.
+        size_bytes: of what the chunks that it archived have of objects, also of those that have
+        parts elsewhere. totals: of this command's own whole inventory, asked for at the end.
+        waiting: what of the source waits for the next plan; None where nothing does. ever_planned:
+        whether any chunk of the source was ever planned.
     """
 
     source: str
@@ -106,12 +109,16 @@ class Summary:
 
     @property
     def nothing_listed(self) -> bool:
-        """True if the inventory lists no object, and no object was ever planned: bucket or prefix may be wrong."""
+        """True if the inventory lists no object, and no object was ever planned: bucket or prefix
+        may be wrong.
+        """
         return self.totals is not None and not self.totals.objects and not self.ever_planned
 
     @property
     def complete(self) -> bool:
-        """Whether everything that the inventory has is located, but for what can never be, and no chunk is damaged."""
+        """Whether everything that the inventory has is located, but for what can never be, and no
+        chunk is damaged.
+        """
         return self.all_located and not self.damaged
 
     @property
@@ -121,7 +128,9 @@ class Summary:
 
     @property
     def exit_status(self) -> int:
-        """0 only where everything is located that can be, nothing failed, and no chunk is damaged."""
+        """0 only where everything is located that can be, nothing failed, and no chunk is
+        damaged.
+        """
         if self.failed:
             return CHUNKS_FAILED
         if self.nothing_listed:
@@ -160,7 +169,10 @@ class Summary:
                 "damaged": self.damaged,
             },
             "planned_by": self.planning or None,
-            "errors": [{"chunk": name, "error": str(error), "hint": error.hint or None} for name, error in self.failed.items()],
+            "errors": [
+                {"chunk": name, "error": str(error), "hint": error.hint or None}
+                for name, error in self.failed.items()
+            ],
         }
 
 
@@ -172,7 +184,10 @@ def exit_status(summaries: Sequence[Summary]) -> int:
 def sentence(summary: Summary) -> str:
     """Return it in one line."""
     located = show_size(summary.size_bytes)
-    done = f"{summary.source}: {counted(summary.archived, 'chunk')} archived, {counted(summary.objects, 'object')}, {located}"
+    done = (
+        f"{summary.source}: {counted(summary.archived, 'chunk')} archived, "
+        f"{counted(summary.objects, 'object')}, {located}"
+    )
     if not summary.chunks:
         done = f"{summary.source}: nothing {'new' if summary.all_located else 'to do now'}"
     counts = [
@@ -182,7 +197,9 @@ def sentence(summary: Summary) -> str:
         f"{len(summary.not_tried)} not tried" if summary.not_tried else "",
         f"{summary.parked} parked ('caf status' says why)" if summary.parked else "",
         _where_all_is(summary),
-        f"but {summary.damaged} damaged ('caf repair {summary.source}' mends that)" if summary.damaged else "",
+        f"but {summary.damaged} damaged ('caf repair {summary.source}' mends that)"
+        if summary.damaged
+        else "",
     ]
     return "; ".join([done, *(count for count in counts if count)])
 
@@ -192,8 +209,14 @@ def _where_all_is(summary: Summary) -> str:
     if totals is None:
         return "not everything is located yet"
     if summary.nothing_listed:
-        return f"the inventory lists no object: check bucket and prefix in [sources.{summary.source}]"
-    skips = sorted((reason, count) for reason, count in totals.skipped.items() if count and reason != SkipReason.WAITING)
+        return (
+            f"the inventory lists no object: check bucket and prefix in [sources.{summary.source}]"
+        )
+    skips = sorted(
+        (reason, count)
+        for reason, count in totals.skipped.items()
+        if count and reason != SkipReason.WAITING
+    )
     said = [f"{count:,} left out by {name}" for name, count in totals.left_out.items()]
     if totals.beside.older and not totals.all_versions:
         said.append(f"{counted(totals.beside.older, 'older version')} left out by versions")
@@ -204,11 +227,16 @@ def _where_all_is(summary: Summary) -> str:
     claimed = f"{totals.claimed:,} claimed by chunks" if totals.claimed else ""
     unaccounted = f"{totals.unaccounted:,} not planned" if totals.unaccounted else ""
     waiting = _who_waits(summary.waiting) if totals.waiting and summary.waiting else ""
-    return f"not everything is located yet: {', '.join(part for part in (claimed, skipped, unaccounted, waiting) if part)}"
+    return (
+        "not everything is located yet: "
+        f"{', '.join(part for part in (claimed, skipped, unaccounted, waiting) if part)}"
+    )
 
 
 def _who_waits(waiting: WaitingObjects) -> str:
     return (
-        f"{counted(waiting.objects, 'object')} ({show_size(waiting.size_bytes)}) wait until the source has more for a chunk of"
-        f" min_chunk_size; the first plan after {waiting.until:%Y-%m-%d %H:%M:%S} UTC takes what waits in any case"
+        f"{counted(waiting.objects, 'object')} ({show_size(waiting.size_bytes)}) wait until the "
+        "source has more for a chunk of"
+        f" min_chunk_size; the first plan after {waiting.until:%Y-%m-%d %H:%M:%S} UTC takes what "
+        "waits in any case"
     )

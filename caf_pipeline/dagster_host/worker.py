@@ -1,6 +1,8 @@
-"""A process that archives chunks of one source, one after the other, as `workers` tells it through a pipe.
+"""A process that archives chunks of one source, one after the other, as `workers` tells it through
+a pipe.
 
-Each of its messages is a name, arguments, and named ones. It ends with the command that started it, however that ends.
+Each of its messages is a name, arguments, and named ones. It ends with the command that started it,
+however that ends.
 """
 
 import os
@@ -29,7 +31,10 @@ LOOK_SECONDS: Final = 0.5
 
 
 class _Teller:
-    """Tells through the pipe what a source's runs tell; see `source_runs.RunListener`. Safe for several threads."""
+    """Tells through the pipe what a source's runs tell; see `source_runs.RunListener`.
+
+    Safe for several threads.
+    """
 
     def __init__(self, connection: "Connection[object, object]") -> None:
         self._connection = connection
@@ -108,7 +113,9 @@ def main(descriptor: int, command: int) -> int:
     return 0
 
 
-def _archive(connection: "Connection[object, object]", teller: _Teller, settings: Settings, source: str) -> None:
+def _archive(
+    connection: "Connection[object, object]", teller: _Teller, settings: Settings, source: str
+) -> None:
     from dagster import DagsterExecutionInterruptedError  # noqa: PLC0415
 
     from caf_pipeline.dagster_host.sigint import InterruptWatch  # noqa: PLC0415
@@ -118,7 +125,10 @@ def _archive(connection: "Connection[object, object]", teller: _Teller, settings
     with InterruptWatch() as watch:
         try:
             waits = Waits(teller.waiting)
-            with open_instance(settings, waits) as instance, closing(open_ledger(settings, waits)) as ledger:
+            with (
+                open_instance(settings, waits) as instance,
+                closing(open_ledger(settings, waits)) as ledger,
+            ):
                 runs = SourceRuns(settings, instance, ledger, source, watch=watch, told=teller)
                 teller.tell(READY)
                 while (chunk := connection.recv()) is not None:
@@ -134,7 +144,9 @@ def _archive(connection: "Connection[object, object]", teller: _Teller, settings
 
 
 def _die_with(command: int) -> None:
-    """End this process at once where the command is dead: the next one finds all as after a kill, and resumes."""
+    """End this process at once where the command is dead: the next one finds all as after a kill,
+    and resumes.
+    """
     while os.getppid() == command:
         time.sleep(LOOK_SECONDS)
     os._exit(1)

@@ -1,7 +1,9 @@
-"""Several chunks of a source at a time, each archived by a process of its own: one is packed while another is sent.
+"""Several chunks of a source at a time, each archived by a process of its own: one is packed while
+another is sent.
 
-A worker is told a chunk, tells how far it is, and says how the chunk's run ended. Processes and no threads: packing small objects
-takes a whole core of Python, and Ctrl-C reaches nothing but the main thread of a process.
+A worker is told a chunk, tells how far it is, and says how the chunk's run ended. Processes and no
+threads: packing small objects takes a whole core of Python, and Ctrl-C reaches nothing but the main
+thread of a process.
 """
 
 import os
@@ -23,10 +25,15 @@ from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.settings import Settings
 
 AT_ONCE: Final = 2
-"""Chunks at a time where nothing else is asked for: one is packed, one is sent. Each takes room in staging."""
+"""Chunks at a time where nothing else is asked for: one is packed, one is sent.
+
+Each takes room in staging.
+"""
 
 WORTH_BYTES: Final = 1 << 30
-"""Objects beside the largest chunk, below which one chunk after the other is as fast: a process takes about 2 s to start."""
+"""Objects beside the largest chunk, below which one chunk after the other is as fast: a process
+takes about 2 s to start.
+"""
 
 
 def workers_worth(chunks: Sequence[Chunk]) -> int:
@@ -45,9 +52,17 @@ class _Worker:
         self._ready = False
         self.connection, theirs = Pipe()
         with theirs:
-            # A group of its own: at a terminal, Ctrl-C goes to the whole group, and the command passes it on once.
+            # A group of its own: at a terminal, Ctrl-C goes to the whole group, and the command
+            # passes it on once.
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "caf_pipeline.entry", str(theirs.fileno()), str(os.getpid())],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "caf_pipeline.entry",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
@@ -102,10 +117,16 @@ class _Worker:
 
     def _died(self) -> CafError:
         code = self.process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        how = (
+            f"was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with status {code}"
+        )
         return CafError(
-            f"the process that archived {f'chunk {self.chunk.name}' if self.chunk else 'chunks'} {how}",
-            hint="run it again: it goes on where it stopped. Where the machine ran out of memory, archive with --workers 1",
+            f"the process that archived {f'chunk {self.chunk.name}' if self.chunk else 'chunks'} "
+            f"{how}",
+            hint="run it again: it goes on where it stopped. Where the machine ran out of memory, "
+            "archive with --workers 1",
         )
 
 
@@ -115,7 +136,9 @@ class Workers:
     Of the chunks at a time, all but one are packed: of two, one is packed while the other is sent.
     """
 
-    def __init__(self, count: int, settings: Settings, source: str, tell: Callable[[], RunListener]) -> None:
+    def __init__(
+        self, count: int, settings: Settings, source: str, tell: Callable[[], RunListener]
+    ) -> None:
         """Set what is archived.
 
         Args:
@@ -134,7 +157,12 @@ class Workers:
         self._workers = [self._started() for _ in range(self._count)]
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """End the processes, and wait for them; another Ctrl-C meanwhile kills them."""
         try:
             for each in self._workers:
@@ -147,7 +175,9 @@ class Workers:
                 each.process.kill()
             raise
 
-    def archive(self, waiting: deque[Chunk], *, no_room: Callable[[StagingError], None]) -> Iterator[tuple[Chunk, Archived]]:
+    def archive(
+        self, waiting: deque[Chunk], *, no_room: Callable[[StagingError], None]
+    ) -> Iterator[tuple[Chunk, Archived]]:
         """Yield each chunk when its run ended, until none is waiting and none is under way.
 
         A chunk for which staging has no room beside the others waits until they are archived.
@@ -168,7 +198,9 @@ class Workers:
                     self._workers[self._workers.index(each)] = self._started()
                 if chunk is None:  # it died while it had nothing to do
                     continue
-                if isinstance(archived.error, StagingError) and any(one.chunk for one in self._workers):
+                if isinstance(archived.error, StagingError) and any(
+                    one.chunk for one in self._workers
+                ):
                     self._count = self._packing = 1
                     waiting.appendleft(chunk)
                     no_room(archived.error)

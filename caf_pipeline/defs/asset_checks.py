@@ -1,4 +1,6 @@
-"""Checks: what the UI reports of the promises. They report; `verify_stored` and the ledger's guarded moves enforce.
+"""Checks: what the UI reports of the promises.
+
+They report; `verify_stored` and the ledger's guarded moves enforce.
 
 A blocking check that fails ends the run before the next asset.
 """
@@ -47,51 +49,75 @@ from caf_pipeline.maintenance import scrub
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps import audit, chunk_steps, inventories, planning
 from caf_pipeline.store.jackal.answers import StoragePlan
-from caf_pipeline.store.jackal.storage_forecast import charged_per_day, end_warning, look_ahead, to_buy
+from caf_pipeline.store.jackal.storage_forecast import (
+    charged_per_day,
+    end_warning,
+    look_ahead,
+    to_buy,
+)
 from caf_pipeline.system.quantities import counted
 
 Look = Callable[[RunContext, str], AssetCheckResult]
-"""What a check does with a source's run context and a chunk's id, which is "" where the check is of the whole source."""
+"""What a check does with a source's run context and a chunk's id, which is "" where the check is of
+the whole source.
+"""
 
 
 SAID_OF_CONDITIONS: Final = {
     NO_CHUNK_IS_DAMAGED: (
-        "No chunk is marked as `damaged`: its objects are served by the copies that are right, as long as there are any. "
+        "No chunk is marked as `damaged`: its objects are served by the copies that are right, as "
+        "long as there are any. "
         f"`{ALERT_SENSOR}` sends an alert."
     ),
     NO_CHUNK_IS_PARKED: (
-        f"No chunk failed so often that it waits for an operator. The sensor `{ALERT_SENSOR}` looks every five minutes and sends "
+        f"No chunk failed so often that it waits for an operator. The sensor `{ALERT_SENSOR}` "
+        "looks every five minutes and sends "
         "alerts, as it does of `source_keeps_up` and `few_objects_are_skipped`."
     ),
     SOURCE_KEEPS_UP: (
-        "Chunks under way move on (`alerts.stalled_after`), none was planned longer ago than `max_wait` and `alerts.late_after`, "
-        "and the last whole inventory is not older than `alerts.late_after`; on Jackal, nor is the last look at a stored chunk. "
+        "Chunks under way move on (`alerts.stalled_after`), none was planned longer ago than "
+        "`max_wait` and `alerts.late_after`, "
+        "and the last whole inventory is not older than `alerts.late_after`; on Jackal, nor is the "
+        "last look at a stored chunk. "
         "A warning where it is late, an error where nothing moves."
     ),
-    FEW_OBJECTS_ARE_SKIPPED: "Of the source's objects no more than `alerts.skipped_share` are skipped. A warning otherwise.",
+    FEW_OBJECTS_ARE_SKIPPED: "Of the source's objects no more than `alerts.skipped_share` are "
+    "skipped. A warning otherwise.",
 }
 
 
 def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition]:
     """Return the checks of one source, in flow order."""
-    listed, unverified = "The store's folder has the chunk, and pieces read back from it are right. ", ""
+    listed, unverified = (
+        "The store's folder has the chunk, and pieces read back from it are right. ",
+        "",
+    )
     if on_jackal:
-        listed = "The chain shows a verified proof of the asked number of copies, and pieces read back from each are right. "
+        listed = (
+            "The chain shows a verified proof of the asked number of copies, and pieces read "
+            "back from each are right. "
+        )
         unverified = (
-            " A warning, `unverified`, where the copies are right and what the chain shows may be of a provider's joining alone: "
+            " A warning, `unverified`, where the copies are right and what the chain shows may be "
+            "of a provider's joining alone: "
             "the next proof window may tell more."
         )
     with warnings.catch_warnings():
-        # Partitioned checks are a preview in 1.13.27. They do what is asked of them here, which the tests hold; users of
-        # this package can do nothing about the warning.
-        warnings.filterwarnings("ignore", message="Specifying a partitions_def on an AssetCheckSpec", category=PreviewWarning)
+        # Partitioned checks are a preview in 1.13.27. They do what is asked of them here, which the
+        # tests hold; users of this package can do nothing about the warning.
+        warnings.filterwarnings(
+            "ignore",
+            message="Specifying a partitions_def on an AssetCheckSpec",
+            category=PreviewWarning,
+        )
         checks = [
             _check(
                 source,
                 "chunk_plan",
                 PLAN_ACCOUNTS,
                 _plan_accounts,
-                "Every object of the inventory that was planned last is located, claimed by a chunk, left out by a filter or "
+                "Every object of the inventory that was planned last is located, claimed by a "
+                "chunk, left out by a filter or "
                 "skipped with a reason; none twice.",
                 blocking=True,
             ),
@@ -100,7 +126,8 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "caf_chunk",
                 "chunk_accounts_for_plan",
                 _chunk_accounts,
-                "Members, skips and objects given back to be planned again add up to the chunk's part of the plan.",
+                "Members, skips and objects given back to be planned again add up to the chunk's "
+                "part of the plan.",
                 partitioned=True,
                 blocking=True,
             ),
@@ -109,8 +136,10 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "stored_chunk",
                 CHUNK_IS_PROVEN,
                 _chunk_is_proven,
-                f"{listed}Looked at again and again by the job `{job_name(source, 'prove')}`; a chunk that fails is marked as "
-                f"`damaged`, and `{job_name(source, 'repair')}` or `caf repair` mends it.{unverified}",
+                f"{listed}Looked at again and again by the job `{job_name(source, 'prove')}`; a "
+                "chunk that fails is marked as "
+                f"`damaged`, and `{job_name(source, 'repair')}` or `caf repair` mends "
+                f"it.{unverified}",
                 partitioned=True,
             ),
             _check(
@@ -118,7 +147,8 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "file_locations",
                 "chunk_reads_back",
                 _chunk_reads_back,
-                "Some of the chunk's objects, fetched the way an application does, have the SHA-256 of their rows.",
+                "Some of the chunk's objects, fetched the way an application does, have the "
+                "SHA-256 of their rows.",
                 partitioned=True,
             ),
             _check(
@@ -126,20 +156,36 @@ def source_checks(source: str, *, on_jackal: bool) -> list[AssetChecksDefinition
                 "s3_inventory",
                 SOURCE_IS_COMPLETE,
                 _source_is_complete,
-                "Every object of the latest whole inventory is located, but for those that the source's filters leave out, whose "
-                'number is shown, as is that of older versions, which are objects only with `versions = "all"`. A warning until '
-                "it is: chunks are under way or damaged, or objects were skipped, by the reasons shown, or the store's folder is "
+                "Every object of the latest whole inventory is located, but for those that the "
+                "source's filters leave out, whose "
+                "number is shown, as is that of older versions, which are objects only with "
+                '`versions = "all"`. A warning until '
+                "it is: chunks are under way or damaged, or objects were skipped, by the reasons "
+                "shown, or the store's folder is "
                 "away. Only what is located may be deleted from S3.",
                 after="chunk_plan",
             ),
-            *(_check(source, CHECKED_ASSET, name, partial(_conditions, name), SAID_OF_CONDITIONS[name]) for name in CHECKS),
+            *(
+                _check(
+                    source,
+                    CHECKED_ASSET,
+                    name,
+                    partial(_conditions, name),
+                    SAID_OF_CONDITIONS[name],
+                )
+                for name in CHECKS
+            ),
         ]
         if on_jackal:
             said = (
-                "The space that was bought on Jackal neither ends nor fills within `jackal.warn_days`, at the rate of the last "
-                "week, and has room for what is planned. All sources share it. `caf jackal buy` buys more."
+                "The space that was bought on Jackal neither ends nor fills within "
+                "`jackal.warn_days`, at the rate of the last "
+                "week, and has room for what is planned. All sources share it. `caf jackal buy` "
+                "buys more."
             )
-            checks.append(_check(source, "chunk_plan", STORAGE_PLAN_LASTS, _storage_plan_lasts, said))
+            checks.append(
+                _check(source, "chunk_plan", STORAGE_PLAN_LASTS, _storage_plan_lasts, said)
+            )
         return checks
 
 
@@ -168,7 +214,9 @@ def _check(
         chunk = context.op_execution_context.partition_key if partitioned else ""
         result = attempt_step(context, source, lambda run_context: look(run_context, chunk))
         if result is None:
-            skipped = f"a check of '{source}' was skipped: another run holds the lease that it needs"
+            skipped = (
+                f"a check of '{source}' was skipped: another run holds the lease that it needs"
+            )
             raise as_failure(HeldByOther(skipped, holder="another run"))
         return result
 
@@ -176,12 +224,16 @@ def _check(
 
 
 def _plan_accounts(run_context: RunContext, _: str) -> AssetCheckResult:
-    snapshot = inventories.latest_snapshot(run_context, run=run_context.holder.run, skip_damaged=True, planned=True)
+    snapshot = inventories.latest_snapshot(
+        run_context, run=run_context.holder.run, skip_damaged=True, planned=True
+    )
     snapshot = snapshot or inventories.latest_snapshot(run_context, planned=True)
     if snapshot is None:
         inventories.snapshot_to_plan(run_context)  # says where there is none at all
         unplanned = "No inventory is planned yet: materialize chunk_plan."
-        return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description=unplanned)
+        return AssetCheckResult(
+            passed=False, severity=AssetCheckSeverity.WARN, description=unplanned
+        )
     result = planning.account_for(run_context, snapshot)
     shown = metadata.versions_beside(snapshot) | metadata.accounting_metadata(result)
     return AssetCheckResult(passed=result.holds, metadata=shown)
@@ -195,13 +247,17 @@ def _chunk_accounts(run_context: RunContext, chunk: str) -> AssetCheckResult:
         "skipped": result.skipped,
         "released": result.released,
     }
-    return AssetCheckResult(passed=result.agrees, description=result.explanation or None, metadata=numbers)
+    return AssetCheckResult(
+        passed=result.agrees, description=result.explanation or None, metadata=numbers
+    )
 
 
 def _chunk_is_proven(run_context: RunContext, chunk: str) -> AssetCheckResult:
     state = run_context.ledger.chunks.get(chunk).state
     if state in (ChunkState.EMPTY, ChunkState.WITHDRAWN):
-        return AssetCheckResult(passed=True, description=f"The chunk is {state}: no object is located in it.")
+        return AssetCheckResult(
+            passed=True, description=f"The chunk is {state}: no object is located in it."
+        )
     report = scrub.prove_chunk(run_context, chunk)
     return AssetCheckResult(
         passed=report.proven,
@@ -212,19 +268,26 @@ def _chunk_is_proven(run_context: RunContext, chunk: str) -> AssetCheckResult:
 
 
 def proof_severity(report: scrub.ProofReport) -> AssetCheckSeverity:
-    """Return the severity for a chunk that is not proven. A chunk that is unverified or unanswered is not damaged."""
+    """Return the severity for a chunk that is not proven.
+
+    A chunk that is unverified or unanswered is not damaged.
+    """
     return AssetCheckSeverity.ERROR if report.explanation else AssetCheckSeverity.WARN
 
 
 def proof_description(report: scrub.ProofReport) -> str:
     """Say why a chunk is not proven; "" if it is proven."""
     reason = report.explanation or report.unanswered or report.unverified
-    return metadata.shorten_hashes(reason if not reason or report.explanation else f"{report.verdict}: {reason}")
+    return metadata.shorten_hashes(
+        reason if not reason or report.explanation else f"{report.verdict}: {reason}"
+    )
 
 
 def _chunk_reads_back(run_context: RunContext, chunk: str) -> AssetCheckResult:
     result = audit.fetch_members(run_context, chunk)
-    return AssetCheckResult(passed=not result.mismatched, metadata=metadata.read_back_metadata(result))
+    return AssetCheckResult(
+        passed=not result.mismatched, metadata=metadata.read_back_metadata(result)
+    )
 
 
 def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
@@ -233,10 +296,15 @@ def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
         run_context.ledger.content.last_inventory(run_context.source),
     )
     if planned and (snapshot is None or snapshot.taken_at < planned):
-        missing = f"The last whole inventory, of {planned.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, is not on this machine."
+        missing = (
+            f"The last whole inventory, of {planned.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, "
+            "is not on this machine."
+        )
         return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description=missing)
     if snapshot is None:
-        return AssetCheckResult(passed=False, severity=AssetCheckSeverity.WARN, description="No whole inventory yet.")
+        return AssetCheckResult(
+            passed=False, severity=AssetCheckSeverity.WARN, description="No whole inventory yet."
+        )
     result = planning.account_for(run_context, snapshot)
     left_out = sum(result.left_out.values())
     older = 0 if snapshot.all_versions else snapshot.beside.older
@@ -249,13 +317,23 @@ def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
         away = f"{error}."
     said = [
         away,
-        f"{counted(damaged, 'chunk')} damaged: whether the objects come back is not certain before a repair." if damaged else "",
+        f"{counted(damaged, 'chunk')} damaged: whether the objects come back is not certain before "
+        "a repair."
+        if damaged
+        else "",
         f"The source's filters leave out {counted(left_out, 'object')}." if left_out else "",
-        f"The source's setting 'versions' leaves out {counted(older, 'older version')}." if older and not only_current else "",
-        "The latest whole inventory has current versions only, and the setting 'versions' is 'all'." if only_current else "",
+        f"The source's setting 'versions' leaves out {counted(older, 'older version')}."
+        if older and not only_current
+        else "",
+        "The latest whole inventory has current versions only, and the setting 'versions' is 'all'."
+        if only_current
+        else "",
     ]
     return AssetCheckResult(
-        passed=result.located + left_out == result.objects and not only_current and not damaged and not away,
+        passed=result.located + left_out == result.objects
+        and not only_current
+        and not damaged
+        and not away,
         severity=AssetCheckSeverity.WARN,
         description=" ".join(filter(None, said)) or None,
         metadata={
@@ -268,14 +346,23 @@ def _source_is_complete(run_context: RunContext, _: str) -> AssetCheckResult:
 
 def _conditions(check: str, run_context: RunContext, _: str) -> AssetCheckResult:
     found = conditions_of(
-        run_context.ledger.progress.of([run_context.source]), run_context.settings, paused=is_paused(run_context.ledger)
+        run_context.ledger.progress.of([run_context.source]),
+        run_context.settings,
+        paused=is_paused(run_context.ledger),
     )
     return check_result(found[run_context.source], check)
 
 
-def _last_known_end(run_context: RunContext, account: str, error: StoreUnreachable) -> AssetCheckResult | None:
-    """Return an error if the space ends soon by the ledger's last reading; else None. The chain cannot be read now."""
-    last = next((row for row in run_context.ledger.storage_plans.list() if row.account == account), None)
+def _last_known_end(
+    run_context: RunContext, account: str, error: StoreUnreachable
+) -> AssetCheckResult | None:
+    """Return an error if the space ends soon by the ledger's last reading; else None.
+
+    The chain cannot be read now.
+    """
+    last = next(
+        (row for row in run_context.ledger.storage_plans.list() if row.account == account), None
+    )
     if last is None or last.ends_at is None:
         return None
     plan = StoragePlan(last.space_bytes or 0, last.used_bytes or 0, last.ends_at)
@@ -283,9 +370,20 @@ def _last_known_end(run_context: RunContext, account: str, error: StoreUnreachab
     warning = end_warning(plan, last.latest_end, now, warn_days)
     if not warning:
         return None
-    buy = to_buy(plan.used_bytes, max(plan.space_bytes, last.latest_end_space or 0), last.latest_end, now, warn_days)
-    age = f"The end was read at {last.read_at:%Y-%m-%d %H:%M} UTC, and the chain cannot be read now ({error})"
-    return AssetCheckResult(passed=False, severity=AssetCheckSeverity.ERROR, description=f"{warning} {age}: {buy}.")
+    buy = to_buy(
+        plan.used_bytes,
+        max(plan.space_bytes, last.latest_end_space or 0),
+        last.latest_end,
+        now,
+        warn_days,
+    )
+    age = (
+        f"The end was read at {last.read_at:%Y-%m-%d %H:%M} UTC, and the chain cannot be read "
+        f"now ({error})"
+    )
+    return AssetCheckResult(
+        passed=False, severity=AssetCheckSeverity.ERROR, description=f"{warning} {age}: {buy}."
+    )
 
 
 def _storage_plan_lasts(run_context: RunContext, _: str) -> AssetCheckResult:
@@ -308,22 +406,35 @@ def _storage_plan_lasts(run_context: RunContext, _: str) -> AssetCheckResult:
     copies, warn_days = run_context.settings.jackal.copies, run_context.settings.jackal.warn_days
     waiting = copies * chunk_steps.bytes_to_post(run_context.ledger, NOT_POSTED)
     chunks = run_context.ledger.chunks.list(states=IN_GOOD_STANDING)
-    used = plan.used_bytes if plan else sum(chunk.stored_size_bytes for chunk in chunks if chunk.owner == address) * copies
+    used = (
+        plan.used_bytes
+        if plan
+        else sum(chunk.stored_size_bytes for chunk in chunks if chunk.owner == address) * copies
+    )
     buy = to_buy(used + waiting, last.latest_end_space or 0, last.latest_end, now, warn_days)
     if plan is None:
         stored = sum(chunk.owner == address for chunk in chunks)
-        reason = f"No space is bought, and {counted(stored, 'chunk')} stored" if stored else "No space was bought yet"
+        reason = (
+            f"No space is bought, and {counted(stored, 'chunk')} stored"
+            if stored
+            else "No space was bought yet"
+        )
         severity = AssetCheckSeverity.ERROR if stored else AssetCheckSeverity.WARN
         return AssetCheckResult(passed=False, severity=severity, description=f"{reason}: {buy}.")
     forecast = look_ahead(plan, charged_per_day(chunks, copies, now), now)
     warning = forecast.warning(plan, warn_days, waiting)
     log = run_context.ledger.transactions(run_context.holder)
-    pending = any(transaction.purpose == "buy" for transaction in log.pending(account))  # it may have set an earlier end
+    pending = any(
+        transaction.purpose == "buy" for transaction in log.pending(account)
+    )  # it may have set an earlier end
     ends = end_warning(plan, None if pending else last.latest_end, now, warn_days)
     warning = ends or warning
     return AssetCheckResult(
         passed=not warning,
         severity=AssetCheckSeverity.ERROR if ends else AssetCheckSeverity.WARN,
         description=f"{warning.rstrip('.')}: {buy}." if warning else None,
-        metadata={"looked_at": MetadataValue.timestamp(now), **metadata.forecast_metadata(plan, forecast, waiting)},
+        metadata={
+            "looked_at": MetadataValue.timestamp(now),
+            **metadata.forecast_metadata(plan, forecast, waiting),
+        },
     )

@@ -1,7 +1,7 @@
 """A source's five assets: two of its inventory and plan, three of each chunk.
 
-One set of definitions for every source, keyed `[source, name]`, one group a source. The two of the plan are one run; the three
-of a chunk are graphs of the ops in `ops`, one run for each partition.
+One set of definitions for every source, keyed `[source, name]`, one group a source. The two of the
+plan are one run; the three of a chunk are graphs of the ops in `ops`, one run for each partition.
 Source: "Flow" in docs/design.md.
 """
 
@@ -28,7 +28,15 @@ from pydantic import Field
 
 from caf_pipeline.defs import metadata, ops
 from caf_pipeline.defs.failures import RETRY_TRANSIENT
-from caf_pipeline.defs.naming import COMMAND_TAG, LAUNCH_SENSOR, asset_key, identifier, new_objects_name, reconcile_name, s3_key
+from caf_pipeline.defs.naming import (
+    COMMAND_TAG,
+    LAUNCH_SENSOR,
+    asset_key,
+    identifier,
+    new_objects_name,
+    reconcile_name,
+    s3_key,
+)
 from caf_pipeline.defs.partitions import chunk_partitions, register_chunks
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import UsageError
@@ -40,14 +48,23 @@ from caf_pipeline.steps import inventories, planning, preview
 from caf_pipeline.system.quantities import show_size
 
 PLAN_VERSION: Final = DataVersion("plans only add")
-"""A plan never changes what an earlier one planned. A new data version would mark every chunk there is as stale."""
+"""A plan never changes what an earlier one planned.
+
+A new data version would mark every chunk there is as stale.
+"""
 
 PATIENCE_SECONDS: Final = 3600.0
-"""For which the plan of a whole inventory waits for another plan of the source: one of 10⁸ objects takes some minutes."""
+"""For which the plan of a whole inventory waits for another plan of the source: one of 10⁸ objects
+takes some minutes.
+"""
 
-FRESH: Final = FreshnessPolicy.time_window(warn_window=timedelta(hours=26), fail_window=timedelta(days=2))
-"""For the assets of the daily schedule of an automatic source: a warning after a day, with two hours more for a long listing.
-Chunks have no policy, since a chunk is made only if there are new objects: docs/decisions/0024-freshness.md."""
+FRESH: Final = FreshnessPolicy.time_window(
+    warn_window=timedelta(hours=26), fail_window=timedelta(days=2)
+)
+"""For the assets of the daily schedule of an automatic source: a warning after a day, with two
+hours more for a long listing. Chunks have no policy, since a chunk is made only if there are new
+objects: docs/decisions/0024-freshness.md.
+"""
 
 _NO_ESCAPE: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
@@ -55,30 +72,45 @@ Results = Iterator[MaterializeResult[Any]]
 
 
 class InventoryTerms(Config):
-    """Which inventory is taken: of the whole source by default, from its newest inventory report where it has any."""
+    """Which inventory is taken: of the whole source by default, from its newest inventory report
+    where it has any.
+    """
 
-    after: str = Field(default="", description="Percent-encoded key; only keys greater than it, compared as bytes. Lists.")
+    after: str = Field(
+        default="",
+        description="Percent-encoded key; only keys greater than it, compared as bytes. Lists.",
+    )
     until: str | None = Field(
-        default=None, description="Percent-encoded key, the last one taken; to the end where not given. Lists."
+        default=None,
+        description="Percent-encoded key, the last one taken; to the end where not given. Lists.",
     )
     report: str = Field(
         default="",
-        description="Day of an inventory report, e.g. `2026-11-21`, or the name of its folder; the newest such one is taken.",
+        description="Day of an inventory report, e.g. `2026-11-21`, or the name of its folder; the "
+        "newest such one is taken.",
     )
-    list_bucket: bool = Field(default=False, description="List the bucket, although the source has inventory reports.")
+    list_bucket: bool = Field(
+        default=False, description="List the bucket, although the source has inventory reports."
+    )
 
     def window(self) -> tuple[bytes, bytes | None]:
-        """Return the key that the listing begins after, and its last, None for the end; raise UsageError where that is none."""
+        """Return the key that the listing begins after, and its last, None for the end; raise
+        UsageError where that is none.
+        """
         for name, key in (("after", self.after), ("until", self.until or "")):
             if _NO_ESCAPE.search(key):
-                raise UsageError(f"'{name}' is not percent-encoded: '{key}'", hint="write a '%' of the key as '%25'")
+                raise UsageError(
+                    f"'{name}' is not percent-encoded: '{key}'",
+                    hint="write a '%' of the key as '%25'",
+                )
         after = unquote_to_bytes(self.after)
         if self.until is None:
             return after, None
         until = unquote_to_bytes(self.until)
         if until <= after:
             raise UsageError(
-                f"no key is taken: 'until' is '{self.until}', which is not greater than 'after', '{self.after}'",
+                f"no key is taken: 'until' is '{self.until}', which is not greater than 'after', "
+                f"'{self.after}'",
                 hint="leave 'until' out to list to the end",
             )
         return after, until
@@ -87,7 +119,10 @@ class InventoryTerms(Config):
         """Tell whether a report is taken instead of a listing."""
         lists = self.list_bucket or bool(self.after) or self.until is not None
         if lists and self.report:
-            raise UsageError("a report is taken as a whole: 'report' goes with neither 'list_bucket', 'after' nor 'until'")
+            raise UsageError(
+                "a report is taken as a whole: 'report' goes with neither 'list_bucket', 'after' "
+                "nor 'until'"
+            )
         return bool(self.report) or (bool(settings.inventory) and not lists)
 
 
@@ -96,7 +131,8 @@ class PlanConfig(Config):
 
     new_archive: bool = Field(
         default=False,
-        description="Plan the source although the ledger has nothing of it and the store has files that may hold its objects.",
+        description="Plan the source although the ledger has nothing of it and the store has files "
+        "that may hold its objects.",
     )
 
 
@@ -109,11 +145,15 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
     @asset(
         key=asset_key(source, "s3_inventory"),
         description=(
-            f"What is in `s3://{settings.bucket}/{settings.prefix}`: every key with its size, ETag and time, as one sorted "
-            f"Parquet file on this machine. {_told_by(settings)} Take a new one whenever you like; it changes nothing by itself."
+            f"What is in `s3://{settings.bucket}/{settings.prefix}`: every key with its size, ETag "
+            "and time, as one sorted "
+            f"Parquet file on this machine. {_told_by(settings)} Take a new one whenever you like; "
+            "it changes nothing by itself."
             f"\n\n{_automation(source, settings)}\n\n"
-            "*Launchpad:* `after` and `until` take only a part of the listing; the sensor uses them for what is new. "
-            "`report` takes the inventory report of a day, `list_bucket` lists although there are reports."
+            "*Launchpad:* `after` and `until` take only a part of the listing; the sensor uses "
+            "them for what is new. "
+            "`report` takes the inventory report of a day, `list_bucket` lists although there are "
+            "reports."
         ),
         retry_policy=RETRY_TRANSIENT,
         output_required=False,
@@ -134,7 +174,13 @@ def _inventory(source: str, settings: SourceSettings) -> AssetsDefinition:
             else:
                 snapshot = inventories.take_inventory(run_context, after=after, until=until)
             warning = "; ".join(
-                filter(None, [inventories.nothing_found(run_context, snapshot), report.warning if report else ""])
+                filter(
+                    None,
+                    [
+                        inventories.nothing_found(run_context, snapshot),
+                        report.warning if report else "",
+                    ],
+                )
             )
             if warning:
                 context.log.warning(warning)
@@ -157,10 +203,15 @@ def _told_by(settings: SourceSettings) -> str:
 def _automation(source: str, settings: SourceSettings) -> str:
     """Say whether the source is archived by itself, and how to switch that on."""
     if settings.automatic:
-        return "**Automatic:** new objects are planned and archived by themselves, since the settings say `automatic = true`."
+        return (
+            "**Automatic:** new objects are planned and archived by themselves, since the "
+            "settings say `automatic = true`."
+        )
     return (
-        "**Not automatic:** nothing is planned, archived or paid by itself. To switch that on, set `automatic = true` in "
-        f"`[sources.{source}]` and reload the code location; or switch on `{new_objects_name(source)}`, "
+        "**Not automatic:** nothing is planned, archived or paid by itself. To switch that on, set "
+        "`automatic = true` in "
+        f"`[sources.{source}]` and reload the code location; or switch on "
+        f"`{new_objects_name(source)}`, "
         f"`{reconcile_name(source)}` and `{LAUNCH_SENSOR}` under *Automation*."
     )
 
@@ -170,12 +221,16 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
         key=asset_key(source, "chunk_plan"),
         deps=[AssetKey(asset_key(source, "s3_inventory"))],
         description=(
-            "Which objects go into which chunk. Takes what the inventory has and no chunk has yet, cuts it into files of about "
+            "Which objects go into which chunk. Takes what the inventory has and no chunk has yet, "
+            "cuts it into files of about "
             f"{show_size(settings.target_size)}, and makes one **partition** for each, e.g. "
-            f"`{source}-1a2b3c4d-00001`. To archive them, materialize the partitions of the next three assets, or let the "
+            f"`{source}-1a2b3c4d-00001`. To archive them, materialize the partitions of the next "
+            "three assets, or let the "
             f"sensor `{LAUNCH_SENSOR}` do it.\n\n{_automation(source, settings)}\n\n"
-            "The first plan of a ledger asks the store whether it has the source already, and is refused where it may: "
-            "`caf rebuild` restores such a ledger. *Launchpad:* `new_archive` plans, and pays, all the same."
+            "The first plan of a ledger asks the store whether it has the source already, and is "
+            "refused where it may: "
+            "`caf rebuild` restores such a ledger. *Launchpad:* `new_archive` plans, and pays, all "
+            "the same."
         ),
         retry_policy=RETRY_TRANSIENT,
         output_required=False,
@@ -189,12 +244,23 @@ def _plan(source: str, settings: SourceSettings) -> AssetsDefinition:
     def chunk_plan(context: AssetExecutionContext, config: PlanConfig) -> Results:
         def cut(run_context: RunContext) -> metadata.Metadata:
             snapshot = inventories.snapshot_to_plan(run_context)
-            # What a sensor's plan leaves out, its next look sees; a daily inventory that is not planned is lost with its day.
-            patience = PATIENCE_SECONDS if snapshot.complete and COMMAND_TAG not in context.run.tags else 0.0
-            report = planning.cut_plan(run_context, snapshot, new_archive=config.new_archive, patience_seconds=patience)
+            # What a sensor's plan leaves out, its next look sees; a daily inventory that is not
+            # planned is lost with its day.
+            patience = (
+                PATIENCE_SECONDS
+                if snapshot.complete and COMMAND_TAG not in context.run.tags
+                else 0.0
+            )
+            report = planning.cut_plan(
+                run_context, snapshot, new_archive=config.new_archive, patience_seconds=patience
+            )
             if report.warning:
                 context.log.warning(report.warning)
-            copies = run_context.settings.jackal.copies if run_context.settings.store.kind == "jackal" else 0
+            copies = (
+                run_context.settings.jackal.copies
+                if run_context.settings.store.kind == "jackal"
+                else 0
+            )
             registered = register_chunks(context.instance, run_context.ledger, source)
             estimate = preview.estimate_report(run_context, report)
             shown = metadata.plan_metadata(report, registered, copies=copies, estimate=estimate)
@@ -216,8 +282,10 @@ def _chunk_assets(source: str, settings: SourceSettings) -> list[AssetsDefinitio
             upstream="chunk_plan",
             steps=(ops.load_batch, ops.pack_chunk(source), ops.seal_chunk),
             description=(
-                "One **CAF file** a partition: the objects of its part of the plan, read from S3 and checked byte for byte, one "
-                "after the other, with an index and a manifest. It is in staging until it is stored."
+                "One **CAF file** a partition: the objects of its part of the plan, read from S3 "
+                "and checked byte for byte, one "
+                "after the other, with an index and a manifest. It is in staging until it is "
+                "stored."
             ),
             kinds={"s3", "file"},
         ),
@@ -228,7 +296,8 @@ def _chunk_assets(source: str, settings: SourceSettings) -> list[AssetsDefinitio
             upstream="caf_chunk",
             steps=(ops.post_file, ops.upload_chunk, ops.verify_stored),
             description=(
-                "The chunk where it is kept for good. Complete only when the store lists the asked number of copies **and** "
+                "The chunk where it is kept for good. Complete only when the store lists the asked "
+                "number of copies **and** "
                 "pieces read back from it match those taken when the chunk was sealed."
             ),
             kinds={"jackal"},
@@ -240,7 +309,8 @@ def _chunk_assets(source: str, settings: SourceSettings) -> list[AssetsDefinitio
             upstream="stored_chunk",
             steps=(ops.load_locations, ops.release_staging),
             description=(
-                "One row in Postgres for each object of the chunk: which bytes of which chunk it is. From here on "
+                "One row in Postgres for each object of the chunk: which bytes of which chunk it "
+                "is. From here on "
                 f"`caf get {source} KEY` answers with one look-up and one ranged read."
             ),
             kinds={"postgres"},
@@ -260,8 +330,8 @@ def _chunk_asset(
     kinds: set[str],
     shown: metadata.Metadata | None = None,
 ) -> AssetsDefinition:
-    # The plan is an input only in name: a chunk needs its own part of it, not its latest materialization. It is still
-    # drawn as the upstream asset, which is what it is.
+    # The plan is an input only in name: a chunk needs its own part of it, not its latest
+    # materialization. It is still drawn as the upstream asset, which is what it is.
     @graph_asset(
         key=asset_key(source, name),
         ins={"before": AssetIn(asset_key(source, upstream), dagster_type=Nothing)},

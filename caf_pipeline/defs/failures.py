@@ -1,9 +1,10 @@
-"""How a step's failure is reported to Dagster, and which of Dagster's retry mechanisms may act on it.
+"""How a step's failure is reported to Dagster, and which of Dagster's retry mechanisms may act on
+it.
 
-Dagster has three: an op's RetryPolicy, a run retry, and a new run by the sensor. A permanent error skips the first; run
-retries are for crashes only (dagster.yaml); the sensor counts failed runs, but for those that an outage ended. An interrupt ends
-the run: nothing may retry it.
-Source: the error tree in `errors`.
+Dagster has three: an op's RetryPolicy, a run retry, and a new run by the sensor. A permanent error
+skips the first; run retries are for crashes only (dagster.yaml); the sensor counts failed runs, but
+for those that an outage ended. An interrupt ends the run: nothing may retry it. Source: the error
+tree in `errors`.
 """
 
 from collections.abc import Callable
@@ -36,25 +37,44 @@ from caf_pipeline.errors import (
 T = TypeVar("T")
 Context = AssetCheckExecutionContext | AssetExecutionContext | OpExecutionContext
 
-RETRY_TRANSIENT: Final = RetryPolicy(max_retries=3, delay=2, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
-"""For every op: 2, 4 and 8 seconds. Requests have back-off of their own; this is for what outlasts it."""
+RETRY_TRANSIENT: Final = RetryPolicy(
+    max_retries=3, delay=2, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS
+)
+"""For every op: 2, 4 and 8 seconds.
 
-OUTAGES: Final = (SourceUnreachable, LedgerUnreachable, StoreUnreachable, StagingError, PlanTooSmall, *HITS_EVERY_CHUNK)
-"""What all chunks need did not answer, or has no room. That says nothing of the chunk: a run that ends by it is no attempt."""
+Requests have back-off of their own; this is for what outlasts it.
+"""
+
+OUTAGES: Final = (
+    SourceUnreachable,
+    LedgerUnreachable,
+    StoreUnreachable,
+    StagingError,
+    PlanTooSmall,
+    *HITS_EVERY_CHUNK,
+)
+"""What all chunks need did not answer, or has no room.
+
+That says nothing of the chunk: a run that ends by it is no attempt.
+"""
 
 
 class RunInterrupted(DagsterError, DagsterExecutionInterruptedError):
     """Ctrl-C, or a request to end the run.
 
-    Dagster retries an interrupted op that has a RetryPolicy, but lets its own errors pass: so this is one of them, and still
-    an interrupt, which ends the run.
+    Dagster retries an interrupted op that has a RetryPolicy, but lets its own errors pass: so this
+    is one of them, and still an interrupt, which ends the run.
     """
 
 
-def attempt(context: Context, call: Callable[[], T], on_error: Callable[[CafError], None]) -> T | None:
-    """Return what `call` returns, or None where another live run holds the chunk: an outcome, not a failure.
+def attempt(
+    context: Context, call: Callable[[], T], on_error: Callable[[CafError], None]
+) -> T | None:
+    """Return what `call` returns, or None where another live run holds the chunk: an outcome, not a
+    failure.
 
-    The run is then tagged with the holder's. `on_error` is told an error itself, before Dagster makes text of it.
+    The run is then tagged with the holder's. `on_error` is told an error itself, before Dagster
+    makes text of it.
 
     Raises:
         Failure: with the error's sentence and hint, retried only where the error is transient.
@@ -68,12 +88,15 @@ def attempt(context: Context, call: Callable[[], T], on_error: Callable[[CafErro
         return None
     except CafError as error:
         on_error(error)
-        # Each error of a run is in the place of the one before. With the run's id, since a re-execution inherits all tags.
+        # Each error of a run is in the place of the one before. With the run's id, since a
+        # re-execution inherits all tags.
         outage = context.run.run_id if isinstance(error, OUTAGES) else "none"
         context.instance.add_run_tags(context.run.run_id, {OUTAGE_TAG: outage})
         raise as_failure(error) from error
     except (KeyboardInterrupt, DagsterExecutionInterruptedError) as interrupt:
-        if context.run.tags.get(COMMAND_TAG):  # the user's Ctrl-C is a request to cancel; a server that ends is not
+        if context.run.tags.get(
+            COMMAND_TAG
+        ):  # the user's Ctrl-C is a request to cancel; a server that ends is not
             context.instance.report_run_canceling(context.run)
         raise RunInterrupted("interrupted") from interrupt
 

@@ -22,9 +22,12 @@ def source_jobs(source: str, *, on_jackal: bool) -> list[Any]:
     """Return the jobs of one source."""
 
     def job(what: JobKind, selection: AssetSelection, description: str) -> Any:  # noqa: ANN401 - Dagster exports no type for it
-        # Chunks may be a backfill's, whose runs come later: the sensor that launches them says so itself.
+        # Chunks may be a backfill's, whose runs come later: the sensor that launches them says so
+        # itself.
         tags = {SOURCE_TAG: source, **({} if what == "archive" else BEFORE_BACKFILLS)}
-        return define_asset_job(job_name(source, what), selection=selection, tags=tags, description=description)
+        return define_asset_job(
+            job_name(source, what), selection=selection, tags=tags, description=description
+        )
 
     accounts = _check(source, "chunk_plan", PLAN_ACCOUNTS)
     complete = _check(source, "s3_inventory", SOURCE_IS_COMPLETE)
@@ -32,7 +35,8 @@ def source_jobs(source: str, *, on_jackal: bool) -> list[Any]:
         job(
             "plan",
             _assets(source, ASSETS[:2]) | accounts | complete,
-            "Take an inventory, plan what is not yet archived, and ask whether the source is complete. Each new chunk "
+            "Take an inventory, plan what is not yet archived, and ask whether the source is "
+            "complete. Each new chunk "
             "becomes a partition. Daily, and whenever the sensor sees new objects.",
         ),
         job(
@@ -40,22 +44,28 @@ def source_jobs(source: str, *, on_jackal: bool) -> list[Any]:
             _assets(source, ASSETS[2:])
             | _check(source, "caf_chunk", "chunk_accounts_for_plan")
             | _check(source, "file_locations", "chunk_reads_back"),
-            "Archive one chunk (a partition): pack, store, verify, locate. May be run again: what is done stays done.",
+            "Archive one chunk (a partition): pack, store, verify, locate. May be run again: what "
+            "is done stays done.",
         ),
         job(
             "audit",
             complete,
-            "Only ask whether every object of the latest whole inventory is located; after the last chunk of a plan.",
+            "Only ask whether every object of the latest whole inventory is located; after the "
+            "last chunk of a plan.",
         ),
     ]
     if on_jackal:
         lasts = _check(source, "chunk_plan", STORAGE_PLAN_LASTS)
-        jobs.append(job("storage_plan", lasts, "Ask the chain how long the bought space lasts. Hourly."))
+        jobs.append(
+            job("storage_plan", lasts, "Ask the chain how long the bought space lasts. Hourly.")
+        )
     return jobs
 
 
 def _assets(source: str, names: Sequence[str]) -> AssetSelection:
-    return AssetSelection.assets(*(AssetKey(asset_key(source, name)) for name in names)).without_checks()
+    return AssetSelection.assets(
+        *(AssetKey(asset_key(source, name)) for name in names)
+    ).without_checks()
 
 
 def _check(source: str, asset: str, name: str) -> AssetSelection:

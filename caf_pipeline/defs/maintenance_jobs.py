@@ -1,8 +1,10 @@
-"""Jobs that go through stored chunks, many partitions in one run: the proof watch, and repairs. And the job that prunes.
+"""Jobs that go through stored chunks, many partitions in one run: the proof watch, and repairs.
 
-A run for each chunk would take seconds of start-up for a question that takes a fraction of one. Each look is reported as an
-evaluation of `chunk_is_proven` for the chunk's own partition, which Dagster (1.13.27) stores for any partition that an op
-names, whether or not its job is partitioned.
+And the job that prunes.
+
+A run for each chunk would take seconds of start-up for a question that takes a fraction of one.
+Each look is reported as an evaluation of `chunk_is_proven` for the chunk's own partition, which
+Dagster (1.13.27) stores for any partition that an op names, whether or not its job is partitioned.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -60,28 +62,42 @@ Reports = Iterator[AssetCheckEvaluation | Output[None]]
 class Repairs(Config):
     """What a run repairs."""
 
-    limit: int = Field(default=10, description="Damaged chunks that this run repairs at most, at least 1; each is an upload.")
+    limit: int = Field(
+        default=10,
+        description="Damaged chunks that this run repairs at most, at least 1; each is an upload.",
+    )
 
 
 def source_maintenance_jobs(source: str) -> list[JobDefinition]:
     """Return the jobs of one source that go through its stored chunks."""
 
-    def job(what: JobKind, op: OpDefinition, description: str, partitions: PartitionsDefinition | None = None) -> JobDefinition:
+    def job(
+        what: JobKind,
+        op: OpDefinition,
+        description: str,
+        partitions: PartitionsDefinition | None = None,
+    ) -> JobDefinition:
         graph = GraphDefinition(name=job_name(source, what), node_defs=[op])
-        return graph.to_job(tags={SOURCE_TAG: source, **BEFORE_BACKFILLS}, description=description, partitions_def=partitions)
+        return graph.to_job(
+            tags={SOURCE_TAG: source, **BEFORE_BACKFILLS},
+            description=description,
+            partitions_def=partitions,
+        )
 
     return [
         job(
             "prove",
             _prove_op(source),
-            "Look again at stored chunks, first at those of which the store's lists say something amiss, then at those that were "
+            "Look again at stored chunks, first at those of which the store's lists say something "
+            "amiss, then at those that were "
             "looked at longest ago: the store's proofs, and pieces read back from each copy. "
             "Hourly. The results are those of the check `chunk_is_proven` of each partition.",
         ),
         job(
             "repair",
             _repair_op(source),
-            "Store damaged chunks again: from staging, else from another provider, else packed again from S3. Some at a time; "
+            "Store damaged chunks again: from staging, else from another provider, else packed "
+            "again from S3. Some at a time; "
             "the next run goes on with the rest.",
         ),
         job(
@@ -93,7 +109,9 @@ def source_maintenance_jobs(source: str) -> list[JobDefinition]:
     ]
 
 
-def _op(source: str, name: str, description: str, *, repairs: bool = False) -> Callable[[Callable[..., Reports]], OpDefinition]:
+def _op(
+    source: str, name: str, description: str, *, repairs: bool = False
+) -> Callable[[Callable[..., Reports]], OpDefinition]:
     return op(
         name=op_name(source, name),
         description=description,
@@ -104,11 +122,16 @@ def _op(source: str, name: str, description: str, *, repairs: bool = False) -> C
     )
 
 
-# --- the proof watch -------------------------------------------------------------------------------------------------
+# --- the proof watch
+# ------------------------------------------------------------------------------------------
 
 
 def _prove_op(source: str) -> OpDefinition:
-    @_op(source, "prove_chunks", "Prove some located chunks, oldest first, and clear staging of what nobody will need.")
+    @_op(
+        source,
+        "prove_chunks",
+        "Prove some located chunks, oldest first, and clear staging of what nobody will need.",
+    )
     def prove_chunks(context: OpExecutionContext) -> Reports:
         def begin(run_context: RunContext) -> RunContext | None:
             if reason := run_context.ledger.controls.current().paused:
@@ -123,7 +146,12 @@ def _prove_op(source: str) -> OpDefinition:
         in_bulk = attempt_step(context, source, partial(_look_in_bulk, context))
         reports = iter(scrub.prove_oldest(run_context, run_context.settings.jackal.prove_per_run))
         looked_at = 0
-        chunks: dict[str, list[str]] = {"damaged": [], "unanswered": [], "unverified": [], "proven": []}
+        chunks: dict[str, list[str]] = {
+            "damaged": [],
+            "unanswered": [],
+            "unverified": [],
+            "proven": [],
+        }
         while (report := attempt_step(context, source, lambda _: next(reports, None))) is not None:
             looked_at += 1
             chunks[report.verdict].append(report.chunk.name)
@@ -136,7 +164,9 @@ def _prove_op(source: str) -> OpDefinition:
                 shown=metadata.proof_metadata(report),
                 severity=proof_severity(report),
             )
-        numbers = {"looked_at": looked_at} | {kind: len(names) for kind, names in chunks.items() if kind != "proven"}
+        numbers = {"looked_at": looked_at} | {
+            kind: len(names) for kind, names in chunks.items() if kind != "proven"
+        }
         names = {
             "chunks": _names(chunks["damaged"]),
             "unanswered_chunks": _names(chunks["unanswered"]),
@@ -150,28 +180,45 @@ def _prove_op(source: str) -> OpDefinition:
 def _look_in_bulk(context: OpExecutionContext, run_context: RunContext) -> metadata.Metadata:
     """Go through the store's lists where that is due, and return what is shown of it."""
     found = bulk_look.look_in_bulk(run_context)
-    whole_at, suspected = run_context.ledger.bulk_looks.suspicions(run_context.store.name, run_context.source)
+    whole_at, suspected = run_context.ledger.bulk_looks.suspicions(
+        run_context.store.name, run_context.source
+    )
     shown: metadata.Metadata = {"suspected": suspected}
     if whole_at is not None:
         shown["last_whole_bulk_look"] = MetadataValue.timestamp(whole_at)
     if found is not None:
         (context.log.warning if found.trouble else context.log.info)(found.described())
-        shown |= {"bulk_look": found.described(), "listed_in_bulk": found.listed, "copies_in_bulk": found.copies}
+        shown |= {
+            "bulk_look": found.described(),
+            "listed_in_bulk": found.listed,
+            "copies_in_bulk": found.copies,
+        }
     return shown
 
 
-# --- repairs ---------------------------------------------------------------------------------------------------------
+# --- repairs
+# ------------------------------------------------------------------------------------------
 
 
 def _repair_op(source: str) -> OpDefinition:
-    @_op(source, "repair_chunks", "Repair damaged chunks, those first that were found damaged longest ago.", repairs=True)
+    @_op(
+        source,
+        "repair_chunks",
+        "Repair damaged chunks, those first that were found damaged longest ago.",
+        repairs=True,
+    )
     def repair_chunks(context: OpExecutionContext, config: Repairs) -> Reports:
         if config.limit < 1:  # Dagster would show pydantic's own words
-            raise as_failure(UsageError(f"'limit' is {config.limit}: a run repairs one chunk at least"))
+            raise as_failure(
+                UsageError(f"'limit' is {config.limit}: a run repairs one chunk at least")
+            )
         run_context = attempt_step(context, source, lambda run_context: run_context)
         if run_context is None:
             return
-        damaged = sorted(run_context.ledger.chunks.list(source, [ChunkState.DAMAGED]), key=lambda chunk: chunk.updated_at)
+        damaged = sorted(
+            run_context.ledger.chunks.list(source, [ChunkState.DAMAGED]),
+            key=lambda chunk: chunk.updated_at,
+        )
         failed, repaired = list[CafError](), 0
         for chunk in damaged[: config.limit]:
             outcome = attempt_step(context, source, partial(_repair, name=chunk.name))
@@ -193,7 +240,11 @@ def _repair_op(source: str) -> OpDefinition:
 def _repair_chunk_op(source: str) -> OpDefinition:
     @_op(source, "repair_chunk", "Repair the chunk of this partition.", repairs=True)
     def repair_chunk(context: OpExecutionContext) -> Reports:
-        report = attempt_step(context, source, lambda run_context: repair.repair_chunk(run_context, context.partition_key))
+        report = attempt_step(
+            context,
+            source,
+            lambda run_context: repair.repair_chunk(run_context, context.partition_key),
+        )
         if report is not None:
             yield _repaired(context.instance, source, report)
             yield Output(None, metadata=metadata.repair_metadata(report))
@@ -202,7 +253,9 @@ def _repair_chunk_op(source: str) -> OpDefinition:
 
 
 def _repair(run_context: RunContext, name: str) -> repair.RepairReport | CafError:
-    """Repair one of several; return an error that only this one has, and raise what the next one would meet, too."""
+    """Repair one of several; return an error that only this one has, and raise what the next one
+    would meet, too.
+    """
     try:
         return repair.repair_chunk(run_context, name)
     except HITS_EVERY_CHUNK:
@@ -213,7 +266,9 @@ def _repair(run_context: RunContext, name: str) -> repair.RepairReport | CafErro
         return error
 
 
-def _repaired(instance: DagsterInstance, source: str, report: repair.RepairReport) -> AssetCheckEvaluation:
+def _repaired(
+    instance: DagsterInstance, source: str, report: repair.RepairReport
+) -> AssetCheckEvaluation:
     return _evaluation(
         instance,
         report.chunk.name,
@@ -234,9 +289,13 @@ def _evaluation(
     shown: metadata.Metadata,
     severity: AssetCheckSeverity = AssetCheckSeverity.ERROR,
 ) -> AssetCheckEvaluation:
-    """Return the check's result for a chunk's partition, tied to the partition's latest materialization as Dagster would."""
+    """Return the check's result for a chunk's partition, tied to the partition's latest
+    materialization as Dagster would.
+    """
     key = AssetKey(asset_key(source, "stored_chunk"))
-    latest = instance.fetch_materializations(AssetRecordsFilter(asset_key=key, asset_partitions=[chunk]), limit=1).records
+    latest = instance.fetch_materializations(
+        AssetRecordsFilter(asset_key=key, asset_partitions=[chunk]), limit=1
+    ).records
     return AssetCheckEvaluation(
         asset_key=key,
         check_name=CHUNK_IS_PROVEN,
@@ -253,22 +312,29 @@ def _names(chunks: Sequence[str]) -> str:
     return ", ".join(chunks[: metadata.MAX_ROWS]) or "none"
 
 
-# --- pruning ---------------------------------------------------------------------------------------------------------
+# --- pruning
+# ------------------------------------------------------------------------------------------
 
 
 def prune_job(days: int, sources: Sequence[str]) -> JobDefinition:
-    """Return the job, which keeps the events of so many days (0: all); there is one for all sources."""
+    """Return the job, which keeps the events of so many days (0: all); there is one for all
+    sources.
+    """
 
     @op(name="remove_old_events", out=Out(Nothing))
     def remove_old_events(context: OpExecutionContext) -> Output[None]:
         if not days:
             context.log.info("runs.keep_events_days is 0: all events are kept")
             return Output(None)
-        runs, events = pruning.prune(context.instance, datetime.now(UTC) - timedelta(days=days), sources)
+        runs, events = pruning.prune(
+            context.instance, datetime.now(UTC) - timedelta(days=days), sources
+        )
         return Output(None, metadata={"runs": runs, "events": events})
 
     return GraphDefinition(name=PRUNE_JOB, node_defs=[remove_old_events]).to_job(
         tags=BEFORE_BACKFILLS,
-        description="Remove events and output of old runs of the sources from Dagster's storage. Runs, partitions, "
-        "materializations, checks and failures stay. How old: `runs.keep_events_days`; nothing is removed if that is 0.",
+        description="Remove events and output of old runs of the sources from Dagster's storage. "
+        "Runs, partitions, "
+        "materializations, checks and failures stay. How old: `runs.keep_events_days`; nothing is "
+        "removed if that is 0.",
     )

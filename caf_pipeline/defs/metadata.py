@@ -1,4 +1,6 @@
-"""What an asset's page shows of a run: numbers, a few tables, nothing for a single object but the largest."""
+"""What an asset's page shows of a run: numbers, a few tables, nothing for a single object but the
+largest.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +38,9 @@ MAX_ROWS: Final = 20
 MIB: Final = 1 << 20
 
 _ADDRESS_END: Final = 10
-"""Characters of each end of a provider's address; the first four are the same for all of a chain's."""
+"""Characters of each end of a provider's address; the first four are the same for all of a
+chain's.
+"""
 
 WARNING: Final = "warning"
 """What an inventory or a plan is warned about, in its metadata; `caf run` shows it, too."""
@@ -65,12 +69,17 @@ _LOCATION_COLUMNS: Final = {
 _NULLABLE: Final = {"crc64nvme", "s3_checksum", "header_set"}
 
 
-# --- what is always so of an asset, shown before it was ever materialized ---------------------------------------------
+# --- what is always so of an asset, shown before it was ever materialized
+# ---------------------------------------------
 
 
 def file_definition(schema: pa.Schema) -> Metadata:
     """Return the columns of a Parquet file."""
-    return {"dagster/column_schema": _columns((field.name, str(field.type), field.nullable) for field in schema)}
+    return {
+        "dagster/column_schema": _columns(
+            (field.name, str(field.type), field.nullable) for field in schema
+        )
+    }
 
 
 def locations_definition() -> Metadata:
@@ -81,11 +90,19 @@ def locations_definition() -> Metadata:
 
 def _columns(columns: Iterable[tuple[str, str, bool]]) -> TableSchema:
     """Return a schema of columns, each its name, its type and whether it may be null."""
-    constraints = {nullable: TableColumnConstraints(nullable=nullable) for nullable in (True, False)}
-    return TableSchema([TableColumn(name, type, constraints=constraints[nullable]) for name, type, nullable in columns])
+    constraints = {
+        nullable: TableColumnConstraints(nullable=nullable) for nullable in (True, False)
+    }
+    return TableSchema(
+        [
+            TableColumn(name, type, constraints=constraints[nullable])
+            for name, type, nullable in columns
+        ]
+    )
 
 
-# --- what a run made -------------------------------------------------------------------------------------------------
+# --- what a run made
+# ------------------------------------------------------------------------------------------
 
 
 def sizes(**sizes_bytes: int) -> Metadata:
@@ -105,7 +122,9 @@ SNAPSHOT: Final = "snapshot"
 
 REPORT: Final = "inventory_report"
 REPORT_AGE: Final = "inventory_report_age"
-"""The names of the address and the age of the report that an inventory was made of; `caf run` shows them, too."""
+"""The names of the address and the age of the report that an inventory was made of; `caf run` shows
+them, too.
+"""
 
 OF_PROGRESS: Final = "archived_objects"
 """What every observation of how far a source is has, and no other."""
@@ -118,7 +137,9 @@ LEFT_OUT: Final = "left_out_by_"
 
 
 def table(columns: Mapping[str, str], rows: Sequence[Sequence[str | int]]) -> MetadataValue:
-    """Return a table of at most `MAX_ROWS`. `columns` maps a name to its type, "string" or "int"."""
+    """Return a table of at most `MAX_ROWS`. `columns` maps a name to its type, "string" or
+    "int".
+    """
     schema = TableSchema(columns=[TableColumn(name, type) for name, type in columns.items()])
     records = [TableRecord(dict(zip(columns, row, strict=True))) for row in rows[:MAX_ROWS]]
     return MetadataValue.table(records, schema=schema)
@@ -134,7 +155,9 @@ def left_out(numbers: Mapping[str, int]) -> Metadata:
     return {f"{LEFT_OUT}{name}": count for name, count in numbers.items()}
 
 
-def snapshot_metadata(snapshot: Snapshot, warning: str = "", taken: TakenReport | None = None) -> Metadata:
+def snapshot_metadata(
+    snapshot: Snapshot, warning: str = "", taken: TakenReport | None = None
+) -> Metadata:
     """Return what is shown of an inventory, and of the report that it was made of."""
     return {
         **({WARNING: warning} if warning else {}),
@@ -158,9 +181,11 @@ DELETED_KEYS: Final = "deleted_keys"
 
 
 def versions_beside(snapshot: Snapshot) -> Metadata:
-    """Return which versions are objects of an inventory, and what keys have beside their current ones.
+    """Return which versions are objects of an inventory, and what keys have beside their current
+    ones.
 
-    Older versions are objects of an inventory of all versions, and are left out of one of the current ones.
+    Older versions are objects of an inventory of all versions, and are left out of one of the
+    current ones.
     """
     beside = snapshot.beside
     return {
@@ -181,19 +206,29 @@ def _report_metadata(taken: TakenReport) -> Metadata:
         **sizes(inventory_report_size_bytes=report.size_bytes),
         "outside_prefix": counts.outside_prefix,
         "multipart_objects": counts.multipart,
-        "storage_classes": table({"storage class": "string", "objects": "int"}, counts.storage_classes.most_common()),
-        "encryption": table({"encryption": "string", "objects": "int"}, counts.encryption.most_common()),
+        "storage_classes": table(
+            {"storage class": "string", "objects": "int"}, counts.storage_classes.most_common()
+        ),
+        "encryption": table(
+            {"encryption": "string", "objects": "int"}, counts.encryption.most_common()
+        ),
     }
 
 
-def plan_metadata(report: PlanReport, registered: int, *, copies: int, estimate: PlanEstimate) -> Metadata:
+def plan_metadata(
+    report: PlanReport, registered: int, *, copies: int, estimate: PlanEstimate
+) -> Metadata:
     """Return what is shown of a plan; `registered` partitions were added for it.
 
     `copies`: for how many of each chunk the store charges; 0: for none.
     """
     chunks = report.chunks
     charged = copies * sum(chunk.expected_size_bytes for chunk in chunks)
-    shown: Metadata = {SNAPSHOT: report.snapshot.name, "chunks": len(chunks), "partitions_added": registered}
+    shown: Metadata = {
+        SNAPSHOT: report.snapshot.name,
+        "chunks": len(chunks),
+        "partitions_added": registered,
+    }
     shown |= left_out(report.left_out)
     if report.warning:
         shown[WARNING] = report.warning
@@ -208,10 +243,15 @@ def plan_metadata(report: PlanReport, registered: int, *, copies: int, estimate:
             "written_again_not_compared": comparison.not_compared,
         }
     if report.waiting:
-        shown |= {"waiting_objects": report.waiting.objects, **sizes(waiting_bytes=report.waiting.size_bytes)}
+        shown |= {
+            "waiting_objects": report.waiting.objects,
+            **sizes(waiting_bytes=report.waiting.size_bytes),
+        }
         shown["waiting_until"] = MetadataValue.timestamp(report.waiting.until)
     if report.plan is None:
-        return shown | {"plan": "nothing new" if report.waiting is None else "what is new waits for more"}
+        return shown | {
+            "plan": "nothing new" if report.waiting is None else "what is new waits for more"
+        }
     objects = sum(plan.object_count for plan in report.plans)
     return shown | {
         "plan": ", ".join(plan.name for plan in report.plans),
@@ -224,7 +264,10 @@ def plan_metadata(report: PlanReport, registered: int, *, copies: int, estimate:
         ),
         "chunk_list": table(
             {"chunk": "string", "objects": "int", "size": "string", "size_bytes": "int"},
-            [(chunk.name, chunk.object_count, show_size(chunk.object_bytes), chunk.object_bytes) for chunk in chunks[:MAX_ROWS]],
+            [
+                (chunk.name, chunk.object_count, show_size(chunk.object_bytes), chunk.object_bytes)
+                for chunk in chunks[:MAX_ROWS]
+            ],
         ),
         **_estimate_metadata(estimate),
         **(_last_plan(estimate, report.previous) if report.previous else {}),
@@ -235,30 +278,48 @@ def _estimate_metadata(estimate: PlanEstimate) -> Metadata:
     """Return what archiving a plan takes; what is not known is not shown, but for the time."""
     seen, storage = estimate.statistics, estimate.storage
     named = {"key": "string", "size": "string", "size_bytes": "int"}
-    classes = [(name, count, show_size(size), size) for name, (count, size) in seen.storage_classes.items()]
+    classes = [
+        (name, count, show_size(size), size) for name, (count, size) in seen.storage_classes.items()
+    ]
     shown: Metadata = {
         "fill": round(estimate.fill, 4),
         "object_sizes": drawn_histogram(seen.sizes),
-        "largest_objects": table(named, [(key, show_size(size), size) for key, size in seen.largest]),
-        "smallest_objects": table(named, [(key, show_size(size), size) for key, size in seen.smallest]),
-        "storage_classes": table({"class": "string", "objects": "int", "size": "string", "size_bytes": "int"}, classes),
-        **({"split_objects": seen.split_objects, "parts": seen.parts} if seen.split_objects else {}),
+        "largest_objects": table(
+            named, [(key, show_size(size), size) for key, size in seen.largest]
+        ),
+        "smallest_objects": table(
+            named, [(key, show_size(size), size) for key, size in seen.smallest]
+        ),
+        "storage_classes": table(
+            {"class": "string", "objects": "int", "size": "string", "size_bytes": "int"}, classes
+        ),
+        **(
+            {"split_objects": seen.split_objects, "parts": seen.parts} if seen.split_objects else {}
+        ),
         "requests": estimate.requests,
-        "estimated_seconds": "not known yet" if estimate.seconds is None else round(estimate.seconds),
+        "estimated_seconds": "not known yet"
+        if estimate.seconds is None
+        else round(estimate.seconds),
     }
     if estimate.request_usd is not None:
         shown["estimated_request_usd"] = round(estimate.request_usd, 4)
     if estimate.egress_usd is not None:
         shown["estimated_egress_usd"] = round(estimate.egress_usd, 4)
     if storage:
-        shown |= {"storage_ujkl": storage.price_ujkl, "storage_days": storage.days, "fees_ujkl": storage.fees_ujkl}
+        shown |= {
+            "storage_ujkl": storage.price_ujkl,
+            "storage_days": storage.days,
+            "fees_ujkl": storage.fees_ujkl,
+        }
     elif estimate.storage_unknown:
         shown["storage_ujkl"] = f"not known: {estimate.storage_unknown}"
     return shown
 
 
 def drawn_histogram(sizes: Sequence[SizeStep]) -> MetadataValue:
-    """Return a histogram as the UI draws it (1.13.27): from Markdown's picture, not from HTML's, and below 1,000 characters."""
+    """Return a histogram as the UI draws it (1.13.27): from Markdown's picture, not from HTML's,
+    and below 1,000 characters.
+    """
     encoded = histogram_svg(sizes).replace("<", "%3C").replace(">", "%3E")
     return MetadataValue.md(f"![object sizes](<data:image/svg+xml,{encoded}>)")
 
@@ -275,7 +336,9 @@ def _last_plan(estimate: PlanEstimate, previous: PlanRow) -> Metadata:
 
 
 def accounting_metadata(account: Accounting) -> Metadata:
-    """Return how many objects of a snapshot are located, claimed or skipped, and how many located ones are current."""
+    """Return how many objects of a snapshot are located, claimed or skipped, and how many located
+    ones are current.
+    """
     return {
         "objects": account.objects,
         "located": account.located,
@@ -293,12 +356,18 @@ def accounting_metadata(account: Accounting) -> Metadata:
 
 
 def progress_metadata(progress: SourceProgress, copies: Mapping[tuple[str, str], int]) -> Metadata:
-    """Return how far a source is, as numbers that the UI plots over time; `copies` are those of `copy_counts`.
+    """Return how far a source is, as numbers that the UI plots over time; `copies` are those of
+    `copy_counts`.
 
-    Pending is what is planned and not archived, parked chunks among it. The rate is that of the last hour at most.
+    Pending is what is planned and not archived, parked chunks among it. The rate is that of the
+    last hour at most.
     """
     archived, pending = progress.sums(IN_GOOD_STANDING), progress.sums(CLAIMING)
-    oldest = (progress.at - progress.oldest_planned_at) / timedelta(hours=1) if progress.oldest_planned_at else 0.0
+    oldest = (
+        (progress.at - progress.oldest_planned_at) / timedelta(hours=1)
+        if progress.oldest_planned_at
+        else 0.0
+    )
     return {
         OF_PROGRESS: archived.objects,
         "pending_objects": pending.objects,
@@ -306,12 +375,18 @@ def progress_metadata(progress: SourceProgress, copies: Mapping[tuple[str, str],
         **sizes(archived_bytes=archived.size_bytes, pending_bytes=pending.size_bytes),
         "oldest_pending_hours": round(oldest, 1),
         "archived_mib_per_second": round((progress.bytes_per_second or 0.0) / MIB, 1),
-        **{f"copies_{status}": copies.get((progress.source, status), 0) for status in ("listed", "unlisted", "faulty")},
+        **{
+            f"copies_{status}": copies.get((progress.source, status), 0)
+            for status in ("listed", "unlisted", "faulty")
+        },
     }
 
 
 def seal_metadata(report: SealReport) -> Metadata:
-    """Return what is shown of a packed chunk. It has no address: its file is removed from staging when the chunk is located."""
+    """Return what is shown of a packed chunk.
+
+    It has no address: its file is removed from staging when the chunk is located.
+    """
     chunk = report.chunk
     return {
         **chunk_metadata(chunk),
@@ -325,7 +400,8 @@ def seal_metadata(report: SealReport) -> Metadata:
         "released": chunk.released_count,
         **skips(report.skipped),
         "largest_members": table(
-            {"key": "string", "size": "string", "size_bytes": "int"}, [(key, show_size(its), its) for key, its in report.largest]
+            {"key": "string", "size": "string", "size_bytes": "int"},
+            [(key, show_size(its), its) for key, its in report.largest],
         ),
     }
 
@@ -341,7 +417,9 @@ def chunk_metadata(chunk: Chunk) -> Metadata:
 
 
 def locations_metadata(chunk: Chunk, account: SourceAccount) -> Metadata:
-    """Return what is shown of a chunk whose objects are located: its rows, and those of the source with it."""
+    """Return what is shown of a chunk whose objects are located: its rows, and those of the source
+    with it.
+    """
     return {
         **chunk_metadata(chunk),
         "dagster/partition_row_count": chunk.member_count,
@@ -351,7 +429,10 @@ def locations_metadata(chunk: Chunk, account: SourceAccount) -> Metadata:
 
 def upload_metadata(report: UploadReport) -> Metadata:
     """Return what is shown of an upload."""
-    return {"seconds": round(report.seconds, 1), "mib_per_second": round(report.bytes_per_second / MIB, 1)}
+    return {
+        "seconds": round(report.seconds, 1),
+        "mib_per_second": round(report.bytes_per_second / MIB, 1),
+    }
 
 
 def verify_metadata(report: VerifyReport) -> Metadata:
@@ -369,14 +450,22 @@ def verify_metadata(report: VerifyReport) -> Metadata:
 
 
 def providers(copies: Sequence[Copy], **columns: tuple[str, Sequence[str | int]]) -> Metadata:
-    """Return a table that fits its page, of the providers that have a chunk, and their addresses in full beside it.
+    """Return a table that fits its page, of the providers that have a chunk, and their addresses in
+    full beside it.
 
-    A provider's address and the proof that the chain lists have some 45 and 180 characters. `columns` are further ones, each
-    its type and its values in the order of `copies`.
+    A provider's address and the proof that the chain lists have some 45 and 180 characters.
+    `columns` are further ones, each its type and its values in the order of `copies`.
     """
-    names = {"provider": "string", "last_proven_height": "int"} | {name: type for name, (type, _) in columns.items()}
+    names = {"provider": "string", "last_proven_height": "int"} | {
+        name: type for name, (type, _) in columns.items()
+    }
     heights = [copy.last_proven or 0 for copy in copies]
-    rows = zip([_short(copy.provider) for copy in copies], heights, *(values for _, values in columns.values()), strict=True)
+    rows = zip(
+        [_short(copy.provider) for copy in copies],
+        heights,
+        *(values for _, values in columns.values()),
+        strict=True,
+    )
     return {
         "providers": table(names, list(rows)),
         "provider_addresses": MetadataValue.json([copy.provider for copy in copies[:MAX_ROWS]]),
@@ -385,11 +474,17 @@ def providers(copies: Sequence[Copy], **columns: tuple[str, Sequence[str | int]]
 
 def _short(provider: str) -> str:
     """Return an address by its two ends, as explorers of chains do."""
-    return provider if len(provider) <= 2 * _ADDRESS_END + 1 else f"{provider[:_ADDRESS_END]}…{provider[-_ADDRESS_END:]}"
+    return (
+        provider
+        if len(provider) <= 2 * _ADDRESS_END + 1
+        else f"{provider[:_ADDRESS_END]}…{provider[-_ADDRESS_END:]}"
+    )
 
 
 def shorten_hashes(text: str) -> str:
-    """Return a text with only the beginnings of its SHA-256s and Merkle roots: no page breaks them into lines."""
+    """Return a text with only the beginnings of its SHA-256s and Merkle roots: no page breaks them
+    into lines.
+    """
     return _HASH.sub(lambda found: f"{found[0][:8]}…", text)
 
 
@@ -402,7 +497,11 @@ def proof_metadata(report: ProofReport) -> Metadata:
         "state": report.chunk.state.value,
         "copies": len(report.checks),
         "read_back": len(report.read_back),
-        **providers([each.copy for each in report.checks], verified=("string", verified), fault=("string", faults)),
+        **providers(
+            [each.copy for each in report.checks],
+            verified=("string", verified),
+            fault=("string", faults),
+        ),
     }
 
 
@@ -418,7 +517,9 @@ def repair_metadata(report: RepairReport) -> Metadata:
 
 
 def forecast_metadata(plan: StoragePlan, forecast: StorageForecast, waiting_bytes: int) -> Metadata:
-    """Return how much bought space is left, for how long; `waiting_bytes` are planned and not yet posted, every copy counted."""
+    """Return how much bought space is left, for how long; `waiting_bytes` are planned and not yet
+    posted, every copy counted.
+    """
     shown: Metadata = {
         **sizes(
             space_bytes=plan.space_bytes,
@@ -438,4 +539,7 @@ def forecast_metadata(plan: StoragePlan, forecast: StorageForecast, waiting_byte
 
 def read_back_metadata(result: FetchedMembers) -> Metadata:
     """Return what is shown of objects that were read back."""
-    return {"tried": result.tried, "mismatched": table({"key": "string"}, [(key,) for key in result.mismatched])}
+    return {
+        "tried": result.tried,
+        "mismatched": table({"key": "string"}, [(key,) for key in result.mismatched]),
+    }

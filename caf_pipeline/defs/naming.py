@@ -1,7 +1,7 @@
 """What the things of a source are called in Dagster, and the run tags that are ours.
 
-Dagster allows letters, digits and `_` in the names of groups, jobs, ops, sensors and schedules, so a source's `-` becomes `_`
-in them; keys of assets and names of partitions keep the source's name.
+Dagster allows letters, digits and `_` in the names of groups, jobs, ops, sensors and schedules, so
+a source's `-` becomes `_` in them; keys of assets and names of partitions keep the source's name.
 Source: "Flow" in docs/design.md.
 """
 
@@ -11,7 +11,10 @@ from caf_pipeline.errors import UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
 
 LOCATION_NAME: Final = "caf-pipeline"
-"""The code location's name. Fixed, as in workspace.yaml: runs carry it, and are under their job only while it is the same."""
+"""The code location's name.
+
+Fixed, as in workspace.yaml: runs carry it, and are under their job only while it is the same.
+"""
 
 REPOSITORY_NAME: Final = "__repository__"
 """What Dagster calls the definitions of a code location that names none."""
@@ -20,8 +23,11 @@ PARTITION_TAG: Final = "dagster/partition"
 BACKFILL_TAG: Final = "dagster/backfill"
 PRIORITY_TAG: Final = "dagster/priority"
 BEFORE_BACKFILLS: Final = {PRIORITY_TAG: "1"}
-"""Tags of runs that no backfill begins. Dagster's queue takes the greatest priority first, and a backfill of the UI, which may
-queue 100,000 runs, has 0."""
+"""Tags of runs that no backfill begins.
+
+Dagster's queue takes the greatest priority first, and a backfill of the UI, which may queue 100,000
+runs, has 0.
+"""
 MAX_RETRIES_TAG: Final = "dagster/max_retries"
 RETRY_STRATEGY_TAG: Final = "dagster/retry_strategy"
 WILL_RETRY_TAG: Final = "dagster/will_retry"
@@ -39,7 +45,10 @@ OUTAGE_TAG: Final = ".dagster/caf/outage"
 """Only machines read these. The UI shows no tag that begins with `.dagster/`."""
 
 LAUNCH_SENSOR: Final = "launch_chunks"
-"""Launches the chunks of every source. Renamed, it would lose its cursor, and whether an operator has switched it off."""
+"""Launches the chunks of every source.
+
+Renamed, it would lose its cursor, and whether an operator has switched it off.
+"""
 
 S3_POOL: Final = "s3"
 UPLOAD_POOL: Final = "jackal_uploads"
@@ -96,13 +105,16 @@ def source_of(chunk: str) -> str:
     chunk_id = ChunkId.parse(chunk)
     if chunk_id is None:
         raise UsageError(
-            f"partition '{chunk}' is not the id of a chunk", hint="`caf doctor` removes a partition that no plan made"
+            f"partition '{chunk}' is not the id of a chunk",
+            hint="`caf doctor` removes a partition that no plan made",
         )
     return chunk_id.source
 
 
 def job_name(source: str, what: JobKind) -> str:
-    """Return the name of one of the source's jobs; `jobs` and `maintenance_jobs` say what each does."""
+    """Return the name of one of the source's jobs; `jobs` and `maintenance_jobs` say what each
+    does.
+    """
     return f"{what}_{identifier(source)}"
 
 
@@ -117,5 +129,8 @@ def reconcile_name(source: str) -> str:
 
 
 def op_name(source: str, what: str) -> str:
-    """Return the name of one of the source's ops, the key of its config. The op behind an asset is named after the asset."""
+    """Return the name of one of the source's ops, the key of its config.
+
+    The op behind an asset is named after the asset.
+    """
     return f"{identifier(source)}__{what}"

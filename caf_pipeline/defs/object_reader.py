@@ -15,30 +15,40 @@ from caf_pipeline.wiring import open_archive
 
 
 class ObjectReader(ConfigurableResource["ObjectReader"]):
-    """Reads archived objects by source and key. The archive is opened when the first one is asked for, and closed after the run.
+    """Reads archived objects by source and key.
 
-    A process that an asset forks opens its own: two on one connection would read each other's answers.
+    The archive is opened when the first one is asked for, and closed after the run.
 
-    Secrets are no fields: they come from the environment or from files, as for `caf`. Methods raise what `Archive`'s do.
+    A process that an asset forks opens its own: two on one connection would read each other's
+    answers.
+
+    Secrets are no fields: they come from the environment or from files, as for `caf`. Methods raise
+    what `Archive`'s do.
     """
 
     settings_file: str = Field(
-        default="", description="The path of caf.toml; by default what CAF_CONFIG names, else that of the working directory."
+        default="",
+        description="The path of caf.toml; by default what CAF_CONFIG names, else that of the "
+        "working directory.",
     )
     _archives: dict[int, Archive] = PrivateAttr(default_factory=dict)  # by process
-    _locks: ClassVar[dict[int, threading.Lock]] = {}  # by process: a fork may come while another thread has it
+    _locks: ClassVar[
+        dict[int, threading.Lock]
+    ] = {}  # by process: a fork may come while another thread has it
 
     @property
     def archive(self) -> Archive:
         """The open archive, for what this resource has no method for.
 
-        Raises:
-            SettingsError: a setting cannot be used. LedgerUnreachable, LedgerError: the database cannot.
+        Raises: SettingsError: a setting cannot be used. LedgerUnreachable, LedgerError: the
+            database cannot.
         """
         pid = os.getpid()
         with self._locks.setdefault(pid, threading.Lock()):
             if pid not in self._archives:
-                self._archives[pid] = open_archive(load_settings(Path(self.settings_file) if self.settings_file else None))
+                self._archives[pid] = open_archive(
+                    load_settings(Path(self.settings_file) if self.settings_file else None)
+                )
             return self._archives[pid]
 
     def read(self, source: str, key: str, version: str | None = None) -> bytes:

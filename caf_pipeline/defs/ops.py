@@ -1,8 +1,11 @@
-"""The ops of a chunk's run, in flow order. Each calls one step; the ledger has the state of the chunk.
+"""The ops of a chunk's run, in flow order.
 
-They are joined by `Nothing`, so nothing passes through an IO manager, and each may be run again at any time. An op yields no
-output where another live run holds the chunk: all that comes after it is then skipped and the run ends well. All but
-`pack_chunk` serve every source: a partition's key is the chunk's id, which begins with the source.
+Each calls one step; the ledger has the state of the chunk.
+
+They are joined by `Nothing`, so nothing passes through an IO manager, and each may be run again at
+any time. An op yields no output where another live run holds the chunk: all that comes after it is
+then skipped and the run ends well. All but `pack_chunk` serve every source: a partition's key is
+the chunk's id, which begins with the source.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +35,9 @@ def _step(
     pool: str | None = None,
     resources: set[str] = EVERY_STEP,
 ) -> OpDefinition:
-    """Return the op that calls a step with the chunk of its partition; `shown` makes metadata of what the step returns."""
+    """Return the op that calls a step with the chunk of its partition; `shown` makes metadata of
+    what the step returns.
+    """
 
     @op(
         name=name,
@@ -65,16 +70,26 @@ def _seal(run_context: RunContext, chunk: str) -> metadata.Metadata:
 
 def _release(run_context: RunContext, chunk: str) -> metadata.Metadata:
     released = chunk_steps.release_staging(run_context, chunk)
-    with suppress(CafError):  # the chunk is archived; the daily check counts again, and reports a damaged inventory
+    with suppress(
+        CafError
+    ):  # the chunk is archived; the daily check counts again, and reports a damaged inventory
         planning.count_again(run_context)
-    return metadata.locations_metadata(released, run_context.ledger.chunks.account(run_context.source))
+    return metadata.locations_metadata(
+        released, run_context.ledger.chunks.account(run_context.source)
+    )
 
 
-load_batch = _step("load_batch", "Read the chunk's part of the plan and see that it can be worked on.", chunk_steps.load_batch)
+load_batch = _step(
+    "load_batch",
+    "Read the chunk's part of the plan and see that it can be worked on.",
+    chunk_steps.load_batch,
+)
 
 
 def pack_chunk(source: str) -> Any:  # noqa: ANN401 - what `alias` returns has no public type
-    """Return the op that reads the source's bucket: one for each source, since each has an S3 of its own."""
+    """Return the op that reads the source's bucket: one for each source, since each has an S3 of
+    its own.
+    """
     return _step(
         op_name(source, "pack_chunk"),
         "Read the objects from S3 into one CAF file in staging.",
@@ -84,9 +99,16 @@ def pack_chunk(source: str) -> Any:  # noqa: ANN401 - what `alias` returns has n
     ).alias(PACK)
 
 
-seal_chunk = _step("seal_chunk", "Record what was packed and skipped, and the Merkle root of the chunk.", _seal, dict)
+seal_chunk = _step(
+    "seal_chunk",
+    "Record what was packed and skipped, and the Merkle root of the chunk.",
+    _seal,
+    dict,
+)
 post_file = _step(
-    "post_file", "Announce the chunk to the store; a root that it already has from us costs nothing.", chunk_steps.post_file
+    "post_file",
+    "Announce the chunk to the store; a root that it already has from us costs nothing.",
+    chunk_steps.post_file,
 )
 upload_chunk = _step(
     "upload_chunk",
@@ -97,7 +119,8 @@ upload_chunk = _step(
 )
 verify_stored = _step(
     "verify_stored",
-    "See the store's proofs, and compare pieces read back with the samples taken when the chunk was sealed.",
+    "See the store's proofs, and compare pieces read back with the samples taken when the chunk "
+    "was sealed.",
     chunk_steps.verify_stored,
     metadata.verify_metadata,
 )
@@ -108,7 +131,8 @@ load_locations = _step(
 )
 release_staging = _step(
     "release_staging",
-    "Remove the staged file and give its reservation back. After the last chunk, count the inventory again if need be.",
+    "Remove the staged file and give its reservation back. After the last chunk, count the "
+    "inventory again if need be.",
     _release,
     dict,
 )

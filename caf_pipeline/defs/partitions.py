@@ -1,7 +1,8 @@
 """Partitions: a partition is a chunk, never an object.
 
-Holds the definition of a source's dynamic partitions, and how the ledger's chunks become known to Dagster. The ledger is
-what counts: a key that Dagster lacks, e.g. after a kill between the two, is added from there.
+Holds the definition of a source's dynamic partitions, and how the ledger's chunks become known to
+Dagster. The ledger is what counts: a key that Dagster lacks, e.g. after a kill between the two, is
+added from there.
 """
 
 from typing import Final
@@ -21,12 +22,20 @@ def chunk_partitions(source: str) -> DynamicPartitionsDefinition:
 
 
 def register_chunks(instance: DagsterInstance, ledger: Ledger, source: str) -> int:
-    """Add a partition for every chunk of the source that has none; return how many were added. May be repeated.
+    """Add a partition for every chunk of the source that has none; return how many were added.
+
+    May be repeated.
 
     Adopted files have none: no run ever packs or uploads one.
     """
     known = set(instance.get_dynamic_partitions(partitions_name(source)))
-    missing = [chunk.name for chunk in ledger.chunks.list(source) if chunk.name not in known and not chunk.adopted]
+    missing = [
+        chunk.name
+        for chunk in ledger.chunks.list(source)
+        if chunk.name not in known and not chunk.adopted
+    ]
     for start in range(0, len(missing), KEYS_A_CALL):
-        instance.add_dynamic_partitions(partitions_name(source), missing[start : start + KEYS_A_CALL])
+        instance.add_dynamic_partitions(
+            partitions_name(source), missing[start : start + KEYS_A_CALL]
+        )
     return len(missing)

@@ -1,4 +1,6 @@
-"""Resources: what a run needs besides its config. They only build the domain's objects, when a step asks for them.
+"""Resources: what a run needs besides its config.
+
+They only build the domain's objects, when a step asks for them.
 
 A definition names what it needs by key, not by parameter: the key of a source's S3 is computed.
 """
@@ -7,7 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from dagster import ConfigurableResource, InitResourceContext, ResourceDependency, SensorEvaluationContext
+from dagster import (
+    ConfigurableResource,
+    InitResourceContext,
+    ResourceDependency,
+    SensorEvaluationContext,
+)
 from pydantic import PrivateAttr
 
 from caf_pipeline import run_wiring
@@ -30,7 +37,9 @@ from caf_pipeline.waits import Listener, Wait, Waits
 T = TypeVar("T")
 
 EVERY_STEP: Final = {LEDGER, STORE, RUN}
-"""What every step and every sensor asks for; who lists or reads the bucket asks for `s3_key(source)` besides."""
+"""What every step and every sensor asks for; who lists or reads the bucket asks for
+`s3_key(source)` besides.
+"""
 
 
 def ignore(*_: object) -> None:
@@ -74,7 +83,9 @@ class SharedLedger(LedgerResource):
 
 
 class StoreResource(ConfigurableResource[ChunkStore]):
-    """The store that the settings name: opened by the first step of a run that asks, closed when the run ends."""
+    """The store that the settings name: opened by the first step of a run that asks, closed when
+    the run ends.
+    """
 
     settings: ResourceDependency[Settings]
     _opened: list[ChunkStore] = PrivateAttr(default_factory=list)
@@ -119,7 +130,11 @@ class RunResource(ConfigurableResource["RunResource"]):
 
         It reads the bucket if the definition of the step or sensor asks for the source's S3.
         """
-        run = f"sensor {context.sensor_name}" if isinstance(context, SensorEvaluationContext) else context.run.run_id
+        run = (
+            f"sensor {context.sensor_name}"
+            if isinstance(context, SensorEvaluationContext)
+            else context.run.run_id
+        )
         if not isinstance(context, SensorEvaluationContext):
             self._logs.setdefault(source, RunLog(source, run, context.instance)).follow(context)
         if source not in self._works:
@@ -130,7 +145,8 @@ class RunResource(ConfigurableResource["RunResource"]):
                 ledger=context.resources.ledger.get(),
                 store=context.resources.store.open,
                 objects=UnaskedObjects(
-                    f"this step does not read the bucket of '{source}', and what it needs is not in staging any more",
+                    f"this step does not read the bucket of '{source}', and what it needs is not "
+                    "in staging any more",
                     hint="run the partition from caf_chunk on, which packs the chunk again",
                 ),
                 progress=self.progress,
@@ -138,15 +154,26 @@ class RunResource(ConfigurableResource["RunResource"]):
                 ended=self.ended,
                 waiting=self._listener(source),
             )
-            if not isinstance(context, SensorEvaluationContext):  # so that it can be told when this process is dead
-                of_source = {} if SOURCE_TAG in context.run.tags else {SOURCE_TAG: source}  # a run of the UI has none
-                context.instance.add_run_tags(run, of_source | process_tags(self._works[source].holder))
+            if not isinstance(
+                context, SensorEvaluationContext
+            ):  # so that it can be told when this process is dead
+                of_source = (
+                    {} if SOURCE_TAG in context.run.tags else {SOURCE_TAG: source}
+                )  # a run of the UI has none
+                context.instance.add_run_tags(
+                    run, of_source | process_tags(self._works[source].holder)
+                )
         run_context = self._works[source]
         s3 = getattr(context.resources, s3_key(source), None)
         if s3 is None:
             return run_context
         settings, waits = run_context.settings, run_context.waits
-        return replace(run_context, lazy_objects=Lazy(lambda: run_wiring.open_source(settings, source, waits, s3.get_client())))
+        return replace(
+            run_context,
+            lazy_objects=Lazy(
+                lambda: run_wiring.open_source(settings, source, waits, s3.get_client())
+            ),
+        )
 
     def _listener(self, source: str) -> Listener:
         def told(waits: Sequence[Wait]) -> None:
@@ -158,7 +185,9 @@ class RunResource(ConfigurableResource["RunResource"]):
 
 
 def attempt_step(context: Context, source: str, step: Callable[[RunContext], T]) -> T | None:
-    """Return what a step returns, or None where another live run holds the chunk; see `failures.attempt`."""
+    """Return what a step returns, or None where another live run holds the chunk; see
+    `failures.attempt`.
+    """
     run: RunResource = context.resources.run
     return attempt(context, lambda: step(run.open(context, source)), run.on_error)
 

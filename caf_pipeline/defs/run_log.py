@@ -53,7 +53,8 @@ class RunLog:
                     self._observed.append(wait)
                     self._observe(wait, over=False)
         except (DagsterError, SQLAlchemyError, OSError):
-            return  # Dagster's storage is away: what is shown there is not worth the work that waits
+            # Dagster's storage is away: what is shown there is not worth the work that waits
+            return
 
     def _log(self, line: str) -> None:
         if self._context is not None:
@@ -72,8 +73,12 @@ class RunLog:
             shown["seconds"] = MetadataValue.float(round(wait.seconds(), 1))
         chunk = self._context.run.tags.get(PARTITION_TAG)
         key = AssetKey(asset_key(self._source, self._asset()))
-        description = f"It waited for {wait.what}." if over else f"It waits for {wait.what}; {wait.ends_by}."
-        observation = AssetObservation(key, partition=chunk, description=description, metadata=shown)
+        description = (
+            f"It waited for {wait.what}." if over else f"It waits for {wait.what}; {wait.ends_by}."
+        )
+        observation = AssetObservation(
+            key, partition=chunk, description=description, metadata=shown
+        )
         self._instance.report_runless_asset_event(observation)
 
     def _asset(self) -> str:
@@ -81,5 +86,9 @@ class RunLog:
         context = self._context
         if context is None:
             return ASSETS[0]
-        step = str((context if isinstance(context, OpExecutionContext) else context.op_execution_context).op_handle)
+        step = str(
+            (
+                context if isinstance(context, OpExecutionContext) else context.op_execution_context
+            ).op_handle
+        )
         return next((name for name in ASSETS if f"__{name}" in step), ASSETS[0])

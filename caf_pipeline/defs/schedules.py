@@ -1,9 +1,10 @@
 """Schedules: what happens by the clock.
 
-Each source has a daily plan of a whole inventory, a daily check of completeness, and an hourly look at stored chunks. On Jackal
-it has an hourly look at the bought space, too. The plan runs by itself only if the source is automatic; it checks completeness,
-too. Sensors see new objects soon after they are put. Only a whole listing sees objects that the sensors missed, e.g. while the
-daemon was down.
+Each source has a daily plan of a whole inventory, a daily check of completeness, and an hourly look
+at stored chunks. On Jackal it has an hourly look at the bought space, too. The plan runs by itself
+only if the source is automatic; it checks completeness, too. Sensors see new objects soon after
+they are put. Only a whole listing sees objects that the sensors missed, e.g. while the daemon was
+down.
 """
 
 import zlib
@@ -26,7 +27,9 @@ _HOUR: Final = 3
 
 
 def _unless_under_way(job: str, context: ScheduleEvaluationContext) -> RunRequest | SkipReason:
-    """Ask for a run of a job, or skip while one is under way: it takes longer than an hour, and two would do the same."""
+    """Ask for a run of a job, or skip while one is under way: it takes longer than an hour, and two
+    would do the same.
+    """
     if busy := context.instance.get_runs(RunsFilter(job_name=job, statuses=UNFINISHED), limit=1):
         return SkipReason(f"Run {busy[0].run_id} of {job} is under way.")
     return RunRequest()
@@ -37,15 +40,25 @@ def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[S
     minute = zlib.crc32(source.encode()) % 60
 
     def schedule(
-        name: str, job: JobKind, hour: int | str, description: str, *, running: bool = True, one_at_a_time: bool = False
+        name: str,
+        job: JobKind,
+        hour: int | str,
+        description: str,
+        *,
+        running: bool = True,
+        one_at_a_time: bool = False,
     ) -> ScheduleDefinition:
         return ScheduleDefinition(
-            execution_fn=partial(_unless_under_way, job_name(source, job)) if one_at_a_time else None,
+            execution_fn=partial(_unless_under_way, job_name(source, job))
+            if one_at_a_time
+            else None,
             name=name,
             job_name=job_name(source, job),
             cron_schedule=f"{minute} {hour} * * *",
             execution_timezone="UTC",
-            default_status=DefaultScheduleStatus.RUNNING if running else DefaultScheduleStatus.STOPPED,
+            default_status=DefaultScheduleStatus.RUNNING
+            if running
+            else DefaultScheduleStatus.STOPPED,
             description=description,
         )
 
@@ -54,7 +67,8 @@ def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[S
             reconcile_name(source),
             "plan",
             _HOUR,
-            "A whole inventory, a plan of what is not yet archived, and whether the source is complete. "
+            "A whole inventory, a plan of what is not yet archived, and whether the source is "
+            "complete. "
             f"On if [sources.{source}] says `automatic = true`, or if you switch it on here.",
             running=automatic,
         ),
@@ -62,7 +76,8 @@ def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[S
             f"audit_{identifier(source)}_daily",
             "audit",
             _HOUR + 2,
-            "Whether the source is complete, by its latest whole inventory. Plans and archives nothing. "
+            "Whether the source is complete, by its latest whole inventory. Plans and archives "
+            "nothing. "
             "Off if the source is automatic: its daily plan asks the same.",
             running=not automatic,
         ),
@@ -70,15 +85,25 @@ def source_schedules(source: str, *, automatic: bool, on_jackal: bool) -> list[S
             f"prove_{identifier(source)}_hourly",
             "prove",
             "*",
-            "A look at the stored chunks that were looked at longest ago: proofs, and pieces read back.",
-            # A folder proves nothing by itself; who keeps chunks in one may still want to have them read now and then.
+            "A look at the stored chunks that were looked at longest ago: proofs, and pieces read "
+            "back.",
+            # A folder proves nothing by itself; who keeps chunks in one may still want to have them
+            # read now and then.
             running=on_jackal,
             one_at_a_time=True,
         ),
     ]
     if on_jackal:
         said = "Whether the bought space ends, or will be full, within `jackal.warn_days`."
-        schedules.append(schedule(f"storage_plan_{identifier(source)}_hourly", "storage_plan", "*", said, one_at_a_time=True))
+        schedules.append(
+            schedule(
+                f"storage_plan_{identifier(source)}_hourly",
+                "storage_plan",
+                "*",
+                said,
+                one_at_a_time=True,
+            )
+        )
     return schedules
 
 

@@ -1,4 +1,6 @@
-"""Dagster's S3 resource of one source: what its fields say makes the client that lists and reads the bucket."""
+"""Dagster's S3 resource of one source: what its fields say makes the client that lists and reads
+the bucket.
+"""
 
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -12,10 +14,13 @@ from caf_pipeline.source.s3.clients import build_client
 
 
 class S3SourceResource(S3Resource):
-    """A source's S3, with its settings in caf.toml as values. Another value at launch holds for that run.
+    """A source's S3, with its settings in caf.toml as values.
 
-    Keys are no fields, since Dagster shows the values of all: they come from the settings' environment, else from where
-    boto3 looks for them. `AWS_CA_BUNDLE` names the certificates to trust.
+    Another value at launch holds for that run.
+
+    Keys are no fields, since Dagster shows the values of all: they come from the settings'
+    environment, else from where boto3 looks for them. `AWS_CA_BUNDLE` names the certificates to
+    trust.
     """
 
     aws_access_key_id: ClassVar[None] = None  # type: ignore[misc]
@@ -23,15 +28,17 @@ class S3SourceResource(S3Resource):
     aws_session_token: ClassVar[None] = None  # type: ignore[misc]
     use_ssl: ClassVar[bool] = True  # type: ignore[misc]  # the endpoint's scheme says it
     verify: ClassVar[None] = None  # type: ignore[misc]
-    path_style: bool = Field(default=False, description="Specifies whether requests name the bucket in the path.")
+    path_style: bool = Field(
+        default=False, description="Specifies whether requests name the bucket in the path."
+    )
     source: ResourceDependency[SourceSettings]
 
     @classmethod
     def of(cls, source: SourceSettings) -> Self:
         """Return the resource of a source.
 
-        Its settings are the defaults of the fields, of a class of its own: of values given to an instance, Dagster takes none
-        where a launch gives any.
+        Its settings are the defaults of the fields, of a class of its own: of values given to an
+        instance, Dagster takes none where a launch gives any.
         """
         values: dict[str, Any] = {
             "endpoint_url": source.endpoint_url or None,
@@ -43,9 +50,12 @@ class S3SourceResource(S3Resource):
         }
         fields = {name: cls.model_fields[name] for name in values}
         defaults: dict[str, Any] = {
-            name: (field.annotation, Field(default=values[name], description=field.description)) for name, field in fields.items()
+            name: (field.annotation, Field(default=values[name], description=field.description))
+            for name, field in fields.items()
         }
-        its: type[Self] = create_model(cls.__name__, __base__=cls, __module__=cls.__module__, **defaults)
+        its: type[Self] = create_model(
+            cls.__name__, __base__=cls, __module__=cls.__module__, **defaults
+        )
         return its(source=source)
 
     def get_client(self) -> Any:  # noqa: ANN401 - boto3's clients have no type of their own
@@ -60,10 +70,14 @@ class S3SourceResource(S3Resource):
         return _client(self.source.model_copy(update=values), self.max_attempts)
 
     def get_object_to_set_on_execution_context(self) -> Self:
-        """Return the resource where Dagster's own returns a client, whose error would then come before the step begins."""
+        """Return the resource where Dagster's own returns a client, whose error would then come
+        before the step begins.
+        """
         return self
 
 
-@cache  # a client is safe in threads and renews its credentials; making one reads 2 MB of JSON, a third of a second
+# a client is safe in threads and renews its credentials; making one reads 2 MB of JSON, a third of
+# a second
+@cache
 def _client(source: SourceSettings, attempts: int) -> Any:  # noqa: ANN401
     return build_client(source, attempts=attempts)

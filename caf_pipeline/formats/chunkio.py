@@ -1,14 +1,17 @@
 """ChunkIO: an append-only log whose undamaged entries are found again after any crash or damage.
 
-What ChunkIO calls a chunk is an *entry* here, since a chunk is something else in this project. An entry is 16 bytes of the
-caller's own (`user_data`) and any content. It lies in the file as a header of 40 bytes and the content; wherever its bytes
-meet a multiple of 65,536, 16 bytes are left out for a *meter*, which names the entry that was being written there, so that
-a reader finds its way again behind damage. Position 0 holds the file's header in the place of a meter. Integers and hashes
-are little-endian, the hash is SipHash-2-4 with a fixed key: it finds damage, and is no protection against a forger.
+What ChunkIO calls a chunk is an *entry* here, since a chunk is something else in this project. An
+entry is 16 bytes of the caller's own (`user_data`) and any content. It lies in the file as a header
+of 40 bytes and the content; wherever its bytes meet a multiple of 65,536, 16 bytes are left out for
+a *meter*, which names the entry that was being written there, so that a reader finds its way again
+behind damage. Position 0 holds the file's header in the place of a meter. Integers and hashes are
+little-endian, the hash is SipHash-2-4 with a fixed key: it finds damage, and is no protection
+against a forger.
 
-The reader takes the entries that the original's forward scan by `begin + 1` finds, and its look-ups choose among them: the
-original's backward walks find entries that nobody wrote, and miss some. Salvage, which also tries every position at which an
-entry may begin, stands apart, since it takes logs that are stored as contents for entries.
+The reader takes the entries that the original's forward scan by `begin + 1` finds, and its look-ups
+choose among them: the original's backward walks find entries that nobody wrote, and miss some.
+Salvage, which also tries every position at which an entry may begin, stands apart, since it takes
+logs that are stored as contents for entries.
 
 Source: github.com/romkatv/ChunkIO at 9715ce1; vectors of the original in the tests.
 """
@@ -41,32 +44,37 @@ MAX_POSITION: Final = 2**63 - 1  # positions are signed 64-bit numbers in the or
 FILE_HEADER: Final = b"romkatv/chunkio\n"  # written, never checked: the original does the same
 _KEY: Final = b"romkatv/chunkio1"
 _METER: Final = struct.Struct("<Q8s")  # begin of the named entry, hash of these 8 bytes
-_HEADER: Final = struct.Struct("<16sQ8s8s")  # user data, content size, hash of the content, hash of the 32 bytes before
+_HEADER: Final = struct.Struct(
+    "<16sQ8s8s"
+)  # user data, content size, hash of the content, hash of the 32 bytes before
 _HASHED_HEADER_BYTES: Final = 32
 _NO_BEGIN: Final = -1
 
 _PIECE_BYTES: Final = 4 * BLOCK_BYTES  # read at once of a content: larger ones measured no faster
 _HASHED_FILE_SIZES: Final = 4
-"""A scan hashes contents of at most this many times the file's size. Writing leaves entries that overlap only where one was
-torn, so one file's size is what a scan of a file without meters takes; a forged file could claim overlapping contents from
-every block and make the scan quadratic. A check and a salvage hash as much again."""
+"""A scan hashes contents of at most this many times the file's size.
+
+Writing leaves entries that overlap only where one was torn, so one file's size is what a scan of a
+file without meters takes; a forged file could claim overlapping contents from every block and make
+the scan quadratic. A check and a salvage hash as much again.
+"""
 
 _SALVAGED_BLOCKS: Final = 16  # looked through at once, 1 MiB
 _BLOCK_PAYLOAD_BYTES: Final = BLOCK_BYTES - METER_BYTES
 
 Read = Callable[[int, int], Buffer]
-"""Returns the file's bytes from the first position to the second, exclusive one; fewer only where the file ends before."""
+"""Returns the file's bytes from the first position to the second, exclusive one; fewer only where
+the file ends before.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
     """An entry whose header is right; its content may be damaged or missing.
 
-    Attributes:
-        begin: the position that names it; on a multiple of 65,536 its bytes start behind the meter there.
-        end: the position behind its last byte, and the next entry's begin where one follows without padding.
-        user_data: 16 bytes.
-        content_size_bytes: as the header says.
+    Attributes: begin: the position that names it; on a multiple of 65,536 its bytes start behind
+        the meter there. end: the position behind its last byte, and the next entry's begin where
+        one follows without padding. user_data: 16 bytes. content_size_bytes: as the header says.
     """
 
     begin: int
@@ -79,8 +87,8 @@ class LogEntry:
 class LogDamage:
     """Bytes `[begin, end)` of a log that are not as a writer leaves them.
 
-    Attributes:
-        what: "file header", "meter", "content" (of the entry that begins there), or "no entry", for bytes that belong to none.
+    Attributes: what: "file header", "meter", "content" (of the entry that begins there), or "no
+        entry", for bytes that belong to none.
     """
 
     begin: int
@@ -92,12 +100,10 @@ class LogDamage:
 class SalvagedEntry:
     """An entry that was found by its header's hash alone.
 
-    Attributes:
-        entry: the entry.
-        content_hash: as its header says.
-        reachable: `LogReader.entries` has it, too.
-        content_right: all of its content is there and agrees with its hash.
-        inside: the begin of an entry with a right content of which this one is a part, as a log stored in a log is; else None.
+    Attributes: entry: the entry. content_hash: as its header says. reachable: `LogReader.entries`
+        has it, too. content_right: all of its content is there and agrees with its hash. inside:
+        the begin of an entry with a right content of which this one is a part, as a log stored in a
+        log is; else None.
     """
 
     entry: LogEntry
@@ -110,14 +116,19 @@ class SalvagedEntry:
 class LogWriter:
     """Makes the bytes to append to a log, byte for byte those of the original writer.
 
-    `position` is the file's size once everything that was returned is appended. A file that was closed, or that a crash
-    left, is continued by a new writer at its size: the first entry then begins on the grid, behind zeros.
+    `position` is the file's size once everything that was returned is appended. A file that was
+    closed, or that a crash left, is continued by a new writer at its size: the first entry then
+    begins on the grid, behind zeros.
     """
 
     def __init__(self, position: int = 0) -> None:
-        """Go on at the end of a file of `position` bytes; raises UsageError where that is no size of a file."""
+        """Go on at the end of a file of `position` bytes; raises UsageError where that is no size
+        of a file.
+        """
         if not 0 <= position <= MAX_POSITION:
-            raise UsageError(f"A log cannot have {position} bytes.", hint="Give the size of the file.")
+            raise UsageError(
+                f"A log cannot have {position} bytes.", hint="Give the size of the file."
+            )
         self._position = position
         self._torn = True
 
@@ -127,10 +138,11 @@ class LogWriter:
         return self._position
 
     def entry(self, user_data: bytes, content: Buffer) -> bytes:
-        """Return all that is to be appended for one entry: padding where the log was torn, meters, header and content.
+        """Return all that is to be appended for one entry: padding where the log was torn, meters,
+        header and content.
 
-        Raises:
-            UsageError: user data of another length than 16 bytes, a content of more than 2,147,483,591 bytes, or an end past
+        Raises: UsageError: user data of another length than 16 bytes, a content of more than
+            2,147,483,591 bytes, or an end past
                 2**63 - 1. The writer is as it was before.
         """
         view = memoryview(content)
@@ -140,9 +152,14 @@ class LogWriter:
         return b"".join(self.copy(user_data, view.nbytes, _hash(view), (view,)))
 
     def copy(
-        self, user_data: bytes, content_size_bytes: int, content_hash: bytes, content: Iterable[memoryview]
+        self,
+        user_data: bytes,
+        content_size_bytes: int,
+        content_hash: bytes,
+        content: Iterable[memoryview],
     ) -> Iterator[Buffer]:
-        """Yield what `entry` returns, of a content whose hash is known and that comes in pieces; `position` is behind it at once.
+        """Yield what `entry` returns, of a content whose hash is known and that comes in pieces;
+        `position` is behind it at once.
 
         Raises: as `entry`.
         """
@@ -150,7 +167,10 @@ class LogWriter:
         before, (begin, end) = self._position, self._end_of(content_size_bytes)
         self._position, self._torn = end, False
         header = user_data + content_size_bytes.to_bytes(8, "little") + content_hash
-        return chain((bytes(begin - before),), _laid_out(begin, chain((memoryview(header + _hash(header)),), content)))
+        return chain(
+            (bytes(begin - before),),
+            _laid_out(begin, chain((memoryview(header + _hash(header)),), content)),
+        )
 
     def _end_of(self, content_size_bytes: int) -> tuple[int, int]:
         """Return where the next entry begins and ends."""
@@ -158,7 +178,8 @@ class LogWriter:
         end = end_of(begin, content_size_bytes)
         if end > MAX_POSITION:
             raise UsageError(
-                f"An entry at {begin} of {content_size_bytes} bytes would end past {MAX_POSITION}.", hint="Begin another log."
+                f"An entry at {begin} of {content_size_bytes} bytes would end past {MAX_POSITION}.",
+                hint="Begin another log.",
             )
         return begin, end
 
@@ -166,27 +187,34 @@ class LogWriter:
 class LogReader:
     """Finds the entries of a log, whatever became of it.
 
-    Every call reads the file again, so that its answer depends on the file alone. Memory holds two blocks, the positions that
-    the meters name (less than a 500th of the file's size), and the content that is asked for. No byte at or past `size_bytes`
-    is read. Only what `read` raises is raised.
+    Every call reads the file again, so that its answer depends on the file alone. Memory holds two
+    blocks, the positions that the meters name (less than a 500th of the file's size), and the
+    content that is asked for. No byte at or past `size_bytes` is read. Only what `read` raises is
+    raised.
     """
 
     def __init__(self, read: Read, size_bytes: int) -> None:
-        """Read a file of `size_bytes` through `read(start, end)`, which returns fewer bytes only at the file's end."""
+        """Read a file of `size_bytes` through `read(start, end)`, which returns fewer bytes only at
+        the file's end.
+        """
         self._read = read
         self._size_bytes = size_bytes
 
     def entries(self) -> Iterator[LogEntry]:
         """Yield every entry that can be reached, by begin.
 
-        Reached are those on the ways from position 0 and from the entry that each valid meter names. A way goes on at an
-        entry's end, and ends at a header that is not right or at an entry that may not be stepped past, because nothing
-        proves that it was written whole. The time is linear in the file's size, also for a forged file.
+        Reached are those on the ways from position 0 and from the entry that each valid meter
+        names. A way goes on at an entry's end, and ends at a header that is not right or at an
+        entry that may not be stepped past, because nothing proves that it was written whole. The
+        time is linear in the file's size, also for a forged file.
         """
         return (entry for entry, _ in _Scan(self._read, self._size_bytes).entries())
 
     def first(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
-        """Return the first entry that begins in `[start, end)`, or None; any numbers will do. The time is that of `entries`."""
+        """Return the first entry that begins in `[start, end)`, or None; any numbers will do.
+
+        The time is that of `entries`.
+        """
         return next(self._between(start, end), None)
 
     def last(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
@@ -194,25 +222,34 @@ class LogReader:
         return next(iter(deque(self._between(start, end), maxlen=1)), None)
 
     def middle(self, start: int = 0, end: int = MAX_POSITION) -> LogEntry | None:
-        """Return that of the entries in `[start, end)` whose begin is nearest the middle of what the file has of the range.
+        """Return that of the entries in `[start, end)` whose begin is nearest the middle of what
+        the file has of the range.
 
         None where there is none; of two the first.
         """
         twice = max(start, 0) + min(end, self._size_bytes)
-        return min(self._between(start, end), key=lambda entry: abs(2 * entry.begin - twice), default=None)
+        return min(
+            self._between(start, end), key=lambda entry: abs(2 * entry.begin - twice), default=None
+        )
 
     def entry_at(self, begin: int) -> LogEntry | None:
-        """Return the entry whose header lies at a position, reachable or not, by one read; None where there is none."""
+        """Return the entry whose header lies at a position, reachable or not, by one read; None
+        where there is none.
+        """
         found = _header_at(self._read, begin, self._size_bytes) if is_begin(begin) else None
         return found and found[0]
 
     def check(self) -> Iterator[LogEntry | LogDamage]:
-        """Yield each entry, and what is not as a writer leaves it: every byte of the log is read and accounted for.
+        """Yield each entry, and what is not as a writer leaves it: every byte of the log is read
+        and accounted for.
 
-        An unfinished write at the end is bytes of no entry. Nothing tells of entries that are cut off the end, or of zeros in the
-        place of all that lay before the grid. Time and memory are those of `entries`, with all contents read.
+        An unfinished write at the end is bytes of no entry. Nothing tells of entries that are cut
+        off the end, or of zeros in the place of all that lay before the grid. Time and memory are
+        those of `entries`, with all contents read.
         """
-        header = bytes(self._read(0, min(METER_BYTES, self._size_bytes))) if self._size_bytes else b""
+        header = (
+            bytes(self._read(0, min(METER_BYTES, self._size_bytes))) if self._size_bytes else b""
+        )
         if header and header != FILE_HEADER:
             yield LogDamage(0, len(header), "file header")
         covered = len(header)  # up to here all bytes are accounted for
@@ -231,8 +268,8 @@ class LogReader:
     def salvage(self) -> Iterator[SalvagedEntry]:
         """Yield every entry with a right header, wherever it begins, reachable or not, by begin.
 
-        Memory is 20 MB, and the time linear in the file's size: contents of at most four times that are compared; those of
-        further entries, which no writer leaves, are not called right.
+        Memory is 20 MB, and the time linear in the file's size: contents of at most four times that
+        are compared; those of further entries, which no writer leaves, are not called right.
         """
         reachable = _Scan(self._read, self._size_bytes).entries()
         next_reached = next(reachable, None)
@@ -245,26 +282,35 @@ class LogReader:
             inside = outer.begin if outer and entry.begin < outer.end else None
             if right and inside is None:
                 outer = entry
-            yield SalvagedEntry(entry, digest, next_reached is not None and next_reached[0] == entry, right, inside)
+            yield SalvagedEntry(
+                entry, digest, next_reached is not None and next_reached[0] == entry, right, inside
+            )
 
     def pieces(self, entry: LogEntry) -> Iterator[memoryview]:
         """Yield an entry's content as the file has it; nothing is compared."""
         return _payload(self._read, end_of(entry.begin, 0), entry.end, _PIECE_BYTES)
 
     def copy_content(self, entry: LogEntry, into: IO[bytes]) -> bool:
-        """Write an entry's content to a file, by pieces; return whether it is all there and agrees with its hash.
+        """Write an entry's content to a file, by pieces; return whether it is all there and agrees
+        with its hash.
 
         False also for an entry that the file does not have. What was written is void then.
         """
         if not is_begin(entry.begin) or entry.end > self._size_bytes:
             return False
         found = _header_at(self._read, entry.begin, self._size_bytes)
-        return found is not None and found[0] == entry and _content_is(found[1], self._read, entry, into)
+        return (
+            found is not None
+            and found[0] == entry
+            and _content_is(found[1], self._read, entry, into)
+        )
 
     def content(self, entry: LogEntry) -> bytes | None:
-        """Return an entry's content where all of it lies in the file and agrees with its hash, else None.
+        """Return an entry's content where all of it lies in the file and agrees with its hash, else
+        None.
 
-        Without reading where the entry ends past the file. None also for an entry that the file does not have.
+        Without reading where the entry ends past the file. None also for an entry that the file
+        does not have.
         """
         content = io.BytesIO()
         return content.getvalue() if self.copy_content(entry, content) else None
@@ -277,7 +323,9 @@ class LogReader:
                 yield entry
 
     def _no_entry(self, start: int, end: int) -> Iterator[LogDamage]:
-        """Yield what lies between entries, unless it is padding, which ends on the grid where an entry begins."""
+        """Yield what lies between entries, unless it is padding, which ends on the grid where an
+        entry begins.
+        """
         is_padding = end % BLOCK_BYTES == 0 and end - start < BLOCK_BYTES and end < self._size_bytes
         if start < end and not (is_padding and not any(bytes(self._read(start, end)))):
             yield LogDamage(start, end, "no entry")
@@ -290,21 +338,30 @@ class LogReader:
                 yield LogDamage(line, line + METER_BYTES, "meter")
 
     def _headers(self) -> Iterator[tuple[LogEntry, bytes]]:
-        """Yield what has a right header at any legal begin: the file without its meters is one run of bytes to look through."""
+        """Yield what has a right header at any legal begin: the file without its meters is one run
+        of bytes to look through.
+        """
         before, run_at = b"", 0  # the end of what was looked through, and where it lies in the run
         for start in range(0, self._size_bytes, _SALVAGED_BLOCKS * BLOCK_BYTES):
-            data = memoryview(self._read(start, min(start + _SALVAGED_BLOCKS * BLOCK_BYTES, self._size_bytes)))
-            blocks = (data[at + METER_BYTES : at + BLOCK_BYTES] for at in range(0, len(data), BLOCK_BYTES))
+            data = memoryview(
+                self._read(start, min(start + _SALVAGED_BLOCKS * BLOCK_BYTES, self._size_bytes))
+            )
+            blocks = (
+                data[at + METER_BYTES : at + BLOCK_BYTES] for at in range(0, len(data), BLOCK_BYTES)
+            )
             run = b"".join((before, *blocks))
             for offset in _possible_headers(run):
-                if found := _header_in(run[offset : offset + HEADER_BYTES], _begin_of(run_at + offset)):
+                if found := _header_in(
+                    run[offset : offset + HEADER_BYTES], _begin_of(run_at + offset)
+                ):
                     yield found
             before = run[-(HEADER_BYTES - 1) :]
             run_at += len(run) - len(before)
 
 
 def inflated(pieces: Iterable[Buffer]) -> Iterator[bytes]:
-    """Yield the data of a content that the original's buffered writer wrote: raw DEFLATE, or nothing for no data.
+    """Yield the data of a content that the original's buffered writer wrote: raw DEFLATE, or
+    nothing for no data.
 
     In pieces of at most 1 MiB, whatever they inflate to.
 
@@ -331,7 +388,9 @@ def inflated(pieces: Iterable[Buffer]) -> Iterator[bytes]:
 
 
 def is_begin(position: int) -> bool:
-    """Say whether an entry may begin there: not in the bytes of a meter, save on its first, which tells its end."""
+    """Say whether an entry may begin there: not in the bytes of a meter, save on its first, which
+    tells its end.
+    """
     return 0 <= position <= MAX_POSITION and not 1 <= position % BLOCK_BYTES <= METER_BYTES
 
 
@@ -345,13 +404,19 @@ def end_of(begin: int, content_size_bytes: int) -> int:
 
 
 class _Scan:
-    """One pass over the entries, with all that it remembers: what another pass saw plays no part."""
+    """One pass over the entries, with all that it remembers: what another pass saw plays no
+    part.
+    """
 
     def __init__(self, read: Read, size_bytes: int) -> None:
         self._read = read
         self._size_bytes = size_bytes
-        self._block = lru_cache(maxsize=2)(self._read_block)  # headers are read going forward, and one spans two at most
-        self._named = array("q")  # by meter, from position 0 on: the begin that it names, or _NO_BEGIN
+        self._block = lru_cache(maxsize=2)(
+            self._read_block
+        )  # headers are read going forward, and one spans two at most
+        self._named = array(
+            "q"
+        )  # by meter, from position 0 on: the begin that it names, or _NO_BEGIN
         self._budget = _HashBudget(size_bytes)
 
     def entries(self) -> Iterator[tuple[LogEntry, bytes]]:
@@ -387,7 +452,8 @@ class _Scan:
         for position in range(BLOCK_BYTES, self._size_bytes - METER_BYTES + 1, BLOCK_BYTES):
             meter = bytes(self._read(position, position + METER_BYTES))
             if len(meter) < METER_BYTES:
-                return  # the file is shorter than was said: the meters that follow are not there either
+                # the file is shorter than was said: the meters that follow are not there either
+                return
             begin, digest = _METER.unpack_from(meter)
             right = begin <= position and is_begin(begin) and _hash(meter[:8]) == digest
             self._named.append(begin if right else _NO_BEGIN)
@@ -420,7 +486,9 @@ class _HashBudget:
 
 
 def _header_at(read: Read, begin: int, size_bytes: int) -> tuple[LogEntry, bytes] | None:
-    """Return the entry at a legal begin and the hash of its content, or None where no right header lies in the file."""
+    """Return the entry at a legal begin and the hash of its content, or None where no right header
+    lies in the file.
+    """
     header_end = end_of(begin, 0)
     if header_end > size_bytes:
         return None
@@ -431,16 +499,27 @@ def _header_at(read: Read, begin: int, size_bytes: int) -> tuple[LogEntry, bytes
 
 
 def _header_in(header: bytes, begin: int) -> tuple[LogEntry, bytes] | None:
-    """Return the entry that 40 bytes are the header of, and the hash of its content; None where they are none."""
+    """Return the entry that 40 bytes are the header of, and the hash of its content; None where
+    they are none.
+    """
     user_data, content_size_bytes, content_digest, header_digest = _HEADER.unpack(header)
-    if content_size_bytes > MAX_CONTENT_BYTES or _hash(header[:_HASHED_HEADER_BYTES]) != header_digest:
+    if (
+        content_size_bytes > MAX_CONTENT_BYTES
+        or _hash(header[:_HASHED_HEADER_BYTES]) != header_digest
+    ):
         return None
     end = end_of(begin, content_size_bytes)
-    return (LogEntry(begin, end, user_data, content_size_bytes), content_digest) if end <= MAX_POSITION else None
+    return (
+        (LogEntry(begin, end, user_data, content_size_bytes), content_digest)
+        if end <= MAX_POSITION
+        else None
+    )
 
 
 def _possible_headers(run: bytes) -> Iterator[int]:
-    """Yield the offsets at which 40 bytes may be a header: a size below 2**31, and a hash that is not 0, as in a run of zeros."""
+    """Yield the offsets at which 40 bytes may be a header: a size below 2**31, and a hash that is
+    not 0, as in a run of zeros.
+    """
     count = len(run) - HEADER_BYTES + 1
     if count <= 0:
         return
@@ -456,13 +535,17 @@ def _possible_headers(run: bytes) -> Iterator[int]:
 
 
 def _begin_of(run_offset: int) -> int:
-    """Return the begin of an entry whose bytes start at an offset of the file without its meters."""
+    """Return the begin of an entry whose bytes start at an offset of the file without its
+    meters.
+    """
     block, offset = divmod(run_offset, _BLOCK_PAYLOAD_BYTES)
     return block * BLOCK_BYTES + (METER_BYTES + offset if offset else 0)
 
 
 def _content_is(digest: bytes, read: Read, entry: LogEntry, into: IO[bytes] | None = None) -> bool:
-    """Say whether the content of an entry inside the file has this hash, copying it on the way where asked to."""
+    """Say whether the content of an entry inside the file has this hash, copying it on the way
+    where asked to.
+    """
     running = siphash24(key=_KEY)
     missing_bytes = entry.content_size_bytes
     for piece in _payload(read, end_of(entry.begin, 0), entry.end, _PIECE_BYTES):
@@ -474,7 +557,8 @@ def _content_is(digest: bytes, read: Read, entry: LogEntry, into: IO[bytes] | No
 
 
 def _payload(read: Read, start: int, end: int, piece_bytes: int) -> Iterator[memoryview]:
-    """Yield what lies in `[start, end)` without the meters, reading to the next multiple of `piece_bytes` at a time.
+    """Yield what lies in `[start, end)` without the meters, reading to the next multiple of
+    `piece_bytes` at a time.
 
     Ends early where `read` returns less than asked for.
     """
@@ -485,7 +569,9 @@ def _payload(read: Read, start: int, end: int, piece_bytes: int) -> Iterator[mem
         offset = 0
         while offset < len(data):
             in_block = (place + offset) % BLOCK_BYTES
-            yield data[offset + (METER_BYTES if in_block == 0 else 0) : offset + BLOCK_BYTES - in_block]
+            yield data[
+                offset + (METER_BYTES if in_block == 0 else 0) : offset + BLOCK_BYTES - in_block
+            ]
             offset += BLOCK_BYTES - in_block
         if len(data) < stop - place:
             return
@@ -518,7 +604,10 @@ def _hash(data: Buffer) -> bytes:
 
 def _check_sizes(user_data: bytes, content_size_bytes: int) -> None:
     if len(user_data) != USER_DATA_BYTES:
-        raise UsageError(f"An entry's user data has {USER_DATA_BYTES} bytes, not {len(user_data)}.", hint="Pad or shorten it.")
+        raise UsageError(
+            f"An entry's user data has {USER_DATA_BYTES} bytes, not {len(user_data)}.",
+            hint="Pad or shorten it.",
+        )
     if content_size_bytes > MAX_CONTENT_BYTES:
         raise UsageError(
             f"An entry's content has at most {MAX_CONTENT_BYTES} bytes, not {content_size_bytes}.",

@@ -1,13 +1,18 @@
-"""clp-s single-file archives: what their metadata tells of the logs inside. Records are neither read nor written.
+"""clp-s single-file archives: what their metadata tells of the logs inside.
 
-An archive is a header of 64 bytes, the metadata (a zstd stream of packets), and seven sections with the records. Header and
-metadata lie at the file's beginning, so that two range reads tell what there is: inputs and their records, timestamp keys with
-the first and the last time, sections. Integers are little-endian. Versions 0.3 to 0.5 are the same here; like clp-s, this
-refuses no other version.
+Records are neither read nor written.
 
-What clp-s 0.12.1b0 reads is read, and what it calls corrupt is refused, save that nothing is inflated without an end.
+An archive is a header of 64 bytes, the metadata (a zstd stream of packets), and seven sections with
+the records. Header and metadata lie at the file's beginning, so that two range reads tell what
+there is: inputs and their records, timestamp keys with the first and the last time, sections.
+Integers are little-endian. Versions 0.3 to 0.5 are the same here; like clp-s, this refuses no other
+version.
 
-Source: github.com/y-scope/clp; archives of three of its versions, and damaged ones with its verdict, in the tests.
+What clp-s 0.12.1b0 reads is read, and what it calls corrupt is refused, save that nothing is
+inflated without an end.
+
+Source: github.com/y-scope/clp; archives of three of its versions, and damaged ones with its
+verdict, in the tests.
 """
 
 import math
@@ -24,26 +29,44 @@ from caf_pipeline.errors import ArchiveError, ArchiveLimitReached, MalformedArch
 
 HEADER_BYTES: Final = 64
 FIRST_READ_BYTES: Final = 64 << 10
-"""The header and, of an archive of some thousand inputs, the metadata: one read where two would be asked for."""
+"""The header and, of an archive of some thousand inputs, the metadata: one read where two would be
+asked for.
+"""
 
 MAX_METADATA_BYTES: Final = 64 << 20
-"""Of compressed metadata, and of each packet that is kept; that of 10,000 inputs has 104,385 bytes, and 1.4 MB inflated."""
+"""Of compressed metadata, and of each packet that is kept; that of 10,000 inputs has 104,385 bytes,
+and 1.4 MB inflated.
+"""
 
 MAX_INFLATED_BYTES: Final = 256 << 20
 MAX_ITEMS: Final = 1_000_000
-"""Inputs, timestamp keys, patterns and column ids together: each costs 150 bytes of memory, in a file it may cost ten."""
+"""Inputs, timestamp keys, patterns and column ids together: each costs 150 bytes of memory, in a
+file it may cost ten.
+"""
 
-SECTIONS: Final = ("/schema_tree", "/schema_ids", "/table_metadata", "/var.dict", "/log.dict", "/array.dict", "/0")
+SECTIONS: Final = (
+    "/schema_tree",
+    "/schema_ids",
+    "/table_metadata",
+    "/var.dict",
+    "/log.dict",
+    "/array.dict",
+    "/0",
+)
 
 EPOCH_MILLISECONDS: Final = 1
 """The encoding of a time range whose values are milliseconds since 1970."""
 
 TIMES_METADATA_BYTES: Final = 1 << 20
-"""Of compressed metadata of which `read_times` reads the times: ten times those of an archive of 10,000 inputs."""
+"""Of compressed metadata of which `read_times` reads the times: ten times those of an archive of
+10,000 inputs.
+"""
 
 TIMES_INFLATED_BYTES: Final = 4 << 20
 TIMES_ITEMS: Final = 10_000
-"""Timestamp keys, patterns and column ids of which `read_times` reads: a few milliseconds of work, whatever the file says."""
+"""Timestamp keys, patterns and column ids of which `read_times` reads: a few milliseconds of work,
+whatever the file says.
+"""
 
 _MAGIC: Final = b"\xfd\x2f\xc5\x30"
 MAGIC_BYTES: Final = len(_MAGIC)
@@ -54,12 +77,23 @@ _U64: Final = struct.Struct("<Q")
 _TABLE: Final = struct.Struct("<QQiQ")  # stream, offset, schema id, records
 _ZSTD: Final = 0
 _CUT_OFF: Final = "The file is cut off, or is none that clp-s wrote."
-_MAX_TABLE_PACKET_BYTES: Final = 1 << 20  # of ArchiveInfo and ArchiveFileInfo, which have 15 and 140 bytes
+_MAX_TABLE_PACKET_BYTES: Final = (
+    1 << 20
+)  # of ArchiveInfo and ArchiveFileInfo, which have 15 and 140 bytes
 _MAX_FIELDS_BYTES: Final = 1 << 20  # what one input says of itself
 _PIECE_BYTES: Final = 1 << 20
-_RANGE_SIZES: Final = {EPOCH_MILLISECONDS: struct.Struct("<qq"), 2: struct.Struct("<dd")}  # by encoding; none else has values
-_MSGPACK_STRINGS: Final = {0xD9: 2, 0xDA: 3, 0xDB: 5}  # the type byte, and the bytes before the text
-_PLAIN_FIELDS: Final = msgspec.msgpack.Decoder(dict[str, str | int | bool | None])  # floats may not be finite
+_RANGE_SIZES: Final = {
+    EPOCH_MILLISECONDS: struct.Struct("<qq"),
+    2: struct.Struct("<dd"),
+}  # by encoding; none else has values
+_MSGPACK_STRINGS: Final = {
+    0xD9: 2,
+    0xDA: 3,
+    0xDB: 5,
+}  # the type byte, and the bytes before the text
+_PLAIN_FIELDS: Final = msgspec.msgpack.Decoder(
+    dict[str, str | int | bool | None]
+)  # floats may not be finite
 
 Decoded = TypeVar("Decoded")
 
@@ -101,8 +135,8 @@ class Section:
 class TimeRange:
     """The first and the last time of one timestamp key; None where the archive does not tell.
 
-    Times are milliseconds since 1970 with encoding 1. With encoding 2 they are floating-point numbers whose unit is not known:
-    version 0.4.1 mixes seconds and milliseconds there.
+    Times are milliseconds since 1970 with encoding 1. With encoding 2 they are floating-point
+    numbers whose unit is not known: version 0.4.1 mixes seconds and milliseconds there.
     """
 
     key: str
@@ -121,7 +155,9 @@ class TimestampPattern:
 
 
 class Times(NamedTuple):
-    """The first and the last time in an archive, in milliseconds since 1970: both inclusive, each with its whole millisecond."""
+    """The first and the last time in an archive, in milliseconds since 1970: both inclusive, each
+    with its whole millisecond.
+    """
 
     first_ms: int
     last_ms: int
@@ -139,7 +175,8 @@ class InputRange(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def fields(self) -> Mapping[str, object]:
-        """What `f` says in text, whole and finite numbers, booleans and None; a text that is not UTF-8 has lone surrogates.
+        """What `f` says in text, whole and finite numbers, booleans and None; a text that is not
+        UTF-8 has lone surrogates.
 
         clp-s writes `_filename`, `_file_split_number` and `_archive_creator_id`.
         """
@@ -150,13 +187,10 @@ class InputRange(msgspec.Struct, frozen=True, gc=False):
 class ArchiveMetadata:
     """What header and metadata tell.
 
-    Attributes:
-        header: the first 64 bytes.
-        num_segments: 1, or None where the archive does not tell.
-        sections: in the order of their positions.
-        time_ranges: one of each timestamp key; none where there is no such key, or it is in no record.
-        patterns: of the timestamps.
-        inputs: None where clp-s was told to keep no order of the records.
+    Attributes: header: the first 64 bytes. num_segments: 1, or None where the archive does not
+        tell. sections: in the order of their positions. time_ranges: one of each timestamp key;
+        none where there is no such key, or it is in no record. patterns: of the timestamps. inputs:
+        None where clp-s was told to keep no order of the records.
     """
 
     header: Header
@@ -168,12 +202,16 @@ class ArchiveMetadata:
 
     @property
     def records(self) -> int | None:
-        """The records of all inputs; None where only `/table_metadata` tells, which `count_records` reads."""
+        """The records of all inputs; None where only `/table_metadata` tells, which `count_records`
+        reads.
+        """
         return sum(one.e - one.s for one in self.inputs) if self.inputs else None
 
     @property
     def times(self) -> "Times | None":
-        """The first and the last time of all records; None where the archive does not tell it of every timestamp key."""
+        """The first and the last time of all records; None where the archive does not tell it of
+        every timestamp key.
+        """
         return _times(self.time_ranges)
 
     def section(self, name: str) -> Section:
@@ -181,10 +219,13 @@ class ArchiveMetadata:
         return next(one for one in self.sections if one.name == name)
 
 
-def read_metadata(first: Buffer, file_size: int, read: Callable[[int, int], Buffer], *, name: str) -> ArchiveMetadata:
+def read_metadata(
+    first: Buffer, file_size: int, read: Callable[[int, int], Buffer], *, name: str
+) -> ArchiveMetadata:
     """Read header and metadata by at most one more range.
 
-    Memory is bounded by 500 MB for any file, and is a few times the inflated metadata of one that clp-s wrote.
+    Memory is bounded by 500 MB for any file, and is a few times the inflated metadata of one that
+    clp-s wrote.
 
     Args:
         first: the first FIRST_READ_BYTES of the file, or all of a shorter one.
@@ -192,45 +233,61 @@ def read_metadata(first: Buffer, file_size: int, read: Callable[[int, int], Buff
         read: returns the bytes from a first position to an exclusive second one.
         name: of the file, for messages.
 
-    Raises:
-        MalformedArchive: it is no clp-s archive, or its header or metadata are damaged. ArchiveLimitReached: the metadata
-            inflate to more than 256 MiB, or list more than is read. ArchiveError: its kind is not supported.
+    Raises: MalformedArchive: it is no clp-s archive, or its header or metadata are damaged.
+        ArchiveLimitReached: the metadata
+            inflate to more than 256 MiB, or list more than is read. ArchiveError: its kind is not
+            supported.
     """
     known = memoryview(first)
     try:
         header = _parse_header(bytes(known[:HEADER_BYTES]))
         if header.metadata_end > file_size:
-            raise MalformedArchive(f"the metadata end at byte {header.metadata_end} of a file of {file_size}.", hint=_CUT_OFF)
+            raise MalformedArchive(
+                f"the metadata end at byte {header.metadata_end} of a file of {file_size}.",
+                hint=_CUT_OFF,
+            )
         metadata = known[HEADER_BYTES : header.metadata_end]
         if missing := header.metadata_size - metadata.nbytes:
-            metadata = memoryview(b"".join((metadata, read(header.metadata_end - missing, header.metadata_end))))
+            metadata = memoryview(
+                b"".join((metadata, read(header.metadata_end - missing, header.metadata_end)))
+            )
         return _parse_metadata(header, metadata, file_size)
     except ArchiveError as error:
         raise type(error)(f"{name}: {error}", hint=error.hint) from error
 
 
 def begins_as_archive(first: Buffer) -> bool:
-    """Tell whether a file's first bytes are those of a clp-s archive. The rest of the header may still be none."""
+    """Tell whether a file's first bytes are those of a clp-s archive.
+
+    The rest of the header may still be none.
+    """
     return bytes(memoryview(first)[:MAGIC_BYTES]) == _MAGIC
 
 
 def read_times(file_size: int, read: Callable[[int, int], Buffer]) -> Times | None:
-    """Read the first and the last time of all records, at little cost for any file; None where the archive does not tell.
+    """Read the first and the last time of all records, at little cost for any file; None where the
+    archive does not tell.
 
-    At most 1 MiB is read by two ranges, and 4 MiB are inflated. Inputs and sections are not looked at.
+    At most 1 MiB is read by two ranges, and 4 MiB are inflated. Inputs and sections are not looked
+    at.
 
     Args:
         file_size: of the file, in bytes.
         read: returns the bytes from a first position to an exclusive second one.
 
-    Raises:
-        ArchiveError: as `read_metadata`, without the file's name; and where the metadata are larger.
+    Raises: ArchiveError: as `read_metadata`, without the file's name; and where the metadata are
+        larger.
     """
     header = _parse_header(bytes(read(0, min(HEADER_BYTES, file_size))))
     if header.metadata_end > file_size:
-        raise MalformedArchive(f"the metadata end at byte {header.metadata_end} of a file of {file_size}.", hint=_CUT_OFF)
+        raise MalformedArchive(
+            f"the metadata end at byte {header.metadata_end} of a file of {file_size}.",
+            hint=_CUT_OFF,
+        )
     if header.metadata_size > TIMES_METADATA_BYTES:
-        raise ArchiveLimitReached(f"the metadata have {header.metadata_size} bytes, more than {TIMES_METADATA_BYTES}.")
+        raise ArchiveLimitReached(
+            f"the metadata have {header.metadata_size} bytes, more than {TIMES_METADATA_BYTES}."
+        )
     metadata = memoryview(read(HEADER_BYTES, header.metadata_end))
     packets = _Packets(_Inflated(metadata, TIMES_INFLATED_BYTES), TIMES_ITEMS)
     packets.read_times()
@@ -247,15 +304,27 @@ def count_records(table_metadata: Buffer, *, name: str) -> int:
 
 def _parse_header(first: bytes) -> Header:
     if not first.startswith(_MAGIC):
-        raise MalformedArchive("this does not begin as a clp-s archive.", hint="Only single-file archives are read.")
+        raise MalformedArchive(
+            "this does not begin as a clp-s archive.", hint="Only single-file archives are read."
+        )
     if len(first) < HEADER_BYTES:
-        raise MalformedArchive(f"the file has {len(first)} of the {HEADER_BYTES} bytes of a header.", hint=_CUT_OFF)
-    _, patch, minor, major, uncompressed_size, total_size, metadata_size, compression = _HEADER.unpack(first)
-    header = Header((major, minor, patch), uncompressed_size, total_size, metadata_size, compression)
+        raise MalformedArchive(
+            f"the file has {len(first)} of the {HEADER_BYTES} bytes of a header.", hint=_CUT_OFF
+        )
+    _, patch, minor, major, uncompressed_size, total_size, metadata_size, compression = (
+        _HEADER.unpack(first)
+    )
+    header = Header(
+        (major, minor, patch), uncompressed_size, total_size, metadata_size, compression
+    )
     if compression != _ZSTD:
-        raise ArchiveError(f"the compression is of kind {compression}; only {_ZSTD} is supported, zstd.")
+        raise ArchiveError(
+            f"the compression is of kind {compression}; only {_ZSTD} is supported, zstd."
+        )
     if metadata_size > MAX_METADATA_BYTES:
-        raise ArchiveLimitReached(f"the metadata have {metadata_size} bytes, more than {MAX_METADATA_BYTES}.")
+        raise ArchiveLimitReached(
+            f"the metadata have {metadata_size} bytes, more than {MAX_METADATA_BYTES}."
+        )
     return header
 
 
@@ -285,7 +354,9 @@ def _sum_tables(inflated: "_Inflated") -> int:
 
 
 class _Inflated:
-    """A zstd stream of one or more frames, read from its beginning on; ends in MAX_INFLATED_BYTES or an error."""
+    """A zstd stream of one or more frames, read from its beginning on; ends in MAX_INFLATED_BYTES
+    or an error.
+    """
 
     def __init__(self, compressed: memoryview, most_bytes: int = MAX_INFLATED_BYTES) -> None:
         self._stream = pa.input_stream(pa.py_buffer(compressed), compression="zstd")
@@ -315,7 +386,9 @@ class _Inflated:
 
     def _read(self, size_bytes: int) -> bytes:
         if size_bytes > self._left:
-            raise ArchiveLimitReached(f"the metadata inflate to more than {self._most_bytes} bytes.")
+            raise ArchiveLimitReached(
+                f"the metadata inflate to more than {self._most_bytes} bytes."
+            )
         try:
             data: bytes = self._stream.read(size_bytes)
         except (OSError, pa.ArrowException) as error:
@@ -334,7 +407,9 @@ class _ArchiveInfo(msgspec.Struct):
 
 
 class _Packets:
-    """The packets of the metadata. One that comes again adds to what was there, as clp-s takes it."""
+    """The packets of the metadata. One that comes again adds to what was there, as clp-s takes
+    it.
+    """
 
     def __init__(self, inflated: _Inflated, most_items: int = MAX_ITEMS) -> None:
         self._inflated = inflated
@@ -348,7 +423,14 @@ class _Packets:
 
     def read(self) -> None:
         """Read them all; what follows the last one is ignored."""
-        self._read({0: self._archive_info, 1: self._archive_file_info, 2: self._timestamp_dictionary, 3: self._range_index})
+        self._read(
+            {
+                0: self._archive_info,
+                1: self._archive_file_info,
+                2: self._timestamp_dictionary,
+                3: self._range_index,
+            }
+        )
 
     def read_times(self) -> None:
         """Read the timestamp dictionaries, and pass over the other packets."""
@@ -364,13 +446,17 @@ class _Packets:
         packet = self._packet(size_bytes, _MAX_TABLE_PACKET_BYTES)
         self.num_segments = _decode(packet, _ArchiveInfo, "ArchiveInfo").num_segments
         if self.num_segments != 1:
-            raise ArchiveError(f"the archive has {self.num_segments} segments; only archives of one are supported.")
+            raise ArchiveError(
+                f"the archive has {self.num_segments} segments; only archives of one are supported."
+            )
 
     def _archive_file_info(self, size_bytes: int) -> None:
         packet = self._packet(size_bytes, _MAX_TABLE_PACKET_BYTES)
         # The first value is the list, whatever its name: so clp-s reads it.
         lists = _decode(packet, dict[str, msgspec.Raw], "ArchiveFileInfo")
-        self.files += _decode(next(iter(lists.values()), msgspec.Raw(b"\xc0")), list[_FileEntry], "ArchiveFileInfo")
+        self.files += _decode(
+            next(iter(lists.values()), msgspec.Raw(b"\xc0")), list[_FileEntry], "ArchiveFileInfo"
+        )
 
     def _timestamp_dictionary(self, _: int) -> None:
         """Without the packet's size, which clp-s does not use here either."""
@@ -382,7 +468,10 @@ class _Packets:
             encoding = inflated.u64()
             begin, end = None, None
             if values := _RANGE_SIZES.get(encoding):
-                begin, end = (one if math.isfinite(one) else None for one in values.unpack(inflated.take(values.size)))
+                begin, end = (
+                    one if math.isfinite(one) else None
+                    for one in values.unpack(inflated.take(values.size))
+                )
             self.time_ranges.append(TimeRange(key, column_ids, encoding, begin, end))
         for _ in range(self._count(inflated.u64())):
             self.patterns.append(TimestampPattern(inflated.u64(), self._text()))
@@ -395,28 +484,39 @@ class _Packets:
             if not 0 <= one.s <= one.e:
                 raise MalformedArchive(f"an input has the records {one.s} to {one.e}.")
             if (size := memoryview(one.f).nbytes) > _MAX_FIELDS_BYTES:
-                raise ArchiveLimitReached(f"the fields of an input have {size} bytes, more than {_MAX_FIELDS_BYTES}.")
+                raise ArchiveLimitReached(
+                    f"the fields of an input have {size} bytes, more than {_MAX_FIELDS_BYTES}."
+                )
             _fields_of(one.f)
         self.inputs += inputs
         self.has_range_index = True
 
     def _packet(self, size_bytes: int, limit: int = MAX_METADATA_BYTES) -> bytes:
         if size_bytes > limit:
-            raise ArchiveLimitReached(f"a packet of the metadata has {size_bytes} bytes, more than {limit}.")
+            raise ArchiveLimitReached(
+                f"a packet of the metadata has {size_bytes} bytes, more than {limit}."
+            )
         return self._inflated.take(size_bytes)
 
     def _text(self) -> str:
-        return self._packet(self._inflated.u64(), _MAX_FIELDS_BYTES).decode("utf-8", "surrogateescape")
+        return self._packet(self._inflated.u64(), _MAX_FIELDS_BYTES).decode(
+            "utf-8", "surrogateescape"
+        )
 
     def _count(self, items: int) -> int:
         self._items_left -= items
         if self._items_left < 0:
-            raise ArchiveLimitReached(f"the metadata list more than {self._most_items} inputs, timestamp keys and patterns.")
+            raise ArchiveLimitReached(
+                f"the metadata list more than {self._most_items} inputs, timestamp keys and "
+                "patterns."
+            )
         return items
 
 
 def _times(ranges: Sequence[TimeRange]) -> Times | None:
-    """Return what all ranges span; None where there is none, or one is not in milliseconds or ends before it begins."""
+    """Return what all ranges span; None where there is none, or one is not in milliseconds or ends
+    before it begins.
+    """
     spans = [
         Times(int(one.begin), int(one.end))
         for one in ranges
@@ -428,7 +528,9 @@ def _times(ranges: Sequence[TimeRange]) -> Times | None:
 
 
 def _sections(files: Sequence[_FileEntry], header: Header, file_size: int) -> Iterator[Section]:
-    """Yield the sections: each ends where the next begins, the last where the header says that the archive does."""
+    """Yield the sections: each ends where the next begins, the last where the header says that the
+    archive does.
+    """
     if tuple(one.n for one in files if one.n in SECTIONS) != SECTIONS:
         raise MalformedArchive(f"the sections are not {', '.join(SECTIONS)}.")
     begins = [header.metadata_end + one.o for one in files]
@@ -436,14 +538,21 @@ def _sections(files: Sequence[_FileEntry], header: Header, file_size: int) -> It
         if not header.metadata_end <= begin <= end:
             raise MalformedArchive(f"the section {one.n!r} begins at {begin} and ends at {end}.")
         if begin > file_size:
-            raise MalformedArchive(f"the section {one.n!r} begins at byte {begin} of a file of {file_size}.", hint=_CUT_OFF)
+            raise MalformedArchive(
+                f"the section {one.n!r} begins at byte {begin} of a file of {file_size}.",
+                hint=_CUT_OFF,
+            )
         yield Section(one.n, begin, end - begin)
 
 
 def _decode(packet: Buffer, kind: type[Decoded], what: str) -> Decoded:
     try:
         return msgspec.msgpack.decode(packet, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # msgspec lets the second pass
+    except (
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        RecursionError,
+    ) as error:  # msgspec lets the second pass
         raise MalformedArchive(f"in the metadata, {what} is damaged: {error}.") from error
 
 

@@ -1,8 +1,8 @@
 """Which objects of a source the members of another program's CAF file are: files in, files out.
 
-A member is an object where key and size are equal, and the object's ETag is the MD5 of the member's bytes. S3 gives no such ETag
-for an upload in several parts, nor for an object that it encrypts with a key of KMS: nothing tells then that both are the same.
-Memory is bounded by windows of keys.
+A member is an object where key and size are equal, and the object's ETag is the MD5 of the member's
+bytes. S3 gives no such ETag for an upload in several parts, nor for an object that it encrypts with
+a key of KMS: nothing tells then that both are the same. Memory is bounded by windows of keys.
 """
 
 from collections import Counter
@@ -20,7 +20,14 @@ from caf_pipeline.inventory.headers import HEADERS
 from caf_pipeline.inventory.key_windows import KeyWindow, bounded
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
 from caf_pipeline.inventory.snapshot import inventory_query
-from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query, QueryBudget, sum_of, translate_errors, write_whole
+from caf_pipeline.system.parquet import (
+    DEFAULT_BUDGET,
+    Query,
+    QueryBudget,
+    sum_of,
+    translate_errors,
+    write_whole,
+)
 
 
 class LeftOut(StrEnum):
@@ -51,7 +58,10 @@ MEMBER_SCHEMA: Final = pa.schema(
 """The members of a CAF file, in the order of their bytes."""
 
 WINDOW_MEMBERS: Final = 100_000
-"""Members that a query works on at once: some 100 MB with what a join needs. A file may have a million, and more."""
+"""Members that a query works on at once: some 100 MB with what a join needs.
+
+A file may have a million, and more.
+"""
 
 _SAMPLED: Final = 1_000  # keys by which windows are cut: they differ in size by some per cent
 
@@ -66,33 +76,47 @@ _DECIDED_SCHEMA: Final = pa.schema(
     ]
 )
 
-# An ETag of 32 hex digits may be an MD5; one with a dash is of parts. Of several versions with these bytes the newest one counts.
+# An ETag of 32 hex digits may be an MD5; one with a dash is of parts. Of several versions with
+# these bytes the newest one counts.
 _CANDIDATES: Final = r"""WITH told AS (SELECT here.member, listed.*,
-            CASE WHEN listed.size_bytes <> here.end_byte - here.start_byte THEN 3 WHEN listed.etag = here.md5 THEN 0
+            CASE WHEN listed.size_bytes <> here.end_byte - here.start_byte THEN 3 WHEN listed.etag =
+                here.md5 THEN 0
                 WHEN regexp_full_match(listed.etag, '[0-9a-f]{{32}}') THEN 2 ELSE 1 END AS fault
         FROM listed JOIN here ON listed.key = here.key
         WHERE here.left_out IS NULL AND NOT listed.is_delete_marker AND listed.{within})
-    SELECT member, unnest(arg_min({{key: key, object_version: object_version, version_id: version_id, etag: etag,
-        last_modified: last_modified, fault: fault}}, (2 * fault + (NOT is_latest)::INT) * 100_000_000_000_000_000
+    SELECT member, unnest(arg_min({{key: key, object_version: object_version, version_id:
+        version_id, etag: etag,
+        last_modified: last_modified, fault: fault}}, (2 * fault + (NOT is_latest)::INT) *
+            100_000_000_000_000_000
         - epoch_us(last_modified))) FROM told GROUP BY member"""
 
-_KNOWN: Final = """SELECT standing.key, standing.object_version, max(standing) AS standing FROM standing
-    JOIN candidates ON candidates.key = standing.key AND candidates.object_version = standing.object_version
+_KNOWN: Final = """SELECT standing.key, standing.object_version, max(standing) AS standing FROM
+    standing
+    JOIN candidates ON candidates.key = standing.key AND candidates.object_version =
+        standing.object_version
     WHERE standing IN ('located', 'claimed') AND standing.{within} GROUP BY ALL"""
 
-_DECIDED: Final = """WITH told AS (SELECT here.member, here.key, here.start_byte, here.end_byte, here.sha256,
+_DECIDED: Final = """WITH told AS (SELECT here.member, here.key, here.start_byte, here.end_byte,
+    here.sha256,
             candidates.object_version, version_id, etag, last_modified,
-            CASE WHEN candidates.object_version <> coalesce(version_id, concat_ws(':', 'etag', etag, end_byte - start_byte))
+            CASE WHEN candidates.object_version <> coalesce(version_id, concat_ws(':', 'etag', etag,
+                end_byte - start_byte))
                 THEN last_modified END AS rewritten_at,
-            CASE WHEN here.left_out IS NOT NULL THEN here.left_out WHEN fault IS NULL THEN 'not_in_inventory'
-                WHEN fault = 3 THEN 'other_size' WHEN fault = 2 THEN 'other_content' WHEN fault = 1 THEN 'not_comparable'
-                WHEN standing = 'located' THEN 'archived_already' WHEN standing = 'claimed' THEN 'under_way' END AS left_out
+            CASE WHEN here.left_out IS NOT NULL THEN here.left_out WHEN fault IS NULL THEN
+                'not_in_inventory'
+                WHEN fault = 3 THEN 'other_size' WHEN fault = 2 THEN 'other_content' WHEN fault = 1
+                    THEN 'not_comparable'
+                WHEN standing = 'located' THEN 'archived_already' WHEN standing = 'claimed' THEN
+                    'under_way' END AS left_out
         FROM here LEFT JOIN candidates USING (member)
-        LEFT JOIN known ON known.key = here.key AND known.object_version = candidates.object_version)
+        LEFT JOIN known ON known.key = here.key AND known.object_version =
+            candidates.object_version)
     SELECT * EXCLUDE (object_version) REPLACE (decode(key) AS key,
-            CASE WHEN left_out IS NULL AND row_number() OVER again > 1 THEN 'repeated' ELSE left_out END AS left_out),
+            CASE WHEN left_out IS NULL AND row_number() OVER again > 1 THEN 'repeated' ELSE left_out
+                END AS left_out),
         NULL::BLOB AS crc64nvme, NULL::VARCHAR AS s3_checksum
-    FROM told WINDOW again AS (PARTITION BY key, object_version, left_out ORDER BY start_byte, member)"""
+    FROM told WINDOW again AS (PARTITION BY key, object_version, left_out ORDER BY start_byte,
+        member)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +140,18 @@ class Adoption:
         names = [name for name in LOCATION_SCHEMA.names if name not in _HEADERS]
         for batch in _batches(self.decided, ["left_out", *names]):
             kept = batch.filter(pc.is_null(batch["left_out"])).select(names)
-            unknown = [pa.nulls(kept.num_rows, LOCATION_SCHEMA.field(name).type) for name in _HEADERS]
+            unknown = [
+                pa.nulls(kept.num_rows, LOCATION_SCHEMA.field(name).type) for name in _HEADERS
+            ]
             yield pa.RecordBatch.from_arrays([*kept.columns, *unknown], schema=LOCATION_SCHEMA)
 
     def members_left_out(self) -> Iterator[tuple[str, LeftOut]]:
         """Yield the other members, each with its reason."""
         for batch in _batches(self.decided, ["member", "left_out"]):
             kept = batch.filter(pc.is_valid(batch["left_out"]))
-            yield from zip(kept["member"].to_pylist(), map(LeftOut, kept["left_out"].to_pylist()), strict=True)
+            yield from zip(
+                kept["member"].to_pylist(), map(LeftOut, kept["left_out"].to_pylist()), strict=True
+            )
 
 
 def decide(
@@ -165,7 +193,12 @@ def decide(
         query.table("standing", standing)
         write_whole(told(query), out, _DECIDED_SCHEMA)
     objects = counts.pop(None, 0)
-    return Adoption(objects, object_bytes, {LeftOut(str(reason)): counts[reason] for reason in sorted(counts, key=str)}, out)
+    return Adoption(
+        objects,
+        object_bytes,
+        {LeftOut(str(reason)): counts[reason] for reason in sorted(counts, key=str)},
+        out,
+    )
 
 
 def _decided(query: Query, window: int) -> Iterator[pa.RecordBatch]:
@@ -173,7 +206,8 @@ def _decided(query: Query, window: int) -> Iterator[pa.RecordBatch]:
         if not query.hold("here", f"SELECT * FROM members WHERE {bounded(within)}"):
             continue
         ((first, last),) = query.rows("SELECT min(key), max(key) FROM here")
-        keys = f"key BETWEEN from_hex('{first.hex()}') AND from_hex('{last.hex()}')"  # all else of sorted files is passed over
+        # all else of sorted files is passed over
+        keys = f"key BETWEEN from_hex('{first.hex()}') AND from_hex('{last.hex()}')"
         query.hold("candidates", _CANDIDATES.format(within=keys))
         query.hold("known", _KNOWN.format(within=keys))
         yield from query.batches(_DECIDED)
@@ -184,7 +218,12 @@ def _windows(query: Query, window: int) -> Iterator[KeyWindow]:
     ((count,),) = query.rows("SELECT count(*) FROM members")
     ends: list[bytes] = []
     if count > window:
-        sampled = sorted(key for (key,) in query.rows(f"SELECT key FROM members USING SAMPLE reservoir({_SAMPLED} ROWS)"))
+        sampled = sorted(
+            key
+            for (key,) in query.rows(
+                f"SELECT key FROM members USING SAMPLE reservoir({_SAMPLED} ROWS)"
+            )
+        )
         step = max(1, len(sampled) * window // count)
         ends = sorted(set(sampled[step::step]))
     after: bytes | None = None

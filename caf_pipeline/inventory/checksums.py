@@ -45,7 +45,9 @@ def new_crc64nvme() -> Digest:
 
 
 def combine_crc64nvme(parts: Iterable[tuple[bytes, int]]) -> bytes:
-    """Return the CRC-64/NVME of parts that follow each other, from the digest and the length in bytes of each."""
+    """Return the CRC-64/NVME of parts that follow each other, from the digest and the length in
+    bytes of each.
+    """
     value = 0
     for digest, size_bytes in parts:
         value = awscrt_checksums.combine_crc64nvme(value, int.from_bytes(digest, "big"), size_bytes)

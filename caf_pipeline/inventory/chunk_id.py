@@ -1,4 +1,6 @@
-"""A chunk's id, `<source>-<plan>-<number>`, which is also its partition key: the one place that writes and reads it."""
+"""A chunk's id, `<source>-<plan>-<number>`, which is also its partition key: the one place that
+writes and reads it.
+"""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +9,9 @@ from typing import Final, Self
 PLAN_NAME: Final = r"[0-9a-f]{8}|[0-9a-f]{12}"
 """A plan's name, as a regular expression."""
 
-_CHUNK_ID: Final = re.compile(rf"(?P<source>[a-z0-9-]+)-(?P<plan>{PLAN_NAME})-(?P<number>[0-9]{{5}})")
+_CHUNK_ID: Final = re.compile(
+    rf"(?P<source>[a-z0-9-]+)-(?P<plan>{PLAN_NAME})-(?P<number>[0-9]{{5}})"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
-"""Cuts what is to be archived into chunks: which objects go in which chunk, under which names, and how large it gets.
+"""Cuts what is to be archived into chunks: which objects go in which chunk, under which names, and
+how large it gets.
 
-In key order, greedy under the target: a chunk takes objects until the next one would lift its size, index and footer included
-and the manifest not, over the target. The manifest comes on top: its size is known only when all headers are, so that the plan
-estimates it, and only the limit ends a chunk for it. An object that is larger than the target has a chunk to itself; one that no
-chunk can hold is split over the first chunks of the plan, a part each. The last chunk may wait for the next plan, see
-`PlanTerms`.
+In key order, greedy under the target: a chunk takes objects until the next one would lift its size,
+index and footer included and the manifest not, over the target. The manifest comes on top: its size
+is known only when all headers are, so that the plan estimates it, and only the limit ends a chunk
+for it. An object that is larger than the target has a chunk to itself; one that no chunk can hold
+is split over the first chunks of the plan, a part each. The last chunk may wait for the next plan,
+see `PlanTerms`.
 
 Pure over its input: the same delta, source and target give the same files and the same hash.
 Source: "A chunk" in docs/design.md.
@@ -68,7 +70,9 @@ _IN_PARTS: Final = -2  # in chunks of its own, a part each
 _OVER: Final = -1  # past the plan's last chunk: left for the next plan
 
 _MOST_BESIDE_BYTES: Final = 1 << 20
-"""More than a chunk of one object takes beside the object: our members, an index of three entries, a manifest of one row."""
+"""More than a chunk of one object takes beside the object: our members, an index of three entries,
+a manifest of one row.
+"""
 
 _Flags = np.ndarray[Any, np.dtype[np.bool_]]
 _Places = np.ndarray[Any, np.dtype[np.int32]]
@@ -86,14 +90,30 @@ def _part_member(obj: S3Object, part: PartRange) -> str:
 
 
 def _part_manifest_bound(obj: S3Object, part: PartRange) -> int:
-    """Return an upper bound of the manifest of a chunk that has this part, for headers of usual length."""
-    row = manifest_row_bound(obj.key, obj.version_id, obj.etag) + len(_part_member(obj, part)) - len(obj.key)
-    return MANIFEST_FIXED_BYTES + MANIFEST_GROUP_BYTES + PART_BYTES + row + (REWRITTEN_BYTES if obj.rewritten_at else 0)
+    """Return an upper bound of the manifest of a chunk that has this part, for headers of usual
+    length.
+    """
+    row = (
+        manifest_row_bound(obj.key, obj.version_id, obj.etag)
+        + len(_part_member(obj, part))
+        - len(obj.key)
+    )
+    return (
+        MANIFEST_FIXED_BYTES
+        + MANIFEST_GROUP_BYTES
+        + PART_BYTES
+        + row
+        + (REWRITTEN_BYTES if obj.rewritten_at else 0)
+    )
 
 
 def _chunk_of_part(obj: S3Object, part: PartRange, number: int) -> tuple[ChunkPlan, str]:
     """Return the chunk that has this part and nothing else, and the part's name in it."""
-    member, end_byte, index = _part_member(obj, part), HEAD_SIZE_BYTES + part.size_bytes, IndexBuilder()
+    member, end_byte, index = (
+        _part_member(obj, part),
+        HEAD_SIZE_BYTES + part.size_bytes,
+        IndexBuilder(),
+    )
     manifest_end_byte = end_byte + _part_manifest_bound(obj, part)
     index.add(HEAD_MEMBER, 0, HEAD_SIZE_BYTES)
     index.add(member, HEAD_SIZE_BYTES, end_byte)
@@ -103,7 +123,9 @@ def _chunk_of_part(obj: S3Object, part: PartRange, number: int) -> tuple[ChunkPl
 
 
 _FIRST_LOOK: Final = 64
-"""Rows that are looked at at once where a chunk begins, and about where it ends; four times as many each time between."""
+"""Rows that are looked at at once where a chunk begins, and about where it ends; four times as many
+each time between.
+"""
 
 
 class _Cutter:
@@ -115,8 +137,12 @@ class _Cutter:
         self.leftover_count = 0
         self.part_count = 0
         self.last_size_bytes = 0  # of the last chunk, as it counts towards the target
-        self.most_bytes = max(terms.limits.max_bytes, terms.limit_bytes)  # no chunk has a larger object
-        self._least_bytes = terms.limits.max_bytes - _MOST_BESIDE_BYTES  # a chunk has any object up to this size
+        self.most_bytes = max(
+            terms.limits.max_bytes, terms.limit_bytes
+        )  # no chunk has a larger object
+        self._least_bytes = (
+            terms.limits.max_bytes - _MOST_BESIDE_BYTES
+        )  # a chunk has any object up to this size
         self._terms = terms
         self._max_chunks = terms.max_chunks or MAX_CHUNKS
         self._number = 1
@@ -146,8 +172,15 @@ class _Cutter:
     def groups_with_larger(self, file: pq.ParquetFile) -> list[int]:
         """Return the row groups of a delta that may have objects which no chunk can hold."""
         column = file.schema_arrow.get_field_index("size_bytes")
-        statistics = (file.metadata.row_group(group).column(column).statistics for group in range(file.num_row_groups))
-        return [at for at, one in enumerate(statistics) if one is None or not one.has_min_max or one.max > self._least_bytes]
+        statistics = (
+            file.metadata.row_group(group).column(column).statistics
+            for group in range(file.num_row_groups)
+        )
+        return [
+            at
+            for at, one in enumerate(statistics)
+            if one is None or not one.has_min_max or one.max > self._least_bytes
+        ]
 
     def larger(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
         """Return the rows of a delta's batch that no chunk can hold."""
@@ -156,9 +189,11 @@ class _Cutter:
         return rows.of(np.flatnonzero(~fit_alone(rows, self._terms.limits))) if rows.count else []
 
     def split(self, obj: S3Object) -> list[dict[str, Any]]:
-        """Give each part of an object that no chunk can hold a chunk; return what PLANNED_PARTS_SCHEMA has beside the object.
+        """Give each part of an object that no chunk can hold a chunk; return what
+        PLANNED_PARTS_SCHEMA has beside the object.
 
-        An object that cannot be split, or not within this plan, has none. All are split before the first `cut`.
+        An object that cannot be split, or not within this plan, has none. All are split before the
+        first `cut`.
         """
         ranges = self._ranges(obj)
         if not ranges or self._number + len(ranges) - 1 > self._max_chunks:
@@ -171,24 +206,38 @@ class _Cutter:
         for part in ranges:
             chunk, member = _chunk_of_part(obj, part, self._number)
             self.chunks.append(chunk)
-            rows.append({"chunk_number": self._number, "member": member} | dict(zip(PART_FIELDS, astuple(part), strict=True)))
+            rows.append(
+                {"chunk_number": self._number, "member": member}
+                | dict(zip(PART_FIELDS, astuple(part), strict=True))
+            )
             self._number += 1
         self.part_count += len(ranges)
         return rows
 
     def _ranges(self, obj: S3Object) -> list[PartRange]:
-        """Return the parts of an object, none of whose chunks passes the limits; none where there are no such.
+        """Return the parts of an object, none of whose chunks passes the limits; none where there
+        are no such.
 
-        None passes the target either, unless it is so small that one plan has not enough chunks for them.
+        None passes the target either, unless it is so small that one plan has not enough chunks for
+        them.
         """
         terms = self._terms
-        most = PartRange(MAX_CHUNKS, MAX_CHUNKS, 0, terms.limits.max_bytes)  # whose numbers are longest
+        most = PartRange(
+            MAX_CHUNKS, MAX_CHUNKS, 0, terms.limits.max_bytes
+        )  # whose numbers are longest
         beside = _chunk_of_part(obj, most, MAX_CHUNKS)[0].expected_size_bytes - most.size_bytes
         manifest, limits = _part_manifest_bound(obj, most), terms.limits
         most_bytes = min(terms.limit_bytes, limits.max_bytes) - MOST_HEADERS_BYTES
-        room = min(max(terms.target_size_bytes + manifest - beside, -(-obj.size_bytes // MAX_CHUNKS)), most_bytes - beside)
+        room = min(
+            max(terms.target_size_bytes + manifest - beside, -(-obj.size_bytes // MAX_CHUNKS)),
+            most_bytes - beside,
+        )
         index_bytes = beside - manifest - HEAD_SIZE_BYTES - FOOTER_SIZE_BYTES
-        if not 0 < obj.size_bytes <= room * MAX_CHUNKS or index_bytes > limits.max_index_bytes or limits.max_members < 3:
+        if (
+            not 0 < obj.size_bytes <= room * MAX_CHUNKS
+            or index_bytes > limits.max_index_bytes
+            or limits.max_members < 3
+        ):
             return []
         return cut_into_parts(obj.size_bytes, room)
 
@@ -199,7 +248,10 @@ class _Cutter:
         beyond = self._beyond(rows, alone)
         self._names.look_at(rows)
         at, look = 0, _FIRST_LOOK
-        for stop in (*np.flatnonzero(~alone), rows.count):  # a chunk under way may have room for what none is to hold
+        for stop in (
+            *np.flatnonzero(~alone),
+            rows.count,
+        ):  # a chunk under way may have room for what none is to hold
             while at < stop and self._number <= self._max_chunks:
                 count = self._take_some(rows, at, min(stop, at + look))
                 if count:
@@ -230,7 +282,9 @@ class _Cutter:
         return np.array(found, np.int32)
 
     def _take_some(self, rows: Rows, at: int, stop: int) -> int:
-        """Let the chunk under way take rows from this one on; return how many, 0 where it cannot have this one."""
+        """Let the chunk under way take rows from this one on; return how many, 0 where it cannot
+        have this one.
+        """
         if self._names.meets(rows, at):
             return 0
         stop = self._names.next_after(at, otherwise=stop)
@@ -280,22 +334,29 @@ _WRITTEN: Final[dict[str, Any]] = {
     "use_dictionary": ["storage_class", "checksum", "chunk_number"],
     "write_page_checksum": True,
 }
-"""A page of Parquet has a CRC-32 only where it is asked for; a chunk may be packed weeks after it was planned. Values that hardly
-ever repeat are written without a dictionary, in a quarter less time."""
+"""A page of Parquet has a CRC-32 only where it is asked for; a chunk may be packed weeks after it
+was planned. Values that hardly ever repeat are written without a dictionary, in a quarter less
+time.
+"""
 
 
 def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
-    """Cut the objects of `delta` (`inventory.SNAPSHOT_SCHEMA`, sorted, supported keys only) into `folder`, which exists.
+    """Cut the objects of `delta` (`inventory.SNAPSHOT_SCHEMA`, sorted, supported keys only) into
+    `folder`, which exists.
 
-    Memory is bounded by three row groups, whatever the number of objects; the chunks themselves, and the identities of objects
-    that are split, are listed in memory.
+    Memory is bounded by three row groups, whatever the number of objects; the chunks themselves,
+    and the identities of objects that are split, are listed in memory.
     """
     cutter = _Cutter(terms)
     metadata = {PLAN_METADATA_KEY: json.dumps(_described(terms)).encode()}
     with (
         pq.ParquetFile(delta) as file,
-        pq.ParquetWriter(folder / OBJECTS_FILE, PLAN_SCHEMA.with_metadata(metadata), **_WRITTEN) as objects,
-        pq.ParquetWriter(folder / TOO_LARGE_FILE, SNAPSHOT_SCHEMA.with_metadata(metadata), **_WRITTEN) as too_large,
+        pq.ParquetWriter(
+            folder / OBJECTS_FILE, PLAN_SCHEMA.with_metadata(metadata), **_WRITTEN
+        ) as objects,
+        pq.ParquetWriter(
+            folder / TOO_LARGE_FILE, SNAPSHOT_SCHEMA.with_metadata(metadata), **_WRITTEN
+        ) as too_large,
     ):
         _split_all(cutter, file, folder, objects, metadata)
         for pieces in one_ahead(_placed(cutter, file.iter_batches(batch_size=ROWS_PER_BATCH))):
@@ -307,39 +368,65 @@ def write_plan(delta: Path, folder: Path, terms: PlanTerms) -> Plan:
     content_sha256 = cutter.digest()
     described = _described(terms) | {"content_sha256": content_sha256.hex()}
     metadata = {PLAN_METADATA_KEY: json.dumps(described).encode()}
-    chunks = pa.Table.from_pylist([asdict(chunk) for chunk in cutter.chunks], schema=CHUNKS_SCHEMA.with_metadata(metadata))
+    chunks = pa.Table.from_pylist(
+        [asdict(chunk) for chunk in cutter.chunks], schema=CHUNKS_SCHEMA.with_metadata(metadata)
+    )
     pq.write_table(chunks, folder / CHUNKS_FILE, **_WRITTEN)
     write_sums(folder)
     counts = cutter.too_large_count, cutter.leftover_count
-    return Plan(folder, content_sha256, cutter.chunks, *counts, tail, cutter.split_count, cutter.part_count)
+    return Plan(
+        folder, content_sha256, cutter.chunks, *counts, tail, cutter.split_count, cutter.part_count
+    )
 
 
 def _split_all(
-    cutter: _Cutter, file: pq.ParquetFile, folder: Path, objects: pq.ParquetWriter, metadata: Mapping[bytes, bytes]
+    cutter: _Cutter,
+    file: pq.ParquetFile,
+    folder: Path,
+    objects: pq.ParquetWriter,
+    metadata: Mapping[bytes, bytes],
 ) -> None:
-    """Split the objects that no chunk can hold, and write the files' rows of them. Row groups that have none are not read."""
+    """Split the objects that no chunk can hold, and write the files' rows of them.
+
+    Row groups that have none are not read.
+    """
     with contextlib.ExitStack() as opened:
         parts: pq.ParquetWriter | None = None
-        for batch in file.iter_batches(batch_size=ROWS_PER_BATCH, row_groups=cutter.groups_with_larger(file)):
+        for batch in file.iter_batches(
+            batch_size=ROWS_PER_BATCH, row_groups=cutter.groups_with_larger(file)
+        ):
             for row in cutter.larger(batch):
                 found = cutter.split(s3_object(dict(row)))
                 if not found:
                     continue
                 if parts is None:
                     schema = PLANNED_PARTS_SCHEMA.with_metadata(metadata)
-                    parts = opened.enter_context(pq.ParquetWriter(folder / PARTS_FILE, schema, **_WRITTEN))
-                parts.write_table(pa.Table.from_pylist([row | part for part in found], PLANNED_PARTS_SCHEMA))
-                whole = row | {"chunk_number": found[0]["chunk_number"], "member": row["key"].decode()}
+                    parts = opened.enter_context(
+                        pq.ParquetWriter(folder / PARTS_FILE, schema, **_WRITTEN)
+                    )
+                parts.write_table(
+                    pa.Table.from_pylist([row | part for part in found], PLANNED_PARTS_SCHEMA)
+                )
+                whole = row | {
+                    "chunk_number": found[0]["chunk_number"],
+                    "member": row["key"].decode(),
+                }
                 objects.write_table(pa.Table.from_pylist([whole], PLAN_SCHEMA))
 
 
 def _waiting_tail(cutter: _Cutter, folder: Path, terms: PlanTerms) -> WaitingTail | None:
     """Take the last chunk out of a plan where it is to wait for the next one."""
-    if cutter.leftover_count or cutter.only_parts or cutter.last_size_bytes >= terms.min_chunk_size_bytes:
+    if (
+        cutter.leftover_count
+        or cutter.only_parts
+        or cutter.last_size_bytes >= terms.min_chunk_size_bytes
+    ):
         return None
     with pq.ParquetFile(folder / OBJECTS_FILE) as file:
         batches = chunk_batches(file, cutter.chunks[-1].chunk_number, ["last_modified"])
-        oldest: datetime = min(pc.min(batch["last_modified"]).as_py() for batch in batches if batch.num_rows)
+        oldest: datetime = min(
+            pc.min(batch["last_modified"]).as_py() for batch in batches if batch.num_rows
+        )
     if terms.waits_since is not None and oldest <= terms.waits_since:
         return None
     return WaitingTail(cutter.take_last(), oldest)
@@ -357,15 +444,27 @@ def _described(terms: PlanTerms) -> dict[str, str]:
     }
 
 
-def _placed(cutter: _Cutter, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-    """Yield the rows of PLAN_SCHEMA, batch by batch, and those that are too large (SNAPSHOT_SCHEMA); either may be none."""
-    before = none = pa.RecordBatch.from_pylist([], PLAN_SCHEMA)  # what follows its last row in a chunk is not known yet
-    for batch, following in pairwise(chain((batch for batch in batches if batch.num_rows), (None,))):
+def _placed(
+    cutter: _Cutter, batches: Iterator[pa.RecordBatch]
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    """Yield the rows of PLAN_SCHEMA, batch by batch, and those that are too large
+    (SNAPSHOT_SCHEMA); either may be none.
+    """
+    before = none = pa.RecordBatch.from_pylist(
+        [], PLAN_SCHEMA
+    )  # what follows its last row in a chunk is not known yet
+    for batch, following in pairwise(
+        chain((batch for batch in batches if batch.num_rows), (None,))
+    ):
         if batch is None:
             raise AssertionError("only the last of each pair can be missing")
-        rows = Rows(batch, following["key"][0].as_py() if following is not None else None, cutter.most_bytes)
+        rows = Rows(
+            batch, following["key"][0].as_py() if following is not None else None, cutter.most_bytes
+        )
         numbers = cutter.cut(rows)
-        placed = pa.record_batch([*batch.columns, pa.array(numbers), rows.members], schema=PLAN_SCHEMA)
+        placed = pa.record_batch(
+            [*batch.columns, pa.array(numbers), rows.members], schema=PLAN_SCHEMA
+        )
         too_large = placed.filter(pa.array(numbers == _TOO_LARGE)).select(SNAPSHOT_SCHEMA.names)
         if not (planned := numbers > _TOO_LARGE).all():
             placed = placed.filter(pa.array(planned))
@@ -375,15 +474,21 @@ def _placed(cutter: _Cutter, batches: Iterator[pa.RecordBatch]) -> Iterator[tupl
 
 
 def _named(rows: pa.RecordBatch, following: pa.RecordBatch) -> pa.RecordBatch:
-    """Let the newest version that a chunk has of a key have the key itself: all rows have names of older versions.
+    """Let the newest version that a chunk has of a key have the key itself: all rows have names of
+    older versions.
 
-    Only rows that are in chunks tell it: between two versions in one chunk there may be some that are in others, or in none.
+    Only rows that are in chunks tell it: between two versions in one chunk there may be some that
+    are in others, or in none.
     """
     if not rows.num_rows:
         return rows
     with_next = pa.array(np.ones(rows.num_rows, np.bool_))
     for name in ("key", "chunk_number"):
         after = following[name][:1] if following.num_rows else pa.nulls(1, rows[name].type)
-        with_next = pc.and_(with_next, pc.equal(rows[name], pa.concat_arrays([rows[name][1:], after])))
+        with_next = pc.and_(
+            with_next, pc.equal(rows[name], pa.concat_arrays([rows[name][1:], after]))
+        )
     members = pc.if_else(with_next.fill_null(False), rows["member"], rows["key"].cast(pa.string()))
-    return rows.set_column(rows.schema.get_field_index("member"), PLAN_SCHEMA.field("member"), members)
+    return rows.set_column(
+        rows.schema.get_field_index("member"), PLAN_SCHEMA.field("member"), members
+    )

@@ -1,8 +1,8 @@
 """Which objects of an inventory the settings of a source leave out.
 
-An object is left out by the first filter that applies, in the order of FILTERS. It stays in the inventory, and is planned once no
-filter leaves it out any more. Said twice, in SQL for inventories and in Python for the pages of a sensor; a test holds one to the
-other.
+An object is left out by the first filter that applies, in the order of FILTERS. It stays in the
+inventory, and is planned once no filter leaves it out any more. Said twice, in SQL for inventories
+and in Python for the pages of a sensor; a test holds one to the other.
 """
 
 import re
@@ -40,11 +40,15 @@ class ObjectFilter:
     def of(cls, settings: SourceSettings, at: datetime) -> Self:
         """Return the filters that the settings name; ages are those at a time."""
         newest = at - timedelta(seconds=settings.min_age) if settings.min_age else None
-        largest = min(settings.max_size, MAX_SIZE_BYTES)  # no inventory has a larger one, and DuckDB has no number of any size
+        largest = min(
+            settings.max_size, MAX_SIZE_BYTES
+        )  # no inventory has a larger one, and DuckDB has no number of any size
         return cls(settings.include, settings.exclude, settings.storage_classes, largest, newest)
 
     def left_out_by(self, obj: S3Object) -> str | None:
-        """Return the name of the filter that leaves out an object whose key is supported; None where none does."""
+        """Return the name of the filter that leaves out an object whose key is supported; None
+        where none does.
+        """
         key = obj.key.decode()
         by = (
             bool(self.include) and not re.fullmatch(regex_of(self.include), key),
@@ -57,14 +61,31 @@ class ObjectFilter:
 
     @property
     def sql(self) -> str:
-        """The same as an expression over the columns of SNAPSHOT_SCHEMA; NULL also for a key that is not supported."""
+        """The same as an expression over the columns of SNAPSHOT_SCHEMA; NULL also for a key that
+        is not supported.
+        """
         cases = []
         if self.include:
-            cases.append(("include", f"NOT regexp_full_match(TRY(decode(key)), {_quoted(regex_of(self.include))})"))
+            cases.append(
+                (
+                    "include",
+                    f"NOT regexp_full_match(TRY(decode(key)), {_quoted(regex_of(self.include))})",
+                )
+            )
         if self.exclude:
-            cases.append(("exclude", f"regexp_full_match(TRY(decode(key)), {_quoted(regex_of(self.exclude))})"))
+            cases.append(
+                (
+                    "exclude",
+                    f"regexp_full_match(TRY(decode(key)), {_quoted(regex_of(self.exclude))})",
+                )
+            )
         if self.storage_classes:
-            cases.append(("storage_classes", f"storage_class NOT IN ({', '.join(map(_quoted, self.storage_classes))})"))
+            cases.append(
+                (
+                    "storage_classes",
+                    f"storage_class NOT IN ({', '.join(map(_quoted, self.storage_classes))})",
+                )
+            )
         if self.max_size_bytes:
             cases.append(("max_size", f"size_bytes > {self.max_size_bytes}"))
         if self.newest is not None:
@@ -78,14 +99,21 @@ class ObjectFilter:
 NO_FILTER: Final = ObjectFilter()
 
 
-@lru_cache  # asked for with each object of a page, and a setting may have tens of thousands of patterns
+# asked for with each object of a page, and a setting may have tens of thousands of patterns
+@lru_cache
 def regex_of(patterns: tuple[str, ...]) -> str:
     """Return one expression for whole keys, alike in Python and in RE2, which DuckDB has.
 
     `*` is any text, '/' too, and `?` any character.
     """
     wild = {"*": ".*", "?": "."}
-    return "(?s:" + "|".join("".join(wild.get(char) or re.escape(char) for char in pattern) for pattern in patterns) + ")"
+    return (
+        "(?s:"
+        + "|".join(
+            "".join(wild.get(char) or re.escape(char) for char in pattern) for pattern in patterns
+        )
+        + ")"
+    )
 
 
 def _quoted(text: str) -> str:

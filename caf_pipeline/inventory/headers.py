@@ -1,12 +1,23 @@
-"""Headers and user metadata of an object: a set that many objects share, named by a hash of its values."""
+"""Headers and user metadata of an object: a set that many objects share, named by a hash of its
+values.
+"""
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-HEADERS: Final = ("content_type", "content_encoding", "content_language", "content_disposition", "cache_control", "expires")
-"""The headers that the archive keeps beside user metadata: columns of manifests and of `header_sets`."""
+HEADERS: Final = (
+    "content_type",
+    "content_encoding",
+    "content_language",
+    "content_disposition",
+    "cache_control",
+    "expires",
+)
+"""The headers that the archive keeps beside user metadata: columns of manifests and of
+`header_sets`.
+"""
 
 ID_BYTES: Final = 16
 
@@ -25,13 +36,17 @@ class ObjectHeaders:
 
     @property
     def id(self) -> bytes:
-        """The name of the set: the first `ID_BYTES` of the SHA-256 of its values, each followed by a NUL, which no value has.
+        """The name of the set: the first `ID_BYTES` of the SHA-256 of its values, each followed by
+        a NUL, which no value has.
 
-        First come the values of `HEADERS`, then name and value of the user metadata, sorted by name.
+        First come the values of `HEADERS`, then name and value of the user metadata, sorted by
+        name.
         """
         values = [*(getattr(self, name) for name in HEADERS)]
         values += [text for pair in sorted(self.user_metadata.items()) for text in pair]
-        return hashlib.sha256("".join(f"{value}\0" for value in values).encode()).digest()[:ID_BYTES]
+        return hashlib.sha256("".join(f"{value}\0" for value in values).encode()).digest()[
+            :ID_BYTES
+        ]
 
 
 def headers_of(row: Mapping[str, Any]) -> ObjectHeaders:

@@ -1,4 +1,6 @@
-"""Windows of keys: a snapshot is worked on some rows at once, so that memory does not grow with the source."""
+"""Windows of keys: a snapshot is worked on some rows at once, so that memory does not grow with the
+source.
+"""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -16,14 +18,21 @@ KeyWindow = tuple[bytes | None, bytes | None]
 EVERY_KEY: Final[KeyWindow] = (None, None)
 
 WINDOW_ROWS: Final = 262_144
-"""Rows of a snapshot that a query works on at once: some 100 MB with all that a join needs. A join over all of them would take
-whatever its budget allows, so that memory grew with the source until there."""
+"""Rows of a snapshot that a query works on at once: some 100 MB with all that a join needs.
+
+A join over all of them would take whatever its budget allows, so that memory grew with the source
+until there.
+"""
 
 
-def key_windows(snapshot: Path, within: KeyWindow = EVERY_KEY, *, known: Path | None = None) -> Iterator[KeyWindow]:
-    """Yield windows that cover the keys `within`, each about WINDOW_ROWS of the snapshot where that is sorted.
+def key_windows(
+    snapshot: Path, within: KeyWindow = EVERY_KEY, *, known: Path | None = None
+) -> Iterator[KeyWindow]:
+    """Yield windows that cover the keys `within`, each about WINDOW_ROWS of the snapshot where that
+    is sorted.
 
-    `known`: a file, or a folder of them, whose rows they are to bound as well, of each file that is sorted.
+    `known`: a file, or a folder of them, whose rows they are to bound as well, of each file that is
+    sorted.
     """
     ends: set[bytes] = set()
     for path in (snapshot, *(files_of(known) if known else ())):
@@ -35,20 +44,24 @@ def key_windows(snapshot: Path, within: KeyWindow = EVERY_KEY, *, known: Path | 
                     ends.add(key_bounds(file, group)[1])
                     rows = 0
     after, last = within
-    inside = sorted(end for end in ends if (after is None or end > after) and (last is None or end < last))
+    inside = sorted(
+        end for end in ends if (after is None or end > after) and (last is None or end < last)
+    )
     yield from pairwise([after, *inside, last])
 
 
 def key_bounds(file: pq.ParquetFile, group: int) -> tuple[bytes, bytes]:
     """Return the least and the greatest key of a row group that has rows.
 
-    Pyarrow writes both beside it, unless one is longer than 4,096 bytes, as a key of another server than S3 may be: then the
-    keys are read.
+    Pyarrow writes both beside it, unless one is longer than 4,096 bytes, as a key of another server
+    than S3 may be: then the keys are read.
 
     Raises:
         ValueError: it has none: the file is damaged.
     """
-    told = file.metadata.row_group(group).column(file.schema_arrow.get_field_index("key")).statistics
+    told = (
+        file.metadata.row_group(group).column(file.schema_arrow.get_field_index("key")).statistics
+    )
     if told is not None and told.has_min_max:
         return told.min, told.max
     read = pc.min_max(file.read_row_group(group, columns=["key"])["key"])

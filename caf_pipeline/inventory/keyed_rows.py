@@ -1,4 +1,6 @@
-"""Reads from a Parquet file the rows of some keys; only row groups that may have these keys are read."""
+"""Reads from a Parquet file the rows of some keys; only row groups that may have these keys are
+read.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,11 +35,19 @@ class KeyedRows:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._file.close()
 
     def read(self, window: KeyWindow) -> pa.Table:
-        """Return the rows with keys in a window, in the file's order. The last row group is kept for the window after it."""
+        """Return the rows with keys in a window, in the file's order.
+
+        The last row group is kept for the window after it.
+        """
         after, until = window
         within = {
             group: (least, most)
@@ -45,10 +55,15 @@ class KeyedRows:
             if (after is None or most > after) and (until is None or least <= until)
         }
         with reading_parquet(self._path):
-            rows = pa.concat_tables([self._kept.pop(group, None) or self._read(group) for group in within] or [self._read()])
+            rows = pa.concat_tables(
+                [self._kept.pop(group, None) or self._read(group) for group in within]
+                or [self._read()]
+            )
         if within:
             last = max(within)
-            self._kept = {last: rows.slice(len(rows) - self._file.metadata.row_group(last).num_rows)}
+            self._kept = {
+                last: rows.slice(len(rows) - self._file.metadata.row_group(last).num_rows)
+            }
         if after is not None and any(least <= after for least, _ in within.values()):
             rows = _only(rows, pc.greater(rows["key"], after))
         if until is not None and any(most > until for _, most in within.values()):
@@ -60,7 +75,9 @@ class KeyedRows:
 
 
 def _only(rows: pa.Table, wanted: pa.ChunkedArray) -> pa.Table:
-    """Return the rows that are wanted: of sorted ones without a copy, since they are the first or the last."""
+    """Return the rows that are wanted: of sorted ones without a copy, since they are the first or
+    the last.
+    """
     count = pc.sum(wanted).as_py() or 0
     for first in (0, len(rows) - count):
         if pc.all(wanted.slice(first, count), min_count=0).as_py():

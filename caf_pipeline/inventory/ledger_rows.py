@@ -1,4 +1,6 @@
-"""What the ledger tells of a source's objects, as columns of the Parquet files that it is exported to."""
+"""What the ledger tells of a source's objects, as columns of the Parquet files that it is exported
+to.
+"""
 
 from typing import Final
 
@@ -10,11 +12,16 @@ STANDING_SCHEMA: Final = pa.schema(
         pa.field("object_version", pa.string(), nullable=False),
         pa.field("standing", pa.string(), nullable=False),  # "located", "claimed", "skipped"
         pa.field("reason", pa.string()),  # of a skip
-        pa.field("due", pa.bool_(), nullable=False),  # a skip that may be planned again now; False for the others
+        pa.field(
+            "due", pa.bool_(), nullable=False
+        ),  # a skip that may be planned again now; False for the others
         pa.field("last_modified", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""What the ledger knows of a source's objects. For an unsupported key, `key` holds its percent-encoded form."""
+"""What the ledger knows of a source's objects.
+
+For an unsupported key, `key` holds its percent-encoded form.
+"""
 
 LOCATED_SCHEMA: Final = pa.schema(
     [
@@ -34,15 +41,19 @@ LOCATED_SCHEMA: Final = pa.schema(
         pa.field("header_set", pa.binary()),  # null: not known
     ]
 )
-"""The locations of a source's objects, as the ledger has them. A whole object has `part` and `part_count` 0; parts count
-from 1."""
+"""The locations of a source's objects, as the ledger has them.
+
+A whole object has `part` and `part_count` 0; parts count from 1.
+"""
 
 EXCEPTION_SCHEMA: Final = pa.schema(
     [
         pa.field("key", pa.binary(), nullable=False),
         pa.field("stated_at", pa.timestamp("us", tz="UTC"), nullable=False),
         pa.field("object_version", pa.string()),  # null: the key was gone
-        pa.field("last_modified", pa.timestamp("us", tz="UTC")),  # the headers of this LastModified are those archived
+        pa.field(
+            "last_modified", pa.timestamp("us", tz="UTC")
+        ),  # the headers of this LastModified are those archived
     ]
 )
 """What the bucket had as current, where the locations' LastModified tell otherwise (`current`)."""

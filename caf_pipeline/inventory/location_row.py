@@ -6,9 +6,12 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class LocationRow:
-    """The place of an object or of a part, as look-ups and manifests have it. `[start_byte, end_byte)` in CAF coordinates.
+    """The place of an object or of a part, as look-ups and manifests have it.
 
-    Of an object in parts, these are its own bytes, from 0, and the SHA-256 is empty: each part has its own (`Location.parts`).
+    `[start_byte, end_byte)` in CAF coordinates.
+
+    Of an object in parts, these are its own bytes, from 0, and the SHA-256 is empty: each part has
+    its own (`Location.parts`).
     """
 
     key: str

@@ -1,4 +1,6 @@
-"""What names an object: the record that a listing gives, its identity, which keys can be archived, and why one was not."""
+"""What names an object: the record that a listing gives, its identity, which keys can be archived,
+and why one was not.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,21 +14,34 @@ MAX_KEY_BYTES: Final = 1024
 """S3's own limit on a key, in bytes of UTF-8 (S3 User Guide, "Object key naming guidelines")."""
 
 MAX_SIZE_BYTES: Final = 1 << 53
-"""A size beyond is damage: an object in S3 has at most 50 TB, and programs that read sizes as doubles round what is larger."""
+"""A size beyond is damage: an object in S3 has at most 50 TB, and programs that read sizes as
+doubles round what is larger.
+"""
 
 
 MAX_IDENTITY_BYTES: Final = 1024
-"""Of an ETag or a version id: S3's own limit on the latter. A longer one is damage, and no server takes it as a header."""
+"""Of an ETag or a version id: S3's own limit on the latter.
+
+A longer one is damage, and no server takes it as a header.
+"""
 
 CONTROLS: Final = r"[\x00-\x1f\x7f]"
-"""What an ETag or a version id never has, as an expression: no request could have it, and no database a NUL."""
+"""What an ETag or a version id never has, as an expression: no request could have it, and no
+database a NUL.
+"""
 
 VERSION_MARK: Final = "~caf-v-"
-"""Stands between key and version in the name of an older version. Two names can be equal only if they have this mark."""
+"""Stands between key and version in the name of an older version.
+
+Two names can be equal only if they have this mark.
+"""
 
 
 class SkipReason(StrEnum):
-    """Why an object that the plan or the inventory named was not archived. The values are what the ledger stores."""
+    """Why an object that the plan or the inventory named was not archived.
+
+    The values are what the ledger stores.
+    """
 
     CHANGED = "changed"
     DELETED = "deleted"
@@ -41,8 +56,8 @@ class SkipReason(StrEnum):
 
 
 RETRY_AFTER: Final[dict[SkipReason, timedelta | None]] = {
-    # An identity that is still listed after it was seen changed or gone is a listing that lags: soon, but not at once,
-    # or every tick of the sensor would plan it again.
+    # An identity that is still listed after it was seen changed or gone is a listing that lags:
+    # soon, but not at once, or every tick of the sensor would plan it again.
     SkipReason.CHANGED: timedelta(hours=1),
     SkipReason.DELETED: timedelta(hours=1),
     # These wait for somebody to restore, permit or repair something.
@@ -50,7 +65,8 @@ RETRY_AFTER: Final[dict[SkipReason, timedelta | None]] = {
     SkipReason.ACCESS_DENIED: timedelta(days=1),
     SkipReason.NEEDS_KEY: timedelta(days=1),
     SkipReason.UNREADABLE: timedelta(days=1),
-    # The same bytes were written again, and no provider returned the archived headers: an outage, most likely.
+    # The same bytes were written again, and no provider returned the archived headers: an outage,
+    # most likely.
     SkipReason.NOT_COMPARED: timedelta(minutes=10),
     # Nothing that time could mend.
     SkipReason.UNSUPPORTED_KEY: None,
@@ -58,7 +74,9 @@ RETRY_AFTER: Final[dict[SkipReason, timedelta | None]] = {
     # Any plan may take it; until when it waits at most stands in its row.
     SkipReason.WAITING: timedelta(0),
 }
-"""How long after a first skip the object may be planned again (None: not by itself); doubles each time, up to 30 days."""
+"""How long after a first skip the object may be planned again (None: not by itself); doubles each
+time, up to 30 days.
+"""
 
 
 MAX_RETRY_AFTER: Final = timedelta(days=30)
@@ -69,25 +87,27 @@ CHECKSUMS: Final[Mapping[str, str]] = {
     for algorithm in ("SHA256", "SHA1", "CRC32", "CRC32C", "CRC64NVME")
     for kind in ("", "/FULL_OBJECT")
 }
-"""What inventories say of an object whose checksum may be compared, and S3's name of the algorithm: in lower case the end of
-its headers' names. Where no type is named, as in reports, it may be of the parts' checksums; S3 tells when it is asked."""
+"""What inventories say of an object whose checksum may be compared, and S3's name of the algorithm:
+in lower case the end of its headers' names. Where no type is named, as in reports, it may be of the
+parts' checksums; S3 tells when it is asked.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Object:
     """One object as a listing shows it.
 
-    Attributes:
-        key: the exact bytes of the key, at most 1,024, whatever they are.
-        version_id: None where the bucket keeps no versions, and for S3's "null" version, which can be overwritten.
-        etag: without its quotes; an identity, never a hash.
-        last_modified: aware, in UTC.
-        checksum: "<algorithm>/<type>" as listed, e.g. "CRC64NVME/FULL_OBJECT", or "<algorithm>" where the listing names no
+    Attributes: key: the exact bytes of the key, at most 1,024, whatever they are. version_id: None
+        where the bucket keeps no versions, and for S3's "null" version, which can be overwritten.
+        etag: without its quotes; an identity, never a hash. last_modified: aware, in UTC. checksum:
+        "<algorithm>/<type>" as listed, e.g. "CRC64NVME/FULL_OBJECT", or "<algorithm>" where the
+        listing names no
             type; "" where it names no checksum.
-        rewritten_at: when it was written, if the same ETag and size are located with another time: part of the identity. None
-            otherwise.
+        rewritten_at: when it was written, if the same ETag and size are located with another time:
+            part of the identity. None otherwise.
         is_latest: whether it is what the key has now; an older version otherwise.
-        is_delete_marker: it is not an object, and says that the key was deleted then: no ETag, no bytes.
+        is_delete_marker: it is not an object, and says that the key was deleted then: no ETag, no
+        bytes.
     """
 
     key: bytes
@@ -122,12 +142,21 @@ class VersionCounts:
     deleted_keys: int = 0
 
     def __add__(self, other: "VersionCounts") -> "VersionCounts":
-        return VersionCounts(self.older + other.older, self.markers + other.markers, self.deleted_keys + other.deleted_keys)
+        return VersionCounts(
+            self.older + other.older,
+            self.markers + other.markers,
+            self.deleted_keys + other.deleted_keys,
+        )
 
     def sentence(self, *, all_versions: bool) -> str:
-        """Say what there is beside current objects, "" without any; `all_versions`: older versions are objects, too."""
+        """Say what there is beside current objects, "" without any; `all_versions`: older versions
+        are objects, too.
+        """
         said = [
-            f"{counted(self.older, 'older version')} {'among the objects' if all_versions else 'left out'}" if self.older else "",
+            f"{counted(self.older, 'older version')} "
+            f"{'among the objects' if all_versions else 'left out'}"
+            if self.older
+            else "",
             counted(self.markers, "delete marker") if self.markers else "",
             f"{counted(self.deleted_keys, 'key')} deleted" if self.deleted_keys else "",
         ]
@@ -141,16 +170,28 @@ class VersionCounts:
         return cls(len(rest) - len(markers), len(markers), sum(obj.is_latest for obj in markers))
 
 
-def versions_as_json(beside: VersionCounts | None, *, all_versions: bool) -> dict[str, str | int | None]:
-    """Return which versions are objects of an inventory, and what else there was, as a program reads it; None: not counted."""
-    counts = (None, None, None) if beside is None else (beside.older, beside.markers, beside.deleted_keys)
+def versions_as_json(
+    beside: VersionCounts | None, *, all_versions: bool
+) -> dict[str, str | int | None]:
+    """Return which versions are objects of an inventory, and what else there was, as a program
+    reads it; None: not counted.
+    """
+    counts = (
+        (None, None, None)
+        if beside is None
+        else (beside.older, beside.markers, beside.deleted_keys)
+    )
     names = ("older_versions", "delete_markers", "deleted_keys")
-    return {"versions": "all" if all_versions else "current", **dict(zip(names, counts, strict=True))}
+    return {
+        "versions": "all" if all_versions else "current",
+        **dict(zip(names, counts, strict=True)),
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class PartRange:
-    """A part of an object that is split over chunks: its `number` of `count`, from 1, and its bytes of the object.
+    """A part of an object that is split over chunks: its `number` of `count`, from 1, and its bytes
+    of the object.
 
     `end_byte` is exclusive, and greater than `start_byte`.
     """
@@ -167,17 +208,23 @@ class PartRange:
 
 
 def cut_into_parts(size_bytes: int, most_bytes: int) -> list[PartRange]:
-    """Return the fewest parts of an object of which none is larger than this, in order; their sizes differ by a byte at most."""
+    """Return the fewest parts of an object of which none is larger than this, in order; their sizes
+    differ by a byte at most.
+    """
     count = -(-size_bytes // most_bytes)
     ends = [size_bytes * number // count for number in range(count + 1)]
-    return [PartRange(number, count, *ends[number - 1 : number + 1]) for number in range(1, count + 1)]
+    return [
+        PartRange(number, count, *ends[number - 1 : number + 1]) for number in range(1, count + 1)
+    ]
 
 
-def object_version(version_id: str | None, etag: str, size_bytes: int, rewritten_at: datetime | None = None) -> str:
+def object_version(
+    version_id: str | None, etag: str, size_bytes: int, rewritten_at: datetime | None = None
+) -> str:
     """Return the version id, or `etag:<ETag>:<size>` where the bucket has no versions.
 
-    The identity of an object that was written again with the same ETag and size is `etag:<ETag>:<size>:<LastModified>`, with a
-    time in UTC as `2026-11-21T23:10:05.000000Z`.
+    The identity of an object that was written again with the same ETag and size is
+    `etag:<ETag>:<size>:<LastModified>`, with a time in UTC as `2026-11-21T23:10:05.000000Z`.
     """
     version = version_id if version_id is not None else f"etag:{etag}:{size_bytes}"
     return version if rewritten_at is None else rewritten_version(version, rewritten_at)
@@ -194,9 +241,11 @@ def is_rewritten(version: str, etag: str, size_bytes: int) -> bool:
 
 
 def rewritten_version(version: str, rewritten_at: datetime) -> str:
-    """Return `object_version` of an object that was written again, by that of the bytes that it had before."""
+    """Return `object_version` of an object that was written again, by that of the bytes that it had
+    before.
+    """
     # Python's strftime gives a year before 1000 fewer digits than DuckDB's.
-    return f"{version}:{rewritten_at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+    return f"{version}:{rewritten_at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"  # noqa: E501
 
 
 TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
@@ -204,7 +253,9 @@ TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
 def is_supported(key: bytes) -> bool:
-    """Tell whether a key can be archived: valid UTF-8, at most 1,024 bytes, no NUL (which Postgres text cannot hold)."""
+    """Tell whether a key can be archived: valid UTF-8, at most 1,024 bytes, no NUL (which Postgres
+    text cannot hold).
+    """
     if not key or len(key) > MAX_KEY_BYTES or b"\0" in key:
         return False
     try:
@@ -215,15 +266,19 @@ def is_supported(key: bytes) -> bool:
 
 
 def can_be_stored(text: str) -> bool:
-    """Tell whether the database can hold a key or a name; a lone surrogate stands for a byte that is not UTF-8."""
+    """Tell whether the database can hold a key or a name; a lone surrogate stands for a byte that
+    is not UTF-8.
+    """
     return is_supported(text.encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentException:
-    """At `stated_at` the bucket had this identity of the key as its current one; None: the key was gone.
+    """At `stated_at` the bucket had this identity of the key as its current one; None: the key was
+    gone.
 
-    `last_modified`: the object written at this time has the archived bytes and headers. None if they were not compared.
+    `last_modified`: the object written at this time has the archived bytes and headers. None if
+    they were not compared.
     """
 
     key: str

@@ -1,7 +1,8 @@
 """A plan: what it is cut by, and what its files say of its chunks.
 
-    objects.parquet     the objects, sorted by chunk, then key; row groups of bounded size. Those that wait come after, under the
-                        number that follows the last chunk's. One that is split is in the chunk of its first part
+    objects.parquet     the objects, sorted by chunk, then key; row groups of bounded size. Those
+                        that wait come after, under the number that follows the last chunk's. One
+                        that is split is in the chunk of its first part
     chunks.parquet      one row a chunk: counts, expected size, names of our two members
     parts.parquet       only where objects are split: the parts, one a chunk, from chunk 1 on
     too_large.parquet   objects that cannot be split either
@@ -32,8 +33,9 @@ from caf_pipeline.inventory.objects import PartRange, S3Object
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, s3_object
 
 MAX_GENERATIONS: Final = 10_000
-"""How often the same objects may have been planned for a plan's full hash to be found from its short name: a run an hour that
-withdraws all that it planned takes a year for it."""
+"""How often the same objects may have been planned for a plan's full hash to be found from its
+short name: a run an hour that withdraws all that it planned takes a year for it.
+"""
 
 ROWS_PER_BATCH: Final = 65_536
 """Rows in memory at once, and of a row group: some 10 MB with keys of 100 bytes."""
@@ -47,9 +49,9 @@ PARTS_FILE: Final = "parts.parquet"
 TOO_LARGE_FILE: Final = "too_large.parquet"
 SUMS_FILE: Final = "SHA256SUMS"
 
-PLAN_SCHEMA: Final = SNAPSHOT_SCHEMA.append(pa.field("chunk_number", pa.int32(), nullable=False)).append(
-    pa.field("member", pa.string(), nullable=False)
-)
+PLAN_SCHEMA: Final = SNAPSHOT_SCHEMA.append(
+    pa.field("chunk_number", pa.int32(), nullable=False)
+).append(pa.field("member", pa.string(), nullable=False))
 PLANNED_PARTS_SCHEMA: Final = pa.schema(
     [
         *PLAN_SCHEMA,
@@ -80,14 +82,15 @@ PLAN_METADATA_KEY: Final = b"caf-pipeline"
 
 @dataclass(frozen=True, slots=True)
 class PlanTerms:
-    """What, beside the objects, a plan's bytes depend on. `inventory_time` and `snapshot` are told, not hashed.
+    """What, beside the objects, a plan's bytes depend on.
 
-    Attributes:
-        target_size_bytes: of a chunk of several objects without its manifest.
-        limits: of every chunk, the hard ones of the format and of Jackal.
-        limit_size_bytes: of a chunk of several objects with its manifest; 0: as `limits` say.
-        max_chunks: of the plan, 0 for MAX_CHUNKS; what is beyond is left over.
-        min_chunk_size_bytes: a last chunk that is smaller without its manifest waits, unless it has an object last modified
+    `inventory_time` and `snapshot` are told, not hashed.
+
+    Attributes: target_size_bytes: of a chunk of several objects without its manifest. limits: of
+        every chunk, the hard ones of the format and of Jackal. limit_size_bytes: of a chunk of
+        several objects with its manifest; 0: as `limits` say. max_chunks: of the plan, 0 for
+        MAX_CHUNKS; what is beyond is left over. min_chunk_size_bytes: a last chunk that is smaller
+        without its manifest waits, unless it has an object last modified
             up to `waits_since`.
     """
 
@@ -112,7 +115,8 @@ class PlanTerms:
 class ChunkPlan:
     """One chunk of a plan, as `chunks.parquet` has it.
 
-    `expected_size_bytes` is the whole file, the manifest counted by its upper bound for headers of usual length.
+    `expected_size_bytes` is the whole file, the manifest counted by its upper bound for headers of
+    usual length.
     """
 
     chunk_number: int
@@ -125,7 +129,9 @@ class ChunkPlan:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTail:
-    """What of a plan waits for the next one: `chunk` as it would be now, and since when its oldest object is there."""
+    """What of a plan waits for the next one: `chunk` as it would be now, and since when its oldest
+    object is there.
+    """
 
     chunk: ChunkPlan
     oldest: datetime
@@ -135,8 +141,8 @@ class WaitingTail:
 class Plan:
     """A plan as it was written to `folder`.
 
-    `leftover_count` objects are beyond its last chunk and in no list of it. `waiting` is in no chunk: `read_waiting` has it.
-    `split_count` objects are in `part_count` parts.
+    `leftover_count` objects are beyond its last chunk and in no list of it. `waiting` is in no
+    chunk: `read_waiting` has it. `split_count` objects are in `part_count` parts.
     """
 
     folder: Path
@@ -149,7 +155,8 @@ class Plan:
     part_count: int = 0
 
     def sha256(self, generation: int = 0) -> bytes:
-        """Return the plan's full hash: over what it plans and, where the same was planned before, how often.
+        """Return the plan's full hash: over what it plans and, where the same was planned before,
+        how often.
 
         The same objects are planned again after their chunk was withdrawn or they were skipped.
         """
@@ -172,7 +179,9 @@ def _full_hash(content_sha256: bytes, generation: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PlannedObject:
-    """One object of a chunk and the name that it has in it; where the object is split, which part of it the chunk has."""
+    """One object of a chunk and the name that it has in it; where the object is split, which part
+    of it the chunk has.
+    """
 
     object: S3Object
     member: str
@@ -192,8 +201,8 @@ class PlannedObject:
 def read_terms(folder: Path) -> dict[str, str]:
     """Return what a plan's files say of it.
 
-    That is format (of its chunks), source, archive, snapshot, inventory_time (ISO 8601), target_size and limit_size (bytes) and
-    content_sha256 (hex).
+    That is format (of its chunks), source, archive, snapshot, inventory_time (ISO 8601),
+    target_size and limit_size (bytes) and content_sha256 (hex).
 
     Raises:
         CafError: there is no readable plan in `folder`.
@@ -227,7 +236,8 @@ def read_chunk_plan(folder: Path, number: int) -> ChunkPlan:
 
 
 def read_chunk_objects(folder: Path, number: int) -> Iterator[PlannedObject]:
-    """Yield the objects of one chunk in plan order, a row group at most in memory, as Parquet has it.
+    """Yield the objects of one chunk in plan order, a row group at most in memory, as Parquet has
+    it.
 
     Raises:
         CafError: there is no readable plan in `folder`.
@@ -245,7 +255,9 @@ def holds_part(folder: Path, number: int) -> bool:
 
 
 def read_parts(folder: Path) -> Iterator[tuple[int, PlannedObject]]:
-    """Yield each part that a plan has, with its chunk's number, in order; as `read_chunk_objects`."""
+    """Yield each part that a plan has, with its chunk's number, in order; as
+    `read_chunk_objects`.
+    """
     if (folder / PARTS_FILE).exists():
         with _opened(folder / PARTS_FILE) as file:
             for batch in file.iter_batches(batch_size=OBJECTS_PER_BATCH):
@@ -254,7 +266,9 @@ def read_parts(folder: Path) -> Iterator[tuple[int, PlannedObject]]:
 
 
 def split_counts(folder: Path) -> tuple[int, int]:
-    """Return how many objects of a plan are split, and into how many parts; as `read_chunk_objects`."""
+    """Return how many objects of a plan are split, and into how many parts; as
+    `read_chunk_objects`.
+    """
     if not (folder / PARTS_FILE).exists():
         return 0, 0
     with _opened(folder / PARTS_FILE) as file:
@@ -263,22 +277,30 @@ def split_counts(folder: Path) -> tuple[int, int]:
 
 
 def _read_part(folder: Path, number: int, columns: Sequence[str]) -> pa.RecordBatch | None:
-    """Return a chunk's part as a row with these columns of PLANNED_PARTS_SCHEMA; None where the chunk is one of whole objects."""
+    """Return a chunk's part as a row with these columns of PLANNED_PARTS_SCHEMA; None where the
+    chunk is one of whole objects.
+    """
     if not (folder / PARTS_FILE).exists():
         return None
     with _opened(folder / PARTS_FILE) as file:
         if not 1 <= number <= file.metadata.num_rows:
             return None
         groups = [group for group, _ in _groups_of(file, number)]
-        for batch in file.iter_batches(row_groups=groups, columns=list(dict.fromkeys([*columns, "chunk_number"]))):
+        for batch in file.iter_batches(
+            row_groups=groups, columns=list(dict.fromkeys([*columns, "chunk_number"]))
+        ):
             found = batch.filter(pc.equal(batch["chunk_number"], number))
             if found.num_rows:
                 return found
     raise CafError(f"the plan in {folder} has no chunk {number}")
 
 
-def read_chunk_batches(folder: Path, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the objects of one chunk in plan order, with these columns of PLAN_SCHEMA; as `read_chunk_objects`."""
+def read_chunk_batches(
+    folder: Path, number: int, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the objects of one chunk in plan order, with these columns of PLAN_SCHEMA; as
+    `read_chunk_objects`.
+    """
     if (part := _read_part(folder, number, columns)) is not None:
         yield part
         return
@@ -286,16 +308,24 @@ def read_chunk_batches(folder: Path, number: int, columns: Sequence[str]) -> Ite
         yield from chunk_batches(file, number, columns)
 
 
-def chunk_batches(file: pq.ParquetFile, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the whole objects of one chunk from a plan's open file of objects, with these columns of PLAN_SCHEMA."""
+def chunk_batches(
+    file: pq.ParquetFile, number: int, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the whole objects of one chunk from a plan's open file of objects, with these columns
+    of PLAN_SCHEMA.
+    """
     groups = [group for group, _ in _groups_of(file, number)]
     named = dict.fromkeys([*columns, "chunk_number"])
-    for batch in file.iter_batches(batch_size=OBJECTS_PER_BATCH, row_groups=groups, columns=list(named)):
+    for batch in file.iter_batches(
+        batch_size=OBJECTS_PER_BATCH, row_groups=groups, columns=list(named)
+    ):
         yield batch.filter(pc.equal(batch["chunk_number"], number))
 
 
 def count_chunk_objects(folder: Path, number: int) -> int:
-    """Return how many objects of one chunk the plan's files hold. Only row groups shared with another chunk are read.
+    """Return how many objects of one chunk the plan's files hold.
+
+    Only row groups shared with another chunk are read.
 
     Raises:
         CafError: there is no readable plan in `folder`.
@@ -307,15 +337,26 @@ def count_chunk_objects(folder: Path, number: int) -> int:
         shared = [group for group, whole in groups if not whole]
         batches = file.iter_batches(row_groups=shared, columns=["chunk_number"])
         counts = [file.metadata.row_group(group).num_rows for group, whole in groups if whole]
-        counts += [pc.sum(pc.equal(batch["chunk_number"], number)).as_py() or 0 for batch in batches]
+        counts += [
+            pc.sum(pc.equal(batch["chunk_number"], number)).as_py() or 0 for batch in batches
+        ]
     return sum(counts)
 
 
-OF_CLAIMS: Final = ["chunk_number", "key", "object_version", "version_id", "etag", "size_bytes", "last_modified"]
+OF_CLAIMS: Final = [
+    "chunk_number",
+    "key",
+    "object_version",
+    "version_id",
+    "etag",
+    "size_bytes",
+    "last_modified",
+]
 
 
 def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
-    """Yield number of the chunk, key and identity (OF_CLAIMS) of every object in a chunk of the plan, in one pass.
+    """Yield number of the chunk, key and identity (OF_CLAIMS) of every object in a chunk of the
+    plan, in one pass.
 
     An object in parts is there once, in the chunk of its first part.
     """
@@ -327,7 +368,9 @@ def read_identities(folder: Path) -> Iterator[pa.RecordBatch]:
 
 
 def require_undamaged(folder: Path) -> None:
-    """Compare a plan's files with their checksums, which DuckDB does not do; raises as `read_chunk_objects`."""
+    """Compare a plan's files with their checksums, which DuckDB does not do; raises as
+    `read_chunk_objects`.
+    """
     if (folder / PARTS_FILE).exists():
         with _opened(folder / PARTS_FILE):
             pass
@@ -339,17 +382,25 @@ def require_undamaged(folder: Path) -> None:
 def read_waiting(plan: Plan) -> Iterator[S3Object]:
     """Yield the objects that wait for the next plan, in key order; as `read_chunk_objects`."""
     if plan.waiting:
-        yield from (planned.object for planned in read_chunk_objects(plan.folder, plan.waiting.chunk.chunk_number))
+        yield from (
+            planned.object
+            for planned in read_chunk_objects(plan.folder, plan.waiting.chunk.chunk_number)
+        )
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[pq.ParquetFile]:
-    """Open one of a plan's files; damage found while it is read raises the plan's error, as does another format."""
+    """Open one of a plan's files; damage found while it is read raises the plan's error, as does
+    another format.
+    """
     try:
         _require_sum(path)
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             if (found := _terms_of(file).get("format")) != CHUNK_FORMAT:
-                raise ValueError(f"it is of the format {found!r:.60}, and this version reads only '{CHUNK_FORMAT}'")
+                raise ValueError(
+                    f"it is of the format {found!r:.60}, and this version reads only "
+                    f"'{CHUNK_FORMAT}'"
+                )
             yield file
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise unreadable(f"the plan's file {path}", error) from error
@@ -377,7 +428,9 @@ def _require_sum(path: Path) -> None:
 
 @lru_cache(64)
 def _sha256_of(path: Path, inode: int, modified_ns: int, size_bytes: int) -> str:
-    """Return the SHA-256 of a file that has not changed since: packing a chunk opens each of a plan's files several times."""
+    """Return the SHA-256 of a file that has not changed since: packing a chunk opens each of a
+    plan's files several times.
+    """
     return _sha256(path)
 
 
@@ -390,12 +443,15 @@ def unreadable(what: str, error: BaseException) -> CafError:
     """Return the error of a plan's files that are gone or damaged; `what` names them."""
     return CafError(
         f"{what} cannot be read: {first_line(error)}",
-        hint="restore the folder of plans, or withdraw the plan's chunks so that their objects are planned again",
+        hint="restore the folder of plans, or withdraw the plan's chunks so that their objects are "
+        "planned again",
     )
 
 
 def _groups_of(file: pq.ParquetFile, number: int) -> Iterator[tuple[int, bool]]:
-    """Yield the row groups that may hold objects of a chunk, and whether they are known to hold nothing else."""
+    """Yield the row groups that may hold objects of a chunk, and whether they are known to hold
+    nothing else.
+    """
     column = file.schema_arrow.get_field_index("chunk_number")
     for group in range(file.metadata.num_row_groups):
         statistics = file.metadata.row_group(group).column(column).statistics

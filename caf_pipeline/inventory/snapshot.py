@@ -1,8 +1,8 @@
 """Snapshots: what a source held at one time, as a Parquet file that is sorted by key.
 
-Listings and inventory reports are written as one, whatever order they come in, and it is read back here. Memory is bounded by a
-budget and not by the number of objects.
-Source: "Which objects are to be archived" in docs/design.md.
+Listings and inventory reports are written as one, whatever order they come in, and it is read back
+here. Memory is bounded by a budget and not by the number of objects. Source: "Which objects are to
+be archived" in docs/design.md.
 """
 
 import contextlib
@@ -24,7 +24,14 @@ import pyarrow.parquet as pq
 
 from caf_pipeline.errors import IntegrityError, first_line
 from caf_pipeline.inventory.key_windows import EVERY_KEY, KeyWindow, bounded
-from caf_pipeline.inventory.objects import MAX_KEY_BYTES, S3Object, VersionCounts, is_supported, object_version, versions_as_json
+from caf_pipeline.inventory.objects import (
+    MAX_KEY_BYTES,
+    S3Object,
+    VersionCounts,
+    is_supported,
+    object_version,
+    versions_as_json,
+)
 from caf_pipeline.system.parquet import (
     ROWS_PER_GROUP,
     Query,
@@ -37,8 +44,12 @@ from caf_pipeline.system.parquet import (
 
 
 def object_versions(batch: pa.RecordBatch) -> pa.Array:
-    """Return `object_version` of each row of a batch with the columns `version_id`, `etag` and `size_bytes`."""
-    by_etag = pc.binary_join_element_wise("etag", batch["etag"], batch["size_bytes"].cast(pa.string()), ":")
+    """Return `object_version` of each row of a batch with the columns `version_id`, `etag` and
+    `size_bytes`.
+    """
+    by_etag = pc.binary_join_element_wise(
+        "etag", batch["etag"], batch["size_bytes"].cast(pa.string()), ":"
+    )
     return pc.coalesce(batch["version_id"], by_etag)
 
 
@@ -61,38 +72,47 @@ SNAPSHOT_SCHEMA: Final = pa.schema(
 _SNAPSHOT_KEY: Final = "caf.snapshot"
 
 SORT_BUDGET: Final = QueryBudget(memory_bytes=1 << 30)
-"""Of a snapshot that is sorted: with more memory it is read less often, once for each window of keys."""
+"""Of a snapshot that is sorted: with more memory it is read less often, once for each window of
+keys.
+"""
 
 SORTED_BY_MEMORY: Final = 2
-"""Bytes of rows for one of memory. DuckDB 2.0 sorted 4 times its memory of 256 MiB, and not 20 times; less of less memory."""
+"""Bytes of rows for one of memory.
+
+DuckDB 2.0 sorted 4 times its memory of 256 MiB, and not 20 times; less of less memory.
+"""
 
 MOST_HELD: Final = ROWS_PER_GROUP
-"""Versions of one key that are put in order in memory; a listing with a key of more is sorted on disk."""
+"""Versions of one key that are put in order in memory; a listing with a key of more is sorted on
+disk.
+"""
 
 _ORDER: Final = ("key", "last_modified", "object_version")
 
-ROW_BYTES: Final = 200  # of a row but its key, as DuckDB has it: two identities of 32 to 48 characters, and the rest
-SAMPLED_FOR_A_WINDOW: Final = 1000  # keys by which windows are cut: they differ in size by some per cent
+# of a row but its key, as DuckDB has it: two identities of 32 to 48 characters, and the rest
+ROW_BYTES: Final = 200
+SAMPLED_FOR_A_WINDOW: Final = (
+    1000  # keys by which windows are cut: they differ in size by some per cent
+)
 
 REPORT_LAG: Final = timedelta(hours=12)
-"""An inventory report may lack what was written or deleted shortly before its time, and S3 names no limit. Half of the time
-between two daily reports: what one is silent about, the next one tells."""
+"""An inventory report may lack what was written or deleted shortly before its time, and S3 names no
+limit. Half of the time between two daily reports: what one is silent about, the next one tells.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a source held at one time, by a listing or an inventory report, as a Parquet file of SNAPSHOT_SCHEMA.
+    """What a source held at one time, by a listing or an inventory report, as a Parquet file of
+    SNAPSHOT_SCHEMA.
 
-    Attributes:
-        listed_at: when the listing began, by this machine's clock; aware. The report's own time where it is of one.
-        taken_at: the same by S3's clock.
-        after: the listing holds keys greater than this; b"" for all.
-        until: the listing holds keys up to and including this; None for all.
-        object_count: delete markers are not objects.
-        unsupported_count: of the objects, those whose key cannot be archived.
-        all_versions: whether it has every version and delete marker; where not, the current versions only.
-        beside: what keys had beside their current versions, in the file or left out of it.
-        run: who took it, as the ledger names holders.
+    Attributes: listed_at: when the listing began, by this machine's clock; aware. The report's own
+        time where it is of one. taken_at: the same by S3's clock. after: the listing holds keys
+        greater than this; b"" for all. until: the listing holds keys up to and including this; None
+        for all. object_count: delete markers are not objects. unsupported_count: of the objects,
+        those whose key cannot be archived. all_versions: whether it has every version and delete
+        marker; where not, the current versions only. beside: what keys had beside their current
+        versions, in the file or left out of it. run: who took it, as the ledger names holders.
         report: the address of the inventory report that it is of; "" where it is of a listing.
         address: which bucket and prefix it is of.
     """
@@ -118,12 +138,16 @@ class Snapshot:
         return self.object_count + (self.beside.markers if self.all_versions else 0)
 
     def versions_as_json(self) -> dict[str, str | int | None]:
-        """Return which versions its objects are, and what keys had beside the current ones, as a program reads it."""
+        """Return which versions its objects are, and what keys had beside the current ones, as a
+        program reads it.
+        """
         return versions_as_json(self.beside, all_versions=self.all_versions)
 
     @property
     def silent_from(self) -> datetime | None:
-        """Of a key that was written at this time or later it tells nothing by not having it; None where it tells of all."""
+        """Of a key that was written at this time or later it tells nothing by not having it; None
+        where it tells of all.
+        """
         return self.taken_at - REPORT_LAG if self.report else None
 
     @property
@@ -143,10 +167,12 @@ class Snapshot:
 
 
 class SnapshotWriter:
-    """Takes the pages of a listing, or the files of a report, and makes a snapshot, which has its name only when it is finished.
+    """Takes the pages of a listing, or the files of a report, and makes a snapshot, which has its
+    name only when it is finished.
 
-    As a context manager it removes what it wrote unless `finish` was reached. Memory holds a row group; files, and a listing
-    whose keys do not ascend, are sorted on disk at the end, within the budget. The versions of a key may come in any order.
+    As a context manager it removes what it wrote unless `finish` was reached. Memory holds a row
+    group; files, and a listing whose keys do not ascend, are sorted on disk at the end, within the
+    budget. The versions of a key may come in any order.
     """
 
     def __init__(
@@ -167,12 +193,26 @@ class SnapshotWriter:
         taken_at = taken_at or listed_at
         self._path = path
         self._begun = Snapshot(
-            path, source, listed_at, after, until, 0, 0, 0, taken_at, run, report, all_versions, address=address
+            path,
+            source,
+            listed_at,
+            after,
+            until,
+            0,
+            0,
+            0,
+            taken_at,
+            run,
+            report,
+            all_versions,
+            address=address,
         )
         self._budget = budget
         self._last = b""
         self._ascending = True
-        self._held: pa.RecordBatch | None = None  # the rows of the last key, which may have further versions
+        self._held: pa.RecordBatch | None = (
+            None  # the rows of the last key, which may have further versions
+        )
         self._object_count = self._object_bytes = self._unsupported_count = 0
         self._beside = VersionCounts()
         self._left_out = VersionCounts()
@@ -183,7 +223,12 @@ class SnapshotWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._file.abort()
 
     def add(self, page: Sequence[S3Object]) -> None:
@@ -197,17 +242,25 @@ class SnapshotWriter:
     def add_batch(self, batch: pa.RecordBatch) -> None:
         """Take rows of SNAPSHOT_SCHEMA, as `add` takes objects."""
         keys = batch["key"].to_pylist()
-        self._ascending = self._ascending and all(one <= two for one, two in pairwise([self._last, *keys]))
+        self._ascending = self._ascending and all(
+            one <= two for one, two in pairwise([self._last, *keys])
+        )
         self._last = keys[-1] if keys else self._last
         rows = batch if self._held is None else pa.concat_batches([self._held, batch])
-        begin = pc.index(rows["key"], rows["key"][-1]).as_py() if self._ascending and rows.num_rows else rows.num_rows
+        begin = (
+            pc.index(rows["key"], rows["key"][-1]).as_py()
+            if self._ascending and rows.num_rows
+            else rows.num_rows
+        )
         self._ascending = self._ascending and rows.num_rows - begin <= MOST_HELD
         self._held = rows.slice(begin) if self._ascending else None
         with translate_errors(self._path):
             self._write_ordered(rows.slice(0, begin) if self._ascending else rows)
 
     def add_files(self, files: Sequence[Path]) -> None:
-        """Take Parquet files of SNAPSHOT_SCHEMA instead of pages, in any order; `finish` reads them."""
+        """Take Parquet files of SNAPSHOT_SCHEMA instead of pages, in any order; `finish` reads
+        them.
+        """
         self._files = files
 
     def leave_out(self, counts: VersionCounts) -> None:
@@ -243,7 +296,9 @@ class SnapshotWriter:
         if _repeats_keys(rows):
             rows = _without_repeated(rows.sort_by([(name, "ascending") for name in _ORDER]))
         keys = pa.chunked_array([rows["key"].filter(pc.invert(rows["is_delete_marker"]))])
-        self._write(rows, unsupported=pc.sum(pc.invert(supported_keys(keys))).as_py() if len(keys) else 0)
+        self._write(
+            rows, unsupported=pc.sum(pc.invert(supported_keys(keys))).as_py() if len(keys) else 0
+        )
 
     def _write(self, rows: pa.RecordBatch, *, unsupported: int) -> None:
         beside = versions_beside(rows["is_latest"], rows["is_delete_marker"])
@@ -272,11 +327,15 @@ class SnapshotWriter:
             self._beside = VersionCounts()
             for batch in _each_once(sorted_by_key(query, self._budget)):
                 unsupported = pc.and_not(pc.invert(batch["supported"]), batch["is_delete_marker"])
-                self._write(batch.drop_columns("supported").cast(SNAPSHOT_SCHEMA), unsupported=pc.sum(unsupported).as_py() or 0)
+                self._write(
+                    batch.drop_columns("supported").cast(SNAPSHOT_SCHEMA),
+                    unsupported=pc.sum(unsupported).as_py() or 0,
+                )
 
 
 def sorted_by_key(query: Query, budget: QueryBudget) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `listed` by key, last_modified, object_version, and whether the key is `supported`.
+    """Yield the rows of `listed` by key, last_modified, object_version, and whether the key is
+    `supported`.
 
     They are sorted in windows of keys: DuckDB's sort fails on what is many times its memory.
     """
@@ -288,20 +347,31 @@ def sorted_by_key(query: Query, budget: QueryBudget) -> Iterator[pa.RecordBatch]
 
 
 def _windows_of_size(query: Query, size_bytes: int) -> Iterator[KeyWindow]:
-    """Yield windows that cover all keys of `listed`, each with about so many bytes of rows, or fewer."""
-    rows, key_bytes = query.rows("SELECT count(*), coalesce(sum(octet_length(key)), 0) FROM listed")[0]
+    """Yield windows that cover all keys of `listed`, each with about so many bytes of rows, or
+    fewer.
+    """
+    rows, key_bytes = query.rows(
+        "SELECT count(*), coalesce(sum(octet_length(key)), 0) FROM listed"
+    )[0]
     count = math.ceil((int(key_bytes) + rows * ROW_BYTES) / size_bytes)
     ends: set[bytes] = set()
     if count > 1:
-        sampled = f"SELECT key FROM listed USING SAMPLE reservoir({SAMPLED_FOR_A_WINDOW * count} ROWS) REPEATABLE (1)"
+        sampled = (
+            f"SELECT key FROM listed USING SAMPLE reservoir({SAMPLED_FOR_A_WINDOW * count} "
+            "ROWS) REPEATABLE (1)"
+        )
         sample = sorted(bytes(key) for (key,) in query.rows(sampled))
         ends = {sample[len(sample) * number // count] for number in range(1, count)}
     yield from pairwise([None, *sorted(ends), None])
 
 
 def _each_once(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield sorted rows, of each (key, object version) only the last: the same bytes, so one time is as good as another."""
-    kept: pa.RecordBatch | None = None  # the rows of the last key, which the next batch may go on with
+    """Yield sorted rows, of each (key, object version) only the last: the same bytes, so one time
+    is as good as another.
+    """
+    kept: pa.RecordBatch | None = (
+        None  # the rows of the last key, which the next batch may go on with
+    )
     for batch in batches:
         rows = _without_repeated(batch if kept is None else pa.concat_batches([kept, batch]))
         begin = pc.index(rows["key"], rows["key"][-1]).as_py()
@@ -314,7 +384,9 @@ def _each_once(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _without_repeated(rows: pa.RecordBatch) -> pa.RecordBatch:
     if not _repeats_keys(rows):
         return rows
-    numbered = pa.table({"key": rows["key"], "version": rows["object_version"], "row": np.arange(rows.num_rows)})
+    numbered = pa.table(
+        {"key": rows["key"], "version": rows["object_version"], "row": np.arange(rows.num_rows)}
+    )
     last = numbered.group_by(["key", "version"]).aggregate([("row", "max")])["row_max"]
     return rows if len(last) == rows.num_rows else rows.take(last.combine_chunks().sort())
 
@@ -327,11 +399,15 @@ def _repeats_keys(rows: pa.RecordBatch) -> bool:
 def versions_beside(latest: pa.Array, markers: pa.Array) -> VersionCounts:
     """Return what there is beside current objects, by the flags of its rows."""
     older = pc.and_not(pc.invert(latest), markers)
-    return VersionCounts(*(int(pc.sum(flags).as_py() or 0) for flags in (older, markers, pc.and_(latest, markers))))
+    return VersionCounts(
+        *(int(pc.sum(flags).as_py() or 0) for flags in (older, markers, pc.and_(latest, markers)))
+    )
 
 
 def supported_keys(keys: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Tell which keys can be archived, as `is_supported` does: of keys that all are, without looking at each."""
+    """Tell which keys can be archived, as `is_supported` does: of keys that all are, without
+    looking at each.
+    """
     lengths = pc.min_max(pc.binary_length(keys)).as_py()
     if lengths["min"] > 0 and lengths["max"] <= MAX_KEY_BYTES:
         with contextlib.suppress(pa.ArrowInvalid):  # not UTF-8: each is looked at
@@ -341,7 +417,9 @@ def supported_keys(keys: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def inventory_query(path: Path, budget: QueryBudget) -> Query:
-    """Return a query that knows `is_supported`, which tests hold to that of `objects`, and `percent_encode`."""
+    """Return a query that knows `is_supported`, which tests hold to that of `objects`, and
+    `percent_encode`.
+    """
     return Query(
         path,
         budget,
@@ -354,7 +432,9 @@ def inventory_query(path: Path, budget: QueryBudget) -> Query:
 
 
 def show_objects(query: Query, within: str) -> None:
-    """Let `snapshot` stand for the objects of `whole_snapshot` that meet a condition, `marker` for the delete markers."""
+    """Let `snapshot` stand for the objects of `whole_snapshot` that meet a condition, `marker` for
+    the delete markers.
+    """
     query.view("snapshot", f"SELECT * FROM whole_snapshot WHERE NOT is_delete_marker AND {within}")
     query.view("marker", f"SELECT * FROM whole_snapshot WHERE is_delete_marker AND {within}")
 
@@ -362,7 +442,9 @@ def show_objects(query: Query, within: str) -> None:
 def snapshot_batch(page: Sequence[S3Object]) -> pa.RecordBatch:
     """Return objects as rows of SNAPSHOT_SCHEMA."""
     columns = [[getattr(obj, name) for obj in page] for name in SNAPSHOT_SCHEMA.names]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SNAPSHOT_SCHEMA, strict=True)]
+    arrays = [
+        pa.array(column, field.type) for column, field in zip(columns, SNAPSHOT_SCHEMA, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=SNAPSHOT_SCHEMA)
 
 
@@ -402,16 +484,22 @@ def read_snapshot(path: Path) -> Snapshot:
     try:
         snapshot = _parsed(path, json.loads(stated(metadata, _SNAPSHOT_KEY)))
     except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(f"{path} is not a snapshot: its description is missing or damaged", hint=TAKE_AGAIN) from error
+        raise IntegrityError(
+            f"{path} is not a snapshot: its description is missing or damaged", hint=TAKE_AGAIN
+        ) from error
     if schema.remove_metadata() != SNAPSHOT_SCHEMA:
         raise IntegrityError(f"the columns of {path} are not those of a snapshot", hint=TAKE_AGAIN)
     if metadata.num_rows != snapshot.row_count:
-        raise IntegrityError(f"{path} has {metadata.num_rows} rows and declares {snapshot.row_count}", hint=TAKE_AGAIN)
+        raise IntegrityError(
+            f"{path} has {metadata.num_rows} rows and declares {snapshot.row_count}",
+            hint=TAKE_AGAIN,
+        )
     return snapshot
 
 
 def read_objects(path: Path) -> Iterator[S3Object]:
-    """Yield the objects of a Parquet file of SNAPSHOT_SCHEMA in its order, a part of a row group in memory.
+    """Yield the objects of a Parquet file of SNAPSHOT_SCHEMA in its order, a part of a row group in
+    memory.
 
     Raises:
         IntegrityError: there is no such file, or it cannot be read.
@@ -425,12 +513,17 @@ def s3_object(row: dict[str, Any]) -> S3Object:
     """Return the object of a row of SNAPSHOT_SCHEMA."""
     identity = row.pop("object_version")
     version = object_version(row["version_id"], row["etag"], row["size_bytes"])
-    rewritten_at = datetime.fromisoformat(identity.removeprefix(f"{version}:")) if identity != version else None
+    rewritten_at = (
+        datetime.fromisoformat(identity.removeprefix(f"{version}:"))
+        if identity != version
+        else None
+    )
     return S3Object(**row, rewritten_at=rewritten_at)
 
 
 def require_whole(path: Path) -> None:
-    """Read every page of a snapshot and compare its checksum; DuckDB, which reads it for a plan, does not.
+    """Read every page of a snapshot and compare its checksum; DuckDB, which reads it for a plan,
+    does not.
 
     The checksums say nothing of the pages' headers: of a page that is passed over, the counts tell.
 
@@ -471,13 +564,17 @@ def has_rows(path: Path) -> bool:
 
 @contextlib.contextmanager
 def reading_parquet(path: Path) -> Iterator[None]:
-    """Translate what pyarrow raises while this file, and no other, is read: IntegrityError, which names it."""
+    """Translate what pyarrow raises while this file, and no other, is read: IntegrityError, which
+    names it.
+    """
     try:
         yield
     except FileNotFoundError as error:
         raise IntegrityError(f"there is no file {path}", hint=TAKE_AGAIN) from error
     except (OSError, pa.ArrowException, ValueError) as error:
-        raise IntegrityError(f"{path} cannot be read as Parquet: {first_line(error)}", hint=TAKE_AGAIN) from error
+        raise IntegrityError(
+            f"{path} cannot be read as Parquet: {first_line(error)}", hint=TAKE_AGAIN
+        ) from error
 
 
 def _parsed(path: Path, described: Mapping[str, Any]) -> Snapshot:

@@ -1,7 +1,8 @@
-"""The ledger's rows as Arrow batches: in COPY's binary form on the way in, as Parquet on the way out.
+"""The ledger's rows as Arrow batches: in COPY's binary form on the way in, as Parquet on the way
+out.
 
-What only looks something up loads none of this: pyarrow takes as long to load as all the rest of the ledger.
-Source: COPY in the PostgreSQL 18 manual.
+What only looks something up loads none of this: pyarrow takes as long to load as all the rest of
+the ledger. Source: COPY in the PostgreSQL 18 manual.
 """
 
 import hashlib
@@ -26,14 +27,23 @@ _IDENTITY: Final = ("version_id", "etag", "size_bytes", "rewritten_at")
 
 CLAIM: Final = ("caf_file_id", "file_path", *_IDENTITY, "last_modified")
 
-_UNCHANGED: Final = ("start_byte", "end_byte", "last_modified", "sha256", "crc64nvme", "s3_checksum")
+_UNCHANGED: Final = (
+    "start_byte",
+    "end_byte",
+    "last_modified",
+    "sha256",
+    "crc64nvme",
+    "s3_checksum",
+)
 """The columns of LOCATION_SCHEMA that `file_locations` has unchanged."""
 
 LOCATION: Final = ("file_path", *_IDENTITY, *_UNCHANGED, "header_set")
 """The columns of `file_locations` that `location_batches` gives, in its order."""
 
 HEADER_SET: Final = ("header_set", *HEADERS, "user_metadata")
-"""The columns of `header_sets` that `header_set_batches` gives, in its order; user metadata as text of JSON."""
+"""The columns of `header_sets` that `header_set_batches` gives, in its order; user metadata as text
+of JSON.
+"""
 
 SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 """What COPY's binary form begins with: the signature, no flags, no extension."""
@@ -47,7 +57,9 @@ _NEVER: Final = -(2**63)
 """'-infinity' as COPY's binary form has it. Source: timestamp.h of Postgres."""
 
 _GATHERED_BYTES: Final = 4 << 20
-"""Of batches that are made rows together: batches of 4,000 rows took a tenth longer to load, larger ones than this no less."""
+"""Of batches that are made rows together: batches of 4,000 rows took a tenth longer to load, larger
+ones than this no less.
+"""
 
 _EXPORTS: Final = {
     "standing": (STANDING_SCHEMA, ["standing", "reason"]),
@@ -59,19 +71,26 @@ _EXPORTS: Final = {
 
 
 def as_rows(same: Sequence[bytes], batch: pa.RecordBatch) -> pa.Buffer:
-    """Return rows of these values, in Postgres' binary form, and a batch's as COPY's binary form has them.
+    """Return rows of these values, in Postgres' binary form, and a batch's as COPY's binary form
+    has them.
 
-    Texts and binaries become `text` and `bytea`, integers `int8`, timestamps in microseconds `timestamptz`.
+    Texts and binaries become `text` and `bytea`, integers `int8`, timestamps in microseconds
+    `timestamptz`.
     """
     count = (len(same) + batch.num_columns).to_bytes(2, "big")
     begin = count + b"".join(len(value).to_bytes(4, "big") + value for value in same)
     fields = [piece for column in batch.columns for piece in _as_fields(column)]
-    rows = pc.binary_join_element_wise(pa.scalar(begin), *fields, b"", null_handling="replace", null_replacement=_NULL)
+    rows = pc.binary_join_element_wise(
+        pa.scalar(begin), *fields, b"", null_handling="replace", null_replacement=_NULL
+    )
     return pc.binary_join(pa.ListArray.from_arrays([0, len(rows)], rows), b"")[0].as_buffer()
 
 
 def _as_fields(values: pa.Array) -> Iterator[pa.Array]:
-    """Yield the arrays that a column's COPY fields are joined from. Of a null value one has null, the other has no bytes."""
+    """Yield the arrays that a column's COPY fields are joined from.
+
+    Of a null value one has null, the other has no bytes.
+    """
     if pa.types.is_integer(values.type) or pa.types.is_timestamp(values.type):
         begins = _POSTGRES_EPOCH_MICROSECONDS if pa.types.is_timestamp(values.type) else 0
         field = np.empty(len(values), [("length", ">i4"), ("value", ">i8")])
@@ -87,7 +106,9 @@ def _as_fields(values: pa.Array) -> Iterator[pa.Array]:
 def _null_as_in(values: pa.Array, fields: "np.ndarray[Any, Any]") -> pa.Array:
     """Return items of one width as binaries, those null whose value is null."""
     ends = np.arange(len(fields) + 1, dtype=np.int32) * np.int32(fields.itemsize)
-    whole = pa.Array.from_buffers(pa.binary(), len(fields), [None, pa.py_buffer(ends), pa.py_buffer(fields)])
+    whole = pa.Array.from_buffers(
+        pa.binary(), len(fields), [None, pa.py_buffer(ends), pa.py_buffer(fields)]
+    )
     return pc.if_else(values.is_valid(), whole, None) if values.null_count else whole
 
 
@@ -104,8 +125,12 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(some)
 
 
-def claim_batches(chunks: Mapping[int, int], identities: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `CLAIM` for batches as of `plan.read_identities`; `chunks` has the `caf_file_id` of each chunk number."""
+def claim_batches(
+    chunks: Mapping[int, int], identities: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows of `CLAIM` for batches as of `plan.read_identities`; `chunks` has the
+    `caf_file_id` of each chunk number.
+    """
     numbers, ids = pa.array(list(chunks), pa.int32()), pa.array(list(chunks.values()), pa.int64())
     for batch in _gathered(identities):
         is_rewritten = pc.not_equal(batch["object_version"], object_versions(batch))
@@ -123,7 +148,9 @@ def claim_batches(chunks: Mapping[int, int], identities: Iterable[pa.RecordBatch
 
 
 def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `LOCATION` for batches of LOCATION_SCHEMA, none of which is a part of an object."""
+    """Yield rows of `LOCATION` for batches of LOCATION_SCHEMA, none of which is a part of an
+    object.
+    """
     for batch in _gathered(batches):
         columns = [
             batch["key"],
@@ -139,32 +166,47 @@ def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
 
 def _or_never(rewritten_at: pa.Array) -> pa.Array:
     """Return times of rewrites as the tables have them: '-infinity' for null."""
-    return pc.subtract(rewritten_at.cast(pa.int64()), _POSTGRES_EPOCH_MICROSECONDS).fill_null(_NEVER)
+    return pc.subtract(rewritten_at.cast(pa.int64()), _POSTGRES_EPOCH_MICROSECONDS).fill_null(
+        _NEVER
+    )
 
 
 def header_set_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `HEADER_SET`, a set once for each batch, for batches with the columns of `HEADERS` and `user_metadata`."""
+    """Yield rows of `HEADER_SET`, a set once for each batch, for batches with the columns of
+    `HEADERS` and `user_metadata`.
+    """
     for batch in _gathered(batches):
         ids, firsts = header_set_ids(batch)
         rows = batch.select([*HEADERS, "user_metadata"]).take(firsts)
-        metadata = [json.dumps({name: value or "" for name, value in pairs}) for pairs in rows["user_metadata"].to_pylist()]
+        metadata = [
+            json.dumps({name: value or "" for name, value in pairs})
+            for pairs in rows["user_metadata"].to_pylist()
+        ]
         texts = [rows[name].fill_null("") for name in HEADERS]
-        yield pa.record_batch([ids.take(firsts), *texts, pa.array(metadata, pa.string())], names=HEADER_SET)
+        yield pa.record_batch(
+            [ids.take(firsts), *texts, pa.array(metadata, pa.string())], names=HEADER_SET
+        )
 
 
 def header_set_ids(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
-    """Return the id of each row's set, null if `user_metadata` is, and the number of the first row of each set.
+    """Return the id of each row's set, null if `user_metadata` is, and the number of the first row
+    of each set.
 
     A manifest has the user metadata sorted by name, as `ObjectHeaders.id` sorts it.
     """
     metadata = batch["user_metadata"]
     pairs = pc.binary_join_element_wise(metadata.keys, metadata.items.fill_null(""), "", "\0")
     joined_pairs = pc.binary_join(pa.ListArray.from_arrays(metadata.offsets, pairs), "")
-    joined = pc.binary_join_element_wise(*(batch[name].fill_null("") for name in HEADERS), joined_pairs, "\0")
+    joined = pc.binary_join_element_wise(
+        *(batch[name].fill_null("") for name in HEADERS), joined_pairs, "\0"
+    )
     encoded = pc.if_else(metadata.is_valid(), joined, None).dictionary_encode()
     distinct = len(encoded.dictionary)
     _, firsts = np.unique(encoded.indices.fill_null(distinct).to_numpy(), return_index=True)
-    digests = [hashlib.sha256(text).digest()[:ID_BYTES] for text in encoded.dictionary.cast(pa.binary()).to_pylist()]
+    digests = [
+        hashlib.sha256(text).digest()[:ID_BYTES]
+        for text in encoded.dictionary.cast(pa.binary()).to_pylist()
+    ]
     return pa.array(digests, pa.binary()).take(encoded.indices), pa.array(firsts[:distinct])
 
 
@@ -175,19 +217,20 @@ def batch_of_headers(headers: ObjectHeaders) -> pa.RecordBatch:
     return pa.record_batch([*columns, metadata], names=[*HEADERS, "user_metadata"])
 
 
-def write_export(what: str, path: Path, fetched: Iterable[tuple[Mapping[str, Any], Sequence[tuple[Any, ...]]]]) -> int:
+def write_export(
+    what: str, path: Path, fetched: Iterable[tuple[Mapping[str, Any], Sequence[tuple[Any, ...]]]]
+) -> int:
     """Write what is exported as Parquet, in place of an older file; return the rows.
 
-    Args:
-        what: of `_EXPORTS`.
-        path: where to.
-        fetched: some rows at once, and the values of the columns that they lack, the same in all of them.
+    Args: what: of `_EXPORTS`. path: where to. fetched: some rows at once, and the values of the
+        columns that they lack, the same in all of them.
 
     Raises:
         StagingError: the file cannot be written.
     """
     schema, dictionaries = _EXPORTS[what]
-    # No `WholeFile`: the run that asked reads it and no later one, so that nothing waits until gigabytes are on the disk.
+    # No `WholeFile`: the run that asked reads it and no later one, so that nothing waits until
+    # gigabytes are on the disk.
     part = path.with_name(path.name + ".part")
     count = 0
     try:
@@ -206,10 +249,14 @@ def write_export(what: str, path: Path, fetched: Iterable[tuple[Mapping[str, Any
     return count
 
 
-def _batch(schema: pa.Schema, same: Mapping[str, Any], rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+def _batch(
+    schema: pa.Schema, same: Mapping[str, Any], rows: Sequence[tuple[Any, ...]]
+) -> pa.RecordBatch:
     given = zip(*rows, strict=True)
     columns = [
-        pa.repeat(pa.scalar(same[field.name], field.type), len(rows)) if field.name in same else pa.array(next(given), field.type)
+        pa.repeat(pa.scalar(same[field.name], field.type), len(rows))
+        if field.name in same
+        else pa.array(next(given), field.type)
         for field in schema
     ]
     return pa.record_batch(columns, schema=schema)

@@ -1,7 +1,7 @@
 """Backs the ledger up to a file of pg_dump's custom format, and restores it in one transaction.
 
-Tables that other programs keep in the same database are neither dumped nor touched. The connection's password is passed to
-Postgres' programs by the environment, never on a command line.
+Tables that other programs keep in the same database are neither dumped nor touched. The
+connection's password is passed to Postgres' programs by the environment, never on a command line.
 
 Source: "pg_dump", "pg_restore" and "psql" in the PostgreSQL 18 manual.
 """
@@ -32,8 +32,13 @@ from caf_pipeline.system.child_environment import Need, child_environment
 _MAGIC: Final = b"PGDMP"  # of pg_dump's custom format
 _HELD: Final = "a run holds a lease"  # as _BEFORE raises it
 _DISK_FULL: Final = "could not write to output file"  # of pg_dump
-_CREATED: Final = re.compile(r"(?im)^\s*CREATE (?:OR REPLACE )?(?:UNIQUE )?(TABLE|VIEW|FUNCTION|INDEX) (?:IF NOT EXISTS )?(\w+)")
-_ENTRY: Final = re.compile(r"\d+; \d+ \d+ (?P<what>[A-Z][A-Z ]*[A-Z]) (?P<schema>\S+) (?P<tag>.*) \S+")
+_CREATED: Final = re.compile(
+    r"(?im)^\s*CREATE (?:OR REPLACE )?(?:UNIQUE )?(TABLE|VIEW|FUNCTION|INDEX) (?:IF NOT EXISTS "
+    r")?(\w+)"
+)
+_ENTRY: Final = re.compile(
+    r"\d+; \d+ \d+ (?P<what>[A-Z][A-Z ]*[A-Z]) (?P<schema>\S+) (?P<tag>.*) \S+"
+)
 _IGNORED: Final = frozenset({"SCHEMA", "EXTENSION", "COMMENT", "DATABASE PROPERTIES", "DATABASE"})
 
 _BEFORE: Final = r"""
@@ -43,26 +48,35 @@ SET LOCAL lock_timeout = '20s';
 SELECT quote_ident(current_schema()) AS schema \gset
 SET LOCAL search_path = :schema;
 SELECT format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', oid::regclass) FROM pg_class
-WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AND relname = ANY (:'names') \gexec
+WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AND relname = ANY
+    (:'names') \gexec
 DO $$ BEGIN
-    IF EXISTS (SELECT FROM leases WHERE expires_at > clock_timestamp()) THEN RAISE EXCEPTION 'a run holds a lease'; END IF;
+    IF EXISTS (SELECT FROM leases WHERE expires_at > clock_timestamp()) THEN RAISE EXCEPTION
+        'a run holds a lease'; END IF;
 END $$;
 SELECT 'DROP VIEW ' || string_agg(oid::regclass::text, ', ') FROM pg_class
-WHERE relnamespace = current_schema()::regnamespace AND relkind = 'v' AND relname = ANY (:'names') \gexec
+WHERE relnamespace = current_schema()::regnamespace AND relkind = 'v' AND relname = ANY (:'names')
+    \gexec
 SELECT 'DROP TABLE ' || string_agg(oid::regclass::text, ', ') FROM pg_class
-WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AND relname = ANY (:'names') \gexec
+WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AND relname = ANY
+    (:'names') \gexec
 SELECT 'DROP FUNCTION ' || string_agg(oid::regprocedure::text, ', ') FROM pg_proc
 WHERE pronamespace = current_schema()::regnamespace AND proname = ANY (:'names') \gexec
 """
-r"""For psql. Waits 20 seconds for statements of other processes; idle connections lock nothing. `\gexec` runs the text that the
-server returns, and nothing if it is NULL."""
+r"""For psql.
+
+Waits 20 seconds for statements of other processes; idle connections lock nothing. `\gexec` runs the
+text that the server returns, and nothing if it is NULL.
+"""
 
 # Only the server's clock decides about times and epochs, since it gave the earlier epochs.
 _AFTERWARDS: Final = """
 SET search_path = :schema;
-UPDATE leases SET epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)) + 1,
+UPDATE leases SET epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS
+    bigint)) + 1,
     expires_at = to_timestamp(0);
-UPDATE caf_files SET epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)) + 1;
+UPDATE caf_files SET epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS
+    bigint)) + 1;
 INSERT INTO orders (name, value) VALUES ('paused', :'reason')
     ON CONFLICT (name) DO UPDATE SET value = excluded.value, ordered_at = now();
 COMMIT;
@@ -79,16 +93,18 @@ class BackupContents:
 class Programs:
     """pg_dump, pg_restore and psql of one folder, as they connect to a database.
 
-    Raises:
-        LedgerError: no pg_dump has the server's version. SettingsError: the URL has an `sslpassword`.
+    Raises: LedgerError: no pg_dump has the server's version. SettingsError: the URL has an
+        `sslpassword`.
     """
 
     def __init__(self, database: Database, *, embedded: bool) -> None:
         address = conninfo_to_dict(database.url)
         if "sslpassword" in address:
             raise SettingsError(
-                "CAF_DATABASE_URL has an sslpassword, which pg_dump takes only on its command line, where others can read it",
-                hint="use a key without a password, or back the database up with the server's own tools",
+                "CAF_DATABASE_URL has an sslpassword, which pg_dump takes only on its command "
+                "line, where others can read it",
+                hint="use a key without a password, or back the database up with the server's own "
+                "tools",
             )
         self._environment = child_environment(Need.NOTHING if embedded else Need.POSTGRES)
         password = address.pop("password", None)
@@ -108,7 +124,11 @@ class Programs:
         for folder in folders:
             with contextlib.suppress(OSError):
                 shown = subprocess.run(
-                    [folder / "pg_dump", "--version"], env=child_environment(), capture_output=True, text=True, check=False
+                    [folder / "pg_dump", "--version"],
+                    env=child_environment(),
+                    capture_output=True,
+                    text=True,
+                    check=False,
                 ).stdout
                 if re.search(rf"\) {major}[. \n]", shown):
                     return folder
@@ -152,13 +172,16 @@ class Programs:
                             stream.close()
             if process.returncode:
                 errors.seek(0)
-                raise self._failure(program, errors.read().decode(errors="replace"), process.returncode)
+                raise self._failure(
+                    program, errors.read().decode(errors="replace"), process.returncode
+                )
 
     def _failure(self, program: str, text: str, status: int) -> LedgerError:
         text = text.replace(self._secret, "***") if self._secret else text
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         reason = next(
-            (line for line in lines if "error" in line.lower() or "fatal" in line.lower()), lines[-1] if lines else str(status)
+            (line for line in lines if "error" in line.lower() or "fatal" in line.lower()),
+            lines[-1] if lines else str(status),
         )
         return LedgerError(f"{program} failed: {reason[:300]}", hint="the ledger is unchanged")
 
@@ -170,7 +193,9 @@ def names_of_ledger() -> Sequence[str]:
 
 
 def back_up(database: Database, path: Path, *, embedded: bool) -> int:
-    """Write a backup that shows the ledger at one moment; return its size in bytes. Only the file's owner can read it.
+    """Write a backup that shows the ledger at one moment; return its size in bytes.
+
+    Only the file's owner can read it.
 
     Raises:
         UsageError: there is something at `path`. StagingError: it cannot be written. LedgerError.
@@ -180,14 +205,25 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
     programs = Programs(database, embedded=embedded)
     with database.translated(), database.connect() as connection:
         ours = {"ours": list(names_of_ledger())}
-        foreign = connection.cursor(row_factory=scalar_row).execute(query("foreign_tables"), ours).fetchall()
+        foreign = (
+            connection.cursor(row_factory=scalar_row)
+            .execute(query("foreign_tables"), ours)
+            .fetchall()
+        )
     temporary = path.with_name(f".caf-{secrets.token_hex(8)}.partial")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
         try:
             excluded = [f"--exclude-table={name}" for name in foreign]
             # pg_dump would write its table of contents to standard output twice.
-            with programs.started("pg_dump", "--format=custom", "--no-password", f"--file={temporary}", *excluded, connects=True):
+            with programs.started(
+                "pg_dump",
+                "--format=custom",
+                "--no-password",
+                f"--file={temporary}",
+                *excluded,
+                connects=True,
+            ):
                 pass
             sync_file(temporary)
             size_bytes = temporary.stat().st_size
@@ -196,15 +232,20 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
             temporary.unlink(missing_ok=True)
         sync_folder(path.absolute().parent)
     except FileExistsError as error:
-        raise UsageError(f"{str(path)!r} exists, and is not replaced.", hint="Name a new file.") from error
+        raise UsageError(
+            f"{str(path)!r} exists, and is not replaced.", hint="Name a new file."
+        ) from error
     except OSError as error:
         raise StagingError(
-            f"{str(path)!r} cannot be written: {error.strerror}", hint="name a file in a folder that exists and has room"
+            f"{str(path)!r} cannot be written: {error.strerror}",
+            hint="name a file in a folder that exists and has room",
         ) from error
     except LedgerError as error:
         if _DISK_FULL not in str(error):
             raise
-        raise StagingError(f"{str(path)!r} cannot be written: {error}", hint="name a file in a folder with room") from error
+        raise StagingError(
+            f"{str(path)!r} cannot be written: {error}", hint="name a file in a folder with room"
+        ) from error
     return size_bytes
 
 
@@ -233,7 +274,9 @@ def read_backup(programs: Programs, path: Path) -> BackupContents:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}") from error
     no_backup = f"{str(path)!r} is not a backup of a ledger."
     if begins != _MAGIC:
-        raise UsageError(no_backup, hint="Give a file that 'caf backup' or 'pg_dump --format=custom' wrote.")
+        raise UsageError(
+            no_backup, hint="Give a file that 'caf backup' or 'pg_dump --format=custom' wrote."
+        )
     applied = {row["name"]: row["sha256"] for row in _rows(programs, path, APPLIED)}
     if not applied:
         raise UsageError(no_backup, hint="It has no ledger of version 0.5.0 or later.")
@@ -248,15 +291,24 @@ def read_backup(programs: Programs, path: Path) -> BackupContents:
 def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
     """Return the rows of a small table in a backup, as text."""
     with programs.started(
-        "pg_restore", "--data-only", f"--table={table}", "--file=-", str(path), stdout=subprocess.PIPE
+        "pg_restore",
+        "--data-only",
+        f"--table={table}",
+        "--file=-",
+        str(path),
+        stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout
         script = process.stdout.read().decode()
-    copy = re.search(r"(?ms)^COPY \S+ \((?P<columns>[^)]*)\) FROM stdin;\n(?P<rows>.*?)^\\\.$", script)
+    copy = re.search(
+        r"(?ms)^COPY \S+ \((?P<columns>[^)]*)\) FROM stdin;\n(?P<rows>.*?)^\\\.$", script
+    )
     if copy is None:
         return []
     columns = copy["columns"].replace('"', "").split(", ")
-    return [dict(zip(columns, line.split("\t"), strict=False)) for line in copy["rows"].splitlines()]
+    return [
+        dict(zip(columns, line.split("\t"), strict=False)) for line in copy["rows"].splitlines()
+    ]
 
 
 def restore(programs: Programs, path: Path, *, reason: str) -> None:
@@ -264,8 +316,8 @@ def restore(programs: Programs, path: Path, *, reason: str) -> None:
 
     Tables that a later version added may be missing afterwards: opening the ledger makes them.
 
-    Raises:
-        HeldByOther: a run holds a lease. LedgerError: a statement failed, or other processes use the tables for too long. The
+    Raises: HeldByOther: a run holds a lease. LedgerError: a statement failed, or other processes
+        use the tables for too long. The
             ledger is unchanged.
     """
     names = names_of_ledger()
@@ -276,11 +328,13 @@ def restore(programs: Programs, path: Path, *, reason: str) -> None:
             entries.flush()
             options = ("--no-psqlrc", "--quiet", "--no-password", "--output=/dev/null")
             variables = (f"--set=names={{{','.join(names)}}}", f"--set=reason={reason}")
-            psql = stack.enter_context(programs.started("psql", *options, *variables, connects=True, stdin=subprocess.PIPE))
+            psql = stack.enter_context(
+                programs.started("psql", *options, *variables, connects=True, stdin=subprocess.PIPE)
+            )
             assert psql.stdin
             _send(psql.stdin, _BEFORE)
             with programs.started(
-                "pg_restore", "--no-owner", "--exit-on-error", f"--use-list={entries.name}", "--file=-", str(path),
+                "pg_restore", "--no-owner", "--exit-on-error", f"--use-list={entries.name}", "--file=-", str(path),  # noqa: E501
                 stdout=subprocess.PIPE,
             ) as script:  # fmt: skip
                 assert script.stdout
@@ -292,7 +346,11 @@ def restore(programs: Programs, path: Path, *, reason: str) -> None:
                 psql.stdin.close()
     except LedgerError as error:
         if _HELD in str(error):
-            raise HeldByOther("a run works on this ledger now; nothing was restored", holder="", hint="end it first") from error
+            raise HeldByOther(
+                "a run works on this ledger now; nothing was restored",
+                holder="",
+                hint="end it first",
+            ) from error
         raise
 
 

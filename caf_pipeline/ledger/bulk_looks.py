@@ -1,4 +1,6 @@
-"""Passes through the store's own lists: when the next one is due, what they are held against, and which chunks they suspect."""
+"""Passes through the store's own lists: when the next one is due, what they are held against, and
+which chunks they suspect.
+"""
 
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
@@ -18,11 +20,14 @@ _ROWS: Final = 10_000
 _MARKED: Final = 1_000  # rows that one statement locks, for which a chunk's run may wait
 
 _PASS: Final = insert(BULK_LOOKS).values(next_at=func.now() + bindparam("again_in", type_=Interval))
-# A pass is due an hour after the last one at most. A time beyond that was written while the clock was wrong.
+# A pass is due an hour after the last one at most. A time beyond that was written while the clock
+# was wrong.
 _BEGIN: Final = _PASS.on_conflict_do_update(
     index_elements=[BULK_LOOKS.c.store],
     set_={"next_at": _PASS.excluded.next_at},
-    where=or_(BULK_LOOKS.c.next_at <= func.now(), BULK_LOOKS.c.next_at > func.now() + timedelta(hours=1)),
+    where=or_(
+        BULK_LOOKS.c.next_at <= func.now(), BULK_LOOKS.c.next_at > func.now() + timedelta(hours=1)
+    ),
 ).returning(BULK_LOOKS.c.store)
 _BEGAN: Final = bindparam("began", type_=TIMESTAMPTZ)
 # A look that was made since tells more than a list that may be older, and so does a move.
@@ -37,16 +42,23 @@ _SUSPECT: Final = (
     )
     .values(suspected_at=_BEGAN)
 )
-_CLEAR: Final = update(CHUNK_COPIES).where(CHUNK_COPIES.c.suspected_at < _BEGAN).values(suspected_at=null())
+_CLEAR: Final = (
+    update(CHUNK_COPIES).where(CHUNK_COPIES.c.suspected_at < _BEGAN).values(suspected_at=null())
+)
 _END: Final = (
     update(BULK_LOOKS)
     .where(BULK_LOOKS.c.store == bindparam("name"))
     .values(next_at=_BEGAN + bindparam("again_in", type_=Interval))
 )
 _END_WHOLE: Final = _END.values(whole_at=_BEGAN)
-_WHOLE: Final = select(BULK_LOOKS.c.store, BULK_LOOKS.c.whole_at).where(BULK_LOOKS.c.whole_at.is_not(None))
+_WHOLE: Final = select(BULK_LOOKS.c.store, BULK_LOOKS.c.whole_at).where(
+    BULK_LOOKS.c.whole_at.is_not(None)
+)
 _SUSPICIONS: Final = select(
-    select(BULK_LOOKS.c.whole_at).where(BULK_LOOKS.c.store == bindparam("store")).scalar_subquery().label("whole_at"),
+    select(BULK_LOOKS.c.whole_at)
+    .where(BULK_LOOKS.c.store == bindparam("store"))
+    .scalar_subquery()
+    .label("whole_at"),
     select(func.count())
     .join_from(CHUNKS, SOURCES, SOURCES.c.source_id == CHUNKS.c.source_id)
     .where(
@@ -64,13 +76,19 @@ class BulkLooks(LedgerPart):
     """What passes through the store's lists leave."""
 
     def begin(self, store: str, again_in: float) -> bool:
-        """Begin a pass where one is due, and tell whether it was. If it never ends, the next one is due in `again_in` seconds."""
+        """Begin a pass where one is due, and tell whether it was.
+
+        If it never ends, the next one is due in `again_in` seconds.
+        """
         with self._engine.begin() as connection:
             values = {"store": store, "again_in": timedelta(seconds=again_in)}
             return connection.execute(_BEGIN, values).one_or_none() is not None
 
     def located_copies(self) -> tuple[datetime, list[LocatedCopies]]:
-        """Return the located chunks of all sources, and the time of which that is. Takes some 500 bytes a chunk."""
+        """Return the located chunks of all sources, and the time of which that is.
+
+        Takes some 500 bytes a chunk.
+        """
         copies: list[LocatedCopies] = []
         with self._engine.begin() as connection:
             began: datetime = connection.execute(select(func.now())).scalar_one()
@@ -80,18 +98,27 @@ class BulkLooks(LedgerPart):
                     for caf_file_id, archive_id, merkle_root, owner, start, providers in rows:
                         place = (merkle_root, intern(owner), start)
                         archive = archive_id and intern(archive_id)
-                        copies.append(LocatedCopies(caf_file_id, archive, place, tuple(map(intern, providers))))
+                        copies.append(
+                            LocatedCopies(
+                                caf_file_id, archive, place, tuple(map(intern, providers))
+                            )
+                        )
         return began, copies
 
     def suspect(self, began: datetime, caf_file_ids: Collection[int]) -> None:
-        """Let these chunks be looked at first, but for those that were moved or looked at since the pass began."""
+        """Let these chunks be looked at first, but for those that were moved or looked at since the
+        pass began.
+        """
         ids = sorted(caf_file_ids)
         for first in range(0, len(ids), _MARKED):
             with self._engine.begin() as connection:
                 connection.execute(_SUSPECT, {"began": began, "ids": ids[first : first + _MARKED]})
 
     def end(self, store: str, began: datetime, again_in: float, *, whole: bool) -> None:
-        """End a pass; the next is due so many seconds after it began. After a whole one, what it did not suspect is not."""
+        """End a pass; the next is due so many seconds after it began.
+
+        After a whole one, what it did not suspect is not.
+        """
         with self._engine.begin() as connection:
             if whole:
                 connection.execute(_CLEAR, {"began": began})
@@ -104,7 +131,9 @@ class BulkLooks(LedgerPart):
             return {row.store: row.whole_at for row in connection.execute(_WHOLE)}
 
     def suspicions(self, store: str, source: str) -> tuple[datetime | None, int]:
-        """Return when the last whole pass began, None where there was none, and how many chunks of a source are suspected."""
+        """Return when the last whole pass began, None where there was none, and how many chunks of
+        a source are suspected.
+        """
         with self._engine.begin() as connection:
             row = connection.execute(_SUSPICIONS, {"store": store, "source": source}).one()
         return row.whole_at, row.suspected

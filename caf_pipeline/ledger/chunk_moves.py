@@ -1,4 +1,5 @@
-"""What the steps of a chunk write: each move, together with all that belongs to it, in one transaction.
+"""What the steps of a chunk write: each move, together with all that belongs to it, in one
+transaction.
 
 Source: "Database" and "Promises" in docs/design.md.
 """
@@ -25,7 +26,13 @@ from caf_pipeline.ledger.copy import (
 from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
 from caf_pipeline.ledger.header_sets import Batches, record_header_sets
 from caf_pipeline.ledger.log_times import forget_log_times, record_log_times
-from caf_pipeline.ledger.moves import as_jsonb, chunk_row, move_row, require_sealed_bytes, require_state
+from caf_pipeline.ledger.moves import (
+    as_jsonb,
+    chunk_row,
+    move_row,
+    require_sealed_bytes,
+    require_state,
+)
 from caf_pipeline.ledger.parts import follow_move, record_part
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import Seal, Skip
@@ -59,7 +66,9 @@ _SEALED: Final = (
 )
 _KEEPS_REASON: Final = frozenset({_S.PARKED, _S.WITHDRAWN})
 
-_COUNT_CLAIMS: Final = select(func.count()).select_from(CLAIMS).where(CLAIMS.c.caf_file_id == bindparam("id"))
+_COUNT_CLAIMS: Final = (
+    select(func.count()).select_from(CLAIMS).where(CLAIMS.c.caf_file_id == bindparam("id"))
+)
 _STORE: Final = select(CHUNKS.c.store).where(CHUNKS.c.name == bindparam("chunk"))
 # A skip of an object that is located now says nothing any more.
 _END_OLD_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
@@ -70,26 +79,30 @@ _END_OLD_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
 class ChunkMoves(LedgerPart):
     """Moves chunks from state to state.
 
-    Methods raise LeaseLost, and write nothing, if the lease was taken over. They raise IllegalMove if the chunk's state forbids
-    the move.
+    Methods raise LeaseLost, and write nothing, if the lease was taken over. They raise IllegalMove
+    if the chunk's state forbids the move.
     """
 
     def __init__(self, engine: LedgerEngine, store: str) -> None:
         super().__init__(engine)
         self._store = store
 
-    def move(self, lease: Lease, chunk: str, before: ChunkState, after: ChunkState, *, reason: str = "") -> None:
+    def move(
+        self, lease: Lease, chunk: str, before: ChunkState, after: ChunkState, *, reason: str = ""
+    ) -> None:
         """Move a chunk and nothing else.
 
-        Moving to `packing` counts an attempt; `reason` stays with a chunk that is parked, damaged or withdrawn.
+        Moving to `packing` counts an attempt; `reason` stays with a chunk that is parked, damaged
+        or withdrawn.
 
-        Moving to a state that claims nothing (`withdrawn`, `abandoned`) ends the chunk's claims; moving back from `sealed` to
-        `packing` claims again what the seal skipped, where no other chunk has taken it. Moves that have a method of their own
-        below are illegal here.
+        Moving to a state that claims nothing (`withdrawn`, `abandoned`) ends the chunk's claims;
+        moving back from `sealed` to `packing` claims again what the seal skipped, where no other
+        chunk has taken it. Moves that have a method of their own below are illegal here.
 
-        Raises:
-            IllegalMove: also where the move would forget a post that is or may be on the chain (`transactions`), where a
-                damaged chunk has no copy that was seen right, or where the copy of a parked one does not allow it.
+        Raises: IllegalMove: also where the move would forget a post that is or may be on the chain
+            (`transactions`), where a
+                damaged chunk has no copy that was seen right, or where the copy of a parked one
+                does not allow it.
         """
         method = _OWN_METHOD.get((before, after))
         if method is not None:
@@ -98,16 +111,25 @@ class ChunkMoves(LedgerPart):
         of_copy: dict[str, Any] = {}
         if after is _S.PACKING:
             changes["attempts"] = CAF_FILES.c.attempts + 1
-        if (before, after) == (_S.SEALED, _S.PACKING):  # what was sealed is gone, and its root must never be posted
+        if (before, after) == (
+            _S.SEALED,
+            _S.PACKING,
+        ):  # what was sealed is gone, and its root must never be posted
             changes |= {"sealed_at": None, "tail_start": None, "tail_sha256": None}
         if (before, after) == (_S.SEALED, _S.POSTING):
-            of_copy["store"] = self._store  # the settings may name another one than when the chunk was sealed
-        if before in GOOD:  # what came back once says nothing of a chunk that was found damaged since
+            of_copy["store"] = (
+                self._store
+            )  # the settings may name another one than when the chunk was sealed
+        if (
+            before in GOOD
+        ):  # what came back once says nothing of a chunk that was found damaged since
             of_copy["look_again_at"] = None
         if before in GOOD and after is not _S.WITHDRAWN:
             of_copy["damage"] = reason if after is _S.DAMAGED else ""
         with self._engine.begin() as connection:
-            moved = move_row(connection, lease, chunk, before, after, changes=changes, copy_changes=of_copy)
+            moved = move_row(
+                connection, lease, chunk, before, after, changes=changes, copy_changes=of_copy
+            )
             before_move(connection, moved.caf_file_id, chunk, before, after)
             if before in GOOD:
                 forget_full_read(connection, moved.caf_file_id)
@@ -119,7 +141,9 @@ class ChunkMoves(LedgerPart):
             if not follow_move(connection, moved.caf_file_id, after) and after not in CLAIMING:
                 withdraw_claims(connection, [moved.caf_file_id])
             elif before is _S.SEALED and after is _S.PACKING:
-                connection.exec_driver_sql(query("claim_skipped_again"), {"id": moved.caf_file_id, "good": GOOD})
+                connection.exec_driver_sql(
+                    query("claim_skipped_again"), {"id": moved.caf_file_id, "good": GOOD}
+                )
 
     def seal(
         self,
@@ -133,9 +157,11 @@ class ChunkMoves(LedgerPart):
         part: PartLocation | None = None,
         logs: Collection[LogTimes] = (),
     ) -> None:
-        """packing → sealed, or → empty if the seal counts no member, with the facts, the skips and the rows of the members.
+        """packing → sealed, or → empty if the seal counts no member, with the facts, the skips and
+        the rows of the members.
 
-        Ends the claims of the skipped objects and of those released (key, object version) to be planned again.
+        Ends the claims of the skipped objects and of those released (key, object version) to be
+        planned again.
 
         Args:
             lease: on the chunk.
@@ -147,8 +173,8 @@ class ChunkMoves(LedgerPart):
             part: instead, the part that it has.
             logs: the times of its clp-s archives.
 
-        Raises:
-            LedgerError: the claims that are left, or the rows, are not as many as the members; or the part is another one than
+        Raises: LedgerError: the claims that are left, or the rows, are not as many as the members;
+            or the part is another one than
                 was planned. Nothing was written.
         """
         facts = {name: getattr(seal, name) for name in _SEALED}
@@ -158,24 +184,31 @@ class ChunkMoves(LedgerPart):
             moved = move_row(connection, lease, chunk, _S.PACKING, after, changes=facts)
             if after is _S.SEALED:
                 root = {"merkle_root": seal.merkle_root, "proof_type": seal.proof_type}
-                connection.execute(insert(CHUNK_COPIES), {**root, "caf_file_id": moved.caf_file_id, "store": self._store})
+                connection.execute(
+                    insert(CHUNK_COPIES),
+                    {**root, "caf_file_id": moved.caf_file_id, "store": self._store},
+                )
             record_skips(connection, moved.source_id, moved.caf_file_id, skips)
             release_claims(connection, moved.caf_file_id, released)
             record_log_times(connection, moved.caf_file_id, logs)
             record_header_sets(connection, rows(), part)
-            written = copy_location_batches(connection, "pending_locations", moved.source_id, moved.caf_file_id, rows())
+            written = copy_location_batches(
+                connection, "pending_locations", moved.source_id, moved.caf_file_id, rows()
+            )
             if part is not None:
                 record_part(connection, "pending_locations", moved.caf_file_id, part)
                 written += 1
             if written != seal.member_count:
                 raise LedgerError(
-                    f"chunk {chunk} has {counted(seal.member_count, 'member')}, but {counted(written, 'location')}",
+                    f"chunk {chunk} has {counted(seal.member_count, 'member')}, but "
+                    f"{counted(written, 'location')}",
                     hint="the packed file is not the one that was recorded: check the disk",
                 )
             if follow_move(connection, moved.caf_file_id, after):
                 return
             left = connection.execute(_COUNT_CLAIMS, {"id": moved.caf_file_id}).scalar_one()
-            # An object without a claim may by now be in another plan; archiving it here too would be doing it twice.
+            # An object without a claim may by now be in another plan; archiving it here too would
+            # be doing it twice.
             if left != seal.member_count:
                 raise LedgerError(
                     f"chunk {chunk} has {counted(seal.member_count, 'member')}, but claims"
@@ -184,59 +217,93 @@ class ChunkMoves(LedgerPart):
                 )
 
     def record_samples(self, lease: Lease, chunk: str, samples: Sequence[Sample]) -> None:
-        """Replace the samples of a chunk that is posting, posted or uploading: its file was packed again with its root."""
+        """Replace the samples of a chunk that is posting, posted or uploading: its file was packed
+        again with its root.
+        """
         with self._engine.begin() as connection:
             states = (_S.POSTING, _S.POSTED, _S.UPLOADING)
             caf_file_id = require_state(connection, lease, chunk, states, "sampled again")
             _change(connection, CAF_FILES, caf_file_id, {"samples": as_jsonb(samples)})
 
-    def record_root(self, lease: Lease, chunk: str, merkle_root: bytes, proof_type: int, samples: Sequence[Sample]) -> None:
-        """Give a chunk that was never posted the root and samples of another type of tree over the same bytes.
+    def record_root(
+        self,
+        lease: Lease,
+        chunk: str,
+        merkle_root: bytes,
+        proof_type: int,
+        samples: Sequence[Sample],
+    ) -> None:
+        """Give a chunk that was never posted the root and samples of another type of tree over the
+        same bytes.
 
-        It is `sealed`, or `posting` and known by the store never to have been posted. What waits to be posted has the old root,
-        and is forgotten.
+        It is `sealed`, or `posting` and known by the store never to have been posted. What waits to
+        be posted has the old root, and is forgotten.
 
         Raises:
             IllegalMove: a transaction posts it, or may.
         """
         with self._engine.begin() as connection:
-            caf_file_id = require_state(connection, lease, chunk, (_S.SEALED, _S.POSTING), "given another root")
+            caf_file_id = require_state(
+                connection, lease, chunk, (_S.SEALED, _S.POSTING), "given another root"
+            )
             require_no_post(connection, caf_file_id, chunk, "get another root")
             end_waiting(connection, caf_file_id)
             root = {"merkle_root": merkle_root, "proof_type": proof_type, "updated_at": func.now()}
             _change(connection, CHUNK_COPIES, caf_file_id, root)
-            _change(connection, CAF_FILES, caf_file_id, {"samples": as_jsonb(samples), "updated_at": func.now()})
+            _change(
+                connection,
+                CAF_FILES,
+                caf_file_id,
+                {"samples": as_jsonb(samples), "updated_at": func.now()},
+            )
 
     def record_posting(self, lease: Lease, chunk: str, posting: Posting) -> None:
         """posting → posted.
 
-        Raises:
-            IntegrityError: the posting is of other bytes than those that were sealed; nothing was written.
-            IllegalMove: it is in another store than the ledger's copy, of which a transaction is or may be included.
+        Raises: IntegrityError: the posting is of other bytes than those that were sealed; nothing
+            was written. IllegalMove: it is in another store than the ledger's copy, of which a
+            transaction is or may be included.
         """
         with self._engine.begin() as connection:
             store = connection.execute(_STORE, {"chunk": chunk}).scalar_one_or_none()
-            changes = {"posted_at": func.now(), "owner": posting.owner, "start": posting.start, "store": self._store}
+            changes = {
+                "posted_at": func.now(),
+                "owner": posting.owner,
+                "start": posting.start,
+                "store": self._store,
+            }
             moved = move_row(connection, lease, chunk, _S.POSTING, _S.POSTED, copy_changes=changes)
             if store != self._store:
-                require_no_post(connection, moved.caf_file_id, chunk, f"be posted in store '{self._store}'")
+                require_no_post(
+                    connection, moved.caf_file_id, chunk, f"be posted in store '{self._store}'"
+                )
             require_sealed_bytes(chunk, moved, posting)
             end_waiting(connection, moved.caf_file_id)
 
     def load_locations(self, lease: Lease, chunk: str) -> int:
-        """verified → located: move the rows that the seal wrote to the locations, and end the chunk's claims, at once.
+        """verified → located: move the rows that the seal wrote to the locations, and end the
+        chunk's claims, at once.
 
-        A part's object is located, and its claim ends, once all parts are. Returns the rows written.
+        A part's object is located, and its claim ends, once all parts are. Returns the rows
+        written.
 
         Raises:
             LedgerError: another chunk in good standing has one of the objects; nothing was written.
         """
         with self._engine.begin() as connection:
-            moved = move_row(connection, lease, chunk, _S.VERIFIED, _S.LOCATED, changes={"located_at": func.now()})
+            moved = move_row(
+                connection,
+                lease,
+                chunk,
+                _S.VERIFIED,
+                _S.LOCATED,
+                changes={"located_at": func.now()},
+            )
             written = locate_pending(connection, moved.caf_file_id)
             if written != moved.member_count:
                 raise LedgerError(
-                    f"chunk {chunk} has {counted(moved.member_count, 'member')}, but {counted(written, 'object')} of it"
+                    f"chunk {chunk} has {counted(moved.member_count, 'member')}, but "
+                    f"{counted(written, 'object')} of it"
                     " can be located",
                     hint=TWICE,
                 )
@@ -246,34 +313,47 @@ class ChunkMoves(LedgerPart):
             claimed = end_claims(connection, moved.caf_file_id)
             if claimed != written:
                 raise LedgerError(
-                    f"chunk {chunk} has {counted(written, 'location')}, but {counted(claimed, 'claim')}", hint=TWICE
+                    f"chunk {chunk} has {counted(written, 'location')}, but "
+                    f"{counted(claimed, 'claim')}",
+                    hint=TWICE,
                 )
         return written
 
     def record_repost(self, lease: Lease, chunk: str, posting: Posting) -> None:
-        """Give a `damaged` chunk the place of its new post, where the chain no longer has the first.
+        """Give a `damaged` chunk the place of its new post, where the chain no longer has the
+        first.
 
         The copies known of the first are listed no more.
 
-        Raises:
-            IntegrityError: the posting is of other bytes than those that were sealed; nothing was written.
-            IllegalMove: it is not damaged, or its copy is in another store than the ledger's.
+        Raises: IntegrityError: the posting is of other bytes than those that were sealed; nothing
+            was written. IllegalMove: it is not damaged, or its copy is in another store than the
+            ledger's.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")
             if connection.execute(_STORE, {"chunk": chunk}).scalar_one() != self._store:
                 raise IllegalMove(
-                    f"chunk {chunk} cannot be posted again in store '{self._store}': its copy is in another store",
+                    f"chunk {chunk} cannot be posted again in store '{self._store}': its copy is "
+                    "in another store",
                     hint="repair it with the settings of the store that has its copy",
                 )
-            post = {"owner": posting.owner, "start": posting.start, "posted_at": func.now(), "look_again_at": None}
+            post = {
+                "owner": posting.owner,
+                "start": posting.start,
+                "posted_at": func.now(),
+                "look_again_at": None,
+            }
             _change(connection, CHUNK_COPIES, caf_file_id, {**post, "updated_at": func.now()})
             _change(connection, CAF_FILES, caf_file_id, {"updated_at": func.now()})
             require_sealed_bytes(chunk, chunk_row(connection, caf_file_id), posting)
             end_waiting(connection, caf_file_id)
             forget_full_read(connection, caf_file_id)
-            unlist(connection, caf_file_id)  # those that are known are of a post that the chain no longer has
+            unlist(
+                connection, caf_file_id
+            )  # those that are known are of a post that the chain no longer has
 
 
-def _change(connection: Connection, table: Table, caf_file_id: int, values: Mapping[str, Any]) -> None:
+def _change(
+    connection: Connection, table: Table, caf_file_id: int, values: Mapping[str, Any]
+) -> None:
     connection.execute(update(table).where(table.c.caf_file_id == caf_file_id).values(values))

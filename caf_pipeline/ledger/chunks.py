@@ -1,10 +1,25 @@
-"""Questions about chunks: their rows, the versions of a key, sums over a source. Nothing here writes."""
+"""Questions about chunks: their rows, the versions of a key, sums over a source.
+
+Nothing here writes.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Row, Select, Text, and_, any_, bindparam, exists, false, func, select
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Select,
+    Text,
+    and_,
+    any_,
+    bindparam,
+    exists,
+    false,
+    func,
+    select,
+)
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from caf_pipeline.chunk_state import CLAIMING, GOOD, ChunkState, CopyState, stored_state
@@ -33,7 +48,9 @@ from caf_pipeline.ledger.tables import (
 from caf_pipeline.ledger.views import CHUNKS, CURRENT_SKIPS, OBJECTS_IN_PARTS
 from caf_pipeline.store.protocol import Sample
 
-_CHUNK_COLUMNS: Final = [field.name for field in fields(Chunk) if field.name in CHUNKS.c and field.name != "samples"]
+_CHUNK_COLUMNS: Final = [
+    field.name for field in fields(Chunk) if field.name in CHUNKS.c and field.name != "samples"
+]
 """The columns of the view that a chunk has unchanged."""
 
 _WITHOUT_SAMPLES: Final[Select[Any]] = (
@@ -52,7 +69,12 @@ _WITHOUT_SAMPLES: Final[Select[Any]] = (
     .join_from(CHUNKS, SOURCES, CHUNKS.c.source_id == SOURCES.c.source_id)
     .join(PLANS, CHUNKS.c.plan_id == PLANS.c.plan_id)
     .outerjoin(OBJECT_PARTS, CHUNKS.c.caf_file_id == OBJECT_PARTS.c.caf_file_id)
-    .outerjoin(FULL_READS, and_(CHUNKS.c.caf_file_id == FULL_READS.c.caf_file_id, CHUNKS.c.store == FULL_READS.c.store))
+    .outerjoin(
+        FULL_READS,
+        and_(
+            CHUNKS.c.caf_file_id == FULL_READS.c.caf_file_id, CHUNKS.c.store == FULL_READS.c.store
+        ),
+    )
 )
 _WITH_SAMPLES: Final = _WITHOUT_SAMPLES.add_columns(CHUNKS.c.samples)
 _CHUNK: Final = _WITH_SAMPLES.where(CHUNKS.c.name == bindparam("name"))
@@ -63,7 +85,9 @@ _IN_STATES: Final = _WITHOUT_SAMPLES.where(
 ).order_by(CHUNKS.c.name)
 
 _LOCATED: Final = and_(
-    SOURCES.c.name == bindparam("source"), CHUNKS.c.chunk_state == ChunkState.LOCATED, CHUNKS.c.copy_state == CopyState.VERIFIED
+    SOURCES.c.name == bindparam("source"),
+    CHUNKS.c.chunk_state == ChunkState.LOCATED,
+    CHUNKS.c.copy_state == CopyState.VERIFIED,
 )
 """Chunks of a source in the state `located`, in words of the tables."""
 
@@ -92,15 +116,22 @@ _UNANSWERED: Final = _WITH_SAMPLES.where(_LOCATED, CHUNKS.c.unanswered_at.is_not
 
 RATES_ASKED: Final = 50
 RATES_NEEDED: Final = 3
-"""Of chunks located last, the median of whose rates is taken: one long pause between two of them then changes little."""
+"""Of chunks located last, the median of whose rates is taken: one long pause between two of them
+then changes little.
+"""
 
 _OF_CHUNK: Final = (
     FILE_LOCATIONS.c.caf_file_id
-    == select(CAF_FILES.c.caf_file_id).where(CAF_FILES.c.name == bindparam("chunk")).scalar_subquery()
+    == select(CAF_FILES.c.caf_file_id)
+    .where(CAF_FILES.c.name == bindparam("chunk"))
+    .scalar_subquery()
 )
 _ANY_OBJECT: Final = (
     select(FILE_LOCATIONS.c.start_byte, FILE_LOCATIONS.c.end_byte, FILE_LOCATIONS.c.sha256)
-    .where(_OF_CHUNK, (FILE_LOCATIONS.c.end_byte - FILE_LOCATIONS.c.start_byte).between(1, bindparam("most")))
+    .where(
+        _OF_CHUNK,
+        (FILE_LOCATIONS.c.end_byte - FILE_LOCATIONS.c.start_byte).between(1, bindparam("most")),
+    )
     .order_by(func.random())
     .limit(1)
 )
@@ -108,7 +139,10 @@ _SOME_MEMBERS: Final[Select[Any]] = (
     select(
         FILE_LOCATIONS.c.file_path.label("key"),
         func.object_version(
-            FILE_LOCATIONS.c.version_id, FILE_LOCATIONS.c.etag, FILE_LOCATIONS.c.size_bytes, FILE_LOCATIONS.c.rewritten_at
+            FILE_LOCATIONS.c.version_id,
+            FILE_LOCATIONS.c.etag,
+            FILE_LOCATIONS.c.size_bytes,
+            FILE_LOCATIONS.c.rewritten_at,
         ).label("object_version"),
         func.nullif(FILE_LOCATIONS.c.version_id, "").label("version_id"),
         FILE_LOCATIONS.c.start_byte,
@@ -125,7 +159,9 @@ _SOME_MEMBERS: Final[Select[Any]] = (
 
 
 def _sum_without_parts(column: ColumnElement[int]) -> ColumnElement[int]:
-    """Return the sum over chunks without a part: what is located of objects in parts is counted by object."""
+    """Return the sum over chunks without a part: what is located of objects in parts is counted by
+    object.
+    """
     return func.coalesce(func.sum(column).filter(OBJECT_PARTS.c.part.is_(None)), 0)
 
 
@@ -135,9 +171,13 @@ _SUMS: Final = (
         func.count().label("chunks"),
         _sum_without_parts(CHUNKS.c.member_count).label("members"),
         _sum_without_parts(CHUNKS.c.member_bytes).label("bytes"),
-        _sum_without_parts(CHUNKS.c.object_count - CHUNKS.c.skipped_count - CHUNKS.c.released_count).label("claimed"),
+        _sum_without_parts(
+            CHUNKS.c.object_count - CHUNKS.c.skipped_count - CHUNKS.c.released_count
+        ).label("claimed"),
     )
-    .join_from(CHUNKS, OBJECT_PARTS, CHUNKS.c.caf_file_id == OBJECT_PARTS.c.caf_file_id, isouter=True)
+    .join_from(
+        CHUNKS, OBJECT_PARTS, CHUNKS.c.caf_file_id == OBJECT_PARTS.c.caf_file_id, isouter=True
+    )
     .where(CHUNKS.c.source_id == bindparam("source_id"))
     .group_by(CHUNKS.c.state)
 )
@@ -176,11 +216,14 @@ class Chunks(LedgerPart):
         if row is None:
             raise NotLocated(
                 f"the ledger has no chunk {name}",
-                hint="`caf status` lists the chunks; `caf doctor` removes a partition that no plan made",
+                hint="`caf status` lists the chunks; `caf doctor` removes a partition that no plan "
+                "made",
             )
         return _chunk(row)
 
-    def list(self, source: str | None = None, states: Iterable[ChunkState] | None = None) -> Sequence[Chunk]:
+    def list(
+        self, source: str | None = None, states: Iterable[ChunkState] | None = None
+    ) -> Sequence[Chunk]:
         """Return chunks by name, without their samples."""
         wanted = [*states] if states is not None else [*ChunkState]
         statement = _IN_STATES if source is None else _IN_STATES.where(SOURCES.c.name == source)
@@ -189,37 +232,53 @@ class Chunks(LedgerPart):
             return [_chunk(row) for row in connection.execute(statement, values)]
 
     def to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
-        """Return located chunks, those first that were looked at longest ago (or located, where never looked at).
+        """Return located chunks, those first that were looked at longest ago (or located, where
+        never looked at).
 
         Chunks with a copy that did not answer are left out: `unanswered` returns them.
 
-        Before them come up to `waiting` of those that wait for a look in their next proof window, which has begun.
+        Before them come up to `waiting` of those that wait for a look in their next proof window,
+        which has begun.
         """
         values = {"source": source, "limit": limit, "waiting": waiting}
         with self._engine.begin() as connection:
             return [_chunk(row) for row in connection.execute(_TO_PROVE, values)]
 
     def suspected(self, source: str, limit: int) -> Sequence[Chunk]:
-        """Return located chunks that the store's lists made suspect, those first that were looked at longest ago."""
+        """Return located chunks that the store's lists made suspect, those first that were looked
+        at longest ago.
+        """
         with self._engine.begin() as connection:
-            return [_chunk(row) for row in connection.execute(_SUSPECTED, {"source": source, "limit": limit})]
+            return [
+                _chunk(row)
+                for row in connection.execute(_SUSPECTED, {"source": source, "limit": limit})
+            ]
 
     def unanswered(self, source: str) -> Sequence[Chunk]:
-        """Return located chunks with a copy that did not answer the last time; the chunk asked longest ago comes first."""
+        """Return located chunks with a copy that did not answer the last time; the chunk asked
+        longest ago comes first.
+        """
         with self._engine.begin() as connection:
             return [_chunk(row) for row in connection.execute(_UNANSWERED, {"source": source})]
 
     def any_object(self, chunk: str, most_bytes: int) -> Sample | None:
-        """Return where one of the chunk's objects is, chosen at random from those of 1 to this many bytes; None without any.
+        """Return where one of the chunk's objects is, chosen at random from those of 1 to this many
+        bytes; None without any.
 
         Reads the chunk's rows, some 0.5 s for a million.
         """
         with self._engine.begin() as connection:
             row = connection.execute(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).fetchone()
-        return None if row is None else Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
+        return (
+            None
+            if row is None
+            else Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
+        )
 
     def some_members(self, chunk: str, limit: int) -> Sequence[LocationRow]:
-        """Return up to so many of the chunk's location rows, chosen at random. A part has a row like an object of its own.
+        """Return up to so many of the chunk's location rows, chosen at random.
+
+        A part has a row like an object of its own.
 
         Reads the chunk's rows, as `any_object`.
         """
@@ -228,9 +287,13 @@ class Chunks(LedgerPart):
         return [_location_row(row) for row in rows]
 
     def has_version_ids(self, source: str) -> bool:
-        """Tell whether objects of the source are archived, or claimed, by version ids, as far as those planned last tell."""
+        """Tell whether objects of the source are archived, or claimed, by version ids, as far as
+        those planned last tell.
+        """
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(query("has_version_ids"), {"source": source, "good": GOOD})
+            rows = connection.exec_driver_sql(
+                query("has_version_ids"), {"source": source, "good": GOOD}
+            )
             return bool(rows.scalar_one())
 
     def account(self, source: str) -> SourceAccount:
@@ -246,17 +309,25 @@ class Chunks(LedgerPart):
             source=source,
             chunks={ChunkState(row.state): row.chunks for row in sums},
             located_objects=located,
-            located_bytes=sum(int(row.bytes) for row in sums if row.state in GOOD) + int(in_parts.bytes),
-            claimed_objects=sum(int(row.claimed) for row in sums if row.state in CLAIMING) + in_parts.claimed,
+            located_bytes=sum(int(row.bytes) for row in sums if row.state in GOOD)
+            + int(in_parts.bytes),
+            claimed_objects=sum(int(row.claimed) for row in sums if row.state in CLAIMING)
+            + in_parts.claimed,
             skipped={SkipReason(reason): count for reason, count in skipped},
             content=counts,
-            waiting=WaitingObjects(waiting.objects, int(waiting.size_bytes), waiting.until) if waiting.objects else None,
+            waiting=WaitingObjects(waiting.objects, int(waiting.size_bytes), waiting.until)
+            if waiting.objects
+            else None,
         )
 
     def archive_rate(self, source: str) -> ArchiveRate | None:
-        """Return how fast the source's chunks were archived of late; None where fewer than `RATES_NEEDED` tell."""
+        """Return how fast the source's chunks were archived of late; None where fewer than
+        `RATES_NEEDED` tell.
+        """
         with self._engine.begin() as connection:
-            row = connection.exec_driver_sql(query("archive_rate"), {"source": source, "chunks": RATES_ASKED + 1}).one()
+            row = connection.exec_driver_sql(
+                query("archive_rate"), {"source": source, "chunks": RATES_ASKED + 1}
+            ).one()
         return ArchiveRate(row.rate, row.chunks) if row.chunks >= RATES_NEEDED else None
 
 
@@ -266,6 +337,16 @@ def _location_row(row: Row[Any]) -> LocationRow:
 
 def _chunk(row: Row[Any]) -> Chunk:
     columns = {"samples": (), **row._asdict()}
-    samples = [Sample(sample["offset"], sample["length"], bytes.fromhex(sample["sha256"])) for sample in columns["samples"]]
+    samples = [
+        Sample(sample["offset"], sample["length"], bytes.fromhex(sample["sha256"]))
+        for sample in columns["samples"]
+    ]
     copy_state = CopyState(row.copy_state) if row.copy_state else None
-    return Chunk(**{**columns, "state": ChunkState(row.state), "copy_state": copy_state, "samples": tuple(samples)})
+    return Chunk(
+        **{
+            **columns,
+            "state": ChunkState(row.state),
+            "copy_state": copy_state,
+            "samples": tuple(samples),
+        }
+    )

@@ -1,4 +1,6 @@
-"""What an operator has set in the ledger: pause, bandwidth and spend cap, for all runs on all machines."""
+"""What an operator has set in the ledger: pause, bandwidth and spend cap, for all runs on all
+machines.
+"""
 
 from typing import Final
 
@@ -28,15 +30,21 @@ _WITHDRAW: Final = delete(ORDERS).where(ORDERS.c.name == bindparam("name"))
 
 
 class Controls:
-    """Where what an operator has set is kept, for runs that obey within seconds. Safe in threads."""
+    """Where what an operator has set is kept, for runs that obey within seconds. Safe in
+    threads.
+    """
 
     def __init__(self, engine: LedgerEngine) -> None:
         self._engine = engine
 
     def current(self) -> OperatorControls:
-        """Return what is set, and how many runs upload now (by state and live lease); at least 1."""
+        """Return what is set, and how many runs upload now (by state and live lease); at least
+        1.
+        """
         with self._engine.begin() as connection:
-            row = connection.exec_driver_sql(query("operator_controls"), {"prefix": chunk_lease(""), "states": _SENDING}).one()
+            row = connection.exec_driver_sql(
+                query("operator_controls"), {"prefix": chunk_lease(""), "states": _SENDING}
+            ).one()
         orders = row.orders
         return OperatorControls(
             paused=orders.get("paused", ""),
@@ -73,5 +81,7 @@ def _checked(name: str, value: str | None) -> str | None:
     except ValueError:
         number = _LEAST[name] - 1
     if not _LEAST[name] <= number <= _MOST:
-        raise UsageError(f"{name} cannot be '{value}'", hint=f"give a whole number from {_LEAST[name]} up")
+        raise UsageError(
+            f"{name} cannot be '{value}'", hint=f"give a whole number from {_LEAST[name]} up"
+        )
     return str(number)

@@ -1,4 +1,5 @@
-"""What the ledger keeps of the bucket's current content: inventories that were planned, and exceptions to the LastModified.
+"""What the ledger keeps of the bucket's current content: inventories that were planned, and
+exceptions to the LastModified.
 
 Source: "Which objects are to be archived" in docs/design.md.
 """
@@ -13,7 +14,12 @@ from sqlalchemy import Connection, Row, bindparam, exists, func, select, tuple_,
 from sqlalchemy.dialects.postgresql import insert
 
 from caf_pipeline.chunk_state import GOOD
-from caf_pipeline.inventory.objects import CurrentException, S3Object, VersionCounts, rewritten_version
+from caf_pipeline.inventory.objects import (
+    CurrentException,
+    S3Object,
+    VersionCounts,
+    rewritten_version,
+)
 from caf_pipeline.ledger.copy import copy_rows
 from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.query_files import query
@@ -23,17 +29,30 @@ from caf_pipeline.ledger.views import LAST_WHOLE_INVENTORIES
 
 KEYS_PER_QUESTION: Final = 10_000  # a few MB of parameters
 
-_EXCEPTION: Final = {"file_path": "text", "stated_at": "timestamptz", "object_version": "text", "last_modified": "timestamptz"}
+_EXCEPTION: Final = {
+    "file_path": "text",
+    "stated_at": "timestamptz",
+    "object_version": "text",
+    "last_modified": "timestamptz",
+}
 
-_NEW_INVENTORY: Final = insert(INVENTORIES).on_conflict_do_nothing(index_elements=["source_id", "name"])
+_NEW_INVENTORY: Final = insert(INVENTORIES).on_conflict_do_nothing(
+    index_elements=["source_id", "name"]
+)
 _LATER: Final = select(INVENTORIES.c.after_key, INVENTORIES.c.until_key).where(
     INVENTORIES.c.source_id == bindparam("source_id"),
     tuple_(INVENTORIES.c.taken_at, INVENTORIES.c.name)
-    > tuple_(bindparam("taken_at", type_=INVENTORIES.c.taken_at.type), bindparam("name", type_=INVENTORIES.c.name.type)),
+    > tuple_(
+        bindparam("taken_at", type_=INVENTORIES.c.taken_at.type),
+        bindparam("name", type_=INVENTORIES.c.name.type),
+    ),
 )
 _COUNT: Final = (
     update(INVENTORIES)
-    .where(INVENTORIES.c.source_id == bindparam("of_source"), INVENTORIES.c.name == bindparam("of_name"))
+    .where(
+        INVENTORIES.c.source_id == bindparam("of_source"),
+        INVENTORIES.c.name == bindparam("of_name"),
+    )
     .values(
         current_objects=bindparam("current"),
         older_objects=bindparam("older"),
@@ -42,9 +61,13 @@ _COUNT: Final = (
         counted_at=func.now(),
     )
 )
-_LAST_WHOLE: Final = select(LAST_WHOLE_INVENTORIES.c.taken_at).where(LAST_WHOLE_INVENTORIES.c.source_id == bindparam("source_id"))
+_LAST_WHOLE: Final = select(LAST_WHOLE_INVENTORIES.c.taken_at).where(
+    LAST_WHOLE_INVENTORIES.c.source_id == bindparam("source_id")
+)
 _IS_PLANNED: Final = select(
-    exists().where(INVENTORIES.c.source_id == bindparam("source_id"), INVENTORIES.c.name == bindparam("name"))
+    exists().where(
+        INVENTORIES.c.source_id == bindparam("source_id"), INVENTORIES.c.name == bindparam("name")
+    )
 )
 
 
@@ -52,25 +75,41 @@ class CurrentContent(LedgerPart):
     """What inventories said of the bucket's current content."""
 
     def later_inventories(self, inventory: InventoryRecord) -> Sequence[tuple[bytes, bytes | None]]:
-        """Return the ranges of keys (greater than, up to and including) of planned inventories that were taken after this one."""
+        """Return the ranges of keys (greater than, up to and including) of planned inventories that
+        were taken after this one.
+        """
         with self._of_source(inventory.source) as (connection, source_id):
-            values = {"source_id": source_id, "name": inventory.name, "taken_at": inventory.taken_at}
+            values = {
+                "source_id": source_id,
+                "name": inventory.name,
+                "taken_at": inventory.taken_at,
+            }
             rows = connection.execute(_LATER, values).fetchall()
         return [(row.after_key, row.until_key) for row in rows]
 
     def last_inventory(self, source: str) -> datetime | None:
         """Return when the latest whole inventory that is planned was taken; None where none was."""
         with self._of_source(source) as (connection, source_id):
-            taken_at: datetime | None = connection.execute(_LAST_WHOLE, {"source_id": source_id}).scalar_one_or_none()
+            taken_at: datetime | None = connection.execute(
+                _LAST_WHOLE, {"source_id": source_id}
+            ).scalar_one_or_none()
         return taken_at
 
     def is_planned(self, source: str, inventory: str) -> bool:
         """Tell whether an inventory of this name is planned."""
         with self._of_source(source) as (connection, source_id):
-            return bool(connection.execute(_IS_PLANNED, {"source_id": source_id, "name": inventory}).scalar_one())
+            return bool(
+                connection.execute(
+                    _IS_PLANNED, {"source_id": source_id, "name": inventory}
+                ).scalar_one()
+            )
 
-    def record_planned(self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]) -> None:
-        """Write that an inventory is planned, and the exceptions that it states, at once; as `record_exceptions`."""
+    def record_planned(
+        self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]
+    ) -> None:
+        """Write that an inventory is planned, and the exceptions that it states, at once; as
+        `record_exceptions`.
+        """
         with self._of_source(inventory.source) as (connection, source_id):
             columns = {
                 "source_id": source_id,
@@ -84,44 +123,70 @@ class CurrentContent(LedgerPart):
             connection.execute(_NEW_INVENTORY, columns)
             _record_exceptions(connection, source_id, inventory, exceptions)
 
-    def record_exceptions(self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]) -> None:
+    def record_exceptions(
+        self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]
+    ) -> None:
         """Write exceptions that an inventory states; one of the same key and time is replaced."""
         with self._of_source(inventory.source) as (connection, source_id):
             _record_exceptions(connection, source_id, inventory, exceptions)
 
     def record_content(
-        self, inventory: InventoryRecord, *, current: int, older: int, gone: int, left_out: Mapping[str, int]
+        self,
+        inventory: InventoryRecord,
+        *,
+        current: int,
+        older: int,
+        gone: int,
+        left_out: Mapping[str, int],
     ) -> None:
-        """Write how many located objects were current, older and gone as of an inventory that is planned.
+        """Write how many located objects were current, older and gone as of an inventory that is
+        planned.
 
         `left_out`: how many of its objects each filter leaves out.
         """
         with self._of_source(inventory.source) as (connection, source_id):
             counts = {"current": current, "older": older, "gone": gone, "left_out": dict(left_out)}
-            connection.execute(_COUNT, {"of_source": source_id, "of_name": inventory.name, **counts})
+            connection.execute(
+                _COUNT, {"of_source": source_id, "of_name": inventory.name, **counts}
+            )
 
     def located_since_count(self, source: str) -> bool:
-        """Tell whether chunks of the counted inventory, or of an earlier one, were located after it was counted."""
+        """Tell whether chunks of the counted inventory, or of an earlier one, were located after it
+        was counted.
+        """
         with self._of_source(source) as (connection, source_id):
-            return bool(connection.exec_driver_sql(query("located_since_count"), {"source_id": source_id}).scalar_one())
+            return bool(
+                connection.exec_driver_sql(
+                    query("located_since_count"), {"source_id": source_id}
+                ).scalar_one()
+            )
 
     def located_versions(self, source: str, keys: Sequence[str]) -> Sequence[LocatedVersion]:
-        """Return every identity without a version id that is located of these keys, in chunks in good standing."""
+        """Return every identity without a version id that is located of these keys, in chunks in
+        good standing.
+        """
         with self._of_source(source) as (connection, source_id):
             values = {"source_id": source_id, "keys": list(keys), "good": GOOD}
             rows = connection.exec_driver_sql(query("located_identities"), values).fetchall()
         return [
             LocatedVersion(
-                row.file_path, row.object_version, row.etag, int(row.size_bytes), row.chunk, _checksums(row), row.header_set
+                row.file_path,
+                row.object_version,
+                row.etag,
+                int(row.size_bytes),
+                row.chunk,
+                _checksums(row),
+                row.header_set,
             )
             for row in rows
         ]
 
     def settled_objects(self, source: str, listed: Sequence[S3Object]) -> set[tuple[str, str]]:
-        """Of these, return (key as recorded, object version) of those of which a plan has nothing to do.
+        """Of these, return (key as recorded, object version) of those of which a plan has nothing
+        to do.
 
-        They are claimed, skipped and not due, or located, with the listed LastModified or headers that were compared; the latest
-        version of a key is also what a look-up of the key gives out.
+        They are claimed, skipped and not due, or located, with the listed LastModified or headers
+        that were compared; the latest version of a key is also what a look-up of the key gives out.
         """
         settled: set[tuple[str, str]] = set()
         with self._of_source(source) as (connection, source_id):
@@ -131,52 +196,77 @@ class CurrentContent(LedgerPart):
                     "source_id": source_id,
                     "keys": [recorded_key(obj) for obj in some],
                     "versions": [obj.object_version for obj in some],
-                    "with_times": [rewritten_version(obj.object_version, obj.last_modified) for obj in some],
+                    "with_times": [
+                        rewritten_version(obj.object_version, obj.last_modified) for obj in some
+                    ],
                     "times": [obj.last_modified for obj in some],
                     "have_ids": [obj.version_id is not None for obj in some],
                     "are_latest": [obj.is_latest for obj in some],
                     "good": GOOD,
                 }
-                settled |= {(key, version) for key, version in connection.exec_driver_sql(query("settled_objects"), values)}
+                settled |= {
+                    (key, version)
+                    for key, version in connection.exec_driver_sql(query("settled_objects"), values)
+                }
         return settled
 
 
 def _checksums(row: Row[Any]) -> Mapping[str, bytes]:
-    """Return the digests of a whole object by algorithm. A digest that packing computed takes precedence over S3's."""
+    """Return the digests of a whole object by algorithm.
+
+    A digest that packing computed takes precedence over S3's.
+    """
     if row.parts is None:
         computed = {"sha256": row.sha256, "crc64nvme": row.crc64nvme}
-        return _from_s3(row.s3_checksum) | {name: bytes(digest) for name, digest in computed.items() if digest is not None}
+        return _from_s3(row.s3_checksum) | {
+            name: bytes(digest) for name, digest in computed.items() if digest is not None
+        }
     of_parts = {part["s3_checksum"] for part in row.parts}
     digests = _from_s3(of_parts.pop()) if len(of_parts) == 1 else {}
     if all(part["crc64nvme"] for part in row.parts):
         from caf_pipeline.inventory.checksums import combine_crc64nvme  # noqa: PLC0415 - a look-up needs no awscrt
 
-        parts = [(bytes.fromhex(part["crc64nvme"]), part["end_byte"] - part["start_byte"]) for part in row.parts]
+        parts = [
+            (bytes.fromhex(part["crc64nvme"]), part["end_byte"] - part["start_byte"])
+            for part in row.parts
+        ]
         digests["crc64nvme"] = combine_crc64nvme(parts)
     return digests
 
 
 def _from_s3(checksum: str | None) -> dict[str, bytes]:
-    """Return S3's own checksum (`Checksum.text`) as a digest by its algorithm; nothing if there is none that can be read."""
+    """Return S3's own checksum (`Checksum.text`) as a digest by its algorithm; nothing if there is
+    none that can be read.
+    """
     fields = re.fullmatch(r"([a-z0-9]+):((?:[0-9a-f]{2})+)", checksum or "")
     return {fields[1]: bytes.fromhex(fields[2])} if fields else {}
 
 
 def _record_exceptions(
-    connection: Connection, source_id: int, inventory: InventoryRecord, exceptions: Iterable[CurrentException]
+    connection: Connection,
+    source_id: int,
+    inventory: InventoryRecord,
+    exceptions: Iterable[CurrentException],
 ) -> None:
     connection.exec_driver_sql(
-        'CREATE TEMPORARY TABLE stating (file_path text COLLATE "C", stated_at timestamptz, object_version text COLLATE "C",'
+        'CREATE TEMPORARY TABLE stating (file_path text COLLATE "C", stated_at timestamptz, '
+        'object_version text COLLATE "C",'
         " last_modified timestamptz) ON COMMIT DROP"
     )
     rows = ((row.key, row.stated_at, row.object_version, row.last_modified) for row in exceptions)
     if copy_rows(connection, "stating", _EXCEPTION, rows):
-        connection.exec_driver_sql(query("take_exceptions"), {"source_id": source_id, "inventory": inventory.name})
+        connection.exec_driver_sql(
+            query("take_exceptions"), {"source_id": source_id, "inventory": inventory.name}
+        )
 
 
 def content(connection: Connection, source_id: int, located: int) -> Content | None:
-    """Return the counts as of the last whole inventory that was counted, of so many located objects; None where there is none."""
-    row = connection.exec_driver_sql(query("counted_content"), {"source_id": source_id, "good": GOOD}).fetchone()
+    """Return the counts as of the last whole inventory that was counted, of so many located
+    objects; None where there is none.
+    """
+    row = connection.exec_driver_sql(
+        query("counted_content"), {"source_id": source_id, "good": GOOD}
+    ).fetchone()
     if row is None:
         return None
     current = int(row.current) + (0 if row.all_versions else int(row.located_since))

@@ -1,6 +1,7 @@
 """Transactions on the ledger's database, by SQLAlchemy's engine and pool.
 
-Source: "Connection Pooling" and "Working with Transactions and the DBAPI" in the SQLAlchemy 2.0 documentation.
+Source: "Connection Pooling" and "Working with Transactions and the DBAPI" in the SQLAlchemy 2.0
+documentation.
 """
 
 import contextlib
@@ -25,13 +26,18 @@ MOST_CONNECTIONS: Final = 10  # steps in threads
 POOL_SECONDS: Final = 30  # for which one that is free is waited for
 
 STILL_SECONDS: Final = 30  # as long as a lease
-"""After which the server ends a transaction in whose middle its process does nothing, suspended or swapped out: the locks that
-it holds would keep every other run waiting, for as long as its machine answers for it. Not in the middle of a COPY, which to the
-server is no standstill: that of claims or locations holds its locks until the process goes on or its machine is gone."""
+"""After which the server ends a transaction in whose middle its process does nothing, suspended or
+swapped out: the locks that it holds would keep every other run waiting, for as long as its machine
+answers for it. Not in the middle of a COPY, which to the server is no standstill: that of claims or
+locations holds its locks until the process goes on or its machine is gone.
+"""
 
-# One round trip. The settings are of this transaction only: a session's do not belong to us behind a pooler. Times come in the
-# zone that is set here.
-BEGIN: Final = f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {STILL_SECONDS * 1000}; SET LOCAL TIME ZONE 'UTC'"
+# One round trip. The settings are of this transaction only: a session's do not belong to us behind
+# a pooler. Times come in the zone that is set here.
+BEGIN: Final = (
+    f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {STILL_SECONDS * 1000}; "
+    "SET LOCAL TIME ZONE 'UTC'"
+)
 
 _engines: Final = weakref.WeakSet["LedgerEngine"]()
 
@@ -54,7 +60,9 @@ class LedgerEngine:
             max_overflow=MOST_CONNECTIONS - KEPT_IDLE,
             pool_timeout=POOL_SECONDS,
             pool_use_lifo=True,
-            pool_reset_on_return=None,  # `_reset` does it: SQLAlchemy logs a traceback of a connection that cannot be rolled back
+            # `_reset` does it: SQLAlchemy logs a traceback of a connection that cannot be rolled
+            # back
+            pool_reset_on_return=None,
             use_native_hstore=False,  # else each first connection asks for the type
         )
         event.listen(self._engine, "begin", _begin)
@@ -65,9 +73,8 @@ class LedgerEngine:
     def begin(self) -> Iterator[Connection]:
         """Commit at the end of the context, or roll back on any exception.
 
-        Raises:
-            LedgerUnreachable: the database is away; whether a commit under way was made is then unknown.
-            LedgerError: it refused a statement.
+        Raises: LedgerUnreachable: the database is away; whether a commit under way was made is then
+            unknown. LedgerError: it refused a statement.
         """
         with self._translated(), self._engine.begin() as connection:
             try:
@@ -89,7 +96,9 @@ class LedgerEngine:
         except psycopg.Error as error:
             raise self.database.translate(error) from error
         except NoFreeConnection as error:
-            raise LedgerUnreachable(f"all connections to {self.database.description} are in use") from error
+            raise LedgerUnreachable(
+                f"all connections to {self.database.description} are in use"
+            ) from error
 
     def bring_up(self, waits: Waits) -> None:
         """Make the tables that the database lacks: see `Database.bring_up`."""
@@ -112,7 +121,8 @@ def _begin(connection: Connection) -> None:
 def _reset(connection: psycopg.Connection, record: object, state: object) -> None:
     try:
         connection.rollback()
-    except psycopg.Error:  # an interrupt left a statement under way, or the connection broke: the pool opens another one
+    # an interrupt left a statement under way, or the connection broke: the pool opens another one
+    except psycopg.Error:
         connection.close()
 
 
@@ -148,7 +158,9 @@ class LedgerPart:
         self._engine = engine
 
     @contextlib.contextmanager
-    def _of_source(self, source: str, *, lock: Lock | None = None) -> Iterator[tuple[Connection, int]]:
+    def _of_source(
+        self, source: str, *, lock: Lock | None = None
+    ) -> Iterator[tuple[Connection, int]]:
         """Give a transaction, and in it the source's id.
 
         Raises:
@@ -164,8 +176,14 @@ def source_id_of(connection: Connection, source: str, *, lock: Lock | None = Non
     Raises:
         NotLocated: there is no such source.
     """
-    statement = _SOURCE_ID if lock is None else _SOURCE_ID.with_for_update(key_share=lock is Lock.NO_KEY_UPDATE)
+    statement = (
+        _SOURCE_ID
+        if lock is None
+        else _SOURCE_ID.with_for_update(key_share=lock is Lock.NO_KEY_UPDATE)
+    )
     source_id = connection.execute(statement, {"name": source}).scalar_one_or_none()
     if source_id is None:
-        raise NotLocated(f"the ledger has no source '{source}'", hint="take an inventory of it first")
+        raise NotLocated(
+            f"the ledger has no source '{source}'", hint="take an inventory of it first"
+        )
     return int(source_id)

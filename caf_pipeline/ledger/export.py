@@ -1,7 +1,8 @@
-"""What the ledger knows of a source's objects, as Parquet for joins with a snapshot: standings, exceptions, locations in full.
+"""What the ledger knows of a source's objects, as Parquet for joins with a snapshot: standings,
+exceptions, locations in full.
 
-Streams by a server-side cursor in batches: memory does not grow with the number of objects. A binary cursor was faster than
-COPY, which costs a call a row, and than COPY as CSV read by Arrow.
+Streams by a server-side cursor in batches: memory does not grow with the number of objects. A
+binary cursor was faster than COPY, which costs a call a row, and than COPY as CSV read by Arrow.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +40,10 @@ _NO_SKIP: Final = {"reason": None, "due": False}
 _LOCATED_ROW: Final = {"standing": "located", **_NO_SKIP}
 
 _Queries = Sequence[tuple[str, Mapping[str, Any]]]
-"""Names of query files, each with the values of the columns that its rows lack. The rows are in the order of the schema."""
+"""Names of query files, each with the values of the columns that its rows lack.
+
+The rows are in the order of the schema.
+"""
 
 _NOT_KEPT: Final[_Queries] = (
     ("export_claimed", {"standing": "claimed", **_NO_SKIP}),
@@ -50,13 +54,19 @@ _NOT_KEPT: Final[_Queries] = (
 _STANDING: Final[_Queries] = (("export_located", _LOCATED_ROW), *_NOT_KEPT)
 _KEPT: Final[_Queries] = (("export_kept", _LOCATED_ROW),)
 _EXCEPTIONS: Final[_Queries] = (("export_exceptions", {}),)
-_LOCATIONS: Final[_Queries] = (("export_locations", {"part_count": 0}), ("export_part_locations", {}))
+_LOCATIONS: Final[_Queries] = (
+    ("export_locations", {"part_count": 0}),
+    ("export_part_locations", {}),
+)
 
 
 class Exports(LedgerPart):
-    """What is known of a source's objects, as Parquet. A file appears when it is complete, in place of an older one.
+    """What is known of a source's objects, as Parquet.
 
-    Each method returns the rows written, has constant memory, and raises StagingError where the file cannot be written.
+    A file appears when it is complete, in place of an older one.
+
+    Each method returns the rows written, has constant memory, and raises StagingError where the
+    file cannot be written.
     """
 
     def standing(self, source: str, path: Path) -> int:
@@ -74,8 +84,8 @@ class Exports(LedgerPart):
             folder: is made; removing it is the caller's.
             kept: where the files are kept that the next call needs not export again (`kept`).
 
-        Raises:
-            StagingError: there is no room. IntegrityError: a kept file was damaged while it was in use: call again.
+        Raises: StagingError: there is no room. IntegrityError: a kept file was damaged while it was
+            in use: call again.
         """
         folder.mkdir()
         exported = folder / "exported"
@@ -85,13 +95,21 @@ class Exports(LedgerPart):
                 missing = locations.missing(chunks)
                 # "0" comes first of the names that are hashes: its columns are those of all.
                 self._write("standing", connection, source_id, folder / "0.parquet", _NOT_KEPT)
-                self._write("kept", connection, source_id, exported, _KEPT if missing else (), chunks=missing)
+                self._write(
+                    "kept",
+                    connection,
+                    source_id,
+                    exported,
+                    _KEPT if missing else (),
+                    chunks=missing,
+                )
             locations.add(exported, missing, chunks)
             locations.link_into(folder)
         exported.unlink()
 
     def compare_kept(self, source: str, folder: Path, kept: Path) -> int:
-        """Compare all that is kept of chunks in good standing with the database, row by row; return how many rows differ.
+        """Compare all that is kept of chunks in good standing with the database, row by row; return
+        how many rows differ.
 
         `folder` takes a temporary file. Raises as `changes`.
         """
@@ -108,9 +126,11 @@ class Exports(LedgerPart):
         return self._export("exceptions", source, path, _EXCEPTIONS)
 
     def located(self, source: str, path: Path) -> int:
-        """Write every location of the source in chunks in good standing (`inventory.LOCATED_SCHEMA`).
+        """Write every location of the source in chunks in good standing
+        (`inventory.LOCATED_SCHEMA`).
 
-        Rows come as they lie in the table, where those of a chunk lie together. Of an object in parts all are there, or none.
+        Rows come as they lie in the table, where those of a chunk lie together. Of an object in
+        parts all are there, or none.
         """
         return self._export("located", source, path, _LOCATIONS)
 
@@ -120,22 +140,34 @@ class Exports(LedgerPart):
 
     @contextmanager
     def _one_moment(self, source: str) -> Iterator[tuple[Connection, int]]:
-        """Begin a read-only transaction whose queries all see the same snapshot of the database; yield it with the source's id.
+        """Begin a read-only transaction whose queries all see the same snapshot of the database;
+        yield it with the source's id.
 
         Two queries that saw two moments would both miss a chunk that became located between them.
         """
         with self._engine.begin() as connection:
             connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            # All rows are wanted, in any order; by default a cursor is planned for its first rows, by index.
+            # All rows are wanted, in any order; by default a cursor is planned for its first rows,
+            # by index.
             connection.exec_driver_sql("SET LOCAL cursor_tuple_fraction = 1.0")
             yield connection, source_id_of(connection, source)
 
     @staticmethod
     def _write(
-        what: str, connection: Connection, source_id: int, path: Path, queries: _Queries, *, chunks: Sequence[int] = ()
+        what: str,
+        connection: Connection,
+        source_id: int,
+        path: Path,
+        queries: _Queries,
+        *,
+        chunks: Sequence[int] = (),
     ) -> int:
         values = {"source_id": source_id, "good": GOOD, "chunks": list(chunks)}
-        return write_export(what, path, ((same, rows) for name, same in queries for rows in _fetched(connection, name, values)))
+        return write_export(
+            what,
+            path,
+            ((same, rows) for name, same in queries for rows in _fetched(connection, name, values)),
+        )
 
 
 def _chunks(connection: Connection, source_id: int) -> dict[int, tuple[str, int]]:
@@ -144,7 +176,9 @@ def _chunks(connection: Connection, source_id: int) -> dict[int, tuple[str, int]
     return {row.caf_file_id: (f"{row.name} {row.located_at}", row.row_count) for row in rows}
 
 
-def _fetched(connection: Connection, name: str, values: Mapping[str, Any]) -> Iterator[list[tuple[Any, ...]]]:
+def _fetched(
+    connection: Connection, name: str, values: Mapping[str, Any]
+) -> Iterator[list[tuple[Any, ...]]]:
     """Yield the rows of a query, some at once."""
     with driver_connection(connection).cursor("export", binary=True) as cursor:
         cursor.execute(query(name), values)

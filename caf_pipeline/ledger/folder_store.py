@@ -22,7 +22,10 @@ class FolderStores(LedgerPart):
         return folder_id
 
     def mark_folder_store(self, folder_id: str) -> str:
-        """Record that the folder with this id has the chunks. Return the id that counts: one that was marked before stays."""
+        """Record that the folder with this id has the chunks.
+
+        Return the id that counts: one that was marked before stays.
+        """
         with self._engine.begin() as connection:
             connection.execute(_MARK, {"id": folder_id})
             return str(connection.execute(_READ).scalar_one())

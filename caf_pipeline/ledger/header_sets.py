@@ -18,12 +18,18 @@ Batches = Callable[[], Iterable[pa.RecordBatch]]
 _CREATE: Final = """
     CREATE TEMPORARY TABLE naming (header_set bytea, content_type text, content_encoding text, content_language text,
         content_disposition text, cache_control text, expires text, user_metadata text) ON COMMIT DROP
+    """  # noqa: E501
+
+
+def record_header_sets(
+    connection: Connection, batches: Iterable[pa.RecordBatch], part: PartLocation | None = None
+) -> None:
+    """Write the sets of a chunk's objects, batches of LOCATION_SCHEMA, and of its part; sets may be
+    known, or come again.
     """
-
-
-def record_header_sets(connection: Connection, batches: Iterable[pa.RecordBatch], part: PartLocation | None = None) -> None:
-    """Write the sets of a chunk's objects, batches of LOCATION_SCHEMA, and of its part; sets may be known, or come again."""
     of_part = [batch_of_headers(part.headers)] if part is not None else []
     connection.exec_driver_sql(_CREATE)
-    if copy_batches(connection, "naming", {}, HEADER_SET, header_set_batches(chain(of_part, batches))):
+    if copy_batches(
+        connection, "naming", {}, HEADER_SET, header_set_batches(chain(of_part, batches))
+    ):
         connection.exec_driver_sql(query("insert_header_sets"))

@@ -1,8 +1,9 @@
-"""A chunk that only the store knew, written into the ledger: its row, its plan's, its locations, skips and copies.
+"""A chunk that only the store knew, written into the ledger: its row, its plan's, its locations,
+skips and copies.
 
-Objects come in by COPY into `pending_locations`, and from there past what the ledger has already: memory does not grow with their
-number, and the order in which chunks are restored does not matter, except that of two chunks with the same object the first one
-keeps it.
+Objects come in by COPY into `pending_locations`, and from there past what the ledger has already:
+memory does not grow with their number, and the order in which chunks are restored does not matter,
+except that of two chunks with the same object the first one keeps it.
 """
 
 import hashlib
@@ -11,7 +12,20 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import Connection, Text, Update, bindparam, cast, delete, exists, func, literal, or_, select, update
+from sqlalchemy import (
+    Connection,
+    Text,
+    Update,
+    bindparam,
+    cast,
+    delete,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.dialects.postgresql import JSONB, Insert, insert
 
 from caf_pipeline.chunk_state import GOOD, NOT_POSTED, ChunkState, CopyState
@@ -51,14 +65,17 @@ from caf_pipeline.ledger.views import CHUNKS
 from caf_pipeline.store.protocol import Lease
 
 UNKNOWN_PLAN: Final = b"restored"
-"""Begins the hash of a plan whose own is not known: with 40 bytes it is none of the 32 that a plan's hash has."""
+"""Begins the hash of a plan whose own is not known: with 40 bytes it is none of the 32 that a
+plan's hash has.
+"""
 
 _STATE: Final = select(CHUNKS.c.state).where(CHUNKS.c.name == bindparam("name"))
 _PLAN: Final = select(PLANS.c.plan_id, PLANS.c.sha256).where(
     PLANS.c.source_id == bindparam("source_id"), PLANS.c.name == bindparam("name")
 )
 _OTHER_PLAN: Final = select(PLANS.c.name).where(
-    PLANS.c.sha256 == bindparam("sha256"), or_(PLANS.c.source_id != bindparam("source_id"), PLANS.c.name != bindparam("name"))
+    PLANS.c.sha256 == bindparam("sha256"),
+    or_(PLANS.c.source_id != bindparam("source_id"), PLANS.c.name != bindparam("name")),
 )
 _HAS_CLAIMS: Final = select(exists().where(CLAIMS.c.source_id == bindparam("source_id")))
 _CLAIMED_PART: Final = (
@@ -67,15 +84,20 @@ _CLAIMED_PART: Final = (
     .where(
         CLAIMS.c.source_id == bindparam("source_id"),
         CLAIMS.c.file_path == bindparam("key"),
-        func.object_version(CLAIMS.c.version_id, CLAIMS.c.etag, CLAIMS.c.size_bytes, CLAIMS.c.rewritten_at)
+        func.object_version(
+            CLAIMS.c.version_id, CLAIMS.c.etag, CLAIMS.c.size_bytes, CLAIMS.c.rewritten_at
+        )
         == bindparam("object_version", type_=Text),
         CAF_FILES.c.plan_id != bindparam("plan_id"),
     )
 )
 _END_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
-    PENDING_LOCATIONS.c.caf_file_id == bindparam("id"), same_object(SKIPPED_OBJECTS, PENDING_LOCATIONS)
+    PENDING_LOCATIONS.c.caf_file_id == bindparam("id"),
+    same_object(SKIPPED_OBJECTS, PENDING_LOCATIONS),
 )
-_DELETE_COPY: Final = delete(CHUNK_COPIES).where(CHUNK_COPIES.c.caf_file_id == bindparam("id"), CHUNK_COPIES.c.start.is_(None))
+_DELETE_COPY: Final = delete(CHUNK_COPIES).where(
+    CHUNK_COPIES.c.caf_file_id == bindparam("id"), CHUNK_COPIES.c.start.is_(None)
+)
 _HAS_COPY: Final = select(exists().where(CHUNK_COPIES.c.caf_file_id == bindparam("id")))
 _HAS_LIVE_POST: Final = select(
     exists()
@@ -86,12 +108,15 @@ _OF_SOURCE: Final = SOURCES.c.name == bindparam("source")
 _BEGAN_AT: Final = select(REBUILDS.c.began_at).join(SOURCES).where(_OF_SOURCE)
 _LEFT_POSTS: Final = select(LEFT_POSTS.c.merkle_root).join(SOURCES).where(_OF_SOURCE)
 _UNKNOWN_POSTS: Final = (
-    select(func.coalesce(func.max(STORE_LOOKS.c.unknown), 0)).join_from(STORE_LOOKS, SOURCES).where(_OF_SOURCE)
+    select(func.coalesce(func.max(STORE_LOOKS.c.unknown), 0))
+    .join_from(STORE_LOOKS, SOURCES)
+    .where(_OF_SOURCE)
 )
 
 
 class _Superseded(Exception):
-    """Rolls the transaction back where other chunks have every object of this one already, so that nothing of it is written.
+    """Rolls the transaction back where other chunks have every object of this one already, so that
+    nothing of it is written.
 
     It never leaves `restore_chunk`.
     """
@@ -107,7 +132,9 @@ class ChunkImport(LedgerPart):
     def begin(self, source: str) -> None:
         """Write that the source is being restored, until `end`."""
         with self._of_source(source) as (connection, source_id):
-            connection.execute(insert(REBUILDS).values(source_id=source_id).on_conflict_do_nothing())
+            connection.execute(
+                insert(REBUILDS).values(source_id=source_id).on_conflict_do_nothing()
+            )
 
     def end(self, source: str) -> None:
         """Write that all was restored, or that the rest is not to be."""
@@ -115,15 +142,20 @@ class ChunkImport(LedgerPart):
             connection.execute(delete(REBUILDS).where(REBUILDS.c.source_id == source_id))
 
     def began_at(self, source: str) -> datetime | None:
-        """Return when the rebuild of the source began that has not restored all; None where there is none such, or no source."""
+        """Return when the rebuild of the source began that has not restored all; None where there
+        is none such, or no source.
+        """
         with self._engine.begin() as connection:
-            began_at: datetime | None = connection.execute(_BEGAN_AT, {"source": source}).scalar_one_or_none()
+            began_at: datetime | None = connection.execute(
+                _BEGAN_AT, {"source": source}
+            ).scalar_one_or_none()
         return began_at
 
     def leave_posts(self, source: str, roots: Sequence[bytes], *, superseded: bool) -> None:
         """Write that posts of these Merkle roots are no chunks of this ledger, and need not be.
 
-        `superseded`: other chunks have all of their objects; else an operator ordered a second copy.
+        `superseded`: other chunks have all of their objects; else an operator ordered a second
+        copy.
         """
         with self._of_source(source) as (connection, source_id):
             values = {"source_id": source_id, "roots": list(roots), "superseded": superseded}
@@ -135,7 +167,9 @@ class ChunkImport(LedgerPart):
             return set(connection.execute(_LEFT_POSTS, {"source": source}).scalars())
 
     def unknown_posts(self, source: str) -> int:
-        """Return how many posts the last look found that the ledger does not know: while there are some, nothing is posted."""
+        """Return how many posts the last look found that the ledger does not know: while there are
+        some, nothing is posted.
+        """
         with self._engine.begin() as connection:
             return int(connection.execute(_UNKNOWN_POSTS, {"source": source}).scalar_one())
 
@@ -155,41 +189,51 @@ class ChunkImport(LedgerPart):
         logs: Collection[LogTimes] | None = None,
         lease: Lease | None = None,
     ) -> int:
-        """Write a chunk that the ledger does not know, with its plan where that is missing, rows and skips, at once.
+        """Write a chunk that the ledger does not know, with its plan where that is missing, rows
+        and skips, at once.
 
-        Objects that are located already in a chunk in good standing keep that location, and are skipped no more. Returns the
-        location rows written; 0 where other chunks have all of its objects: then nothing at all was written.
+        Objects that are located already in a chunk in good standing keep that location, and are
+        skipped no more. Returns the location rows written; 0 where other chunks have all of its
+        objects: then nothing at all was written.
 
-        Args:
-            chunk: as it was read from the store.
-            rows: returns batches of LOCATION_SCHEMA.
-            skips: of the chunk.
-            plan_folder: where a plan that is missing is said to be.
-            fault: why the chunk is `damaged`; "" where it is `located`.
-            logs: the times of its clp-s archives; None where its packing did not look for any.
-            lease: of the chunk of this name that the ledger has and never posted: this one takes its place.
+        Args: chunk: as it was read from the store. rows: returns batches of LOCATION_SCHEMA. skips:
+            of the chunk. plan_folder: where a plan that is missing is said to be. fault: why the
+            chunk is `damaged`; "" where it is `located`. logs: the times of its clp-s archives;
+            None where its packing did not look for any. lease: of the chunk of this name that the
+            ledger has and never posted: this one takes its place.
 
-        Raises:
-            LeaseLost: of `lease`.
-            LedgerError: the ledger has a chunk of this name, or the rows and skips are not as many as the chunk says, or name an
+        Raises: LeaseLost: of `lease`. LedgerError: the ledger has a chunk of this name, or the rows
+            and skips are not as many as the chunk says, or name an
                 object twice; nothing was written.
             ClaimConflict: a chunk under way claims one of its objects; nothing was written.
-            IntegrityError: the plan that it names is another one in the ledger; nothing was written.
+            IntegrityError: the plan that it names is another one in the ledger; nothing was
+            written.
         """
-        # The lock as for a new plan: the two must not take the same object, each unseen by the other.
-        with suppress(_Superseded), self._of_source(chunk.source, lock=Lock.NO_KEY_UPDATE) as (connection, source_id):
+        # The lock as for a new plan: the two must not take the same object, each unseen by the
+        # other.
+        with (
+            suppress(_Superseded),
+            self._of_source(chunk.source, lock=Lock.NO_KEY_UPDATE) as (connection, source_id),
+        ):
             state = connection.execute(_STATE, {"name": chunk.name}).scalar_one_or_none()
             if state is not None and lease is not None:
                 _make_way(connection, lease, chunk.name)
             elif state is not None:
                 raise LedgerError(
-                    f"the ledger already has chunk {chunk.name}, which is '{state}'", hint="it is not to be restored"
+                    f"the ledger already has chunk {chunk.name}, which is '{state}'",
+                    hint="it is not to be restored",
                 )
             plan_id = _plan_id(connection, source_id, chunk, plan_folder)
-            caf_file_id = _write_chunk(connection, source_id, plan_id, chunk, replaces=lease is not None)
+            caf_file_id = _write_chunk(
+                connection, source_id, plan_id, chunk, replaces=lease is not None
+            )
             _write_copy(connection, caf_file_id, self._store, chunk, fault)
-            row_count = copy_location_batches(connection, "pending_locations", source_id, caf_file_id, rows())
-            _require_count(chunk, "members", chunk.member_count, row_count + (chunk.part is not None))
+            row_count = copy_location_batches(
+                connection, "pending_locations", source_id, caf_file_id, rows()
+            )
+            _require_count(
+                chunk, "members", chunk.member_count, row_count + (chunk.part is not None)
+            )
             _refuse_claimed(connection, source_id, plan_id, caf_file_id, chunk)
             written = _locate(connection, caf_file_id, chunk)
             if chunk.part is not None:
@@ -211,7 +255,9 @@ class ChunkImport(LedgerPart):
 
 
 def _plan_id(connection: Connection, source_id: int, chunk: RemoteChunk, folder: str) -> int:
-    """Return the chunk's plan, written where the ledger does not have it; its hash where that was not known so far."""
+    """Return the chunk's plan, written where the ledger does not have it; its hash where that was
+    not known so far.
+    """
     names = {"source_id": source_id, "name": chunk.plan}
     plan = connection.execute(_PLAN, names).one_or_none()
     unknown = UNKNOWN_PLAN + hashlib.sha256(f"{source_id}\0{chunk.plan}".encode()).digest()
@@ -221,11 +267,22 @@ def _plan_id(connection: Connection, source_id: int, chunk: RemoteChunk, folder:
     other = connection.execute(_OTHER_PLAN, {**names, "sha256": sha256}).one_or_none()
     if other is not None or (plan is not None and plan.sha256 != unknown):
         raise IntegrityError(
-            f"chunk {chunk.name} gives its plan {chunk.plan} the hash {sha256.hex()}, but the ledger has another"
+            f"chunk {chunk.name} gives its plan {chunk.plan} the hash {sha256.hex()}, but the "
+            "ledger has another"
         )
     if plan is None:
-        values = {"sha256": sha256, "snapshot": chunk.snapshot, "folder": folder, "object_count": 0, "object_bytes": 0}
-        return int(connection.execute(insert(PLANS).values(**names, **values).returning(PLANS.c.plan_id)).scalar_one())
+        values = {
+            "sha256": sha256,
+            "snapshot": chunk.snapshot,
+            "folder": folder,
+            "object_count": 0,
+            "object_bytes": 0,
+        }
+        return int(
+            connection.execute(
+                insert(PLANS).values(**names, **values).returning(PLANS.c.plan_id)
+            ).scalar_one()
+        )
     connection.execute(update(PLANS).where(PLANS.c.plan_id == plan.plan_id).values(sha256=sha256))
     return int(plan.plan_id)
 
@@ -233,21 +290,28 @@ def _plan_id(connection: Connection, source_id: int, chunk: RemoteChunk, folder:
 def _make_way(connection: Connection, lease: Lease, chunk: str) -> None:
     """End what a chunk that was never posted claims and asks for.
 
-    Raises:
-        LeaseLost. IllegalMove: it was posted meanwhile, or a transaction that posts it may be included.
+    Raises: LeaseLost. IllegalMove: it was posted meanwhile, or a transaction that posts it may be
+        included.
     """
-    caf_file_id = require_state(connection, lease, chunk, (*NOT_POSTED, ChunkState.PARKED), "replaced by a stored file")
+    caf_file_id = require_state(
+        connection, lease, chunk, (*NOT_POSTED, ChunkState.PARKED), "replaced by a stored file"
+    )
     before_move(connection, caf_file_id, chunk, ChunkState.PARKED, ChunkState.WITHDRAWN)
     connection.execute(_DELETE_COPY, {"id": caf_file_id})
     if connection.execute(_HAS_COPY, {"id": caf_file_id}).scalar_one():
-        raise IllegalMove(f"chunk {chunk} cannot be replaced by a stored file: it was posted", hint=f"'caf unpark {chunk}'")
+        raise IllegalMove(
+            f"chunk {chunk} cannot be replaced by a stored file: it was posted",
+            hint=f"'caf unpark {chunk}'",
+        )
     forget_pending(connection, caf_file_id)
     forget_log_times(connection, caf_file_id)
     if not has_part(connection, caf_file_id):
         end_claims(connection, caf_file_id)
 
 
-def _write_chunk(connection: Connection, source_id: int, plan_id: int, chunk: RemoteChunk, *, replaces: bool) -> int:
+def _write_chunk(
+    connection: Connection, source_id: int, plan_id: int, chunk: RemoteChunk, *, replaces: bool
+) -> int:
     here = chunk.member_count + chunk.skipped_count
     object_count = here if chunk.object_count is None else chunk.object_count
     stored_size_bytes = chunk.file.posting.stored_size_bytes
@@ -272,13 +336,23 @@ def _write_chunk(connection: Connection, source_id: int, plan_id: int, chunk: Re
         facts |= {"attempts": 0, "tail_start": None, "tail_sha256": None, "updated_at": func.now()}
         statement = update(CAF_FILES).where(CAF_FILES.c.name == chunk.name).values(facts)
     else:
-        facts |= {"name": chunk.name, "source_id": source_id, "plan_id": plan_id, "number": chunk.number}
-        facts |= {"expected_size_bytes": stored_size_bytes, "adopted_at": func.now() if chunk.manifest is None else None}
+        facts |= {
+            "name": chunk.name,
+            "source_id": source_id,
+            "plan_id": plan_id,
+            "number": chunk.number,
+        }
+        facts |= {
+            "expected_size_bytes": stored_size_bytes,
+            "adopted_at": func.now() if chunk.manifest is None else None,
+        }
         statement = insert(CAF_FILES).values(facts)
     return int(connection.execute(statement.returning(CAF_FILES.c.caf_file_id)).scalar_one())
 
 
-def _write_copy(connection: Connection, caf_file_id: int, store: str, chunk: RemoteChunk, fault: str) -> None:
+def _write_copy(
+    connection: Connection, caf_file_id: int, store: str, chunk: RemoteChunk, fault: str
+) -> None:
     posting = chunk.file.posting
     statement = insert(CHUNK_COPIES).values(
         caf_file_id=caf_file_id,
@@ -295,7 +369,9 @@ def _write_copy(connection: Connection, caf_file_id: int, store: str, chunk: Rem
     connection.execute(statement)
 
 
-def _refuse_claimed(connection: Connection, source_id: int, plan_id: int, caf_file_id: int, chunk: RemoteChunk) -> None:
+def _refuse_claimed(
+    connection: Connection, source_id: int, plan_id: int, caf_file_id: int, chunk: RemoteChunk
+) -> None:
     if not connection.execute(_HAS_CLAIMS, {"source_id": source_id}).scalar_one():
         return
     if chunk.part is not None:
@@ -307,31 +383,50 @@ def _refuse_claimed(connection: Connection, source_id: int, plan_id: int, caf_fi
         }
         claimed = connection.execute(_CLAIMED_PART, names).first()
     else:
-        claimed = connection.exec_driver_sql(query("claims_of_restored"), {"caf_file_id": caf_file_id}).one_or_none()
+        claimed = connection.exec_driver_sql(
+            query("claims_of_restored"), {"caf_file_id": caf_file_id}
+        ).one_or_none()
     if claimed is not None:
         raise ClaimConflict(
-            f"'{claimed.file_path}' of chunk {chunk.name} is claimed by chunk {claimed.name}, which is under way",
+            f"'{claimed.file_path}' of chunk {chunk.name} is claimed by chunk {claimed.name}, "
+            "which is under way",
             hint="let that chunk be finished, or withdraw it; then restore again",
         )
 
 
 def _locate(connection: Connection, caf_file_id: int, chunk: RemoteChunk) -> int:
-    twice = LedgerError(f"chunk {chunk.name} names an object twice", hint="'caf list' and 'caf extract' read it as a file")
+    twice = LedgerError(
+        f"chunk {chunk.name} names an object twice",
+        hint="'caf list' and 'caf extract' read it as a file",
+    )
     written = write_locations(connection, caf_file_id, twice=twice)
     if chunk.member_count and not written and not chunk.part:
         raise _Superseded
     return written
 
 
-def _skip(connection: Connection, source_id: int, caf_file_id: int, chunk: RemoteChunk, skips: Iterable[Skip]) -> None:
+def _skip(
+    connection: Connection,
+    source_id: int,
+    caf_file_id: int,
+    chunk: RemoteChunk,
+    skips: Iterable[Skip],
+) -> None:
     count = load_skips(connection, skips)
     _require_count(chunk, "skipped objects", chunk.skipped_count, count)
     if count:
-        values = {"source_id": source_id, "caf_file_id": caf_file_id, "start": chunk.file.posting.start, "good": GOOD}
+        values = {
+            "source_id": source_id,
+            "caf_file_id": caf_file_id,
+            "start": chunk.file.posting.start,
+            "good": GOOD,
+        }
         for statement in ("skip_later", "skip_earlier", "skip_new"):
             connection.exec_driver_sql(query(statement), values)
 
 
 def _require_count(chunk: RemoteChunk, what: str, said: int, found: int) -> None:
     if said != found:
-        raise LedgerError(f"chunk {chunk.name} has {said} {what} by its own count, but {found} were found")
+        raise LedgerError(
+            f"chunk {chunk.name} has {said} {what} by its own count, but {found} were found"
+        )

@@ -1,14 +1,17 @@
-"""What the ledger has located of a source, kept as Parquet files, so that a plan asks the database only for what changed.
+"""What the ledger has located of a source, kept as Parquet files, so that a plan asks the database
+only for what changed.
 
     <sha256>.parquet    the locations of some chunks, sorted by key; which chunks, its footer says
 
-The database decides each time: it names the chunks in good standing, when each was located and how many rows it has, at the same
-moment as what is claimed and skipped. The rows of such a chunk never change: they come with the move to `located`, and nothing
-takes them while the chunk is in good standing. What a file has of a chunk that the database describes otherwise is left
-out, and asked for again; so is what was in a file that is gone, or whose bytes do not have the hash of its name. The files may be
-removed at any time.
+The database decides each time: it names the chunks in good standing, when each was located and how
+many rows it has, at the same moment as what is claimed and skipped. The rows of such a chunk never
+change: they come with the move to `located`, and nothing takes them while the chunk is in good
+standing. What a file has of a chunk that the database describes otherwise is left out, and asked
+for again; so is what was in a file that is gone, or whose bytes do not have the hash of its name.
+The files may be removed at any time.
 
-A new file takes over those that are not much larger, so that there are few, however many chunks there are.
+A new file takes over those that are not much larger, so that there are few, however many chunks
+there are.
 """
 
 import contextlib
@@ -35,7 +38,9 @@ KEPT_SCHEMA: Final = STANDING_SCHEMA.append(pa.field("caf_file_id", pa.int64(), 
 
 _CHUNKS: Final = "caf.chunks"
 _TAKEN_OVER: Final = 2
-"""A new file takes over others of up to so many times its rows: a row is written again about log₂ of all rows times."""
+"""A new file takes over others of up to so many times its rows: a row is written again about log₂
+of all rows times.
+"""
 
 Chunks = Mapping[int, tuple[str, int]]
 """By `caf_file_id`: what tells a chunk from any other, and its rows."""
@@ -49,7 +54,10 @@ class _File:
 
 
 class KeptLocations:
-    """The files of one source, in a folder of their own. One process at a time has them: see `open_kept`."""
+    """The files of one source, in a folder of their own.
+
+    One process at a time has them: see `open_kept`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -64,10 +72,14 @@ class KeptLocations:
         self._files.sort(key=lambda file: file.rows)
 
     def missing(self, chunks: Chunks) -> list[int]:
-        """Return which of these chunks, all that are in good standing, no file has; the files' other chunks count no more."""
+        """Return which of these chunks, all that are in good standing, no file has; the files'
+        other chunks count no more.
+        """
         wanted = dict(chunks)
         for file in reversed(self._files):
-            self._live[file.path] = [one for one, said in file.chunks.items() if wanted.get(one) == said]
+            self._live[file.path] = [
+                one for one, said in file.chunks.items() if wanted.get(one) == said
+            ]
             for one in self._live[file.path]:
                 del wanted[one]
         return list(wanted)
@@ -101,7 +113,9 @@ class KeptLocations:
             try:
                 for batch in sorted_by_key(query, SORT_BUDGET):
                     written.write(batch.select(KEPT_SCHEMA.names).cast(KEPT_SCHEMA))
-                written.close({_CHUNKS: json.dumps({str(one): said for one, said in chunks.items()})})
+                written.close(
+                    {_CHUNKS: json.dumps({str(one): said for one, said in chunks.items()})}
+                )
                 written.publish()
             finally:
                 written.abort()
@@ -113,14 +127,24 @@ class KeptLocations:
         """Let a query have files; yield the query of what counts in each."""
         for number, file in enumerate(files):
             query.table(f"kept_{number}", file.path)
-            query.rows_of(f"live_{number}", pa.table({"caf_file_id": pa.array(self._live[file.path], pa.int64())}))
+            query.rows_of(
+                f"live_{number}",
+                pa.table({"caf_file_id": pa.array(self._live[file.path], pa.int64())}),
+            )
             yield f"FROM kept_{number} WHERE caf_file_id IN (SELECT caf_file_id FROM live_{number})"
 
     def count_differing(self, exported: Path) -> int:
-        """Return how many rows are only in these files or only in what was exported of the chunks that `missing` did not name."""
+        """Return how many rows are only in these files or only in what was exported of the chunks
+        that `missing` did not name.
+        """
         with translate_errors(exported), inventory_query(exported, SORT_BUDGET) as query:
             query.table("exported", exported)
-            query.view("kept", " UNION ALL ".join(["SELECT * FROM exported WHERE false", *self._shown(query, self._files)]))
+            query.view(
+                "kept",
+                " UNION ALL ".join(
+                    ["SELECT * FROM exported WHERE false", *self._shown(query, self._files)]
+                ),
+            )
             (more,), (less,) = (
                 query.rows(f"SELECT count(*) FROM (FROM {one} EXCEPT ALL FROM {other})")[0]
                 for one, other in (("kept", "exported"), ("exported", "kept"))
@@ -143,7 +167,8 @@ _LOCK: Final = ".lock"
 
 @contextlib.contextmanager
 def open_kept(folder: Path) -> Iterator[KeptLocations]:
-    """Give the files in a folder, which is made where it is missing; another process that wants them waits meanwhile.
+    """Give the files in a folder, which is made where it is missing; another process that wants
+    them waits meanwhile.
 
     Files are read whole, and those that are not as they were written are removed.
 
@@ -153,18 +178,22 @@ def open_kept(folder: Path) -> Iterator[KeptLocations]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / _LOCK, "ab") as lock:
-            # Where a file system has no such locks, two plans at once may each export what the other does: more work, no harm.
+            # Where a file system has no such locks, two plans at once may each export what the
+            # other does: more work, no harm.
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield KeptLocations(folder)
     except OSError as error:
         raise StagingError(
-            f"the folder {folder} cannot be used: {error.strerror or error}", hint="make room there, or mend its permissions"
+            f"the folder {folder} cannot be used: {error.strerror or error}",
+            hint="make room there, or mend its permissions",
         ) from error
 
 
 def _sound(path: Path) -> _File | None:
-    """Return a file that is as it was written; None for anything else, as what another version wrote."""
+    """Return a file that is as it was written; None for anything else, as what another version
+    wrote.
+    """
     try:
         if path.suffix != ".parquet" or _sha256(path) != path.stem:
             return None

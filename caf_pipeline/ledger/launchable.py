@@ -1,4 +1,6 @@
-"""What the sensor that launches chunks asks of the ledger: of many sources at once, some chunks of each, by an index."""
+"""What the sensor that launches chunks asks of the ledger: of many sources at once, some chunks of
+each, by an index.
+"""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,7 +16,10 @@ from caf_pipeline.ledger.tables import CAF_FILES, SOURCES
 
 _LAST_LOCATED: Final = select(
     SOURCES.c.name,
-    select(func.max(CAF_FILES.c.located_at)).where(CAF_FILES.c.source_id == SOURCES.c.source_id).scalar_subquery().label("at"),
+    select(func.max(CAF_FILES.c.located_at))
+    .where(CAF_FILES.c.source_id == SOURCES.c.source_id)
+    .scalar_subquery()
+    .label("at"),
 ).where(SOURCES.c.name == any_(bindparam("sources", type_=ARRAY(Text))))
 
 
@@ -24,17 +29,22 @@ class LaunchableChunks(LedgerPart):
     def chunks(self, after: Mapping[str, int], limit: int) -> Sequence[LaunchableChunk]:
         """Return chunks under way, the oldest first, at most `limit` of each source.
 
-        Before them come those, at most `limit` in all, whose run died after their last move, before it gave staging back.
+        Before them come those, at most `limit` in all, whose run died after their last move, before
+        it gave staging back.
 
-        Args:
-            after: for each source that is asked for, the `caf_file_id` that its chunks come after; 0 for the first.
-            limit: see above.
+        Args: after: for each source that is asked for, the `caf_file_id` that its chunks come
+            after; 0 for the first. limit: see above.
         """
         asked = {"sources": list(after), "limit": limit, "prefix": chunk_lease("")}
         with self._engine.begin() as connection:
             unreleased = connection.exec_driver_sql(query("unreleased_chunks"), asked).fetchall()
-            under_way = connection.exec_driver_sql(query("launchable_chunks"), asked | {"after": list(after.values())}).fetchall()
-        return [LaunchableChunk(**{**row._asdict(), "state": ChunkState(row.state)}) for row in (*unreleased, *under_way)]
+            under_way = connection.exec_driver_sql(
+                query("launchable_chunks"), asked | {"after": list(after.values())}
+            ).fetchall()
+        return [
+            LaunchableChunk(**{**row._asdict(), "state": ChunkState(row.state)})
+            for row in (*unreleased, *under_way)
+        ]
 
     def last_located(self, sources: Sequence[str]) -> Mapping[str, datetime]:
         """Return when a chunk of each source was last located; sources without one are left out."""

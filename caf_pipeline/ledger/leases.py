@@ -1,8 +1,10 @@
-"""Leases: the right of one run to move one thing, as rows of the ledger with an epoch and an expiry.
+"""Leases: the right of one run to move one thing, as rows of the ledger with an epoch and an
+expiry.
 
-The epoch grows with each new holder, and every move names it. It is at least the time in milliseconds: after an older backup was
-restored, no new holder gets the epoch of an earlier process. So a holder that was paused, was taken for dead and wakes
-again can move nothing. The expiry, by the database's clock, only says when others may take over.
+The epoch grows with each new holder, and every move names it. It is at least the time in
+milliseconds: after an older backup was restored, no new holder gets the epoch of an earlier
+process. So a holder that was paused, was taken for dead and wakes again can move nothing. The
+expiry, by the database's clock, only says when others may take over.
 
 Source: "A chunk" in docs/design.md.
 """
@@ -42,8 +44,9 @@ from caf_pipeline.store.protocol import Lease
 from caf_pipeline.waits import Waits
 
 LEASE_SECONDS: Final = 30.0
-"""How long a lease lasts unrenewed: longer than a failover of the database or a pause by a busy machine, and as long as the
-run after a crash on another machine is ready to wait."""
+"""How long a lease lasts unrenewed: longer than a failover of the database or a pause by a busy
+machine, and as long as the run after a crash on another machine is ready to wait.
+"""
 
 RENEWALS_PER_LEASE: Final = 3  # two may fail in a row
 
@@ -54,7 +57,9 @@ _LEASES: Final = select(LEASES, (LEASES.c.expires_at > func.clock_timestamp()).l
 _LEASE: Final = _LEASES.where(LEASES.c.name == bindparam("name"))
 _LOCK: Final = _LEASE.with_for_update()
 _NOT_GIVEN_BACK: Final = _LEASES.where(LEASES.c.expires_at > _GIVEN_BACK).order_by(LEASES.c.name)
-_EVER_HELD: Final = select(LEASES.c.name).where(LEASES.c.name == any_(bindparam("names", type_=ARRAY(Text))))
+_EVER_HELD: Final = select(LEASES.c.name).where(
+    LEASES.c.name == any_(bindparam("names", type_=ARRAY(Text)))
+)
 _EXPIRY: Final = func.clock_timestamp() + bindparam("duration", type_=Interval)
 _NEW_LEASE: Final = insert(LEASES).values(
     epoch=cast(extract("epoch", func.clock_timestamp()) * 1000, BigInteger), expires_at=_EXPIRY
@@ -63,20 +68,28 @@ _TAKE: Final = _NEW_LEASE.on_conflict_do_update(
     index_elements=[LEASES.c.name],
     set_={
         "epoch": func.greatest(LEASES.c.epoch + 1, _NEW_LEASE.excluded.epoch),
-        **{name: _NEW_LEASE.excluded[name] for name in ("run", "boot_id", "pid", "process_started", "expires_at")},
+        **{
+            name: _NEW_LEASE.excluded[name]
+            for name in ("run", "boot_id", "pid", "process_started", "expires_at")
+        },
     },
     where=LEASES.c.epoch == bindparam("seen"),
 ).returning(LEASES.c.epoch)
-_SET_CHUNK_EPOCH: Final = update(CAF_FILES).where(CAF_FILES.c.name == bindparam("chunk")).values(epoch=bindparam("epoch"))
+_SET_CHUNK_EPOCH: Final = (
+    update(CAF_FILES).where(CAF_FILES.c.name == bindparam("chunk")).values(epoch=bindparam("epoch"))
+)
 _HELD: Final = and_(LEASES.c.name == bindparam("lease"), LEASES.c.epoch == bindparam("held"))
 _RENEW: Final = update(LEASES).where(_HELD).values(expires_at=_EXPIRY)
-_LOCK_HELD: Final = select(LEASES.c.name).where(_HELD, LEASES.c.expires_at > _GIVEN_BACK).with_for_update(read=True)
+_LOCK_HELD: Final = (
+    select(LEASES.c.name).where(_HELD, LEASES.c.expires_at > _GIVEN_BACK).with_for_update(read=True)
+)
 # The row stays: its epoch must go on growing.
 _RELEASE: Final = update(LEASES).where(_HELD).values(expires_at=_GIVEN_BACK)
 
 
 class HeldLease:
-    """A context in which `name` is held; it waits for its turn, renews in the background and gives back.
+    """A context in which `name` is held; it waits for its turn, renews in the background and gives
+    back.
 
     Attributes:
         name: what is held.
@@ -84,7 +97,13 @@ class HeldLease:
     """
 
     def __init__(
-        self, engine: LedgerEngine, name: str, holder: Holder, *, seconds: float = LEASE_SECONDS, waits: Waits | None = None
+        self,
+        engine: LedgerEngine,
+        name: str,
+        holder: Holder,
+        *,
+        seconds: float = LEASE_SECONDS,
+        waits: Waits | None = None,
     ) -> None:
         self.name = name
         self.epoch = 0
@@ -96,7 +115,9 @@ class HeldLease:
         self._trouble = ""
         self._good_until = 0.0
         self._released = threading.Event()
-        self._renewing = threading.Thread(target=self._renew_until_released, name=f"lease {name}", daemon=True)
+        self._renewing = threading.Thread(
+            target=self._renew_until_released, name=f"lease {name}", daemon=True
+        )
 
     def __enter__(self) -> Self:
         """Take the lease, or raise HeldByOther."""
@@ -116,7 +137,9 @@ class HeldLease:
         return lease
 
     def _outlast(self, first: LeaseRecord) -> None:
-        """Take the lease once it has run out or was given back; raise HeldByOther where its holder is seen to live."""
+        """Take the lease once it has run out or was given back; raise HeldByOther where its holder
+        is seen to live.
+        """
         lease: LeaseRecord | None = first
         while lease is not None:
             if (lease.epoch, lease.expires_at) != (first.epoch, first.expires_at):
@@ -128,7 +151,12 @@ class HeldLease:
             time.sleep(self._seconds / 30)
             lease = self._taken()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         """Give the lease back."""
         self._released.set()
         self._renewing.join()
@@ -137,12 +165,16 @@ class HeldLease:
             connection.execute(_RELEASE, {"lease": self.name, "held": self.epoch})
 
     def check(self) -> None:
-        """Raise LeaseLost where another run took over, or the lease could not be renewed in time."""
+        """Raise LeaseLost where another run took over, or the lease could not be renewed in
+        time.
+        """
         lost = self._lost
         if not lost and time.monotonic() > self._good_until:
             lost = f"it could not be renewed for {self._seconds:g} s{self._trouble}"
         if lost:
-            raise LeaseLost(f"the lease on {self.name} is lost: {lost}", hint="the next run of it resumes")
+            raise LeaseLost(
+                f"the lease on {self.name} is lost: {lost}", hint="the next run of it resumes"
+            )
 
     def _try(self, connection: Connection) -> LeaseRecord | None:
         """Take the lease and return None, or return who has it."""
@@ -151,19 +183,30 @@ class HeldLease:
             lease = _record(row)
             if lease.live and _is_alive(lease) is not False:
                 return lease
-        values = {"name": self.name, "duration": timedelta(seconds=self._seconds), "seen": row.epoch if row else 0}
+        values = {
+            "name": self.name,
+            "duration": timedelta(seconds=self._seconds),
+            "seen": row.epoch if row else 0,
+        }
         epoch = connection.execute(_TAKE, {**asdict(self._holder), **values}).scalar_one_or_none()
         if epoch is None:  # another run made the row between our two statements
             return self._try(connection)
         self.epoch = epoch
         chunk = chunk_of_lease(self.name)
-        if chunk is not None and not connection.execute(_SET_CHUNK_EPOCH, {"epoch": epoch, "chunk": chunk}).rowcount:
+        if (
+            chunk is not None
+            and not connection.execute(_SET_CHUNK_EPOCH, {"epoch": epoch, "chunk": chunk}).rowcount
+        ):
             raise NotLocated(f"the ledger has no chunk {chunk}")
         return None
 
     def _renew_until_released(self) -> None:
         wait = self._seconds / RENEWALS_PER_LEASE
-        values = {"lease": self.name, "held": self.epoch, "duration": timedelta(seconds=self._seconds)}
+        values = {
+            "lease": self.name,
+            "held": self.epoch,
+            "duration": timedelta(seconds=self._seconds),
+        }
         while not self._released.wait(wait):
             asked_at = time.monotonic()
             try:
@@ -188,10 +231,11 @@ class Leases(LedgerPart):
         self._seconds = seconds
 
     def hold(self, name: str, holder: Holder, *, waits: Waits | None = None) -> HeldLease:
-        """Hold `name` while the context lasts; the name of a chunk's lease (`chunk_lease`) sets the chunk's epoch.
+        """Hold `name` while the context lasts; the name of a chunk's lease (`chunk_lease`) sets the
+        chunk's epoch.
 
-        A holder on this machine whose process is dead is replaced at once; any other is waited for until its lease is seen
-        renewed or has run out (at most one lease time).
+        A holder on this machine whose process is dead is replaced at once; any other is waited for
+        until its lease is seen renewed or has run out (at most one lease time).
 
         Args:
             name: of the lease.
@@ -216,8 +260,8 @@ class Leases(LedgerPart):
     def end(self, name: str, epoch: int) -> bool:
         """Give back a lease that its holder left; its row and epoch stay.
 
-        False where it is another holder's by now, was given back, or may still be held: by a live process of this machine, or
-        by one that cannot be seen from here and has not let it run out.
+        False where it is another holder's by now, was given back, or may still be held: by a live
+        process of this machine, or by one that cannot be seen from here and has not let it run out.
         """
         with self._engine.begin() as connection:
             row = connection.execute(_LOCK, {"name": name}).one_or_none()
@@ -231,8 +275,13 @@ class Leases(LedgerPart):
 
 
 def lock_lease(connection: Connection, lease: Lease) -> None:
-    """Keep the lease from being taken over until the transaction's end; raise LeaseLost where another run has it now."""
-    if connection.execute(_LOCK_HELD, {"lease": lease.name, "held": lease.epoch}).one_or_none() is None:
+    """Keep the lease from being taken over until the transaction's end; raise LeaseLost where
+    another run has it now.
+    """
+    if (
+        connection.execute(_LOCK_HELD, {"lease": lease.name, "held": lease.epoch}).one_or_none()
+        is None
+    ):
         raise LeaseLost(f"another run holds the lease on {lease.name} now; this run wrote nothing")
 
 
@@ -242,11 +291,15 @@ def require_free(connection: Connection, name: str) -> None:
     lease = _record(row) if row else None
     if lease and lease.live and _is_alive(lease) is not False:
         run = lease.holder.run
-        raise HeldByOther(f"{name} is held by run {run}", holder=run, hint="wait for that run, or end it first")
+        raise HeldByOther(
+            f"{name} is held by run {run}", holder=run, hint="wait for that run, or end it first"
+        )
 
 
 def _record(row: Row[Any]) -> LeaseRecord:
-    holder = Holder(run=row.run, boot_id=row.boot_id, pid=row.pid, process_started=row.process_started)
+    holder = Holder(
+        run=row.run, boot_id=row.boot_id, pid=row.pid, process_started=row.process_started
+    )
     return LeaseRecord(row.name, row.epoch, holder, row.expires_at, row.live)
 
 

@@ -37,7 +37,8 @@ from caf_pipeline.waits import Waits
 class Ledger:
     """What is known, in one database. Safe in threads.
 
-    Each method of a topic is one transaction; what it wrote is durable when it returns. Raises everywhere: LedgerUnreachable.
+    Each method of a topic is one transaction; what it wrote is durable when it returns. Raises
+    everywhere: LedgerUnreachable.
 
     Attributes:
         database: the ledger's.
@@ -67,8 +68,13 @@ class Ledger:
         controls: what the operator orders.
     """
 
-    def __init__(self, database: Database, *, store: str = "jackal", lease_seconds: float = LEASE_SECONDS) -> None:
-        """Connect to nothing yet. `store` is the kind of the store in the settings: its name in the ledger."""
+    def __init__(
+        self, database: Database, *, store: str = "jackal", lease_seconds: float = LEASE_SECONDS
+    ) -> None:
+        """Connect to nothing yet.
+
+        `store` is the kind of the store in the settings: its name in the ledger.
+        """
         self.database = database
         self._engine = engine = LedgerEngine(database)
         self._lease_seconds = lease_seconds

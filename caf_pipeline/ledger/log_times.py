@@ -1,4 +1,6 @@
-"""The times of archived logs. A chunk's seal writes them; a search fetches only objects whose times match.
+"""The times of archived logs.
+
+A chunk's seal writes them; a search fetches only objects whose times match.
 
 What a chunk has of them its manifest tells.
 """
@@ -12,14 +14,23 @@ from caf_pipeline.inventory.manifest import LogTimes
 from caf_pipeline.ledger.copy import copy_rows
 from caf_pipeline.ledger.tables import CAF_FILES, LOG_TIMES
 
-_COLUMNS: Final = {"caf_file_id": "int8", "start_byte": "int8", "first_ms": "int8", "last_ms": "int8"}
+_COLUMNS: Final = {
+    "caf_file_id": "int8",
+    "start_byte": "int8",
+    "first_ms": "int8",
+    "last_ms": "int8",
+}
 _OF_CHUNK: Final = CAF_FILES.c.caf_file_id == bindparam("id")
 _HAS_TIMES: Final = update(CAF_FILES).where(_OF_CHUNK).values(has_log_times=True)
-_HAS_NO_TIMES: Final = update(CAF_FILES).where(_OF_CHUNK, CAF_FILES.c.has_log_times).values(has_log_times=False)
+_HAS_NO_TIMES: Final = (
+    update(CAF_FILES).where(_OF_CHUNK, CAF_FILES.c.has_log_times).values(has_log_times=False)
+)
 _DELETE: Final = delete(LOG_TIMES).where(LOG_TIMES.c.caf_file_id == bindparam("id"))
 
 
-def record_log_times(connection: Connection, caf_file_id: int, logs: Collection[LogTimes] | None) -> None:
+def record_log_times(
+    connection: Connection, caf_file_id: int, logs: Collection[LogTimes] | None
+) -> None:
     """Write the times of a chunk's logs; nothing where its packing did not look for any (None)."""
     if logs is not None:
         connection.execute(_HAS_TIMES, {"id": caf_file_id})

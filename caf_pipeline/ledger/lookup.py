@@ -1,8 +1,9 @@
-"""Questions of those who read archived objects: where the content of keys is, and whether it is what the bucket has now.
+"""Questions of those who read archived objects: where the content of keys is, and whether it is
+what the bucket has now.
 
-psycopg alone answers them, with the right to SELECT and nothing else. Any number of keys is asked for in one round trip, and all
-answers are of one moment.
-Source: "Which objects are to be archived" in docs/design.md; decision 30 for what SQLAlchemy would cost here.
+psycopg alone answers them, with the right to SELECT and nothing else. Any number of keys is asked
+for in one round trip, and all answers are of one moment. Source: "Which objects are to be archived"
+in docs/design.md; decision 30 for what SQLAlchemy would cost here.
 """
 
 import re
@@ -31,11 +32,14 @@ from caf_pipeline.waits import Waits
 _LOOK_UP: Final = "SELECT * FROM look_up(%(source)s, %(keys)s, %(good)s)"
 
 KeyRange = tuple[str, str | None]
-"""Keys from the first text on and below the second (None: without an end), by their bytes; text that the database holds."""
+"""Keys from the first text on and below the second (None: without an end), by their bytes; text
+that the database holds.
+"""
 
 
 class _Known(NamedTuple):
-    """What is known of a key: the columns of the database's function look_up (sql/), which says what they mean.
+    """What is known of a key: the columns of the database's function look_up (sql/), which says
+    what they mean.
 
     The types are those of a location.
     """
@@ -89,27 +93,50 @@ class Lookup:
             return connection.cursor(row_factory=scalar_row).execute(statement, values).fetchall()
 
     def locate(
-        self, source: str, key: str, object_version: str | None = None, *, as_of: datetime | None = None
+        self,
+        source: str,
+        key: str,
+        object_version: str | None = None,
+        *,
+        as_of: datetime | None = None,
     ) -> Location | None:
-        """Return the location of a key as `locate_many`, or that of one version, whose currency is not asked for."""
+        """Return the location of a key as `locate_many`, or that of one version, whose currency is
+        not asked for.
+        """
         if object_version is None:
             return self.locate_many(source, [key], last_seen=True, as_of=as_of).get(key)
         if not can_be_stored(key):
             return None
         with self._connections.connection() as connection:
             known = _look_up(connection, source, [key])
-        return next((_location(one) for one in known if one.told == "location" and one.object_version == object_version), None)
+        return next(
+            (
+                _location(one)
+                for one in known
+                if one.told == "location" and one.object_version == object_version
+            ),
+            None,
+        )
 
     def locate_many(
-        self, source: str, keys: Iterable[str], *, last_seen: bool = False, as_of: datetime | None = None
+        self,
+        source: str,
+        keys: Iterable[str],
+        *,
+        last_seen: bool = False,
+        as_of: datetime | None = None,
     ) -> Mapping[str, Location]:
-        """Return the current location of each key that has one. All keys and answers are in memory at once.
+        """Return the current location of each key that has one.
 
-        Current is what the latest exception names, or the greatest last_modified where that is later. Where the current content
-        is not located, or the key is gone, it is the located content of greatest last_modified, and its `currency` says so.
-        Only chunks in good standing count. When a key that is gone was `last_seen` takes one more round trip for each.
+        All keys and answers are in memory at once.
 
-        `as_of` an earlier time, what was modified or stated later is left out: see `Currency.as_of` for what is not known then.
+        Current is what the latest exception names, or the greatest last_modified where that is
+        later. Where the current content is not located, or the key is gone, it is the located
+        content of greatest last_modified, and its `currency` says so. Only chunks in good standing
+        count. When a key that is gone was `last_seen` takes one more round trip for each.
+
+        `as_of` an earlier time, what was modified or stated later is left out: see `Currency.as_of`
+        for what is not known then.
         """
         supported = list(filter(can_be_stored, keys))
         told: Mapping[str, defaultdict[str, list[_Known]]] = {
@@ -120,15 +147,22 @@ class Lookup:
             for one in _look_up(connection, source, supported, as_of):
                 told[one.told][one.key].append(one)
             for key, versions in told["location"].items():
-                given_out, in_force = _choose(versions, told["exception"].get(key, ()), told["next"].get(key, ()))
+                given_out, in_force = _choose(
+                    versions, told["exception"].get(key, ()), told["next"].get(key, ())
+                )
                 currency = _currency(given_out, in_force, told["pending"].get(key, ()), as_of)
                 if last_seen and in_force and currency.gone_at:
-                    currency = replace(currency, last_seen=_last_seen(connection, source, given_out, in_force))
-                located[key] = replace(_location(given_out, currency), older_versions=len(versions) - 1)
+                    currency = replace(
+                        currency, last_seen=_last_seen(connection, source, given_out, in_force)
+                    )
+                located[key] = replace(
+                    _location(given_out, currency), older_versions=len(versions) - 1
+                )
         return located
 
     def locate_versions(self, source: str, keys: Iterable[str]) -> Mapping[str, Sequence[Location]]:
-        """Return the located versions of each key: first the version that `locate_many` returns, then the others, newest first.
+        """Return the located versions of each key: first the version that `locate_many` returns,
+        then the others, newest first.
 
         Keys without a located version are left out. All keys and answers are in memory at a time.
         """
@@ -142,12 +176,16 @@ class Lookup:
         versions = {}
         for key, first in current.items():
             older = [row for row in others[key] if row.object_version != first.row.object_version]
-            older.sort(key=lambda row: (row.moment, row.inventory, row.object_version), reverse=True)
+            older.sort(
+                key=lambda row: (row.moment, row.inventory, row.object_version), reverse=True
+            )
             versions[key] = [first, *(_location(row, Currency(is_current=False)) for row in older)]
         return versions
 
     def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
-        """Return the located versions of a key, the latest first and at most `limit`, and how many there are."""
+        """Return the located versions of a key, the latest first and at most `limit`, and how many
+        there are.
+        """
         if not can_be_stored(source) or not can_be_stored(key):
             return [], 0
         values = {"source": source, "key": key, "good": GOOD, "limit": limit}
@@ -156,31 +194,47 @@ class Lookup:
         return [_in_utc(LocationRow(*columns)) for *columns, _ in rows], rows[0][-1] if rows else 0
 
     def archived_keys(self, source: str, start: str, end: str | None, limit: int) -> Sequence[str]:
-        """Return the first keys in `[start, end)`, by their bytes and at most `limit`; `end` None: no end.
+        """Return the first keys in `[start, end)`, by their bytes and at most `limit`; `end` None:
+        no end.
 
-        Both are text that the database holds: no NUL, no surrogate. Keys without a location in good standing may be among them.
+        Both are text that the database holds: no NUL, no surrogate. Keys without a location in good
+        standing may be among them.
         """
         if not can_be_stored(source):
             return []
-        return self._column(query("archived_keys"), {"source": source, "start": start, "end": end, "limit": limit})
+        return self._column(
+            query("archived_keys"), {"source": source, "start": start, "end": end, "limit": limit}
+        )
 
-    def count_not_archived(self, source: str, plain: KeyRange, encoded: KeyRange) -> tuple[int, int]:
+    def count_not_archived(
+        self, source: str, plain: KeyRange, encoded: KeyRange
+    ) -> tuple[int, int]:
         """Return how many objects are still to be archived, and how many were skipped.
 
-        Counted are keys in the range `plain`, and unsupported ones in the range `encoded` of what they are recorded as.
+        Counted are keys in the range `plain`, and unsupported ones in the range `encoded` of what
+        they are recorded as.
         """
         if not can_be_stored(source):
             return 0, 0
-        values = {"source": source, "start": plain[0], "end": plain[1], "encoded_start": encoded[0], "encoded_end": encoded[1]}
+        values = {
+            "source": source,
+            "start": plain[0],
+            "end": plain[1],
+            "encoded_start": encoded[0],
+            "encoded_end": encoded[1],
+        }
         with self._connections.connection() as connection:
-            pending, skipped = connection.execute(query("count_not_archived"), values).fetchone() or (0, 0)
+            pending, skipped = connection.execute(
+                query("count_not_archived"), values
+            ).fetchone() or (0, 0)
         return pending, skipped
 
     def not_archived(self, source: str, key: str) -> Sequence[NotArchived]:
-        """Return what is known of the identities of a key that are not located: claimed, skipped, or of a chunk that is lost.
+        """Return what is known of the identities of a key that are not located: claimed, skipped,
+        or of a chunk that is lost.
 
-        Those that were modified last come first.
-        The key may hold bytes that are not UTF-8, as names of the operating system do (`os.fsdecode`).
+        Those that were modified last come first. The key may hold bytes that are not UTF-8, as
+        names of the operating system do (`os.fsdecode`).
         """
         try:
             encoded = key.encode("utf-8", "surrogateescape")
@@ -191,7 +245,11 @@ class Lookup:
         recorded = key if is_supported(encoded) else quote_from_bytes(encoded)
         values = {"source": source, "key": recorded, "good": GOOD}
         with self._connections.connection() as connection:
-            return connection.cursor(row_factory=args_row(NotArchived)).execute(query("not_archived"), values).fetchall()
+            return (
+                connection.cursor(row_factory=args_row(NotArchived))
+                .execute(query("not_archived"), values)
+                .fetchall()
+            )
 
     def header_sets(self, names: Collection[bytes]) -> Mapping[bytes, ObjectHeaders]:
         """Return the header sets of these names."""
@@ -205,24 +263,44 @@ class Lookup:
         statement = "SELECT name FROM caf_files WHERE name = ANY(%(chunks)s) AND has_log_times"
         return set(self._column(statement, {"chunks": list(chunks)}))
 
-    def log_times(self, locations: Sequence[Location]) -> Mapping[int, tuple[int | None, int | None]]:
-        """Return, by their number in `locations`, of those that are logs the first and the last time (None: not told)."""
-        values = {"chunks": [one.chunk for one in locations], "starts": [one.row.start_byte for one in locations]}
+    def log_times(
+        self, locations: Sequence[Location]
+    ) -> Mapping[int, tuple[int | None, int | None]]:
+        """Return, by their number in `locations`, of those that are logs the first and the last
+        time (None: not told).
+        """
+        values = {
+            "chunks": [one.chunk for one in locations],
+            "starts": [one.row.start_byte for one in locations],
+        }
         with self._connections.connection() as connection:
             rows = connection.execute(query("log_times"), values).fetchall()
         # An empty object begins where the next one does.
-        return {number - 1: (first_ms, last_ms) for number, first_ms, last_ms in rows if locations[number - 1].size_bytes}
+        return {
+            number - 1: (first_ms, last_ms)
+            for number, first_ms, last_ms in rows
+            if locations[number - 1].size_bytes
+        }
 
     def provider_records(self) -> Mapping[str, ProviderRecord]:
         """Return what was measured of providers, by provider."""
-        statement = "SELECT provider, upload_rate, download_rate, failures, failed_at FROM providers ORDER BY provider"
+        statement = (
+            "SELECT provider, upload_rate, download_rate, failures, failed_at FROM "
+            "providers ORDER BY provider"
+        )
         with self._connections.connection() as connection:
-            records = connection.cursor(row_factory=args_row(ProviderRecord)).execute(statement).fetchall()
+            records = (
+                connection.cursor(row_factory=args_row(ProviderRecord))
+                .execute(statement)
+                .fetchall()
+            )
         return {record.provider: record for record in records}
 
     def seen_height(self, chain_id: str) -> int:
         """Return the greatest block height ever recorded of a chain; 0 if there is none."""
-        heights = self._column("SELECT height FROM chain_heights WHERE chain_id = %(chain_id)s", {"chain_id": chain_id})
+        heights = self._column(
+            "SELECT height FROM chain_heights WHERE chain_id = %(chain_id)s", {"chain_id": chain_id}
+        )
         return max(heights, default=0)
 
     def folder_store(self) -> str | None:
@@ -234,8 +312,11 @@ def _in_utc(row: LocationRow) -> LocationRow:
     return replace(row, last_modified=row.last_modified.astimezone(UTC))
 
 
-def _look_up(connection: psycopg.Connection, source: str, keys: Sequence[str], as_of: datetime | None = None) -> Sequence[_Known]:
-    """Return what is known of keys at one moment; with `as_of`, of what was modified or stated up to that time.
+def _look_up(
+    connection: psycopg.Connection, source: str, keys: Sequence[str], as_of: datetime | None = None
+) -> Sequence[_Known]:
+    """Return what is known of keys at one moment; with `as_of`, of what was modified or stated up
+    to that time.
 
     Then what was stated first after it comes, too ('next').
     """
@@ -245,9 +326,15 @@ def _look_up(connection: psycopg.Connection, source: str, keys: Sequence[str], a
     cursor = connection.cursor(binary=True, row_factory=args_row(_Known))
     if as_of is None:
         return cursor.execute(_LOOK_UP, {"source": source, "keys": keys, "good": GOOD}).fetchall()
-    known = cursor.execute(query("look_up_as_of"), {"source": source, "keys": keys, "as_of": as_of, "good": GOOD}).fetchall()
+    known = cursor.execute(
+        query("look_up_as_of"), {"source": source, "keys": keys, "as_of": as_of, "good": GOOD}
+    ).fetchall()
     # Of a claim or skip the LastModified may be unknown (None).
-    return [one for one in known if one.told == "next" or (one.moment is not None and one.moment <= as_of)]
+    return [
+        one
+        for one in known
+        if one.told == "next" or (one.moment is not None and one.moment <= as_of)
+    ]
 
 
 _posting: Final = lru_cache(64)(Posting)  # objects that are asked for together are in few chunks
@@ -271,13 +358,17 @@ def _location(one: _Known, currency: Currency | None = None) -> Location:
 
 
 def _part(said: Mapping[str, Any]) -> LocatedRange:
-    posting = Posting(bytes.fromhex(said["merkle_root"]), said["owner"], said["start"], said["stored_size_bytes"])
-    return LocatedRange(said["start_byte"], said["end_byte"], bytes.fromhex(said["sha256"]), said["chunk"], posting)
+    posting = Posting(
+        bytes.fromhex(said["merkle_root"]), said["owner"], said["start"], said["stored_size_bytes"]
+    )
+    return LocatedRange(
+        said["start_byte"], said["end_byte"], bytes.fromhex(said["sha256"]), said["chunk"], posting
+    )
 
 
-# S3 tells times to the second: of two versions of one second that is current which was listed later (a snapshot's name ends with
-# its time), whichever was planned or loaded first; a rebuilt ledger says the same. As of a time before an inventory said which of
-# them is current, it is that one.
+# S3 tells times to the second: of two versions of one second that is current which was listed later
+# (a snapshot's name ends with its time), whichever was planned or loaded first; a rebuilt ledger
+# says the same. As of a time before an inventory said which of them is current, it is that one.
 def _choose(
     versions: Sequence[_Known], exceptions: Sequence[_Known], stated_next: Sequence[_Known]
 ) -> tuple[_Known, _Known | None]:
@@ -293,7 +384,13 @@ def _choose(
     then = next((one.object_version for one in stated_next), None)
 
     def order(one: _Known) -> tuple[Any, ...]:
-        return one.object_version == named, one.moment, one.object_version == then, one.inventory, one.object_version
+        return (
+            one.object_version == named,
+            one.moment,
+            one.object_version == then,
+            one.inventory,
+            one.object_version,
+        )
 
     return max(versions, key=order), in_force
 
@@ -301,8 +398,12 @@ def _choose(
 _CURRENT: Final = Currency(is_current=True)
 
 
-def _currency(given_out: _Known, in_force: _Known | None, pending: Sequence[_Known], as_of: datetime | None) -> Currency:
-    """Return what is known of the current content of a key, beside the location that is given out for it."""
+def _currency(
+    given_out: _Known, in_force: _Known | None, pending: Sequence[_Known], as_of: datetime | None
+) -> Currency:
+    """Return what is known of the current content of a key, beside the location that is given out
+    for it.
+    """
     if not in_force and not pending:
         return Currency(is_current=True, as_of=as_of) if as_of else _CURRENT
     since = (in_force or given_out).moment.astimezone(UTC)
@@ -314,14 +415,25 @@ def _currency(given_out: _Known, in_force: _Known | None, pending: Sequence[_Kno
             return Currency(is_current=False, chunk=other.chunk, state=other.state, as_of=as_of)
     if in_force is None or in_force.object_version == given_out.object_version:
         return Currency(is_current=True, as_of=as_of)
-    return Currency(is_current=False, gone_at=since if in_force.object_version is None else None, as_of=as_of)
+    return Currency(
+        is_current=False, gone_at=since if in_force.object_version is None else None, as_of=as_of
+    )
 
 
-def _last_seen(connection: psycopg.Connection, source: str, given_out: _Known, gone: _Known) -> datetime | None:
-    """Return when the key was last listed: by an inventory before the one that missed it, or the one that it was planned by."""
+def _last_seen(
+    connection: psycopg.Connection, source: str, given_out: _Known, gone: _Known
+) -> datetime | None:
+    """Return when the key was last listed: by an inventory before the one that missed it, or the
+    one that it was planned by.
+    """
     values = {"source": source, "inventory": gone.inventory, "key": given_out.key.encode()}
-    planned_by = connection.execute(query("inventory_time"), {"source": source, "name": given_out.inventory}).fetchone()
-    times = [*(connection.execute(query("last_seen"), values).fetchone() or ()), *(planned_by or [_time_of(given_out.inventory)])]
+    planned_by = connection.execute(
+        query("inventory_time"), {"source": source, "name": given_out.inventory}
+    ).fetchone()
+    times = [
+        *(connection.execute(query("last_seen"), values).fetchone() or ()),
+        *(planned_by or [_time_of(given_out.inventory)]),
+    ]
     return max((one.astimezone(UTC) for one in times if one), default=None)
 
 

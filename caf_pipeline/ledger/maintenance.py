@@ -1,4 +1,5 @@
-"""What the doctor reads and removes in a ledger: reservations, unsettled transactions, and rows without a chunk.
+"""What the doctor reads and removes in a ledger: reservations, unsettled transactions, and rows
+without a chunk.
 
 What writes looks again under a lock, and may be called at any moment, by any number.
 """
@@ -18,23 +19,33 @@ from caf_pipeline.ledger.transactions import UNSETTLED
 from caf_pipeline.store.protocol import SignedTransaction
 
 _UNSETTLED: Final = UNSETTLED.order_by(TRANSACTIONS.c.account, TRANSACTIONS.c.sequence)
-# A load of locations holds the row from its move on. What has no row can get none: ids are never given again.
-# What is stored of the state is enough: whether a chunk claims or ever was located does not depend on its copy.
-_CHUNK_STATE: Final = select(CAF_FILES.c.state).where(CAF_FILES.c.caf_file_id == bindparam("id")).with_for_update(key_share=True)
-_DROP_LOCATIONS: Final = delete(FILE_LOCATIONS).where(FILE_LOCATIONS.c.caf_file_id == bindparam("id"))
+# A load of locations holds the row from its move on. What has no row can get none: ids are never
+# given again. What is stored of the state is enough: whether a chunk claims or ever was located
+# does not depend on its copy.
+_CHUNK_STATE: Final = (
+    select(CAF_FILES.c.state)
+    .where(CAF_FILES.c.caf_file_id == bindparam("id"))
+    .with_for_update(key_share=True)
+)
+_DROP_LOCATIONS: Final = delete(FILE_LOCATIONS).where(
+    FILE_LOCATIONS.c.caf_file_id == bindparam("id")
+)
 
 
 class StrayRows(LedgerPart):
     """What the doctor reads and removes."""
 
     def unsettled(self) -> Sequence[SignedTransaction]:
-        """Return the transactions of every account whose fate is not known, by account and sequence."""
+        """Return the transactions of every account whose fate is not known, by account and
+        sequence.
+        """
         with self._engine.begin() as connection:
             rows = connection.execute(_UNSETTLED).fetchall()
         return [SignedTransaction(**row._asdict()) for row in rows]
 
     def by_chunk(self, source: str) -> Sequence[ChunkRows]:
-        """Count a source's location rows, pending ones and claims by chunk, all at one moment; chunks without any are there, too.
+        """Count a source's location rows, pending ones and claims by chunk, all at one moment;
+        chunks without any are there, too.
 
         A part counts as claimed by its chunk, whose object has one claim for all of them.
 
@@ -43,12 +54,19 @@ class StrayRows(LedgerPart):
         with self._engine.begin() as connection:
             values = {"source": source, "claiming": sorted(CLAIMING)}
             rows = connection.exec_driver_sql(query("rows_by_chunk"), values).fetchall()
-        return [ChunkRows(**{**row._asdict(), "state": None if row.state is None else ChunkState(row.state)}) for row in rows]
+        return [
+            ChunkRows(
+                **{**row._asdict(), "state": None if row.state is None else ChunkState(row.state)}
+            )
+            for row in rows
+        ]
 
     def drop(self, caf_file_id: int) -> int:
-        """Remove rows that a chunk in its state, or an unknown one, cannot have: claims, locations and pending locations.
+        """Remove rows that a chunk in its state, or an unknown one, cannot have: claims, locations
+        and pending locations.
 
-        What a chunk claims by its state, and locations that it has or had, stay. Returns the rows removed.
+        What a chunk claims by its state, and locations that it has or had, stay. Returns the rows
+        removed.
         """
         dropped = 0
         with self._engine.begin() as connection:

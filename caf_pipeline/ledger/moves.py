@@ -1,8 +1,8 @@
 """Guarded moves of a chunk and its copy, by state and epoch.
 
-Functions over the caller's transaction. A move locks the chunk's row, compares the epoch, and reads the states afterwards: a
-statement that waited for a lock sees the copies as they were before it waited.
-Source: "Promises" in docs/design.md.
+Functions over the caller's transaction. A move locks the chunk's row, compares the epoch, and reads
+the states afterwards: a statement that waited for a lock sees the copies as they were before it
+waited. Source: "Promises" in docs/design.md.
 """
 
 import json
@@ -10,7 +10,19 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Row, Text, bindparam, cast, delete, func, literal, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    func,
+    literal,
+    select,
+    update,
+)
 from sqlalchemy.dialects.postgresql import JSONB
 
 from caf_pipeline.chunk_state import ChunkState, CopyState, copy_after, require_move, stored_state
@@ -23,12 +35,17 @@ from caf_pipeline.store.protocol import Lease, Posting, Sample
 _CHUNK: Final = CHUNKS.c.caf_file_id == bindparam("id")
 _STATE: Final = select(CHUNKS.c.state, CHUNKS.c.copy_state).where(_CHUNK)
 _ROW: Final = select(
-    *(CHUNKS.c[name] for name in ("caf_file_id", "source_id", "member_count", "merkle_root", "stored_size_bytes"))
+    *(
+        CHUNKS.c[name]
+        for name in ("caf_file_id", "source_id", "member_count", "merkle_root", "stored_size_bytes")
+    )
 ).where(_CHUNK)
 _LOCK: Final = (
     select(CAF_FILES.c.caf_file_id, CAF_FILES.c.epoch)
     .where(CAF_FILES.c.name == bindparam("chunk"))
-    .with_for_update(key_share=True)  # NO KEY UPDATE: rows that refer to the chunk may be written meanwhile
+    .with_for_update(
+        key_share=True
+    )  # NO KEY UPDATE: rows that refer to the chunk may be written meanwhile
 )
 
 
@@ -44,13 +61,16 @@ def move_row(
 ) -> Row[Any]:
     """Make a guarded move; return the chunk's ids and sizes as they are after it.
 
-    `changes` and `copy_changes` have new values of other columns of the chunk and of its copy. A seal inserts the copy itself.
+    `changes` and `copy_changes` have new values of other columns of the chunk and of its copy. A
+    seal inserts the copy itself.
     """
     require_move(chunk, before, after)
     caf_file_id = guarded(connection, lease, chunk)
     known = connection.execute(_STATE, {"id": caf_file_id}).one()
     if known.state != before:
-        raise IllegalMove(f"chunk {chunk} cannot go to '{after}': it is '{known.state}', not '{before}'")
+        raise IllegalMove(
+            f"chunk {chunk} cannot go to '{after}': it is '{known.state}', not '{before}'"
+        )
     copy = CopyState(known.copy_state) if known.copy_state else None
     copy_state = copy_after(chunk, before, after, copy)
     time = {"updated_at": func.now()} if before is not after else {}
@@ -80,27 +100,41 @@ def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
     return int(row.caf_file_id)
 
 
-def require_state(connection: Connection, lease: Lease, chunk: str, states: Sequence[ChunkState], done: str) -> int:
-    """Return the chunk's id, its row locked; raise IllegalMove where it is in none of these states."""
+def require_state(
+    connection: Connection, lease: Lease, chunk: str, states: Sequence[ChunkState], done: str
+) -> int:
+    """Return the chunk's id, its row locked; raise IllegalMove where it is in none of these
+    states.
+    """
     caf_file_id = guarded(connection, lease, chunk)
     state = connection.execute(_STATE, {"id": caf_file_id}).one().state
     if state not in states:
-        raise IllegalMove(f"chunk {chunk} cannot be {done}: it is '{state}', not {' or '.join(states)}")
+        raise IllegalMove(
+            f"chunk {chunk} cannot be {done}: it is '{state}', not {' or '.join(states)}"
+        )
     return caf_file_id
 
 
 def require_sealed_bytes(chunk: str, row: Row[Any], posting: Posting) -> None:
-    """Raise IntegrityError where a posting is of other bytes than those of the row, which were sealed."""
+    """Raise IntegrityError where a posting is of other bytes than those of the row, which were
+    sealed.
+    """
     if (row.merkle_root, row.stored_size_bytes) != (posting.merkle_root, posting.stored_size_bytes):
         raise IntegrityError(
-            f"chunk {chunk} was sealed as {row.merkle_root.hex()} ({row.stored_size_bytes} bytes), but"
+            f"chunk {chunk} was sealed as {row.merkle_root.hex()} ({row.stored_size_bytes} bytes), "
+            "but"
             f" posted as {posting.merkle_root.hex()} ({posting.stored_size_bytes} bytes)"
         )
 
 
 def samples_as_json(samples: Sequence[Sample]) -> str:
     """Return what copies are compared with, as `caf_files.samples` holds it."""
-    return json.dumps([{"offset": one.offset, "length": one.length, "sha256": one.sha256.hex()} for one in samples])
+    return json.dumps(
+        [
+            {"offset": one.offset, "length": one.length, "sha256": one.sha256.hex()}
+            for one in samples
+        ]
+    )
 
 
 def as_jsonb(samples: Sequence[Sample]) -> ColumnElement[Any]:

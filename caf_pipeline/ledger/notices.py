@@ -1,7 +1,9 @@
-"""Keys that S3's event notifications named, until they are listed; and messages that are no such notification.
+"""Keys that S3's event notifications named, until they are listed; and messages that are no such
+notification.
 
-A key is noticed until a listing ends well that began after its latest event: `mark_noticed` when a listing begins,
-`forget_noticed` when all that it has is planned or found to be known. In between a later event takes the mark away again.
+A key is noticed until a listing ends well that began after its latest event: `mark_noticed` when a
+listing begins, `forget_noticed` when all that it has is planned or found to be known. In between a
+later event takes the mark away again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +43,10 @@ if TYPE_CHECKING:
     from caf_pipeline.source.protocol import QueueMessage
 
 MOST_SET_APART: Final = 1_000
-"""Messages of one source; more stay in the queue. A stranger who may send there must not fill the ledger."""
+"""Messages of one source; more stay in the queue.
+
+A stranger who may send there must not fill the ledger.
+"""
 
 _AFTER_KEY: Final = and_(
     NOTICED_KEYS.c.source_id == SOURCES.c.source_id,
@@ -49,7 +54,8 @@ _AFTER_KEY: Final = and_(
     NOTICED_KEYS.c.file_path > bindparam("after"),
 )
 _MARK: Final = update(NOTICED_KEYS).where(_AFTER_KEY).values(listing=bindparam("listing"))
-# Of these an event came since the listing began; those before it were listed, so that none of them waits any more.
+# Of these an event came since the listing began; those before it were listed, so that none of them
+# waits any more.
 _WAITS_SINCE: Final = (
     update(NOTICED_KEYS)
     .where(_AFTER_KEY, NOTICED_KEYS.c.noticed_at < bindparam("began"))
@@ -57,14 +63,23 @@ _WAITS_SINCE: Final = (
 )
 _NOTICED: Final = (
     select(NOTICED_KEYS.c.file_path)
-    .where(NOTICED_KEYS.c.source_id == bindparam("source_id"), NOTICED_KEYS.c.file_path > bindparam("after"))
+    .where(
+        NOTICED_KEYS.c.source_id == bindparam("source_id"),
+        NOTICED_KEYS.c.file_path > bindparam("after"),
+    )
     .order_by(NOTICED_KEYS.c.file_path)
     .limit(bindparam("most", type_=BigInteger))
 )
 _COUNTS: Final = select(
     SOURCES.c.name,
-    select(func.count()).where(NOTICED_KEYS.c.source_id == SOURCES.c.source_id).scalar_subquery().label("keys"),
-    select(func.count()).where(MESSAGES_SET_APART.c.source_id == SOURCES.c.source_id).scalar_subquery().label("messages"),
+    select(func.count())
+    .where(NOTICED_KEYS.c.source_id == SOURCES.c.source_id)
+    .scalar_subquery()
+    .label("keys"),
+    select(func.count())
+    .where(MESSAGES_SET_APART.c.source_id == SOURCES.c.source_id)
+    .scalar_subquery()
+    .label("messages"),
 ).where(SOURCES.c.name == any_(bindparam("sources", type_=ARRAY(Text))))
 
 _OF_SOURCE: Final = MESSAGES_SET_APART.c.source_id == bindparam("source_id")
@@ -106,7 +121,9 @@ _NOTE_RESTORED: Final = (
     .values(restored=true())
 )
 _QUEUE: Final = insert(QUEUE_READS)
-_QUEUE_READ: Final = _QUEUE.on_conflict_do_update(index_elements=[QUEUE_READS.c.source_id], set_={"read_at": func.now()})
+_QUEUE_READ: Final = _QUEUE.on_conflict_do_update(
+    index_elements=[QUEUE_READS.c.source_id], set_={"read_at": func.now()}
+)
 _QUEUE_TO_READ: Final = _QUEUE.on_conflict_do_nothing(index_elements=[QUEUE_READS.c.source_id])
 
 
@@ -116,30 +133,51 @@ class Notices(LedgerPart):
     def take_messages(self, source: str, messages: "Sequence[QueueMessage]") -> set[str]:
         """Write the keys that messages name, and set apart what is no event of the source, at once.
 
-        Objects that were skipped for cold storage, or will be by a chunk under way, and are restored, are due at once.
+        Objects that were skipped for cold storage, or will be by a chunk under way, and are
+        restored, are due at once.
 
-        Returns the ids of the messages that are durable now: not of what would be set apart, where there is no more room.
+        Returns the ids of the messages that are durable now: not of what would be set apart, where
+        there is no more room.
         """
         events: dict[bytes, str] = {}
         for event in (each for message in messages for each in message.events):
             events[event.key] = _later(events.get(event.key, event.sequencer), event.sequencer)
-        keys = sorted(events)  # two writers that take their rows in one order do not wait for each other
+        keys = sorted(
+            events
+        )  # two writers that take their rows in one order do not wait for each other
         with self._of_source(source) as (connection, source_id):
             if keys:
-                facts = {"source_id": source_id, "keys": keys, "sequencers": [events[key] for key in keys]}
+                facts = {
+                    "source_id": source_id,
+                    "keys": keys,
+                    "sequencers": [events[key] for key in keys],
+                }
                 connection.exec_driver_sql(query("notice_keys"), facts)
-            restored = {event.key for message in messages for event in message.events if event.restored}
+            restored = {
+                event.key for message in messages for event in message.events if event.restored
+            }
             if supported := sorted(filter(is_supported, restored)):
-                connection.execute(_RESTORED, {"of_source": source_id, "keys": [key.decode() for key in supported]})
+                connection.execute(
+                    _RESTORED, {"of_source": source_id, "keys": [key.decode() for key in supported]}
+                )
                 connection.execute(_NOTE_RESTORED, {"of_source": source_id, "keys": supported})
             wrong = {message.message_id: message for message in messages if message.wrong}
-            set_apart = connection.execute(_SET_APART_BEFORE, {"source_id": source_id, "ids": list(wrong)})
+            set_apart = connection.execute(
+                _SET_APART_BEFORE, {"source_id": source_id, "ids": list(wrong)}
+            )
             for message_id in set_apart.scalars():  # whose deletion failed: they need no room
                 del wrong[message_id]
-            room = MOST_SET_APART - connection.execute(_COUNT_SET_APART, {"source_id": source_id}).scalar_one()
+            room = (
+                MOST_SET_APART
+                - connection.execute(_COUNT_SET_APART, {"source_id": source_id}).scalar_one()
+            )
             left = set(list(wrong)[max(room, 0) :])
             for message_id in wrong.keys() - left:
-                facts = {"message_id": message_id, "body": wrong[message_id].body, "reason": wrong[message_id].wrong}
+                facts = {
+                    "message_id": message_id,
+                    "body": wrong[message_id].body,
+                    "reason": wrong[message_id].wrong,
+                }
                 connection.execute(_SET_APART, {"source_id": source_id, **facts})
         return {message.message_id for message in messages} - left
 
@@ -152,26 +190,45 @@ class Notices(LedgerPart):
             connection.execute(_QUEUE_READ if read else _QUEUE_TO_READ, {"source_id": source_id})
 
     def mark_noticed(self, source: str, listing: str, after: bytes, until: bytes | None) -> None:
-        """Write that a listing of keys greater than `after`, up to and including `until` (None: to the end), begins now.
+        """Write that a listing of keys greater than `after`, up to and including `until` (None: to
+        the end), begins now.
 
         Does nothing where the ledger does not have the source.
         """
         with self._engine.begin() as connection:
-            connection.execute(_up_to(until, _MARK), {"source": source, "listing": listing, "after": after})
+            connection.execute(
+                _up_to(until, _MARK), {"source": source, "listing": listing, "after": after}
+            )
 
-    def forget_noticed(self, source: str, listing: str, began: datetime, after: bytes, until: bytes | None) -> None:
-        """Forget the keys greater than `after`, up to and including `until`, of which no event came since this listing began."""
+    def forget_noticed(
+        self, source: str, listing: str, began: datetime, after: bytes, until: bytes | None
+    ) -> None:
+        """Forget the keys greater than `after`, up to and including `until`, of which no event came
+        since this listing began.
+        """
         with self._engine.begin() as connection:
-            connection.exec_driver_sql(query("forget_noticed"), {"source": source, "listing": listing, "until": until})
-            connection.execute(_up_to(until, _WAITS_SINCE), {"source": source, "began": began, "after": after})
+            connection.exec_driver_sql(
+                query("forget_noticed"), {"source": source, "listing": listing, "until": until}
+            )
+            connection.execute(
+                _up_to(until, _WAITS_SINCE), {"source": source, "began": began, "after": after}
+            )
 
     def noticed_keys(self, source: str, after: bytes, limit: int) -> Sequence[bytes]:
         """Return noticed keys greater than `after`, ascending by their bytes, at most `limit`."""
         with self._of_source(source) as (connection, source_id):
-            return connection.execute(_NOTICED, {"source_id": source_id, "after": after, "most": limit}).scalars().all()
+            return (
+                connection.execute(
+                    _NOTICED, {"source_id": source_id, "after": after, "most": limit}
+                )
+                .scalars()
+                .all()
+            )
 
     def count_noticed(self, sources: Iterable[str]) -> Mapping[str, tuple[int, int]]:
-        """Return how many keys are noticed and how many messages are set apart, of each of these sources that has any."""
+        """Return how many keys are noticed and how many messages are set apart, of each of these
+        sources that has any.
+        """
         with self._engine.begin() as connection:
             rows = connection.execute(_COUNTS, {"sources": list(sources)}).all()
         return {row.name: (row.keys, row.messages) for row in rows if row.keys or row.messages}
@@ -179,7 +236,10 @@ class Notices(LedgerPart):
     def messages_set_apart(self, source: str) -> Sequence[MessageSetApart]:
         """Return the messages of a source's queue that were set apart, the oldest first."""
         with self._of_source(source) as (connection, source_id):
-            return [MessageSetApart(**row._asdict()) for row in connection.execute(_MESSAGES, {"source_id": source_id})]
+            return [
+                MessageSetApart(**row._asdict())
+                for row in connection.execute(_MESSAGES, {"source_id": source_id})
+            ]
 
     def remove_messages(self, source: str, message_ids: Sequence[str]) -> None:
         """Remove messages that were set apart."""

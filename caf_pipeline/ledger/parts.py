@@ -1,8 +1,10 @@
-"""Objects that are split over chunks: which part a chunk has, and what becomes of all parts when one chunk is moved.
+"""Objects that are split over chunks: which part a chunk has, and what becomes of all parts when
+one chunk is moved.
 
-An object in parts has one claim, with the chunk of its first part. It ends when all parts are located, or when one chunk gives
-its part up: then all parts of the plan are abandoned. Whether all are located is asked of the view `objects_in_parts` alone.
-Source: docs/decisions/0020-objects-over-several-chunks.md.
+An object in parts has one claim, with the chunk of its first part. It ends when all parts are
+located, or when one chunk gives its part up: then all parts of the plan are abandoned. Whether all
+are located is asked of the view `objects_in_parts` alone. Source:
+docs/decisions/0020-objects-over-several-chunks.md.
 """
 
 from collections.abc import Iterable, Mapping
@@ -56,7 +58,12 @@ _ALL: Final = bindparam("all", type_=ARRAY(BigInteger))
 
 def _is_object(table: FromClause) -> ColumnElement[bool]:
     """Return the condition that a row of another table is of the object of a part."""
-    return and_(*(table.c["size_bytes" if name == "object_bytes" else name] == OBJECT_PARTS.c[name] for name in _OBJECT))
+    return and_(
+        *(
+            table.c["size_bytes" if name == "object_bytes" else name] == OBJECT_PARTS.c[name]
+            for name in _OBJECT
+        )
+    )
 
 
 _HAS_PART: Final = select(exists().where(OBJECT_PARTS.c.caf_file_id == bindparam("id")))
@@ -81,7 +88,9 @@ _IS_LOCATED: Final = select(
         _is_object(OBJECTS_IN_PARTS),
     )
 )
-_ABANDON: Final = update(OBJECT_PARTS).where(OBJECT_PARTS.c.caf_file_id == any_(_ALL)).values(abandoned=True)
+_ABANDON: Final = (
+    update(OBJECT_PARTS).where(OBJECT_PARTS.c.caf_file_id == any_(_ALL)).values(abandoned=True)
+)
 _END_SKIP: Final = delete(SKIPPED_OBJECTS).where(
     OBJECT_PARTS.c.caf_file_id == bindparam("id"),
     SKIPPED_OBJECTS.c.source_id == OBJECT_PARTS.c.source_id,
@@ -97,7 +106,9 @@ def register_parts(
     chunks: Mapping[int, int],
     parts: Iterable[tuple[int, PlannedObject]],
 ) -> None:
-    """Write which parts the chunks of a plan have; `chunks` has the `caf_file_id` of each chunk number."""
+    """Write which parts the chunks of a plan have; `chunks` has the `caf_file_id` of each chunk
+    number.
+    """
     rows = (
         (
             chunks[number],
@@ -117,10 +128,16 @@ def register_parts(
     _register(connection, source_id, plan_id, rows)
 
 
-def import_part(connection: Connection, source_id: int, plan_id: int, caf_file_id: int, part: PartLocation) -> None:
+def import_part(
+    connection: Connection, source_id: int, plan_id: int, caf_file_id: int, part: PartLocation
+) -> None:
     """Write which part a chunk that only the store knew has, and its row."""
     of = part.part
-    rewritten_at = part.row.last_modified if is_rewritten(part.row.object_version, part.row.etag, part.object_bytes) else None
+    rewritten_at = (
+        part.row.last_modified
+        if is_rewritten(part.row.object_version, part.row.etag, part.object_bytes)
+        else None
+    )
     identity = (part.row.version_id or "", part.row.etag, part.object_bytes, rewritten_at)
     _register(
         connection,
@@ -131,16 +148,24 @@ def import_part(connection: Connection, source_id: int, plan_id: int, caf_file_i
     record_part(connection, "file_locations", caf_file_id, part)
 
 
-def _register(connection: Connection, source_id: int, plan_id: int, rows: Iterable[tuple[Any, ...]]) -> None:
+def _register(
+    connection: Connection, source_id: int, plan_id: int, rows: Iterable[tuple[Any, ...]]
+) -> None:
     connection.exec_driver_sql(
-        'CREATE TEMPORARY TABLE splitting (caf_file_id bigint, file_path text COLLATE "C", version_id text COLLATE "C",'
-        ' etag text COLLATE "C", object_bytes bigint, rewritten_at timestamptz, part integer, part_count integer,'
+        'CREATE TEMPORARY TABLE splitting (caf_file_id bigint, file_path text COLLATE "C", '
+        'version_id text COLLATE "C",'
+        ' etag text COLLATE "C", object_bytes bigint, rewritten_at timestamptz, part integer, '
+        "part_count integer,"
         " start_byte bigint, end_byte bigint) ON COMMIT DROP"
     )
     if copy_rows(connection, "splitting", _PART, rows):
         # psycopg cannot send -infinity.
-        connection.exec_driver_sql("UPDATE splitting SET rewritten_at = '-infinity' WHERE rewritten_at IS NULL")
-        connection.exec_driver_sql(query("register_parts"), {"source_id": source_id, "plan_id": plan_id})
+        connection.exec_driver_sql(
+            "UPDATE splitting SET rewritten_at = '-infinity' WHERE rewritten_at IS NULL"
+        )
+        connection.exec_driver_sql(
+            query("register_parts"), {"source_id": source_id, "plan_id": plan_id}
+        )
 
 
 def has_part(connection: Connection, caf_file_id: int) -> bool:
@@ -149,10 +174,12 @@ def has_part(connection: Connection, caf_file_id: int) -> bool:
 
 
 def record_part(connection: Connection, table: str, caf_file_id: int, part: PartLocation) -> None:
-    """Write the row of a chunk's part to `pending_locations` or `file_locations`. It counts once all parts are located.
+    """Write the row of a chunk's part to `pending_locations` or `file_locations`.
 
-    Raises:
-        LedgerError: it is not the part that the chunk was planned for; the transaction can only be rolled back.
+    It counts once all parts are located.
+
+    Raises: LedgerError: it is not the part that the chunk was planned for; the transaction can only
+        be rolled back.
     """
     of, locations, own = part.part, METADATA.tables[table], OBJECT_PARTS.c
     values = {
@@ -165,7 +192,17 @@ def record_part(connection: Connection, table: str, caf_file_id: int, part: Part
         "header_set": part.row.header_set,
     }
     columns = {
-        **{name: own[name] for name in ("source_id", "file_path", "version_id", "etag", "rewritten_at", "caf_file_id")},
+        **{
+            name: own[name]
+            for name in (
+                "source_id",
+                "file_path",
+                "version_id",
+                "etag",
+                "rewritten_at",
+                "caf_file_id",
+            )
+        },
         "size_bytes": own.object_bytes,
         "part": own.location_part,
         **{name: literal(value, locations.c[name].type) for name, value in values.items()},
@@ -175,7 +212,8 @@ def record_part(connection: Connection, table: str, caf_file_id: int, part: Part
         own.file_path == part.row.key,
         own.version_id == (part.row.version_id or ""),
         own.etag == part.row.etag,
-        func.object_version(own.version_id, own.etag, own.object_bytes, own.rewritten_at) == part.row.object_version,
+        func.object_version(own.version_id, own.etag, own.object_bytes, own.rewritten_at)
+        == part.row.object_version,
         own.object_bytes == part.object_bytes,
         own.part == of.number,
         own.part_count == of.count,
@@ -186,16 +224,19 @@ def record_part(connection: Connection, table: str, caf_file_id: int, part: Part
     statement = insert(locations).from_select(list(columns), planned).returning(locations.c.part)
     if connection.execute(statement).one_or_none() is None:
         raise LedgerError(
-            f"the chunk's part {of.number} of {of.count} of '{part.row.key}' is not the one that was planned for it",
+            f"the chunk's part {of.number} of {of.count} of '{part.row.key}' is not the one that "
+            "was planned for it",
             hint="the staged file is not the one that was sealed: check the disk",
         )
 
 
 def follow_move(connection: Connection, caf_file_id: int, after: ChunkState) -> bool:
-    """Let the other parts of an object follow from the move of a chunk that has one; return whether it has one.
+    """Let the other parts of an object follow from the move of a chunk that has one; return whether
+    it has one.
 
-    Where the chunk gave its part up, all are abandoned, their claim ends, and chunks that are only planned are withdrawn. Where
-    all are located by now, the claim ends. Runs whose moves come at the same time wait for each other.
+    Where the chunk gave its part up, all are abandoned, their claim ends, and chunks that are only
+    planned are withdrawn. Where all are located by now, the claim ends. Runs whose moves come at
+    the same time wait for each other.
     """
     if not has_part(connection, caf_file_id):
         return False
@@ -204,7 +245,9 @@ def follow_move(connection: Connection, caf_file_id: int, after: ChunkState) -> 
     parts = connection.execute(_LOCK_ALL, {"id": caf_file_id}).scalars().all()
     if after not in IN_GOOD_STANDING:
         connection.execute(_ABANDON, {"all": parts})
-        connection.exec_driver_sql(query("withdraw_planned"), {"all": parts, "after": after, "id": caf_file_id})
+        connection.exec_driver_sql(
+            query("withdraw_planned"), {"all": parts, "after": after, "id": caf_file_id}
+        )
         withdraw_claims(connection, parts)
     elif connection.execute(_IS_LOCATED, {"id": caf_file_id}).scalar_one():
         connection.execute(_END_SKIP, {"id": caf_file_id})

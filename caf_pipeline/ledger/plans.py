@@ -39,9 +39,15 @@ _PLAN: Final = select(
     PLANS.c.object_bytes,
 ).join_from(PLANS, SOURCES)
 _OF_HASH: Final = _PLAN.where(PLANS.c.sha256 == bindparam("sha256"))
-_OF_NAME: Final = _PLAN.where(SOURCES.c.name == bindparam("source"), PLANS.c.name == bindparam("short"))
-_NEW: Final = insert(PLANS).on_conflict_do_nothing(index_elements=[PLANS.c.sha256]).returning(PLANS.c.plan_id)
-_CHUNK_IDS: Final = select(CAF_FILES.c.number, CAF_FILES.c.caf_file_id).where(CAF_FILES.c.plan_id == bindparam("plan_id"))
+_OF_NAME: Final = _PLAN.where(
+    SOURCES.c.name == bindparam("source"), PLANS.c.name == bindparam("short")
+)
+_NEW: Final = (
+    insert(PLANS).on_conflict_do_nothing(index_elements=[PLANS.c.sha256]).returning(PLANS.c.plan_id)
+)
+_CHUNK_IDS: Final = select(CAF_FILES.c.number, CAF_FILES.c.caf_file_id).where(
+    CAF_FILES.c.plan_id == bindparam("plan_id")
+)
 
 
 class Plans(LedgerPart):
@@ -56,7 +62,9 @@ class Plans(LedgerPart):
     def is_name_taken(self, source: str, short: str) -> bool:
         """Return whether another plan of the source already has this short name."""
         with self._engine.begin() as connection:
-            return connection.execute(_OF_NAME, {"source": source, "short": short}).first() is not None
+            return (
+                connection.execute(_OF_NAME, {"source": source, "short": short}).first() is not None
+            )
 
     def register(
         self,
@@ -66,13 +74,15 @@ class Plans(LedgerPart):
         claims: Iterable[pa.RecordBatch],
         parts: Iterable[tuple[int, PlannedObject]] = (),
     ) -> None:
-        """Write the plan, its chunks as `planned`, its claims, batches as of `plan.read_identities`, and `plan.read_parts`.
+        """Write the plan, its chunks as `planned`, its claims, batches as of
+        `plan.read_identities`, and `plan.read_parts`.
 
-        A plan of the same hash that is registered already changes nothing. Plans of one source are registered one by one.
+        A plan of the same hash that is registered already changes nothing. Plans of one source are
+        registered one by one.
 
-        Raises:
-            ClaimConflict: an object is claimed or located already; nothing was written.
-            LeaseLost: another run has the lease on the source's plan now, and removed what it found of this one.
+        Raises: ClaimConflict: an object is claimed or located already; nothing was written.
+            LeaseLost: another run has the lease on the source's plan now, and removed what it found
+            of this one.
         """
         # NO KEY: loads of locations and skips of the source go on.
         with self._of_source(plan.source, lock=Lock.NO_KEY_UPDATE) as (connection, source_id):
@@ -86,12 +96,18 @@ class Plans(LedgerPart):
             lock_lease(connection, lease)  # last: its own renewal waits for it
 
     def list(self, source: str | None = None, limit: int | None = None) -> Sequence[PlanRow]:
-        """Return the plans of a source, or of all, the latest first and at most `limit`; no plan made adopted files."""
+        """Return the plans of a source, or of all, the latest first and at most `limit`; no plan
+        made adopted files.
+        """
         with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(query("plans"), {"source": source, "limit": limit}).fetchall()
+            rows = connection.exec_driver_sql(
+                query("plans"), {"source": source, "limit": limit}
+            ).fetchall()
         return [
             PlanRow(
-                PlanRecord(**{field.name: getattr(row, field.name) for field in fields(PlanRecord)}),
+                PlanRecord(
+                    **{field.name: getattr(row, field.name) for field in fields(PlanRecord)}
+                ),
                 row.created_at,
                 {ChunkState(state): count for state, count in sorted((row.chunks or {}).items())},
             )
@@ -107,7 +123,11 @@ def _insert_plan(connection: Connection, source_id: int, plan: PlanRecord) -> in
 
 
 def _insert_chunks(
-    connection: Connection, source_id: int, plan_id: int, plan: PlanRecord, chunks: Sequence[ChunkPlan]
+    connection: Connection,
+    source_id: int,
+    plan_id: int,
+    plan: PlanRecord,
+    chunks: Sequence[ChunkPlan],
 ) -> Mapping[int, int]:
     """Return the new chunks' ids by number."""
     rows = (
@@ -123,4 +143,7 @@ def _insert_chunks(
         for one in chunks
     )
     copy_rows(connection, "caf_files", _PLANNED_CHUNK, rows)
-    return {number: caf_file_id for number, caf_file_id in connection.execute(_CHUNK_IDS, {"plan_id": plan_id})}
+    return {
+        number: caf_file_id
+        for number, caf_file_id in connection.execute(_CHUNK_IDS, {"plan_id": plan_id})
+    }

@@ -13,7 +13,8 @@ from caf_pipeline.ledger.records import Holder
 
 @cache
 def boot_id() -> str:
-    """Return what all processes share whose pids this process can see: the machine's boot, and its pid namespace.
+    """Return what all processes share whose pids this process can see: the machine's boot, and its
+    pid namespace.
 
     Containers on one machine have the same boot id and count their pids apart.
     """
@@ -34,7 +35,8 @@ def this_process(run: str) -> Holder:
 
 
 def is_alive(boot: str, pid: int, process_started: float) -> bool | None:
-    """Tell whether the process of a `Holder` still runs (a paused one does); None where that cannot be told from here.
+    """Tell whether the process of a `Holder` still runs (a paused one does); None where that cannot
+    be told from here.
 
     A process that was killed and not yet waited for is dead.
     """
@@ -44,9 +46,12 @@ def is_alive(boot: str, pid: int, process_started: float) -> bool | None:
 
 
 def _started(pid: int) -> float | None:
-    """Return the start of a running process, exact and the same at each call; None where there is none."""
+    """Return the start of a running process, exact and the same at each call; None where there is
+    none.
+    """
     if sys.platform == "linux":
-        # psutil adds the boot's wall-clock time, which shifts with the clock: a step of it would declare everyone dead.
+        # psutil adds the boot's wall-clock time, which shifts with the clock: a step of it would
+        # declare everyone dead.
         try:
             fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,6 @@
-"""How far the chunks of sources are, and how fast they get there: sums of what the ledger recorded, nothing estimated."""
+"""How far the chunks of sources are, and how fast they get there: sums of what the ledger recorded,
+nothing estimated.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,15 +18,25 @@ from caf_pipeline.ledger.tables import REPLICAS, SOURCES
 from caf_pipeline.ledger.views import CHUNKS
 
 WINDOW_SECONDS: Final = 3600
-"""Of a rate, at most. A chunk of 30 GiB takes minutes, so that an hour has several; what was so yesterday says little of now."""
+"""Of a rate, at most.
+
+A chunk of 30 GiB takes minutes, so that an hour has several; what was so yesterday says little of
+now.
+"""
 
 _COPIES: Final = (
     select(
         SOURCES.c.name.label("source"),
-        case((REPLICAS.c.fault != "", "faulty"), (REPLICAS.c.listed, "listed"), else_="unlisted").label("status"),
+        case(
+            (REPLICAS.c.fault != "", "faulty"), (REPLICAS.c.listed, "listed"), else_="unlisted"
+        ).label("status"),
         func.count().label("copies"),
     )
-    .join_from(REPLICAS, CHUNKS, and_(REPLICAS.c.caf_file_id == CHUNKS.c.caf_file_id, REPLICAS.c.store == CHUNKS.c.store))
+    .join_from(
+        REPLICAS,
+        CHUNKS,
+        and_(REPLICAS.c.caf_file_id == CHUNKS.c.caf_file_id, REPLICAS.c.store == CHUNKS.c.store),
+    )
     .join(SOURCES, CHUNKS.c.source_id == SOURCES.c.source_id)
     .where(
         SOURCES.c.name == any_(bindparam("sources", type_=ARRAY(Text))),
@@ -61,15 +73,25 @@ class Progress(LedgerPart):
         with self._engine.begin() as connection:
             at = connection.execute(select(func.now())).scalar_one()
             for row in connection.exec_driver_sql(query("chunk_sums"), {"sources": list(sources)}):
-                states[row.source][ChunkState(row.state)] = ChunkSums(row.chunks, int(row.objects), int(row.size_bytes))
+                states[row.source][ChunkState(row.state)] = ChunkSums(
+                    row.chunks, int(row.objects), int(row.size_bytes)
+                )
                 attempts[row.source] += int(row.attempts)
                 if row.located_at:
                     looks[row.source] = row.looked_at, row.located_at
                 if row.moved_at:
                     moved[row.source] = max(row.moved_at, moved.get(row.source, row.moved_at))
             values = {"sources": list(sources), "window": WINDOW_SECONDS}
-            recent = {row.source: row for row in connection.exec_driver_sql(query("recent_chunk_sums"), values)}
-            rows = [row._asdict() for row in connection.exec_driver_sql(query("source_facts"), {"sources": list(sources)})]
+            recent = {
+                row.source: row
+                for row in connection.exec_driver_sql(query("recent_chunk_sums"), values)
+            }
+            rows = [
+                row._asdict()
+                for row in connection.exec_driver_sql(
+                    query("source_facts"), {"sources": list(sources)}
+                )
+            ]
             facts = {row.pop("source"): row for row in rows}
         return [
             SourceProgress(
@@ -77,7 +99,11 @@ class Progress(LedgerPart):
                 at=at,
                 states=states[source],
                 window_seconds=recent[source].seconds if source in recent else 0.0,
-                recent=ChunkSums(recent[source].chunks, int(recent[source].objects), int(recent[source].size_bytes))
+                recent=ChunkSums(
+                    recent[source].chunks,
+                    int(recent[source].objects),
+                    int(recent[source].size_bytes),
+                )
                 if source in recent
                 else ChunkSums(),
                 moved_at=moved.get(source),
@@ -90,7 +116,9 @@ class Progress(LedgerPart):
         ]
 
     def copy_counts(self, sources: Sequence[str]) -> Mapping[tuple[str, str], int]:
-        """Return how many copies of archived chunks there are, by source and as last looked at: listed, unlisted or faulty."""
+        """Return how many copies of archived chunks there are, by source and as last looked at:
+        listed, unlisted or faulty.
+        """
         with self._engine.begin() as connection:
             rows = connection.execute(_COPIES, {"sources": list(sources), "good": GOOD})
             return {(row.source, row.status): row.copies for row in rows}

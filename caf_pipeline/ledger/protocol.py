@@ -10,30 +10,47 @@ from caf_pipeline.ledger.records import Location, NotArchived
 
 
 class LocationLookups(Protocol):
-    """Finds archived objects by source and key. `Lookup` implements it; the docstrings of its methods say what they raise."""
+    """Finds archived objects by source and key.
+
+    `Lookup` implements it; the docstrings of its methods say what they raise.
+    """
 
     def sources(self) -> Sequence[str]:
         """Return the names of all sources ever registered."""
         ...
 
     def locate(
-        self, source: str, key: str, object_version: str | None = None, *, as_of: datetime | None = None
+        self,
+        source: str,
+        key: str,
+        object_version: str | None = None,
+        *,
+        as_of: datetime | None = None,
     ) -> Location | None:
         """Return the current location of a key, or the location of one version."""
         ...
 
     def locate_many(
-        self, source: str, keys: Iterable[str], *, last_seen: bool = False, as_of: datetime | None = None
+        self,
+        source: str,
+        keys: Iterable[str],
+        *,
+        last_seen: bool = False,
+        as_of: datetime | None = None,
     ) -> Mapping[str, Location]:
         """Return the current location of each key that has one."""
         ...
 
     def locate_versions(self, source: str, keys: Iterable[str]) -> Mapping[str, Sequence[Location]]:
-        """Return the located versions of each key: first the current one, then the others, newest first."""
+        """Return the located versions of each key: first the current one, then the others, newest
+        first.
+        """
         ...
 
     def versions(self, source: str, key: str, limit: int) -> tuple[Sequence[LocationRow], int]:
-        """Return the located versions of a key, the latest first and at most `limit`, and how many there are."""
+        """Return the located versions of a key, the latest first and at most `limit`, and how many
+        there are.
+        """
         ...
 
     def not_archived(self, source: str, key: str) -> Sequence[NotArchived]:
@@ -41,10 +58,14 @@ class LocationLookups(Protocol):
         ...
 
     def archived_keys(self, source: str, start: str, end: str | None, limit: int) -> Sequence[str]:
-        """Return the first keys in `[start, end)`, by their bytes and at most `limit`; `end` None: no end."""
+        """Return the first keys in `[start, end)`, by their bytes and at most `limit`; `end` None:
+        no end.
+        """
         ...
 
-    def count_not_archived(self, source: str, plain: tuple[str, str | None], encoded: tuple[str, str | None]) -> tuple[int, int]:
+    def count_not_archived(
+        self, source: str, plain: tuple[str, str | None], encoded: tuple[str, str | None]
+    ) -> tuple[int, int]:
         """Return how many objects are still to be archived, and how many were skipped."""
         ...
 
@@ -56,6 +77,10 @@ class LocationLookups(Protocol):
         """Return the chunks whose packing looked for logs."""
         ...
 
-    def log_times(self, locations: Sequence[Location]) -> Mapping[int, tuple[int | None, int | None]]:
-        """Return the first and the last time of the locations that are logs, by their number in `locations`."""
+    def log_times(
+        self, locations: Sequence[Location]
+    ) -> Mapping[int, tuple[int | None, int | None]]:
+        """Return the first and the last time of the locations that are logs, by their number in
+        `locations`.
+        """
         ...

@@ -1,7 +1,7 @@
 """What was measured of providers, in the ledger: rates and failures, shared by all runs.
 
-Each count is one statement, so that runs that count at once lose none.
-Source: "Server limits" in the notes on Jackal's protocol: what fits an upload follows from the rate.
+Each count is one statement, so that runs that count at once lose none. Source: "Server limits" in
+the notes on Jackal's protocol: what fits an upload follows from the rate.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,15 @@ _RECORDS: Final = select(PROVIDERS).order_by(PROVIDERS.c.provider)
 def _transferred(rate: Column[Any]) -> Insert:
     """Return the statement that counts a transfer with its `rate`.
 
-    The new rate is half of the old one and half of this one: a provider that became slow is known after two or three uploads.
+    The new rate is half of the old one and half of this one: a provider that became slow is known
+    after two or three uploads.
     """
     statement = insert(PROVIDERS)
     measured = statement.excluded[rate.name]
     mean = func.coalesce((rate + measured) / 2, measured, rate)
-    return statement.on_conflict_do_update(index_elements=[PROVIDERS.c.provider], set_={"failures": 0, rate: mean})
+    return statement.on_conflict_do_update(
+        index_elements=[PROVIDERS.c.provider], set_={"failures": 0, rate: mean}
+    )
 
 
 _UPLOADED: Final = _transferred(PROVIDERS.c.upload_rate)
@@ -50,14 +53,20 @@ class ProviderRecords:
         return {row.provider: ProviderRecord(**row._asdict()) for row in rows}
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Count a finished upload: its rate weighs as much as all before together; failures begin again at 0."""
+        """Count a finished upload: its rate weighs as much as all before together; failures begin
+        again at 0.
+        """
         with self._engine.begin() as connection:
-            connection.execute(_UPLOADED, {"provider": provider, "upload_rate": _rate(size_bytes, seconds)})
+            connection.execute(
+                _UPLOADED, {"provider": provider, "upload_rate": _rate(size_bytes, seconds)}
+            )
 
     def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
         """Count a finished download in the same way."""
         with self._engine.begin() as connection:
-            connection.execute(_DOWNLOADED, {"provider": provider, "download_rate": _rate(size_bytes, seconds)})
+            connection.execute(
+                _DOWNLOADED, {"provider": provider, "download_rate": _rate(size_bytes, seconds)}
+            )
 
     def failed(self, provider: str) -> None:
         """Count a failure."""

@@ -1,4 +1,5 @@
-"""Connections that only read. psycopg alone: loading SQLAlchemy takes longer than reading an object.
+"""Connections that only read. psycopg alone: loading SQLAlchemy takes longer than reading an
+object.
 
 Decision 30 (docs/decisions/) has the figures.
 """
@@ -15,13 +16,18 @@ import psycopg
 from caf_pipeline.ledger.database import Database
 
 KEPT_IDLE: Final = 2
-UNASKED_SECONDS: Final = 1.0  # for which an idle connection is taken to live, unless it has something to say
+UNASKED_SECONDS: Final = (
+    1.0  # for which an idle connection is taken to live, unless it has something to say
+)
 
 
 class ReadConnections:
-    """Connections to one database in autocommit mode, of which some are kept. Safe in threads; a fork connects anew.
+    """Connections to one database in autocommit mode, of which some are kept.
 
-    Not psycopg_pool's, which connects in threads of its own: while the server refuses, whoever waits does not learn of it.
+    Safe in threads; a fork connects anew.
+
+    Not psycopg_pool's, which connects in threads of its own: while the server refuses, whoever
+    waits does not learn of it.
 
     Attributes:
         database: that they connect to.
@@ -45,7 +51,9 @@ class ReadConnections:
         Raises:
             LedgerUnreachable: the database is away. LedgerError: it refused a statement.
         """
-        if self._process != os.getpid():  # a fork: two processes on one connection would read each other's answers
+        if (
+            self._process != os.getpid()
+        ):  # a fork: two processes on one connection would read each other's answers
             self._forget_connections()
         with self.database.translated():
             connection = self._take()
@@ -57,15 +65,20 @@ class ReadConnections:
             self._give_back(connection)
 
     def _take(self) -> psycopg.Connection:
-        """Return an idle connection, or a new one. If an idle one broke, none of them is taken again.
+        """Return an idle connection, or a new one.
 
-        The end of a connection, and a server's last words, wait to be read, which is seen without asking. Of a server that went
-        away without a word nothing is seen: a connection that was idle for longer than a moment is asked.
+        If an idle one broke, none of them is taken again.
+
+        The end of a connection, and a server's last words, wait to be read, which is seen without
+        asking. Of a server that went away without a word nothing is seen: a connection that was
+        idle for longer than a moment is asked.
         """
         with contextlib.suppress(IndexError):
             idle_since, connection = self._idle.pop()
             try:
-                if time.monotonic() - idle_since > UNASKED_SECONDS or _has_something_to_read(connection):
+                if time.monotonic() - idle_since > UNASKED_SECONDS or _has_something_to_read(
+                    connection
+                ):
                     connection.execute("SELECT 1")
                 return connection
             except psycopg.Error:

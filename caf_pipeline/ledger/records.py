@@ -37,9 +37,11 @@ class OperatorControls:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The run that holds a lease, and its process, by which another one on the same machine can tell whether it is alive.
+    """The run that holds a lease, and its process, by which another one on the same machine can
+    tell whether it is alive.
 
-    `boot_id` names the machine and its boot; `process_started` is the process's start time, since pids are reused.
+    `boot_id` names the machine and its boot; `process_started` is the process's start time, since
+    pids are reused.
     """
 
     run: str
@@ -50,7 +52,10 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """An object that was named and not archived. `key` is text: percent-encoded where the key is not supported."""
+    """An object that was named and not archived.
+
+    `key` is text: percent-encoded where the key is not supported.
+    """
 
     key: str
     object_version: str
@@ -63,7 +68,15 @@ class Skip:
     @classmethod
     def of(cls, obj: S3Object, reason: SkipReason, detail: str) -> Self:
         """Return the skip of an object of a snapshot."""
-        return cls(recorded_key(obj), obj.object_version, reason, detail, obj.etag, obj.size_bytes, obj.last_modified)
+        return cls(
+            recorded_key(obj),
+            obj.object_version,
+            reason,
+            detail,
+            obj.etag,
+            obj.size_bytes,
+            obj.last_modified,
+        )
 
 
 def recorded_key(obj: S3Object) -> str:
@@ -81,7 +94,10 @@ class ReadFailures:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """A plan as the ledger keeps it. `sha256` is the full hash over what it plans; `folder` holds its Parquet files."""
+    """A plan as the ledger keeps it.
+
+    `sha256` is the full hash over what it plans; `folder` holds its Parquet files.
+    """
 
     source: str
     sha256: bytes
@@ -94,7 +110,9 @@ class PlanRecord:
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """A plan as the ledger has it, when it was registered, and how many of its chunks are in each state."""
+    """A plan as the ledger has it, when it was registered, and how many of its chunks are in each
+    state.
+    """
 
     record: PlanRecord
     created_at: datetime
@@ -103,7 +121,8 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRate:
-    """How fast chunks of a source were archived of late: the median over as many of them, from one located to the next.
+    """How fast chunks of a source were archived of late: the median over as many of them, from one
+    located to the next.
 
     What passed before a chunk was planned does not count.
     """
@@ -116,7 +135,8 @@ class ArchiveRate:
 class Seal:
     """What is known of a chunk when it is sealed. Sizes in bytes; `samples` in stored coordinates.
 
-    `tail_sha256` is of what begins at `tail_start`, taken while packing: manifest, index and footer.
+    `tail_sha256` is of what begins at `tail_start`, taken while packing: manifest, index and
+    footer.
     """
 
     caf_size_bytes: int
@@ -136,14 +156,16 @@ class Seal:
 class Chunk:
     """A chunk's row. Fields of a step that has not happened yet are None (counts and sizes: 0).
 
-    `reason` says why it is parked, damaged or withdrawn; `checked_at` when the proof watch last looked at it; `read_back_at`
-    when all of its stored bytes last came back from the store with its Merkle root, from a copy that was right ever since.
-    `unanswered_at` is the time of a look in which a copy did not answer, None once a later look had all answers.
-    `tail_start` and `tail_sha256` are those of the seal, None where it was rebuilt.
-    A chunk of an object that is larger than a chunk has its `part` of `part_count`, from 1, and nothing else; 0 for all others.
-    Where `part_abandoned`, another chunk gave up a part of the object, which these parts will never make up.
-    An `adopted` one is another program's CAF file: it has no head and no manifest, and members that are no objects of the source.
-    `copy_state` is the state of its copy in the store; None if it has none.
+    `reason` says why it is parked, damaged or withdrawn; `checked_at` when the proof watch last
+    looked at it; `read_back_at` when all of its stored bytes last came back from the store with its
+    Merkle root, from a copy that was right ever since. `unanswered_at` is the time of a look in
+    which a copy did not answer, None once a later look had all answers. `tail_start` and
+    `tail_sha256` are those of the seal, None where it was rebuilt. A chunk of an object that is
+    larger than a chunk has its `part` of `part_count`, from 1, and nothing else; 0 for all others.
+    Where `part_abandoned`, another chunk gave up a part of the object, which these parts will never
+    make up. An `adopted` one is another program's CAF file: it has no head and no manifest, and
+    members that are no objects of the source. `copy_state` is the state of its copy in the store;
+    None if it has none.
     """
 
     caf_file_id: int
@@ -186,7 +208,10 @@ class Chunk:
 
     @property
     def was_sealed(self) -> bool:
-        """True if a seal or a rebuild wrote its counts. An empty or withdrawn chunk keeps them without a copy."""
+        """True if a seal or a rebuild wrote its counts.
+
+        An empty or withdrawn chunk keeps them without a copy.
+        """
         return self.merkle_root is not None or self.tail_sha256 is not None
 
 
@@ -201,10 +226,9 @@ def posting_of(chunk: Chunk) -> Posting:
 class LaunchableChunk:
     """What is asked of a chunk before a run of it is launched.
 
-    Attributes:
-        address: its source's, as the ledger has it.
-        size_bytes: its stored size, or what is expected.
-        held: whether a lease on it has not run out: something works on it, or did within the last half minute.
+    Attributes: address: its source's, as the ledger has it. size_bytes: its stored size, or what is
+        expected. held: whether a lease on it has not run out: something works on it, or did within
+        the last half minute.
     """
 
     source: str
@@ -218,20 +242,20 @@ class LaunchableChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteChunk:
-    """A posted file that is a chunk of ours and what it says of itself, or another program's that is adopted. Sizes in bytes.
+    """A posted file that is a chunk of ours and what it says of itself, or another program's that
+    is adopted. Sizes in bytes.
 
-    Attributes:
-        file: what the store lists.
-        copies: those that are listed.
-        read_from: the providers that gave all that was read, the same.
-        silent: why other listed ones did not, by provider.
+    Attributes: file: what the store lists. copies: those that are listed. read_from: the providers
+        that gave all that was read, the same. silent: why other listed ones did not, by provider.
         wrong: what is wrong with other ones, by provider: bytes that all copies agree on prove it.
-        plan_sha256: of the plan, with the objects and bytes that were planned for this chunk; None where it does not tell. Then
+        plan_sha256: of the plan, with the objects and bytes that were planned for this chunk; None
+        where it does not tell. Then
             nothing counts as released: `object_count` is `member_count + skipped_count`.
         samples: as a seal would take them.
         manifest: where the manifest is in the file; None where it is adopted.
         manifest_sha256: of its bytes; b"" where it is adopted.
-        part: the part of an object that it has, and nothing else; None where its members are whole objects.
+        part: the part of an object that it has, and nothing else; None where its members are whole
+        objects.
     """
 
     file: PostedFile
@@ -271,12 +295,16 @@ def chunk_lease(chunk: str) -> str:
 
 
 def plan_lease(source: str) -> str:
-    """Return the name of the lease under which plans of a source are cut, and what is current is stated."""
+    """Return the name of the lease under which plans of a source are cut, and what is current is
+    stated.
+    """
     return f"plan/{source}"
 
 
 def deletion_lease(source: str) -> str:
-    """Return the name of the lease that a run holds while it finds out what of a source is safe to delete."""
+    """Return the name of the lease that a run holds while it finds out what of a source is safe to
+    delete.
+    """
     return f"deletion/{source}"
 
 
@@ -330,8 +358,8 @@ class Reservation:
 class ChunkRows:
     """How many location rows, pending ones and claims name a chunk.
 
-    `chunk` and `state` are None where the ledger has no such chunk. A restored chunk may have fewer locations than members:
-    others had some of its objects already.
+    `chunk` and `state` are None where the ledger has no such chunk. A restored chunk may have fewer
+    locations than members: others had some of its objects already.
     """
 
     caf_file_id: int
@@ -346,15 +374,14 @@ class ChunkRows:
 
 @dataclass(frozen=True, slots=True)
 class NotArchived:
-    """What the ledger knows of an identity of a key that is not located in a chunk in good standing.
+    """What the ledger knows of an identity of a key that is not located in a chunk in good
+    standing.
 
-    Attributes:
-        object_version: the identity.
-        chunk: the chunk that claims it, or that had it; None where it is skipped.
-        state: of that chunk; the reason of a skip.
-        detail: of a skip; "" else.
-        retry_at: when an object that is skipped may be planned again; None where it is not skipped, or never may by itself.
-        is_over: whether it was skipped, and is no more: no inventory lists it, a filter leaves it out, or a chunk that claimed it
+    Attributes: object_version: the identity. chunk: the chunk that claims it, or that had it; None
+        where it is skipped. state: of that chunk; the reason of a skip. detail: of a skip; "" else.
+        retry_at: when an object that is skipped may be planned again; None where it is not skipped,
+        or never may by itself. is_over: whether it was skipped, and is no more: no inventory lists
+        it, a filter leaves it out, or a chunk that claimed it
             since was given up.
     """
 
@@ -381,14 +408,14 @@ class LocatedRange:
 class Currency:
     """Whether a location is what the bucket has now of its key, as the planned inventories tell.
 
-    Attributes:
-        is_current: whether it is.
-        chunk: the chunk under way that has the current content; `state` is its state.
-        state: where there is no such chunk, the reason for which the current content is skipped; "" where it is not planned.
-        gone_at: when the key was found to be gone; None where it is not.
-        last_seen: when an inventory last listed a key that is gone; None where that is not known.
-        as_of: the time that was asked for; None for now. Then all else is what is known up to that time, and what was in the
-            bucket and was never planned, and when between two inventories a key was deleted, is not known.
+    Attributes: is_current: whether it is. chunk: the chunk under way that has the current content;
+        `state` is its state. state: where there is no such chunk, the reason for which the current
+        content is skipped; "" where it is not planned. gone_at: when the key was found to be gone;
+        None where it is not. last_seen: when an inventory last listed a key that is gone; None
+        where that is not known. as_of: the time that was asked for; None for now. Then all else is
+        what is known up to that time, and what was in the
+            bucket and was never planned, and when between two inventories a key was deleted, is not
+            known.
     """
 
     is_current: bool
@@ -400,7 +427,8 @@ class Currency:
 
     @property
     def status(self) -> str:
-        """`current`, `gone`, or `older` where the key has other content in the bucket now; of an earlier time `archived`, too.
+        """`current`, `gone`, or `older` where the key has other content in the bucket now; of an
+        earlier time `archived`, too.
 
         That says, instead of `current`, that nothing later is known.
         """
@@ -415,15 +443,20 @@ def require_zone(as_of: datetime | None) -> None:
     if not isinstance(as_of, datetime):
         raise TypeError(f"as_of is a datetime that has a zone, and not {as_of!r}")
     if as_of.tzinfo is None:
-        raise UsageError(f"{as_of.isoformat()} has no time zone", hint="give a datetime with tzinfo")
+        raise UsageError(
+            f"{as_of.isoformat()} has no time zone", hint="give a datetime with tzinfo"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The result of a look-up: the row and its chunk. `currency` is None where the look-up named a version.
+    """The result of a look-up: the row and its chunk.
 
-    Of an object in parts, `parts` has them in order, and the chunk is that of the first; of any other it is empty.
-    `older_versions` counts the other located versions of its key, if the look-up was for a key.
+    `currency` is None where the look-up named a version.
+
+    Of an object in parts, `parts` has them in order, and the chunk is that of the first; of any
+    other it is empty. `older_versions` counts the other located versions of its key, if the look-up
+    was for a key.
     """
 
     row: LocationRow
@@ -447,12 +480,15 @@ class Location:
     def ranges(self) -> Sequence[LocatedRange]:
         """The bytes that make up the object, in order."""
         one = self.row
-        return self.parts or [LocatedRange(one.start_byte, one.end_byte, one.sha256, self.chunk, self.posting)]
+        return self.parts or [
+            LocatedRange(one.start_byte, one.end_byte, one.sha256, self.chunk, self.posting)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class InventoryRecord:
-    """An inventory that is planned: its snapshot's name, S3's time, and the keys it covers (greater, up to and including).
+    """An inventory that is planned: its snapshot's name, S3's time, and the keys it covers
+    (greater, up to and including).
 
     `all_versions` and `beside` are those of the snapshot.
     """
@@ -468,9 +504,11 @@ class InventoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class LocatedVersion:
-    """A located identity of a key, and the chunk that it is in, the first one if the object is split over chunks.
+    """A located identity of a key, and the chunk that it is in, the first one if the object is
+    split over chunks.
 
-    `checksums` are of the whole object: the digest by the algorithm ("sha256", "crc64nvme", and that of S3's own).
+    `checksums` are of the whole object: the digest by the algorithm ("sha256", "crc64nvme", and
+    that of S3's own).
     """
 
     key: str
@@ -484,13 +522,14 @@ class LocatedVersion:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Located objects as of the last whole inventory: current, of older content, and of keys that are gone.
+    """Located objects as of the last whole inventory: current, of older content, and of keys that
+    are gone.
 
-    Attributes:
-        uncounted_objects: those located since, or written since the inventory began (a report: shortly before it), of which it is
+    Attributes: uncounted_objects: those located since, or written since the inventory began (a
+        report: shortly before it), of which it is
             not known whether they are current.
-        left_out: objects of the inventory by the filter that leaves them out, those located or claimed not among them; None
-            where they were not counted.
+        left_out: objects of the inventory by the filter that leaves them out, those located or
+            claimed not among them; None where they were not counted.
         all_versions, beside: of the inventory's snapshot.
     """
 
@@ -507,23 +546,21 @@ class Content:
 
 
 WINDOWS_REQUIRED: Final = 2
-"""Proof windows that a copy has to be seen proven in. The first proof after joining is of the first leaf; only the next one is of
-a leaf that was drawn."""
+"""Proof windows that a copy has to be seen proven in.
+
+The first proof after joining is of the first leaf; only the next one is of a leaf that was drawn.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownCopy:
     """A copy as the ledger keeps it.
 
-    Attributes:
-        provider: as in `Copy`.
-        proof: as the chain listed it.
-        listed: whether it was listed when last looked at.
-        last_proven: block height of its last proof, where known.
-        windows: proof windows that count, since it was last listed again or found wrong; see `CopyCheck`.
-        last_window: the latest of them; None where there is none.
-        fault: what was wrong with its bytes when last looked at; "" where nothing was.
-        checked_at: when that was.
+    Attributes: provider: as in `Copy`. proof: as the chain listed it. listed: whether it was listed
+        when last looked at. last_proven: block height of its last proof, where known. windows:
+        proof windows that count, since it was last listed again or found wrong; see `CopyCheck`.
+        last_window: the latest of them; None where there is none. fault: what was wrong with its
+        bytes when last looked at; "" where nothing was. checked_at: when that was.
     """
 
     provider: str
@@ -540,10 +577,9 @@ class KnownCopy:
 class LocatedCopies:
     """A located chunk, to be held against the store's lists.
 
-    Attributes:
-        archive_id: under which the store lists it; None for an adopted one, which another program posted.
-        place: its Merkle root, owner and start.
-        providers: of its copies, as they were listed at the last look.
+    Attributes: archive_id: under which the store lists it; None for an adopted one, which another
+        program posted. place: its Merkle root, owner and start. providers: of its copies, as they
+        were listed at the last look.
     """
 
     caf_file_id: int
@@ -556,13 +592,14 @@ class LocatedCopies:
 class CopyCheck:
     """What one look at a copy found.
 
-    Attributes:
-        copy: as the store lists it.
-        window: the number of a proof window that counts: that of its last proof, where it is known to be verified; or the
-            present one, where all of a small file was read back. None where the look says nothing of any window.
+    Attributes: copy: as the store lists it. window: the number of a proof window that counts: that
+        of its last proof, where it is known to be verified; or the
+            present one, where all of a small file was read back. None where the look says nothing
+            of any window.
         fault: what is wrong with it; "" where nothing is.
-        apart: whether windows count that do not follow each other. Else one that does not follow the last begins the count
-            again: whoever was dropped in between may have joined with a part of the bytes.
+        apart: whether windows count that do not follow each other. Else one that does not follow
+            the last begins the count again: whoever was dropped in between may have joined with a
+            part of the bytes.
         unanswered: why its provider did not answer; "" if it did.
     """
 
@@ -575,7 +612,10 @@ class CopyCheck:
 
 @dataclass(frozen=True, slots=True)
 class WaitingObjects:
-    """Objects that wait for more, so that their chunk is not too small. The first plan after `until` takes them in any case."""
+    """Objects that wait for more, so that their chunk is not too small.
+
+    The first plan after `until` takes them in any case.
+    """
 
     objects: int
     size_bytes: int
@@ -588,9 +628,11 @@ class WaitingObjects:
 
 @dataclass(frozen=True, slots=True)
 class SourceAccount:
-    """Sums over one source: chunks by state, located objects and bytes, claimed objects, skips by reason.
+    """Sums over one source: chunks by state, located objects and bytes, claimed objects, skips by
+    reason.
 
-    `content` is None before a whole inventory was planned and counted; `waiting` where no object waits, which is no skip here.
+    `content` is None before a whole inventory was planned and counted; `waiting` where no object
+    waits, which is no skip here.
     """
 
     source: str
@@ -605,7 +647,10 @@ class SourceAccount:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSums:
-    """Chunks, their objects and the bytes of these. An object in several chunks counts with one of them."""
+    """Chunks, their objects and the bytes of these.
+
+    An object in several chunks counts with one of them.
+    """
 
     chunks: int = 0
     objects: int = 0
@@ -616,22 +661,22 @@ class ChunkSums:
 class SourceProgress:
     """How far a source is, at one moment of the database's clock.
 
-    Attributes:
-        states: sums by state: of what is archived the members, of what is not what was planned. States without chunks are absent.
-        window_seconds: from the first chunk that was located in the last hour until `at`; 0 where none was.
-        recent: what was located in that time, after that first chunk.
-        moved_at: when the state of a chunk last changed, but for planning and attempts to pack it; None where none ever did.
-        attempts: how often packing a chunk was begun.
-        oldest_planned_at: when the oldest chunk under way was planned; None where none is under way.
-        skipped_objects: those that wait for a larger chunk not among them.
+    Attributes: states: sums by state: of what is archived the members, of what is not what was
+        planned. States without chunks are absent. window_seconds: from the first chunk that was
+        located in the last hour until `at`; 0 where none was. recent: what was located in that
+        time, after that first chunk. moved_at: when the state of a chunk last changed, but for
+        planning and attempts to pack it; None where none ever did. attempts: how often packing a
+        chunk was begun. oldest_planned_at: when the oldest chunk under way was planned; None where
+        none is under way. skipped_objects: those that wait for a larger chunk not among them.
         registered_at: when the ledger learnt of the source; None where it does not have it.
-        inventory_at: when the latest whole inventory that is planned was taken.
-        queue_read_at: when its queue was last read, or was first to be read; None where it was never to be.
-        noticed_at: since when the first of `noticed_keys` waits to be listed.
-        unknown_posts: posts of the store that the last look found, and the ledger does not know.
-        looked_at: when the proof watch last looked at a chunk that is located now; None where it never did.
-        located_at: when the first of the chunks was located that are located now; None where none is.
-        suspected_chunks: located chunks of which the store's lists say something amiss, and that were not looked at since.
+        inventory_at: when the latest whole inventory that is planned was taken. queue_read_at: when
+        its queue was last read, or was first to be read; None where it was never to be. noticed_at:
+        since when the first of `noticed_keys` waits to be listed. unknown_posts: posts of the store
+        that the last look found, and the ledger does not know. looked_at: when the proof watch last
+        looked at a chunk that is located now; None where it never did. located_at: when the first
+        of the chunks was located that are located now; None where none is. suspected_chunks:
+        located chunks of which the store's lists say something amiss, and that were not looked at
+        since.
     """
 
     source: str
@@ -657,18 +702,26 @@ class SourceProgress:
     def sums(self, states: Iterable[ChunkState]) -> ChunkSums:
         """Return the sums over some states."""
         found = [self.states[state] for state in states if state in self.states]
-        return ChunkSums(*(sum(each) for each in zip(*map(astuple, found), strict=True))) if found else ChunkSums()
+        return (
+            ChunkSums(*(sum(each) for each in zip(*map(astuple, found), strict=True)))
+            if found
+            else ChunkSums()
+        )
 
     @property
     def bytes_per_second(self) -> float | None:
-        """The rate of what was located; None where fewer than two chunks tell, or they have no bytes."""
+        """The rate of what was located; None where fewer than two chunks tell, or they have no
+        bytes.
+        """
         if not self.recent.size_bytes or self.window_seconds <= 0:
             return None
         return self.recent.size_bytes / self.window_seconds
 
     @property
     def seconds_left(self) -> float | None:
-        """How long what is under way, which parked chunks are not, takes at that rate; None where no rate is known."""
+        """How long what is under way, which parked chunks are not, takes at that rate; None where
+        no rate is known.
+        """
         under_way = self.sums(UNDER_WAY)
         if not under_way.chunks:
             return 0.0
@@ -678,9 +731,12 @@ class SourceProgress:
 
 @dataclass(frozen=True, slots=True)
 class StoragePlanRow:
-    """The last reading of an account's space and coins (ujkl), at the chain's time `read_at`. None: there is no plan.
+    """The last reading of an account's space and coins (ujkl), at the chain's time `read_at`.
 
-    `latest_end` is the latest end seen since the last purchase of ours, `latest_end_space` the space that the plan then had.
+    None: there is no plan.
+
+    `latest_end` is the latest end seen since the last purchase of ours, `latest_end_space` the
+    space that the plan then had.
     """
 
     account: str
@@ -695,7 +751,9 @@ class StoragePlanRow:
 
 @dataclass(frozen=True, slots=True)
 class MessageSetApart:
-    """A message of a source's queue that is no event of its bucket, or has one beside others, and why."""
+    """A message of a source's queue that is no event of its bucket, or has one beside others, and
+    why.
+    """
 
     message_id: str
     body: bytes

@@ -1,6 +1,7 @@
 """Removes a source if none of its chunks was ever posted or located.
 
-The rows in `leases` stay: a chunk that is planned again under the same name gets a greater epoch than each earlier run of it.
+The rows in `leases` stay: a chunk that is planned again under the same name gets a greater epoch
+than each earlier run of it.
 """
 
 from typing import Final
@@ -58,10 +59,18 @@ OF_A_CHUNK: Final = (
     "log_times",
     "pending_locations",
 )
-"""Tables with rows of a chunk by its `caf_file_id`. Rows of `posts` and `file_locations` forbid a removal."""
+"""Tables with rows of a chunk by its `caf_file_id`.
+
+Rows of `posts` and `file_locations` forbid a removal.
+"""
 
 _SOURCE_ID: Final = bindparam("id", type_=Integer)
-_LOCK_CHUNKS: Final = select().select_from(CAF_FILES).where(CAF_FILES.c.source_id == _SOURCE_ID).with_for_update(nowait=True)
+_LOCK_CHUNKS: Final = (
+    select()
+    .select_from(CAF_FILES)
+    .where(CAF_FILES.c.source_id == _SOURCE_ID)
+    .with_for_update(nowait=True)
+)
 _POSTED_OR_LOCATED: Final = (
     select(CHUNKS.c.name, CHUNKS.c.state)
     .where(
@@ -92,8 +101,14 @@ _HELD: Final = (
 )
 _COUNTS: Final = select(
     SOURCES.c.address,
-    select(func.count()).where(PLANS.c.source_id == SOURCES.c.source_id).scalar_subquery().label("plans"),
-    select(func.count()).where(CAF_FILES.c.source_id == SOURCES.c.source_id).scalar_subquery().label("chunks"),
+    select(func.count())
+    .where(PLANS.c.source_id == SOURCES.c.source_id)
+    .scalar_subquery()
+    .label("plans"),
+    select(func.count())
+    .where(CAF_FILES.c.source_id == SOURCES.c.source_id)
+    .scalar_subquery()
+    .label("chunks"),
 ).where(SOURCES.c.source_id == _SOURCE_ID)
 
 
@@ -115,10 +130,12 @@ class SourceRemoval(LedgerPart):
             return RemovableSource(**connection.execute(_COUNTS, {"id": source_id}).one()._asdict())
 
     def remove(self, lease: Lease, source: str) -> None:
-        """Remove the source, its plans and its chunks. `lease` is the caller's on the source's plan.
+        """Remove the source, its plans and its chunks.
 
-        Raises:
-            LeaseLost: another run has the lease now. And as `removable`, except for a run that plans the source.
+        `lease` is the caller's on the source's plan.
+
+        Raises: LeaseLost: another run has the lease now. And as `removable`, except for a run that
+            plans the source.
         """
         with self._engine.begin() as connection:
             source_id = source_id_of(connection, source, lock=Lock.UPDATE)
@@ -126,7 +143,8 @@ class SourceRemoval(LedgerPart):
             for name in OF_A_CHUNK:
                 table = METADATA.tables[name]
                 of_chunks = delete(table).where(
-                    table.c.caf_file_id == CAF_FILES.c.caf_file_id, CAF_FILES.c.source_id == source_id
+                    table.c.caf_file_id == CAF_FILES.c.caf_file_id,
+                    CAF_FILES.c.source_id == source_id,
                 )
                 connection.execute(of_chunks)
             for name in ("claims", *OF_AN_ADDRESS, "caf_files", "plans", "sources"):
@@ -136,7 +154,9 @@ class SourceRemoval(LedgerPart):
 
 
 def _require_removable(connection: Connection, source_id: int, source: str) -> None:
-    """Lock the source's chunks, and raise unless nothing was posted or located, and no run works on a chunk."""
+    """Lock the source's chunks, and raise unless nothing was posted or located, and no run works on
+    a chunk.
+    """
     values = {"id": source_id}
     try:
         connection.execute(_LOCK_CHUNKS, values)
@@ -144,22 +164,30 @@ def _require_removable(connection: Connection, source_id: int, source: str) -> N
         if not isinstance(error.orig, LockNotAvailable):
             raise
         raise HeldByOther(
-            f"a run works on a chunk of source '{source}' now", holder="", hint="wait for that run, or end it first"
+            f"a run works on a chunk of source '{source}' now",
+            holder="",
+            hint="wait for that run, or end it first",
         ) from error
-    chunk = connection.execute(_POSTED_OR_LOCATED, {**values, "removable": [*REMOVABLE]}).one_or_none()
+    chunk = connection.execute(
+        _POSTED_OR_LOCATED, {**values, "removable": [*REMOVABLE]}
+    ).one_or_none()
     if chunk is not None:
         raise IllegalMove(
-            f"source '{source}' cannot be removed: chunk {chunk.name} is '{chunk.state}', and is or may be stored",
-            hint="keep the source in the ledger; to archive nothing more of it, take it out of caf.toml",
+            f"source '{source}' cannot be removed: chunk {chunk.name} is '{chunk.state}', and is "
+            "or may be stored",
+            hint="keep the source in the ledger; to archive nothing more of it, take it out of "
+            "caf.toml",
         )
     if connection.execute(_HAS_LOCATIONS, values).scalar_one():
         raise IllegalMove(
             f"source '{source}' cannot be removed: the ledger has locations of its objects",
-            hint="keep the source in the ledger; to archive nothing more of it, take it out of caf.toml",
+            hint="keep the source in the ledger; to archive nothing more of it, take it out of "
+            "caf.toml",
         )
     if connection.execute(_IS_REBUILT, values).scalar_one():
         raise LedgerError(
-            f"source '{source}' cannot be removed: its rebuild is not complete, so that the store may have chunks of it",
+            f"source '{source}' cannot be removed: its rebuild is not complete, so that the store "
+            "may have chunks of it",
             hint=f"complete it with 'caf rebuild {source}'",
         )
     for name in connection.execute(_HELD, {**values, "prefix": chunk_lease("")}).scalars().all():

@@ -50,10 +50,16 @@ _VERIFIED: Final = _VERIFIED_REPLICA.on_conflict_do_update(
         "listed": true(),
         "fault": "",
         "checked_at": func.now(),
-        "last_proven": func.coalesce(_VERIFIED_REPLICA.excluded.last_proven, REPLICAS.c.last_proven),
+        "last_proven": func.coalesce(
+            _VERIFIED_REPLICA.excluded.last_proven, REPLICAS.c.last_proven
+        ),
     },
 )
-_UNANSWERED: Final = update(CHUNK_COPIES).where(CHUNK_COPIES.c.caf_file_id == bindparam("id")).values(unanswered_at=func.now())
+_UNANSWERED: Final = (
+    update(CHUNK_COPIES)
+    .where(CHUNK_COPIES.c.caf_file_id == bindparam("id"))
+    .values(unanswered_at=func.now())
+)
 # What came back from a copy counts as long as that copy does.
 _END_FULL_READ: Final = delete(FULL_READS).where(
     FULL_READS.c.caf_file_id == bindparam("id"),
@@ -67,9 +73,9 @@ _END_FULL_READ: Final = delete(FULL_READS).where(
 _FORGET_FULL_READ: Final = delete(FULL_READS).where(FULL_READS.c.caf_file_id == bindparam("id"))
 _FULL_READ: Final = insert(FULL_READS).from_select(
     ["caf_file_id", "store", "provider"],
-    select(CHUNK_COPIES.c.caf_file_id, CHUNK_COPIES.c.store, bindparam("provider", type_=Text)).where(
-        CHUNK_COPIES.c.caf_file_id == bindparam("id")
-    ),
+    select(
+        CHUNK_COPIES.c.caf_file_id, CHUNK_COPIES.c.store, bindparam("provider", type_=Text)
+    ).where(CHUNK_COPIES.c.caf_file_id == bindparam("id")),
 )
 _READ_BACK: Final = _FULL_READ.on_conflict_do_update(
     index_elements=[FULL_READS.c.caf_file_id, FULL_READS.c.store],
@@ -77,11 +83,16 @@ _READ_BACK: Final = _FULL_READ.on_conflict_do_update(
 )
 _UNLIST: Final = (
     update(REPLICAS)
-    .where(REPLICAS.c.caf_file_id == bindparam("id"), REPLICAS.c.provider != all_(bindparam("but", type_=ARRAY(Text))))
+    .where(
+        REPLICAS.c.caf_file_id == bindparam("id"),
+        REPLICAS.c.provider != all_(bindparam("but", type_=ARRAY(Text))),
+    )
     .values(listed=false(), checked_at=func.now(), windows=0, last_window=null())
 )
 _HAS_RIGHT_COPY: Final = select(
-    exists().where(REPLICAS.c.caf_file_id == bindparam("id"), REPLICAS.c.listed, REPLICAS.c.fault == "")
+    exists().where(
+        REPLICAS.c.caf_file_id == bindparam("id"), REPLICAS.c.listed, REPLICAS.c.fault == ""
+    )
 )
 _KNOWN: Final = (
     select(
@@ -110,46 +121,72 @@ class Replicas(LedgerPart):
         return [KnownCopy(**row._asdict()) for row in rows]
 
     def record_verified(self, lease: Lease, chunk: str, copies: Sequence[Copy]) -> None:
-        """uploading → verified, with the copies that proved it; others that were known are listed no more."""
+        """uploading → verified, with the copies that proved it; others that were known are listed
+        no more.
+        """
         with self._engine.begin() as connection:
             states = ChunkState.UPLOADING, ChunkState.VERIFIED
-            moved = move_row(connection, lease, chunk, *states, copy_changes={"verified_at": func.now()})
+            moved = move_row(
+                connection, lease, chunk, *states, copy_changes={"verified_at": func.now()}
+            )
             record_verified(connection, moved.caf_file_id, copies)
 
     def record_checks(
-        self, lease: Lease, chunk: str, checks: Sequence[CopyCheck], *, again_in: float | None = None, enough: int = 0
+        self,
+        lease: Lease,
+        chunk: str,
+        checks: Sequence[CopyCheck],
+        *,
+        again_in: float | None = None,
+        enough: int = 0,
     ) -> None:
-        """Write what a look at a located or damaged chunk's copies found; copies that it did not find are listed no more.
+        """Write what a look at a located or damaged chunk's copies found; copies that it did not
+        find are listed no more.
 
-        Args:
-            lease: on the chunk.
-            chunk: its name.
-            checks: one for each copy that is listed.
-            again_in: seconds after which a look can see the window after those that count; None where there are no windows.
-            enough: no such look is waited for where so many copies have `WINDOWS_REQUIRED` windows.
+        Args: lease: on the chunk. chunk: its name. checks: one for each copy that is listed.
+            again_in: seconds after which a look can see the window after those that count; None
+            where there are no windows. enough: no such look is waited for where so many copies have
+            `WINDOWS_REQUIRED` windows.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "looked at")
             unlist(connection, caf_file_id, but=[check.copy.provider for check in checks])
             for check in checks:
-                facts = {**asdict(check.copy), "id": caf_file_id, "window": check.window, "fault": check.fault}
-                connection.exec_driver_sql(query("record_replica_check"), {**facts, "apart": check.apart})
+                facts = {
+                    **asdict(check.copy),
+                    "id": caf_file_id,
+                    "window": check.window,
+                    "fault": check.fault,
+                }
+                connection.exec_driver_sql(
+                    query("record_replica_check"), {**facts, "apart": check.apart}
+                )
             unanswered = any(check.unanswered for check in checks)
-            facts = {"id": caf_file_id, "again_in": again_in, "enough": enough, "required": WINDOWS_REQUIRED}
+            facts = {
+                "id": caf_file_id,
+                "again_in": again_in,
+                "enough": enough,
+                "required": WINDOWS_REQUIRED,
+            }
             facts |= {"unanswered": unanswered}
             connection.exec_driver_sql(query("record_copy_check"), facts)
             connection.execute(_END_FULL_READ, {"id": caf_file_id})
 
     def record_unanswered(self, lease: Lease, chunk: str) -> None:
-        """Record that no copy of a located or damaged chunk answered. Nothing else of the chunk changes."""
+        """Record that no copy of a located or damaged chunk answered.
+
+        Nothing else of the chunk changes.
+        """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "looked at")
             connection.execute(_UNANSWERED, {"id": caf_file_id})
 
     def record_full_read(self, lease: Lease, chunk: str, provider: str) -> None:
-        """Remember that all stored bytes of a located or damaged chunk came back from a provider just now with its root.
+        """Remember that all stored bytes of a located or damaged chunk came back from a provider
+        just now with its root.
 
-        Forgotten when the chunk becomes damaged, is located again, or is posted again, and when that copy counts no more.
+        Forgotten when the chunk becomes damaged, is located again, or is posted again, and when
+        that copy counts no more.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "read back")
@@ -178,5 +215,6 @@ def require_right_copy(connection: Connection, caf_file_id: int, chunk: str) -> 
     """Raise IllegalMove where the last look found no listed copy with right bytes."""
     if not connection.execute(_HAS_RIGHT_COPY, {"id": caf_file_id}).scalar_one():
         raise IllegalMove(
-            f"chunk {chunk} cannot be located again: no copy of it was seen listed and right", hint="repair it first"
+            f"chunk {chunk} cannot be located again: no copy of it was seen listed and right",
+            hint="repair it first",
         )

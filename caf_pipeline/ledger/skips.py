@@ -1,4 +1,6 @@
-"""Skips: objects that are not archived, with the reason and the time from which a plan may have them again."""
+"""Skips: objects that are not archived, with the reason and the time from which a plan may have
+them again.
+"""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -16,8 +18,16 @@ class Skips(LedgerPart):
         with self._of_source(source) as (connection, source_id):
             record_skips(connection, source_id, None, skips)
 
-    def end(self, source: str, skips: Sequence[tuple[str, str]], *, listed_at: datetime, silent_from: datetime) -> None:
-        """Let skips no longer count, of objects that a whole inventory did not list; one that is listed again is planned again.
+    def end(
+        self,
+        source: str,
+        skips: Sequence[tuple[str, str]],
+        *,
+        listed_at: datetime,
+        silent_from: datetime,
+    ) -> None:
+        """Let skips no longer count, of objects that a whole inventory did not list; one that is
+        listed again is planned again.
 
         Args:
             source: of the objects.
@@ -28,7 +38,9 @@ class Skips(LedgerPart):
         with self._of_source(source) as (connection, source_id):
             end_skips(connection, source_id, skips, listed_at=listed_at, silent_from=silent_from)
 
-    def record_waiting(self, source: str, skips: Iterable[Skip], until: datetime | None, *, whole: bool) -> None:
+    def record_waiting(
+        self, source: str, skips: Iterable[Skip], until: datetime | None, *, whole: bool
+    ) -> None:
         """Write which objects wait for the next plan, as skips of reason `waiting`.
 
         Args:
@@ -41,6 +53,8 @@ class Skips(LedgerPart):
             record_waiting(connection, source_id, skips, until, whole=whole)
 
     def waiting_since(self, source: str, skips: Iterable[Skip]) -> datetime | None:
-        """Return when the first of these objects began to wait that waits already; None where none does."""
+        """Return when the first of these objects began to wait that waits already; None where none
+        does.
+        """
         with self._of_source(source) as (connection, source_id):
             return waiting_since(connection, source_id, skips)

@@ -25,11 +25,14 @@ _ADDRESSES: Final = select(SOURCES.c.archive_id, SOURCES.c.address)
 class Sources(LedgerPart):
     """Makes sources known."""
 
-    def register(self, name: str, archive_id: str, address: str, *, lease: Lease | None = None) -> None:
+    def register(
+        self, name: str, archive_id: str, address: str, *, lease: Lease | None = None
+    ) -> None:
         """Make the source known. `address` says which bucket and prefix it is.
 
-        Another address replaces the recorded one until the source has its first chunk. Inventories, skips and other rows of the
-        replaced address are removed. `lease` is the caller's on the source's plan.
+        Another address replaces the recorded one until the source has its first chunk. Inventories,
+        skips and other rows of the replaced address are removed. `lease` is the caller's on the
+        source's plan.
 
         Raises:
             LedgerError: the ledger has another address under this name, and chunks of it.
@@ -57,11 +60,17 @@ class Sources(LedgerPart):
             for table in OF_AN_ADDRESS:
                 rows = METADATA.tables[table]
                 connection.execute(delete(rows).where(rows.c.source_id == source_id))
-            changed = update(SOURCES).where(SOURCES.c.source_id == source_id).values(address=address, archive_id=archive_id)
+            changed = (
+                update(SOURCES)
+                .where(SOURCES.c.source_id == source_id)
+                .values(address=address, archive_id=archive_id)
+            )
             connection.execute(changed)
 
     def address(self, source: str) -> str | None:
-        """Return the address of a source; None while the source has no chunk, since another address may then replace it."""
+        """Return the address of a source; None while the source has no chunk, since another address
+        may then replace it.
+        """
         with self._engine.begin() as connection:
             return connection.execute(_FIXED_ADDRESS, {"source": source}).scalar_one_or_none()
 

@@ -25,7 +25,12 @@ _OF_OTHERS: Final = (
     )
 )
 _ALL: Final = (
-    select(CHUNKS.c.name.label("chunk"), CHUNKS.c.state, STAGING_RESERVATIONS.c.folder, STAGING_RESERVATIONS.c.size_bytes)
+    select(
+        CHUNKS.c.name.label("chunk"),
+        CHUNKS.c.state,
+        STAGING_RESERVATIONS.c.folder,
+        STAGING_RESERVATIONS.c.size_bytes,
+    )
     .join(CHUNKS, CHUNKS.c.caf_file_id == STAGING_RESERVATIONS.c.caf_file_id)
     .order_by(CHUNKS.c.name)
 )
@@ -35,30 +40,43 @@ _RESERVE: Final = _INSERT.on_conflict_do_update(
     set_={"folder": _INSERT.excluded.folder, "size_bytes": _INSERT.excluded.size_bytes},
 )
 _RELEASE: Final = delete(STAGING_RESERVATIONS).where(
-    STAGING_RESERVATIONS.c.caf_file_id == CAF_FILES.c.caf_file_id, CAF_FILES.c.name == bindparam("chunk")
+    STAGING_RESERVATIONS.c.caf_file_id == CAF_FILES.c.caf_file_id,
+    CAF_FILES.c.name == bindparam("chunk"),
 )
 
 
 class Staging(LedgerPart):
     """Reserves room in staging."""
 
-    def reserve(self, lease: Lease, chunk: str, folder: str, size_bytes: int, limit_bytes: int) -> None:
-        """Reserve bytes of a staging folder for a chunk, replacing its earlier reservation. `limit_bytes` 0: no limit.
+    def reserve(
+        self, lease: Lease, chunk: str, folder: str, size_bytes: int, limit_bytes: int
+    ) -> None:
+        """Reserve bytes of a staging folder for a chunk, replacing its earlier reservation.
+
+        `limit_bytes` 0: no limit.
 
         Raises:
             StagingError: with those of other chunks it would pass the limit.
         """
         with self._engine.begin() as connection:
-            # Two runs must not both find the last of the room; a lock of the transaction, not of the session.
-            connection.exec_driver_sql("LOCK TABLE staging_reservations IN SHARE ROW EXCLUSIVE MODE")
+            # Two runs must not both find the last of the room; a lock of the transaction, not of
+            # the session.
+            connection.exec_driver_sql(
+                "LOCK TABLE staging_reservations IN SHARE ROW EXCLUSIVE MODE"
+            )
             caf_file_id = guarded(connection, lease, chunk)
-            others = connection.execute(_OF_OTHERS, {"folder": folder, "caf_file_id": caf_file_id}).scalar_one()
+            others = connection.execute(
+                _OF_OTHERS, {"folder": folder, "caf_file_id": caf_file_id}
+            ).scalar_one()
             if limit_bytes and others + size_bytes > limit_bytes:
                 raise StagingError(
-                    f"chunk {chunk} needs {size_bytes} bytes of {folder}, where other chunks hold {others} of {limit_bytes}",
+                    f"chunk {chunk} needs {size_bytes} bytes of {folder}, where other chunks hold "
+                    f"{others} of {limit_bytes}",
                     hint="wait for other chunks to be archived, or raise packing.staging_limit",
                 )
-            connection.execute(_RESERVE, {"caf_file_id": caf_file_id, "folder": folder, "size_bytes": size_bytes})
+            connection.execute(
+                _RESERVE, {"caf_file_id": caf_file_id, "folder": folder, "size_bytes": size_bytes}
+            )
 
     def release(self, chunk: str) -> None:
         """Give the chunk's reservation back; does nothing where there is none."""
@@ -69,4 +87,7 @@ class Staging(LedgerPart):
         """Return all reservations of staging folders, by chunk."""
         with self._engine.begin() as connection:
             rows = connection.execute(_ALL).all()
-        return [Reservation(row.chunk, ChunkState(row.state), row.folder, row.size_bytes) for row in rows]
+        return [
+            Reservation(row.chunk, ChunkState(row.state), row.folder, row.size_bytes)
+            for row in rows
+        ]

@@ -26,10 +26,19 @@ class StoragePlans(LedgerPart):
         plan: tuple[int, int, datetime] | None,
         bought: bool = False,
     ) -> None:
-        """Record a reading: bytes of space, bytes used, end. `bought`: a purchase of this ledger has just set the end."""
+        """Record a reading: bytes of space, bytes used, end.
+
+        `bought`: a purchase of this ledger has just set the end.
+        """
         space_bytes, used_bytes, ends_at = plan or (None, None, None)
         values = {"space_bytes": space_bytes, "used_bytes": used_bytes, "ends_at": ends_at}
-        facts = {"account": account, "read_at": read_at, "balance": balance, "bought": bought, **values}
+        facts = {
+            "account": account,
+            "read_at": read_at,
+            "balance": balance,
+            "bought": bought,
+            **values,
+        }
         with self._engine.begin() as connection:
             connection.exec_driver_sql(query("record_storage_plan"), facts)
 

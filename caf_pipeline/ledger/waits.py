@@ -26,7 +26,9 @@ _REMOVE: Final = delete(WAITS).where(
         WAITS.c.expires_at < func.clock_timestamp() - timedelta(days=1),
     )
 )
-_INSERT: Final = insert(WAITS).values(expires_at=func.clock_timestamp() + timedelta(seconds=3 * RENEW_SECONDS))
+_INSERT: Final = insert(WAITS).values(
+    expires_at=func.clock_timestamp() + timedelta(seconds=3 * RENEW_SECONDS)
+)
 """Two renewals may fail in a row."""
 
 _LIVE: Final = (
@@ -51,7 +53,10 @@ class RunWaits(LedgerPart):
                 connection.execute(_INSERT, {**mine, **asdict(wait)})
 
     def list(self) -> Sequence[RunWait]:
-        """Return what live runs wait for, by source and beginning. What a dead process of this machine waited for is left out."""
+        """Return what live runs wait for, by source and beginning.
+
+        What a dead process of this machine waited for is left out.
+        """
         with self._engine.begin() as connection:
             rows = connection.execute(_LIVE).all()
         return [

@@ -1,10 +1,12 @@
-"""Takes over CAF files that another program posted: they are verified, and their rows loaded, without uploading anything.
+"""Takes over CAF files that another program posted: they are verified, and their rows loaded,
+without uploading anything.
 
-    a file here, or on the chain ─▶ read whole: Merkle root, SHA-256 and MD5 of each member ─▶ posted by us, and enough copies
-        give samples back ─▶ which members are objects of the newest inventory ─▶ rows, in one transaction
+    a file here, or on the chain ─▶ read whole: Merkle root, SHA-256 and MD5 of each member ─▶
+        posted by us, and enough copies give samples back ─▶ which members are objects of the newest
+        inventory ─▶ rows, in one transaction
 
-Bytes are hashed here, so that no provider is believed. What is taken over is a chunk by then, whose name follows from its Merkle
-root; it has no manifest, and nothing is known of its objects' headers.
+Bytes are hashed here, so that no provider is believed. What is taken over is a chunk by then, whose
+name follows from its Merkle root; it has no manifest, and nothing is known of its objects' headers.
 
 Source: docs/decisions/0022-adopted-files.md.
 """
@@ -61,7 +63,9 @@ TEMPORARY: Final = ".adopting-"
 """Begins the names of folders in staging, each of one adoption."""
 
 PROOF_TYPES: Final = (0, 3)
-"""Of which trees a file may have been posted; which one it was, the chain says only once the root is known."""
+"""Of which trees a file may have been posted; which one it was, the chain says only once the root
+is known.
+"""
 
 _READ_BYTES: Final = 4 << 20
 _ROWS: Final = 4_096
@@ -117,12 +121,10 @@ Progress = Callable[[int], None]
 class Terms:
     """How files are adopted.
 
-    Attributes:
-        strip: leading parts of a member's key, each up to a '/', that are not of the object's key.
-        dry_run: find out everything, and load nothing.
-        tell: told what is left out.
-        progress: told what is read.
-        lenient: read an index as `caf.index.decode_index` does with lenience; each member's MD5 is compared either way.
+    Attributes: strip: leading parts of a member's key, each up to a '/', that are not of the
+        object's key. dry_run: find out everything, and load nothing. tell: told what is left out.
+        progress: told what is read. lenient: read an index as `caf.index.decode_index` does with
+        lenience; each member's MD5 is compared either way.
     """
 
     strip: int = 0
@@ -133,20 +135,27 @@ class Terms:
 
 
 def chunk_of_root(source: str, merkle_root: bytes) -> tuple[ChunkId, bytes]:
-    """Return the chunk that an adopted file is, and the hash of its plan: functions of the source and the Merkle root."""
-    sha256 = hashlib.sha256(b"caf-pipeline adopted\0" + source.encode() + b"\0" + merkle_root).digest()
+    """Return the chunk that an adopted file is, and the hash of its plan: functions of the source
+    and the Merkle root.
+    """
+    sha256 = hashlib.sha256(
+        b"caf-pipeline adopted\0" + source.encode() + b"\0" + merkle_root
+    ).digest()
     return ChunkId(source, sha256.hex()[:12], 1), sha256
 
 
-# --- the files -----------------------------------------------------------------------------------------------------
+# --- the files
+# ------------------------------------------------------------------------------------------
 
 
 def adopt_files(context: RunContext, paths: Iterable[Path], terms: Terms) -> Iterator[FileAdoption]:
-    """Adopt local files, each at once and in this order; yield what became of each. May be ended at any moment.
+    """Adopt local files, each at once and in this order; yield what became of each.
 
-    Raises:
-        NotLocated: as `last_whole`. HeldByOther: a plan of it is cut, or another adoption goes on.
-        StoreUnreachable: the chain does not answer. StagingError: no room. IntegrityError: the inventory is damaged.
+    May be ended at any moment.
+
+    Raises: NotLocated: as `last_whole`. HeldByOther: a plan of it is cut, or another adoption goes
+        on. StoreUnreachable: the chain does not answer. StagingError: no room. IntegrityError: the
+        inventory is damaged.
     """
     with _adopter(context, terms) as adopter:
         for path in paths:
@@ -154,9 +163,11 @@ def adopt_files(context: RunContext, paths: Iterable[Path], terms: Terms) -> Ite
 
 
 def adopt_from_chain(context: RunContext, terms: Terms) -> Iterator[FileAdoption]:
-    """Adopt what the store lists of the wallet, and of wallets that the ledger's chunks were posted by; as `adopt_files`.
+    """Adopt what the store lists of the wallet, and of wallets that the ledger's chunks were posted
+    by; as `adopt_files`.
 
-    A file is brought to staging, one at a time, where some provider's last bytes are those of a CAF file of another program.
+    A file is brought to staging, one at a time, where some provider's last bytes are those of a CAF
+    file of another program.
     """
     with _adopter(context, terms) as adopter:
         files: dict[bytes, PostedFile] = {}
@@ -169,10 +180,18 @@ def adopt_from_chain(context: RunContext, terms: Terms) -> Iterator[FileAdoption
 
 @contextmanager
 def _adopter(context: RunContext, terms: Terms) -> Iterator["_Adopter"]:
-    takes_one = f"'caf plan {context.source} --dry-run' takes one, which decides which members are objects, and plans nothing"
+    takes_one = (
+        f"'caf plan {context.source} --dry-run' takes one, which decides which members "
+        "are "
+        "objects, and plans nothing"
+    )
     snapshot = last_whole(context, hint=takes_one)
     staging = context.staging()
-    with context.lease(plan_lease(context.source)) as lease, writing_into(staging), reading(snapshot.path):
+    with (
+        context.lease(plan_lease(context.source)) as lease,
+        writing_into(staging),
+        reading(snapshot.path),
+    ):
         require_whole(snapshot.path)
         try:
             folder = tempfile.TemporaryDirectory(dir=staging, prefix=TEMPORARY)
@@ -185,7 +204,9 @@ def _adopter(context: RunContext, terms: Terms) -> Iterator["_Adopter"]:
 class _Adopter:
     """Adopts files of one source while nothing of it is planned."""
 
-    def __init__(self, context: RunContext, terms: Terms, lease: Lease, snapshot: Snapshot, folder: Path) -> None:
+    def __init__(
+        self, context: RunContext, terms: Terms, lease: Lease, snapshot: Snapshot, folder: Path
+    ) -> None:
         self._work = context
         self._terms = terms
         self._lease = lease
@@ -193,7 +214,11 @@ class _Adopter:
         self._folder = folder
         chunks = context.ledger.chunks.list()
         self.owners = {context.store.owner(), *(chunk.owner for chunk in chunks if chunk.owner)}
-        self._known = {chunk.merkle_root: chunk for chunk in chunks if chunk.source == context.source and chunk.merkle_root}
+        self._known = {
+            chunk.merkle_root: chunk
+            for chunk in chunks
+            if chunk.source == context.source and chunk.merkle_root
+        }
 
     def told(self, name: str, adopt: Callable[[], FileAdoption]) -> FileAdoption:
         """Return what became of a file; one that is not as it should be ends nothing but itself."""
@@ -226,13 +251,20 @@ class _Adopter:
             path.unlink(missing_ok=True)
 
     def _peek(self, posted: PostedFile) -> AdoptionKind | None:
-        """Say what a file is that is not worth to be brought here; None where any provider shows the index of a CAF file."""
+        """Say what a file is that is not worth to be brought here; None where any provider shows
+        the index of a CAF file.
+        """
         size_bytes, ours, answered = posted.posting.stored_size_bytes, False, False
         said = []
         for provider in self._work.store.holders(posted.posting):
             try:
-                # What is read with lenience alone is brought here, too: it is told then what is odd about it.
-                reader = CafReader.open(RemoteSource(self._work.store, posted.posting, provider), name="it", lenient=True)
+                # What is read with lenience alone is brought here, too: it is told then what is odd
+                # about it.
+                reader = CafReader.open(
+                    RemoteSource(self._work.store, posted.posting, provider),
+                    name="it",
+                    lenient=True,
+                )
             except NoChainAnswer:
                 raise
             except ArchiveError:
@@ -248,19 +280,30 @@ class _Adopter:
         if answered:
             return AdoptionKind.NOT_CAF
         reasons = "; ".join(said) or "none is listed"
-        raise StoreUnreachable(f"no provider gives the last of its {size_bytes} bytes ({reasons})", hint="try again later")
+        raise StoreUnreachable(
+            f"no provider gives the last of its {size_bytes} bytes ({reasons})",
+            hint="try again later",
+        )
 
     def _download(self, posted: PostedFile, path: Path) -> None:
         """Bring a file here from the first provider whose bytes have its Merkle root."""
         posting, said = posted.posting, []
         if shutil.disk_usage(self._folder).free < posting.stored_size_bytes:
             raise StagingError(
-                f"the staging folder {self._work.staging()} has no room for a file of {posting.stored_size_bytes} bytes",
+                f"the staging folder {self._work.staging()} has no room for a file of "
+                f"{posting.stored_size_bytes} bytes",
                 hint="make room there, or set 'staging' to a folder on a larger disk",
             )
         for provider in self._work.store.holders(posting):
             try:
-                download_from(self._work, self._lease, posting, posted.proof_type, provider=provider, path=path)
+                download_from(
+                    self._work,
+                    self._lease,
+                    posting,
+                    posted.proof_type,
+                    provider=provider,
+                    path=path,
+                )
             except NoChainAnswer:
                 raise
             except (StoreError, IntegrityError) as error:
@@ -269,7 +312,10 @@ class _Adopter:
                 raise staging_error(path, error, posting.stored_size_bytes) from error
             else:
                 return
-        raise IntegrityError(f"no provider gives its bytes ({'; '.join(said) or 'none is listed'})", hint="try again later")
+        raise IntegrityError(
+            f"no provider gives its bytes ({'; '.join(said) or 'none is listed'})",
+            hint="try again later",
+        )
 
     # a file that is here
 
@@ -279,7 +325,11 @@ class _Adopter:
         before = os.fstat(file.descriptor)
         write_whole(self._members(file, reader, trees), members, MEMBER_SCHEMA)
         now = os.fstat(file.descriptor)
-        if (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (now.st_size, now.st_mtime_ns, now.st_ctime_ns):
+        if (before.st_size, before.st_mtime_ns, before.st_ctime_ns) != (
+            now.st_size,
+            now.st_mtime_ns,
+            now.st_ctime_ns,
+        ):
             raise ArchiveError(f"{name} changed while it was read.", hint="Run the command again.")
         roots = {tree.root(): tree.proof_type for tree in trees}
         for root in roots:
@@ -288,14 +338,22 @@ class _Adopter:
         if _has_head(reader):
             return FileAdoption(name, AdoptionKind.OURS, members=len(reader))
         post = self._verified(name, file, roots, reader.size_bytes)
-        found = decide(members, self._snapshot.path, self._standing(), self._folder / "decided.parquet")
+        found = decide(
+            members, self._snapshot.path, self._standing(), self._folder / "decided.parquet"
+        )
         for member, reason in found.members_left_out():
             self._terms.tell(member, reason)
         return self._loaded(name, post, len(reader), found)
 
-    def _members(self, file: LocalFile, reader: CafReader, trees: Sequence[MerkleTree]) -> Iterator[pa.RecordBatch]:
-        """Read the file once, to its end; yield its members, while the trees take all of its bytes."""
-        stream = _HashedStream(file.stream(0, reader.size_bytes, _READ_BYTES), trees, self._terms.progress)
+    def _members(
+        self, file: LocalFile, reader: CafReader, trees: Sequence[MerkleTree]
+    ) -> Iterator[pa.RecordBatch]:
+        """Read the file once, to its end; yield its members, while the trees take all of its
+        bytes.
+        """
+        stream = _HashedStream(
+            file.stream(0, reader.size_bytes, _READ_BYTES), trees, self._terms.progress
+        )
         rows: list[tuple[str, bytes, int, int, str, bytes, str | None]] = []
         for one in sorted(reader.members, key=lambda member: (member.start_byte, member.end_byte)):
             overlaps = one.start_byte < stream.position and one.size_bytes
@@ -304,19 +362,37 @@ class _Adopter:
                 stream.pass_over(one.start_byte)
                 stream.pass_over(one.end_byte, md5, sha256)
             key = _object_key(one, self._terms.strip)
-            fault = LeftOut.OVERLAPPING if overlaps else None if is_supported(key) else LeftOut.UNSUPPORTED_KEY
-            rows.append((one.key, key, one.start_byte, one.end_byte, md5.hexdigest(), sha256.digest(), fault))
+            fault = (
+                LeftOut.OVERLAPPING
+                if overlaps
+                else None
+                if is_supported(key)
+                else LeftOut.UNSUPPORTED_KEY
+            )
+            rows.append(
+                (
+                    one.key,
+                    key,
+                    one.start_byte,
+                    one.end_byte,
+                    md5.hexdigest(),
+                    sha256.digest(),
+                    fault,
+                )
+            )
             if len(rows) == _ROWS:
                 yield _batch(rows)
                 rows = []
         yield _batch(rows)
         stream.pass_over(reader.size_bytes)
 
-    def _verified(self, name: str, file: LocalFile, roots: Mapping[bytes, int], size_bytes: int) -> "_Post":
+    def _verified(
+        self, name: str, file: LocalFile, roots: Mapping[bytes, int], size_bytes: int
+    ) -> "_Post":
         """Return the post of these bytes of ours that most copies are right of.
 
-        Raises:
-            StoredChunkMissing: nothing of ours has these bytes. NotProven: fewer copies than required are right.
+        Raises: StoredChunkMissing: nothing of ours has these bytes. NotProven: fewer copies than
+            required are right.
         """
         store = self._work.store
         posts = [
@@ -328,18 +404,26 @@ class _Adopter:
         ]
         if not posts:
             raise StoredChunkMissing(
-                f"{name} is not on the chain: no file of {' or '.join(sorted(self.owners))} has these bytes; nothing was changed",
+                f"{name} is not on the chain: no file of {' or '.join(sorted(self.owners))} has "
+                "these bytes; nothing was changed",
                 hint=f"'caf run {self._work.source}' archives the objects themselves",
             )
         found = []
         for posted in sorted(posts, key=lambda one: one.posting.start):
             samples = samples_of(file, size_bytes, posted.posting.merkle_root)
             copies = {copy.provider: copy for copy in store.copies(posted.posting)}.values()
-            found.append(_Post(posted, samples, [look_at_copy(store, posted.posting, copy, samples) for copy in copies]))
+            found.append(
+                _Post(
+                    posted,
+                    samples,
+                    [look_at_copy(store, posted.posting, copy, samples) for copy in copies],
+                )
+            )
         best = max(found, key=lambda one: len(one.right))
         if len(best.right) < store.required_copies:
             raise NotProven(
-                f"{name} has {len(best.right)} of {counted(store.required_copies, 'copy', 'copies')} listed and read back right"
+                f"{name} has {len(best.right)} of "
+                f"{counted(store.required_copies, 'copy', 'copies')} listed and read back right"
                 f" ({described(best.findings)}); nothing was changed",
                 hint="try again later; or let 'caf run' archive the objects themselves",
             )
@@ -361,7 +445,9 @@ class _Adopter:
         right = [copy.provider for copy in post.right]
         if not found.objects:
             kind = (
-                AdoptionKind.NOTHING_NEW if {LeftOut.LOCATED, LeftOut.CLAIMED} & set(found.left_out) else AdoptionKind.NO_OBJECT
+                AdoptionKind.NOTHING_NEW
+                if {LeftOut.LOCATED, LeftOut.CLAIMED} & set(found.left_out)
+                else AdoptionKind.NO_OBJECT
             )
             return FileAdoption(name, kind, posted, "", members, 0, found.left_out, right)
         chunk = RemoteChunk(
@@ -393,7 +479,9 @@ class _Adopter:
                 chunk, found.locations, (), plan_folder=str(context.plans() / chunk.plan)
             )
             self._known[posted.posting.merkle_root] = context.ledger.chunks.get(chunk.name)
-        return FileAdoption(name, AdoptionKind.ADOPTED, posted, chunk.name, members, rows, found.left_out, right)
+        return FileAdoption(
+            name, AdoptionKind.ADOPTED, posted, chunk.name, members, rows, found.left_out, right
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +500,9 @@ class _Post:
 class _HashedStream:
     """A file's bytes in order: all of them go into the trees, and ranges of them into digests."""
 
-    def __init__(self, pieces: Iterator[bytes], trees: Sequence[MerkleTree], progress: Progress) -> None:
+    def __init__(
+        self, pieces: Iterator[bytes], trees: Sequence[MerkleTree], progress: Progress
+    ) -> None:
         self.position = 0
         self._pieces = pieces
         self._trees = trees
@@ -444,19 +534,25 @@ def _opened(path: Path) -> Iterator[LocalFile]:
 
 
 def _object_key(member: Member, strip: int) -> bytes:
-    """Return the key of the object that a member may be; empty, which no object's is, where it has too few parts."""
+    """Return the key of the object that a member may be; empty, which no object's is, where it has
+    too few parts.
+    """
     parts = member.key.split("/", strip)
     return parts[strip].encode() if len(parts) > strip else b""
 
 
 def _batch(rows: Sequence[tuple[object, ...]]) -> pa.RecordBatch:
     columns = zip(*rows, strict=True) if rows else [()] * len(MEMBER_SCHEMA)
-    arrays = [pa.array(column, one.type) for column, one in zip(columns, MEMBER_SCHEMA, strict=True)]
+    arrays = [
+        pa.array(column, one.type) for column, one in zip(columns, MEMBER_SCHEMA, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=MEMBER_SCHEMA)
 
 
 def _has_head(reader: CafReader) -> bool:
-    """Tell whether a file begins as our chunks do, which have a manifest that tells more than could be adopted."""
+    """Tell whether a file begins as our chunks do, which have a manifest that tells more than could
+    be adopted.
+    """
     return HEAD_MEMBER in reader and reader[HEAD_MEMBER] == Member(HEAD_MEMBER, 0, HEAD_SIZE_BYTES)
 
 

@@ -1,7 +1,9 @@
-"""The bulk look: holds all located chunks against the store's own lists, a page at a time, for all sources at once.
+"""The bulk look: holds all located chunks against the store's own lists, a page at a time, for all
+sources at once.
 
-What a list says, or does not say, of a chunk makes it suspect and nothing else: the proof watch (`scrub`) then looks at the
-chunk itself first, which alone counts windows and finds damage. A node that lists too little, or too much, proves nothing.
+What a list says, or does not say, of a chunk makes it suspect and nothing else: the proof watch
+(`scrub`) then looks at the chunk itself first, which alone counts windows and finds damage. A node
+that lists too little, or too much, proves nothing.
 
 Source: docs/jackal.md, "Proofs, damage and repair".
 """
@@ -21,16 +23,23 @@ from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.quantities import counted
 
 AGAIN_SECONDS: Final = 50 * 60.0
-"""A pass is due so long after the last one began: within the hour, after which the same source's watch runs again."""
+"""A pass is due so long after the last one began: within the hour, after which the same source's
+watch runs again.
+"""
 
 RETRY_SECONDS: Final = 10 * 60.0
-"""A pass is due so long after one that was cut off or whose process died; 100 sources must not each read what one could not."""
+"""A pass is due so long after one that was cut off or whose process died; 100 sources must not each
+read what one could not.
+"""
 
 FILE_PAGES: Final = 10_000
 PROOF_PAGES: Final = 10_000
 PROVIDER_PAGES: Final = 2_000
-"""Pages that one pass reads at most: of files, of proofs in all, of proofs of one provider. A page is 500 entries and two
-requests, some 0.1 s at a node of some distance: together they are half an hour."""
+"""Pages that one pass reads at most: of files, of proofs in all, of proofs of one provider.
+
+A page is 500 entries and two requests, some 0.1 s at a node of some distance: together they are
+half an hour.
+"""
 
 T = TypeVar("T")
 _Place = tuple[bytes, str, int]
@@ -63,8 +72,10 @@ class BulkLook:
     def described(self) -> str:
         """Say in a line what was looked at, and what was not."""
         said = (
-            f"the lists of {self.listed:,} of {counted(self.chunks, 'located chunk')} of all sources and the proofs of"
-            f" {counted(self.copies, 'copy', 'copies')} were looked at, by {counted(self.pages, 'page')};"
+            f"the lists of {self.listed:,} of {counted(self.chunks, 'located chunk')} of all "
+            "sources and the proofs of"
+            f" {counted(self.copies, 'copy', 'copies')} were looked at, by "
+            f"{counted(self.pages, 'page')};"
             f" {self.suspected_chunks:,} suspected"
         )
         if self.left_out:
@@ -78,16 +89,17 @@ class BulkLook:
 
 
 def look_in_bulk(context: RunContext) -> BulkLook | None:
-    """Go through the store's lists, where that is due, and let chunks be looked at first of which they say something amiss.
+    """Go through the store's lists, where that is due, and let chunks be looked at first of which
+    they say something amiss.
 
-    Suspected is a chunk that a whole list of files does not have, that has fewer providers there than copies are required, that
-    has lost a copy which was listed before, or whose last proof of a copy is more than `WINDOWS_BEHIND` windows old or is missing
-    in a whole list of the provider's proofs. A list that breaks off says nothing of what it did not get to. No chunk's state
-    changes.
+    Suspected is a chunk that a whole list of files does not have, that has fewer providers there
+    than copies are required, that has lost a copy which was listed before, or whose last proof of a
+    copy is more than `WINDOWS_BEHIND` windows old or is missing in a whole list of the provider's
+    proofs. A list that breaks off says nothing of what it did not get to. No chunk's state changes.
 
-    One pass an hour serves all sources of the ledger. None where another run's is less than that ago or under way, and where the
-    store has no lists. Memory: some 1 KB a located chunk. A store that fails is reported in the result, and the single looks may
-    go on.
+    One pass an hour serves all sources of the ledger. None where another run's is less than that
+    ago or under way, and where the store has no lists. Memory: some 1 KB a located chunk. A store
+    that fails is reported in the result, and the single looks may go on.
 
     Raises:
         LedgerError: the ledger failed.
@@ -116,11 +128,15 @@ def _go_through(context: RunContext, lease: Lease, height: int, found: BulkLook)
         context.wait_while_paused(lease.check)
 
     listed = _look_for_files(context, located, found, before_page) if located else {}
-    context.ledger.bulk_looks.suspect(found.began, found.suspected)  # before the proofs, which may be cut off
+    context.ledger.bulk_looks.suspect(
+        found.began, found.suspected
+    )  # before the proofs, which may be cut off
     _look_at_proofs(context, height, listed, found, before_page)
     context.ledger.bulk_looks.suspect(found.began, found.suspected)
     lease.check()
-    context.ledger.bulk_looks.end(context.store.name, found.began, AGAIN_SECONDS, whole=not found.left_out)
+    context.ledger.bulk_looks.end(
+        context.store.name, found.began, AGAIN_SECONDS, whole=not found.left_out
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +147,10 @@ class _Listed:
 
 
 def _look_for_files(
-    context: RunContext, located: Sequence[LocatedCopies], found: BulkLook, before_page: Callable[[], None]
+    context: RunContext,
+    located: Sequence[LocatedCopies],
+    found: BulkLook,
+    before_page: Callable[[], None],
 ) -> Mapping[_Place, _Listed]:
     """Look for the chunks in the list of files; return those whose copies are all there."""
     unseen = {chunk.place: chunk for chunk in located}
@@ -146,7 +165,9 @@ def _look_for_files(
                 continue
             found.listed += 1
             providers = tuple(intern(one) for one in dict.fromkeys(file.providers))
-            if len(providers) < context.store.required_copies or not set(providers).issuperset(chunk.providers):
+            if len(providers) < context.store.required_copies or not set(providers).issuperset(
+                chunk.providers
+            ):
                 amiss.add(chunk.caf_file_id)
             else:
                 listed[chunk.place] = _Listed(chunk.caf_file_id, providers, file.window_blocks)
@@ -157,17 +178,28 @@ def _look_for_files(
 
 
 def _look_at_proofs(
-    context: RunContext, height: int, listed: Mapping[_Place, _Listed], found: BulkLook, before_page: Callable[[], None]
+    context: RunContext,
+    height: int,
+    listed: Mapping[_Place, _Listed],
+    found: BulkLook,
+    before_page: Callable[[], None],
 ) -> None:
-    """Look at the last proof of each copy in its provider's list, of those first that have most of the copies."""
+    """Look at the last proof of each copy in its provider's list, of those first that have most of
+    the copies.
+    """
     before = found.pages
     unseen = defaultdict[str, set[int]](set)
     for one in listed.values():
         for provider in one.providers:
             unseen[provider].add(one.caf_file_id)
     for provider, its in sorted(unseen.items(), key=lambda item: len(item[1]), reverse=True):
-        most, left_out = min(PROVIDER_PAGES, PROOF_PAGES - (found.pages - before)), len(found.left_out)
-        for page in _bounded(f"proofs of {provider}", context.store.proof_pages(provider), most, found, before_page):
+        most, left_out = (
+            min(PROVIDER_PAGES, PROOF_PAGES - (found.pages - before)),
+            len(found.left_out),
+        )
+        for page in _bounded(
+            f"proofs of {provider}", context.store.proof_pages(provider), most, found, before_page
+        ):
             for proof in page:
                 chunk = listed.get((proof.merkle_root, proof.owner, proof.start))
                 if chunk is None or provider not in chunk.providers:
@@ -182,7 +214,11 @@ def _look_at_proofs(
 
 
 def _bounded(
-    what: str, pages: Iterator[Sequence[T]], most: int, found: BulkLook, before_page: Callable[[], None]
+    what: str,
+    pages: Iterator[Sequence[T]],
+    most: int,
+    found: BulkLook,
+    before_page: Callable[[], None],
 ) -> Iterator[Sequence[T]]:
     """Yield pages, at most so many, and tell in `found` of what is left out."""
     for _ in range(most):  # a list of just as many pages counts as one of more

@@ -1,4 +1,5 @@
-"""Reads all stored bytes of a chunk back from one provider, and compares them: the Merkle root, and the SHA-256 of ranges.
+"""Reads all stored bytes of a chunk back from one provider, and compares them: the Merkle root, and
+the SHA-256 of ranges.
 
 One pass, nothing is kept: memory holds a piece and a digest.
 Source: promises 1 and 5 in docs/design.md.
@@ -23,10 +24,11 @@ _NOTHING: Final = hashlib.sha256().digest()
 
 
 class RangeCheck:
-    """Takes a file's bytes in order, and counts the ranges that do not hold what their SHA-256 says.
+    """Takes a file's bytes in order, and counts the ranges that do not hold what their SHA-256
+    says.
 
-    Args:
-        ranges: by start. One that begins inside the one before it, or ends behind the file's end, counts as differing.
+    Args: ranges: by start. One that begins inside the one before it, or ends behind the file's end,
+        counts as differing.
     """
 
     def __init__(self, ranges: Iterable[Range]) -> None:
@@ -84,10 +86,11 @@ def read_back(
     ranges: Iterable[Range] = (),
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Read the whole chunk from one provider; return how many of the ranges, in CAF coordinates, differ.
+    """Read the whole chunk from one provider; return how many of the ranges, in CAF coordinates,
+    differ.
 
-    Raises:
-        IntegrityError: the bytes have another Merkle root, or are fewer. StoredChunkMissing: the provider does not have the
+    Raises: IntegrityError: the bytes have another Merkle root, or are fewer. StoredChunkMissing:
+        the provider does not have the
             chunk, or lost a range of it. StoreUnreachable: see `ChunkStore.read`. LeaseLost.
     """
     tree, check = MerkleTree(proof_type_of(chunk)), RangeCheck(ranges)
@@ -99,7 +102,9 @@ def read_back(
             if progress:
                 progress(len(piece))
     except StoreUnreachable as error:
-        if lost := lost_range(context.store, posting, provider, tree.size_bytes, chunk.stored_size_bytes):
+        if lost := lost_range(
+            context.store, posting, provider, tree.size_bytes, chunk.stored_size_bytes
+        ):
             raise StoredChunkMissing(lost) from error
         raise
     if tree.size_bytes != chunk.stored_size_bytes or tree.root() != chunk.merkle_root:
@@ -107,7 +112,9 @@ def read_back(
     return check.finish()
 
 
-def look_at_whole_copy(context: RunContext, lease: Lease, chunk: Chunk, posting: Posting, copy: Copy) -> CopyFinding:
+def look_at_whole_copy(
+    context: RunContext, lease: Lease, chunk: Chunk, posting: Posting, copy: Copy
+) -> CopyFinding:
     """Read all of one copy, and say what it gave."""
     try:
         read_back(context, lease, chunk, posting, copy.provider)
@@ -117,7 +124,9 @@ def look_at_whole_copy(context: RunContext, lease: Lease, chunk: Chunk, posting:
 
 
 def unread_copy(copy: Copy, error: StoreError | IntegrityError) -> CopyFinding:
-    """Return the finding of a copy that could not be read as a whole: only an error that will stay is a fault of its bytes."""
+    """Return the finding of a copy that could not be read as a whole: only an error that will stay
+    is a fault of its bytes.
+    """
     if not error.permanent:
         return CopyFinding(copy, unanswered=str(error), whole=True)
     return CopyFinding(copy, fault=str(error), whole=True)

@@ -1,7 +1,8 @@
-"""Finds and removes the files of a source on this machine: plans, snapshots, kept locations, staged files.
+"""Finds and removes the files of a source on this machine: plans, snapshots, kept locations, staged
+files.
 
-A chunk that the ledger does not know may be one of a lost ledger: posted, and not yet uploaded. So a staged file is removed only
-if a run of this ledger once held its chunk.
+A chunk that the ledger does not know may be one of a lost ledger: posted, and not yet uploaded. So
+a staged file is removed only if a run of this ledger once held its chunk.
 """
 
 import contextlib
@@ -41,7 +42,11 @@ class Leftovers:
     @property
     def snapshots(self) -> int:
         """How many inventories there are."""
-        return sum(len([*folder.glob("*.parquet")]) for folder in self.folders if folder.parent.name == INVENTORIES)
+        return sum(
+            len([*folder.glob("*.parquet")])
+            for folder in self.folders
+            if folder.parent.name == INVENTORIES
+        )
 
     @property
     def staged_bytes(self) -> int:
@@ -56,11 +61,17 @@ def find_leftovers(settings: Settings, ledger: Ledger, source: str) -> Leftovers
         folders = [path for path in candidates if path.is_symlink() or path.exists()]
         files = files_in(settings.staging_folder) if settings.staging_folder.is_dir() else []
     except OSError as error:
-        raise StagingError(f"{error.filename} cannot be read: {error.strerror}", hint="correct its permissions") from error
+        raise StagingError(
+            f"{error.filename} cannot be read: {error.strerror}", hint="correct its permissions"
+        ) from error
     for path in folders:
         if path.parent.resolve() != settings.home.resolve() / path.parent.name:
-            raise StagingError(f"{path.parent} is a link to another folder", hint=f"remove {path} yourself")
-    staged = [file for file in files if (chunk := ChunkId.parse(file.chunk)) and chunk.source == source]
+            raise StagingError(
+                f"{path.parent} is a link to another folder", hint=f"remove {path} yourself"
+            )
+    staged = [
+        file for file in files if (chunk := ChunkId.parse(file.chunk)) and chunk.source == source
+    ]
     held = ledger.leases.ever_held({chunk_lease(file.chunk) for file in staged})
     return Leftovers(
         folders=folders,
@@ -83,7 +94,11 @@ def no_writers(leftovers: Leftovers) -> Iterator[None]:
             with _as_staging_error(folder):
                 alone = stack.enter_context(alone_in(folder))
             if not alone:
-                raise HeldByOther(f"a run writes into {folder} now", holder="", hint="wait for that run, or end it first")
+                raise HeldByOther(
+                    f"a run writes into {folder} now",
+                    holder="",
+                    hint="wait for that run, or end it first",
+                )
         yield
 
 
@@ -110,5 +125,6 @@ def _as_staging_error(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise StagingError(
-            f"{path} cannot be removed: {error.strerror}", hint="correct its permissions, then repeat the command"
+            f"{path} cannot be removed: {error.strerror}",
+            hint="correct its permissions, then repeat the command",
         ) from error

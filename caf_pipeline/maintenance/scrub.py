@@ -1,8 +1,10 @@
-"""The proof watch: looks at located chunks again and again, and says where one is no longer what it was.
+"""The proof watch: looks at located chunks again and again, and says where one is no longer what it
+was.
 
-A look asks the store who is listed, and each of them for pieces: all that were sealed the first time, later one of them and an
-object, at places that no provider can foresee; all of a file that is no larger than two leaves. A chunk with fewer right copies
-than required, or with a wrong one, becomes `damaged`; one whose copies are right and show no verified proof is `unverified`.
+A look asks the store who is listed, and each of them for pieces: all that were sealed the first
+time, later one of them and an object, at places that no provider can foresee; all of a file that is
+no larger than two leaves. A chunk with fewer right copies than required, or with a wrong one,
+becomes `damaged`; one whose copies are right and show no verified proof is `unverified`.
 
 Source: docs/jackal.md (a listed proof may have failed), promise 1 in docs/design.md.
 """
@@ -23,35 +25,45 @@ from caf_pipeline.steps.chunk_steps import lease_chunk
 from caf_pipeline.store.protocol import Lease, Posting, Sample
 
 WINDOWS_BEHIND: Final = 2
-"""A listed copy may be this far behind: the chain drops a provider only at the first of its checks after a whole window that was
-missed. One further behind is listed by a chain that does not check, as v5.0.1 does with type 3."""
+"""A listed copy may be this far behind: the chain drops a provider only at the first of its checks
+after a whole window that was missed. One further behind is listed by a chain that does not check,
+as v5.0.1 does with type 3.
+"""
 
 WHOLE_COPY: Final = "read as a whole: "
-"""What the ledger's word on a copy begins with that was found wrong when all of it was read: no sample can take it back."""
+"""What the ledger's word on a copy begins with that was found wrong when all of it was read: no
+sample can take it back.
+"""
 
 SMALL_BYTES: Final = 2 * BLOCK_BYTES
-"""Of a file of up to two leaves the chain never asks for any but the first, so that its proofs cannot be told from a provider's
-joining. Such a copy is read as a whole instead; the window in which that was done counts."""
+"""Of a file of up to two leaves the chain never asks for any but the first, so that its proofs
+cannot be told from a provider's joining. Such a copy is read as a whole instead; the window in
+which that was done counts.
+"""
 
 OBJECT_BYTES: Final = 1 << 20
-"""The largest object that a look asks each copy for. Who could foresee what is asked for could keep only that."""
+"""The largest object that a look asks each copy for.
+
+Who could foresee what is asked for could keep only that.
+"""
 
 _JOINED: Final = "what the chain shows may be of its joining alone"
 
 MOST_UNANSWERED: Final = 1000
-"""Chunks that a run of the watch passes over because no provider answers; more of them are an outage, which ends it anyhow."""
+"""Chunks that a run of the watch passes over because no provider answers; more of them are an
+outage, which ends it anyhow.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ProofReport:
     """What one look at a chunk found.
 
-    Attributes:
-        chunk: the chunk as it is after the look.
-        checks: of each copy that is listed.
+    Attributes: chunk: the chunk as it is after the look. checks: of each copy that is listed.
         read_back: the providers that gave the pieces they were asked for as they were sealed.
         explanation: what is wrong, or was when the chunk was found damaged; "" where nothing is.
-        unverified: why it is not known whether enough copies were proven; "" where it is, or where the store proves nothing
+        unverified: why it is not known whether enough copies were proven; "" where it is, or where
+        the store proves nothing
             over time.
         unanswered: which copies did not answer, and why; "" if all answered.
     """
@@ -65,7 +77,9 @@ class ProofReport:
 
     @property
     def proven(self) -> bool:
-        """Whether enough copies are listed and known to be proven, none of them gave anything wrong, and no repair is due."""
+        """Whether enough copies are listed and known to be proven, none of them gave anything
+        wrong, and no repair is due.
+        """
         return self.verdict == "proven"
 
     @property
@@ -79,48 +93,74 @@ class ProofReport:
 
 
 def prove_chunk(context: RunContext, name: str, *, an_object: Sample | None = None) -> ProofReport:
-    """Look at a located or damaged chunk and record what was found; a located one that is not proven becomes `damaged`.
+    """Look at a located or damaged chunk and record what was found; a located one that is not
+    proven becomes `damaged`.
 
-    A damaged chunk stays damaged, whatever is found: `repair` ends that. Each copy is asked for `an_object`, or for one that is
-    chosen at random.
+    A damaged chunk stays damaged, whatever is found: `repair` ends that. Each copy is asked for
+    `an_object`, or for one that is chosen at random.
 
-    Raises:
-        StoreUnreachable: the chain, or every provider, is out of reach. That says nothing of the chunk; it is recorded that no
+    Raises: StoreUnreachable: the chain, or every provider, is out of reach. That says nothing of
+        the chunk; it is recorded that no
             provider answered. CafError: the chunk is neither located nor damaged.
     """
     with lease_chunk(context, name) as lease:
         chunk = located_or_damaged(context, name)
         posting = posting_of(chunk)
         an_object = an_object or context.ledger.chunks.any_object(name, OBJECT_BYTES)
-        findings = look_at_copies(context, lease, chunk, posting, _pieces(chunk), an_object=an_object)
+        findings = look_at_copies(
+            context, lease, chunk, posting, _pieces(chunk), an_object=an_object
+        )
         right = [finding.copy.provider for finding in findings if finding.good]
         if findings and all(finding.unanswered for finding in findings):
             context.ledger.replicas.record_unanswered(lease, name)
-            raise StoreUnreachable(f"no provider of chunk {name} answers: {described(findings)}", hint="try again later")
+            raise StoreUnreachable(
+                f"no provider of chunk {name} answers: {described(findings)}",
+                hint="try again later",
+            )
         checks = checks_of(context, chunk, posting, findings)
         explanation = _explanation(checks, context.store.required_copies)
         if chunk.state is ChunkState.DAMAGED:
-            explanation = explanation or f"its copies are right now, but it was found damaged before: {chunk.reason}"
+            explanation = (
+                explanation
+                or f"its copies are right now, but it was found damaged before: {chunk.reason}"
+            )
         elif explanation:
-            # Before the checks: were they written alone, a piece at another place might be right the next time.
-            context.ledger.moves.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation)
+            # Before the checks: were they written alone, a piece at another place might be right
+            # the next time.
+            context.ledger.moves.move(
+                lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation
+            )
         context.ledger.replicas.record_checks(
-            lease, name, checks, again_in=_again_in(context, posting, checks), enough=context.store.required_copies
+            lease,
+            name,
+            checks,
+            again_in=_again_in(context, posting, checks),
+            enough=context.store.required_copies,
         )
         unverified = "" if explanation else unverified_copies(context, chunk, posting, checks)
         silent = [] if explanation else [finding for finding in findings if finding.unanswered]
         unanswered = described(silent) if silent else ""
-        return ProofReport(context.ledger.chunks.get(name), checks, right, explanation, unverified, unanswered)
+        return ProofReport(
+            context.ledger.chunks.get(name), checks, right, explanation, unverified, unanswered
+        )
 
 
-def mark_wrong(context: RunContext, lease: Lease, chunk: Chunk, findings: Sequence[CopyFinding]) -> str:
-    """Let a located chunk be damaged, since copies that were read as a whole gave other bytes; return what is wrong."""
+def mark_wrong(
+    context: RunContext, lease: Lease, chunk: Chunk, findings: Sequence[CopyFinding]
+) -> str:
+    """Let a located chunk be damaged, since copies that were read as a whole gave other bytes;
+    return what is wrong.
+    """
     posting = posting_of(chunk)
     found = {finding.copy.provider: finding for finding in findings}
     unasked = (CopyFinding(copy, unanswered="not asked") for copy in context.store.copies(posting))
-    checks = checks_of(context, chunk, posting, [found.get(finding.copy.provider, finding) for finding in unasked])
+    checks = checks_of(
+        context, chunk, posting, [found.get(finding.copy.provider, finding) for finding in unasked]
+    )
     explanation = _explanation(checks, context.store.required_copies) or described(findings)
-    context.ledger.moves.move(lease, chunk.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation)
+    context.ledger.moves.move(
+        lease, chunk.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason=explanation
+    )
     context.ledger.replicas.record_checks(lease, chunk.name, checks)
     return explanation
 
@@ -128,17 +168,18 @@ def mark_wrong(context: RunContext, lease: Lease, chunk: Chunk, findings: Sequen
 def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
     """Look at this many located chunks of the source, those first that were looked at longest ago.
 
-    First come chunks with a copy that did not answer the last time. This group ends when a quarter of the looks, and at least
-    one look, had no answer again; these looks do not count. Then come chunks that the store's lists made suspect
-    (`look_in_bulk`). One look in four is kept for the remaining chunks, so that none of them waits for ever. Up to half of
-    these looks are for chunks that wait for their next proof window: two windows in a row can be seen even if there are more
+    First come chunks with a copy that did not answer the last time. This group ends when a quarter
+    of the looks, and at least one look, had no answer again; these looks do not count. Then come
+    chunks that the store's lists made suspect (`look_in_bulk`). One look in four is kept for the
+    remaining chunks, so that none of them waits for ever. Up to half of these looks are for chunks
+    that wait for their next proof window: two windows in a row can be seen even if there are more
     chunks than looks in a window.
 
-    A chunk that another run holds is left for the next time. A chunk whose providers do not answer is reported as unanswered, and
-    another chunk is looked at in its place.
+    A chunk that another run holds is left for the next time. A chunk whose providers do not answer
+    is reported as unanswered, and another chunk is looked at in its place.
 
-    Raises:
-        StoreUnreachable: at the end, if no provider of some chunk answered; at once if the chain is out of reach.
+    Raises: StoreUnreachable: at the end, if no provider of some chunk answered; at once if the
+        chain is out of reach.
     """
     unanswered: StoreUnreachable | None = None
     tried: set[str] = set()
@@ -151,7 +192,9 @@ def prove_oldest(context: RunContext, limit: int) -> Iterator[ProofReport]:
         elif group == "suspected":
             chunks = context.ledger.chunks.suspected(context.source, most)
         else:
-            chunks = context.ledger.chunks.to_prove(context.source, most, waiting=-(-(limit - looked_at) // 2))
+            chunks = context.ledger.chunks.to_prove(
+                context.source, most, waiting=-(-(limit - looked_at) // 2)
+            )
         again = 0
         for chunk in chunks:
             if looked_at == end or (group == "unanswered" and again == max(1, limit // 4)):
@@ -183,8 +226,10 @@ def located_or_damaged(context: RunContext, name: str) -> Chunk:
     chunk = context.ledger.chunks.get(name)
     if chunk.state not in (ChunkState.LOCATED, ChunkState.DAMAGED):
         raise CafError(
-            f"chunk {name} is '{chunk.state}': only a located or damaged chunk is proven and repaired",
-            hint="'caf status' shows each chunk's state; a chunk under way is verified by its own run",
+            f"chunk {name} is '{chunk.state}': only a located or damaged chunk is proven and "
+            "repaired",
+            hint="'caf status' shows each chunk's state; a chunk under way is verified by its own "
+            "run",
         )
     return chunk
 
@@ -198,9 +243,11 @@ def look_at_copies(
     *,
     an_object: Sample | None = None,
 ) -> Sequence[CopyFinding]:
-    """Ask every copy that the store lists for these samples and the bytes of an object, or for all of a small file.
+    """Ask every copy that the store lists for these samples and the bytes of an object, or for all
+    of a small file.
 
-    A copy that gives another object than the ledger's row says is read as a whole: its Merkle root tells which of them is wrong.
+    A copy that gives another object than the ledger's row says is read as a whole: its Merkle root
+    tells which of them is wrong.
     """
     findings = []
     for copy in context.store.copies(posting):
@@ -218,15 +265,19 @@ def look_at_copies(
 
 
 def is_small(chunk: Chunk) -> bool:
-    """Tell whether the chain's proofs of a chunk say nothing, so that its copies are read as a whole instead."""
+    """Tell whether the chain's proofs of a chunk say nothing, so that its copies are read as a
+    whole instead.
+    """
     return chunk.stored_size_bytes <= SMALL_BYTES
 
 
-def checks_of(context: RunContext, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]) -> Sequence[CopyCheck]:
+def checks_of(
+    context: RunContext, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]
+) -> Sequence[CopyCheck]:
     """Return what to record of copies.
 
-    Of a provider that does not answer, what was known before still holds; so does, while it stays listed, what only reading
-    all of its bytes can tell.
+    Of a provider that does not answer, what was known before still holds; so does, while it stays
+    listed, what only reading all of its bytes can tell.
     """
     before = {copy.provider: copy for copy in context.ledger.replicas.list(chunk.name)}
     now = context.store.current_window(posting)
@@ -236,10 +287,22 @@ def checks_of(context: RunContext, chunk: Chunk, posting: Posting, findings: Seq
         proven = context.store.proof_window(posting, copy)
         if proven is not None and now is not None and now - proven > WINDOWS_BEHIND:
             # Reading the copies may have outlasted the window in which they were listed.
-            copy = next((listed for listed in context.store.copies(posting) if listed.provider == copy.provider), copy)
+            copy = next(
+                (
+                    listed
+                    for listed in context.store.copies(posting)
+                    if listed.provider == copy.provider
+                ),
+                copy,
+            )
             proven = context.store.proof_window(posting, copy)
         fault, known = finding.fault, before.get(copy.provider)
-        beyond_samples = known is not None and known.listed and known.fault.startswith(WHOLE_COPY) and not finding.whole
+        beyond_samples = (
+            known is not None
+            and known.listed
+            and known.fault.startswith(WHOLE_COPY)
+            and not finding.whole
+        )
         if known is not None and (finding.unanswered or (finding.good and beyond_samples)):
             fault = known.fault
         elif fault and finding.whole:
@@ -249,26 +312,49 @@ def checks_of(context: RunContext, chunk: Chunk, posting: Posting, findings: Seq
         if is_small(chunk):
             window = now if finding.whole and finding.good else None
         else:
-            window = proven if copy.verified and proven is not None and (now is None or proven <= now) else None
+            window = (
+                proven
+                if copy.verified and proven is not None and (now is None or proven <= now)
+                else None
+            )
         window = None if fault else window
-        checks.append(CopyCheck(copy, window, fault, apart=is_small(chunk), unanswered=finding.unanswered))
+        checks.append(
+            CopyCheck(copy, window, fault, apart=is_small(chunk), unanswered=finding.unanswered)
+        )
     return checks
 
 
-def unverified_copies(context: RunContext, chunk: Chunk, posting: Posting, checks: Sequence[CopyCheck]) -> str:
-    """Say that fewer copies than required are known to be proven; "" where enough are, or where the store has no windows."""
+def unverified_copies(
+    context: RunContext, chunk: Chunk, posting: Posting, checks: Sequence[CopyCheck]
+) -> str:
+    """Say that fewer copies than required are known to be proven; "" where enough are, or where the
+    store has no windows.
+    """
     verified = [check for check in checks if not check.fault and check.copy.verified]
     required = context.store.required_copies
     if len(verified) >= required or context.store.current_window(posting) is None:
         return ""
     if is_small(chunk):
-        return f"the chain never shows a verified proof of so small a file ({chunk.stored_size_bytes} bytes); all of it was read"
-    others = "; ".join(f"{one.copy.provider}: {one.fault or _JOINED}" for one in checks if one.fault or not one.copy.verified)
-    return f"{len(verified)} of {required} copies show a verified proof ({others}); the next proof window may tell more"
+        return (
+            "the chain never shows a verified proof of so small a file "
+            f"({chunk.stored_size_bytes} bytes); all of it was read"
+        )
+    others = "; ".join(
+        f"{one.copy.provider}: {one.fault or _JOINED}"
+        for one in checks
+        if one.fault or not one.copy.verified
+    )
+    return (
+        f"{len(verified)} of {required} copies show a verified proof ({others}); the next "
+        "proof "
+        "window may tell more"
+    )
 
 
 def _again_in(context: RunContext, posting: Posting, checks: Sequence[CopyCheck]) -> float | None:
-    """Return after how many seconds a look can see another window than the checks count; None where there are no windows."""
+    """Return after how many seconds a look can see another window than the checks count; None where
+    there are no windows.
+    """
     now = context.store.current_window(posting)
     if now is not None and any(check.window is not None and check.window < now for check in checks):
         return 0.0
@@ -276,8 +362,15 @@ def _again_in(context: RunContext, posting: Posting, checks: Sequence[CopyCheck]
 
 
 def _pieces(chunk: Chunk) -> Sequence[Sample]:
-    """Choose samples to ask for. Their places follow from the root, and a provider has seen them all in the first look."""
-    if chunk.checked_at is None or chunk.unanswered_at is not None or chunk.state is ChunkState.DAMAGED:
+    """Choose samples to ask for.
+
+    Their places follow from the root, and a provider has seen them all in the first look.
+    """
+    if (
+        chunk.checked_at is None
+        or chunk.unanswered_at is not None
+        or chunk.state is ChunkState.DAMAGED
+    ):
         return chunk.samples
     return [random.SystemRandom().choice(chunk.samples)]
 

@@ -55,7 +55,9 @@ class StagedSource:
 
 
 class RemoteSource:
-    """A stored chunk, or one provider's copy of it, as a `RangeSource`; stored bytes are the CAF."""
+    """A stored chunk, or one provider's copy of it, as a `RangeSource`; stored bytes are the
+    CAF.
+    """
 
     def __init__(self, store: ChunkReader, posting: Posting, provider: str | None = None) -> None:
         self._store = store
@@ -64,7 +66,9 @@ class RemoteSource:
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
         """Return the bytes of the range."""
-        return b"".join(self._store.read(self._posting, start_byte, end_byte, provider=self._provider))
+        return b"".join(
+            self._store.read(self._posting, start_byte, end_byte, provider=self._provider)
+        )
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
         """Return the last bytes and the chunk's size."""
@@ -87,7 +91,9 @@ class _MemberFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._member.size_bytes}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._member.size_bytes}[
+            whence
+        ]
         self._position = base + offset
         return self._position
 
@@ -118,9 +124,12 @@ def skips_of(batch: pa.RecordBatch) -> Iterator[Skip]:
 
 
 class ChunkFile:
-    """A chunk's members and manifest. Its index is read when it is first asked for: that of a million members takes seconds.
+    """A chunk's members and manifest.
 
-    Raises MalformedArchive where it is no chunk of this pipeline, StagingError where a staged file cannot be read.
+    Its index is read when it is first asked for: that of a million members takes seconds.
+
+    Raises MalformedArchive where it is no chunk of this pipeline, StagingError where a staged file
+    cannot be read.
     """
 
     def __init__(self, source: RangeSource, name: str) -> None:
@@ -134,37 +143,54 @@ class ChunkFile:
             return CafReader.open(self._source, name=self.name)
 
     def manifest(self, start_byte: int | None = None) -> OpenedManifest:
-        """Open the manifest, whose rows are in plan order. Where the seal kept its `start_byte`, no index is read."""
+        """Open the manifest, whose rows are in plan order.
+
+        Where the seal kept its `start_byte`, no index is read.
+        """
         if start_byte is None:
             member = self.manifest_member()
         else:
             with self._reading():
                 footer, size_bytes = self._source.read_suffix(FOOTER_SIZE_BYTES)
-            member = Member(MANIFEST_MEMBER, start_byte, size_bytes - FOOTER_SIZE_BYTES - parse_footer(footer))
-        return open_manifest(io.BufferedReader(_MemberFile(self._source, member), MANIFEST_BUFFER_BYTES))
+            member = Member(
+                MANIFEST_MEMBER, start_byte, size_bytes - FOOTER_SIZE_BYTES - parse_footer(footer)
+            )
+        return open_manifest(
+            io.BufferedReader(_MemberFile(self._source, member), MANIFEST_BUFFER_BYTES)
+        )
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise StagingError(f"the staged chunk {self.name} cannot be read: {error.strerror}") from error
+            raise StagingError(
+                f"the staged chunk {self.name} cannot be read: {error.strerror}"
+            ) from error
 
     def misplaced(self, member: str, start_byte: int, end_byte: int, size_bytes: int) -> str:
         """Say how the index contradicts the manifest's range of a member; "" where both agree."""
         if member not in self.reader:
             return f"the manifest names member {member[:60]!r}, which the index does not have"
         found = self.reader[member]
-        if (found.start_byte, found.end_byte) != (start_byte, end_byte) or end_byte - start_byte != size_bytes:
+        if (found.start_byte, found.end_byte) != (
+            start_byte,
+            end_byte,
+        ) or end_byte - start_byte != size_bytes:
             return f"the index has member {member[:60]!r} at another range than the manifest"
         return ""
 
     def miscounted(self, members: int) -> str:
-        """Say how the number of members that the manifest describes differs from the index's; "" where it does not."""
+        """Say how the number of members that the manifest describes differs from the index's; ""
+        where it does not.
+        """
         ours = 2  # the head and the manifest
         if len(self.reader) == members + ours:
             return ""
-        return f"the index has {counted(len(self.reader), 'member')}, the manifest describes {members} beside our own two"
+        return (
+            f"the index has {counted(len(self.reader), 'member')}, the manifest describes "
+            f"{members} beside our own two"
+        )
 
     def head_member(self) -> Member:
         """Return the member that is our head."""
@@ -181,10 +207,15 @@ class ChunkFile:
         raise self._not_ours(f"end with a member {MANIFEST_MEMBER}")
 
     def _ours(self, name: str) -> Iterator[Member]:
-        """Yield the members called `name`, and `name` with '~' appended, which ours is called where an object has its name."""
+        """Yield the members called `name`, and `name` with '~' appended, which ours is called where
+        an object has its name.
+        """
         for given_way in range(MAX_KEY_BYTES):
             if name + "~" * given_way in self.reader:
                 yield self.reader[name + "~" * given_way]
 
     def _not_ours(self, what: str) -> MalformedArchive:
-        return MalformedArchive(f"{self.name} does not {what}", hint="it is a CAF file, but not a chunk of this pipeline")
+        return MalformedArchive(
+            f"{self.name} does not {what}",
+            hint="it is a CAF file, but not a chunk of this pipeline",
+        )

@@ -11,7 +11,10 @@ from caf_pipeline.inventory.manifest import LOG_BYTES, LogTimes, ManifestWriter
 from caf_pipeline.inventory.plan import PlannedObject
 
 HEAD_BYTES: Final = MAGIC_BYTES
-"""The first bytes of a staged member that inspectors get. It is the largest number that any of them needs."""
+"""The first bytes of a staged member that inspectors get.
+
+It is the largest number that any of them needs.
+"""
 
 Read = Callable[[int, int], bytes]
 """Returns bytes of the staged chunk, from a first position to an exclusive second one."""
@@ -47,7 +50,9 @@ class ClpTimes:
     def inspect(self, manifest: ManifestWriter, start_byte: int, end_byte: int, read: Read) -> None:
         """See `MemberInspector`."""
         try:
-            times = read_times(end_byte - start_byte, lambda begin, end: read(start_byte + begin, start_byte + end))
+            times = read_times(
+                end_byte - start_byte, lambda begin, end: read(start_byte + begin, start_byte + end)
+            )
         except ArchiveError:
             times = None
         manifest.add_log(LogTimes(start_byte, *(times or (None, None))))
@@ -57,5 +62,10 @@ INSPECTORS: Final[Sequence[MemberInspector]] = (ClpTimes(),)
 
 
 def inspectors_of(planned: PlannedObject, head: Buffer) -> Sequence[MemberInspector]:
-    """Return the inspectors that accept a member that begins with these bytes. None accepts a part of a larger object."""
-    return [inspector for inspector in INSPECTORS if planned.part is None and inspector.accepts(head)]
+    """Return the inspectors that accept a member that begins with these bytes.
+
+    None accepts a part of a larger object.
+    """
+    return [
+        inspector for inspector in INSPECTORS if planned.part is None and inspector.accepts(head)
+    ]

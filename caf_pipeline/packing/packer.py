@@ -1,10 +1,10 @@
 """Packs the objects of one chunk into one staged CAF file.
 
-One pass over ordered bodies: each goes into the sink of stored bytes, its SHA-256 and range into the index and the manifest.
-Objects that cannot be archived are skipped with their reason; where the next member no longer fits, the chunk closes and the
-rest goes back to be planned. What an earlier run packed, by its journal, is gone through first, and packing goes on behind it;
-what comes out is the same, byte for byte.
-Source: "A chunk" and the table of skips in docs/design.md.
+One pass over ordered bodies: each goes into the sink of stored bytes, its SHA-256 and range into
+the index and the manifest. Objects that cannot be archived are skipped with their reason; where the
+next member no longer fits, the chunk closes and the rest goes back to be planned. What an earlier
+run packed, by its journal, is gone through first, and packing goes on behind it; what comes out is
+the same, byte for byte. Source: "A chunk" and the table of skips in docs/design.md.
 """
 
 import contextlib
@@ -36,7 +36,14 @@ from caf_pipeline.packing.journal.format import (
     opening_of,
 )
 from caf_pipeline.packing.journal.replay import ObjectQueue, Outcomes, Reached, replay
-from caf_pipeline.packing.journal.writer import CheckpointPace, Checkpoints, OpenObject, pace_of, part_of, window_of
+from caf_pipeline.packing.journal.writer import (
+    CheckpointPace,
+    Checkpoints,
+    OpenObject,
+    pace_of,
+    part_of,
+    window_of,
+)
 from caf_pipeline.packing.prefetch import BodySums, OrderedFetch, checksum_differs
 from caf_pipeline.packing.sink import Mark, PartFile, StagingSink, staging_error
 from caf_pipeline.settings import PackingSettings
@@ -46,17 +53,18 @@ from caf_pipeline.system.hashes import RunningHash
 _COPY_BYTES: Final = 1 << 20
 
 _TWO_ENTRIES_BYTES: Final = 2 * (6 * 1024 + 128) + FOOTER_SIZE_BYTES
-"""More than two entries of an index and the footer take: a key has up to 1,024 bytes, and `\\u0000` stands for one of them."""
+"""More than two entries of an index and the footer take: a key has up to 1,024 bytes, and `\\u0000`
+stands for one of them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed(Seal):
     """What packing made, to be sealed once its samples are taken, and how it was made.
 
-    Attributes:
-        fetched_bytes: what came over the network.
-        resumed_bytes: of the file that an earlier run had packed.
-        not_resumed: why nothing, or not all, of what an earlier run left was resumed; "" where nothing was wrong with it.
+    Attributes: fetched_bytes: what came over the network. resumed_bytes: of the file that an
+        earlier run had packed. not_resumed: why nothing, or not all, of what an earlier run left
+        was resumed; "" where nothing was wrong with it.
     """
 
     fetched_bytes: int
@@ -68,10 +76,10 @@ class Packed(Seal):
 class Packer:
     """Packs one chunk.
 
-    Args:
-        limit_bytes: the finished file is not larger.
-        give_up_on: asked when an object could not be read in this run; True skips it as unreadable, else the run fails.
-        progress: told objects and bytes as they are done, bytes part by part, and taken back with the sign reversed where an
+    Args: limit_bytes: the finished file is not larger. give_up_on: asked when an object could not
+        be read in this run; True skips it as unreadable, else the run fails. progress: told objects
+        and bytes as they are done, bytes part by part, and taken back with the sign reversed where
+        an
             object is skipped after all; may raise to end the packing.
         pace: of the journal's checkpoints; by default as the settings allow.
 
@@ -121,8 +129,11 @@ class Packer:
             compare_checksums=self._settings.compare_checksums,
         )
 
-    def pack(self, objects: Iterable[PlannedObject], part: PartFile, spool: Path, journal: Journal) -> Packed:
-        """Write the chunk to `part`, which is closed, and its manifest to `spool`; both stay on success.
+    def pack(
+        self, objects: Iterable[PlannedObject], part: PartFile, spool: Path, journal: Journal
+    ) -> Packed:
+        """Write the chunk to `part`, which is closed, and its manifest to `spool`; both stay on
+        success.
 
         Args:
             objects: of the chunk, in plan order.
@@ -130,8 +141,8 @@ class Packer:
             spool: a file that does not exist.
             journal: of the part.
 
-        Raises:
-            StagingError: the disk is full. ObjectReadFailed, SourceError: the run cannot go on. Files are left for the
+        Raises: StagingError: the disk is full. ObjectReadFailed, SourceError: the run cannot go on.
+            Files are left for the
                 caller to keep or remove; the part is cut to what the journal holds.
         """
         started = time.monotonic()
@@ -168,14 +179,21 @@ class Packer:
             tail_sha256=tail.digest(),
         )
 
-    # --- what is there already -------------------------------------------------------------------------------------
+    # --- what is there already
+    # --------------------------------------------------------------------------------
 
-    def _begin(self, queue: ObjectQueue, sink: StagingSink, manifest: ManifestWriter, journal: Journal) -> tuple[Reached, str]:
+    def _begin(
+        self, queue: ObjectQueue, sink: StagingSink, manifest: ManifestWriter, journal: Journal
+    ) -> tuple[Reached, str]:
         """Go through what an earlier run left, or write the head; return as `replay`."""
         head = head_bytes(self._identity)
         self._index.add(self._chunk.head_member, 0, len(head))
         reached, fault = replay(
-            journal, sink, objects=queue, head=head, take=lambda outcomes: self._take_outcomes(outcomes, sink, manifest)
+            journal,
+            sink,
+            objects=queue,
+            head=head,
+            take=lambda outcomes: self._take_outcomes(outcomes, sink, manifest),
         )
         self.kept_bytes = reached.end.offset
         if not reached.end.offset:
@@ -184,33 +202,57 @@ class Packer:
         self._open = reached.open
         return reached, fault
 
-    def _take_outcomes(self, outcomes: Outcomes, sink: StagingSink, manifest: ManifestWriter) -> None:
+    def _take_outcomes(
+        self, outcomes: Outcomes, sink: StagingSink, manifest: ManifestWriter
+    ) -> None:
         """Account for what an earlier run did, as if it were done now."""
         size_bytes = 0
         for planned, outcome in outcomes:
             if isinstance(outcome, SkippedObject):
                 self._count_skip(planned, outcome.reason, outcome.detail, manifest)
             else:
-                row = _member_row(planned, outcome.headers or ObjectHeaders(), outcome.start_byte, outcome.end_byte)
-                sums = {"sha256": outcome.sha256, "crc64nvme": outcome.crc64nvme, "s3_checksum": outcome.s3_checksum}
+                row = _member_row(
+                    planned,
+                    outcome.headers or ObjectHeaders(),
+                    outcome.start_byte,
+                    outcome.end_byte,
+                )
+                sums = {
+                    "sha256": outcome.sha256,
+                    "crc64nvme": outcome.crc64nvme,
+                    "s3_checksum": outcome.s3_checksum,
+                }
                 self._count_member(planned, row | sums, manifest)
-                for inspector in self._inspectors_of_staged(planned, sink, outcome.start_byte, outcome.end_byte):
-                    inspector.inspect(manifest, outcome.start_byte, outcome.end_byte, sink.read_staged)
+                for inspector in self._inspectors_of_staged(
+                    planned, sink, outcome.start_byte, outcome.end_byte
+                ):
+                    inspector.inspect(
+                        manifest, outcome.start_byte, outcome.end_byte, sink.read_staged
+                    )
                 size_bytes += planned.size_bytes
         self._progress(len(outcomes), size_bytes)
 
     @contextlib.contextmanager
     def _journaled(self, journal: Journal, sink: StagingSink, reached: Reached) -> Iterator[None]:
-        """Keep the journal; after a failure, save what may be saved and cut the staged file to it, never by its name."""
+        """Keep the journal; after a failure, save what may be saved and cut the staged file to it,
+        never by its name.
+        """
         checkpoints = self._checkpoints = Checkpoints(
-            journal, sink, self._pace, objects_digest=reached.objects_digest, resumed_bytes=reached.end.offset
+            journal,
+            sink,
+            self._pace,
+            objects_digest=reached.objects_digest,
+            resumed_bytes=reached.end.offset,
         )
         try:
             yield
         except BaseException as error:
-            # A disk that is full takes no more; a run that lost the lease writes nothing that the next run would wait for.
+            # A disk that is full takes no more; a run that lost the lease writes nothing that the
+            # next run would wait for.
             checkpoints.end(save=not isinstance(error, StagingError | LeaseLost | OSError))
-            with contextlib.suppress(OSError):  # the error that ended the packing is the one to tell
+            with contextlib.suppress(
+                OSError
+            ):  # the error that ended the packing is the one to tell
                 os.ftruncate(sink.part.descriptor, checkpoints.resumable_bytes)
             raise
         finally:  # also where a second Ctrl-C ends the saving
@@ -218,7 +260,9 @@ class Packer:
             checkpoints.close()
 
     def _fetching(self, queue: ObjectQueue, reached: Reached) -> OrderedFetch:
-        return self._fetch(queue, reached.end.offset - reached.open.mark.offset if reached.open else 0)
+        return self._fetch(
+            queue, reached.end.offset - reached.open.mark.offset if reached.open else 0
+        )
 
     def _fetch(self, objects: Iterable[PlannedObject], begin_at: int = 0) -> OrderedFetch:
         settings = self._settings
@@ -233,7 +277,9 @@ class Packer:
         )
 
     def find_unreadable(self, objects: Iterable[PlannedObject]) -> Iterator[PlannedObject]:
-        """Read objects without packing them, and yield those that cannot be read. Memory is that of one more window.
+        """Read objects without packing them, and yield those that cannot be read.
+
+        Memory is that of one more window.
 
         Raises what else `ObjectSource.read` raises, and what `progress` raises.
         """
@@ -254,19 +300,31 @@ class Packer:
                 except ObjectReadFailed:
                     yield planned
 
-    # --- objects ---------------------------------------------------------------------------------------------------
+    # --- objects
+    # --------------------------------------------------------------------------------
 
     def _add_all(self, fetch: OrderedFetch, sink: StagingSink, manifest: ManifestWriter) -> None:
         """Add objects until all are done or the next does not fit."""
-        while (planned := fetch.next_object()) is not None and self._add(planned, fetch, sink, manifest):
+        while (planned := fetch.next_object()) is not None and self._add(
+            planned, fetch, sink, manifest
+        ):
             self._checkpoints.reached()
         self._checkpoints.save()  # so that a kill from here on costs no GET
 
-    def _add(self, planned: PlannedObject, fetch: OrderedFetch, sink: StagingSink, manifest: ManifestWriter) -> bool:
-        """Add one object, or its skip; return False, with nothing added, where it no longer fits."""
+    def _add(
+        self,
+        planned: PlannedObject,
+        fetch: OrderedFetch,
+        sink: StagingSink,
+        manifest: ManifestWriter,
+    ) -> bool:
+        """Add one object, or its skip; return False, with nothing added, where it no longer
+        fits.
+        """
         opened, self._open = self._open, None
         self._told_bytes = 0
-        # The checksums of a part are computed from the written bytes. Those of a small object come with its GET.
+        # The checksums of a part are computed from the written bytes. Those of a small object come
+        # with its GET.
         in_pieces = planned.part is not None or planned.size_bytes > part_of(self._settings)
         mark = opened.mark if opened else sink.mark() if in_pieces else None
         try:
@@ -308,7 +366,9 @@ class Packer:
         if opened:
             headers = opened.headers
             checks = self._go_on(planned, fetch, sink, opened)
-            row = _member_row(planned, headers or ObjectHeaders(), start_byte, end_byte) | _s3_column(checks.s3)
+            row = _member_row(
+                planned, headers or ObjectHeaders(), start_byte, end_byte
+            ) | _s3_column(checks.s3)
             inspectors = self._inspectors_of_staged(planned, sink, start_byte, sink.size_bytes)
         for part, sums in fetch.parts(planned):
             if not row:
@@ -332,23 +392,32 @@ class Packer:
                 self._checkpoints.reached()
             size_bytes = memoryview(part.body).nbytes
             self._told_bytes += size_bytes
-            self._progress(0, size_bytes)  # a large object must not go on while everything is paused
+            self._progress(
+                0, size_bytes
+            )  # a large object must not go on while everything is paused
         if checks:
             row |= self._compared(planned, checks, mark, sink)._asdict()
         if sink.size_bytes != end_byte:
             raise ObjectReadFailed(
-                f"{planned.object.key!r} gave {sink.size_bytes - start_byte} bytes instead of {end_byte - start_byte}"
+                f"{planned.object.key!r} gave {sink.size_bytes - start_byte} bytes instead of "
+                f"{end_byte - start_byte}"
             )
         self._count_member(planned, row, manifest)
         for inspector in inspectors:
             inspector.inspect(manifest, start_byte, end_byte, sink.read_staged)
-        member = PackedMember(start_byte, end_byte, row["sha256"], row["crc64nvme"], row["s3_checksum"], headers)
+        member = PackedMember(
+            start_byte, end_byte, row["sha256"], row["crc64nvme"], row["s3_checksum"], headers
+        )
         self._checkpoints.done(planned, member)
         self._progress(1, planned.size_bytes - self._told_bytes)
         return True
 
-    def _go_on(self, planned: PlannedObject, fetch: OrderedFetch, sink: StagingSink, opened: OpenObject) -> "_MemberChecks":
-        """Return the checks of an object that is partly staged, with all that is staged of it in them."""
+    def _go_on(
+        self, planned: PlannedObject, fetch: OrderedFetch, sink: StagingSink, opened: OpenObject
+    ) -> "_MemberChecks":
+        """Return the checks of an object that is partly staged, with all that is staged of it in
+        them.
+        """
         checks = _checks_of(planned, fetch, opened.sha256)
         for start_byte in range(opened.mark.offset, sink.size_bytes, _COPY_BYTES):
             size_bytes = min(_COPY_BYTES, sink.size_bytes - start_byte)
@@ -356,7 +425,9 @@ class Packer:
         self._checkpoints.begin_member(opened)
         return checks
 
-    def _compared(self, planned: PlannedObject, checks: "_MemberChecks", mark: Mark | None, sink: StagingSink) -> BodySums:
+    def _compared(
+        self, planned: PlannedObject, checks: "_MemberChecks", mark: Mark | None, sink: StagingSink
+    ) -> BodySums:
         """Return an object's checksums; if S3's own differs, nothing of it may be resumed."""
         try:
             return checks.compared(planned)
@@ -370,30 +441,44 @@ class Packer:
         self, planned: PlannedObject, sink: StagingSink, start_byte: int, end_byte: int
     ) -> Sequence[MemberInspector]:
         """Return the inspectors of a member that is staged up to `end_byte`."""
-        return inspectors_of(planned, sink.read_staged(start_byte, min(start_byte + HEAD_BYTES, end_byte)))
+        return inspectors_of(
+            planned, sink.read_staged(start_byte, min(start_byte + HEAD_BYTES, end_byte))
+        )
 
-    def _count_member(self, planned: PlannedObject, row: dict[str, Any], manifest: ManifestWriter) -> None:
+    def _count_member(
+        self, planned: PlannedObject, row: dict[str, Any], manifest: ManifestWriter
+    ) -> None:
         self._index.add(planned.member, row["start_byte"], row["end_byte"])
         manifest.add(row)
         self._member_count += 1
         self._member_bytes += planned.size_bytes
 
-    def _count_skip(self, planned: PlannedObject, reason: SkipReason, detail: str, manifest: ManifestWriter) -> None:
+    def _count_skip(
+        self, planned: PlannedObject, reason: SkipReason, detail: str, manifest: ManifestWriter
+    ) -> None:
         manifest.add(_described(planned) | {"skip_reason": str(reason), "skip_detail": detail})
         self._skipped_count += 1
 
     def _fits(self, member: str, start_byte: int, end_byte: int, manifest_bytes: int) -> bool:
-        if end_byte + manifest_bytes + self._index.index_size_bytes + _TWO_ENTRIES_BYTES <= self._limit_bytes:
+        if (
+            end_byte + manifest_bytes + self._index.index_size_bytes + _TWO_ENTRIES_BYTES
+            <= self._limit_bytes
+        ):
             return True
         index = self._index.size_with(member, start_byte, end_byte)
         ours = IndexBuilder()  # the manifest's entry, counted at the place where it would end
         last = ours.size_with(self._chunk.manifest_member, end_byte, end_byte + manifest_bytes)
         entry_bytes = last - ours.index_size_bytes + 1
-        return end_byte + manifest_bytes + index + entry_bytes + FOOTER_SIZE_BYTES <= self._limit_bytes
+        return (
+            end_byte + manifest_bytes + index + entry_bytes + FOOTER_SIZE_BYTES <= self._limit_bytes
+        )
 
-    # --- manifest and index ----------------------------------------------------------------------------------------
+    # --- manifest and index
+    # --------------------------------------------------------------------------------
 
-    def _add_manifest(self, manifest: ManifestWriter, sink: StagingSink, spool: Path, tail: RunningHash) -> None:
+    def _add_manifest(
+        self, manifest: ManifestWriter, sink: StagingSink, spool: Path, tail: RunningHash
+    ) -> None:
         try:
             manifest.close()
             start_byte = sink.size_bytes
@@ -414,7 +499,9 @@ class Packer:
 class _MemberChecks:
     """The running checksums of a member that comes in several parts, and S3's own of the object."""
 
-    def __init__(self, s3: Checksum | None, *, compare: bool, sha256: RunningHash | None = None) -> None:
+    def __init__(
+        self, s3: Checksum | None, *, compare: bool, sha256: RunningHash | None = None
+    ) -> None:
         self.s3 = s3
         self.sha256 = sha256 or hashlib.sha256()
         self._crc64nvme = new_crc64nvme()
@@ -438,8 +525,12 @@ class _MemberChecks:
         return BodySums(self.sha256.digest(), self._crc64nvme.digest())
 
 
-def _checks_of(planned: PlannedObject, fetch: OrderedFetch, sha256: RunningHash | None = None) -> _MemberChecks:
-    return _MemberChecks(fetch.s3_checksum(planned), compare=fetch.is_comparable(planned), sha256=sha256)
+def _checks_of(
+    planned: PlannedObject, fetch: OrderedFetch, sha256: RunningHash | None = None
+) -> _MemberChecks:
+    return _MemberChecks(
+        fetch.s3_checksum(planned), compare=fetch.is_comparable(planned), sha256=sha256
+    )
 
 
 def _s3_column(checksum: Checksum | None) -> dict[str, str | None]:
@@ -460,7 +551,9 @@ def _described(planned: PlannedObject) -> dict[str, Any]:
     }
 
 
-def _member_row(planned: PlannedObject, headers: ObjectHeaders, start_byte: int, end_byte: int) -> dict[str, Any]:
+def _member_row(
+    planned: PlannedObject, headers: ObjectHeaders, start_byte: int, end_byte: int
+) -> dict[str, Any]:
     return _described(planned) | {
         "member": planned.member,
         "start_byte": start_byte,

@@ -1,8 +1,9 @@
 """Many GETs side by side, their bodies in order.
 
-Small objects are one GET each, large ones ranges of `part_size` bytes. As many are under way or waiting for the writer as fit
-into a window of bytes, so that memory does not depend on the sizes or the number of objects. The smallest are begun by the
-writer itself: handing one to a thread and back costs more than all that is done with its bytes.
+Small objects are one GET each, large ones ranges of `part_size` bytes. As many are under way or
+waiting for the writer as fit into a window of bytes, so that memory does not depend on the sizes or
+the number of objects. The smallest are begun by the writer itself: handing one to a thread and back
+costs more than all that is done with its bytes.
 """
 
 import hashlib
@@ -22,15 +23,20 @@ from caf_pipeline.inventory.plan import PlannedObject
 from caf_pipeline.source.protocol import BegunRead, Checksum, ObjectPart, ObjectSource
 
 MIN_UNIT_BYTES: Final = 4096
-"""What an empty object counts in the window: its headers, futures and buffers, so that a million of them are not under way."""
+"""What an empty object counts in the window: its headers, futures and buffers, so that a million of
+them are not under way.
+"""
 
 CHECKSUM_ATTEMPTS: Final = 3
 """GETs of one body whose checksum differs, before it is said to be unreadable in this run."""
 
 
 BEGUN_BYTES: Final = 64 << 10
-"""Objects up to this size are begun by the writer. SHA-256 and S3's checksum of so much take 0.1 ms; what is larger is hashed in
-threads, beside the writer."""
+"""Objects up to this size are begun by the writer.
+
+SHA-256 and S3's checksum of so much take 0.1 ms; what is larger is hashed in threads, beside the
+writer.
+"""
 
 BEGUN_AHEAD: Final = 4
 """Objects begun for each of the GETs side by side, so that these go on while the writer is busy."""
@@ -64,7 +70,9 @@ class _Unit:
 
 
 class OrderedFetch:
-    """Fetches objects in the given order. Iterate with `next_object`, then `parts` of that object."""
+    """Fetches objects in the given order. Iterate with `next_object`, then `parts` of that
+    object.
+    """
 
     def __init__(
         self,
@@ -93,20 +101,30 @@ class OrderedFetch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for unit in self._under_way:
             unit.cancel()
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     def next_object(self) -> PlannedObject | None:
-        """Return the object whose parts come next, or None at the end. Parts of an object before it are dropped."""
+        """Return the object whose parts come next, or None at the end.
+
+        Parts of an object before it are dropped.
+        """
         self._fill()
         return self._under_way[0].planned if self._under_way else None
 
     def parts(self, planned: PlannedObject) -> Generator[Fetched]:
-        """Yield the object's parts in order, each with the checksums of the whole object if the part is all of it.
+        """Yield the object's parts in order, each with the checksums of the whole object if the
+        part is all of it.
 
-        Raises what `ObjectSource.read` raises; after that, and after leaving early, the rest of the object is dropped.
+        Raises what `ObjectSource.read` raises; after that, and after leaving early, the rest of the
+        object is dropped.
         """
         try:
             while self._under_way and self._under_way[0].planned is planned:
@@ -141,7 +159,11 @@ class OrderedFetch:
             if is_small and self._begun >= self._begun_at_most:
                 return
             begun = self._source.begin(planned.object) if is_small else None
-            future = self._pool.submit(self._read, planned.object, start_byte, end_byte) if begun is None else None
+            future = (
+                self._pool.submit(self._read, planned.object, start_byte, end_byte)
+                if begun is None
+                else None
+            )
             self._under_way.append(_Unit(planned, weight, future, begun))
             self._begun += begun is not None
             self._weight += weight
@@ -160,7 +182,9 @@ class OrderedFetch:
         return (unit.future or self._read_again(unit)).result()
 
     def _read_again(self, unit: _Unit) -> "Future[Fetched]":
-        """Read in threads what was begun and failed: this one, and side by side with it those behind it that failed as well."""
+        """Read in threads what was begun and failed: this one, and side by side with it those
+        behind it that failed as well.
+        """
         future = self._in_thread(unit.planned.object)
         for other in self._under_way:
             if other.begun and other.begun.has_failed():
@@ -176,7 +200,10 @@ class OrderedFetch:
         return self._source.full_object_checksum(planned.object)
 
     def is_comparable(self, planned: PlannedObject) -> bool:
-        """Return whether S3's checksum covers the packed bytes, and the settings want it compared. S3 has none of a part."""
+        """Return whether S3's checksum covers the packed bytes, and the settings want it compared.
+
+        S3 has none of a part.
+        """
         return self._compare_checksums and not planned.part
 
     def _read(self, obj: S3Object, start_byte: int, end_byte: int) -> Fetched:
@@ -214,7 +241,9 @@ def checksum_differs(obj: S3Object, algorithm: str) -> ObjectReadFailed:
     )
 
 
-def _units(objects: Iterable[PlannedObject], part_bytes: int, begin_at: int) -> Iterator[tuple[PlannedObject, int, int]]:
+def _units(
+    objects: Iterable[PlannedObject], part_bytes: int, begin_at: int
+) -> Iterator[tuple[PlannedObject, int, int]]:
     for planned in objects:
         end_byte = planned.start_byte + planned.size_bytes
         for start_byte in range(planned.start_byte + begin_at, max(end_byte, 1), part_bytes):

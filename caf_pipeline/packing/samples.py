@@ -17,7 +17,9 @@ from caf_pipeline.store.protocol import ChunkReader, Copy, Posting, Sample
 from caf_pipeline.system.quantities import counted
 
 SAMPLE_COUNT: Final = 16
-"""Read-back samples of a chunk: its first and last bytes and 14 places between, about 1 MiB in all."""
+"""Read-back samples of a chunk: its first and last bytes and 14 places between, about 1 MiB in
+all.
+"""
 
 SAMPLE_BYTES: Final = 64 * 1024
 
@@ -47,24 +49,34 @@ class CopyFinding:
 
 
 def samples_of(source: RangeSource, size_bytes: int, merkle_root: bytes) -> list[Sample]:
-    """Read the samples of stored bytes. Their places are a function of the root: taking them again gives the same."""
+    """Read the samples of stored bytes.
+
+    Their places are a function of the root: taking them again gives the same.
+    """
     length = min(SAMPLE_BYTES, size_bytes)
     offsets = {0, size_bytes - length}
     for number in range(SAMPLE_COUNT - len(offsets)):
         seed = hashlib.sha256(merkle_root + number.to_bytes(4, "big")).digest()
         offsets.add(int.from_bytes(seed[:8], "big") % (size_bytes - length + 1))
-    return [Sample(offset, length, hashlib.sha256(source.read(offset, offset + length)).digest()) for offset in sorted(offsets)]
+    return [
+        Sample(offset, length, hashlib.sha256(source.read(offset, offset + length)).digest())
+        for offset in sorted(offsets)
+    ]
 
 
 def staged_matches(path: Path, samples: Sequence[Sample]) -> bool:
     """Tell whether a staged file has these samples; raises FileNotFoundError where it is gone."""
     source = StagedSource(path)
     return all(
-        hashlib.sha256(source.read(sample.offset, sample.offset + sample.length)).digest() == sample.sha256 for sample in samples
+        hashlib.sha256(source.read(sample.offset, sample.offset + sample.length)).digest()
+        == sample.sha256
+        for sample in samples
     )
 
 
-def look_at_copy(store: ChunkReader, posting: Posting, copy: Copy, samples: Sequence[Sample]) -> CopyFinding:
+def look_at_copy(
+    store: ChunkReader, posting: Posting, copy: Copy, samples: Sequence[Sample]
+) -> CopyFinding:
     """Read samples from one copy and compare them, up to the first that differs."""
     for number, sample in enumerate(samples):
         end = sample.offset + sample.length
@@ -77,11 +89,15 @@ def look_at_copy(store: ChunkReader, posting: Posting, copy: Copy, samples: Sequ
                 return CopyFinding(copy, fault=lost, samples=number)
             return CopyFinding(copy, unanswered=str(error), samples=number)
         if read != sample.sha256:
-            return CopyFinding(copy, fault=f"differs at bytes {sample.offset} to {end}", samples=number + 1)
+            return CopyFinding(
+                copy, fault=f"differs at bytes {sample.offset} to {end}", samples=number + 1
+            )
     return CopyFinding(copy, samples=len(samples))
 
 
-def lost_range(store: ChunkReader, posting: Posting, provider: str, start_byte: int, end_byte: int) -> str:
+def lost_range(
+    store: ChunkReader, posting: Posting, provider: str, start_byte: int, end_byte: int
+) -> str:
     """Say that a provider lost a range, which it just failed to give; "" if that is not known."""
     if not store.has_lost(posting, start_byte, end_byte, provider=provider):
         return ""
@@ -89,11 +105,17 @@ def lost_range(store: ChunkReader, posting: Posting, provider: str, start_byte: 
 
 
 def described(findings: Sequence[CopyFinding]) -> str:
-    """Say of each copy what it gave: "right at A, B; C: differs at bytes 0 to 10; D does not answer: …"."""
+    """Say of each copy what it gave: "right at A, B; C: differs at bytes 0 to 10; D does not
+    answer: …".
+    """
     right = [finding.copy.provider for finding in findings if finding.good]
     said = [f"right at {', '.join(right)}"] if right else []
     said += [f"{finding.copy.provider}: {finding.fault}" for finding in findings if finding.fault]
-    said += [f"{finding.copy.provider} does not answer: {finding.unanswered}" for finding in findings if finding.unanswered]
+    said += [
+        f"{finding.copy.provider} does not answer: {finding.unanswered}"
+        for finding in findings
+        if finding.unanswered
+    ]
     return "; ".join(said) or "no copy is listed"
 
 
@@ -104,7 +126,9 @@ def too_few_copies(chunk: Chunk, findings: Sequence[CopyFinding], required: int)
     message = f"chunk {chunk.name} has {of} listed and read back right ({described(findings)})"
     again = "run the partition, or 'caf repair', again"
     if any(finding.fault for finding in findings):
-        return IntegrityError(message, hint=f"do not use the copies that differ; {again}: the chunk is uploaded again")
+        return IntegrityError(
+            message, hint=f"do not use the copies that differ; {again}: the chunk is uploaded again"
+        )
     return NotProven(message, hint=f"{again}: the chunk is uploaded to the providers that lack it")
 
 

@@ -1,9 +1,11 @@
-"""The one sink through which a chunk's stored bytes go: into the staged file and into the Merkle root.
+"""The one sink through which a chunk's stored bytes go: into the staged file and into the Merkle
+root.
 
-Stored bytes are the CAF itself; encryption would come before this sink. The root is computed on a thread of its own, a
-bounded distance behind the file. What is in the file already, from a packing that ended early, is read again instead of
-written. As long as a file is written it is locked, so that another process knows whether its writer still lives.
-Source: "Room to leave" in docs/design.md.
+Stored bytes are the CAF itself; encryption would come before this sink. The root is computed on a
+thread of its own, a bounded distance behind the file. What is in the file already, from a packing
+that ended early, is read again instead of written. As long as a file is written it is locked, so
+that another process knows whether its writer still lives. Source: "Room to leave" in
+docs/design.md.
 """
 
 import errno
@@ -24,7 +26,9 @@ from caf_pipeline.errors import StagingError
 from caf_pipeline.system.atomic_files import WRITE_BYTES
 
 GATHER_BYTES: Final = 1 << 20
-"""Small writes are gathered to this size: a write and a hash call each 16 KiB would cost more than the work itself."""
+"""Small writes are gathered to this size: a write and a hash call each 16 KiB would cost more than
+the work itself.
+"""
 
 BEHIND_BYTES: Final = 16 << 20
 """How far the root may be behind the file; bounds what is in memory between the two."""
@@ -35,7 +39,8 @@ _REREAD_BYTES: Final = 4 << 20  # of one read of what is staged already
 class PartFile:
     """A staged file open for writing, and locked by this process for as long as it is open.
 
-    The lock is of the open file, not of its name: it ends with the process, and a process that sleeps keeps it.
+    The lock is of the open file, not of its name: it ends with the process, and a process that
+    sleeps keeps it.
     """
 
     def __init__(self, path: Path, descriptor: int, *, locked: bool) -> None:
@@ -54,7 +59,10 @@ class PartFile:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a file that is there; `locked` tells whether no other process has it. Raises OSError."""
+        """Open a file that is there; `locked` tells whether no other process has it.
+
+        Raises OSError.
+        """
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         return cls(path, descriptor, locked=_lock(descriptor))
 
@@ -71,7 +79,9 @@ class PartFile:
     def is_named(self) -> bool:
         """Tell whether the name still belongs to this file."""
         try:
-            return os.path.samestat(self.path.stat(follow_symlinks=False), os.fstat(self.descriptor))
+            return os.path.samestat(
+                self.path.stat(follow_symlinks=False), os.fstat(self.descriptor)
+            )
         except FileNotFoundError:
             return False
 
@@ -81,7 +91,9 @@ class PartFile:
         self.path = path
 
     def cut(self, size_bytes: int) -> None:
-        """Make the file so long, durably, and give back what was reserved beyond; never by its name. Raises OSError."""
+        """Make the file so long, durably, and give back what was reserved beyond; never by its
+        name. Raises OSError.
+        """
         os.ftruncate(self.descriptor, size_bytes)
         os.fsync(self.descriptor)
 
@@ -94,7 +106,13 @@ def _lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+        if error.errno in (
+            errno.EWOULDBLOCK,
+            errno.EACCES,
+            errno.ENOLCK,
+            errno.EOPNOTSUPP,
+            errno.ENOSYS,
+        ):
             return False  # taken, or a file system without locks, where it counts as taken
         raise
     return True
@@ -102,7 +120,9 @@ def _lock(descriptor: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place to come back to: the offset, and the tree of the bytes before it, which the hashing thread hands out."""
+    """A place to come back to: the offset, and the tree of the bytes before it, which the hashing
+    thread hands out.
+    """
 
     offset: int
     _tree: "Future[MerkleTree]"
@@ -119,7 +139,8 @@ class Mark:
 class StagingSink:
     """An append-only staged file with the Merkle root over it.
 
-    Raises StagingError where the disk is full or the file cannot be written; the file is left for the caller to remove.
+    Raises StagingError where the disk is full or the file cannot be written; the file is left for
+    the caller to remove.
     """
 
     def __init__(self, part: PartFile, *, proof_type: int) -> None:
@@ -131,14 +152,21 @@ class StagingSink:
         self._gathered_bytes = 0
         self._behind: deque[tuple[int, Future[None]]] = deque()
         self._behind_bytes = 0
-        self._block = memoryview(b"")  # read again and not yet hashed, from `size_bytes - _block_taken` on
+        self._block = memoryview(
+            b""
+        )  # read again and not yet hashed, from `size_bytes - _block_taken` on
         self._block_taken = 0
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="merkle")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def reserve(self, size_bytes: int) -> None:
@@ -150,7 +178,8 @@ class StagingSink:
         except OSError as error:
             raise staging_error(self.part.path, error, size_bytes) from error
 
-    # --- what is written -------------------------------------------------------------------------------------------
+    # --- what is written
+    # --------------------------------------------------------------------------------
 
     def write(self, data: Buffer) -> None:
         """Append bytes. The buffer is kept until it is written: it may not change afterwards."""
@@ -195,10 +224,13 @@ class StagingSink:
             raise staging_error(self.part.path, error) from error
         return self._tree.root()
 
-    # --- what is there already -------------------------------------------------------------------------------------
+    # --- what is there already
+    # --------------------------------------------------------------------------------
 
     def reread(self, end_byte: int) -> Iterator[memoryview]:
-        """Yield what the file holds up to `end_byte`, and count it as written; less where the file cannot give so much."""
+        """Yield what the file holds up to `end_byte`, and count it as written; less where the file
+        cannot give so much.
+        """
         while self.size_bytes < end_byte:
             if self._block_taken == len(self._block):
                 self._hash_block()
@@ -234,7 +266,8 @@ class StagingSink:
         except OSError as error:
             raise staging_error(self.part.path, error) from error
 
-    # --- places ----------------------------------------------------------------------------------------------------
+    # --- places
+    # --------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
         """Return the present end as a place to come back to; what was gathered is flushed."""
@@ -256,7 +289,8 @@ class StagingSink:
         self._hasher.shutdown(cancel_futures=True)
         self.part.close()
 
-    # --- the tree --------------------------------------------------------------------------------------------------
+    # --- the tree
+    # --------------------------------------------------------------------------------
 
     def _hash(self, view: memoryview) -> None:
         self._behind.append((len(view), self._hasher.submit(self._tree.update, view)))

@@ -1,17 +1,19 @@
-"""The staging folder: names, the record of a finished packing, what is brought back, room, what is kept.
+"""The staging folder: names, the record of a finished packing, what is brought back, room, what is
+kept.
 
-    <chunk>.<epoch>.part        the chunk while it is packed; locked by who writes it        } both outlive a kill and a
-    <chunk>.<epoch>.journal     what of the part is safe (`journal/`)                        } failed run, to be resumed
-    <chunk>.<epoch>.copy        what is safe of a part whose writer still lives, while it is copied to become this epoch's part
-    <chunk>.<epoch>.manifest    the manifest while it is written; of no use to another run
-    <chunk>.<epoch>.packed      the whole chunk until it is sealed, and
-    <chunk>.packed.json         the record that points to it; written as <chunk>.<epoch>.json
-    <chunk>.<epoch>.download    a stored chunk on its way back
-    <chunk>.caf                 the sealed chunk: until it is located, and after that for as long as the store wants it
+    <chunk>.<epoch>.part        the chunk while it is packed; locked by who writes it        } both
+    outlive a kill and a <chunk>.<epoch>.journal     what of the part is safe (`journal/`)
+    } failed run, to be resumed <chunk>.<epoch>.copy        what is safe of a part whose writer
+    still lives, while it is copied to become this epoch's part <chunk>.<epoch>.manifest    the
+    manifest while it is written; of no use to another run <chunk>.<epoch>.packed      the whole
+    chunk until it is sealed, and <chunk>.packed.json         the record that points to it; written
+    as <chunk>.<epoch>.json <chunk>.<epoch>.download    a stored chunk on its way back <chunk>.caf
+    the sealed chunk: until it is located, and after that for as long as the store wants it
                                 and the room is not needed
 
-The epoch is that of the lease under which a file was made or taken over, so that a run which lost its lease and does not
-know it yet can neither write into another's file nor remove it. A sealed chunk has neither part nor journal.
+The epoch is that of the lease under which a file was made or taken over, so that a run which lost
+its lease and does not know it yet can neither write into another's file nor remove it. A sealed
+chunk has neither part nor journal.
 """
 
 import hashlib
@@ -39,7 +41,18 @@ _SEALED: Final = ".caf"
 _CHECK: Final = "check"
 _PIECE_BYTES: Final = 1 << 20
 
-StagedKind = Literal["part", "journal", "copy", "manifest", "packed", "json", "download", "record", "sealed", "foreign"]
+StagedKind = Literal[
+    "part",
+    "journal",
+    "copy",
+    "manifest",
+    "packed",
+    "json",
+    "download",
+    "record",
+    "sealed",
+    "foreign",
+]
 
 _OF_AN_EPOCH: Final = ("part", "journal", "copy", "manifest", "packed", "json", "download")
 _NAMES: Final = re.compile(
@@ -50,7 +63,10 @@ _NAMES: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """One file of the staging folder. `chunk` is "" for a foreign one; `epoch` is None where the name has none."""
+    """One file of the staging folder.
+
+    `chunk` is "" for a foreign one; `epoch` is None where the name has none.
+    """
 
     path: Path
     kind: StagedKind
@@ -60,12 +76,15 @@ class StagedFile:
 
 
 def leftovers(context: RunContext, chunk: str | None = None) -> Sequence[StagedFile]:
-    """Return every file of the run context's staging folder, or those of one chunk: see `files_in`."""
+    """Return every file of the run context's staging folder, or those of one chunk: see
+    `files_in`.
+    """
     return files_in(context.staging(), chunk)
 
 
 def files_in(folder: Path, chunk: str | None = None) -> Sequence[StagedFile]:
-    """Return every file of a staging folder, or those of one chunk, by name; what has no name of ours is "foreign".
+    """Return every file of a staging folder, or those of one chunk, by name; what has no name of
+    ours is "foreign".
 
     A file that is removed meanwhile is left out. Folders are foreign, and of size 0.
     """
@@ -85,7 +104,15 @@ def files_in(folder: Path, chunk: str | None = None) -> Sequence[StagedFile]:
             kind: StagedKind = named["kind"]  # type: ignore[assignment]  # the pattern names them
             found.append(StagedFile(path, kind, named["chunk"], int(named["epoch"]), size_bytes))
         else:
-            found.append(StagedFile(path, "sealed" if named["sealed"] else "record", named["chunk"], None, size_bytes))
+            found.append(
+                StagedFile(
+                    path,
+                    "sealed" if named["sealed"] else "record",
+                    named["chunk"],
+                    None,
+                    size_bytes,
+                )
+            )
     return found
 
 
@@ -98,18 +125,25 @@ def staged_is_whole(context: RunContext, chunk: Chunk) -> bool:
     """Tell whether the sealed file is there with its length and samples."""
     path = staged_path(context, chunk.name)
     try:
-        return path.stat().st_size == chunk.stored_size_bytes and staged_matches(path, chunk.samples)
+        return path.stat().st_size == chunk.stored_size_bytes and staged_matches(
+            path, chunk.samples
+        )
     except FileNotFoundError:
         return False
 
 
-# --- a finished packing --------------------------------------------------------------------------------------------
+# --- a finished packing
+# ------------------------------------------------------------------------------------------
 
 
 def write_packed(context: RunContext, name: str, epoch: int, part: Path, packed: Packed) -> None:
-    """Make a finished packing durable: first the file under its new name, then the record that points to it."""
+    """Make a finished packing durable: first the file under its new name, then the record that
+    points to it.
+    """
     final, record = part.with_name(f"{name}.{epoch}.packed"), _record_path(context, name)
-    described = {name: value for name, value in asdict(packed).items() if name not in _NOT_RECORDED} | {
+    described = {
+        name: value for name, value in asdict(packed).items() if name not in _NOT_RECORDED
+    } | {
         "merkle_root": packed.merkle_root.hex(),
         "tail_sha256": packed.tail_sha256.hex(),
         "file": final.name,
@@ -124,14 +158,18 @@ def write_packed(context: RunContext, name: str, epoch: int, part: Path, packed:
 
 
 def read_record(context: RunContext, name: str) -> dict[str, Any] | None:
-    """Return the record of a finished packing as it was written; None where there is none, or only a damaged one."""
+    """Return the record of a finished packing as it was written; None where there is none, or only
+    a damaged one.
+    """
     try:
         described = json.loads(_record_path(context, name).read_bytes())
     except (FileNotFoundError, ValueError):
         return None
     if not isinstance(described, dict) or described.pop(_CHECK, "") != _check_of(described):
         return None
-    return described if described.keys() == {*_RECORDED, "file", "run"} else None  # another version's
+    return (
+        described if described.keys() == {*_RECORDED, "file", "run"} else None
+    )  # another version's
 
 
 _NOT_RECORDED: Final = {"stored_size_bytes", "proof_type", "samples"}
@@ -145,7 +183,8 @@ def _check_of(described: Mapping[str, Any]) -> str:
 
 
 def read_packed(context: RunContext, name: str) -> tuple[Packed, Path] | None:
-    """Return the finished packing of a chunk that is not sealed, and its file, if that is there in full.
+    """Return the finished packing of a chunk that is not sealed, and its file, if that is there in
+    full.
 
     Its manifest and index are what was written; the rest of its bytes is not looked at.
     """
@@ -155,7 +194,11 @@ def read_packed(context: RunContext, name: str) -> tuple[Packed, Path] | None:
     packed = _packed_of(record)
     # Under its final name already, where a run was killed while it sealed.
     for file in (context.staging() / record["file"], staged_path(context, name)):
-        if file.exists() and file.stat().st_size == packed.caf_size_bytes and _has_tail(file, packed):
+        if (
+            file.exists()
+            and file.stat().st_size == packed.caf_size_bytes
+            and _has_tail(file, packed)
+        ):
             return packed, file
     return None
 
@@ -173,7 +216,9 @@ def _packed_of(record: Mapping[str, Any]) -> Packed:
 
 
 def _has_tail(file: Path, packed: Packed) -> bool:
-    """Tell whether manifest, index and footer are still what they were before they went to the disk."""
+    """Tell whether manifest, index and footer are still what they were before they went to the
+    disk.
+    """
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         stream.seek(packed.tail_start)
@@ -191,24 +236,35 @@ def was_packed_by(context: RunContext, chunk: Chunk) -> str:
 
 
 def staged_has_root(context: RunContext, chunk: Chunk) -> bool:
-    """Tell whether the sealed file is there with its length and Merkle root: all of it is read, at some 500 MiB/s."""
+    """Tell whether the sealed file is there with its length and Merkle root: all of it is read, at
+    some 500 MiB/s.
+    """
     path = staged_path(context, chunk.name)
     try:
-        return path.stat().st_size == chunk.stored_size_bytes and merkle_root(path, proof_type_of(chunk)) == chunk.merkle_root
+        return (
+            path.stat().st_size == chunk.stored_size_bytes
+            and merkle_root(path, proof_type_of(chunk)) == chunk.merkle_root
+        )
     except FileNotFoundError:
         return False
 
 
 def give_final_name(context: RunContext, name: str, file: Path) -> Path:
-    """Give a whole file the name of the sealed chunk, in place of any file of that name; durable when this returns."""
+    """Give a whole file the name of the sealed chunk, in place of any file of that name; durable
+    when this returns.
+    """
     path = staged_path(context, name)
     rename_durably(file, path)
     return path
 
 
 def remove_packing(context: RunContext, name: str) -> None:
-    """Remove what is of use only until the chunk is sealed; the record stays with the sealed file."""
-    remove_staged(*(file.path for file in leftovers(context, name) if file.kind not in ("sealed", "record")))
+    """Remove what is of use only until the chunk is sealed; the record stays with the sealed
+    file.
+    """
+    remove_staged(
+        *(file.path for file in leftovers(context, name) if file.kind not in ("sealed", "record"))
+    )
 
 
 def remove_unsealed(context: RunContext, name: str) -> None:
@@ -228,17 +284,25 @@ def _record_path(context: RunContext, name: str) -> Path:
     return context.staging() / f"{name}.packed.json"
 
 
-# --- back from the store -------------------------------------------------------------------------------------------
+# --- back from the store
+# ------------------------------------------------------------------------------------------
 
 
 def download(
     context: RunContext, lease: Lease, chunk: Chunk, posting: Posting, providers: Iterable[str]
 ) -> tuple[bool, Sequence[str]]:
-    """Bring a stored chunk back as its sealed file, from the first provider whose bytes have its Merkle root.
+    """Bring a stored chunk back as its sealed file, from the first provider whose bytes have its
+    Merkle root.
 
     Returns whether one had them, and what each of those said that had not. Room is made first.
     """
-    remove_staged(*(file.path for file in leftovers(context, chunk.name) if file.kind in ("download", "record")))
+    remove_staged(
+        *(
+            file.path
+            for file in leftovers(context, chunk.name)
+            if file.kind in ("download", "record")
+        )
+    )
     make_room(context, chunk.name, chunk.stored_size_bytes)
     said = []
     for provider in providers:
@@ -251,7 +315,9 @@ def download(
     return False, said
 
 
-def _download(context: RunContext, lease: Lease, chunk: Chunk, posting: Posting, provider: str) -> None:
+def _download(
+    context: RunContext, lease: Lease, chunk: Chunk, posting: Posting, provider: str
+) -> None:
     part = context.staging() / f"{chunk.name}.{lease.epoch}.download"
     try:
         download_from(context, lease, posting, proof_type_of(chunk), provider=provider, path=part)
@@ -260,11 +326,19 @@ def _download(context: RunContext, lease: Lease, chunk: Chunk, posting: Posting,
         remove_staged(part)
 
 
-def download_from(context: RunContext, lease: Lease, posting: Posting, proof_type: int, *, provider: str, path: Path) -> None:
+def download_from(
+    context: RunContext,
+    lease: Lease,
+    posting: Posting,
+    proof_type: int,
+    *,
+    provider: str,
+    path: Path,
+) -> None:
     """Write a posted file, as one provider gives it.
 
-    Raises:
-        IntegrityError: its bytes do not have the Merkle root; they are in the file all the same. What `ChunkStore.read` raises.
+    Raises: IntegrityError: its bytes do not have the Merkle root; they are in the file all the
+        same. What `ChunkStore.read` raises.
     """
     tree = MerkleTree(proof_type)
     with path.open("wb") as file:
@@ -283,11 +357,14 @@ def proof_type_of(chunk: Chunk) -> int:
     return chunk.proof_type
 
 
-# --- what is kept, and room ----------------------------------------------------------------------------------------
+# --- what is kept, and room
+# ----------------------------------------------------------------------------------------
 
 
 def let_go(context: RunContext, name: str) -> None:
-    """Remove what a located chunk has in staging: its reservation at once, its sealed file once the store no longer needs it."""
+    """Remove what a located chunk has in staging: its reservation at once, its sealed file once the
+    store no longer needs it.
+    """
     if context.store.staging_hold_seconds() > 0:
         remove_unsealed(context, name)
         context.ledger.staging.release(name)
@@ -296,15 +373,20 @@ def let_go(context: RunContext, name: str) -> None:
 
 
 def make_room(context: RunContext, name: str, size_bytes: int, *, held_bytes: int = 0) -> None:
-    """Remove kept files, that of the chunk located first before the others, until this many bytes fit or none is left.
+    """Remove kept files, that of the chunk located first before the others, until this many bytes
+    fit or none is left.
 
-    `held_bytes` of them the chunk has on the disk already. What then still does not fit is for the reservation, or the disk
-    itself, to refuse.
+    `held_bytes` of them the chunk has on the disk already. What then still does not fit is for the
+    reservation, or the disk itself, to refuse.
     """
     if _has_room(context, name, size_bytes, held_bytes):
         return
     for kept in _kept(context):
-        if kept.name != name and _remove_kept(context, kept.name) and _has_room(context, name, size_bytes, held_bytes):
+        if (
+            kept.name != name
+            and _remove_kept(context, kept.name)
+            and _has_room(context, name, size_bytes, held_bytes)
+        ):
             return
 
 
@@ -318,7 +400,9 @@ def sweep(context: RunContext) -> Iterator[str]:
 
 
 def _kept(context: RunContext) -> list[Chunk]:
-    """Return the chunks of any source that are located and still have a sealed file here, the one located first before."""
+    """Return the chunks of any source that are located and still have a sealed file here, the one
+    located first before.
+    """
     kept = []
     for path in context.staging().glob(f"*{_SEALED}"):
         try:
@@ -347,7 +431,9 @@ def _remove_kept(context: RunContext, name: str) -> bool:
 
 
 def _has_room(context: RunContext, name: str, size_bytes: int, held_bytes: int) -> bool:
-    """Tell whether the disk and the limit have this many bytes for the chunk, beside the files of other chunks."""
+    """Tell whether the disk and the limit have this many bytes for the chunk, beside the files of
+    other chunks.
+    """
     staging = context.staging()
     disk = os.statvfs(staging)
     if disk.f_bavail * disk.f_frsize < size_bytes - held_bytes:

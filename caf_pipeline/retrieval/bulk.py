@@ -1,4 +1,5 @@
-"""Many objects, or ranges of them, by fewer requests than objects: what lies close together in a chunk is read at once.
+"""Many objects, or ranges of them, by fewer requests than objects: what lies close together in a
+chunk is read at once.
 
 One object is `reader`; which keys there are is `listing`.
 """
@@ -22,35 +23,37 @@ from caf_pipeline.retrieval.side_by_side import side_by_side
 from caf_pipeline.store.protocol import ChunkReader, Posting
 
 MERGE_GAP_BYTES: Final = 256 << 10
-"""Between two ranges that are read by one request, and thrown away. A provider at 50 MB/s gives that in 5 ms, which is less than
-the way there and back to most of them."""
+"""Between two ranges that are read by one request, and thrown away.
+
+A provider at 50 MB/s gives that in 5 ms, which is less than the way there and back to most of them.
+"""
 
 REQUEST_BYTES: Final = IN_MEMORY_BYTES
 """Of a request for several ranges; a range that is larger has a request of its own."""
 
 SMALL_BYTES: Final = 1 << 20
-"""Up to this size a whole object is read together with its neighbours; a larger one would gain little."""
+"""Up to this size a whole object is read together with its neighbours; a larger one would gain
+little.
+"""
 
 LOOKUP_KEYS: Final = 1000
 """Of one look-up: a listing's page has as many."""
 
 Wanted = str | tuple[str, int | None, int | None]
-"""A key, or a key with the start and the end of a range, which mean what they mean in a slice of the object's bytes."""
+"""A key, or a key with the start and the end of a range, which mean what they mean in a slice of
+the object's bytes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectRead:
     """What came of one of the things that were asked for.
 
-    Attributes:
-        number: which of them, counted from 0.
-        key: the object's.
-        location: where it is; None where it is not archived.
-        start_byte: of the range, of the object's bytes.
-        end_byte: exclusive.
-        compared: whether these bytes were compared with the SHA-256 that was taken when the object was archived.
-        error: why there are no bytes; None where there are.
-        failed: what is wrong with providers that others stood in for.
+    Attributes: number: which of them, counted from 0. key: the object's. location: where it is;
+        None where it is not archived. start_byte: of the range, of the object's bytes. end_byte:
+        exclusive. compared: whether these bytes were compared with the SHA-256 that was taken when
+        the object was archived. error: why there are no bytes; None where there are. failed: what
+        is wrong with providers that others stood in for.
     """
 
     number: int
@@ -73,7 +76,10 @@ class ObjectRead:
 
 @dataclass(frozen=True)
 class _Part:
-    """One of the things asked for: `[start_byte, end_byte)` of an object. What follows from that is asked for many times."""
+    """One of the things asked for: `[start_byte, end_byte)` of an object.
+
+    What follows from that is asked for many times.
+    """
 
     number: int
     location: Location
@@ -86,7 +92,9 @@ class _Part:
 
     @cached_property
     def is_compared(self) -> bool:
-        """Whether all of the object is read for it, so that its SHA-256 tells whether it is right: as `ObjectFile` does."""
+        """Whether all of the object is read for it, so that its SHA-256 tells whether it is right:
+        as `ObjectFile` does.
+        """
         return self.is_whole or self.location.size_bytes <= IN_MEMORY_BYTES
 
     @cached_property
@@ -100,11 +108,28 @@ class _Part:
     def read(self, body: bytes, failed: Mapping[str, CafError], *, compared: bool) -> ObjectRead:
         """Return it with the bytes of its range."""
         key = self.location.row.key
-        return ObjectRead(self.number, key, self.location, self.start_byte, self.end_byte, compared, None, body, failed)
+        return ObjectRead(
+            self.number,
+            key,
+            self.location,
+            self.start_byte,
+            self.end_byte,
+            compared,
+            None,
+            body,
+            failed,
+        )
 
     def failed(self, error: CafError) -> ObjectRead:
         """Return it without bytes."""
-        return ObjectRead(self.number, self.location.row.key, self.location, self.start_byte, self.end_byte, error=error)
+        return ObjectRead(
+            self.number,
+            self.location.row.key,
+            self.location,
+            self.start_byte,
+            self.end_byte,
+            error=error,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,28 +149,34 @@ def is_small(one: Location) -> bool:
 def read_many(
     lookup: LocationLookups, store: ChunkReader, source: str, wanted: Iterable[Wanted]
 ) -> Generator[ObjectRead, None, None]:
-    """Yield what comes of each thing that is asked for, in an order that is good for reading; its `number` says which it is.
+    """Yield what comes of each thing that is asked for, in an order that is good for reading; its
+    `number` says which it is.
 
-    A look-up is for 1,000 keys. Ranges of one chunk that are at most `MERGE_GAP_BYTES` apart are one request; requests go in the
-    order of their offsets, those of several chunks side by side. What is compared, and who is asked where a provider fails, is as
-    for a single object (`ObjectFile`, `Found`): also a range of an object of up to 8 MiB is compared. An object that cannot be
-    read keeps no other from being read.
+    A look-up is for 1,000 keys. Ranges of one chunk that are at most `MERGE_GAP_BYTES` apart are
+    one request; requests go in the order of their offsets, those of several chunks side by side.
+    What is compared, and who is asked where a provider fails, is as for a single object
+    (`ObjectFile`, `Found`): also a range of an object of up to 8 MiB is compared. An object that
+    cannot be read keeps no other from being read.
 
     Memory: 16 requests of 8 MiB and what was made of them, or the largest thing that is asked for.
 
-    Raises:
-        LedgerUnreachable, LedgerError. TypeError: something is neither a key nor a range of one. All else is the `error` of what
+    Raises: LedgerUnreachable, LedgerError. TypeError: something is neither a key nor a range of
+        one. All else is the `error` of what
             it is about.
     """
     if isinstance(wanted, str):  # each of its characters is a key, too
-        raise TypeError(f"what is wanted is several keys and ranges, and not one text: [{wanted!r}]")
+        raise TypeError(
+            f"what is wanted is several keys and ranges, and not one text: [{wanted!r}]"
+        )
     yield from _read(store, _looked_up(lookup, source, wanted))
 
 
 def read_located(store: ChunkReader, locations: Iterable[Location]) -> Iterator[ObjectRead]:
-    """Yield what comes of each whole object, as `read_many`, for who knows all their locations; `number` counts these.
+    """Yield what comes of each whole object, as `read_many`, for who knows all their locations;
+    `number` counts these.
 
-    An object that is not had with its neighbours, since providers do not answer, is read alone before that is its error.
+    An object that is not had with its neighbours, since providers do not answer, is read alone
+    before that is its error.
     """
     parts = (_Part(number, one, 0, one.size_bytes) for number, one in enumerate(locations))
     for is_unread, some in groupby(_read(store, _requests(parts)), _is_unread):
@@ -175,11 +206,16 @@ def _read(store: ChunkReader, requests: Iterable[_Request | ObjectRead]) -> Iter
             yield from done if done is not None else _get(store, request)
 
 
-def _looked_up(lookup: LocationLookups, source: str, wanted: Iterable[Wanted]) -> Iterator[_Request | ObjectRead]:
+def _looked_up(
+    lookup: LocationLookups, source: str, wanted: Iterable[Wanted]
+) -> Iterator[_Request | ObjectRead]:
     """Look up what is wanted, and yield what to read; what needs no reading is yielded as it is."""
     numbered = enumerate(wanted)
     while some := list(islice(numbered, LOOKUP_KEYS)):
-        asked = [(number, *((one, None, None) if isinstance(one, str) else _range(one))) for number, one in some]
+        asked = [
+            (number, *((one, None, None) if isinstance(one, str) else _range(one)))
+            for number, one in some
+        ]
         found = lookup.locate_many(source, {key for _, key, _, _ in asked})
         parts = list[_Part]()
         for number, key, start, end in asked:
@@ -195,7 +231,9 @@ def _range(one: tuple[str, int | None, int | None]) -> tuple[str, int | None, in
     """Return it where it is a key with a start and an end; raise TypeError else."""
     try:
         key, start, end = one
-        is_one = isinstance(key, str) and all(edge is None or hasattr(edge, "__index__") for edge in (start, end))
+        is_one = isinstance(key, str) and all(
+            edge is None or hasattr(edge, "__index__") for edge in (start, end)
+        )
     except (TypeError, ValueError):
         is_one = False
     if not is_one:
@@ -204,7 +242,9 @@ def _range(one: tuple[str, int | None, int | None]) -> tuple[str, int | None, in
 
 
 def _requests(parts: Iterable[_Part]) -> Iterator[_Request | ObjectRead]:
-    """Yield what to read for all of these, chunks in turn; what needs no reading is yielded as it is."""
+    """Yield what to read for all of these, chunks in turn; what needs no reading is yielded as it
+    is.
+    """
     by_chunk = defaultdict[Posting, list[_Part]](list)
     for part in parts:
         if part.start_byte == part.end_byte and not part.is_whole:
@@ -223,7 +263,9 @@ def _merged(parts: Iterable[_Part]) -> Iterator[_Request]:
     taken: list[_Part] = []
     for part in sorted(parts, key=lambda one: one.span):
         begin, stop = part.span
-        if taken and (begin - end_byte > MERGE_GAP_BYTES or max(stop, end_byte) - start_byte > REQUEST_BYTES):
+        if taken and (
+            begin - end_byte > MERGE_GAP_BYTES or max(stop, end_byte) - start_byte > REQUEST_BYTES
+        ):
             yield _Request(start_byte, end_byte, taken)
             taken = []
         if not taken:
@@ -234,15 +276,22 @@ def _merged(parts: Iterable[_Part]) -> Iterator[_Request]:
         yield _Request(start_byte, end_byte, taken)
 
 
-def _try_small(store: ChunkReader, request: _Request | ObjectRead) -> tuple[_Request | ObjectRead, Sequence[ObjectRead] | None]:
-    """Return what a request gives; None where it is so large that memory would not hold several at once."""
+def _try_small(
+    store: ChunkReader, request: _Request | ObjectRead
+) -> tuple[_Request | ObjectRead, Sequence[ObjectRead] | None]:
+    """Return what a request gives; None where it is so large that memory would not hold several at
+    once.
+    """
     if isinstance(request, ObjectRead) or request.end_byte - request.start_byte > REQUEST_BYTES:
         return request, None
     return request, _get(store, request)
 
 
 def _get(store: ChunkReader, request: _Request) -> Sequence[ObjectRead]:
-    """Return what a request gives. A provider that gives some object wrong is believed nothing that cannot be compared."""
+    """Return what a request gives.
+
+    A provider that gives some object wrong is believed nothing that cannot be compared.
+    """
     first, last = request.parts[0].location, request.parts[-1].location
     one = LocatedRange(request.start_byte, request.end_byte, b"", first.chunk, first.posting)
     holders = RangeHolders(one, store, f"{first.row.key}' to '{last.row.key}")
@@ -250,16 +299,24 @@ def _get(store: ChunkReader, request: _Request) -> Sequence[ObjectRead]:
     while len(left) > 1:
         body, passed, failed = _all_of(holders)
         end_byte = request.start_byte + len(body)
-        wrong = _wrong((part for part in left if part.span[1] <= end_byte), body, request.start_byte)
+        wrong = _wrong(
+            (part for part in left if part.span[1] <= end_byte), body, request.start_byte
+        )
         others = list[_Part]()
         for part in left:
             if part.span[1] > end_byte and failed and not failed.permanent and is_first:
-                reads.append(part.failed(failed))  # to ask again for each of a thousand objects would only take longer
+                reads.append(
+                    part.failed(failed)
+                )  # to ask again for each of a thousand objects would only take longer
             elif part.span[1] > end_byte or part.span in wrong or (wrong and not part.is_compared):
                 others.append(part)
             else:
                 end = part.span[1] - request.start_byte
-                stood_in = {provider: holders.failed[provider] for provider, since in passed.items() if since < end}
+                stood_in = {
+                    provider: holders.failed[provider]
+                    for provider, since in passed.items()
+                    if since < end
+                }
                 reads.append(_cut_out(part, body, request.start_byte, stood_in))
         left = others
         if failed or not left:
@@ -270,7 +327,8 @@ def _get(store: ChunkReader, request: _Request) -> Sequence[ObjectRead]:
 
 
 def _all_of(holders: RangeHolders) -> tuple[bytearray, Mapping[str, int], CafError | None]:
-    """Return the bytes of a range, from its beginning as far as they are to be had, and why they end before it does.
+    """Return the bytes of a range, from its beginning as far as they are to be had, and why they
+    end before it does.
 
     Between them, from which byte on others stood in for which providers.
     """
@@ -286,10 +344,16 @@ def _all_of(holders: RangeHolders) -> tuple[bytearray, Mapping[str, int], CafErr
 
 
 def _wrong(parts: Iterable[_Part], body: bytearray, at: int) -> set[tuple[int, int]]:
-    """Return which spans of the chunk, whose bytes from `at` on these are, do not have the SHA-256 of their object."""
+    """Return which spans of the chunk, whose bytes from `at` on these are, do not have the SHA-256
+    of their object.
+    """
     known = {part.span: part.location.row.sha256 for part in parts if part.is_compared}
     view = memoryview(body)
-    return {span for span, sha256 in known.items() if hashlib.sha256(view[span[0] - at : span[1] - at]).digest() != sha256}
+    return {
+        span
+        for span, sha256 in known.items()
+        if hashlib.sha256(view[span[0] - at : span[1] - at]).digest() != sha256
+    }
 
 
 def _cut_out(part: _Part, body: bytearray, at: int, failed: Mapping[str, CafError]) -> ObjectRead:
@@ -305,10 +369,16 @@ def _alone(store: ChunkReader, part: _Part) -> ObjectRead:
         if part.is_compared:
             whole = io.BytesIO()
             failed = Found(location, store).write_to(whole)
-            return part.read(whole.getvalue() if part.is_whole else bytes(whole.getbuffer()[begin:end]), failed, compared=True)
+            return part.read(
+                whole.getvalue() if part.is_whole else bytes(whole.getbuffer()[begin:end]),
+                failed,
+                compared=True,
+            )
         ranges = holders_of(location, store)
         its = b"".join(pieces_between(ranges, begin, end))
-        return part.read(its, {who: error for one in ranges for who, error in one.failed.items()}, compared=False)
+        return part.read(
+            its, {who: error for one in ranges for who, error in one.failed.items()}, compared=False
+        )
     except (StoreError, IntegrityError) as error:
         return part.failed(error)
 

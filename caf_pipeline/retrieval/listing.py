@@ -1,7 +1,8 @@
-"""Lists what is archived of a source: for each key the object that `caf get` gives, read from the ledger in pages.
+"""Lists what is archived of a source: for each key the object that `caf get` gives, read from the
+ledger in pages.
 
-Keys come in the order of their bytes. Each page is of one moment: what becomes located meanwhile may be missing.
-Memory is a page, however many keys there are.
+Keys come in the order of their bytes. Each page is of one moment: what becomes located meanwhile
+may be missing. Memory is a page, however many keys there are.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -36,9 +37,15 @@ def is_current(location: Location) -> bool:
 
 
 def list_objects(
-    lookup: LocationLookups, source: str, prefix: str = "", *, wanted: Wanted = every, as_of: datetime | None = None
+    lookup: LocationLookups,
+    source: str,
+    prefix: str = "",
+    *,
+    wanted: Wanted = every,
+    as_of: datetime | None = None,
 ) -> Iterator[Location]:
-    """Yield the object of each key that begins with `prefix`, where it is `wanted`; as of a time, what is known up to it.
+    """Yield the object of each key that begins with `prefix`, where it is `wanted`; as of a time,
+    what is known up to it.
 
     A prefix is of whole characters: one that ends inside a character begins no key.
     """
@@ -49,19 +56,33 @@ def list_objects(
 
 
 def list_level(
-    lookup: LocationLookups, source: str, prefix: str = "", *, wanted: Wanted = every, as_of: datetime | None = None
+    lookup: LocationLookups,
+    source: str,
+    prefix: str = "",
+    *,
+    wanted: Wanted = every,
+    as_of: datetime | None = None,
 ) -> Iterator[Location | str]:
-    """Yield what is below `prefix` up to the next '/', as S3 lists with a delimiter: objects, and common prefixes as text.
+    """Yield what is below `prefix` up to the next '/', as S3 lists with a delimiter: objects, and
+    common prefixes as text.
 
-    A common prefix has at least one object that is wanted. It costs one question, however many objects it has.
+    A common prefix has at least one object that is wanted. It costs one question, however many
+    objects it has.
     """
 
     def found(keys: list[str]) -> dict[str, Location]:
-        return {key: one for key, one in lookup.locate_many(source, keys, as_of=as_of).items() if wanted(one)}
+        return {
+            key: one
+            for key, one in lookup.locate_many(source, keys, as_of=as_of).items()
+            if wanted(one)
+        }
 
     pages = _Pages(lookup, source, prefix)
     while keys := pages.next():
-        groups = [(group, list(members)) for group, members in groupby(keys, lambda key: common_prefix(prefix, key) or key)]
+        groups = [
+            (group, list(members))
+            for group, members in groupby(keys, lambda key: common_prefix(prefix, key) or key)
+        ]
         located = found([members[0] for _, members in groups])
         for group, members in groups:
             if not common_prefix(prefix, members[0]):
@@ -72,11 +93,17 @@ def list_level(
                     pages.skip(group)
 
 
-def list_versions(lookup: LocationLookups, source: str, entries: Iterable[Location | str]) -> Iterator[Location | str]:
-    """Yield what `list_level` or `list_objects` yields, and behind each object the older versions of its key, newer first."""
+def list_versions(
+    lookup: LocationLookups, source: str, entries: Iterable[Location | str]
+) -> Iterator[Location | str]:
+    """Yield what `list_level` or `list_objects` yields, and behind each object the older versions
+    of its key, newer first.
+    """
     listed = iter(entries)
     while page := list(islice(listed, PAGE_KEYS)):
-        versions = lookup.locate_versions(source, [entry.row.key for entry in page if isinstance(entry, Location)])
+        versions = lookup.locate_versions(
+            source, [entry.row.key for entry in page if isinstance(entry, Location)]
+        )
         for entry in page:
             if isinstance(entry, Location):
                 yield from versions.get(entry.row.key, [entry])
@@ -84,16 +111,23 @@ def list_versions(lookup: LocationLookups, source: str, entries: Iterable[Locati
                 yield entry
 
 
-def list_named_versions(lookup: LocationLookups, source: str, prefix: str = "") -> Iterator[Location]:
-    """Yield every version of each key below a prefix under its own key, as members of a chunk are named.
+def list_named_versions(
+    lookup: LocationLookups, source: str, prefix: str = ""
+) -> Iterator[Location]:
+    """Yield every version of each key below a prefix under its own key, as members of a chunk are
+    named.
 
-    An older version of `key` is `key~caf-v-<version>`; `~` is appended while an archived key has that name.
+    An older version of `key` is `key~caf-v-<version>`; `~` is appended while an archived key has
+    that name.
     """
     listed = list_objects(lookup, source, prefix)
     while page := list(islice(listed, PAGE_KEYS)):
         versions = lookup.locate_versions(source, [location.row.key for location in page])
         older = [location for locations in versions.values() for location in locations[1:]]
-        names = [f"{location.row.key}{VERSION_MARK}{location.row.version_id or location.row.etag}" for location in older]
+        names = [
+            f"{location.row.key}{VERSION_MARK}{location.row.version_id or location.row.etag}"
+            for location in older
+        ]
         taken = set(lookup.locate_many(source, names))
         for number, name in enumerate(names):
             free = name
@@ -109,7 +143,9 @@ def list_named_versions(lookup: LocationLookups, source: str, prefix: str = "") 
 
 
 def count_not_archived(lookup: LocationLookups, source: str, prefix: str) -> tuple[int, int]:
-    """Return how many objects below a prefix are still to be archived, and how many were skipped: what no listing has."""
+    """Return how many objects below a prefix are still to be archived, and how many were skipped:
+    what no listing has.
+    """
     try:
         raw = prefix.encode("utf-8", "surrogateescape")  # as names of the operating system are
     except UnicodeEncodeError:
@@ -149,7 +185,8 @@ def common_prefix(prefix: str, key: str) -> str:
 
 
 def _behind(prefix: str) -> str | None:
-    """Return the least text that is greater than all that begins with a prefix; None where there is none.
+    """Return the least text that is greater than all that begins with a prefix; None where there is
+    none.
 
     UTF-8 has the order of code points, but for surrogates, which are not text.
     """

@@ -1,7 +1,8 @@
-"""Searches archived logs that clp-s packed: picks the objects by their times, fetches them, and lets clp-s search each.
+"""Searches archived logs that clp-s packed: picks the objects by their times, fetches them, and
+lets clp-s search each.
 
-The ledger has each log's first and last time. For parts of an object and adopted files, the header is read instead. The query is
-passed to clp-s as it is.
+The ledger has each log's first and last time. For parts of an object and adopted files, the header
+is read instead. The query is passed to clp-s as it is.
 """
 
 import math
@@ -23,8 +24,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
-from caf_pipeline.errors import ArchiveError, ArchiveLimitReached, CafError, SettingsError, StagingError, UsageError
-from caf_pipeline.formats.clps import FIRST_READ_BYTES, HEADER_BYTES, begins_as_archive, read_metadata, read_times
+from caf_pipeline.errors import (
+    ArchiveError,
+    ArchiveLimitReached,
+    CafError,
+    SettingsError,
+    StagingError,
+    UsageError,
+)
+from caf_pipeline.formats.clps import (
+    FIRST_READ_BYTES,
+    HEADER_BYTES,
+    begins_as_archive,
+    read_metadata,
+    read_times,
+)
 from caf_pipeline.ledger.protocol import LocationLookups
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.listing import PAGE_KEYS, list_objects
@@ -38,7 +52,9 @@ from caf_pipeline.system.folder_lock import writing_into
 FOLDER_PREFIX: Final = ".searching-"
 
 SILENT_SECONDS: Final = 600.0
-"""How long clp-s may search one object without a match, and without an end: it reads some GiB of records in that time."""
+"""How long clp-s may search one object without a match, and without an end: it reads some GiB of
+records in that time.
+"""
 
 LINE_BYTES: Final = 64 << 20
 """Of one match, which is in memory."""
@@ -47,7 +63,9 @@ STDERR_BYTES: Final = 16 << 20
 """Of what clp-s may write into a file: all that it writes there is what it has to say of itself."""
 
 MOST_THREADS: Final = 4
-"""Objects that are fetched and searched at once, where there are as many cores; twice as many are on the disk."""
+"""Objects that are fetched and searched at once, where there are as many cores; twice as many are
+on the disk.
+"""
 
 _READ_BYTES: Final = 64 << 10
 _SAID_BYTES: Final = 64 << 10
@@ -61,19 +79,29 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """The times that are asked for, in milliseconds since 1970: both inclusive, as clp-s has them; None: no end on that side."""
+    """The times that are asked for, in milliseconds since 1970: both inclusive, as clp-s has them;
+    None: no end on that side.
+    """
 
     first_ms: int | None = None
     last_ms: int | None = None
 
     @classmethod
     def between(cls, begin: datetime | None, end: datetime | None) -> Self:
-        """Return the milliseconds that have anything of the time from `begin` to `end`, which have zones."""
-        first, last = ((one - _EPOCH) / timedelta(milliseconds=1) if one else None for one in (begin, end))
-        return cls(None if first is None else math.floor(first), None if last is None else math.ceil(last))
+        """Return the milliseconds that have anything of the time from `begin` to `end`, which have
+        zones.
+        """
+        first, last = (
+            (one - _EPOCH) / timedelta(milliseconds=1) if one else None for one in (begin, end)
+        )
+        return cls(
+            None if first is None else math.floor(first), None if last is None else math.ceil(last)
+        )
 
     def meets(self, first_ms: int | None, last_ms: int | None) -> bool:
-        """Tell whether logs from a first to a last time may have records of the period; True where their times are not told."""
+        """Tell whether logs from a first to a last time may have records of the period; True where
+        their times are not told.
+        """
         is_late = self.last_ms is not None and first_ms is not None and first_ms > self.last_ms
         is_early = self.first_ms is not None and last_ms is not None and last_ms < self.first_ms
         return not is_late and not is_early
@@ -89,9 +117,8 @@ class Period:
 class SearchedLog:
     """An object that was searched.
 
-    Attributes:
-        location: of the object.
-        matches: as clp-s prints them, without the line's end. Where the object cannot be searched, or not to its end, taking them
+    Attributes: location: of the object. matches: as clp-s prints them, without the line's end.
+        Where the object cannot be searched, or not to its end, taking them
             raises CafError.
         has_no_times: whether it was searched without the period, since it has no times.
     """
@@ -110,16 +137,18 @@ def find_clp_s() -> Path:
             return program
     raise SettingsError(
         "clp-s, which searches logs, is not installed",
-        hint="pip install yscope-clp-core==0.12.1b0 installs it, as the extra 'logs' does; for Linux on x86-64",
+        hint="pip install yscope-clp-core==0.12.1b0 installs it, as the extra 'logs' does; for "
+        "Linux on x86-64",
     )
 
 
 class LogSearch:
-    """One search. Used as a context: when it ends, no process of it runs, and nothing of what was fetched is left.
+    """One search.
 
-    Attributes:
-        listed: objects below the prefix, so far.
-        not_recorded: those of them whose header was read, since nothing records whether they are logs.
+    Used as a context: when it ends, no process of it runs, and nothing of what was fetched is left.
+
+    Attributes: listed: objects below the prefix, so far. not_recorded: those of them whose header
+        was read, since nothing records whether they are logs.
     """
 
     def __init__(
@@ -133,12 +162,10 @@ class LogSearch:
     ) -> None:
         """Prepare to search.
 
-        Args:
-            query: as clp-s takes it.
-            staging: the folder in which a private one is made for what is fetched.
-            period: which records are wanted.
-            ignore_case: whether clp-s does.
-            silent_seconds: how long clp-s may search one object without a match, and without an end.
+        Args: query: as clp-s takes it. staging: the folder in which a private one is made for what
+            is fetched. period: which records are wanted. ignore_case: whether clp-s does.
+            silent_seconds: how long clp-s may search one object without a match, and without an
+            end.
 
         Raises:
             SettingsError: clp-s is not installed.
@@ -156,7 +183,9 @@ class LogSearch:
         self._closing = ExitStack()
         self._folder = staging
         self._processes: set[subprocess.Popen[bytes]] = set()
-        self._parsing = threading.Lock()  # metadata made to be large take memory: those of one object at a time
+        self._parsing = (
+            threading.Lock()
+        )  # metadata made to be large take memory: those of one object at a time
 
     def __enter__(self) -> Self:
         """Make the private folder.
@@ -167,8 +196,12 @@ class LogSearch:
         with ExitStack() as opened:
             try:
                 self._staging.mkdir(parents=True, exist_ok=True)
-                opened.enter_context(writing_into(self._staging))  # who tidies up there leaves the folder alone meanwhile
-                folder = opened.enter_context(tempfile.TemporaryDirectory(dir=self._staging, prefix=FOLDER_PREFIX))
+                opened.enter_context(
+                    writing_into(self._staging)
+                )  # who tidies up there leaves the folder alone meanwhile
+                folder = opened.enter_context(
+                    tempfile.TemporaryDirectory(dir=self._staging, prefix=FOLDER_PREFIX)
+                )
             except OSError as error:
                 raise _no_room(self._staging, error) from error
             self._folder = Path(folder)
@@ -177,7 +210,12 @@ class LogSearch:
             self._closing = opened.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._closing.close()
 
     def _end_all(self) -> None:
@@ -190,12 +228,17 @@ class LogSearch:
             assert process.stdout
             process.stdout.close()
 
-    # --- which objects ---------------------------------------------------------------------------------------------
+    # --- which objects
+    # --------------------------------------------------------------------------------
 
-    def search(self, lookup: LocationLookups, store: ChunkReader, source: str, prefix: str) -> Iterator[SearchedLog]:
-        """Yield what comes of each log below a prefix that may have records of the period, in the order of the keys.
+    def search(
+        self, lookup: LocationLookups, store: ChunkReader, source: str, prefix: str
+    ) -> Iterator[SearchedLog]:
+        """Yield what comes of each log below a prefix that may have records of the period, in the
+        order of the keys.
 
-        Several are fetched and searched at once. The matches of one are to be taken before the next is asked for.
+        Several are fetched and searched at once. The matches of one are to be taken before the next
+        is asked for.
 
         Raises:
             LedgerUnreachable, LedgerError. All else is an error of the object that it is about.
@@ -207,8 +250,12 @@ class LogSearch:
                 if log is not None:
                     yield log
 
-    def _picked(self, lookup: LocationLookups, source: str, prefix: str) -> Iterator[tuple[Location, bool]]:
-        """Yield the objects that are, or may be, logs of the period, and whether they are known to be."""
+    def _picked(
+        self, lookup: LocationLookups, source: str, prefix: str
+    ) -> Iterator[tuple[Location, bool]]:
+        """Yield the objects that are, or may be, logs of the period, and whether they are known to
+        be.
+        """
         listed = list_objects(lookup, source, prefix)
         while page := list(islice(listed, PAGE_KEYS)):
             recorded = lookup.chunks_with_log_times({one.chunk for one in page})
@@ -223,7 +270,9 @@ class LogSearch:
                     yield one, True
 
     def _begin(self, store: ChunkReader, picked: tuple[Location, bool]) -> SearchedLog | None:
-        """Fetch an object and start its search; None where it turns out to be no log of the period."""
+        """Fetch an object and start its search; None where it turns out to be no log of the
+        period.
+        """
         location, is_known = picked
         found = Found(location, store)
         try:
@@ -242,12 +291,18 @@ class LogSearch:
         if not begins_as_archive(first):
             return False
         try:
-            times = read_times(size_bytes, lambda begin, end: first[begin:end] if end <= len(first) else ranges.read(begin, end))
+            times = read_times(
+                size_bytes,
+                lambda begin, end: (
+                    first[begin:end] if end <= len(first) else ranges.read(begin, end)
+                ),
+            )
         except ArchiveError:
             times = None  # it is searched, so that what is wrong with it is told
         return times is None or self._period.meets(*times)
 
-    # --- one object ------------------------------------------------------------------------------------------------
+    # --- one object
+    # --------------------------------------------------------------------------------
 
     def _start(self, found: Found) -> SearchedLog:
         location = found.location
@@ -264,7 +319,9 @@ class LogSearch:
                 path.unlink(missing_ok=True)
                 raise
         matches = self._matches(process, said, path)
-        return SearchedLog(location, matches, has_no_times=bool(self._period.options) and not has_times)
+        return SearchedLog(
+            location, matches, has_no_times=bool(self._period.options) and not has_times
+        )
 
     def _made(self) -> IO[bytes]:
         """Return a new file in the private folder."""
@@ -300,7 +357,9 @@ class LogSearch:
             resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
         return process, said
 
-    def _matches(self, process: "subprocess.Popen[bytes]", said: IO[bytes], path: Path) -> Iterator[bytes]:
+    def _matches(
+        self, process: "subprocess.Popen[bytes]", said: IO[bytes], path: Path
+    ) -> Iterator[bytes]:
         try:
             rest = yield from self._lines(process)
             if status := self._wait(process):
@@ -312,7 +371,9 @@ class LogSearch:
             path.unlink(missing_ok=True)
 
     def _lines(self, process: "subprocess.Popen[bytes]") -> Generator[bytes, None, bytes]:
-        """Yield the lines that a process writes, without their ends; return what follows the last one's end."""
+        """Yield the lines that a process writes, without their ends; return what follows the last
+        one's end.
+        """
         assert process.stdout
         descriptor, poll, held = process.stdout.fileno(), select.poll(), bytearray()
         poll.register(descriptor, select.POLLIN)
@@ -325,7 +386,9 @@ class LogSearch:
             first, *others = piece.split(b"\n")
             held += first
             if len(held) > LINE_BYTES:
-                raise ArchiveLimitReached(f"a record has more than {LINE_BYTES} bytes", hint=_BY_HAND)
+                raise ArchiveLimitReached(
+                    f"a record has more than {LINE_BYTES} bytes", hint=_BY_HAND
+                )
             for each in others:
                 yield bytes(held)
                 held[:] = each
@@ -338,7 +401,8 @@ class LogSearch:
 
     def _silent(self) -> CafError:
         return CafError(
-            f"clp-s was stopped: it printed nothing for {self._silent_seconds:g} seconds", hint="set a longer --timeout"
+            f"clp-s was stopped: it printed nothing for {self._silent_seconds:g} seconds",
+            hint="set a longer --timeout",
         )
 
     def _end(self, process: "subprocess.Popen[bytes]", said: IO[bytes]) -> None:
@@ -351,17 +415,25 @@ class LogSearch:
         process.stdout.close()
         said.close()
 
-    # --- the query -------------------------------------------------------------------------------------------------
+    # --- the query
+    # --------------------------------------------------------------------------------
 
     def _require_query(self) -> None:
-        """Raise UsageError where clp-s refuses the query: it reads the query before it looks for the archive."""
+        """Raise UsageError where clp-s refuses the query: it reads the query before it looks for
+        the archive.
+        """
         missing = str(self._folder / "missing")
         try:
             process, said = self._run(*self._flags, "--", missing, self._query)
         except ValueError as error:  # a NUL, or half a surrogate pair
-            raise UsageError(f"the query {self._query!r} cannot be given to clp-s: {error}") from error
+            raise UsageError(
+                f"the query {self._query!r} cannot be given to clp-s: {error}"
+            ) from error
         except OSError as error:
-            raise SettingsError(f"{self._clp_s} cannot be run: {error.strerror}", hint="install yscope-clp-core again") from error
+            raise SettingsError(
+                f"{self._clp_s} cannot be run: {error.strerror}",
+                hint="install yscope-clp-core again",
+            ) from error
         try:
             for _ in self._lines(process):
                 pass
@@ -371,10 +443,13 @@ class LogSearch:
             self._end(process, said)
         if status < 0:
             raise SettingsError(
-                f"{self._clp_s} cannot be run: it was ended by signal {-status}", hint="install yscope-clp-core again"
+                f"{self._clp_s} cannot be run: it was ended by signal {-status}",
+                hint="install yscope-clp-core again",
             )
         if _QUERY_IS_FINE not in text:
-            raise UsageError(f"clp-s refuses the query {self._query!r}: {_reason(text)}", hint=_QUERIES)
+            raise UsageError(
+                f"clp-s refuses the query {self._query!r}: {_reason(text)}", hint=_QUERIES
+            )
 
 
 _BY_HAND: Final = "fetch the file with 'caf get' and run clp-s on it"
@@ -392,14 +467,17 @@ def _has_times(file: IO[bytes], location: Location) -> bool:
         file.seek(begin)
         return file.read(end - begin)
 
-    archive = read_metadata(read(0, FIRST_READ_BYTES), location.size_bytes, read, name="the archive")
+    archive = read_metadata(
+        read(0, FIRST_READ_BYTES), location.size_bytes, read, name="the archive"
+    )
     return bool(archive.time_ranges)
 
 
 def _failed(status: int, said: IO[bytes]) -> ArchiveError:
     ended = f"crashed, by signal {-status}" if status < 0 else f"ended with status {status}"
     return ArchiveError(
-        f"clp-s {ended}: {_reason(_text_of(said))}", hint="its bytes are those that were archived: SHA-256 was compared"
+        f"clp-s {ended}: {_reason(_text_of(said))}",
+        hint="its bytes are those that were archived: SHA-256 was compared",
     )
 
 
@@ -410,7 +488,8 @@ def _failing(error: CafError) -> Iterator[bytes]:
 
 def _no_room(folder: Path, error: OSError) -> StagingError:
     return StagingError(
-        f"the folder {folder} cannot take what is searched: {error.strerror}", hint="make room there, or set 'staging' elsewhere"
+        f"the folder {folder} cannot take what is searched: {error.strerror}",
+        hint="make room there, or set 'staging' elsewhere",
     )
 
 

@@ -1,4 +1,5 @@
-"""One object as a file for other programs: read, sought, never written; see `ObjectFile` for what is compared when.
+"""One object as a file for other programs: read, sought, never written; see `ObjectFile` for what
+is compared when.
 
 Source: io.RawIOBase in Python's library reference.
 """
@@ -20,51 +21,65 @@ from caf_pipeline.retrieval.holders import RangeHolders, holders_of, pieces_betw
 from caf_pipeline.store.protocol import ChunkReader
 
 IN_MEMORY_BYTES: Final = 8 << 20
-"""An object is compared in memory up to this size, in a temporary file or as it passes beyond it."""
+"""An object is compared in memory up to this size, in a temporary file or as it passes beyond
+it.
+"""
 
 BLOCK_BYTES: Final = 1 << 20
-"""What is asked for at least where a large object is read from its middle: who reads columns or lines comes back for more."""
+"""What is asked for at least where a large object is read from its middle: who reads columns or
+lines comes back for more.
+"""
 
 
 class ObjectFile(io.RawIOBase):
     """An object as a file that is read and sought. Not for several threads at once.
 
-    What is compared. The ledger has the SHA-256 of each object, of one in parts that of each part; nothing tells whether less
-    than that is right, and a provider may give any bytes. So:
+    What is compared. The ledger has the SHA-256 of each object, of one in parts that of each part;
+    nothing tells whether less than that is right, and a provider may give any bytes. So:
 
-    - An object of up to 8 MiB is read as a whole and compared before its first byte is handed out, whatever is asked for. No
-      wrong byte of it is ever handed out.
-    - A larger one that is read from its beginning on, without a `seek`, streams. What is handed out is not compared yet: the
-      last piece of the object, or of each part, is held back until all of it was. Who reaches the end (`read` returns b"") has
-      read what was archived. Else an error comes in place of the end: what was handed out has to be thrown away. After `seek(0)`
-      it can be read again; a provider that alone gave wrong bytes is asked no more.
-    - Of a range read after a `seek` into the middle of a larger object only the length is certain, and that a provider which the
-      store lists gave it; `compared` is False then.
+    - An object of up to 8 MiB is read as a whole and compared before its first byte is handed out,
+      whatever is asked for. No wrong byte of it is ever handed out.
+    - A larger one that is read from its beginning on, without a `seek`, streams. What is handed out
+      is not compared yet: the last piece of the object, or of each part, is held back until all of
+      it was. Who reaches the end (`read` returns b"") has read what was archived. Else an error
+      comes in place of the end: what was handed out has to be thrown away. After `seek(0)` it can
+      be read again; a provider that alone gave wrong bytes is asked no more.
+    - Of a range read after a `seek` into the middle of a larger object only the length is certain,
+      and that a provider which the store lists gave it; `compared` is False then.
 
     Who may act on no byte before all are compared takes `Found.pieces` or `Found.write_to`.
 
-    A holder that breaks off is followed by another at the same byte. Memory is bounded by 8 MiB, or twice what
-    is asked for at once. From a middle at least 1 MiB is asked for.
+    A holder that breaks off is followed by another at the same byte. Memory is bounded by 8 MiB, or
+    twice what is asked for at once. From a middle at least 1 MiB is asked for.
 
-    Raises on reading: ObjectMissing, StoreUnreachable, IntegrityError; of a stream, again on each reading until a `seek`.
+    Raises on reading: ObjectMissing, StoreUnreachable, IntegrityError; of a stream, again on each
+    reading until a `seek`.
     """
 
     def __init__(self, location: Location, store: ChunkReader) -> None:
-        """Prepare to read; raises IntegrityError where the parts of the object are not as long as it is."""
+        """Prepare to read; raises IntegrityError where the parts of the object are not as long as
+        it is.
+        """
         self.location = location
         self._ranges = holders_of(location, store)
         self._starts = list(accumulate((one.size_bytes for one in self._ranges), initial=0))
         self._position = 0
         self._block = memoryview(b"")
         self._block_at = 0  # the block's first byte, of the object
-        self._passing: Iterator[bytes] | None = None  # a range from its first byte on; the block is of it
+        self._passing: Iterator[bytes] | None = (
+            None  # a range from its first byte on; the block is of it
+        )
         self._is_whole = False  # the block is the whole object
-        self._pending = False  # bytes of a range that is not compared yet were handed out, since the last seek
+        self._pending = (
+            False  # bytes of a range that is not compared yet were handed out, since the last seek
+        )
         self._refused: CafError | None = None  # of a stream, which has no end then
 
     @property
     def compared(self) -> bool:
-        """Whether all bytes that were handed out since the last `seek` are of ranges that were compared as a whole."""
+        """Whether all bytes that were handed out since the last `seek` are of ranges that were
+        compared as a whole.
+        """
         return not self._pending
 
     def readable(self) -> bool:
@@ -85,13 +100,18 @@ class ObjectFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """Move, also behind the end, where there is nothing to read. No provider is asked.
 
-        Raises:
-            io.UnsupportedOperation: before the beginning, or `whence` is unknown. It is an OSError, as of a file, by which
-                zipfile knows what is too short for it, and a ValueError, as of fsspec's files and those in memory.
+        Raises: io.UnsupportedOperation: before the beginning, or `whence` is unknown. It is an
+            OSError, as of a file, by which
+                zipfile knows what is too short for it, and a ValueError, as of fsspec's files and
+                those in memory.
         """
         self._require_open()
         offset = operator.index(offset)
-        begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.location.size_bytes}.get(whence)
+        begin = {
+            os.SEEK_SET: 0,
+            os.SEEK_CUR: self._position,
+            os.SEEK_END: self.location.size_bytes,
+        }.get(whence)
         if begin is None or begin + offset < 0:
             raise io.UnsupportedOperation(f"an object has no byte {offset} from {whence}")
         if begin + offset != self._position or self._refused:
@@ -160,8 +180,10 @@ class ObjectFile(io.RawIOBase):
             held = piece
         if not one.compare(digest.digest()):
             raise IntegrityError(
-                f"what was read of '{self.location.row.key}' is not what was archived: its SHA-256 differs",
-                hint="throw away what was read, and read it from the beginning: another provider is asked",
+                f"what was read of '{self.location.row.key}' is not what was archived: its SHA-256 "
+                "differs",
+                hint="throw away what was read, and read it from the beginning: another provider "
+                "is asked",
             )
         self._pending = pending
         yield held

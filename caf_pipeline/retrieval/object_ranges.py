@@ -1,7 +1,8 @@
-"""Ranges of an archived object, for what reads a file by ranges: each is one range read of its chunk.
+"""Ranges of an archived object, for what reads a file by ranges: each is one range read of its
+chunk.
 
-An object as a file that is sought is `object_file.ObjectFile`, made for reading columns and lines: it reads
-ahead of what is asked for.
+An object as a file that is sought is `object_file.ObjectFile`, made for reading columns and lines:
+it reads ahead of what is asked for.
 """
 
 import io
@@ -14,9 +15,11 @@ from caf_pipeline.system.ranges import FileRanges
 
 
 class ObjectRanges(FileRanges):
-    """An object of up to 8 MiB is read as a whole and compared first; of a larger one a range's length is certain, no more.
+    """An object of up to 8 MiB is read as a whole and compared first; of a larger one a range's
+    length is certain, no more.
 
-    Its methods raise ObjectMissing, StoreUnreachable and IntegrityError beside what `FileRanges` does.
+    Its methods raise ObjectMissing, StoreUnreachable and IntegrityError beside what `FileRanges`
+    does.
     """
 
     def __init__(self, found: Found) -> None:

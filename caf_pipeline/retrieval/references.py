@@ -1,8 +1,10 @@
-"""Objects as references (URL, offset, length) into the stored chunks, by which others read them with no code of ours.
+"""Objects as references (URL, offset, length) into the stored chunks, by which others read them
+with no code of ours.
 
-A file that ends in .json is what fsspec's ReferenceFileSystem reads (version 1 of kerchunk's specification); one that ends in
-.parquet has a row for each object, or for each part of one, in kerchunk's words (path, offset, size). Folders of Parquet files
-that fsspec reads lazily are for Zarr alone: a name in them is the number of an array's chunk, so that no key of ours has one.
+A file that ends in .json is what fsspec's ReferenceFileSystem reads (version 1 of kerchunk's
+specification); one that ends in .parquet has a row for each object, or for each part of one, in
+kerchunk's words (path, offset, size). Folders of Parquet files that fsspec reads lazily are for
+Zarr alone: a name in them is the number of an array's chunk, so that no key of ours has one.
 
 Source: kerchunk's reference specification; fsspec.implementations.reference.
 """
@@ -41,15 +43,18 @@ SCHEMA: Final = pa.schema(
 
 
 COMPARED_BYTES: Final = 64 << 10
-"""The largest object that is read, and compared, to try a provider: a request takes as long. Of a larger one it is a byte."""
+"""The largest object that is read, and compared, to try a provider: a request takes as long.
+
+Of a larger one it is a byte.
+"""
 
 
 @dataclass
 class ReferenceSums:
     """What was written: objects and chunks.
 
-    Of JSON beside them: objects in several parts, which it has no reference for, and references to keys that end in '/', which
-    fsspec does not read, since it cuts the '/' off.
+    Of JSON beside them: objects in several parts, which it has no reference for, and references to
+    keys that end in '/', which fsspec does not read, since it cuts the '/' off.
     """
 
     objects: int = 0
@@ -72,16 +77,22 @@ class Reference:
     last_modified: datetime
 
 
-def write_references(locations: Iterable[Location], store: ChunkReader, path: Path) -> ReferenceSums:
-    """Write references to a file, JSON or Parquet by its name; it appears when it is whole. Memory does not grow with objects.
+def write_references(
+    locations: Iterable[Location], store: ChunkReader, path: Path
+) -> ReferenceSums:
+    """Write references to a file, JSON or Parquet by its name; it appears when it is whole.
+
+    Memory does not grow with objects.
 
     Where a link is, what it leads to is written.
 
-    The URL of a chunk is that of the best of its providers that gave an object of it right when it was asked.
+    The URL of a chunk is that of the best of its providers that gave an object of it right when it
+    was asked.
 
-    Raises:
-        StoreUnreachable: no provider gives anything of some chunk now. ObjectMissing: none has it. IntegrityError: those that
-            have it give other bytes. StagingError: the file cannot be written. StoreError. Then there is no new file.
+    Raises: StoreUnreachable: no provider gives anything of some chunk now. ObjectMissing: none has
+        it. IntegrityError: those that
+            have it give other bytes. StagingError: the file cannot be written. StoreError. Then
+            there is no new file.
     """
     sums, file = ReferenceSums(), Path(os.path.realpath(path))
     with translate_errors(path):
@@ -104,7 +115,9 @@ def _without_parts(locations: Iterable[Location], sums: ReferenceSums) -> Iterat
             sums.in_parts += 1
 
 
-def _references(locations: Iterable[Location], store: ChunkReader, sums: ReferenceSums) -> Iterator[Reference]:
+def _references(
+    locations: Iterable[Location], store: ChunkReader, sums: ReferenceSums
+) -> Iterator[Reference]:
     urls: dict[Posting, str] = {}
     for location in locations:
         row, ranges = location.row, location.ranges
@@ -115,11 +128,15 @@ def _references(locations: Iterable[Location], store: ChunkReader, sums: Referen
                 url = urls[one.posting] = _url(one, store)
                 sums.chunks += 1
             size = one.end_byte - one.start_byte
-            yield Reference(row.key, part, len(ranges), url, one.start_byte, size, one.sha256, row.last_modified)
+            yield Reference(
+                row.key, part, len(ranges), url, one.start_byte, size, one.sha256, row.last_modified
+            )
 
 
 def _url(one: LocatedRange, store: ChunkReader) -> str:
-    """Return where a chunk can be read: at a provider that gives this object of it right now, or a byte of a larger one."""
+    """Return where a chunk can be read: at a provider that gives this object of it right now, or a
+    byte of a larger one.
+    """
     failed: dict[str, CafError] = {}
     size_bytes, urls = one.end_byte - one.start_byte, store.urls(one.posting)
     for provider in store.holders(one.posting):
@@ -139,14 +156,20 @@ def _url(one: LocatedRange, store: ChunkReader) -> str:
 def _batches(references: Iterable[Reference]) -> Iterator[pa.RecordBatch]:
     left = iter(references)
     while some := list(islice(left, ROWS_PER_GROUP)):
-        yield pa.RecordBatch.from_pylist([{name: getattr(one, name) for name in SCHEMA.names} for one in some], SCHEMA)
+        yield pa.RecordBatch.from_pylist(
+            [{name: getattr(one, name) for name in SCHEMA.names} for one in some], SCHEMA
+        )
 
 
 def _write_json(references: Iterable[Reference], path: Path) -> None:
     with WholeFile(path) as whole:
         before = b'{"version":1,"refs":{\n'
         for one in references:
-            where: Any = [one.path, one.offset, one.size] if one.size else ""  # no HTTP range has no bytes
-            whole.file.write(before + json.dumps(one.key).encode() + b":" + json.dumps(where).encode())
+            where: Any = (
+                [one.path, one.offset, one.size] if one.size else ""
+            )  # no HTTP range has no bytes
+            whole.file.write(
+                before + json.dumps(one.key).encode() + b":" + json.dumps(where).encode()
+            )
             before = b",\n"
         whole.file.write((before if before.startswith(b"{") else b"") + b"\n}}\n")

@@ -8,14 +8,23 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-from caf_pipeline.errors import CafError, IntegrityError, ObjectMissing, StoredChunkMissing, StoreError, StoreUnreachable
+from caf_pipeline.errors import (
+    CafError,
+    IntegrityError,
+    ObjectMissing,
+    StoredChunkMissing,
+    StoreError,
+    StoreUnreachable,
+)
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.check import UNREAD_IN_A_ROW
 from caf_pipeline.system.files_below import NotRestored
 from caf_pipeline.system.quantities import counted
 
 _GOES_ON: Final = "the same restore goes on, and leaves what is there"
-_DAMAGED: Final = "what no provider gives right stays away until 'caf repair' has stored its chunk again"
+_DAMAGED: Final = (
+    "what no provider gives right stays away until 'caf repair' has stored its chunk again"
+)
 _STAYS: Final = "what was refused there is refused again until the reason given with it is gone"
 
 
@@ -32,12 +41,10 @@ class RestoreOutcome(StrEnum):
 class RestoredObject:
     """An object, and what became of it.
 
-    Attributes:
-        location: which.
-        outcome: EQUAL and DIFFERENT say that something is there already, which was left as it is.
-        place: its path in the folder, or its key in the bucket.
-        error: why it failed.
-        headers_known: whether it has its headers and user metadata, where it went to a bucket; of an adopted file none are known.
+    Attributes: location: which. outcome: EQUAL and DIFFERENT say that something is there already,
+        which was left as it is. place: its path in the folder, or its key in the bucket. error: why
+        it failed. headers_known: whether it has its headers and user metadata, where it went to a
+        bucket; of an adopted file none are known.
     """
 
     location: Location
@@ -51,7 +58,9 @@ class RestoreTarget(Protocol):
     """A place that objects are restored to."""
 
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
-        """Write objects that are not there, and yield what became of each, in any order. Memory does not grow with their number.
+        """Write objects that are not there, and yield what became of each, in any order.
+
+        Memory does not grow with their number.
 
         Raises:
             StagingError, SourceError: the place takes no more, or is out of reach.
@@ -62,8 +71,8 @@ class RestoreTarget(Protocol):
 def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterator[RestoredObject]:
     """Restore objects, as `RestoreTarget.restore`.
 
-    Raises:
-        What that raises. StoreUnreachable: `UNREAD_IN_A_ROW` objects one after the other could not be read.
+    Raises: What that raises. StoreUnreachable: `UNREAD_IN_A_ROW` objects one after the other could
+        not be read.
     """
     unread = 0
     for one in target.restore(listed):
@@ -77,10 +86,11 @@ def restore_objects(listed: Iterable[Location], target: RestoreTarget) -> Iterat
 
 @dataclass
 class RestoreSums:
-    """What became of all objects so far; `restored_bytes` and `without_headers` of those restored, `errors` the kinds met.
+    """What became of all objects so far; `restored_bytes` and `without_headers` of those restored,
+    `errors` the kinds met.
 
-    Beside them, `not_yet_archived` and `skipped` are the objects below the prefix that no listing of the archive has.
-    `older_versions` counts the other archived versions of the listed keys.
+    Beside them, `not_yet_archived` and `skipped` are the objects below the prefix that no listing
+    of the archive has. `older_versions` counts the other archived versions of the listed keys.
     """
 
     listed: int = 0
@@ -108,10 +118,15 @@ class RestoreSums:
 
     @property
     def beside(self) -> str:
-        """Return what a restore cannot have brought back, as a part of a sentence; empty where there is nothing."""
+        """Return what a restore cannot have brought back, as a part of a sentence; empty where
+        there is nothing.
+        """
         if not self.not_yet_archived and not self.skipped:
             return ""
-        return f"beside these, {counted(self.not_yet_archived, 'object')} not archived yet and {self.skipped:,} skipped"
+        return (
+            f"beside these, {counted(self.not_yet_archived, 'object')} not archived yet and "
+            f"{self.skipped:,} skipped"
+        )
 
     def _met(self, *kinds: type[CafError]) -> bool:
         return any(issubclass(error, kinds) for error in self.errors)
@@ -119,8 +134,9 @@ class RestoreSums:
     def failure(self, ended: CafError | None, force: str = "--force") -> CafError | None:
         """Return the error that says why not all is there; None where all is.
 
-        It is the one that ended the list, where there is such, but for what no other try makes right: wrong bytes, and objects
-        that no provider has. `force` names the option that replaces what is different.
+        It is the one that ended the list, where there is such, but for what no other try makes
+        right: wrong bytes, and objects that no provider has. `force` names the option that replaces
+        what is different.
         """
         if not ended and not self.failed and not self.different:
             return None
@@ -131,8 +147,19 @@ class RestoreSums:
         kind = next((kind for kind in kinds if self._met(kind)), CafError)
         if kind is StoredChunkMissing:
             kind = ObjectMissing
-        others = any(not issubclass(error, IntegrityError | StoredChunkMissing | NotRestored) for error in self.errors)
-        hints = [_GOES_ON] * (others or ended is not None) + [_DAMAGED] * is_lost + [_STAYS] * self._met(NotRestored)
+        others = any(
+            not issubclass(error, IntegrityError | StoredChunkMissing | NotRestored)
+            for error in self.errors
+        )
+        hints = (
+            [_GOES_ON] * (others or ended is not None)
+            + [_DAMAGED] * is_lost
+            + [_STAYS] * self._met(NotRestored)
+        )
         hints += [f"{force} replaces what is different"] * bool(self.different)
-        said = f"{counted(self.failed + self.different, 'object')} of {self.listed:,} could not be restored"
+        said = (
+            f"{counted(self.failed + self.different, 'object')} of {self.listed:,} could not "
+            "be "
+            "restored"
+        )
         return kind(said, hint="; ".join(hints))

@@ -28,14 +28,23 @@ OBJECTS_AT_ONCE: Final = 2_000
 """Objects whose headers are read at once."""
 
 _Prepared = tuple[Location, ObjectHeaders | None, bool, ObjectRead | None]
-"""An object, its headers (None: not known, as of an adopted file), whether it may be there already, and its bytes if they were
-read."""
+"""An object, its headers (None: not known, as of an adopted file), whether it may be there already,
+and its bytes if they were read.
+"""
 
 
 class RestoreBucket:
     """A `RestoreTarget`: each object appears when its bytes were compared, both here and by S3."""
 
-    def __init__(self, bucket: ObjectTarget, store: ChunkReader, lookup: LocationLookups, *, force: bool, dry_run: bool) -> None:
+    def __init__(
+        self,
+        bucket: ObjectTarget,
+        store: ChunkReader,
+        lookup: LocationLookups,
+        *,
+        force: bool,
+        dry_run: bool,
+    ) -> None:
         self._bucket = bucket
         self._store = store
         self._lookup = lookup
@@ -49,12 +58,14 @@ class RestoreBucket:
     def _prepared(self, listed: Iterable[Location]) -> Iterator[_Prepared]:
         """Yield each object with what is known of it, in any order.
 
-        Headers are read for many objects at once, one listing tells of many that they are not there, and of these the small
-        ones are read by few requests.
+        Headers are read for many objects at once, one listing tells of many that they are not
+        there, and of these the small ones are read by few requests.
         """
         locations = iter(listed)
         while some := list(islice(locations, OBJECTS_AT_ONCE)):
-            headers = self._lookup.header_sets({one.row.header_set for one in some if one.row.header_set})
+            headers = self._lookup.header_sets(
+                {one.row.header_set for one in some if one.row.header_set}
+            )
             first = some[0].row.key
             there = self._bucket.keys_between(first, some[-1].row.key)
             new = list[tuple[Location, ObjectHeaders | None]]()
@@ -78,7 +89,11 @@ class RestoreBucket:
             return RestoredObject(one, RestoreOutcome.FAILED, error=error)
 
     def _outcome(
-        self, one: Location, headers: ObjectHeaders | None, may_be_there: bool, read: ObjectRead | None
+        self,
+        one: Location,
+        headers: ObjectHeaders | None,
+        may_be_there: bool,
+        read: ObjectRead | None,
     ) -> RestoreOutcome:
         """Write an object that is not there; where another is written meanwhile, look again."""
         for look in (may_be_there, True):
@@ -90,18 +105,28 @@ class RestoreBucket:
             if self._dry_run:
                 return RestoreOutcome.RESTORED
             try:
-                checked = self._write(one, headers or ObjectHeaders(), read, replace=there is not None)
+                checked = self._write(
+                    one, headers or ObjectHeaders(), read, replace=there is not None
+                )
             except KeyTaken:
                 continue
             if not checked:  # a server that knows no SHA-256
                 self._compare(one, headers)
             return RestoreOutcome.RESTORED
-        raise NotRestored(f"{self._bucket.place(one.row.key)} was not written: others write it, too")
+        raise NotRestored(
+            f"{self._bucket.place(one.row.key)} was not written: others write it, too"
+        )
 
     def _is_equal(self, one: Location, headers: ObjectHeaders | None, there: ObjectThere) -> bool:
-        """Compare size and headers, if known, and then the bytes: by S3's SHA-256 of all of them, else they are read."""
+        """Compare size and headers, if known, and then the bytes: by S3's SHA-256 of all of them,
+        else they are read.
+        """
         headers = headers or there.headers
-        expected = headers if headers.content_type else replace(headers, content_type=there.headers.content_type)
+        expected = (
+            headers
+            if headers.content_type
+            else replace(headers, content_type=there.headers.content_type)
+        )
         if there.size_bytes not in (one.size_bytes, None) or there.headers != expected:
             return False
         if there.sha256 and there.sha256 == one.row.sha256:
@@ -116,7 +141,9 @@ class RestoreBucket:
                 return False
         return there.size_bytes is not None or not (rest or next(pieces, b""))
 
-    def _write(self, one: Location, headers: ObjectHeaders, read: ObjectRead | None, *, replace: bool) -> bool:
+    def _write(
+        self, one: Location, headers: ObjectHeaders, read: ObjectRead | None, *, replace: bool
+    ) -> bool:
         """Write an object; tell whether the bucket compared it. Raises KeyTaken."""
         key = one.row.key
         if one.size_bytes <= IN_MEMORY_BYTES:
@@ -136,5 +163,6 @@ class RestoreBucket:
         there = self._bucket.find(one.row.key)
         if not there or not self._is_equal(one, headers, there):
             raise IntegrityError(
-                f"{self._bucket.place(one.row.key)} is not what was sent", hint="look at the server: it does not check SHA-256"
+                f"{self._bucket.place(one.row.key)} is not what was sent",
+                hint="look at the server: it does not check SHA-256",
             )

@@ -1,4 +1,6 @@
-"""Archived objects as files below a folder, each at its key; what becomes of the key's name is `file_names`."""
+"""Archived objects as files below a folder, each at its key; what becomes of the key's name is
+`file_names`.
+"""
 
 import hashlib
 import os
@@ -27,17 +29,27 @@ BATCH_OBJECTS: Final = 10_000
 """Objects that are listed, and looked for in the folder, before any of them is written."""
 
 MOST_NAMES: Final = 4
-"""Of a part of a key, tried one after the other: one key's file, other keys' folder, and two that something else may have."""
+"""Of a part of a key, tried one after the other: one key's file, other keys' folder, and two that
+something else may have.
+"""
 
 LARGE_AT_ONCE: Final = 4
-"""Objects too large for memory that are fetched side by side: three threads and 12 MiB each, that wait or go to the disk."""
+"""Objects too large for memory that are fetched side by side: three threads and 12 MiB each, that
+wait or go to the disk.
+"""
 
 
 class RestoreFolder:
-    """A `RestoreTarget`: each file appears when it is whole and compared, with the object's LastModified as its mtime."""
+    """A `RestoreTarget`: each file appears when it is whole and compared, with the object's
+    LastModified as its mtime.
+    """
 
-    def __init__(self, files: FilesBelow | None, store: ChunkReader, *, force: bool, dry_run: bool) -> None:
-        """Take the folder, which no other process restores into; None in a dry run where there is no such folder."""
+    def __init__(
+        self, files: FilesBelow | None, store: ChunkReader, *, force: bool, dry_run: bool
+    ) -> None:
+        """Take the folder, which no other process restores into; None in a dry run where there is
+        no such folder.
+        """
         self._files = files
         self._store = store
         self._force = force
@@ -46,9 +58,10 @@ class RestoreFolder:
     def restore(self, listed: Iterable[Location]) -> Iterator[RestoredObject]:
         """See `RestoreTarget.restore`.
 
-        Files get their names in the order of the listing: which of two keys has a name does not change by itself. Memory: objects
-        of up to `IN_MEMORY_BYTES`, `BATCH_BYTES` and one more of them, and the requests for them. Of larger ones, up to twice
-        `LARGE_AT_ONCE` have their bytes in unfinished files before their turn.
+        Files get their names in the order of the listing: which of two keys has a name does not
+        change by itself. Memory: objects of up to `IN_MEMORY_BYTES`, `BATCH_BYTES` and one more of
+        them, and the requests for them. Of larger ones, up to twice `LARGE_AT_ONCE` have their
+        bytes in unfinished files before their turn.
         """
         batch, batch_bytes = list[Location](), 0
         for one in listed:
@@ -95,7 +108,9 @@ class RestoreFolder:
                 for each in begun:
                     each.remove()
 
-    def _begun(self, batch: Iterable[Location], begun: deque[UnfinishedFile]) -> Iterator[tuple[Location, UnfinishedFile]]:
+    def _begun(
+        self, batch: Iterable[Location], begun: deque[UnfinishedFile]
+    ) -> Iterator[tuple[Location, UnfinishedFile]]:
         """Yield each large object with the file that it is fetched to."""
         assert self._files
         for one in batch:
@@ -126,7 +141,9 @@ class RestoreFolder:
 
 
 def _fits_memory(one: Location) -> bool:
-    """Tell whether an object is read with others, by one request at most; larger ones are fetched to files."""
+    """Tell whether an object is read with others, by one request at most; larger ones are fetched
+    to files.
+    """
     return one.size_bytes <= IN_MEMORY_BYTES and not one.parts
 
 
@@ -145,7 +162,10 @@ def _place(files: FilesBelow, one: Location) -> tuple[Sequence[str], IO[bytes] |
     for number in range(len(parts) - 1):
         begin = "/".join(parts[: number + 1])
         tried = ({**escaped, number: times} for times in range(MOST_NAMES))
-        escaped = next((each for each in tried if files.may_be_folder(key, _encoded(path_of(begin, each)))), escaped)
+        escaped = next(
+            (each for each in tried if files.may_be_folder(key, _encoded(path_of(begin, each)))),
+            escaped,
+        )
     for times in range(MOST_NAMES):
         names = path_of(key, {**escaped, len(parts) - 1: times})
         with suppress(NameRefused):

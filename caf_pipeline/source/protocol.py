@@ -1,7 +1,7 @@
 """What a source of objects is: it lists them, and reads each by its exact identity.
 
-Keys are bytes, ends are exclusive, times are aware and in UTC. Every implementation passes the contract suite
-`caf_pipeline_tests/contracts/object_source.py`.
+Keys are bytes, ends are exclusive, times are aware and in UTC. Every implementation passes the
+contract suite `caf_pipeline_tests/contracts/object_source.py`.
 """
 
 from collections import Counter
@@ -20,20 +20,27 @@ from caf_pipeline.inventory.objects import S3Object, VersionCounts
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """S3's own checksum over a full object: "sha256", "sha1", "crc32", "crc32c" or "crc64nvme", and its raw digest."""
+    """S3's own checksum over a full object: "sha256", "sha1", "crc32", "crc32c" or "crc64nvme", and
+    its raw digest.
+    """
 
     algorithm: str
     digest: bytes
 
     @property
     def text(self) -> str:
-        """The checksum as manifest and ledger record it: the algorithm, a colon, and the digest in hexadecimal digits."""
+        """The checksum as manifest and ledger record it: the algorithm, a colon, and the digest in
+        hexadecimal digits.
+        """
         return f"{self.algorithm}:{self.digest.hex()}"
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectHead:
-    """The answer to a HEAD. `checksums` has the digest of each checksum over the full object, by its algorithm."""
+    """The answer to a HEAD.
+
+    `checksums` has the digest of each checksum over the full object, by its algorithm.
+    """
 
     headers: ObjectHeaders
     checksums: Mapping[str, bytes] = field(default_factory=dict)
@@ -55,13 +62,14 @@ class ObjectPart:
 class ReportCounts:
     """What an inventory report has beside the source's objects, and of what kind these are.
 
-    Counted are the report's rows: a snapshot keeps one of those that are repeated, and here each counts.
+    Counted are the report's rows: a snapshot keeps one of those that are repeated, and here each
+    counts.
 
-    Attributes:
-        left_out: older versions and delete markers that no row was made of, since the settings ask for current versions.
-        outside_prefix: objects whose keys do not begin with the source's prefix.
-        multipart: objects of the source that were uploaded in parts, where the report tells.
-        storage_classes, encryption: objects of the source by these; "unknown" where the report does not tell.
+    Attributes: left_out: older versions and delete markers that no row was made of, since the
+        settings ask for current versions. outside_prefix: objects whose keys do not begin with the
+        source's prefix. multipart: objects of the source that were uploaded in parts, where the
+        report tells. storage_classes, encryption: objects of the source by these; "unknown" where
+        the report does not tell.
     """
 
     left_out: VersionCounts = field(default_factory=VersionCounts)
@@ -83,14 +91,13 @@ class ReportCounts:
 class InventoryReport:
     """What a bucket held at one time, as S3 itself wrote it down.
 
-    Attributes:
-        url: of the report's folder.
-        taken_at: when S3 began to read the bucket for it.
-        size_bytes: of its files.
-        keeps_versions: what `ObjectSource.keeps_versions` told when it was opened, by which its rows are read.
-        fetch: fetches the files into a folder, several at once, and yields as Parquet files of SNAPSHOT_SCHEMA what they have
-            of the source, without any order, along with the counts of each. Raises ReportRefused where a file
-            is missing or damaged, StagingError where there is no room, and what a listing raises.
+    Attributes: url: of the report's folder. taken_at: when S3 began to read the bucket for it.
+        size_bytes: of its files. keeps_versions: what `ObjectSource.keeps_versions` told when it
+        was opened, by which its rows are read. fetch: fetches the files into a folder, several at
+        once, and yields as Parquet files of SNAPSHOT_SCHEMA what they have
+            of the source, without any order, along with the counts of each. Raises ReportRefused
+            where a file is missing or damaged, StagingError where there is no room, and what a
+            listing raises.
     """
 
     url: str
@@ -102,7 +109,9 @@ class InventoryReport:
 
 
 class LastPage(list[S3Object]):
-    """The last page of a listing, where the source knows without another request that no page follows."""
+    """The last page of a listing, where the source knows without another request that no page
+    follows.
+    """
 
 
 class BegunRead(Protocol):
@@ -115,7 +124,8 @@ class BegunRead(Protocol):
     def part(self) -> ObjectPart | None:
         """Wait for the end and return all of the object, as `ObjectSource.read` does.
 
-        None where the GET failed; a call of `ObjectSource.read` then tries again, or raises why it failed.
+        None where the GET failed; a call of `ObjectSource.read` then tries again, or raises why it
+        failed.
         """
         ...
 
@@ -136,24 +146,27 @@ class ObjectSource(Protocol):
         versions: bool = False,
         by_version: bool | None = None,
     ) -> Iterator[Sequence[S3Object]]:
-        """Yield pages of current objects whose key is greater than `after` (bytes), in the order of the listing.
+        """Yield pages of current objects whose key is greater than `after` (bytes), in the order of
+        the listing.
 
-        Delete markers and older versions are left out, unless `versions` asks for them; keys keep the source's prefix. No page
-        is empty, and `max_pages` counts those that are yielded; one that ends the listing is a `LastPage`. With `versions`,
-        further ones follow that have the rest of the last key's versions. With `in_order` keys ascend by their bytes; those of
-        versions of a key are equal. `by_version` is what `keeps_versions` told, for all parts of one listing; where it is None,
-        it is asked.
+        Delete markers and older versions are left out, unless `versions` asks for them; keys keep
+        the source's prefix. No page is empty, and `max_pages` counts those that are yielded; one
+        that ends the listing is a `LastPage`. With `versions`, further ones follow that have the
+        rest of the last key's versions. With `in_order` keys ascend by their bytes; those of
+        versions of a key are equal. `by_version` is what `keeps_versions` told, for all parts of
+        one listing; where it is None, it is asked.
 
-        Raises:
-            SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: nothing was yielded of the page at fault.
-            SettingsError: the settings ask for every version, and the bucket keeps none.
-            ListingUnordered: with `in_order`, a page has a key that is not greater than the one before, or one before where
+        Raises: SourceDenied, BucketMissing, SourceUnreachable, ListingRefused: nothing was yielded
+            of the page at fault. SettingsError: the settings ask for every version, and the bucket
+            keeps none. ListingUnordered: with `in_order`, a page has a key that is not greater than
+            the one before, or one before where
                 the listing was to begin, or the source refuses to begin there.
         """
         ...
 
     def keeps_versions(self) -> bool | None:
-        """Tell whether the bucket keeps versions, so that objects are listed with their version ids; None: it may not be asked.
+        """Tell whether the bucket keeps versions, so that objects are listed with their version
+        ids; None: it may not be asked.
 
         Costs a request.
 
@@ -163,19 +176,21 @@ class ObjectSource(Protocol):
         ...
 
     def open_report(self, name: str = "") -> InventoryReport:
-        """Return the newest complete inventory report whose name begins so; a name is a time, e.g. `2026-11-21T01-00Z`.
+        """Return the newest complete inventory report whose name begins so; a name is a time, e.g.
+
+        `2026-11-21T01-00Z`.
 
         Nothing but its manifest is read.
 
-        Raises:
-            SettingsError: the source's settings name no folder of reports.
-            UsageError: it is no name, nor the beginning of one that has a whole day.
-            ReportRefused: there is none, or it cannot be used for this source. What a listing raises.
+        Raises: SettingsError: the source's settings name no folder of reports. UsageError: it is no
+            name, nor the beginning of one that has a whole day. ReportRefused: there is none, or it
+            cannot be used for this source. What a listing raises.
         """
         ...
 
     def find_reports(self, since: datetime | None) -> Sequence[str]:
-        """Return the names of complete inventory reports that are named after a later minute than this, the newest first.
+        """Return the names of complete inventory reports that are named after a later minute than
+        this, the newest first.
 
         A name is a label: what a report's time is, `open_report` tells.
 
@@ -187,28 +202,33 @@ class ObjectSource(Protocol):
     def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         """Read `[start_byte, end_byte)` of exactly this identity, by version id or If-Match.
 
-        `(0, obj.size_bytes)` is a plain GET. The part has `end_byte - start_byte` bytes, or this raises. The whole range is
-        held in memory: ask for large objects in ranges.
+        `(0, obj.size_bytes)` is a plain GET. The part has `end_byte - start_byte` bytes, or this
+        raises. The whole range is held in memory: ask for large objects in ranges.
 
-        Raises:
-            ObjectUnavailable: with the skip reason, where a retry in this run cannot help.
-            ObjectReadFailed: after all retries. SourceDenied, BucketMissing: nothing of the source can be read.
+        Raises: ObjectUnavailable: with the skip reason, where a retry in this run cannot help.
+            ObjectReadFailed: after all retries. SourceDenied, BucketMissing: nothing of the source
+            can be read.
         """
         ...
 
     def begin(self, obj: S3Object) -> BegunRead | None:
-        """Ask for all of an object, once, and return at once; None where only `read` can. Nothing is raised."""
+        """Ask for all of an object, once, and return at once; None where only `read` can.
+
+        Nothing is raised.
+        """
         ...
 
     def full_object_checksum(self, obj: S3Object) -> Checksum | None:
-        """Return S3's own checksum of the object where it covers the full object, else None: for objects that are read in parts.
+        """Return S3's own checksum of the object where it covers the full object, else None: for
+        objects that are read in parts.
 
         Asks the network only where the listing named a checksum.
         """
         ...
 
     def read_headers(self, obj: S3Object) -> ObjectHead:
-        """Return headers and checksums of exactly this identity, written at `obj.last_modified`, by one HEAD.
+        """Return headers and checksums of exactly this identity, written at `obj.last_modified`, by
+        one HEAD.
 
         Raises:
             As `read`; ObjectUnavailable with `changed` where it was written again since.
@@ -216,7 +236,10 @@ class ObjectSource(Protocol):
         ...
 
     def clock(self) -> datetime:
-        """Return the time by the source's own clock, which its LastModified are of. Costs a request."""
+        """Return the time by the source's own clock, which its LastModified are of.
+
+        Costs a request.
+        """
         ...
 
 
@@ -265,20 +288,26 @@ class ObjectUpload(Protocol):
 
 
 class ObjectTarget(Protocol):
-    """A bucket, and what all keys begin with there, that objects are written to. Safe to call from several threads.
+    """A bucket, and what all keys begin with there, that objects are written to.
 
-    Every call raises SourceDenied, BucketMissing or SourceUnreachable where no other object could be written either, and
-    NotRestored where this one cannot be.
+    Safe to call from several threads.
+
+    Every call raises SourceDenied, BucketMissing or SourceUnreachable where no other object could
+    be written either, and NotRestored where this one cannot be.
     """
 
     def place(self, key: str) -> str:
-        """Return the key's address in the bucket, for people; raises NotRestored where it is too long to be one."""
+        """Return the key's address in the bucket, for people; raises NotRestored where it is too
+        long to be one.
+        """
         ...
 
     def keys_between(self, first: str, last: str) -> Collection[str] | None:
-        """Return the keys behind the first one up to and including the last that are there, by a few pages of a listing.
+        """Return the keys behind the first one up to and including the last that are there, by a
+        few pages of a listing.
 
-        None where that does not tell: there are many more, the listing is not in the order of bytes, or it is forbidden.
+        None where that does not tell: there are many more, the listing is not in the order of
+        bytes, or it is forbidden.
         """
         ...
 
@@ -290,8 +319,11 @@ class ObjectTarget(Protocol):
         """Yield the bytes of what `find` found."""
         ...
 
-    def put(self, key: str, body: bytes, sha256: bytes, headers: ObjectHeaders, *, replace: bool) -> bool:
-        """Write an object at once; tell whether the bucket compared its SHA-256 before the object appeared.
+    def put(
+        self, key: str, body: bytes, sha256: bytes, headers: ObjectHeaders, *, replace: bool
+    ) -> bool:
+        """Write an object at once; tell whether the bucket compared its SHA-256 before the object
+        appeared.
 
         Raises:
             KeyTaken: another object is there, which is not to be replaced. See the class.
@@ -322,12 +354,10 @@ class ObjectEvent:
 class QueueMessage:
     """A message that was received and not deleted yet.
 
-    Attributes:
-        message_id: the same each time that it is received.
-        receipt: by which it is deleted.
-        body: as it came.
-        events: of the source's keys; none where it is a test, or is about other keys of the bucket.
-        wrong: why it, or a part of it, is not an event notification of the source's bucket; "" where it is one.
+    Attributes: message_id: the same each time that it is received. receipt: by which it is deleted.
+        body: as it came. events: of the source's keys; none where it is a test, or is about other
+        keys of the bucket. wrong: why it, or a part of it, is not an event notification of the
+        source's bucket; "" where it is one.
     """
 
     message_id: str
@@ -338,10 +368,14 @@ class QueueMessage:
 
 
 class EventQueue(Protocol):
-    """A queue of S3's event notifications: any may come twice, late, and in any order. Safe to call from several threads."""
+    """A queue of S3's event notifications: any may come twice, late, and in any order.
+
+    Safe to call from several threads.
+    """
 
     def receive(self) -> Sequence[QueueMessage]:
-        """Return some messages, which come again after a minute unless they are deleted; none where there are none.
+        """Return some messages, which come again after a minute unless they are deleted; none where
+        there are none.
 
         Raises:
             SourceUnreachable, SourceDenied, SourceError: the queue cannot be asked.
@@ -358,7 +392,9 @@ class EventQueue(Protocol):
 
 
 class UnaskedObjects:
-    """The objects of a source that is not asked: S3 need not be there, and every method raises SourceError with `why`."""
+    """The objects of a source that is not asked: S3 need not be there, and every method raises
+    SourceError with `why`.
+    """
 
     def __init__(self, why: str, *, hint: str = "") -> None:
         self._why, self._hint = why, hint

@@ -1,8 +1,9 @@
-"""What became of the objects that a plan put into a chunk: its manifest, held against its part of the plan and its index.
+"""What became of the objects that a plan put into a chunk: its manifest, held against its part of
+the plan and its index.
 
-Both classes take the manifest in batches, in one pass, and may take the same one: memory is a batch of it and of the plan.
-Which steps do so, and when, is in `chunk_steps` and `audit`.
-Source: promise 2 in docs/design.md.
+Both classes take the manifest in batches, in one pass, and may take the same one: memory is a batch
+of it and of the plan. Which steps do so, and when, is in `chunk_steps` and `audit`. Source: promise
+2 in docs/design.md.
 """
 
 from collections import Counter
@@ -16,12 +17,26 @@ import pyarrow.compute as pc
 
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, PART_COLUMNS, identities
 from caf_pipeline.inventory.objects import SkipReason
-from caf_pipeline.inventory.plan import PLAN_SCHEMA, count_chunk_objects, holds_part, read_chunk_batches, read_chunk_objects
+from caf_pipeline.inventory.plan import (
+    PLAN_SCHEMA,
+    count_chunk_objects,
+    holds_part,
+    read_chunk_batches,
+    read_chunk_objects,
+)
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.chunk_reader import ChunkFile
 from caf_pipeline.system.quantities import counted
 
-ACCOUNT_COLUMNS: Final = ("member", "key", *IDENTITY_COLUMNS, *PART_COLUMNS, "start_byte", "end_byte", "skip_reason")
+ACCOUNT_COLUMNS: Final = (
+    "member",
+    "key",
+    *IDENTITY_COLUMNS,
+    *PART_COLUMNS,
+    "start_byte",
+    "end_byte",
+    "skip_reason",
+)
 REPORT_COLUMNS: Final = ("key", "size_bytes", "skip_reason")
 """The columns of the manifest that `ChunkAuditor` and `ManifestReport` need."""
 
@@ -33,7 +48,9 @@ _PLAN_SCHEMA: Final = pa.schema([PLAN_SCHEMA.field(name) for name in _PLAN_COLUM
 
 @dataclass(frozen=True, slots=True)
 class ChunkAccount:
-    """What became of the objects that the plan put into a chunk; `explanation` says where it does not agree."""
+    """What became of the objects that the plan put into a chunk; `explanation` says where it does
+    not agree.
+    """
 
     planned: int
     members: int
@@ -48,10 +65,11 @@ class ChunkAccount:
 
 
 class ChunkAuditor:
-    """Holds a chunk against its part of the plan: the same objects in the same order, each at the range that it claims.
+    """Holds a chunk against its part of the plan: the same objects in the same order, each at the
+    range that it claims.
 
-    Attributes:
-        explanation: the first thing that does not agree in what was taken so far; "" where all of it does.
+    Attributes: explanation: the first thing that does not agree in what was taken so far; "" where
+        all of it does.
     """
 
     def __init__(self, chunk: Chunk, chunk_file: ChunkFile) -> None:
@@ -61,13 +79,19 @@ class ChunkAuditor:
         self._chunk = chunk
         self._chunk_file = chunk_file
         self._planned = count_chunk_objects(folder, chunk.number)
-        self._part = next(read_chunk_objects(folder, chunk.number)).part if holds_part(folder, chunk.number) else None
+        self._part = (
+            next(read_chunk_objects(folder, chunk.number)).part
+            if holds_part(folder, chunk.number)
+            else None
+        )
         self._plan = _PlanRows(read_chunk_batches(folder, chunk.number, _PLAN_COLUMNS))
         self._members = 0
         self._skipped = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Take the next rows of the manifest, with `ACCOUNT_COLUMNS`; what follows a contradiction is not looked at."""
+        """Take the next rows of the manifest, with `ACCOUNT_COLUMNS`; what follows a contradiction
+        is not looked at.
+        """
         if not self.explanation:
             self.explanation = self._of_another_object(batch) or self._misplaced(batch)
             self._skipped += batch.num_rows - batch["skip_reason"].null_count
@@ -77,29 +101,47 @@ class ChunkAuditor:
         """Return the account once all rows were taken, which is to be of these counts."""
         left = self._planned - self._members - self._skipped
         if not self.explanation:
-            found = f"{counted(self._members, 'member')}, {self._skipped} skipped and {left} released"
+            found = (
+                f"{counted(self._members, 'member')}, {self._skipped} skipped and {left} released"
+            )
             if self._planned != self._chunk.object_count:
-                self.explanation = f"{counted(self._chunk.object_count, 'object')} planned, {self._planned} accounted for"
+                self.explanation = (
+                    f"{counted(self._chunk.object_count, 'object')} planned, "
+                    f"{self._planned} accounted for"
+                )
             elif (self._members, self._skipped, left) != (members, skipped, released):
-                expected = f"{counted(members, 'member')}, {skipped} skipped and {released} released"
+                expected = (
+                    f"{counted(members, 'member')}, {skipped} skipped and {released} released"
+                )
                 self.explanation = f"the ledger has {expected}, the chunk {found}"
             else:
                 self.explanation = self._chunk_file.miscounted(self._members)
-        return ChunkAccount(self._chunk.object_count, self._members, self._skipped, max(left, 0), self.explanation)
+        return ChunkAccount(
+            self._chunk.object_count, self._members, self._skipped, max(left, 0), self.explanation
+        )
 
     def released(self) -> Iterator[tuple[str, str]]:
         """Yield key and object version of the plan's objects that follow those taken so far."""
         for rows in self._plan.rest():
-            yield from zip(rows["key"].cast(pa.string()).to_pylist(), rows["object_version"].to_pylist(), strict=True)
+            yield from zip(
+                rows["key"].cast(pa.string()).to_pylist(),
+                rows["object_version"].to_pylist(),
+                strict=True,
+            )
 
     def _of_another_object(self, batch: pa.RecordBatch) -> str:
         """Say which row is none of the plan at its place; "" where all are."""
         planned = self._plan.take(batch.num_rows)
         rows = batch.slice(0, planned.num_rows)
         same_key = pc.equal(rows["key"].cast(pa.binary()), planned["key"])
-        first = pc.index(pc.and_(same_key, pc.equal(identities(rows), planned["object_version"])), False).as_py()
+        first = pc.index(
+            pc.and_(same_key, pc.equal(identities(rows), planned["object_version"])), False
+        ).as_py()
         if first >= 0:
-            return f"the plan has {planned['key'][first].as_py()!r} where the chunk has {batch['key'][first].as_py()!r}"
+            return (
+                f"the plan has {planned['key'][first].as_py()!r} where the chunk has "
+                f"{batch['key'][first].as_py()!r}"
+            )
         if planned.num_rows < batch.num_rows:
             return f"{batch['key'][planned.num_rows].as_py()!r} is in the chunk and not in the plan"
         return ""
@@ -113,7 +155,10 @@ class ChunkAuditor:
                 return "the chunk has another part of the object than was planned"
         if self._part:
             sizes = pc.subtract(members["part_end_byte"], members["part_start_byte"])
-        columns = (column.to_pylist() for column in (*(members[name] for name in ("member", "start_byte", "end_byte")), sizes))
+        columns = (
+            column.to_pylist()
+            for column in (*(members[name] for name in ("member", "start_byte", "end_byte")), sizes)
+        )
         return next(filter(None, map(self._chunk_file.misplaced, *columns)), "")
 
 
@@ -163,4 +208,6 @@ class ManifestReport:
         order = [("size_bytes", "descending"), ("key", "descending")]
         some = members.take(pc.select_k_unstable(members, LARGEST_SHOWN, order))
         found = zip(some["key"].to_pylist(), some["size_bytes"].to_pylist(), strict=True)
-        self.largest = sorted([*self.largest, *found], key=lambda one: (one[1], one[0]), reverse=True)[:LARGEST_SHOWN]
+        self.largest = sorted(
+            [*self.largest, *found], key=lambda one: (one[1], one[0]), reverse=True
+        )[:LARGEST_SHOWN]

@@ -1,7 +1,7 @@
 """Checks of what was done, each from other evidence than the step that did it.
 
-`account_for_chunk` holds a chunk's index and manifest against its part of the plan; `fetch_members` fetches some through the
-store and compares them with the rows. Both only read.
+`account_for_chunk` holds a chunk's index and manifest against its part of the plan; `fetch_members`
+fetches some through the store and compares them with the rows. Both only read.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,9 @@ class FetchedMembers:
 
 
 def account_for_chunk(context: RunContext, name: str) -> ChunkAccount:
-    """Hold the chunk against its part of the plan: the same objects in the same order, each at the range that it claims."""
+    """Hold the chunk against its part of the plan: the same objects in the same order, each at the
+    range that it claims.
+    """
     chunk = context.ledger.chunks.get(name)
     if chunk.state is ChunkState.EMPTY:
         return _account_for_empty(chunk)
@@ -41,17 +43,27 @@ def account_for_chunk(context: RunContext, name: str) -> ChunkAccount:
         if not error.permanent:
             raise
         return ChunkAccount(chunk.object_count, 0, 0, 0, f"it cannot be read: {error}")
-    return account.finish(members=chunk.member_count, skipped=chunk.skipped_count, released=chunk.released_count)
+    return account.finish(
+        members=chunk.member_count, skipped=chunk.skipped_count, released=chunk.released_count
+    )
 
 
 def _account_for_empty(chunk: Chunk) -> ChunkAccount:
     agrees = chunk.skipped_count + chunk.released_count == chunk.object_count
-    explanation = "" if agrees else f"{counted(chunk.object_count, 'object')} planned, {chunk.skipped_count} skipped"
-    return ChunkAccount(chunk.object_count, 0, chunk.skipped_count, chunk.released_count, explanation)
+    explanation = (
+        ""
+        if agrees
+        else f"{counted(chunk.object_count, 'object')} planned, {chunk.skipped_count} skipped"
+    )
+    return ChunkAccount(
+        chunk.object_count, 0, chunk.skipped_count, chunk.released_count, explanation
+    )
 
 
 def fetch_members(context: RunContext, name: str, *, members: int = 20) -> FetchedMembers:
-    """Fetch this many members (or all of fewer), chosen again each time, as a user would, and compare their SHA-256."""
+    """Fetch this many members (or all of fewer), chosen again each time, as a user would, and
+    compare their SHA-256.
+    """
     chunk = context.ledger.chunks.get(name)
     if chunk.state in CLAIMING:
         return FetchedMembers(0, [f"none: the chunk is {chunk.state}, and not located"])
@@ -75,10 +87,20 @@ def _fetch_members(context: RunContext, chunk: Chunk, members: int) -> FetchedMe
             if chunk.part:
                 found = Found(Location(row, chunk.name, posting_of(chunk)), context.store)
             else:
-                found = fetch(context.ledger.lookup, context.store, context.source, row.key, row.object_version)
+                found = fetch(
+                    context.ledger.lookup,
+                    context.store,
+                    context.source,
+                    row.key,
+                    row.object_version,
+                )
             found.compare()
         except CafError as error:
             if not error.permanent:
                 raise
-            mismatched.append(f"part {chunk.part} of {row.key} ({error})" if chunk.part else f"{row.key} ({error})")
+            mismatched.append(
+                f"part {chunk.part} of {row.key} ({error})"
+                if chunk.part
+                else f"{row.key} ({error})"
+            )
     return FetchedMembers(len(rows), mismatched)

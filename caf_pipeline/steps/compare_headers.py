@@ -1,11 +1,13 @@
-"""Compares objects whose bytes are located, and that were written again, with what the archive has of them.
+"""Compares objects whose bytes are located, and that were written again, with what the archive has
+of them.
 
-Each object costs a HEAD. ETag and size prove nothing: S3's checksum of the full object must equal the archived one of the same
-algorithm: SHA-256, CRC-64/NVME, or the algorithm of the checksum that S3 gave when the object was packed. Then its headers are
-compared with the archived ones. If they are equal, too, an exception says that the located object is current. Else it is archived
-again.
+Each object costs a HEAD. ETag and size prove nothing: S3's checksum of the full object must equal
+the archived one of the same algorithm: SHA-256, CRC-64/NVME, or the algorithm of the checksum that
+S3 gave when the object was packed. Then its headers are compared with the archived ones. If they
+are equal, too, an exception says that the located object is current. Else it is archived again.
 
-Source: "Which objects are to be archived" in docs/design.md; docs/decisions/0014-what-is-current.md.
+Source: "Which objects are to be archived" in docs/design.md;
+docs/decisions/0014-what-is-current.md.
 """
 
 from collections import Counter, defaultdict
@@ -41,7 +43,9 @@ REWRITTEN_SCHEMA: Final = pa.schema(
         pa.field("detail", pa.string(), nullable=False),  # WITHOUT_CHECKSUM or OTHER_BYTES
     ]
 )
-"""Objects that were written again, and whose bytes are not proven to be the archived ones; in the order of keys."""
+"""Objects that were written again, and whose bytes are not proven to be the archived ones; in the
+order of keys.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +70,19 @@ class Comparison:
 
 
 def compare_headers(
-    context: RunContext, lease: Lease, inventory: InventoryRecord, to_compare: Path, *, rewritten: Path
+    context: RunContext,
+    lease: Lease,
+    inventory: InventoryRecord,
+    to_compare: Path,
+    *,
+    rewritten: Path,
 ) -> Comparison:
-    """Compare the objects of a file, and record the equal ones as exceptions, and those that could not be compared as skipped.
+    """Compare the objects of a file, and record the equal ones as exceptions, and those that could
+    not be compared as skipped.
 
-    Args:
-        context: the source.
-        lease: on its plan.
-        inventory: that lists the objects.
-        to_compare: of `inventory.SNAPSHOT_SCHEMA`, in the order of keys.
-        rewritten: gets the objects whose bytes are not proven to be the archived ones (REWRITTEN_SCHEMA).
+    Args: context: the source. lease: on its plan. inventory: that lists the objects. to_compare: of
+        `inventory.SNAPSHOT_SCHEMA`, in the order of keys. rewritten: gets the objects whose bytes
+        are not proven to be the archived ones (REWRITTEN_SCHEMA).
 
     Raises:
         SourceError: S3 is out of reach. LeaseLost. StagingError: no room.
@@ -103,9 +110,15 @@ def _compare(
     heads: Sequence[tuple[S3Object, _Head]],
     counts: Counter[str],
 ) -> Iterator[pa.RecordBatch]:
-    """Record the results for some objects, count them, and yield those of other or unproven bytes."""
+    """Record the results for some objects, count them, and yield those of other or unproven
+    bytes.
+    """
     versions = _located_versions(context, [obj for obj, _ in heads])
-    proven = {obj: _of_same_bytes(versions[obj], head) for obj, head in heads if isinstance(head, ObjectHead)}
+    proven = {
+        obj: _of_same_bytes(versions[obj], head)
+        for obj, head in heads
+        if isinstance(head, ObjectHead)
+    }
     equal, skips, rewritten = list[CurrentException](), list[Skip](), list[dict[str, object]]()
     for obj, head in heads:
         counts["requests"] += 1
@@ -113,13 +126,22 @@ def _compare(
             skips.append(_skip(obj, head))
         elif proven[obj]:
             header_set = head.headers.id
-            identity = next((version.object_version for version in proven[obj] if version.header_set == header_set), None)
+            identity = next(
+                (
+                    version.object_version
+                    for version in proven[obj]
+                    if version.header_set == header_set
+                ),
+                None,
+            )
             if identity is not None:
                 equal.append(_stands_for(inventory, obj, identity))
             else:
                 counts["other_headers"] += 1
         else:
-            comparable = any(head.checksums.keys() & version.checksums.keys() for version in versions[obj])
+            comparable = any(
+                head.checksums.keys() & version.checksums.keys() for version in versions[obj]
+            )
             counts["other_bytes" if comparable else "without_checksum"] += 1
             detail = OTHER_BYTES if comparable else WITHOUT_CHECKSUM
             rewritten.append({"key": obj.key, "last_modified": obj.last_modified, "detail": detail})
@@ -138,36 +160,59 @@ def _read_headers(context: RunContext, obj: S3Object) -> _Head:
 
 
 def _stands_for(inventory: InventoryRecord, obj: S3Object, identity: str) -> CurrentException:
-    """Return the exception that makes a located identity current for the object as it was listed."""
-    return CurrentException(obj.key.decode(), max(inventory.taken_at, obj.last_modified), identity, obj.last_modified)
+    """Return the exception that makes a located identity current for the object as it was
+    listed.
+    """
+    return CurrentException(
+        obj.key.decode(), max(inventory.taken_at, obj.last_modified), identity, obj.last_modified
+    )
 
 
 def _skip(obj: S3Object, why: Exception) -> Skip:
-    reason = SkipReason(why.reason) if isinstance(why, ObjectUnavailable) else SkipReason.NOT_COMPARED
+    reason = (
+        SkipReason(why.reason) if isinstance(why, ObjectUnavailable) else SkipReason.NOT_COMPARED
+    )
     return Skip.of(obj, reason, str(why))
 
 
-# --- what the archive has ------------------------------------------------------------------------------------------
+# --- what the archive has
+# ------------------------------------------------------------------------------------------
 
 
-def _located_versions(context: RunContext, objects: Sequence[S3Object]) -> Mapping[S3Object, Sequence[LocatedVersion]]:
-    """Return the located identities of each object's key with the same ETag and size, the newest first."""
+def _located_versions(
+    context: RunContext, objects: Sequence[S3Object]
+) -> Mapping[S3Object, Sequence[LocatedVersion]]:
+    """Return the located identities of each object's key with the same ETag and size, the newest
+    first.
+    """
     by_key = defaultdict[str, list[LocatedVersion]](list)
-    for version in context.ledger.content.located_versions(context.source, [obj.key.decode() for obj in objects]):
+    for version in context.ledger.content.located_versions(
+        context.source, [obj.key.decode() for obj in objects]
+    ):
         by_key[version.key].append(version)
     for versions in by_key.values():
         versions.sort(key=lambda version: version.object_version, reverse=True)
     return {
-        obj: [version for version in by_key[obj.key.decode()] if (version.etag, version.size_bytes) == (obj.etag, obj.size_bytes)]
+        obj: [
+            version
+            for version in by_key[obj.key.decode()]
+            if (version.etag, version.size_bytes) == (obj.etag, obj.size_bytes)
+        ]
         for obj in objects
     }
 
 
-def _of_same_bytes(versions: Sequence[LocatedVersion], head: ObjectHead) -> Sequence[LocatedVersion]:
-    """Return the located identities that share at least one algorithm with the HEAD, and have the digest of each shared one."""
+def _of_same_bytes(
+    versions: Sequence[LocatedVersion], head: ObjectHead
+) -> Sequence[LocatedVersion]:
+    """Return the located identities that share at least one algorithm with the HEAD, and have the
+    digest of each shared one.
+    """
 
     def agrees(version: LocatedVersion) -> bool:
         shared = head.checksums.keys() & version.checksums.keys()
-        return bool(shared) and all(head.checksums[name] == version.checksums[name] for name in shared)
+        return bool(shared) and all(
+            head.checksums[name] == version.checksums[name] for name in shared
+        )
 
     return [version for version in versions if agrees(version)]

@@ -1,4 +1,6 @@
-"""What an operator is to know of a source: conditions that last until somebody or something ends them, from the ledger alone."""
+"""What an operator is to know of a source: conditions that last until somebody or something ends
+them, from the ledger alone.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,30 +72,57 @@ class Condition:
 
 
 def find_conditions(
-    progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings, *, paused: bool, on_jackal: bool
+    progress: SourceProgress,
+    settings: SourceSettings,
+    alerts: AlertSettings,
+    *,
+    paused: bool,
+    on_jackal: bool,
 ) -> Iterator[Condition]:
-    """Yield the conditions of a source. While everything is paused, delays are left out: the pause explains them.
+    """Yield the conditions of a source.
+
+    While everything is paused, delays are left out: the pause explains them.
 
     `on_jackal`: stored chunks are to be looked at all the time.
     """
     name, late = progress.source, timedelta(seconds=alerts.late_after)
     if damaged := progress.sums([ChunkState.DAMAGED]).chunks:
         hint = f"`caf repair {name}`, or its repair job, stores them again from what is left"
-        yield Condition(ConditionKind.DAMAGED, True, f"{counted(damaged, 'chunk')} of {name} damaged", hint)
+        yield Condition(
+            ConditionKind.DAMAGED, True, f"{counted(damaged, 'chunk')} of {name} damaged", hint
+        )
     if parked := progress.sums([ChunkState.PARKED]).chunks:
         hint = f"`caf status {name}` says why; mend it, then `caf unpark` or `caf withdraw` each"
-        yield Condition(ConditionKind.PARKED, True, f"{counted(parked, 'chunk')} of {name} parked", hint)
+        yield Condition(
+            ConditionKind.PARKED, True, f"{counted(parked, 'chunk')} of {name} parked", hint
+        )
     if progress.unknown_posts:
-        sentence = f"{counted(progress.unknown_posts, 'post')} of {name} unknown to the ledger: nothing is packed or posted"
-        yield Condition(ConditionKind.UNKNOWN_POSTS, True, sentence, "`caf doctor` takes what the store has into the ledger")
+        sentence = (
+            f"{counted(progress.unknown_posts, 'post')} of {name} unknown to the ledger: "
+            "nothing is packed or posted"
+        )
+        yield Condition(
+            ConditionKind.UNKNOWN_POSTS,
+            True,
+            sentence,
+            "`caf doctor` takes what the store has into the ledger",
+        )
     if not paused:
         yield from _delays(progress, settings, alerts)
     if progress.noticed_at and progress.at - progress.noticed_at > late and not paused:
         keys = counted(progress.noticed_keys, "key")
-        said = f"{keys} of {name} named by events and not listed since, the first {_ago(progress.noticed_at, progress)}"
+        said = (
+            f"{keys} of {name} named by events and not listed since, the first "
+            f"{_ago(progress.noticed_at, progress)}"
+        )
         hint = f"see the ticks of the sensor for new objects of {name}, and `caf runs {name}`"
         yield Condition(ConditionKind.UNLISTED_EVENTS, False, said, hint)
-    if settings.queue and progress.queue_read_at and progress.at - progress.queue_read_at > late and not paused:
+    if (
+        settings.queue
+        and progress.queue_read_at
+        and progress.at - progress.queue_read_at > late
+        and not paused
+    ):
         ago = _ago(progress.queue_read_at, progress)
         said = f"the queue of {name} was not read since {ago}: inventories alone see what is new"
         hint = f"the ticks of the sensor for new objects of {name} say why; see that it is on"
@@ -101,11 +130,16 @@ def find_conditions(
     looked_at = progress.looked_at or progress.located_at
     if on_jackal and looked_at and progress.at - looked_at > late and not paused:
         said = f"no stored chunk of {name} was looked at since {_ago(looked_at, progress)}"
-        hint = f"`caf runs {name}` shows why runs of its proof watch failed; see its hourly schedule, and that the chain answers"
+        hint = (
+            f"`caf runs {name}` shows why runs of its proof watch failed; see its hourly "
+            "schedule, and that the chain answers"
+        )
         yield Condition(ConditionKind.UNWATCHED, False, said, hint)
     if progress.messages_set_apart:
         said = f"{counted(progress.messages_set_apart, 'message')} of the queue of {name} set apart"
-        yield Condition(ConditionKind.MESSAGES_SET_APART, False, said, f"`caf queue {name}` shows why")
+        yield Condition(
+            ConditionKind.MESSAGES_SET_APART, False, said, f"`caf queue {name}` shows why"
+        )
     objects = progress.skipped_objects + progress.sums([*IN_GOOD_STANDING, *CLAIMING]).objects
     if progress.skipped_objects > objects * alerts.skipped_share:
         said = f"{progress.skipped_objects:,} of {counted(objects, 'object')} of {name} skipped"
@@ -113,37 +147,62 @@ def find_conditions(
         yield Condition(ConditionKind.SKIPPED, False, said, hint)
 
 
-def _delays(progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings) -> Iterator[Condition]:
+def _delays(
+    progress: SourceProgress, settings: SourceSettings, alerts: AlertSettings
+) -> Iterator[Condition]:
     name, under_way = progress.source, counted(progress.sums(UNDER_WAY).chunks, "chunk")
     moved, oldest, inventory = progress.moved_at, progress.oldest_planned_at, progress.inventory_at
-    if inventory is None and settings.automatic:  # else nothing plans the source by itself, and no plan is late
+    if (
+        inventory is None and settings.automatic
+    ):  # else nothing plans the source by itself, and no plan is late
         inventory = progress.registered_at
     late = timedelta(seconds=alerts.late_after)
     still = max(oldest, moved or oldest) if oldest else progress.at
     if progress.at - still > timedelta(seconds=alerts.stalled_after):
-        said = f"nothing moves of {name}: {under_way} under way, and the last change of any was {_ago(still, progress)}"
-        hint = f"`caf runs {name}` shows what runs and why runs failed; see that Dagster's daemon and its sensors run"
+        said = (
+            f"nothing moves of {name}: {under_way} under way, and the last change of any was "
+            f"{_ago(still, progress)}"
+        )
+        hint = (
+            f"`caf runs {name}` shows what runs and why runs failed; see that Dagster's daemon "
+            "and its sensors run"
+        )
         yield Condition(ConditionKind.STALLED, True, said, hint)
     if oldest and progress.at - oldest > timedelta(seconds=settings.max_wait) + late:
-        said = f"{name} is late: {under_way} under way, of which the oldest was planned {_ago(oldest, progress)}"
-        hint = f"`caf status {name} --watch` says how long it takes; raise runs.max_in_flight, or alerts.late_after"
+        said = (
+            f"{name} is late: {under_way} under way, of which the oldest was planned "
+            f"{_ago(oldest, progress)}"
+        )
+        hint = (
+            f"`caf status {name} --watch` says how long it takes; raise runs.max_in_flight, or "
+            "alerts.late_after"
+        )
         yield Condition(ConditionKind.LATE, False, said, hint)
-    if inventory and progress.at - inventory > (max(late, MAX_REPORT_AGE) if settings.inventory else late):
+    if inventory and progress.at - inventory > (
+        max(late, MAX_REPORT_AGE) if settings.inventory else late
+    ):
         said = (
             f"the last whole inventory of {name} that was planned is of {_ago(inventory, progress)}"
             if progress.inventory_at
-            else f"no whole inventory of {name}, which is known since {_ago(inventory, progress)}, was ever planned"
+            else f"no whole inventory of {name}, which is known since {_ago(inventory, progress)}, "
+            "was ever planned"
         )
         hint = (
             f"see its daily schedule, and `caf runs {name}` for the runs of its plan"
             if settings.automatic
-            else f"`caf run {name}` archives what is new, or set automatic = true in [sources.{name}]"
+            else f"`caf run {name}` archives what is new, or set automatic = true in "
+            f"[sources.{name}]"
         )
         yield Condition(ConditionKind.NO_INVENTORY, False, said, hint)
     if inventory and inventory - progress.at > late:
         to_come = f"{inventory.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-        said = f"the last whole inventory of {name} that was planned is of a time to come, {to_come}"
-        hint = "until then it counts as later than all others: set the clock of the S3 server right, or this one's"
+        said = (
+            f"the last whole inventory of {name} that was planned is of a time to come, {to_come}"
+        )
+        hint = (
+            "until then it counts as later than all others: set the clock of the S3 server "
+            "right, or this one's"
+        )
         yield Condition(ConditionKind.NO_INVENTORY, False, said, hint)
 
 

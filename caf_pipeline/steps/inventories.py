@@ -1,4 +1,5 @@
-"""Inventories of a source: what it has, of a listing or of a report of S3, as a snapshot in the home; and looks at what is new.
+"""Inventories of a source: what it has, of a listing or of a report of S3, as a snapshot in the
+home; and looks at what is new.
 
 A snapshot is whole or not there at all. Old ones are removed as new ones come.
 """
@@ -12,7 +13,13 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote_from_bytes
 
-from caf_pipeline.errors import IntegrityError, ListingUnordered, NotLocated, ReportRefused, SourceDenied
+from caf_pipeline.errors import (
+    IntegrityError,
+    ListingUnordered,
+    NotLocated,
+    ReportRefused,
+    SourceDenied,
+)
 from caf_pipeline.inventory.filters import ObjectFilter
 from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.inventory.snapshot import Snapshot, SnapshotWriter, read_snapshot
@@ -22,16 +29,27 @@ from caf_pipeline.ledger.records import (
 )
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.source.protocol import InventoryReport, LastPage, ReportCounts
-from caf_pipeline.steps.list_source import Begun, ListingTerms, ParallelListing, kept_of, listing_folder
+from caf_pipeline.steps.list_source import (
+    Begun,
+    ListingTerms,
+    ParallelListing,
+    kept_of,
+    listing_folder,
+)
 from caf_pipeline.system.folder_lock import remove_unread, writing_into
 from caf_pipeline.system.parquet import translate_errors
 from caf_pipeline.system.quantities import counted
 
 WHOLE_KEPT: Final = 3
-"""Snapshots of a whole source: the one that is planned, and two for whoever wants to compare. One of 10⁸ objects takes 6 GB."""
+"""Snapshots of a whole source: the one that is planned, and two for whoever wants to compare.
+
+One of 10⁸ objects takes 6 GB.
+"""
 
 PARTIAL_KEPT: Final = 20
-"""Snapshots of a part of a source, or damaged: a sensor that looks every few minutes would fill the disk."""
+"""Snapshots of a part of a source, or damaged: a sensor that looks every few minutes would fill the
+disk.
+"""
 
 MAX_REPORT_AGE: Final = timedelta(days=9)
 """A week between two reports, and 48 hours, the longest that S3 says a report takes."""
@@ -42,7 +60,9 @@ REPORTS_LOOKED_AT: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class TakenReport:
-    """The inventory report that a snapshot was made of, what else was in it, and how old it was then."""
+    """The inventory report that a snapshot was made of, what else was in it, and how old it was
+    then.
+    """
 
     report: InventoryReport
     counts: ReportCounts
@@ -50,11 +70,14 @@ class TakenReport:
 
     @property
     def warning(self) -> str:
-        """Say where it is older than the newest of a weekly inventory can be; "" where it is not."""
+        """Say where it is older than the newest of a weekly inventory can be; "" where it is
+        not.
+        """
         if self.age <= MAX_REPORT_AGE:
             return ""
         return (
-            f"the inventory report {self.report.url} is {counted(self.age.days, 'day')} old: S3 writes one every day or week;"
+            f"the inventory report {self.report.url} is {counted(self.age.days, 'day')} old: S3 "
+            "writes one every day or week;"
             " check the inventory's configuration"
         )
 
@@ -77,18 +100,24 @@ class Look:
 
 
 def take_inventory(
-    context: RunContext, *, after: bytes = b"", until: bytes | None = None, resume: bool = True, to_plan: bool = True
+    context: RunContext,
+    *,
+    after: bytes = b"",
+    until: bytes | None = None,
+    resume: bool = True,
+    to_plan: bool = True,
 ) -> Snapshot:
-    """List the source into a snapshot, by several threads, or go on with a listing that was interrupted.
+    """List the source into a snapshot, by several threads, or go on with a listing that was
+    interrupted.
 
-    A source that does not list keys in the order of their bytes is listed again, one page after another, and sorted.
+    A source that does not list keys in the order of their bytes is listed again, one page after
+    another, and sorted.
 
-    Args:
-        context: the source.
-        after: only keys greater than this.
-        until: only keys up to and including this; such a snapshot is not complete.
-        resume: whether a part may be what an interrupted listing found. Its `taken_at` is that of the interrupted one.
-        to_plan: whether its plan is to end the wait of the keys that events named before it began, which the ledger then notes.
+    Args: context: the source. after: only keys greater than this. until: only keys up to and
+        including this; such a snapshot is not complete. resume: whether a part may be what an
+        interrupted listing found. Its `taken_at` is that of the interrupted one. to_plan: whether
+        its plan is to end the wait of the keys that events named before it began, which the ledger
+        then notes.
     """
     home = context.inventories()
     bounds = quote_from_bytes(after), None if until is None else quote_from_bytes(until)
@@ -98,7 +127,14 @@ def take_inventory(
     with writing_into(home), listing_folder(home, terms, newest, resume=resume) as folder:
         begun = folder.begun or folder.begin(_begin(context, after, until, to_plan=to_plan))
         try:
-            ParallelListing(context, folder, begun.by_version, after, until, context.source_settings.listing_threads).run()
+            ParallelListing(
+                context,
+                folder,
+                begun.by_version,
+                after,
+                until,
+                context.source_settings.listing_threads,
+            ).run()
             with _listed_into(context, begun, after, until) as writer:
                 for batch in folder.rows():
                     writer.add_batch(batch)
@@ -107,7 +143,9 @@ def take_inventory(
         except ListingUnordered:
             begun = _begin(context, after, until, to_plan=to_plan)
             with _listed_into(context, begun, after, until) as writer:
-                for page in context.objects.list_pages(after=after, versions=True, by_version=begun.by_version):
+                for page in context.objects.list_pages(
+                    after=after, versions=True, by_version=begun.by_version
+                ):
                     within = page if until is None else [obj for obj in page if obj.key <= until]
                     kept, left_out = kept_of(within, all_versions=context.all_versions)
                     writer.add(kept)
@@ -118,30 +156,41 @@ def take_inventory(
 
 
 def _begin(context: RunContext, after: bytes, until: bytes | None, *, to_plan: bool) -> Begun:
-    """Return the time before the first page, what a listing says was so at this time or later; and how it is listed."""
-    begun = Begun(datetime.now(UTC), context.objects.clock(), by_version(context, context.objects.keeps_versions()))
+    """Return the time before the first page, what a listing says was so at this time or later; and
+    how it is listed.
+    """
+    begun = Begun(
+        datetime.now(UTC),
+        context.objects.clock(),
+        by_version(context, context.objects.keeps_versions()),
+    )
     if to_plan:
-        context.ledger.notices.mark_noticed(context.source, _snapshot_path(context, begun.listed_at).stem, after, until)
+        context.ledger.notices.mark_noticed(
+            context.source, _snapshot_path(context, begun.listed_at).stem, after, until
+        )
     return begun
 
 
 def by_version(context: RunContext, keeps: bool | None) -> bool:
     """Tell whether objects have version ids, by what `ObjectSource.keeps_versions` told.
 
-    Raises:
-        SourceDenied: the bucket may not be asked any more. Without its version id each object would have another identity than
+    Raises: SourceDenied: the bucket may not be asked any more. Without its version id each object
+        would have another identity than
             it was archived under, and would be archived once more.
     """
     if keeps is None and context.ledger.chunks.has_version_ids(context.source):
         raise SourceDenied(
-            f"the bucket of source '{context.source}' does not say whether it keeps versions, and its objects were archived by"
+            f"the bucket of source '{context.source}' does not say whether it keeps versions, and "
+            "its objects were archived by"
             " their version ids: each would be archived once more",
             hint="grant s3:GetBucketVersioning",
         )
     return bool(keeps)
 
 
-def _listed_into(context: RunContext, begun: Begun, after: bytes, until: bytes | None) -> SnapshotWriter:
+def _listed_into(
+    context: RunContext, begun: Begun, after: bytes, until: bytes | None
+) -> SnapshotWriter:
     return SnapshotWriter(
         _snapshot_path(context, begun.listed_at),
         source=context.source,
@@ -156,12 +205,13 @@ def _listed_into(context: RunContext, begun: Begun, after: bytes, until: bytes |
 
 
 def take_report(context: RunContext, name: str = "") -> tuple[Snapshot, TakenReport]:
-    """Make a snapshot of the newest complete inventory report whose name begins so, as `take_inventory` makes one of a listing.
+    """Make a snapshot of the newest complete inventory report whose name begins so, as
+    `take_inventory` makes one of a listing.
 
-    Raises:
-        ReportRefused: it cannot be used, or is older than a whole inventory that is planned: what was archived since would look
-            as if it were gone. What `by_version`, `ObjectSource.open_report` and `InventoryReport.fetch` raise. No snapshot
-            is there then.
+    Raises: ReportRefused: it cannot be used, or is older than a whole inventory that is planned:
+        what was archived since would look
+            as if it were gone. What `by_version`, `ObjectSource.open_report` and
+            `InventoryReport.fetch` raise. No snapshot is there then.
     """
     report = context.objects.open_report(name)
     by_version(context, report.keeps_versions)
@@ -196,9 +246,11 @@ def take_report(context: RunContext, name: str = "") -> tuple[Snapshot, TakenRep
 
 
 def find_new_report(context: RunContext) -> str:
-    """Return the name of the newest complete inventory report, where it is newer than the whole inventories that are planned.
+    """Return the name of the newest complete inventory report, where it is newer than the whole
+    inventories that are planned.
 
-    "" where none is. Of those that are named after a later time, the first whose manifest says so, too, counts.
+    "" where none is. Of those that are named after a later time, the first whose manifest says so,
+    too, counts.
 
     Raises:
         What `ObjectSource.open_report` raises of one that cannot be used.
@@ -217,12 +269,18 @@ def _snapshot_path(context: RunContext, moment: datetime) -> Path:
 
 def _refuse_superseded(context: RunContext, report: InventoryReport, name: str) -> None:
     whole = (b"", None)
-    if context.source not in context.ledger.lookup.sources():  # a preview of a source that was never planned
+    if (
+        context.source not in context.ledger.lookup.sources()
+    ):  # a preview of a source that was never planned
         return
-    if whole in context.ledger.content.later_inventories(InventoryRecord(context.source, name, report.taken_at, *whole)):
+    if whole in context.ledger.content.later_inventories(
+        InventoryRecord(context.source, name, report.taken_at, *whole)
+    ):
         raise ReportRefused(
-            f"the inventory report {report.url} is older than what was already archived: it was taken at"
-            f" {report.taken_at:%Y-%m-%d %H:%M:%S} UTC, and a later whole inventory is planned already",
+            f"the inventory report {report.url} is older than what was already archived: it was "
+            "taken at"
+            f" {report.taken_at:%Y-%m-%d %H:%M:%S} UTC, and a later whole inventory is planned "
+            "already",
             hint="wait for the next report, or list the bucket",
         )
 
@@ -230,12 +288,17 @@ def _refuse_superseded(context: RunContext, report: InventoryReport, name: str) 
 @contextmanager
 def _report_folder(path: Path) -> Iterator[Path]:
     """Give a folder for the files of a report, beside the snapshot that is made of them."""
-    with translate_errors(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=".caf-spill-") as folder:
+    with (
+        translate_errors(path),
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=".caf-spill-") as folder,
+    ):
         yield Path(folder)
 
 
 def nothing_found(context: RunContext, snapshot: Snapshot) -> str:
-    """Return a warning where an inventory of the whole source has no object, "" where it has some."""
+    """Return a warning where an inventory of the whole source has no object, "" where it has
+    some.
+    """
     if not snapshot.complete or snapshot.object_count or snapshot.unsupported_count:
         return ""
     settings = context.source_settings
@@ -244,7 +307,8 @@ def nothing_found(context: RunContext, snapshot: Snapshot) -> str:
         return f"bucket '{settings.bucket}' at {at} has no objects"
     slash = " (few keys begin with '/')" if settings.prefix.startswith("/") else ""
     return (
-        f"bucket '{settings.bucket}' at {at} has no object whose key begins with '{settings.prefix}':"
+        f"bucket '{settings.bucket}' at {at} has no object whose key begins with "
+        f"'{settings.prefix}':"
         f" check sources.{context.source}.prefix{slash}"
     )
 
@@ -254,22 +318,27 @@ def snapshot_to_plan(context: RunContext) -> Snapshot:
 
     Another run may have taken a later one of other keys, which is that run's to plan.
 
-    Raises:
-        NotLocated: there is no snapshot yet, or it has other versions than the settings ask for now.
-        IntegrityError: the latest is damaged.
+    Raises: NotLocated: there is no snapshot yet, or it has other versions than the settings ask for
+        now. IntegrityError: the latest is damaged.
     """
-    snapshot = latest_snapshot(context, run=context.holder.run, skip_damaged=True) or latest_snapshot(context)
+    snapshot = latest_snapshot(
+        context, run=context.holder.run, skip_damaged=True
+    ) or latest_snapshot(context)
     if snapshot is None:
-        raise NotLocated(f"there is no inventory of '{context.source}' yet", hint="materialize s3_inventory first")
+        raise NotLocated(
+            f"there is no inventory of '{context.source}' yet",
+            hint="materialize s3_inventory first",
+        )
     _require_versions(context, snapshot, hint="materialize s3_inventory first")
     return snapshot
 
 
 def last_whole(context: RunContext, *, hint: str) -> Snapshot:
-    """Return the latest whole snapshot of the source, for what is to be archived of it; `hint` says how one is taken.
+    """Return the latest whole snapshot of the source, for what is to be archived of it; `hint` says
+    how one is taken.
 
-    Raises:
-        NotLocated: there is none yet, or it has other versions than the settings ask for now. IntegrityError: it is damaged.
+    Raises: NotLocated: there is none yet, or it has other versions than the settings ask for now.
+        IntegrityError: it is damaged.
     """
     snapshot = latest_snapshot(context, complete=True)
     if snapshot is None:
@@ -290,16 +359,23 @@ def _require_versions(context: RunContext, snapshot: Snapshot, *, hint: str) -> 
 
 
 def latest_snapshot(
-    context: RunContext, *, complete: bool = False, run: str | None = None, skip_damaged: bool = False, planned: bool = False
+    context: RunContext,
+    *,
+    complete: bool = False,
+    run: str | None = None,
+    skip_damaged: bool = False,
+    planned: bool = False,
 ) -> Snapshot | None:
-    """Return the snapshot of the source that was made last, or that a run took, or that is planned; None where there is none.
+    """Return the snapshot of the source that was made last, or that a run took, or that is planned;
+    None where there is none.
 
-    With `complete` it is the one of the whole source of the latest time by S3's clock, as the ledger tells which is later: names
-    have the time of this machine's, which may have been wrong. One that was taken when the settings named another bucket or
-    prefix, as a preview may be, is none of the source.
+    With `complete` it is the one of the whole source of the latest time by S3's clock, as the
+    ledger tells which is later: names have the time of this machine's, which may have been wrong.
+    One that was taken when the settings named another bucket or prefix, as a preview may be, is
+    none of the source.
 
-    Raises:
-        IntegrityError: one that was made as late, or later, is damaged, and `skip_damaged` is False.
+    Raises: IntegrityError: one that was made as late, or later, is damaged, and `skip_damaged` is
+        False.
     """
     latest: Snapshot | None = None
     for path in sorted(context.inventories().glob("*.parquet"), reverse=True):
@@ -326,12 +402,15 @@ def open_snapshot(context: RunContext, name: str) -> Snapshot:
     """Return the snapshot of this name; raises NotLocated where it is gone."""
     path = context.inventories() / f"{name}.parquet"
     if not path.exists():
-        raise NotLocated(f"there is no snapshot '{name}' in {path.parent}", hint="take a new inventory")
+        raise NotLocated(
+            f"there is no snapshot '{name}' in {path.parent}", hint="take a new inventory"
+        )
     return read_snapshot(path)
 
 
 def _prune(context: RunContext, taken: Snapshot) -> None:
-    """Remove all snapshots but the latest, the one just taken, and those that a process reads: plans may take hours.
+    """Remove all snapshots but the latest, the one just taken, and those that a process reads:
+    plans may take hours.
 
     What a dry run listed under another bucket or prefix pushes none of the source's own out.
     """
@@ -346,21 +425,30 @@ def _prune(context: RunContext, taken: Snapshot) -> None:
         else:
             kept = foreign if snapshot.address != ours else whole if snapshot.complete else partial
             kept.append((snapshot.taken_at, path))
-    for _, path in (*sorted(whole)[:-WHOLE_KEPT], *sorted(partial)[:-PARTIAL_KEPT], *sorted(foreign)[:-1]):
+    for _, path in (
+        *sorted(whole)[:-WHOLE_KEPT],
+        *sorted(partial)[:-PARTIAL_KEPT],
+        *sorted(foreign)[:-1],
+    ):
         if path != taken.path:
             remove_unread(path)
 
 
-def look_for_new(context: RunContext, *, after: bytes, max_pages: int, enough: Callable[[], bool] = lambda: False) -> Look:
+def look_for_new(
+    context: RunContext, *, after: bytes, max_pages: int, enough: Callable[[], bool] = lambda: False
+) -> Look:
     """List at most `max_pages` pages and count the objects that a plan would take.
 
-    It ends after a page where `enough` says so; the next look then goes on there, as after the last of the pages. Pages with
-    nothing but older versions and delete markers, which are left out, do not count as pages: a look passes many.
+    It ends after a page where `enough` says so; the next look then goes on there, as after the last
+    of the pages. Pages with nothing but older versions and delete markers, which are left out, do
+    not count as pages: a look passes many.
     """
     new_objects = listed = pages = 0
     next_after: bytes | None = None
     filters = filters_now(context)
-    bound = max_pages if context.all_versions else None  # in versions the source itself ends with the last one of a key
+    bound = (
+        max_pages if context.all_versions else None
+    )  # in versions the source itself ends with the last one of a key
     for page in context.objects.list_pages(after=after, max_pages=bound, versions=True):
         objects, _ = kept_of(page, all_versions=context.all_versions)
         pages += bool(objects)
@@ -376,7 +464,9 @@ def look_for_new(context: RunContext, *, after: bytes, max_pages: int, enough: C
 
 
 def _passed(page: Sequence[S3Object], kept: Sequence[S3Object]) -> bytes:
-    """Return behind which key of a page the next look begins: of the last one, the next page may have the latest version."""
+    """Return behind which key of a page the next look begins: of the last one, the next page may
+    have the latest version.
+    """
     if kept:
         return kept[-1].key
     last = page[-1].key
@@ -384,14 +474,20 @@ def _passed(page: Sequence[S3Object], kept: Sequence[S3Object]) -> bytes:
 
 
 def filters_now(context: RunContext) -> ObjectFilter:
-    """Return what would leave objects out of a plan of a listing that is taken now; where ages count, by S3's clock like that."""
+    """Return what would leave objects out of a plan of a listing that is taken now; where ages
+    count, by S3's clock like that.
+    """
     its = context.source_settings
     return ObjectFilter.of(its, context.objects.clock() if its.min_age else datetime.now(UTC))
 
 
-def unsettled_objects(context: RunContext, listed: Sequence[S3Object], filters: ObjectFilter) -> Sequence[S3Object]:
+def unsettled_objects(
+    context: RunContext, listed: Sequence[S3Object], filters: ObjectFilter
+) -> Sequence[S3Object]:
     """Return what a plan would take of what is listed."""
     objects = [obj for obj in listed if not obj.is_delete_marker]
     settled = context.ledger.content.settled_objects(context.source, objects)
     unsettled = (obj for obj in objects if (recorded_key(obj), obj.object_version) not in settled)
-    return [obj for obj in unsettled if not is_supported(obj.key) or filters.left_out_by(obj) is None]
+    return [
+        obj for obj in unsettled if not is_supported(obj.key) or filters.left_out_by(obj) is None
+    ]

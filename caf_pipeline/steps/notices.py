@@ -1,4 +1,6 @@
-"""What S3's event notifications name: taken from a source's queue into the ledger, and looked for in the bucket."""
+"""What S3's event notifications name: taken from a source's queue into the ledger, and looked for
+in the bucket.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ KEYS_LOOKED_FOR: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What was taken from a queue: messages that are durable and deleted, and those that stay there for want of room."""
+    """What was taken from a queue: messages that are durable and deleted, and those that stay there
+    for want of room.
+    """
 
     taken: int = 0
     left: int = 0
@@ -40,7 +44,10 @@ class NoticedLook:
 
 
 def drain_queue(context: RunContext, queue: EventQueue, *, enough: Callable[[], bool]) -> Drained:
-    """Take messages until there are none, or `enough` says so. A message is deleted once the ledger has what it says."""
+    """Take messages until there are none, or `enough` says so.
+
+    A message is deleted once the ledger has what it says.
+    """
     taken = left = 0
     context.ledger.notices.record_queue(context.source, read=False)
     read = False
@@ -57,11 +64,15 @@ def drain_queue(context: RunContext, queue: EventQueue, *, enough: Callable[[], 
     return Drained(taken, left)
 
 
-def look_at_noticed(context: RunContext, *, after: bytes, max_pages: int, enough: Callable[[], bool]) -> NoticedLook | None:
-    """List at most `max_pages` pages, from the first noticed key after `after` on; None where no key is noticed.
+def look_at_noticed(
+    context: RunContext, *, after: bytes, max_pages: int, enough: Callable[[], bool]
+) -> NoticedLook | None:
+    """List at most `max_pages` pages, from the first noticed key after `after` on; None where no
+    key is noticed.
 
-    After the last one it begins again from the first. Where there is nothing to plan, the keys that it came to are forgotten.
-    It ends after a page where `enough` says so. Pages with nothing that is kept do not count, as in `inventories.look_for_new`.
+    After the last one it begins again from the first. Where there is nothing to plan, the keys that
+    it came to are forgotten. It ends after a page where `enough` says so. Pages with nothing that
+    is kept do not count, as in `inventories.look_for_new`.
     """
     noticed = context.ledger.notices.noticed_keys(context.source, after, KEYS_LOOKED_FOR)
     noticed = noticed or context.ledger.notices.noticed_keys(context.source, b"", KEYS_LOOKED_FOR)

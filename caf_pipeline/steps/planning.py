@@ -1,9 +1,10 @@
-"""The steps of a whole source that follow an inventory: state what is current, cut what is new into chunks, account for all.
+"""The steps of a whole source that follow an inventory: state what is current, cut what is new into
+chunks, account for all.
 
     inventories.take_inventory → state_current → cut_plan → account_for
 
-A plan is written to a folder first and then registered in one transaction of the ledger, with its claims; a crash between the
-two leaves a folder that no plan names, which the next plan removes.
+A plan is written to a folder first and then registered in one transaction of the ledger, with its
+claims; a crash between the two leaves a folder that no plan names, which the next plan removes.
 """
 
 import shutil
@@ -25,7 +26,14 @@ from caf_pipeline.inventory.cutting import MAX_CHUNKS, write_plan
 from caf_pipeline.inventory.filters import NO_FILTER, ObjectFilter
 from caf_pipeline.inventory.ledger_rows import EXCEPTION_SCHEMA, STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, SkipReason
-from caf_pipeline.inventory.plan import TOO_LARGE_FILE, Plan, PlanTerms, read_identities, read_parts, read_waiting
+from caf_pipeline.inventory.plan import (
+    TOO_LARGE_FILE,
+    Plan,
+    PlanTerms,
+    read_identities,
+    read_parts,
+    read_waiting,
+)
 from caf_pipeline.inventory.remaining import ended_skips, not_yet_archived
 from caf_pipeline.inventory.snapshot import Snapshot, read_objects
 from caf_pipeline.ledger.records import (
@@ -59,19 +67,24 @@ MOST_OF_AN_INVENTORY: Final = 100
 
 _CUTTING: Final = ".cutting-"
 _ACCOUNTING: Final = ".accounting-"
-_ABANDONED_SECONDS: Final = 24 * 3600  # an accounting takes minutes; a folder of that age is a killed run's
+_ABANDONED_SECONDS: Final = (
+    24 * 3600
+)  # an accounting takes minutes; a folder of that age is a killed run's
 
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """What became of a snapshot. `plans` is empty where nothing was new; more than one where a plan was full.
+    """What became of a snapshot.
 
-    `target_bytes` is the size at which chunks were cut. `previous` is the source's last plan before. `waiting` is the tail that
-    is left for the next plan, since its chunk would be smaller than the source's `min_chunk_size`.
+    `plans` is empty where nothing was new; more than one where a plan was full.
 
-    `warning` says where chunks of the source's target size are too large for the store as it was measured, and where posted
-    ones have another proof type than new ones get; "" where neither is so. `comparison` and `exceptions` are those of `Current`,
-    `left_out` is that of `Delta`.
+    `target_bytes` is the size at which chunks were cut. `previous` is the source's last plan
+    before. `waiting` is the tail that is left for the next plan, since its chunk would be smaller
+    than the source's `min_chunk_size`.
+
+    `warning` says where chunks of the source's target size are too large for the store as it was
+    measured, and where posted ones have another proof type than new ones get; "" where neither is
+    so. `comparison` and `exceptions` are those of `Current`, `left_out` is that of `Delta`.
     """
 
     snapshot: Snapshot
@@ -91,20 +104,20 @@ class PlanReport:
         return self.plans[0] if self.plans else None
 
 
-# --- what is current -----------------------------------------------------------------------------------------------
+# --- what is current
+# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Current:
     """A snapshot's objects under their identities, and what was found out for it.
 
-    Attributes:
-        identified: a file of `inventory.SNAPSHOT_SCHEMA`.
-        unsettled: another, see `inventory.current.Identified`.
-        standing: a file or folder of `inventory.STANDING_SCHEMA`, as it was when the identities were found.
-        comparison: of objects that were written again.
-        rewritten: those whose bytes are not proven to be the archived ones (`compare_headers.REWRITTEN_SCHEMA`).
-        exceptions: keys of which the ledger learnt that LastModified does not tell what is current.
+    Attributes: identified: a file of `inventory.SNAPSHOT_SCHEMA`. unsettled: another, see
+        `inventory.current.Identified`. standing: a file or folder of `inventory.STANDING_SCHEMA`,
+        as it was when the identities were found. comparison: of objects that were written again.
+        rewritten: those whose bytes are not proven to be the archived ones
+        (`compare_headers.REWRITTEN_SCHEMA`). exceptions: keys of which the ledger learnt that
+        LastModified does not tell what is current.
     """
 
     identified: Path
@@ -116,9 +129,15 @@ class Current:
 
 
 def state_current(
-    context: RunContext, lease: Lease, snapshot: Snapshot, folder: Path, *, compares_left_out: bool = False
+    context: RunContext,
+    lease: Lease,
+    snapshot: Snapshot,
+    folder: Path,
+    *,
+    compares_left_out: bool = False,
 ) -> Current:
-    """Let the ledger know what is current by this inventory, unless a later one covers the same keys.
+    """Let the ledger know what is current by this inventory, unless a later one covers the same
+    keys.
 
     Args:
         context: the source.
@@ -136,13 +155,17 @@ def state_current(
     compared = NO_FILTER if compares_left_out else filters
     files, identified = identify_objects(context, snapshot, folder, filters=compared)
     if identified.to_compare_count:
-        comparison = compare_headers(context, lease, inventory, identified.to_compare, rewritten=rewritten)
+        comparison = compare_headers(
+            context, lease, inventory, identified.to_compare, rewritten=rewritten
+        )
         files, identified = identify_objects(context, snapshot, folder, filters=compared)
     else:
         write_whole((), rewritten, REWRITTEN_SCHEMA)
     found = folder / "found.parquet"
     superseded = context.ledger.content.later_inventories(inventory)
-    count = find_exceptions(snapshot, identified, *files, found, superseded=superseded, filters=filters)
+    count = find_exceptions(
+        snapshot, identified, *files, found, superseded=superseded, filters=filters
+    )
     context.ledger.content.record_planned(inventory, read_exceptions(found))
     return Current(identified.path, identified.unsettled, files[0], comparison, rewritten, count)
 
@@ -160,11 +183,18 @@ def _record_of(snapshot: Snapshot) -> InventoryRecord:
 
 
 def identify_objects(
-    context: RunContext, snapshot: Snapshot, folder: Path, *, known: bool = True, filters: ObjectFilter = NO_FILTER
+    context: RunContext,
+    snapshot: Snapshot,
+    folder: Path,
+    *,
+    known: bool = True,
+    filters: ObjectFilter = NO_FILTER,
 ) -> tuple[tuple[Path, Path], Identified]:
-    """Export what the ledger knows, standings and exceptions, and find the identities of the snapshot's objects by it.
+    """Export what the ledger knows, standings and exceptions, and find the identities of the
+    snapshot's objects by it.
 
-    `known` False: the ledger does not have the source. `filters`: of what they leave out, no headers are to be compared.
+    `known` False: the ledger does not have the source. `filters`: of what they leave out, no
+    headers are to be compared.
     """
     standing, exceptions = folder / "standing", folder / "exceptions.parquet"
     if known:
@@ -178,33 +208,46 @@ def identify_objects(
 
 
 def export_standing(context: RunContext, folder: Path) -> None:
-    """Let a folder, in place of an older one, have what the ledger knows of the objects (`inventory.STANDING_SCHEMA`)."""
+    """Let a folder, in place of an older one, have what the ledger knows of the objects
+    (`inventory.STANDING_SCHEMA`).
+    """
     shutil.rmtree(folder, ignore_errors=True)
     context.ledger.exports.changes(context.source, folder, context.kept_locations())
 
 
-# --- plans ---------------------------------------------------------------------------------------------------------
+# --- plans
+# ------------------------------------------------------------------------------------------
 
 
-def cut_plan(context: RunContext, snapshot: Snapshot, *, new_archive: bool = False, patience_seconds: float = 0.0) -> PlanReport:
+def cut_plan(
+    context: RunContext,
+    snapshot: Snapshot,
+    *,
+    new_archive: bool = False,
+    patience_seconds: float = 0.0,
+) -> PlanReport:
     """Plan what the snapshot has and the ledger does not know, and claim it. Plans only add.
 
-    `new_archive`: plan even if the store may hold objects of a source that the ledger does not know, or if the ledger was
-    rebuilt in part. Neither is checked again.
+    `new_archive`: plan even if the store may hold objects of a source that the ledger does not
+    know, or if the ledger was rebuilt in part. Neither is checked again.
 
-    Chunks have the source's target size, also where the store was too slow for it when last measured: rates change. Once a
-    chunk was withdrawn that was larger than what fits now, they are no larger than what fits, manifest included.
+    Chunks have the source's target size, also where the store was too slow for it when last
+    measured: rates change. Once a chunk was withdrawn that was larger than what fits now, they are
+    no larger than what fits, manifest included.
 
-    Raises:
-        StoredAlready: see `refuse_new_archive`; and what the store raises when it is asked.
-        HeldByOther: another run plans this source. ClaimConflict: see the ledger. IntegrityError: the snapshot is damaged.
+    Raises: StoredAlready: see `refuse_new_archive`; and what the store raises when it is asked.
+        HeldByOther: another run plans this source. ClaimConflict: see the ledger. IntegrityError:
+        the snapshot is damaged.
     """
     plans: list[PlanRecord] = []
     waiting = None
-    # Before the lease the other address of another process may replace ours; while the lease is held none does.
+    # Before the lease the other address of another process may replace ours; while the lease is
+    # held none does.
     with reading(snapshot.path), _lease_on_plan(context, patience_seconds) as lease:
         context.wait_while_paused(lease.check)
-        context.ledger.sources.register(context.source, context.archive_id, context.address, lease=lease)
+        context.ledger.sources.register(
+            context.source, context.archive_id, context.address, lease=lease
+        )
         if new_archive:
             context.ledger.rebuilds.end(context.source)
             leave_unknown(context)
@@ -231,15 +274,23 @@ def cut_plan(context: RunContext, snapshot: Snapshot, *, new_archive: bool = Fal
                     else:
                         waiting = _let_wait(context, snapshot, plan)
             filters = filters_of(context, snapshot)
-            if snapshot.complete and (ended := ended_skips(current.unsettled, current.standing, filters=filters)):
+            if snapshot.complete and (
+                ended := ended_skips(current.unsettled, current.standing, filters=filters)
+            ):
                 silent_from = snapshot.silent_from or snapshot.taken_at
-                context.ledger.skips.end(context.source, ended, listed_at=snapshot.taken_at, silent_from=silent_from)
+                context.ledger.skips.end(
+                    context.source, ended, listed_at=snapshot.taken_at, silent_from=silent_from
+                )
         if snapshot.silent_from is None:  # a report may lack what was written before it
             context.ledger.notices.forget_noticed(
                 context.source, snapshot.name, snapshot.listed_at, snapshot.after, snapshot.until
             )
     names = {plan.name for plan in plans}
-    chunks = [chunk for chunk in context.ledger.chunks.list(context.source) if chunk.plan in names] if plans else []
+    chunks = (
+        [chunk for chunk in context.ledger.chunks.list(context.source) if chunk.plan in names]
+        if plans
+        else []
+    )
     warnings = "; ".join(filter(None, [warning, _other_proof_type(context)]))
     found = (warnings, current.comparison, current.exceptions, left_out)
     return PlanReport(snapshot, plans, chunks, sizes.target_bytes, previous, waiting, *found)
@@ -247,7 +298,10 @@ def cut_plan(context: RunContext, snapshot: Snapshot, *, new_archive: bool = Fal
 
 @contextmanager
 def _lease_on_plan(context: RunContext, patience_seconds: float) -> Iterator[Lease]:
-    """Hold the lease on the source's plan; where a live run has it, ask again for so long. Each time takes some seconds."""
+    """Hold the lease on the source's plan; where a live run has it, ask again for so long.
+
+    Each time takes some seconds.
+    """
     until = time.monotonic() + patience_seconds
     with ExitStack() as stack:
         while True:
@@ -261,16 +315,19 @@ def _lease_on_plan(context: RunContext, patience_seconds: float) -> Iterator[Lea
 
 
 def last_plan(context: RunContext) -> PlanRow | None:
-    """Return the source's last plan; where its inventory became several plans at once, all of them as one, under all their names.
+    """Return the source's last plan; where its inventory became several plans at once, all of them
+    as one, under all their names.
 
-    Of an inventory that was planned again, as after a withdrawal, only what was planned last counts.
+    Of an inventory that was planned again, as after a withdrawal, only what was planned last
+    counts.
     """
     plans = context.ledger.plans.list(context.source, limit=MOST_OF_AN_INVENTORY)
     if not plans:
         return None
     of_it = [plans[0]]
     for row in plans[1:]:
-        # A plan is followed by another at once only where one plan has no room for the chunks of both.
+        # A plan is followed by another at once only where one plan has no room for the chunks of
+        # both.
         together = sum(row.chunks.values()) + sum(of_it[-1].chunks.values())
         if row.record.snapshot != plans[0].record.snapshot or together <= MAX_CHUNKS:
             break
@@ -288,14 +345,21 @@ def last_plan(context: RunContext) -> PlanRow | None:
 
 
 def _let_wait(context: RunContext, snapshot: Snapshot, plan: Plan) -> WaitingObjects | None:
-    """Write to the ledger what waits for the next plan, and nothing else where the snapshot is of the whole source."""
+    """Write to the ledger what waits for the next plan, and nothing else where the snapshot is of
+    the whole source.
+    """
     settings, tail = context.source_settings, plan.waiting
     if tail is None:
         context.ledger.skips.record_waiting(context.source, (), None, whole=snapshot.complete)
         return None
     until = waits_until(settings, tail.oldest)
-    detail = f"waits until {until:%Y-%m-%d %H:%M} UTC for more objects: min_chunk_size is {show_size(settings.min_chunk_size)}"
-    context.ledger.skips.record_waiting(context.source, _waiting(plan, detail), until, whole=snapshot.complete)
+    detail = (
+        f"waits until {until:%Y-%m-%d %H:%M} UTC for more objects: min_chunk_size is "
+        f"{show_size(settings.min_chunk_size)}"
+    )
+    context.ledger.skips.record_waiting(
+        context.source, _waiting(plan, detail), until, whole=snapshot.complete
+    )
     return WaitingObjects(tail.chunk.object_count, tail.chunk.object_bytes, until)
 
 
@@ -308,38 +372,62 @@ class ChunkSizes:
 
 
 def chunk_sizes(context: RunContext) -> tuple[ChunkSizes, str]:
-    """Return the sizes of the source's next chunks, and what to say where the store is slow, "" where it is not."""
-    target_size, fitting = int(context.source_settings.target_size), context.store.largest_chunk_bytes()
+    """Return the sizes of the source's next chunks, and what to say where the store is slow, ""
+    where it is not.
+    """
+    target_size, fitting = (
+        int(context.source_settings.target_size),
+        context.store.largest_chunk_bytes(),
+    )
     if fitting is None:
         return ChunkSizes(target_size), ""
     withdrawn = context.ledger.chunks.list(source=context.source, states=[ChunkState.WITHDRAWN])
-    refused = any((chunk.stored_size_bytes or chunk.expected_size_bytes) > fitting for chunk in withdrawn)
+    refused = any(
+        (chunk.stored_size_bytes or chunk.expected_size_bytes) > fitting for chunk in withdrawn
+    )
     limit_size = max(fitting, LEAST_TARGET_BYTES)
-    sizes = ChunkSizes(min(target_size, limit_size), limit_size) if refused else ChunkSizes(target_size)
+    sizes = (
+        ChunkSizes(min(target_size, limit_size), limit_size) if refused else ChunkSizes(target_size)
+    )
     if fitting >= target_size:
         return sizes, ""
     return sizes, (
-        f"source {context.source} has a target size of {target_size} bytes, but at the rates measured only {fitting} bytes are"
+        f"source {context.source} has a target size of {target_size} bytes, but at the rates "
+        f"measured only {fitting} bytes are"
         f" uploaded in the time that providers give; "
-        + (f"this plan is cut at {sizes.target_bytes} bytes" if refused else "set target_size to that or less")
+        + (
+            f"this plan is cut at {sizes.target_bytes} bytes"
+            if refused
+            else "set target_size to that or less"
+        )
     )
 
 
 def _other_proof_type(context: RunContext) -> str:
-    """Say what becomes of chunks that were posted with another proof type than new ones get; "" where there are none."""
-    posted = [chunk for chunk in context.ledger.chunks.list(context.source) if has_reached(chunk.state, ChunkState.POSTED)]
+    """Say what becomes of chunks that were posted with another proof type than new ones get; ""
+    where there are none.
+    """
+    posted = [
+        chunk
+        for chunk in context.ledger.chunks.list(context.source)
+        if has_reached(chunk.state, ChunkState.POSTED)
+    ]
     others = sum(chunk.proof_type != context.store.proof_type for chunk in posted)
     if not others:
         return ""
     goes_on = "goes on as it is" if others == 1 else "go on as they are"
-    return f"new chunks have proof type {context.store.proof_type}; {counted(others, 'chunk')} posted with another {goes_on}"
+    return (
+        f"new chunks have proof type {context.store.proof_type}; {counted(others, 'chunk')} "
+        f"posted with another {goes_on}"
+    )
 
 
 def account_for(context: RunContext, snapshot: Snapshot) -> Accounting:
-    """Put each object of the snapshot into exactly one of located, claimed, left out, skipped, unaccounted, as the ledger is now.
+    """Put each object of the snapshot into exactly one of located, claimed, left out, skipped,
+    unaccounted, as the ledger is now.
 
-    Of a whole snapshot that was planned, the ledger keeps how many located objects are current, older and gone, and how many
-    objects each filter leaves out.
+    Of a whole snapshot that was planned, the ledger keeps how many located objects are current,
+    older and gone, and how many objects each filter leaves out.
     """
     with temporary_folder(context) as folder, reading(snapshot.path):
         (standing, _), identified = identify_objects(context, snapshot, folder)
@@ -349,7 +437,8 @@ def account_for(context: RunContext, snapshot: Snapshot) -> Accounting:
             settled_count=identified.settled_count,
             unsettled_keys=identified.unsettled_keys,
             within=snapshot.keys,
-            silent_from=snapshot.silent_from or snapshot.taken_at,  # a sensor's plan may have archived what was written since
+            silent_from=snapshot.silent_from
+            or snapshot.taken_at,  # a sensor's plan may have archived what was written since
             filters=filters_of(context, snapshot),
         )
     if snapshot.complete:
@@ -364,12 +453,15 @@ def account_for(context: RunContext, snapshot: Snapshot) -> Accounting:
 
 
 def count_again(context: RunContext) -> Accounting | None:
-    """Count the latest whole inventory again if no chunk is under way, and chunks that it may list were located since.
+    """Count the latest whole inventory again if no chunk is under way, and chunks that it may list
+    were located since.
 
-    Returns None if there is nothing to count, or if the inventory is not on this machine. A chunk of an older plan may be located
-    long after a newer inventory was counted, and no plan follows.
+    Returns None if there is nothing to count, or if the inventory is not on this machine. A chunk
+    of an older plan may be located long after a newer inventory was counted, and no plan follows.
     """
-    if context.ledger.chunks.list(context.source, UNDER_WAY) or not context.ledger.content.located_since_count(context.source):
+    if context.ledger.chunks.list(
+        context.source, UNDER_WAY
+    ) or not context.ledger.content.located_since_count(context.source):
         return None
     snapshot = inventories.latest_snapshot(context, complete=True, skip_damaged=True)
     planned = context.ledger.content.last_inventory(context.source)
@@ -399,11 +491,19 @@ def _moment_of(snapshot: Snapshot) -> datetime:
 
 
 def write_plan_of(
-    context: RunContext, snapshot: Snapshot, delta: Path, folder: Path, terms: PlanTerms, *, known: bool = True
+    context: RunContext,
+    snapshot: Snapshot,
+    delta: Path,
+    folder: Path,
+    terms: PlanTerms,
+    *,
+    known: bool = True,
 ) -> Plan:
-    """Write a plan of these objects to a folder, which exists and is empty; `known` False: the ledger does not have the source.
+    """Write a plan of these objects to a folder, which exists and is empty; `known` False: the
+    ledger does not have the source.
 
-    A server may list any time as that of an object: one that is to come counts as the time of the first plan that saw it.
+    A server may list any time as that of an object: one that is to come counts as the time of the
+    first plan that saw it.
     """
     plan = write_plan(delta, folder, terms)
     if plan.waiting is None:
@@ -433,12 +533,16 @@ def _write_plan(
 ) -> tuple[Plan, Mapping[str, int]]:
     """Write a plan; return it, and how many objects each filter leaves out."""
     filters = filters_of(context, snapshot)
-    delta = not_yet_archived(current.unsettled, current.standing, folder / "wanted.parquet", filters=filters)
+    delta = not_yet_archived(
+        current.unsettled, current.standing, folder / "wanted.parquet", filters=filters
+    )
     context.ledger.skips.record(context.source, map(_unsupported, read_objects(delta.unsupported)))
     files = folder / "plan"
     files.mkdir()
     plan = write_plan_of(context, snapshot, delta.path, files, plan_terms(context, snapshot, sizes))
-    context.ledger.skips.record(context.source, map(_too_large, read_objects(files / TOO_LARGE_FILE)))
+    context.ledger.skips.record(
+        context.source, map(_too_large, read_objects(files / TOO_LARGE_FILE))
+    )
     return plan, delta.left_out
 
 
@@ -469,28 +573,45 @@ def _register(context: RunContext, lease: Lease, snapshot: Snapshot, plan: Plan)
         object_count=plan.object_count,
         object_bytes=plan.object_bytes,
     )
-    context.ledger.plans.register(lease, record, plan.chunks, read_identities(folder), read_parts(folder))
+    context.ledger.plans.register(
+        lease, record, plan.chunks, read_identities(folder), read_parts(folder)
+    )
     return record
 
 
 def _unsupported(obj: S3Object) -> Skip:
-    return Skip.of(obj, SkipReason.UNSUPPORTED_KEY, "the key is not UTF-8, holds a NUL, or is longer than 1,024 bytes")
+    return Skip.of(
+        obj,
+        SkipReason.UNSUPPORTED_KEY,
+        "the key is not UTF-8, holds a NUL, or is longer than 1,024 bytes",
+    )
 
 
 def _too_large(obj: S3Object) -> Skip:
-    return Skip.of(obj, SkipReason.TOO_LARGE, f"{obj.size_bytes} bytes are more than the chunks of one plan can hold")
+    return Skip.of(
+        obj,
+        SkipReason.TOO_LARGE,
+        f"{obj.size_bytes} bytes are more than the chunks of one plan can hold",
+    )
 
 
 def temporary_folder(context: RunContext) -> AbstractContextManager[Path]:
-    """Give a folder for files of one that holds no lease; a later plan removes it where this process is killed."""
+    """Give a folder for files of one that holds no lease; a later plan removes it where this
+    process is killed.
+    """
     return _workspace(context, _ACCOUNTING)
 
 
 @contextmanager
 def _workspace(context: RunContext, prefix: str) -> Iterator[Path]:
-    """Give a folder for temporary files, on the disk of the plans so that a plan can be moved there."""
+    """Give a folder for temporary files, on the disk of the plans so that a plan can be moved
+    there.
+    """
     try:
-        with writing_into(context.plans()), tempfile.TemporaryDirectory(dir=context.plans(), prefix=prefix) as folder:
+        with (
+            writing_into(context.plans()),
+            tempfile.TemporaryDirectory(dir=context.plans(), prefix=prefix) as folder,
+        ):
             yield Path(folder)
     except OSError as error:
         raise StagingError(
@@ -500,12 +621,17 @@ def _workspace(context: RunContext, prefix: str) -> Iterator[Path]:
 
 
 def _remove_unnamed(context: RunContext) -> None:
-    """Remove what a crash left: folders of plans that were never registered. The caller holds the plan's lease."""
+    """Remove what a crash left: folders of plans that were never registered.
+
+    The caller holds the plan's lease.
+    """
     for path in context.plans().iterdir():
         if path.name.startswith(_ACCOUNTING):
             left = _is_abandoned(path)
         else:
-            left = path.name.startswith(_CUTTING) or not context.ledger.plans.is_name_taken(context.source, path.name)
+            left = path.name.startswith(_CUTTING) or not context.ledger.plans.is_name_taken(
+                context.source, path.name
+            )
         if left:
             shutil.rmtree(path, ignore_errors=True)
 

@@ -1,4 +1,6 @@
-"""What a plan would do and cost, before it is made: estimates, each with what it assumes. Nothing is written to the ledger.
+"""What a plan would do and cost, before it is made: estimates, each with what it assumes.
+
+Nothing is written to the ledger.
 
 Source: docs/planning.md.
 """
@@ -29,12 +31,16 @@ from caf_pipeline.store.protocol import StorageCost
 from caf_pipeline.system.folder_lock import reading
 
 GET_PRICE: Final = 0.0004
-"""US dollars for 1,000 GET or HEAD requests: S3 Standard in us-east-1, as it has been for years; the present price stands at
-https://aws.amazon.com/s3/pricing/. Other classes and regions cost more, and retrieval from cold classes comes on top."""
+"""US dollars for 1,000 GET or HEAD requests: S3 Standard in us-east-1, as it has been for years;
+the present price stands at https://aws.amazon.com/s3/pricing/. Other classes and regions cost more,
+and retrieval from cold classes comes on top.
+"""
 
 EGRESS_PRICE: Final = 0.09
-"""US dollars for 1 GiB to the internet, of the first 10 TB in a month, likewise ("Data transfer"). Nothing where the pipeline
-runs in the bucket's own region."""
+"""US dollars for 1 GiB to the internet, of the first 10 TB in a month, likewise ("Data transfer").
+
+Nothing where the pipeline runs in the bucket's own region.
+"""
 
 GIB: Final = 1 << 30
 
@@ -57,17 +63,18 @@ class PlannedChunk(Protocol):
 class PlanEstimate:
     """What archiving a plan takes, as far as it can be told before.
 
-    Attributes:
-        target_bytes: the size at which chunks are cut.
-        fill: bytes of objects as a share of the target, of all chunks but the last of whole objects, or of the only one; 0
+    Attributes: target_bytes: the size at which chunks are cut. fill: bytes of objects as a share of
+        the target, of all chunks but the last of whole objects, or of the only one; 0
             without any.
         expected_bytes: of all chunks, manifests estimated.
-        requests: GETs and HEADs at the source.
-        request_usd, egress_usd: their price; None where it is not known: an endpoint is set, and no price.
-        at_aws: whether no endpoint is set, so that AWS's list prices stand for those that are not set.
+        requests: GETs and HEADs at the source. request_usd, egress_usd: their price; None where it
+        is not known: an endpoint is set, and no price.
+        at_aws: whether no endpoint is set, so that AWS's list prices stand for those that are not
+        set.
         storage: what the store asks; None where it asks nothing, or is not known.
         storage_unknown: why it is not known; "" where it is.
-        rate: at which the source's chunks were archived of late; None where that was not measured yet.
+        rate: at which the source's chunks were archived of late; None where that was not measured
+        yet.
     """
 
     statistics: PlanStatistics
@@ -128,16 +135,16 @@ class PlanDifference:
 class PlanPreview:
     """What a plan of a snapshot would do.
 
-    Attributes:
-        located, claimed: objects of the snapshot that a chunk has, or one under way will have.
-        left_out: objects that the filters of the source leave out, by the filter.
-        skipped: objects that the plan would skip, by reason.
-        waiting: the tail that would wait for the next plan.
-        to_compare: objects that were written again with the same ETag and size. They count as planned here. The plan leaves out
+    Attributes: located, claimed: objects of the snapshot that a chunk has, or one under way will
+        have. left_out: objects that the filters of the source leave out, by the filter. skipped:
+        objects that the plan would skip, by reason. waiting: the tail that would wait for the next
+        plan. to_compare: objects that were written again with the same ETag and size. They count as
+        planned here. The plan leaves out
             those with the archived checksum and headers.
-        plans: how many plans it would be; at least so many where several objects are split, each of which has its parts in one.
-        warning: as of `PlanReport`; that the plan would be refused, since the store may have the source already; and what
-            would keep the store from taking all of its chunks.
+        plans: how many plans it would be; at least so many where several objects are split, each of
+        which has its parts in one.
+        warning: as of `PlanReport`; that the plan would be refused, since the store may have the
+            source already; and what would keep the store from taking all of its chunks.
         previous: the source's last plan.
     """
 
@@ -156,7 +163,11 @@ class PlanPreview:
     @property
     def difference(self) -> PlanDifference | None:
         """How this plan differs from the source's last one; None where there was none."""
-        return difference(self.estimate.statistics, self.estimate.chunks, self.previous) if self.previous else None
+        return (
+            difference(self.estimate.statistics, self.estimate.chunks, self.previous)
+            if self.previous
+            else None
+        )
 
     def as_json(self) -> dict[str, object]:
         """Return all of it as a program reads it."""
@@ -201,7 +212,8 @@ def difference(statistics: PlanStatistics, chunks: int, previous: PlanRow) -> Pl
 
 
 def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
-    """Return what a plan of this snapshot would be; the ledger may not know the source yet, and learns nothing.
+    """Return what a plan of this snapshot would be; the ledger may not know the source yet, and
+    learns nothing.
 
     Raises:
         IntegrityError: the snapshot is damaged. StagingError: there is no room for temporary files.
@@ -209,15 +221,23 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
     known = context.source in context.ledger.lookup.sources()
     with planning.temporary_folder(context) as folder, reading(snapshot.path):
         filters = planning.filters_of(context, snapshot)
-        (standing, _), identified = planning.identify_objects(context, snapshot, folder, known=known, filters=filters)
-        delta = not_yet_archived(identified.unsettled, standing, folder / "wanted.parquet", filters=filters)
+        (standing, _), identified = planning.identify_objects(
+            context, snapshot, folder, known=known, filters=filters
+        )
+        delta = not_yet_archived(
+            identified.unsettled, standing, folder / "wanted.parquet", filters=filters
+        )
         files = folder / "plan"
         files.mkdir()
         sizes, warning = (
-            planning.chunk_sizes(context) if known else (planning.ChunkSizes(int(context.source_settings.target_size)), "")
+            planning.chunk_sizes(context)
+            if known
+            else (planning.ChunkSizes(int(context.source_settings.target_size)), "")
         )
         terms = planning.plan_terms(context, snapshot, sizes)
-        plan = planning.write_plan_of(context, snapshot, delta.path, files, _as_one(terms), known=known)
+        plan = planning.write_plan_of(
+            context, snapshot, delta.path, files, _as_one(terms), known=known
+        )
         account = account_for_files(
             identified.unsettled,
             standing,
@@ -236,14 +256,29 @@ def preview_plan(context: RunContext, snapshot: Snapshot) -> PlanPreview:
             located=account.located,
             claimed=account.claimed - in_plan,
             left_out=account.left_out,
-            skipped=_skipped(account.skipped, unsupported=delta.unsupported_count, too_large=plan.too_large_count),
+            skipped=_skipped(
+                account.skipped, unsupported=delta.unsupported_count, too_large=plan.too_large_count
+            ),
             waiting=_waiting(context.source_settings, tail),
             to_compare=identified.to_compare_count,
             plans=-(-len(plan.chunks) // MAX_CHUNKS),
             warning="; ".join(
-                filter(None, [warning, _refusal(context) if snapshot.object_count else "", _not_posted(context, plan.chunks)])
+                filter(
+                    None,
+                    [
+                        warning,
+                        _refusal(context) if snapshot.object_count else "",
+                        _not_posted(context, plan.chunks),
+                    ],
+                )
             ),
-            estimate=estimate_plan(context, statistics, plan.chunks, sizes.target_bytes, heads=identified.to_compare_count),
+            estimate=estimate_plan(
+                context,
+                statistics,
+                plan.chunks,
+                sizes.target_bytes,
+                heads=identified.to_compare_count,
+            ),
             previous=planning.last_plan(context),
         )
 
@@ -265,17 +300,25 @@ def _refusal(context: RunContext) -> str:
 
 
 def _not_posted(context: RunContext, chunks: Sequence[ChunkPlan]) -> str:
-    """Say what would keep the store from taking all chunks, as things are; "" where nothing would, or it cannot be asked."""
+    """Say what would keep the store from taking all chunks, as things are; "" where nothing would,
+    or it cannot be asked.
+    """
     if not chunks:
         return ""
     sizes = [chunk.expected_size_bytes for chunk in chunks]
     largest, others = max(sizes), bytes_to_post(context.ledger, NOT_POSTED)
     try:
         context.store.admit(
-            public=context.source_settings.public, stored_size_bytes=largest, waiting_bytes=others + sum(sizes) - largest
+            public=context.source_settings.public,
+            stored_size_bytes=largest,
+            waiting_bytes=others + sum(sizes) - largest,
         )
     except (StoreError, SettingsError) as error:
-        return f"as things are, not all of it would be stored: {with_hint(error)}" if error.permanent else ""
+        return (
+            f"as things are, not all of it would be stored: {with_hint(error)}"
+            if error.permanent
+            else ""
+        )
     return ""
 
 
@@ -284,22 +327,38 @@ def _as_one(terms: PlanTerms) -> PlanTerms:
 
 
 def _skipped(skipped: Mapping[str, int], *, unsupported: int, too_large: int) -> dict[str, int]:
-    """Return skips by reason, those that this plan would add among them. What waits is told apart."""
+    """Return skips by reason, those that this plan would add among them. What waits is told
+    apart.
+    """
     new = {SkipReason.UNSUPPORTED_KEY: unsupported, SkipReason.TOO_LARGE: too_large}
-    both = {reason: skipped.get(reason, 0) + new.get(reason, 0) for reason in SkipReason if reason is not SkipReason.WAITING}
+    both = {
+        reason: skipped.get(reason, 0) + new.get(reason, 0)
+        for reason in SkipReason
+        if reason is not SkipReason.WAITING
+    }
     return {str(reason): count for reason, count in both.items() if count}
 
 
 def _waiting(settings: SourceSettings, tail: WaitingTail | None) -> WaitingObjects | None:
     if tail is None:
         return None
-    return WaitingObjects(tail.chunk.object_count, tail.chunk.object_bytes, planning.waits_until(settings, tail.oldest))
+    return WaitingObjects(
+        tail.chunk.object_count,
+        tail.chunk.object_bytes,
+        planning.waits_until(settings, tail.oldest),
+    )
 
 
 def estimate_plan(
-    context: RunContext, statistics: PlanStatistics, chunks: Sequence[PlannedChunk], target_bytes: int, *, heads: int
+    context: RunContext,
+    statistics: PlanStatistics,
+    chunks: Sequence[PlannedChunk],
+    target_bytes: int,
+    *,
+    heads: int,
 ) -> PlanEstimate:
-    """Return what archiving these chunks takes, which were cut at this size; `heads` requests compare headers before.
+    """Return what archiving these chunks takes, which were cut at this size; `heads` requests
+    compare headers before.
 
     `chunks` are in the order in which they were cut, but for those of parts, which come first.
     """
@@ -314,7 +373,9 @@ def estimate_plan(
         statistics=statistics,
         chunks=len(chunks),
         target_bytes=target_bytes,
-        fill=sum(chunk.object_bytes for chunk in closed) / (len(closed) * target_bytes) if closed else 0.0,
+        fill=sum(chunk.object_bytes for chunk in closed) / (len(closed) * target_bytes)
+        if closed
+        else 0.0,
         expected_bytes=expected,
         requests=requests,
         request_usd=None if get_price is None else requests / 1000 * get_price,
@@ -327,14 +388,23 @@ def estimate_plan(
 
 
 def prices(settings: SourceSettings) -> tuple[float | None, float | None]:
-    """Return the price of 1,000 GETs and of 1 GiB of egress, as set or as AWS lists them; None: another server, and not set."""
+    """Return the price of 1,000 GETs and of 1 GiB of egress, as set or as AWS lists them; None:
+    another server, and not set.
+    """
     at_aws = not settings.endpoint_url
-    listed: Iterable[tuple[float | None, float]] = ((settings.get_price, GET_PRICE), (settings.egress_price, EGRESS_PRICE))
-    get_price, egress_price = (price if set_price is None and at_aws else set_price for set_price, price in listed)
+    listed: Iterable[tuple[float | None, float]] = (
+        (settings.get_price, GET_PRICE),
+        (settings.egress_price, EGRESS_PRICE),
+    )
+    get_price, egress_price = (
+        price if set_price is None and at_aws else set_price for set_price, price in listed
+    )
     return get_price, egress_price
 
 
-def _storage(context: RunContext, expected_bytes: int, chunks: int) -> tuple[StorageCost | None, str]:
+def _storage(
+    context: RunContext, expected_bytes: int, chunks: int
+) -> tuple[StorageCost | None, str]:
     """Return what the store asks, and why that is not known."""
     try:
         return context.store.cost(expected_bytes, chunks), ""
@@ -348,4 +418,6 @@ def estimate_report(context: RunContext, report: planning.PlanReport) -> PlanEst
     statistics = plan_statistics(folders, part_bytes=part_of(context.settings.packing))
     order = [plan.name for plan in report.plans]
     chunks = sorted(report.chunks, key=lambda chunk: (not chunk.part, order.index(chunk.plan)))
-    return estimate_plan(context, statistics, chunks, report.target_bytes, heads=report.comparison.requests)
+    return estimate_plan(
+        context, statistics, chunks, report.target_bytes, heads=report.comparison.requests
+    )

@@ -1,4 +1,5 @@
-"""A ChunkStore in a folder: for trying the pipeline out, for tests, and for archives that stay at home.
+"""A ChunkStore in a folder: for trying the pipeline out, for tests, and for archives that stay at
+home.
 
     store-id                     a random id, which the ledger knows
     chunks/<merkle root>.caf     the stored bytes
@@ -6,8 +7,9 @@
 
 A copy "proves" itself by its length; its bytes are compared by the read-back as everywhere.
 
-The first post writes the id, into the folder and then into the ledger. From then on the store is away while the folder lacks the
-id, e.g. because the disk is not mounted: nothing is judged, and nothing is written.
+The first post writes the id, into the folder and then into the ledger. From then on the store is
+away while the folder lacks the id, e.g. because the disk is not mounted: nothing is judged, and
+nothing is written.
 """
 
 import contextlib
@@ -25,7 +27,14 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from caf_pipeline.caf.merkle import MerkleTree
-from caf_pipeline.errors import IntegrityError, RootRefused, StoreAway, StoredChunkMissing, StoreError, StoreUnreachable
+from caf_pipeline.errors import (
+    IntegrityError,
+    RootRefused,
+    StoreAway,
+    StoredChunkMissing,
+    StoreError,
+    StoreUnreachable,
+)
 from caf_pipeline.store.protocol import (
     ArchiveFiles,
     ChunkReader,
@@ -81,7 +90,10 @@ class NoLedger:
 
 
 class DirectoryReader(ChunkReader):
-    """Reads chunks that are files of a folder. Safe for several threads. Writes nothing, neither there nor in the ledger."""
+    """Reads chunks that are files of a folder.
+
+    Safe for several threads. Writes nothing, neither there nor in the ledger.
+    """
 
     name = "directory"
     required_copies = 1
@@ -89,9 +101,8 @@ class DirectoryReader(ChunkReader):
     def __init__(self, folder: Path, recorded_id: Callable[[], str | None] = lambda: None) -> None:
         """Open the folder.
 
-        Args:
-            folder: where it is.
-            recorded_id: returns the id of the folder that has the chunks, None if the ledger has no id.
+        Args: folder: where it is. recorded_id: returns the id of the folder that has the chunks,
+            None if the ledger has no id.
         """
         self.folder = folder
         self._recorded_id = recorded_id
@@ -100,7 +111,10 @@ class DirectoryReader(ChunkReader):
         self._posts = folder / "posts"
 
     def require_here(self) -> None:
-        """Raise StoreAway if the folder does not hold the ledger's chunks. Any folder passes while the ledger has no chunk."""
+        """Raise StoreAway if the folder does not hold the ledger's chunks.
+
+        Any folder passes while the ledger has no chunk.
+        """
         marker = self._read_marker()
         if self._id and marker == self._id:
             return
@@ -126,21 +140,28 @@ class DirectoryReader(ChunkReader):
         except OSError as error:
             raise StoreUnreachable(
                 f"{path} cannot be read: {error.strerror}",
-                hint="see that the store's folder is there and that this user may read it, and try again",
+                hint="see that the store's folder is there and that this user may read it, and try "
+                "again",
             ) from error
         if not _ID.fullmatch(text):
             raise StoreAway(
                 f"{path} has no id of a store",
-                hint=f"copy the file from a backup; remove it if no chunk was ever stored in {self.folder}",
+                hint="copy the file from a backup; remove it if no chunk was ever stored in "
+                f"{self.folder}",
             )
         return text
 
     def _away(self, marker: str, recorded: str) -> StoreAway:
-        why = f"its file {MARKER} has the id {marker}, not {recorded}" if marker else f"it has no file {MARKER}"
+        why = (
+            f"its file {MARKER} has the id {marker}, not {recorded}"
+            if marker
+            else f"it has no file {MARKER}"
+        )
         folder = shlex.quote(str(self.folder))
         return StoreAway(
             f"the store's folder {self.folder} is not the one that has the chunks: {why}",
-            hint="mount its disk, or correct store.folder; only if the disk is lost for good, let an empty folder take its place:"
+            hint="mount its disk, or correct store.folder; only if the disk is lost for good, let "
+            "an empty folder take its place:"
             f" mkdir -p {folder} && echo {recorded} > {shlex.quote(str(self.folder / MARKER))}",
         )
 
@@ -159,7 +180,12 @@ class DirectoryReader(ChunkReader):
         except OSError as error:
             raise _unreadable(posting, error) from error
         if size_bytes == posting.stored_size_bytes:
-            return [Copy(provider=str(self.folder), proof=f"{OWNER}/{posting.merkle_root.hex()}/{posting.start}")]
+            return [
+                Copy(
+                    provider=str(self.folder),
+                    proof=f"{OWNER}/{posting.merkle_root.hex()}/{posting.start}",
+                )
+            ]
         return []
 
     def holders(self, posting: Posting) -> Sequence[str]:
@@ -167,10 +193,17 @@ class DirectoryReader(ChunkReader):
         return [copy.provider for copy in self.copies(posting)]
 
     def urls(self, posting: Posting) -> Mapping[str, str]:
-        """Return the file's address on this machine, as fsspec takes it: nothing in it is percent-encoded."""
-        return {holder: f"file://{self._chunk_path(posting).resolve()}" for holder in self.holders(posting)}
+        """Return the file's address on this machine, as fsspec takes it: nothing in it is
+        percent-encoded.
+        """
+        return {
+            holder: f"file://{self._chunk_path(posting).resolve()}"
+            for holder in self.holders(posting)
+        }
 
-    def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
+    def read(
+        self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None
+    ) -> Iterator[bytes]:
         """Yield the range from the file."""
         self.require_here()
         try:
@@ -182,15 +215,21 @@ class DirectoryReader(ChunkReader):
                     yield piece
         except FileNotFoundError as error:
             self.require_here()  # its disk may have gone since
-            raise StoredChunkMissing(f"the store has no chunk {posting.merkle_root.hex()}") from error
+            raise StoredChunkMissing(
+                f"the store has no chunk {posting.merkle_root.hex()}"
+            ) from error
         except OSError as error:
             raise _unreadable(posting, error) from error
         if left:
-            raise IntegrityError(f"chunk {posting.merkle_root.hex()} ends {left} bytes before byte {end_byte}")
+            raise IntegrityError(
+                f"chunk {posting.merkle_root.hex()} ends {left} bytes before byte {end_byte}"
+            )
 
     def _posting(self, merkle_root: bytes) -> Posting:
         described = json.loads(self._post_path(merkle_root).read_bytes())
-        return Posting(merkle_root, described["owner"], described["start"], described["stored_size_bytes"])
+        return Posting(
+            merkle_root, described["owner"], described["start"], described["stored_size_bytes"]
+        )
 
     def _chunk_path(self, posting: Posting) -> Path:
         return self._chunks / f"{posting.merkle_root.hex()}.caf"
@@ -200,7 +239,9 @@ class DirectoryReader(ChunkReader):
 
 
 class DirectoryStore(DirectoryReader, ChunkStore):
-    """Keeps each chunk as one file. Safe for several processes: files get their names only when they are whole.
+    """Keeps each chunk as one file.
+
+    Safe for several processes: files get their names only when they are whole.
 
     Nothing is written before the first post.
     """
@@ -234,7 +275,10 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         self._id = marker
 
     def _write_marker(self, folder_id: str) -> str:
-        """Write the marker, durable and whole. Return the id that the folder then has: another process may have been first."""
+        """Write the marker, durable and whole.
+
+        Return the id that the folder then has: another process may have been first.
+        """
         path = self.folder / MARKER
         temporary = path.with_name(f".{MARKER}-{secrets.token_hex(8)}")
         try:
@@ -254,11 +298,14 @@ class DirectoryStore(DirectoryReader, ChunkStore):
 
     def _not_made(self, error: OSError) -> StoreError:
         return StoreError(
-            f"the store's folder {self.folder} cannot be made: {error.strerror}", hint="set store.folder to a folder you own"
+            f"the store's folder {self.folder} cannot be made: {error.strerror}",
+            hint="set store.folder to a folder you own",
         )
 
     def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
-        """Refuse what the disk has no room for. `public` is not asked: nothing leaves the folder."""
+        """Refuse what the disk has no room for. `public` is not asked: nothing leaves the
+        folder.
+        """
         self.require_here()
         try:
             disk = os.statvfs(self._existing_folder())
@@ -266,16 +313,21 @@ class DirectoryStore(DirectoryReader, ChunkStore):
             raise self._not_made(error) from error
         free_bytes = disk.f_bavail * disk.f_frsize
         if stored_size_bytes + waiting_bytes > free_bytes:
-            beside = f" beside {show_size(waiting_bytes)} of chunks that wait" if waiting_bytes else ""
+            beside = (
+                f" beside {show_size(waiting_bytes)} of chunks that wait" if waiting_bytes else ""
+            )
             raise StoreError(
-                f"the store's folder {self.folder} has {show_size(free_bytes)} free, too little for a chunk of"
+                f"the store's folder {self.folder} has {show_size(free_bytes)} free, too little "
+                "for a chunk of"
                 f" {show_size(stored_size_bytes)}{beside}",
                 hint="make room there, or set store.folder to a folder on a larger disk",
             )
 
     def _existing_folder(self) -> Path:
         """Return the folder, or the nearest one above it in which it can be made."""
-        folder = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
+        folder = next(
+            path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path)
+        )
         if not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -301,32 +353,51 @@ class DirectoryStore(DirectoryReader, ChunkStore):
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
         """Return the chunk's post, where the folder has one."""
         self.require_here()
-        return self._posting(chunk.merkle_root) if self._post_path(chunk.merkle_root).exists() else None
+        return (
+            self._posting(chunk.merkle_root)
+            if self._post_path(chunk.merkle_root).exists()
+            else None
+        )
 
     def unknown_posts(self, archive_id: str, log: TransactionLog) -> Sequence[bytes]:
-        """Return the roots of the archive's posts that the ledger does not know; only such posts are read.
+        """Return the roots of the archive's posts that the ledger does not know; only such posts
+        are read.
 
         Raises:
             StoreAway: the folder is not the store's. StoreError: one of them is no post.
         """
         self.require_here()
-        listed = {path.stem: path for path in self._posts.glob("*.json") if _ROOT.fullmatch(path.stem)}
+        listed = {
+            path.stem: path for path in self._posts.glob("*.json") if _ROOT.fullmatch(path.stem)
+        }
         unknown = log.unknown_roots([bytes.fromhex(stem) for stem in listed], signed=False)
         posts = (self._read_post(listed[root.hex()]) for root in unknown)
         roots = [post.posting.merkle_root for post, archive in posts if archive == archive_id]
         log.record_look(OWNER, archive_id, 0, len(roots))
         return roots
 
-    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None], *, wrong: Collection[str] = ()) -> None:
-        """Copy the staged file. An existing copy of the same bytes stays, so that `wrong` changes nothing.
+    def put(
+        self,
+        posting: Posting,
+        staged: Path,
+        progress: Callable[[int], None],
+        *,
+        wrong: Collection[str] = (),
+    ) -> None:
+        """Copy the staged file.
 
-        Raises:
-            RootRefused: the bytes do not have the posted Merkle root; nothing was kept of them. StoreError.
+        An existing copy of the same bytes stays, so that `wrong` changes nothing.
+
+        Raises: RootRefused: the bytes do not have the posted Merkle root; nothing was kept of them.
+            StoreError.
         """
         try:
             file = staged.open("rb")
         except FileNotFoundError as error:
-            raise StoreError(f"the staged file {staged} is gone", hint="run the partition again: it is packed again") from error
+            raise StoreError(
+                f"the staged file {staged} is gone",
+                hint="run the partition again: it is packed again",
+            ) from error
         with file:
             self.bind()
             if self._has_equal(posting, staged):
@@ -338,7 +409,9 @@ class DirectoryStore(DirectoryReader, ChunkStore):
 
     def _has_equal(self, posting: Posting, staged: Path) -> bool:
         try:
-            return bool(self.copies(posting)) and filecmp.cmp(staged, self._chunk_path(posting), shallow=False)
+            return bool(self.copies(posting)) and filecmp.cmp(
+                staged, self._chunk_path(posting), shallow=False
+            )
         except OSError as error:
             raise _unreadable(posting, error) from error
 
@@ -370,7 +443,9 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         for listed, archive in self._listed():
             times[archive].append(self._post_path(listed.posting.merkle_root).stat().st_mtime)
         return {
-            archive: ArchiveFiles(len(of), datetime.fromtimestamp(min(of), UTC), datetime.fromtimestamp(max(of), UTC))
+            archive: ArchiveFiles(
+                len(of), datetime.fromtimestamp(min(of), UTC), datetime.fromtimestamp(max(of), UTC)
+            )
             for archive, of in times.items()
         }
 
@@ -382,23 +457,35 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         try:
             described = json.loads(path.read_bytes())
             root = bytes.fromhex(path.stem)
-            posting = Posting(root, described["owner"], int(described["start"]), int(described["stored_size_bytes"]))
-            listed, archive = PostedFile(posting, int(described["proof_type"])), str(described["archive"])
+            posting = Posting(
+                root,
+                described["owner"],
+                int(described["start"]),
+                int(described["stored_size_bytes"]),
+            )
+            listed, archive = (
+                PostedFile(posting, int(described["proof_type"])),
+                str(described["archive"]),
+            )
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise StoreError(
-                f"{path} is not a post of this store: {error}", hint="move this file and its chunk out of the store's folder"
+                f"{path} is not a post of this store: {error}",
+                hint="move this file and its chunk out of the store's folder",
             ) from error
         return listed, archive
 
     def half_copies(self) -> Sequence[tuple[bytes, Path]]:
-        """Return unfinished files, of copies under way or killed, each with the Merkle root of its chunk."""
+        """Return unfinished files, of copies under way or killed, each with the Merkle root of its
+        chunk.
+        """
         self.require_here()
         found = [*self._chunks.glob(f"{_PART}*"), *self._posts.glob(f"{_PART}*")]
         named = [(path, path.name.removeprefix(_PART).partition(".")[0]) for path in sorted(found)]
         return [(bytes.fromhex(root), path) for path, root in named if _ROOT.fullmatch(root)]
 
     def _write(self, path: Path, pieces: Iterator[bytes]) -> None:
-        # Files with this prefix were left by killed uploads of the same file: only the holder of the chunk's lease writes it.
+        # Files with this prefix were left by killed uploads of the same file: only the holder of
+        # the chunk's lease writes it.
         prefix = f"{_PART}{path.name}-"
         try:
             path.parent.mkdir(exist_ok=True)
@@ -411,7 +498,8 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         except OSError as error:
             self.require_here()  # its disk may have gone since
             raise StoreError(
-                f"the store's folder {self.folder} cannot take the chunk: {error.strerror}", hint="make room there"
+                f"the store's folder {self.folder} cannot take the chunk: {error.strerror}",
+                hint="make room there",
             ) from error
 
 
@@ -424,7 +512,9 @@ def _write_new(path: Path, folder_id: str) -> None:
 
 
 def _unreadable(posting: Posting, error: OSError) -> StoreUnreachable:
-    """Return the error of a file that this process may not read, or not now: its bytes may be right."""
+    """Return the error of a file that this process may not read, or not now: its bytes may be
+    right.
+    """
     return StoreUnreachable(
         f"chunk {posting.merkle_root.hex()} cannot be read: {error.strerror}",
         hint="see that the store's folder is there and that this user may read it, and try again",
@@ -432,14 +522,17 @@ def _unreadable(posting: Posting, error: OSError) -> StoreUnreachable:
 
 
 def _of_root(pieces: Iterator[bytes], merkle_root: bytes) -> Iterator[bytes]:
-    """Pass on pieces that come to this Merkle root, as a provider does; raise RootRefused after the last of others."""
+    """Pass on pieces that come to this Merkle root, as a provider does; raise RootRefused after the
+    last of others.
+    """
     tree = MerkleTree(3 if len(merkle_root) == _ROOT_BYTES else 0)
     for piece in pieces:
         tree.update(piece)
         yield piece
     if tree.root() != merkle_root:
         raise RootRefused(
-            f"the bytes have the Merkle root {tree.root().hex()}, not {merkle_root.hex()} as posted",
+            f"the bytes have the Merkle root {tree.root().hex()}, not {merkle_root.hex()} as "
+            "posted",
             hint="run the partition again: the chunk is packed again",
         )
 

@@ -1,14 +1,17 @@
-"""Which internet addresses are the public network's, and which this machine's, its network's or nobody's.
+"""Which internet addresses are the public network's, and which this machine's, its network's or
+nobody's.
 
-A host that a stranger names may stand at any address; what listens on this machine or beside it trusts who reaches it.
-Source: IANA's IPv4 and IPv6 Special-Purpose Address Registries; RFC 6890, 6052 (NAT64), 3056 (6to4).
+A host that a stranger names may stand at any address; what listens on this machine or beside it
+trusts who reaches it. Source: IANA's IPv4 and IPv6 Special-Purpose Address Registries; RFC 6890,
+6052 (NAT64), 3056 (6to4).
 """
 
 import ipaddress
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Final
 
-# Written out, since what the standard library calls global differs between the Python versions that we run on.
+# Written out, since what the standard library calls global differs between the Python versions that
+# we run on.
 _NOT_PUBLIC_4: Final = tuple(
     IPv4Network(network)
     for network in (
@@ -30,17 +33,21 @@ _NOT_PUBLIC_4: Final = tuple(
     )
 )
 _GLOBAL_6: Final = IPv6Network("2000::/3")
-"""All that is allocated of global unicast: loopback, link-local, unique-local, multicast and unspecified lie outside."""
+"""All that is allocated of global unicast: loopback, link-local, unique-local, multicast and
+unspecified lie outside.
+"""
 
-_NOT_PUBLIC_6: Final = tuple(IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "3fff::/20"))
+_NOT_PUBLIC_6: Final = tuple(
+    IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "3fff::/20")
+)
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: str) -> bool:
     """Whether a numeric address is one of the public network.
 
-    IPv6 addresses that stand for an IPv4 one (mapped, NAT64, 6to4) are judged by that one. What is no plain numeric address,
-    one with a zone (`fe80::1%eth0`) included, is not public.
+    IPv6 addresses that stand for an IPv4 one (mapped, NAT64, 6to4) are judged by that one. What is
+    no plain numeric address, one with a zone (`fe80::1%eth0`) included, is not public.
     """
     try:
         parsed = ipaddress.ip_address(address)
@@ -50,7 +57,11 @@ def is_public(address: str) -> bool:
         return _is_public_4(parsed)
     if parsed.scope_id is not None:
         return False
-    meant = parsed.ipv4_mapped or parsed.sixtofour or (IPv4Address(int(parsed) & 0xFFFF_FFFF) if parsed in _NAT64 else None)
+    meant = (
+        parsed.ipv4_mapped
+        or parsed.sixtofour
+        or (IPv4Address(int(parsed) & 0xFFFF_FFFF) if parsed in _NAT64 else None)
+    )
     return _is_public_4(meant) if meant else _is_public_6(parsed)
 
 

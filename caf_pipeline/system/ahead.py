@@ -1,4 +1,6 @@
-"""Makes the next piece while the last one is used: where both are native code, two cores are busy."""
+"""Makes the next piece while the last one is used: where both are native code, two cores are
+busy.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,13 +9,17 @@ from threading import Thread
 from typing import Final, TypeVar
 
 PIECES_BEHIND: Final = 8
-"""That wait for a use: threads that go in step wait for each other, a fifth of the time of an object (docs/benchmarks.md)."""
+"""That wait for a use: threads that go in step wait for each other, a fifth of the time of an
+object (docs/benchmarks.md).
+"""
 
 _Piece = TypeVar("_Piece")
 
 
 def one_ahead(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
-    """Yield pieces, each made by a thread while the one before it is used; at most two are there at once."""
+    """Yield pieces, each made by a thread while the one before it is used; at most two are there at
+    once.
+    """
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
         following = thread.submit(next, pieces, None)
         while (piece := following.result()) is not None:
@@ -22,15 +28,19 @@ def one_ahead(pieces: Iterator[_Piece]) -> Iterator[_Piece]:
 
 
 def use_behind(pieces: Iterable[_Piece], *uses: Callable[[_Piece], object]) -> None:
-    """Give each piece to all uses, a thread for each of them, while the next ones are made; a use has `PIECES_BEHIND` waiting.
+    """Give each piece to all uses, a thread for each of them, while the next ones are made; a use
+    has `PIECES_BEHIND` waiting.
 
-    Raises: what making a piece or a use of it raises; then no use goes on. Of what waits when it is interrupted, nothing is used.
+    Raises: what making a piece or a use of it raises; then no use goes on. Of what waits when it is
+    interrupted, nothing is used.
     """
     queues = [Queue[_Piece | None](PIECES_BEHIND) for _ in uses]
     failed: list[BaseException] = []
 
     def use_each(use: Callable[[_Piece], object], given: Queue[_Piece | None]) -> None:
-        while (piece := given.get()) is not None:  # to the end also after a failure: who makes pieces may wait for room
+        while (
+            piece := given.get()
+        ) is not None:  # to the end also after a failure: who makes pieces may wait for room
             try:
                 if not failed:
                     use(piece)

@@ -1,8 +1,10 @@
-"""A deadline for questions to servers: each has time limits of its own, and what they come to together may be hours.
+"""A deadline for questions to servers: each has time limits of its own, and what they come to
+together may be hours.
 
-A thread that waits for a server cannot be ended from outside. So each question is asked in a thread of its own, which is left
-behind when the deadline passes, and ends by the question's own limits. Until then that server is asked nothing more by this way:
-one that is silent for days must not fill the process with threads.
+A thread that waits for a server cannot be ended from outside. So each question is asked in a thread
+of its own, which is left behind when the deadline passes, and ends by the question's own limits.
+Until then that server is asked nothing more by this way: one that is silent for days must not fill
+the process with threads.
 """
 
 import threading
@@ -28,13 +30,14 @@ class Deadline:
         """Return how many seconds are left, 0 where it has passed."""
         return max(self._ends - time.monotonic(), 0.0)
 
-    def ask(self, whom: str, question: Callable[[], T], *, late: Callable[[], None] = lambda: None) -> T:
+    def ask(
+        self, whom: str, question: Callable[[], T], *, late: Callable[[], None] = lambda: None
+    ) -> T:
         """Return what the question returns, or raise what it raises.
 
-        Args:
-            whom: who is asked, as errors name it.
-            question: is asked in another thread, and goes on there where no answer comes in time.
-            late: is called in that thread when the question ends after the deadline, to give back what nobody else will.
+        Args: whom: who is asked, as errors name it. question: is asked in another thread, and goes
+            on there where no answer comes in time. late: is called in that thread when the question
+            ends after the deadline, to give back what nobody else will.
 
         Raises:
             Overdue: no answer came in time, or one that was asked for earlier has not come yet.
@@ -64,7 +67,9 @@ class Deadline:
 
 
 def _answer(question: Callable[[], T]) -> Callable[[], T]:
-    """Return what gives the answer: it returns what the question returned, or raises what it raised."""
+    """Return what gives the answer: it returns what the question returned, or raises what it
+    raised.
+    """
     try:
         found = question()
     except BaseException as error:  # noqa: BLE001 - raised where it was asked

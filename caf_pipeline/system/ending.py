@@ -1,4 +1,6 @@
-"""SIGTERM and SIGHUP end a command in order, as Ctrl-C does: the embedded Postgres is stopped if no other process uses it."""
+"""SIGTERM and SIGHUP end a command in order, as Ctrl-C does: the embedded Postgres is stopped if no
+other process uses it.
+"""
 
 import contextlib
 import os
@@ -13,7 +15,9 @@ _received: list[int] = []
 
 
 def end_in_order() -> None:
-    """Let these signals interrupt this process; those that its starter ignores, as nohup does, stay ignored."""
+    """Let these signals interrupt this process; those that its starter ignores, as nohup does, stay
+    ignored.
+    """
     for number in ENDING:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _interrupt)
@@ -25,7 +29,9 @@ def received(number: int) -> None:
 
 
 def interrupted_status() -> int:
-    """Return the exit status of an interrupted process: 128 and the signal's number, as shells count."""
+    """Return the exit status of an interrupted process: 128 and the signal's number, as shells
+    count.
+    """
     return 128 + _received[0] if _received else INTERRUPTED
 
 

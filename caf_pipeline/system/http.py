@@ -1,10 +1,13 @@
-"""HTTP with servers that nobody vouches for: a host's addresses are guarded, a whole exchange has an end, and a check can end it.
+"""HTTP with servers that nobody vouches for: a host's addresses are guarded, a whole exchange has
+an end, and a check can end it.
 
-An HTTP client's own limits are for each read, so that a byte now and then keeps it waiting; and what a server may send before its
-answer (interim answers without end, headers that drip) is read inside the client. So both limits are held at the sockets, which
-httpcore lets its user supply. A host is looked up once for each connection, and connected to at the addresses that were judged.
+An HTTP client's own limits are for each read, so that a byte now and then keeps it waiting; and
+what a server may send before its answer (interim answers without end, headers that drip) is read
+inside the client. So both limits are held at the sockets, which httpcore lets its user supply. A
+host is looked up once for each connection, and connected to at the addresses that were judged.
 
-What an answer means, and how long it may be, is its reader's to say. Source: httpcore's `NetworkBackend`; RFC 9110.
+What an answer means, and how long it may be, is its reader's to say. Source: httpcore's
+`NetworkBackend`; RFC 9110.
 """
 
 import math
@@ -26,10 +29,14 @@ STEP_SECONDS: Final = 0.5
 
 CONNECT_SECONDS: Final = 10.0
 READ_BYTES: Final = 256 << 10
-"""Taken from a socket at once; httpcore asks for 64 KiB, and took two thirds more of CPU time for a download by them."""
+"""Taken from a socket at once; httpcore asks for 64 KiB, and took two thirds more of CPU time for a
+download by them.
+"""
 
 MAX_ADDRESSES: Final = 4
-"""Of one host that are tried: a name may stand for any number of addresses at which no server answers."""
+"""Of one host that are tried: a name may stand for any number of addresses at which no server
+answers.
+"""
 
 ERRORS: Final = (
     httpcore.TimeoutException,
@@ -41,7 +48,9 @@ ERRORS: Final = (
 """What httpcore raises where there is no answer."""
 
 Permit = Callable[[str, Sequence[str]], Sequence[str]]
-"""Returns, of a host's addresses, those that may be connected to, or raises an error that says why there is none."""
+"""Returns, of a host's addresses, those that may be connected to, or raises an error that says why
+there is none.
+"""
 
 
 def no_check() -> None:
@@ -53,10 +62,17 @@ def _permit_all(_: str, addresses: Sequence[str]) -> Sequence[str]:
 
 
 class Limit(float):
-    """How long an exchange may take, and what may end it before. A float, as which httpcore hands a time limit to the sockets."""
+    """How long an exchange may take, and what may end it before.
 
-    def __new__(cls, seconds: float, *, silence: float = math.inf, check: Callable[[], None] = no_check) -> "Limit":
-        """Limit the whole to `seconds` from now, and each wait for bytes to `silence`; `check` raises what ends it."""
+    A float, as which httpcore hands a time limit to the sockets.
+    """
+
+    def __new__(
+        cls, seconds: float, *, silence: float = math.inf, check: Callable[[], None] = no_check
+    ) -> "Limit":
+        """Limit the whole to `seconds` from now, and each wait for bytes to `silence`; `check`
+        raises what ends it.
+        """
         limit = super().__new__(cls, seconds)
         limit.silence = silence
         limit.check = check
@@ -118,14 +134,18 @@ class _Sockets(httpcore.NetworkBackend):
         for address in self._permit(host, addresses)[:MAX_ADDRESSES]:
             seconds = timeout.step(time.monotonic(), CONNECT_SECONDS)
             try:
-                return _Stream(self._opening.connect_tcp(address, port, seconds, local_address, socket_options))
+                return _Stream(
+                    self._opening.connect_tcp(address, port, seconds, local_address, socket_options)
+                )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
         raise failure
 
 
 class _Stream(httpcore.NetworkStream):
-    """A socket that is waited for in small steps; `tls` counts what lies over it, two where a proxy is reached by TLS, too."""
+    """A socket that is waited for in small steps; `tls` counts what lies over it, two where a proxy
+    is reached by TLS, too.
+    """
 
     def __init__(self, stream: httpcore.NetworkStream, tls: int = 0) -> None:
         self._stream = stream
@@ -143,7 +163,10 @@ class _Stream(httpcore.NetworkStream):
                 return self._stream.read(max_bytes, seconds)
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Send everything. After a WriteError httpcore reads the answer, so it is raised where one is there already."""
+        """Send everything.
+
+        After a WriteError httpcore reads the answer, so it is raised where one is there already.
+        """
         assert isinstance(timeout, Limit)
         begun = time.monotonic()
         if self._tls > 1:
@@ -152,7 +175,9 @@ class _Stream(httpcore.NetworkStream):
         sock: socket.socket = self.get_extra_info("socket")
         view = memoryview(buffer)
         while view:
-            if not self._tls and self.get_extra_info("is_readable"):  # with TLS, what can be read need not be an answer
+            if not self._tls and self.get_extra_info(
+                "is_readable"
+            ):  # with TLS, what can be read need not be an answer
                 raise httpcore.WriteError("an answer came before the end of the request")
             sock.settimeout(timeout.step(begun))
             try:
@@ -164,7 +189,10 @@ class _Stream(httpcore.NetworkStream):
             begun = time.monotonic()
 
     def start_tls(
-        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
     ) -> httpcore.NetworkStream:
         assert isinstance(timeout, Limit)
         seconds = timeout.step(time.monotonic(), CONNECT_SECONDS)
@@ -177,8 +205,12 @@ class _Stream(httpcore.NetworkStream):
         return self._stream.get_extra_info(info)
 
 
-def guarded_pool(permit: Permit = _permit_all, *, most_idle: int | None = None, proxy: str = "") -> httpcore.ConnectionPool:
-    """Return connections to permitted addresses, whose requests all have a `Limit`, directly or by a proxy."""
+def guarded_pool(
+    permit: Permit = _permit_all, *, most_idle: int | None = None, proxy: str = ""
+) -> httpcore.ConnectionPool:
+    """Return connections to permitted addresses, whose requests all have a `Limit`, directly or by
+    a proxy.
+    """
     named = httpx.Proxy(proxy) if proxy else None
     return httpcore.ConnectionPool(
         ssl_context=_certificates(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")),
@@ -207,7 +239,8 @@ class _Body(httpx.SyncByteStream):
 
 
 class GuardedTransport(httpx.BaseTransport):
-    """What an `httpx.Client` sends by: guarded connections, or those of the proxy that the environment names for a URL.
+    """What an `httpx.Client` sends by: guarded connections, or those of the proxy that the
+    environment names for a URL.
 
     A proxy connects, and decides where to; it may be at any address itself.
     """
@@ -221,15 +254,24 @@ class GuardedTransport(httpx.BaseTransport):
         url = request.url
         proxy = self._proxy_of(url)
         pool = self._pools.get(proxy) or self._pools.setdefault(proxy, guarded_pool(proxy=proxy))
-        target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+        target = httpcore.URL(
+            scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
+        )
         with _as_httpx():
             response = pool.handle_request(
                 httpcore.Request(
-                    request.method, target, headers=request.headers.raw, content=request.stream, extensions=request.extensions
+                    request.method,
+                    target,
+                    headers=request.headers.raw,
+                    content=request.stream,
+                    extensions=request.extensions,
                 )
             )
         return httpx.Response(
-            response.status, headers=response.headers, stream=_Body(response), extensions=dict(response.extensions)
+            response.status,
+            headers=response.headers,
+            stream=_Body(response),
+            extensions=dict(response.extensions),
         )
 
     def close(self) -> None:
@@ -239,7 +281,9 @@ class GuardedTransport(httpx.BaseTransport):
 
     def _proxy_of(self, url: httpx.URL) -> str:
         proxy = self._proxies.get(url.scheme) or self._proxies.get("all", "")
-        if not proxy or any(urllib.request.proxy_bypass(host) for host in (url.host, url.netloc.decode())):
+        if not proxy or any(
+            urllib.request.proxy_bypass(host) for host in (url.host, url.netloc.decode())
+        ):
             return ""
         return proxy if "://" in proxy else f"http://{proxy}"
 

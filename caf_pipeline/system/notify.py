@@ -1,4 +1,7 @@
-"""Sends a message to people: as JSON to a webhook, as e-mail to an SMTP server. Each is one attempt, with an end."""
+"""Sends a message to people: as JSON to a webhook, as e-mail to an SMTP server.
+
+Each is one attempt, with an end.
+"""
 
 import logging
 import smtplib
@@ -17,7 +20,9 @@ logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def post_json(url: str, body: Mapping[str, Any], *, seconds: float) -> None:
-    """Post a JSON object; each wait for bytes is `seconds` at most. The URL's path may be a secret, and is in no error.
+    """Post a JSON object; each wait for bytes is `seconds` at most.
+
+    The URL's path may be a secret, and is in no error.
 
     Raises:
         AlertNotSent: it was not answered with a status from 200 to 299.
@@ -26,9 +31,13 @@ def post_json(url: str, body: Mapping[str, Any], *, seconds: float) -> None:
     try:
         status = httpx.post(url, json=dict(body), timeout=seconds).status_code
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        raise AlertNotSent(f"{where} gives no answer: {_without(url, error)}", hint="check CAF_ALERTS__WEBHOOK") from None
+        raise AlertNotSent(
+            f"{where} gives no answer: {_without(url, error)}", hint="check CAF_ALERTS__WEBHOOK"
+        ) from None
     if not httpx.codes.is_success(status):
-        raise AlertNotSent(f"{where} answers with HTTP status {status}", hint="check CAF_ALERTS__WEBHOOK")
+        raise AlertNotSent(
+            f"{where} answers with HTTP status {status}", hint="check CAF_ALERTS__WEBHOOK"
+        )
 
 
 def _without(url: str, error: Exception) -> str:
@@ -49,7 +58,9 @@ def send_mail(
     login: tuple[str, str] | None,
     seconds: float,
 ) -> Sequence[str]:
-    """Send an e-mail by an SMTP server; each wait for bytes is `seconds` at most. Returns the recipients that it refused.
+    """Send an e-mail by an SMTP server; each wait for bytes is `seconds` at most.
+
+    Returns the recipients that it refused.
 
     Args:
         subject: of the e-mail.
@@ -82,9 +93,15 @@ def send_mail(
                 server.login(*login)
             return list(server.send_message(message))
     except smtplib.SMTPAuthenticationError:  # what it says may have the password in it
-        raise AlertNotSent(f"the mail server {host}:{port} refuses the login", hint="check alerts.smtp_user") from None
+        raise AlertNotSent(
+            f"the mail server {host}:{port} refuses the login", hint="check alerts.smtp_user"
+        ) from None
     except UnicodeError:  # it quotes what it cannot write
         hint = "write alerts.smtp_user, CAF_ALERTS__SMTP_PASSWORD and the addresses in ASCII"
-        raise AlertNotSent(f"the mail server {host}:{port} cannot be given the login or an address", hint=hint) from None
+        raise AlertNotSent(
+            f"the mail server {host}:{port} cannot be given the login or an address", hint=hint
+        ) from None
     except (smtplib.SMTPException, OSError) as error:
-        raise AlertNotSent(f"the mail server {host}:{port} does not take an alert: {first_line(error)}", hint=hint) from error
+        raise AlertNotSent(
+            f"the mail server {host}:{port} does not take an alert: {first_line(error)}", hint=hint
+        ) from error

@@ -7,7 +7,10 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 
 def show_size(size_bytes: int) -> str:
-    """Return a size for people, e.g. "29.8 GiB": exact below 1 KiB, else in the unit that keeps it below 1,024."""
+    """Return a size for people, e.g.
+
+    "29.8 GiB": exact below 1 KiB, else in the unit that keeps it below 1,024.
+    """
     if size_bytes < 1024:
         return f"{size_bytes} B"
     size = float(size_bytes)

@@ -1,7 +1,8 @@
 """Ranges of a file named on the command line: a local path, an http(s) URL, or an s3:// URL.
 
-Every source answers for one state of its file: a remote one that changes between two reads is refused by its ETag.
-Broken connections are resumed where they broke. No message names a URL's user, password or query, which may be secrets.
+Every source answers for one state of its file: a remote one that changes between two reads is
+refused by its ETag. Broken connections are resumed where they broke. No message names a URL's user,
+password or query, which may be secrets.
 """
 
 import contextlib
@@ -32,9 +33,15 @@ PIECE_BYTES: Final = 1 << 20
 CONNECT_SECONDS: Final = 10
 READ_SECONDS: Final = 60
 MAX_WHOLE_BYTES: Final = 64 << 20
-"""A web server that knows no ranges sends the whole file; one of up to this size is taken and kept in memory."""
+"""A web server that knows no ranges sends the whole file; one of up to this size is taken and kept
+in memory.
+"""
 
-_BACK_OFF_SECONDS: Final = (0.25, 1.0, 3.0)  # before each further try of a read that came no further
+_BACK_OFF_SECONDS: Final = (
+    0.25,
+    1.0,
+    3.0,
+)  # before each further try of a read that came no further
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
 Result = TypeVar("Result")
@@ -47,11 +54,15 @@ class FileRanges(ABC):
 
     @abstractmethod
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the last `size_bytes` of the file, or all of a shorter one, and the size of the file."""
+        """Return the last `size_bytes` of the file, or all of a shorter one, and the size of the
+        file.
+        """
 
     @abstractmethod
     def read_prefix(self, size_bytes: int) -> tuple[bytes, int]:
-        """Return the first `size_bytes` of the file, or all of a shorter one, and the size of the file."""
+        """Return the first `size_bytes` of the file, or all of a shorter one, and the size of the
+        file.
+        """
 
     @abstractmethod
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
@@ -73,12 +84,14 @@ class FileRanges(ABC):
 
 
 def open_ranges(address: str, open_s3: Callable[[str], FileRanges]) -> FileRanges:
-    """Open a file by path, `http://`, `https://` or `s3://bucket/key`. A local file of that very name comes first.
+    """Open a file by path, `http://`, `https://` or `s3://bucket/key`.
+
+    A local file of that very name comes first.
 
     `open_s3` opens the last kind, since this folder knows no source.
 
-    Raises:
-        UsageError: an address of another kind. ArchiveError: no such local file. Remote files are asked for at the first read.
+    Raises: UsageError: an address of another kind. ArchiveError: no such local file. Remote files
+        are asked for at the first read.
     """
     scheme, separator, _ = address.partition("://")
     if not separator or os.path.lexists(address):
@@ -89,10 +102,14 @@ def open_ranges(address: str, open_s3: Callable[[str], FileRanges]) -> FileRange
         return HttpFile(address)
     if scheme == "s3":
         return open_s3(address)
-    raise UsageError(f"Addresses of the kind {scheme}:// are not known.", hint="Give a path, http(s):// or s3://bucket/key.")
+    raise UsageError(
+        f"Addresses of the kind {scheme}:// are not known.",
+        hint="Give a path, http(s):// or s3://bucket/key.",
+    )
 
 
-# --- local files ---------------------------------------------------------------------------------------------------
+# --- local files
+# ------------------------------------------------------------------------------------------
 
 
 class LocalFile(FileRanges):
@@ -112,7 +129,9 @@ class LocalFile(FileRanges):
         status = os.fstat(self.descriptor)
         if not stat.S_ISREG(status.st_mode):
             self.close()
-            raise ArchiveError(f"{self.name!r} is not a regular file.", hint="An archive is read from its end.")
+            raise ArchiveError(
+                f"{self.name!r} is not a regular file.", hint="An archive is read from its end."
+            )
         self._size_bytes = status.st_size
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
@@ -135,7 +154,9 @@ class LocalFile(FileRanges):
         piece = self._pread(end_byte - start_byte, start_byte) if end_byte > start_byte else b""
         if len(piece) == end_byte - start_byte:
             return piece
-        return piece + super().read(start_byte + len(piece), end_byte)  # Linux reads at most 2 GiB a call
+        return piece + super().read(
+            start_byte + len(piece), end_byte
+        )  # Linux reads at most 2 GiB a call
 
     def close(self) -> None:
         """See `FileRanges`."""
@@ -145,15 +166,21 @@ class LocalFile(FileRanges):
         try:
             piece = os.pread(self.descriptor, size_bytes, start_byte)
         except OSError as error:
-            raise ArchiveError(f"The file {self.name!r} cannot be read: {error.strerror}.") from error
+            raise ArchiveError(
+                f"The file {self.name!r} cannot be read: {error.strerror}."
+            ) from error
         if not piece:
-            raise ArchiveError(f"The file {self.name!r} was cut off at byte {start_byte} while it was read.")
+            raise ArchiveError(
+                f"The file {self.name!r} was cut off at byte {start_byte} while it was read."
+            )
         return piece
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRange:
-    """`[start_byte, end_byte)` of a local file, to be copied into another one without passing through this process."""
+    """`[start_byte, end_byte)` of a local file, to be copied into another one without passing
+    through this process.
+    """
 
     source: LocalFile
     start_byte: int
@@ -165,7 +192,9 @@ class LocalRange:
         return self.end_byte - self.start_byte
 
     def write_to(self, file: IO[bytes]) -> None:
-        """Append it to a file that is written; raises ArchiveError where the source was cut off, else OSError."""
+        """Append it to a file that is written; raises ArchiveError where the source was cut off,
+        else OSError.
+        """
         file.flush()
         position, at = self.start_byte, file.tell()
         while position < self.end_byte:
@@ -177,7 +206,9 @@ class LocalRange:
 def _copied(source: LocalFile, file: IO[bytes], position: int, count: int, at: int) -> int:
     """Copy up to `count` bytes to the place `at`; return how many were."""
     if hasattr(os, "copy_file_range"):  # Linux
-        with contextlib.suppress(OSError):  # file systems may refuse it; what is wrong with the file shows when it is read
+        with contextlib.suppress(
+            OSError
+        ):  # file systems may refuse it; what is wrong with the file shows when it is read
             if copied := os.copy_file_range(source.descriptor, file.fileno(), count, position, at):
                 return copied
     return os.pwrite(file.fileno(), source.read(position, position + min(count, PIECE_BYTES)), at)
@@ -192,12 +223,14 @@ def write_piece(file: IO[bytes], piece: Buffer | LocalRange) -> int:
     return memoryview(piece).nbytes
 
 
-# --- remote files --------------------------------------------------------------------------------------------------
+# --- remote files
+# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RangeAnswer:
-    """What a server sends for a range: the file's `[first_byte, …)`, the file's size, and whether that is the whole file.
+    """What a server sends for a range: the file's `[first_byte, …)`, the file's size, and whether
+    that is the whole file.
 
     Nothing is sent of a range that begins at the file's end or behind it.
     """
@@ -230,7 +263,10 @@ class RemoteFile(FileRanges):
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
         """See `FileRanges`."""
         if self._whole is not None:
-            yield from (self._whole[at : min(at + piece_bytes, end_byte)] for at in range(start_byte, end_byte, piece_bytes))
+            yield from (
+                self._whole[at : min(at + piece_bytes, end_byte)]
+                for at in range(start_byte, end_byte, piece_bytes)
+            )
             return
         position, failures = start_byte, 0
         while position < end_byte:
@@ -239,7 +275,8 @@ class RemoteFile(FileRanges):
                     if answer.size_bytes < end_byte:
                         raise ArchiveError(
                             f"{self.name} has no byte {end_byte - 1}, which was asked for.",
-                            hint="The file is cut off, or the index that was read belongs to another file.",
+                            hint="The file is cut off, or the index that was read belongs to "
+                            "another file.",
                         )
                     self._expect_part(answer, position)
                     for piece in answer.pieces(piece_bytes):
@@ -249,7 +286,9 @@ class RemoteFile(FileRanges):
                         if position == end_byte:  # the server may go on for ever
                             break
                 if position < end_byte:
-                    raise SourceUnreachable(f"{self.name}: the answer ended at byte {position} of {end_byte}.")
+                    raise SourceUnreachable(
+                        f"{self.name}: the answer ended at byte {position} of {end_byte}."
+                    )
             except SourceUnreachable:
                 if failures == len(_BACK_OFF_SECONDS):
                     raise
@@ -262,9 +301,13 @@ class RemoteFile(FileRanges):
                 return self._keep_whole(answer)[-size_bytes:], answer.size_bytes
             suffix = b"" if answer.whole else _at_most(size_bytes, answer.pieces(PIECE_BYTES))
         if answer.whole:  # some servers know only ranges that have a beginning
-            return self.read(max(0, answer.size_bytes - size_bytes), answer.size_bytes), answer.size_bytes
+            return self.read(
+                max(0, answer.size_bytes - size_bytes), answer.size_bytes
+            ), answer.size_bytes
         if answer.size_bytes and len(suffix) != min(size_bytes, answer.size_bytes):
-            raise SourceUnreachable(f"{self.name}: {_other_length(len(suffix), min(size_bytes, answer.size_bytes))}")
+            raise SourceUnreachable(
+                f"{self.name}: {_other_length(len(suffix), min(size_bytes, answer.size_bytes))}"
+            )
         return suffix, answer.size_bytes
 
     def _prefix(self, size_bytes: int) -> tuple[bytes, int]:
@@ -274,7 +317,9 @@ class RemoteFile(FileRanges):
             self._expect_part(answer, 0)
             prefix = _at_most(size_bytes, answer.pieces(PIECE_BYTES))[:size_bytes]
         if len(prefix) != min(size_bytes, answer.size_bytes):
-            raise SourceUnreachable(f"{self.name}: {_other_length(len(prefix), min(size_bytes, answer.size_bytes))}")
+            raise SourceUnreachable(
+                f"{self.name}: {_other_length(len(prefix), min(size_bytes, answer.size_bytes))}"
+            )
         return prefix, answer.size_bytes
 
     def _keep_whole(self, answer: RangeAnswer) -> bytes:
@@ -291,7 +336,10 @@ class RemoteFile(FileRanges):
                 hint="Download it, and give the local file.",
             )
         if answer.first_byte != first_byte:
-            raise SourceError(f"{self.name}: asked for byte {first_byte}, the server sent from byte {answer.first_byte} on.")
+            raise SourceError(
+                f"{self.name}: asked for byte {first_byte}, the server sent from byte "
+                f"{answer.first_byte} on."
+            )
 
 
 def _other_length(size_bytes: int, wanted_bytes: int) -> str:
@@ -301,7 +349,9 @@ def _other_length(size_bytes: int, wanted_bytes: int) -> str:
 
 
 def _at_most(size_bytes: int, pieces: Iterator[bytes]) -> bytes:
-    """Return all of the pieces, or what is more than `size_bytes`: an answer may be longer than it says, and have no end."""
+    """Return all of the pieces, or what is more than `size_bytes`: an answer may be longer than it
+    says, and have no end.
+    """
     taken = bytearray()
     for piece in pieces:
         taken += piece
@@ -322,13 +372,19 @@ def refused(name: str, status: int, detail: str = "") -> CafError:
     """Translate an HTTP status that is neither 200, 206 nor 416."""
     said = f"{status} {detail}".strip()
     if status in (401, 403):
-        return SourceDenied(f"{name}: access is denied ({said}).", hint="Check the credentials and what they allow.")
+        return SourceDenied(
+            f"{name}: access is denied ({said}).", hint="Check the credentials and what they allow."
+        )
     if status in (404, 410):
         return ArchiveError(f"There is no file {name} ({said}).")
     if status == 412:
-        return ArchiveError(f"{name} was replaced while it was read.", hint="Run the command again.")
+        return ArchiveError(
+            f"{name} was replaced while it was read.", hint="Run the command again."
+        )
     if status in (408, 425, 429) or status >= 500:
-        return SourceUnreachable(f"{name}: the server cannot answer now ({said}).", hint="Try again later.")
+        return SourceUnreachable(
+            f"{name}: the server cannot answer now ({said}).", hint="Try again later."
+        )
     return SourceError(f"{name}: the server answered {said}.")
 
 
@@ -336,7 +392,9 @@ def parse_range(name: str, content_range: str) -> tuple[int, int]:
     """Return the first byte and the file's size."""
     if match := _CONTENT_RANGE.fullmatch(content_range):
         return int(match[1]), int(match[3])
-    raise SourceError(f"{name}: the server sent a part without saying which: Content-Range is {content_range!r}.")
+    raise SourceError(
+        f"{name}: the server sent a part without saying which: Content-Range is {content_range!r}."
+    )
 
 
 def unreachable(name: str, error: Exception, url: str, *, hint: str) -> SourceUnreachable:

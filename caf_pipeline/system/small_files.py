@@ -1,4 +1,5 @@
-"""Many small files found, read and written at once: by the compiled module where it is installed (`native/`), else in Python.
+"""Many small files found, read and written at once: by the compiled module where it is installed
+(`native/`), else in Python.
 
 Source: `native/src/files.rs`, which does the same without the interpreter's lock.
 """
@@ -8,7 +9,14 @@ import hashlib
 import os
 from collections.abc import Sequence
 
-__all__ = ["list_folder", "list_folder_reference", "read_files", "read_files_reference", "write_files", "write_files_reference"]
+__all__ = [
+    "list_folder",
+    "list_folder_reference",
+    "read_files",
+    "read_files_reference",
+    "write_files",
+    "write_files_reference",
+]
 
 
 def list_folder(path: str) -> list[tuple[str, int, int]]:
@@ -18,14 +26,19 @@ def list_folder(path: str) -> list[tuple[str, int, int]]:
 
 
 def list_folder_reference(path: str) -> list[tuple[str, int, int]]:
-    """Return name, size in bytes, and time of modification in ns of the epoch of all in a folder; raise OSError.
+    """Return name, size in bytes, and time of modification in ns of the epoch of all in a folder;
+    raise OSError.
 
-    The size is -1 of what is not plainly a file, and has to be looked at singly: a folder, a link, a pipe, what is gone by now,
-    a name that is not UTF-8, a time behind 2262, which 64 bits do not hold. All come in the byte order of the paths below them:
-    `a.b` before what is in the folder `a`.
+    The size is -1 of what is not plainly a file, and has to be looked at singly: a folder, a link,
+    a pipe, what is gone by now, a name that is not UTF-8, a time behind 2262, which 64 bits do not
+    hold. All come in the byte order of the paths below them: `a.b` before what is in the folder
+    `a`.
     """
     with os.scandir(path) as entries:
-        found = [(os.fsencode(entry.name) + b"/" * _is_folder(entry), entry.name, *_size_and_time(entry)) for entry in entries]
+        found = [
+            (os.fsencode(entry.name) + b"/" * _is_folder(entry), entry.name, *_size_and_time(entry))
+            for entry in entries
+        ]
     return [(name, size_bytes, modified_ns) for _, name, size_bytes, modified_ns in sorted(found)]
 
 
@@ -49,13 +62,18 @@ def _size_and_time(entry: os.DirEntry[str]) -> tuple[int, int]:
 
 
 def read_files_reference(
-    buffer: bytearray, paths: Sequence[str], sizes: Sequence[int], modified_ns: Sequence[int], hashed: bool
+    buffer: bytearray,
+    paths: Sequence[str],
+    sizes: Sequence[int],
+    modified_ns: Sequence[int],
+    hashed: bool,
 ) -> tuple[int, list[bytes]]:
-    """Put the bodies of the first files back to back; return how many files they are, and SHA-256 of each where `hashed`.
+    """Put the bodies of the first files back to back; return how many files they are, and SHA-256
+    of each where `hashed`.
 
-    It ends before the first file that cannot be read, has another size in bytes, or was modified at another time in ns of the
-    epoch; why, whoever reads that one alone is told. The buffer must have a byte more than all bodies. No other thread may
-    use it meanwhile.
+    It ends before the first file that cannot be read, has another size in bytes, or was modified at
+    another time in ns of the epoch; why, whoever reads that one alone is told. The buffer must have
+    a byte more than all bodies. No other thread may use it meanwhile.
     """
     count = end = 0
     digests = []
@@ -71,7 +89,9 @@ def read_files_reference(
 
 
 def _is_read_as_found(path: str, modified_ns: int, room: memoryview) -> bool:
-    """Read a file; tell whether it has exactly one byte less than `room`, and was last modified when it was found."""
+    """Read a file; tell whether it has exactly one byte less than `room`, and was last modified
+    when it was found.
+    """
     size_bytes, taken = len(room) - 1, 0
     try:
         # Something else may be there by now: a pipe must not be waited for.
@@ -89,19 +109,26 @@ def _is_read_as_found(path: str, modified_ns: int, room: memoryview) -> bool:
     return taken == found.st_size == size_bytes and found.st_mtime_ns == modified_ns
 
 
-def write_files_reference(folder: int, first: int, names: Sequence[bytes], bodies: Sequence[memoryview]) -> list[bool]:
+def write_files_reference(
+    folder: int, first: int, names: Sequence[bytes], bodies: Sequence[memoryview]
+) -> list[bool]:
     """Write files into a folder that is open; tell which of them are there now, in their order.
 
-    Each is whole when it appears, and replaces nothing. Of one that cannot be written nothing is left; why, whoever writes that
-    one alone is told. Until then they are called `.caf-<16 hexadecimal digits>.partial`, numbered from `first`, below 2**64.
+    Each is whole when it appears, and replaces nothing. Of one that cannot be written nothing is
+    left; why, whoever writes that one alone is told. Until then they are called `.caf-<16
+    hexadecimal digits>.partial`, numbered from `first`, below 2**64.
     """
-    temporaries = (f".caf-{(first + number) % (1 << 64):016x}.partial" for number in range(len(names)))
+    temporaries = (
+        f".caf-{(first + number) % (1 << 64):016x}.partial" for number in range(len(names))
+    )
     return [_is_written(folder, *file) for file in zip(temporaries, names, bodies, strict=True)]
 
 
 def _is_written(folder: int, temporary: str, name: bytes, body: memoryview) -> bool:
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        descriptor = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder
+        )
     except OSError:
         return False
     try:
@@ -110,7 +137,9 @@ def _is_written(folder: int, temporary: str, name: bytes, body: memoryview) -> b
                 body = body[os.write(descriptor, body) :]
         finally:
             os.close(descriptor)  # some file systems tell only here that no room was left
-        os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)  # unlike `replace`, over nothing
+        os.link(
+            temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False
+        )  # unlike `replace`, over nothing
     except (OSError, ValueError):  # ValueError: a NUL in its name
         return False
     finally:
@@ -123,4 +152,8 @@ try:
     from caf_native import list_folder as _list_folder
     from caf_native import read_files, write_files
 except ImportError:  # not built: `make setup` does it where cargo is
-    _list_folder, read_files, write_files = list_folder_reference, read_files_reference, write_files_reference
+    _list_folder, read_files, write_files = (
+        list_folder_reference,
+        read_files_reference,
+        write_files_reference,
+    )

@@ -16,12 +16,22 @@ PROBE_SECONDS: Final = 3.0
 
 _NO_ROUTE: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 
-# What OpenSSL calls bytes that are no TLS; which one it is depends on its version and on what the server sends.
-_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+# What OpenSSL calls bytes that are no TLS; which one it is depends on its version and on what the
+# server sends.
+_NO_TLS: Final = (
+    "WRONG_VERSION_NUMBER",
+    "HTTP_REQUEST",
+    "UNKNOWN_PROTOCOL",
+    "RECORD_LAYER_FAILURE",
+    "PACKET_LENGTH_TOO_LONG",
+)
 
 
 class Reason(StrEnum):
-    """Why a server cannot be reached. The value completes a sentence that begins with the server's name."""
+    """Why a server cannot be reached.
+
+    The value completes a sentence that begins with the server's name.
+    """
 
     NAME = "cannot be reached: its host name does not resolve"
     REFUSED = "cannot be reached: connection refused"
@@ -33,7 +43,10 @@ class Reason(StrEnum):
     CERTIFICATE = "cannot be trusted: its certificate is not valid here"
     NOT_HTTP = "does not speak HTTP"
     CUT = "broke its answer off"
-    NO_TLS = "cannot be reached: no TLS connection comes about, as where a certificate is not valid here or HTTPS is not spoken"
+    NO_TLS = (
+        "cannot be reached: no TLS connection comes about, as where a certificate is not "
+        "valid here or HTTPS is not spoken"
+    )
     OTHER = "cannot be reached, or breaks its answer off"
 
     @property
@@ -44,7 +57,8 @@ class Reason(StrEnum):
 
 _HINTS: Final = {
     Reason.NAME: "check the host name in {setting}, and this machine's name server",
-    Reason.REFUSED: "nothing listens on that port: check host and port in {setting}, and that the server runs",
+    Reason.REFUSED: "nothing listens on that port: check host and port in {setting}, and that the "
+    "server runs",
     Reason.NO_ROUTE: "check the network, and the host in {setting}",
     Reason.TIMEOUT: "check host and port in {setting}, the network, and firewalls on the way",
     Reason.CLOSED: "check host and port in {setting}, and the server",
@@ -78,7 +92,10 @@ _OF_CRT: Final = {
 
 
 def reason_of(error: BaseException, url: str = "") -> Reason:
-    """Return why a server could not be asked. Where it closes the connection, it is tried with TLS, if its URL is given."""
+    """Return why a server could not be asked.
+
+    Where it closes the connection, it is tried with TLS, if its URL is given.
+    """
     for each in _inside(error):
         if found := _reason(each):
             if found in (Reason.CLOSED, Reason.CUT, Reason.NOT_HTTP) and speaks_only_tls(url):
@@ -88,17 +105,25 @@ def reason_of(error: BaseException, url: str = "") -> Reason:
 
 
 def hint_for(reason: Reason, setting: str) -> str:
-    """Return what to do. A certificate has no hint here: each client has a setting of its own for what it trusts."""
+    """Return what to do.
+
+    A certificate has no hint here: each client has a setting of its own for what it trusts.
+    """
     return _HINTS.get(reason, "").format(setting=setting)
 
 
 def speaks_only_tls(url: str) -> bool:
-    """Tell whether the server at an http:// URL speaks TLS: plain requests are then answered by an error or not at all."""
+    """Tell whether the server at an http:// URL speaks TLS: plain requests are then answered by an
+    error or not at all.
+    """
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         return False
     context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is asked or told over this connection
+    context.check_hostname, context.verify_mode = (
+        False,
+        ssl.CERT_NONE,
+    )  # nothing is asked or told over this connection
     try:
         with (
             socket.create_connection((parts.hostname, parts.port or 80), PROBE_SECONDS) as plain,
@@ -139,8 +164,13 @@ def _reason(error: BaseException) -> Reason | None:  # noqa: PLR0911 - one for e
     if isinstance(error, http.client.BadStatusLine):
         return Reason.NOT_HTTP
     if type(error).__name__ == "RemoteProtocolError":  # httpx's; this module loads no client
-        said = {"disconnected": Reason.CLOSED, "without sending complete message": Reason.CUT}  # h11's words
-        return next((reason for words, reason in said.items() if words in str(error)), Reason.NOT_HTTP)
+        said = {
+            "disconnected": Reason.CLOSED,
+            "without sending complete message": Reason.CUT,
+        }  # h11's words
+        return next(
+            (reason for words, reason in said.items() if words in str(error)), Reason.NOT_HTTP
+        )
     if type(error).__name__ == "AwsCrtError":
         return _OF_CRT.get(error.name)  # type: ignore[attr-defined]
     if isinstance(error, OSError) and error.errno in _NO_ROUTE:

@@ -1,4 +1,6 @@
-"""Alerts: what is so of a source is told once, to real servers; what could not be sent is sent again."""
+"""Alerts: what is so of a source is told once, to real servers; what could not be sent is sent
+again.
+"""
 
 import json
 import logging
@@ -12,7 +14,13 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from dagster import AssetCheckEvaluation, AssetCheckKey, AssetCheckSeverity, AssetKey, AssetObservation
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckKey,
+    AssetCheckSeverity,
+    AssetKey,
+    AssetObservation,
+)
 from pydantic import SecretStr
 
 from caf_pipeline.automation.alerting import due_alerts
@@ -92,7 +100,9 @@ def mail_server():
 
 
 def told(pipeline, **alerts):
-    return replace(pipeline, settings=pipeline.settings.model_copy(update={"alerts": AlertSettings(**alerts)}))
+    return replace(
+        pipeline, settings=pipeline.settings.model_copy(update={"alerts": AlertSettings(**alerts)})
+    )
 
 
 @pytest.fixture
@@ -105,24 +115,44 @@ def parked(pipeline):
 
 
 def reported_checks(pipeline) -> dict[str, str]:
-    names = ("no_chunk_is_damaged", "no_chunk_is_parked", "source_keeps_up", "few_objects_are_skipped")
+    names = (
+        "no_chunk_is_damaged",
+        "no_chunk_is_parked",
+        "source_keeps_up",
+        "few_objects_are_skipped",
+    )
     keys = {name: AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), name) for name in names}
-    found = pipeline.instance.event_log_storage.get_latest_asset_check_execution_by_key(list(keys.values()))
+    found = pipeline.instance.event_log_storage.get_latest_asset_check_execution_by_key(
+        list(keys.values())
+    )
     return {name: found[key].status.value for name, key in keys.items() if key in found}
 
 
 @pytest.mark.thorough
-def test_a_parked_chunk_reaches_a_webhook_and_a_mailbox_once_and_so_does_its_end(parked, webhook, mail_server):
+def test_a_parked_chunk_reaches_a_webhook_and_a_mailbox_once_and_so_does_its_end(
+    parked, webhook, mail_server
+):
     pipeline, chunk = parked
     url = f"http://127.0.0.1:{webhook.server_port}/services/T0/secret"
     addresses = {"mail_to": ("ops@example.org",), "mail_from": "caf@example.org"}
     port = mail_server.server_address[1]
-    pipeline = told(pipeline, webhook=SecretStr(url), smtp_host="127.0.0.1", smtp_port=port, **addresses)
+    pipeline = told(
+        pipeline, webhook=SecretStr(url), smtp_host="127.0.0.1", smtp_port=port, **addresses
+    )
     tick = evaluate_tick(pipeline, SENSOR)
-    assert tick.skip_message == "1 condition in 1 source; 1 alert sent to the webhook; 1 alert sent to ops@example.org."
+    assert (
+        tick.skip_message
+        == "1 condition in 1 source; 1 alert sent to the webhook; 1 alert sent to ops@example.org."
+    )
     (body,) = webhook.got
     assert body["alerts"] == [
-        {"source": SOURCE, "condition": "parked", "status": "begun", "severity": "error", "text": body["text"]}
+        {
+            "source": SOURCE,
+            "condition": "parked",
+            "status": "begun",
+            "severity": "error",
+            "text": body["text"],
+        }
     ]
     assert body["text"].startswith("1 chunk of my-source parked: `caf status my-source` says why")
     assert "rcpt TO:<ops@example.org>" in mail_server.got
@@ -144,35 +174,50 @@ def test_a_parked_chunk_reaches_a_webhook_and_a_mailbox_once_and_so_does_its_end
     assert reported_checks(pipeline)["no_chunk_is_parked"] == "SUCCEEDED"
 
 
-def test_a_webhook_that_refuses_or_is_away_fails_the_tick_and_is_tried_again(parked, webhook, caplog):
+def test_a_webhook_that_refuses_or_is_away_fails_the_tick_and_is_tried_again(
+    parked, webhook, caplog
+):
     pipeline, _ = parked
     caplog.set_level(logging.INFO)
     webhook.status = 500
     url = f"http://127.0.0.1:{webhook.server_port}/services/T0/secret"
-    with pytest.raises(AlertNotSent, match=r"the webhook at 127\.0\.0\.1 answers with HTTP status 500") as refused:
+    with pytest.raises(
+        AlertNotSent, match=r"the webhook at 127\.0\.0\.1 answers with HTTP status 500"
+    ) as refused:
         evaluate_tick(told(pipeline, webhook=SecretStr(url)), SENSOR)
     away = SecretStr(f"http://127.0.0.1:{free_port()}/services/T0/secret")
     with pytest.raises(AlertNotSent, match=r"the webhook at 127\.0\.0\.1 gives no answer") as gone:
         evaluate_tick(told(pipeline, webhook=away), SENSOR)
     for error in (refused, gone):
         assert "secret" not in f"{error.value}{error.value.hint}{error.value.__cause__}"
-    assert reported_checks(pipeline)["no_chunk_is_parked"] == "FAILED"  # the page has it, whoever is away
+    assert (
+        reported_checks(pipeline)["no_chunk_is_parked"] == "FAILED"
+    )  # the page has it, whoever is away
     with pytest.raises(AlertNotSent, match=r"the mail server 127\.0\.0\.1:"):
-        evaluate_tick(told(pipeline, mail_to=("a@b",), smtp_host="127.0.0.1", smtp_port=free_port()), SENSOR)
+        evaluate_tick(
+            told(pipeline, mail_to=("a@b",), smtp_host="127.0.0.1", smtp_port=free_port()), SENSOR
+        )
     webhook.status = 200
     evaluate_tick(told(pipeline, webhook=SecretStr(url)), SENSOR)
     assert webhook.got[-1]["alerts"][0]["status"] == "begun"
     assert "secret" not in caplog.text
 
 
-def test_a_webhook_that_is_away_keeps_no_alert_from_a_mailbox_and_each_is_told_once(parked, webhook, mail_server):
+def test_a_webhook_that_is_away_keeps_no_alert_from_a_mailbox_and_each_is_told_once(
+    parked, webhook, mail_server
+):
     pipeline, _ = parked
     webhook.status = 500
     url = SecretStr(f"http://127.0.0.1:{webhook.server_port}/")
     port = mail_server.server_address[1]
-    pipeline = told(pipeline, webhook=url, mail_to=("ops@example.org",), smtp_host="127.0.0.1", smtp_port=port)
+    pipeline = told(
+        pipeline, webhook=url, mail_to=("ops@example.org",), smtp_host="127.0.0.1", smtp_port=port
+    )
     tick = evaluate_tick(pipeline, SENSOR)
-    assert "1 alert sent to ops@example.org; the webhook at 127.0.0.1 answers with HTTP status 500" in tick.skip_message
+    assert (
+        "1 alert sent to ops@example.org; the webhook at 127.0.0.1 answers with HTTP status 500"
+        in tick.skip_message
+    )
     with pytest.raises(AlertNotSent, match="HTTP status 500"):
         evaluate_tick(pipeline, SENSOR, tick.cursor)
     webhook.status = 200
@@ -191,11 +236,16 @@ def test_who_is_named_later_is_told_what_goes_on(parked, webhook):
 
 
 @pytest.mark.thorough
-def test_a_pause_ends_no_delay_and_a_check_that_fails_for_another_reason_is_reported_again(pipeline, webhook):
+def test_a_pause_ends_no_delay_and_a_check_that_fails_for_another_reason_is_reported_again(
+    pipeline, webhook
+):
     pipeline.put(12)
     moved, _ = pipeline.plan()
     withdrawn = f"state = CASE name WHEN '{moved}' THEN 'withdrawn' ELSE state END"
-    age(pipeline, caf_files=f"{withdrawn}, updated_at = now(), created_at = now() - interval '10 days'")
+    age(
+        pipeline,
+        caf_files=f"{withdrawn}, updated_at = now(), created_at = now() - interval '10 days'",
+    )
     pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/"))
     tick = evaluate_tick(pipeline, SENSOR)
     assert evaluation_of(pipeline).severity.value == "WARN"
@@ -206,26 +256,44 @@ def test_a_pause_ends_no_delay_and_a_check_that_fails_for_another_reason_is_repo
     pipeline.ledger.controls.set("paused", "the building moves")
     tick = evaluate_tick(pipeline, SENSOR, tick.cursor)
     pipeline.ledger.controls.set("paused", None)
-    assert evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message == "2 conditions in 1 source; nothing to send."
-    assert [[one["condition"] for one in body["alerts"]] for body in webhook.got] == [["late"], ["stalled"]]
+    assert (
+        evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message
+        == "2 conditions in 1 source; nothing to send."
+    )
+    assert [[one["condition"] for one in body["alerts"]] for body in webhook.got] == [
+        ["late"],
+        ["stalled"],
+    ]
 
 
 def alerts_of(webhook) -> list[list[tuple[str, str, str]]]:
-    return [[(one["source"], one["condition"], one["status"]) for one in body["alerts"]] for body in webhook.got]
+    return [
+        [(one["source"], one["condition"], one["status"]) for one in body["alerts"]]
+        for body in webhook.got
+    ]
 
 
 def test_a_ledger_that_is_away_is_told_once_ends_nothing_else_and_so_is_its_end(parked, webhook):
     pipeline, _ = parked
     pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/"))
     nowhere = SecretStr(f"postgresql://caf@127.0.0.1:{free_port()}/caf")
-    away = replace(pipeline, settings=pipeline.settings.model_copy(update={"database_url": nowhere}))
+    away = replace(
+        pipeline, settings=pipeline.settings.model_copy(update={"database_url": nowhere})
+    )
     tick = evaluate_tick(pipeline, SENSOR)
     for said in ("1 alert sent to the webhook", "nothing to send"):
         tick = evaluate_tick(away, SENSOR, tick.cursor, tick_seconds=10)
         assert said in tick.skip_message
-    assert evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message == "1 condition in 1 source; 1 alert sent to the webhook."
+    assert (
+        evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message
+        == "1 condition in 1 source; 1 alert sent to the webhook."
+    )
     of_all = "(all sources)", "ledger_away"
-    assert alerts_of(webhook) == [[(SOURCE, "parked", "begun")], [(*of_all, "begun")], [(*of_all, "ended")]]
+    assert alerts_of(webhook) == [
+        [(SOURCE, "parked", "begun")],
+        [(*of_all, "begun")],
+        [(*of_all, "ended")],
+    ]
 
 
 def test_damaged_chunks_and_failed_checks_of_other_runs_are_told(parked, webhook):
@@ -245,7 +313,10 @@ def test_damaged_chunks_and_failed_checks_of_other_runs_are_told(parked, webhook
     pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/"))
     evaluate_tick(pipeline, SENSOR)
     assert alerts_of(webhook) == [[(SOURCE, "damaged", "begun"), (SOURCE, "space_ends", "begun")]]
-    assert "storage_plan_lasts of my-source failed, It ends in 3 days: `caf jackal buy`" in webhook.got[0]["text"]
+    assert (
+        "storage_plan_lasts of my-source failed, It ends in 3 days: `caf jackal buy`"
+        in webhook.got[0]["text"]
+    )
     assert reported_checks(pipeline)["no_chunk_is_damaged"] == "FAILED"
 
 
@@ -257,29 +328,44 @@ def begin_a_run(pipeline, job: str, *, failed: bool):
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["under way", "failed"])
-def test_a_run_that_is_to_evaluate_a_check_or_failed_before_it_did_keeps_nobody_from_being_told(parked, webhook, failed):
+def test_a_run_that_is_to_evaluate_a_check_or_failed_before_it_did_keeps_nobody_from_being_told(
+    parked, webhook, failed
+):
     pipeline, chunk = parked
     pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/x"))
     for name in ("plan_accounts_for_inventory", "storage_plan_lasts"):
         failure = AssetCheckEvaluation(
-            asset_key=AssetKey([SOURCE, "chunk_plan"]), check_name=name, passed=False, severity=AssetCheckSeverity.WARN
+            asset_key=AssetKey([SOURCE, "chunk_plan"]),
+            check_name=name,
+            passed=False,
+            severity=AssetCheckSeverity.WARN,
         )
         pipeline.instance.report_runless_asset_event(failure)
     begin_a_run(pipeline, "plan_my_source", failed=failed)
     tick = evaluate_tick(pipeline, SENSOR)
     assert tick.skip_message == "3 conditions in 1 source; 3 alerts sent to the webhook."
-    assert [one["condition"] for one in webhook.got[0]["alerts"]] == ["parked", "space_ends", "unaccounted"]
+    assert [one["condition"] for one in webhook.got[0]["alerts"]] == [
+        "parked",
+        "space_ends",
+        "unaccounted",
+    ]
     chunk_steps.unpark(pipeline.run_context(), chunk)
     begin_a_run(pipeline, "plan_my_source", failed=failed)
     tick = evaluate_tick(pipeline, SENSOR, tick.cursor)  # what the last evaluation found goes on
-    assert [(one["condition"], one["status"]) for one in webhook.got[1]["alerts"]] == [("parked", "ended")]
+    assert [(one["condition"], one["status"]) for one in webhook.got[1]["alerts"]] == [
+        ("parked", "ended")
+    ]
 
 
 @pytest.mark.parametrize("failed", [False, True], ids=["under way", "failed"])
-def test_where_a_run_did_not_come_to_a_sensors_own_checks_the_sensor_reports_them_again(parked, failed):
+def test_where_a_run_did_not_come_to_a_sensors_own_checks_the_sensor_reports_them_again(
+    parked, failed
+):
     pipeline, _ = parked
     evaluate_tick(pipeline, SENSOR)
-    assets = {AssetKey([SOURCE, name]) for name in ("s3_inventory", "chunk_plan")}  # as the UI materializes them
+    assets = {
+        AssetKey([SOURCE, name]) for name in ("s3_inventory", "chunk_plan")
+    }  # as the UI materializes them
     job = pipeline.defs.resolve_implicit_global_asset_job_def().get_subset(asset_selection=assets)
     run = pipeline.instance.create_run_for_job(job_def=job)
     if failed:
@@ -294,22 +380,40 @@ def test_a_database_that_refuses_is_told_of_as_one_that_is_away(parked, webhook)
     pipeline, _ = parked
     pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/x"))
     url = pipeline.settings.database_url.get_secret_value()
-    gone = SecretStr(re.sub(r"/[^/?]*(?=\?|$)", "/no_such_database", url, count=1) if "?" in url else url + "_gone")
-    refused = replace(pipeline, settings=pipeline.settings.model_copy(update={"database_url": gone}))
+    gone = SecretStr(
+        re.sub(r"/[^/?]*(?=\?|$)", "/no_such_database", url, count=1)
+        if "?" in url
+        else url + "_gone"
+    )
+    refused = replace(
+        pipeline, settings=pipeline.settings.model_copy(update={"database_url": gone})
+    )
     tick = evaluate_tick(refused, SENSOR)
     assert "does not exist" in tick.skip_message
     assert [one["condition"] for one in webhook.got[0]["alerts"]] == ["ledger_away"]
     evaluate_tick(pipeline, SENSOR, tick.cursor)
-    assert {one["condition"]: one["status"] for one in webhook.got[1]["alerts"]} == {"ledger_away": "ended", "parked": "begun"}
+    assert {one["condition"]: one["status"] for one in webhook.got[1]["alerts"]} == {
+        "ledger_away": "ended",
+        "parked": "begun",
+    }
 
 
 def test_a_mailbox_that_is_refused_makes_no_other_one_get_the_mail_again(parked, mail_server):
     pipeline, _ = parked
     mail_server.refused = b"gone@"
     port, addresses = mail_server.server_address[1], ("ops@example.org", "gone@example.org")
-    pipeline = told(pipeline, smtp_host="127.0.0.1", smtp_port=port, mail_to=addresses, mail_from="caf@example.org")
+    pipeline = told(
+        pipeline,
+        smtp_host="127.0.0.1",
+        smtp_port=port,
+        mail_to=addresses,
+        mail_from="caf@example.org",
+    )
     tick = evaluate_tick(pipeline, SENSOR)
-    assert f"but the mail server 127.0.0.1:{port} refuses gone@example.org: check alerts.mail_to" in tick.skip_message
+    assert (
+        f"but the mail server 127.0.0.1:{port} refuses gone@example.org: check alerts.mail_to"
+        in tick.skip_message
+    )
     assert evaluate_tick(pipeline, SENSOR, tick.cursor).skip_message.endswith("nothing to send.")
     assert sum(line.startswith("Subject:") for line in mail_server.got) == 1
 
@@ -320,10 +424,16 @@ def test_a_login_that_cannot_be_written_is_said_without_it_and_the_webhook_is_to
     pipeline, _ = parked
     monkeypatch.setattr(smtplib.SMTP, "starttls", lambda *_, **__: None)
     mail_server.extensions = b"250-here\r\n250 AUTH LOGIN PLAIN\r\n"
-    mail = {"smtp_host": "127.0.0.1", "smtp_port": mail_server.server_address[1], "smtp_security": "starttls"}
+    mail = {
+        "smtp_host": "127.0.0.1",
+        "smtp_port": mail_server.server_address[1],
+        "smtp_security": "starttls",
+    }
     mail |= {"mail_to": ("ops@example.org",), "mail_from": "caf@example.org"}
     login = {"smtp_user": "u", "smtp_password": SecretStr("p\u00e4sswort")}
-    pipeline = told(pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/x"), **mail, **login)
+    pipeline = told(
+        pipeline, webhook=SecretStr(f"http://127.0.0.1:{webhook.server_port}/x"), **mail, **login
+    )
     tick = evaluate_tick(pipeline, SENSOR)
     assert "cannot be given the login" in tick.skip_message
     assert "sswort" not in tick.skip_message
@@ -334,7 +444,10 @@ def test_a_login_that_cannot_be_written_is_said_without_it_and_the_webhook_is_to
 
 def test_where_nobody_is_named_the_checks_still_tell(parked):
     pipeline, _ = parked
-    assert evaluate_tick(pipeline, SENSOR).skip_message == "1 condition in 1 source; [alerts] has neither webhook nor mail_to."
+    assert (
+        evaluate_tick(pipeline, SENSOR).skip_message
+        == "1 condition in 1 source; [alerts] has neither webhook nor mail_to."
+    )
     assert reported_checks(pipeline)["no_chunk_is_parked"] == "FAILED"
     records = len(pipeline.instance.all_asset_keys()), reported_checks(pipeline)
     evaluate_tick(pipeline, SENSOR)
@@ -350,18 +463,25 @@ def age(pipeline, **changes: str) -> None:
 def evaluation_of(pipeline):
     """The last evaluation of `source_keeps_up`."""
     key = AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), "source_keeps_up")
-    return pipeline.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key].evaluation
+    return pipeline.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[
+        key
+    ].evaluation
 
 
 def kinds(pipeline, *, paused: bool = False, on_jackal: bool = False, **changes) -> set[str]:
     its = pipeline.settings.sources[SOURCE]
     alerts = AlertSettings(**changes)
     (progress,) = pipeline.ledger.progress.of([SOURCE])
-    return {one.kind.value for one in find_conditions(progress, its, alerts, paused=paused, on_jackal=on_jackal)}
+    return {
+        one.kind.value
+        for one in find_conditions(progress, its, alerts, paused=paused, on_jackal=on_jackal)
+    }
 
 
 @pytest.mark.thorough
-def test_each_condition_is_found_from_what_the_ledger_recorded_and_a_pause_explains_delays(pipeline):
+def test_each_condition_is_found_from_what_the_ledger_recorded_and_a_pause_explains_delays(
+    pipeline,
+):
     assert kinds(pipeline) == set()  # nothing was planned yet
     pipeline.put(12)
     chunk, _ = pipeline.plan()
@@ -374,14 +494,27 @@ def test_each_condition_is_found_from_what_the_ledger_recorded_and_a_pause_expla
     assert kinds(pipeline, paused=True) == {"messages_set_apart"}
     age(pipeline, noticed_keys="noticed_at = now() - interval '3 days'")
     chunk_steps.park(pipeline.run_context(), chunk, "why")  # something moves again
-    assert kinds(pipeline) == {"parked", "late", "no_inventory", "messages_set_apart", "unlisted_events"}
+    assert kinds(pipeline) == {
+        "parked",
+        "late",
+        "no_inventory",
+        "messages_set_apart",
+        "unlisted_events",
+    }
 
-    age(pipeline, caf_files=f"state = 'packing', {long_ago.replace('7 hours', '1 minute')}")  # tried again while S3 is away
+    age(
+        pipeline, caf_files=f"state = 'packing', {long_ago.replace('7 hours', '1 minute')}"
+    )  # tried again while S3 is away
     assert "stalled" in kinds(pipeline)
     age(pipeline, caf_files=f"state = 'planned', {long_ago}")
-    age(pipeline, caf_files=f"updated_at = now(), created_at = now() WHERE name <> '{chunk}'")  # and new objects are planned
+    age(
+        pipeline, caf_files=f"updated_at = now(), created_at = now() WHERE name <> '{chunk}'"
+    )  # and new objects are planned
     assert "stalled" in kinds(pipeline)
-    age(pipeline, caf_files=f"state = CASE name WHEN '{chunk}' THEN 'parked' ELSE 'planned' END, {long_ago}")
+    age(
+        pipeline,
+        caf_files=f"state = CASE name WHEN '{chunk}' THEN 'parked' ELSE 'planned' END, {long_ago}",
+    )
 
     pipeline.bucket.delete("key-011")
     (other,) = [name for name in pipeline.chunks() if name != chunk]
@@ -418,14 +551,22 @@ def test_what_goes_on_is_told_again_after_a_day_and_never_where_that_is_off():
     assert [one.status for one in again] == ["goes on"]
     assert after == {"a": {"parked": later.isoformat()}}
     assert due_alerts(parked, then, later, AlertSettings(repeat_after=0)) == ([], then)
-    assert [one.status for one in due_alerts(parked, then, now - timedelta(days=300), AlertSettings())[0]] == ["goes on"]
-    assert due_alerts({}, then, later, AlertSettings()) == ([], {})  # a source that is gone from the settings
+    assert [
+        one.status
+        for one in due_alerts(parked, then, now - timedelta(days=300), AlertSettings())[0]
+    ] == ["goes on"]
+    assert due_alerts({}, then, later, AlertSettings()) == (
+        [],
+        {},
+    )  # a source that is gone from the settings
 
 
 def no_inventory(pipeline) -> Condition:
     (progress,) = pipeline.ledger.progress.of([SOURCE])
     settings = pipeline.settings.sources[SOURCE]
-    (condition,) = find_conditions(progress, settings, AlertSettings(), paused=False, on_jackal=False)
+    (condition,) = find_conditions(
+        progress, settings, AlertSettings(), paused=False, on_jackal=False
+    )
     assert condition.kind == ConditionKind.NO_INVENTORY
     return condition
 
@@ -472,30 +613,51 @@ def test_a_new_plan_is_told_again_what_goes_on_since_the_ui_shows_no_result_of_a
         pipeline.plan()
 
 
-def test_what_the_daily_look_at_the_bought_space_found_is_told_again_of_each_plan_and_only_once(pipeline):
+def test_what_the_daily_look_at_the_bought_space_found_is_told_again_of_each_plan_and_only_once(
+    pipeline,
+):
     pipeline.put(1)
     pipeline.plan()
-    plan, key = AssetKey([SOURCE, "chunk_plan"]), AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), "storage_plan_lasts")
+    plan, key = (
+        AssetKey([SOURCE, "chunk_plan"]),
+        AssetCheckKey(AssetKey([SOURCE, "chunk_plan"]), "storage_plan_lasts"),
+    )
     numbers = {"free_bytes": 5, "days_left": 3.0}
-    found = AssetCheckEvaluation(plan, key.name, False, numbers, severity=AssetCheckSeverity.WARN, description="It ends.")
+    found = AssetCheckEvaluation(
+        plan, key.name, False, numbers, severity=AssetCheckSeverity.WARN, description="It ends."
+    )
     pipeline.instance.report_runless_asset_event(found)
-    history = lambda: pipeline.instance.event_log_storage.get_asset_check_execution_history(key, limit=10)  # noqa: E731
+    history = lambda: pipeline.instance.event_log_storage.get_asset_check_execution_history(  # noqa: E731
+        key, limit=10
+    )
     for count in (2, 3):
         evaluate_tick(pipeline, SENSOR)
         evaluate_tick(pipeline, SENSOR)
         (record,) = pipeline.instance.get_asset_records([plan])
         last, *others = [one.evaluation for one in history()]
         assert len(others) == count - 1
-        assert last.target_materialization_data.storage_id == record.asset_entry.last_materialization_record.storage_id
-        assert (last.passed, last.severity, last.description) == (False, AssetCheckSeverity.WARN, "It ends.")
+        assert (
+            last.target_materialization_data.storage_id
+            == record.asset_entry.last_materialization_record.storage_id
+        )
+        assert (last.passed, last.severity, last.description) == (
+            False,
+            AssetCheckSeverity.WARN,
+            "It ends.",
+        )
         assert {name: value.value for name, value in last.metadata.items()} == numbers
         pipeline.plan()
 
 
 def observations(pipeline) -> list[dict[str, object]]:
     """What was observed of the source, the last one first."""
-    found = pipeline.instance.fetch_observations(AssetKey([SOURCE, "s3_inventory"]), limit=10).records
-    return [{name: value.value for name, value in each.asset_observation.metadata.items()} for each in found]
+    found = pipeline.instance.fetch_observations(
+        AssetKey([SOURCE, "s3_inventory"]), limit=10
+    ).records
+    return [
+        {name: value.value for name, value in each.asset_observation.metadata.items()}
+        for each in found
+    ]
 
 
 def test_a_source_is_observed_once_an_hour_where_a_number_has_changed(pipeline, monkeypatch):
@@ -503,7 +665,11 @@ def test_a_source_is_observed_once_an_hour_where_a_number_has_changed(pipeline, 
     chunks = pipeline.plan()
     evaluate_tick(pipeline, SENSOR)
     (before,) = observations(pipeline)
-    assert (before["archived_objects"], before["pending_objects"], before["pending_bytes"]) == (0, 12, 36_000)
+    assert (before["archived_objects"], before["pending_objects"], before["pending_bytes"]) == (
+        0,
+        12,
+        36_000,
+    )
     for chunk in chunks:
         archive_chunk(pipeline.run_context(), chunk)
     age(pipeline, caf_files="located_at = located_at - interval '10 minutes'")
@@ -534,7 +700,9 @@ def test_a_source_is_observed_once_an_hour_where_a_number_has_changed(pipeline, 
 
 
 def test_waits_that_are_observed_on_the_same_asset_hide_no_progress(pipeline):
-    wait = AssetObservation(AssetKey([SOURCE, "s3_inventory"]), metadata={"waited_for": "a provider"})
+    wait = AssetObservation(
+        AssetKey([SOURCE, "s3_inventory"]), metadata={"waited_for": "a provider"}
+    )
     pipeline.put(12)
     pipeline.plan()
     pipeline.instance.report_runless_asset_event(wait)
@@ -564,7 +732,15 @@ def test_a_warning_that_becomes_an_error_is_sent_at_once():
 
     now = datetime.now(UTC)
     _, warned = due_alerts(found(severe=False), {}, now, AlertSettings())
-    assert due_alerts(found(severe=False), warned, now + timedelta(hours=1), AlertSettings()) == ([], warned)
+    assert due_alerts(found(severe=False), warned, now + timedelta(hours=1), AlertSettings()) == (
+        [],
+        warned,
+    )
     alerts, sent = due_alerts(found(severe=True), warned, now + timedelta(hours=1), AlertSettings())
-    assert [(alert.status, alert.as_json()["severity"]) for alert in alerts] == [("goes on", "error")]
-    assert due_alerts(found(severe=True), sent, now + timedelta(hours=2), AlertSettings()) == ([], sent)
+    assert [(alert.status, alert.as_json()["severity"]) for alert in alerts] == [
+        ("goes on", "error")
+    ]
+    assert due_alerts(found(severe=True), sent, now + timedelta(hours=2), AlertSettings()) == (
+        [],
+        sent,
+    )

@@ -1,4 +1,6 @@
-"""New objects by S3's events: lost, doubled, late, out of order or a stranger's, they change nothing of what is archived."""
+"""New objects by S3's events: lost, doubled, late, out of order or a stranger's, they change
+nothing of what is archived.
+"""
 
 import json
 import time
@@ -44,36 +46,73 @@ class Queue:
 
     def __init__(self, pipeline):
         self.bucket = pipeline.bucket
-        keys = {"aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+        keys = {
+            "aws_access_key_id": KEY_ID,
+            "aws_secret_access_key": SECRET,
+            "region_name": "us-east-1",
+        }
         self.client = boto3.client("sqs", endpoint_url=pipeline.bucket.endpoint, **keys)
         self.url = self.client.create_queue(QueueName=pipeline.bucket.name)["QueueUrl"]
         its = pipeline.settings.sources[SOURCE].model_copy(update={"queue": self.url, "prefix": ""})
-        self.pipeline = replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}}))
+        self.pipeline = replace(
+            pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}})
+        )
         self.context = self.pipeline.run_context()
         self.queue = open_queue(self.pipeline.settings, SOURCE)
 
     def notify(self) -> None:
         """Let the bucket send its events from now on."""
-        arn = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-        wanted = {"QueueConfigurations": [{"QueueArn": arn, "Events": ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]}]}
-        self.bucket.client.put_bucket_notification_configuration(Bucket=self.bucket.name, NotificationConfiguration=wanted)
+        arn = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=["QueueArn"])[
+            "Attributes"
+        ]["QueueArn"]
+        wanted = {
+            "QueueConfigurations": [
+                {"QueueArn": arn, "Events": ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]}
+            ]
+        }
+        self.bucket.client.put_bucket_notification_configuration(
+            Bucket=self.bucket.name, NotificationConfiguration=wanted
+        )
 
     def notify_by_eventbridge(self) -> None:
-        """Let the bucket send all of its events to EventBridge from now on, and a rule those of three kinds to the queue."""
-        arn = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-        keys = {"aws_access_key_id": KEY_ID, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+        """Let the bucket send all of its events to EventBridge from now on, and a rule those of
+        three kinds to the queue.
+        """
+        arn = self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=["QueueArn"])[
+            "Attributes"
+        ]["QueueArn"]
+        keys = {
+            "aws_access_key_id": KEY_ID,
+            "aws_secret_access_key": SECRET,
+            "region_name": "us-east-1",
+        }
         events = boto3.client("events", endpoint_url=self.bucket.endpoint, **keys)
         kinds = ["Object Created", "Object Deleted", "Object Restore Completed"]
-        pattern = {"source": ["aws.s3"], "detail-type": kinds, "detail": {"bucket": {"name": [self.bucket.name]}}}
+        pattern = {
+            "source": ["aws.s3"],
+            "detail-type": kinds,
+            "detail": {"bucket": {"name": [self.bucket.name]}},
+        }
         events.put_rule(Name=self.bucket.name, EventPattern=json.dumps(pattern))
         events.put_targets(Rule=self.bucket.name, Targets=[{"Id": "queue", "Arn": arn}])
         wanted = {"EventBridgeConfiguration": {}}
-        self.bucket.client.put_bucket_notification_configuration(Bucket=self.bucket.name, NotificationConfiguration=wanted)
+        self.bucket.client.put_bucket_notification_configuration(
+            Bucket=self.bucket.name, NotificationConfiguration=wanted
+        )
 
-    def send(self, *keys: str, name: str = "ObjectCreated:Put", sequencer: str | None = None, bucket: str | None = None) -> None:
+    def send(
+        self,
+        *keys: str,
+        name: str = "ObjectCreated:Put",
+        sequencer: str | None = None,
+        bucket: str | None = None,
+    ) -> None:
         for key in keys:
             its = {"key": key} | ({"sequencer": sequencer} if sequencer else {})
-            record = {"eventName": name, "s3": {"bucket": {"name": bucket or self.bucket.name}, "object": its}}
+            record = {
+                "eventName": name,
+                "s3": {"bucket": {"name": bucket or self.bucket.name}, "object": its},
+            }
             self.send_text(json.dumps({"Records": [record]}))
 
     def send_text(self, text: str) -> None:
@@ -83,7 +122,10 @@ class Queue:
         """How many messages there are, those included that somebody has received."""
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
         return sum(
-            int(one) for one in self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)["Attributes"].values()
+            int(one)
+            for one in self.client.get_queue_attributes(QueueUrl=self.url, AttributeNames=names)[
+                "Attributes"
+            ].values()
         )
 
     def noticed(self) -> list[bytes]:
@@ -101,10 +143,27 @@ class Queue:
 
 
 def by_eventbridge(its, kind="Object Created", **changes):
-    """Return an event as EventBridge sends it; the example in "EventBridge event message structure" of the S3 User Guide."""
-    detail = {"version": "0", "bucket": {"name": "b"}, "object": its, "request-id": "N4N7GDK58NMKJ12R", "reason": "PutObject"}
-    envelope = {"version": "0", "id": "17793124-05d4-b198-2fde-7ededc63b103", "detail-type": kind, "source": "aws.s3"}
-    return envelope | {"account": "111122223333", "resources": ["arn:aws:s3:::b"], "detail": detail} | changes
+    """Return an event as EventBridge sends it; the example in "EventBridge event message structure"
+    of the S3 User Guide.
+    """
+    detail = {
+        "version": "0",
+        "bucket": {"name": "b"},
+        "object": its,
+        "request-id": "N4N7GDK58NMKJ12R",
+        "reason": "PutObject",
+    }
+    envelope = {
+        "version": "0",
+        "id": "17793124-05d4-b198-2fde-7ededc63b103",
+        "detail-type": kind,
+        "source": "aws.s3",
+    }
+    return (
+        envelope
+        | {"account": "111122223333", "resources": ["arn:aws:s3:::b"], "detail": detail}
+        | changes
+    )
 
 
 @pytest.fixture
@@ -137,7 +196,10 @@ def test_what_is_put_and_deleted_becomes_a_plan_of_the_part_of_the_bucket_that_h
     queue.plan(request)
     assert queue.context.ledger.lookup.locate(SOURCE, "new/c").status == "gone"
     tick = queue.tick()
-    assert (tick.run_requests, tick.skip_message) == ([], "Nothing new: no event names a key that is to be looked for.")
+    assert (tick.run_requests, tick.skip_message) == (
+        [],
+        "Nothing new: no event names a key that is to be looked for.",
+    )
 
 
 def test_events_that_come_by_eventbridge_name_their_keys_as_these_are(queue):
@@ -153,10 +215,14 @@ def test_events_that_come_by_eventbridge_name_their_keys_as_these_are(queue):
     assert queue.pipeline.ledger.chunks.account(SOURCE).claimed_objects == len(ODD_KEYS) - 1
 
 
-def test_a_look_where_events_say_lists_many_pages_though_one_that_goes_round_lists_one(pipeline, unruly_s3):
+def test_a_look_where_events_say_lists_many_pages_though_one_that_goes_round_lists_one(
+    pipeline, unruly_s3
+):
     unruly_s3.page_keys = 2
     its = pipeline.settings.sources[SOURCE].model_copy(update={"endpoint_url": unruly_s3.endpoint})
-    queue = Queue(replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}})))
+    queue = Queue(
+        replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}}))
+    )
     for number in range(9):
         queue.bucket.put(f"k{number}")
     queue.send("k0", "k4", "k7")
@@ -164,9 +230,13 @@ def test_a_look_where_events_say_lists_many_pages_though_one_that_goes_round_lis
     assert request.run_config["ops"][INVENTORY]["config"]["until"] == "k7"
 
 
-def test_what_events_name_is_taken_from_the_queue_at_each_look_and_planned_once_in_an_interval(pipeline, monkeypatch):
+def test_what_events_name_is_taken_from_the_queue_at_each_look_and_planned_once_in_an_interval(
+    pipeline, monkeypatch
+):
     its = pipeline.settings.sources[SOURCE].model_copy(update={"watch_interval_seconds": 300})
-    queue = Queue(replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}})))
+    queue = Queue(
+        replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: its}}))
+    )
     for key in ("a", "b"):
         queue.bucket.put(key)
         queue.send(key)
@@ -195,9 +265,17 @@ def test_events_that_come_twice_late_and_out_of_order_plan_nothing_twice(queue):
 @pytest.mark.parametrize(
     ("sequencer", "stays"),
     [("0A", False), ("09", False), ("0B", True), ("9", True), ("", True)],
-    ids=["the same again", "an older one", "a later one", "of another length", "without a sequencer"],
+    ids=[
+        "the same again",
+        "an older one",
+        "a later one",
+        "of another length",
+        "without a sequencer",
+    ],
 )
-def test_an_event_that_comes_during_a_listing_stays_unless_it_is_known_to_be_older(queue, sequencer, stays):
+def test_an_event_that_comes_during_a_listing_stays_unless_it_is_known_to_be_older(
+    queue, sequencer, stays
+):
     queue.bucket.put("k", b"1")
     queue.send("k", sequencer="0A")
     queue.drain()
@@ -209,7 +287,9 @@ def test_an_event_that_comes_during_a_listing_stays_unless_it_is_known_to_be_old
 
 
 @pytest.mark.thorough
-def test_a_key_that_is_written_all_the_time_waits_since_its_last_listing_and_not_since_its_first_event(queue):
+def test_a_key_that_is_written_all_the_time_waits_since_its_last_listing_and_not_since_its_first_event(  # noqa: E501
+    queue,
+):
     queue.bucket.put("k", b"1")
     queue.send("k", sequencer="0A")
     queue.drain()
@@ -225,7 +305,9 @@ def test_a_key_that_is_written_all_the_time_waits_since_its_last_listing_and_not
 
 
 @pytest.mark.thorough
-def test_a_process_that_dies_before_it_deletes_a_message_loses_nothing_and_it_comes_again(queue, monkeypatch):
+def test_a_process_that_dies_before_it_deletes_a_message_loses_nothing_and_it_comes_again(
+    queue, monkeypatch
+):
     monkeypatch.setattr(s3_queue, "HIDDEN_SECONDS", 0)
     queue.bucket.put("k", b"1")
     queue.send("k")
@@ -285,11 +367,16 @@ def test_messages_of_strangers_are_set_apart_and_hold_nothing_up(queue, monkeypa
         queue.send_text(text)
     queue.plan(tick.run_requests[0])
     tick = queue.tick()
-    assert "4 messages of the queue set apart: `caf queue my-source` shows why. 1 message left in the queue" in tick.skip_message
+    assert (
+        "4 messages of the queue set apart: `caf queue my-source` shows why. 1 message left in the "
+        "queue" in tick.skip_message
+    )
     assert queue.left() == 1
     again = QueueMessage(apart[0].message_id, "", apart[0].body, (), apart[0].reason)
     other = replace(again, message_id="other")
-    assert queue.context.ledger.notices.take_messages(SOURCE, [other, again]) == {again.message_id}  # its deletion had failed
+    assert queue.context.ledger.notices.take_messages(SOURCE, [other, again]) == {
+        again.message_id
+    }  # its deletion had failed
 
 
 @pytest.mark.parametrize(
@@ -309,7 +396,10 @@ def test_messages_of_strangers_are_set_apart_and_hold_nothing_up(queue, monkeypa
     + [
         json.dumps(said)
         for its in ({}, {"key": 1}, {"key": "x" * 1025}, None)
-        for said in ({"Records": [{"s3": {"bucket": {"name": "b"}, "object": its}}]}, by_eventbridge(its))
+        for said in (
+            {"Records": [{"s3": {"bucket": {"name": "b"}, "object": its}}]},
+            by_eventbridge(its),
+        )
     ],
 )
 def test_no_message_whatever_it_holds_is_taken_for_an_event_or_raises(body):
@@ -345,7 +435,10 @@ def test_a_key_is_the_same_whether_s3_encodes_it_or_eventbridge_does_not(key):
 )
 def test_an_event_of_any_kind_names_its_key_and_one_tells_of_a_restored_copy(own, bridged):
     its = {"key": "k", "sequencer": "617f08299329d189"}
-    expected = ([ObjectEvent(b"k", "617F08299329D189", restored=own == "ObjectRestore:Completed")], "")
+    expected = (
+        [ObjectEvent(b"k", "617F08299329D189", restored=own == "ObjectRestore:Completed")],
+        "",
+    )
     record = {"eventName": own, "s3": {"bucket": {"name": "b"}, "object": its}}
     assert events_of(json.dumps({"Records": [record]}), "b") == expected
     assert events_of(json.dumps(by_eventbridge(its, bridged)), "b") == expected
@@ -354,12 +447,21 @@ def test_an_event_of_any_kind_names_its_key_and_one_tells_of_a_restored_copy(own
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (by_eventbridge({"key": "k"}, detail={"bucket": {"name": "c"}, "object": {"key": "k"}}), "of another bucket than 'b'"),
+        (
+            by_eventbridge({"key": "k"}, detail={"bucket": {"name": "c"}, "object": {"key": "k"}}),
+            "of another bucket than 'b'",
+        ),
         (by_eventbridge({"size": 1}), "without a key"),
         (by_eventbridge({"key": "k"}, source="com.example"), "its source is not 'aws.s3'"),
-        (by_eventbridge(None, "AWS API Call via CloudTrail", detail={"eventName": "PutObject"}), "without 'bucket'"),
+        (
+            by_eventbridge(None, "AWS API Call via CloudTrail", detail={"eventName": "PutObject"}),
+            "without 'bucket'",
+        ),
         (by_eventbridge({"key": "k"}, detail="k"), "without 'detail'"),
-        (by_eventbridge({"key": "k"})["detail"], "the target of a rule must have no input transformer"),
+        (
+            by_eventbridge({"key": "k"})["detail"],
+            "the target of a rule must have no input transformer",
+        ),
         ({"bucket": "b", "key": "k"}, "the target of a rule must have no input transformer"),
     ],
 )
@@ -369,9 +471,14 @@ def test_a_message_of_eventbridge_that_is_no_event_of_the_bucket_says_why(said, 
     assert wrong.endswith(why)
 
 
-@pytest.mark.parametrize("bucket", ["arn:aws:s3:eu-west-1:111122223333:accesspoint/ap", "ap-x1y2z3-s3alias"])
+@pytest.mark.parametrize(
+    "bucket", ["arn:aws:s3:eu-west-1:111122223333:accesspoint/ap", "ap-x1y2z3-s3alias"]
+)
 def test_a_source_that_reads_by_an_access_point_takes_events_though_they_name_the_bucket(bucket):
-    queue = open_event_queue(SOURCE, SourceSettings(bucket=bucket, queue="https://sqs.eu-west-1.amazonaws.com/1/q", region="x"))
+    queue = open_event_queue(
+        SOURCE,
+        SourceSettings(bucket=bucket, queue="https://sqs.eu-west-1.amazonaws.com/1/q", region="x"),
+    )
     record = {"s3": {"bucket": {"name": "b"}, "object": {"key": "k"}}}
     for said in ({"Records": [record]}, by_eventbridge({"key": "k"})):
         assert events_of(json.dumps(said), queue.bucket) == ([ObjectEvent(b"k", "")], "")
@@ -380,14 +487,24 @@ def test_a_source_that_reads_by_an_access_point_takes_events_though_they_name_th
 
 def test_a_message_that_came_by_way_of_sns_says_what_it_holds():
     event = json.dumps({"Records": [{"s3": {"bucket": {"name": "b"}, "object": {"key": "k"}}}]})
-    wrapped = [json.dumps({"Type": "Notification", "TopicArn": "t", "Message": held}) for held in (event, "no JSON", "[]", 5)]
+    wrapped = [
+        json.dumps({"Type": "Notification", "TopicArn": "t", "Message": held})
+        for held in (event, "no JSON", "[]", 5)
+    ]
     assert events_of(wrapped[0], "b") == ([ObjectEvent(b"k", "")], "")
-    assert all(wrong and not events for events, wrong in (events_of(body, "b") for body in wrapped[1:]))
+    assert all(
+        wrong and not events for events, wrong in (events_of(body, "b") for body in wrapped[1:])
+    )
 
 
 def test_keys_are_decoded_as_forms_are_and_odd_sequencers_count_as_none():
-    record = {"s3": {"bucket": {"name": "b"}, "object": {"key": "a+b%2B%FF%00", "sequencer": "no hex"}}}
-    assert events_of(json.dumps({"Records": [record]}), "b") == ([ObjectEvent(b"a b+\xff\0", "")], "")
+    record = {
+        "s3": {"bucket": {"name": "b"}, "object": {"key": "a+b%2B%FF%00", "sequencer": "no hex"}}
+    }
+    assert events_of(json.dumps({"Records": [record]}), "b") == (
+        [ObjectEvent(b"a b+\xff\0", "")],
+        "",
+    )
 
 
 @pytest.mark.thorough
@@ -396,8 +513,13 @@ def test_a_queue_that_is_gone_fails_the_tick_and_one_that_hangs_ends_it_with_its
     with pytest.raises(SourceError, match="there is no queue"):
         queue.tick()
     with silent_server() as server:
-        its = queue.pipeline.settings.sources[SOURCE].model_copy(update={"queue": f"{server.url}/1/q"})
-        silent = replace(queue.pipeline, settings=queue.pipeline.settings.model_copy(update={"sources": {SOURCE: its}}))
+        its = queue.pipeline.settings.sources[SOURCE].model_copy(
+            update={"queue": f"{server.url}/1/q"}
+        )
+        silent = replace(
+            queue.pipeline,
+            settings=queue.pipeline.settings.model_copy(update={"sources": {SOURCE: its}}),
+        )
         tick = evaluate_tick(silent, SENSOR, tick_seconds=10)
     assert f"queue {server.url}/1/q, or the ledger, did not answer within 10 s" in tick.skip_message
 
@@ -415,7 +537,12 @@ def test_without_its_queue_what_is_noticed_is_planned_all_the_same_and_the_queue
     def found():
         (progress,) = queue.context.ledger.progress.of([SOURCE])
         its = queue.pipeline.settings.sources[SOURCE]
-        return [one.kind for one in find_conditions(progress, its, AlertSettings(), paused=False, on_jackal=False)]
+        return [
+            one.kind
+            for one in find_conditions(
+                progress, its, AlertSettings(), paused=False, on_jackal=False
+            )
+        ]
 
     assert found() == []
     with connected(queue.context.ledger.database) as connection:
@@ -450,7 +577,9 @@ def test_an_object_that_comes_back_from_cold_storage_is_planned_at_once(queue):
     with connected(queue.context.ledger.database) as connection:
         connection.execute("DELETE FROM claims")
     listed = inventories.take_inventory(queue.context, to_plan=False)
-    queue.context.ledger.skips.record(SOURCE, [Skip.of(obj, reasons[obj.key.decode()], "") for obj in read_objects(listed.path)])
+    queue.context.ledger.skips.record(
+        SOURCE, [Skip.of(obj, reasons[obj.key.decode()], "") for obj in read_objects(listed.path)]
+    )
     for key in reasons:
         queue.send(key)
     assert queue.tick().run_requests == []
@@ -463,8 +592,12 @@ def test_an_object_that_comes_back_from_cold_storage_is_planned_at_once(queue):
 
 
 @pytest.mark.parametrize("still_there", [True, False])
-def test_an_object_that_comes_back_while_the_chunk_that_skips_it_is_packed_is_planned_after_it(tmp_path, ledger, still_there):
-    source = MemorySource({"a": b"1" * 100, "b": b"2" * 100}, unavailable={"a": (SkipReason.COLD_STORAGE, 0)})
+def test_an_object_that_comes_back_while_the_chunk_that_skips_it_is_packed_is_planned_after_it(
+    tmp_path, ledger, still_there
+):
+    source = MemorySource(
+        {"a": b"1" * 100, "b": b"2" * 100}, unavailable={"a": (SkipReason.COLD_STORAGE, 0)}
+    )
     context = a_run_context(tmp_path, source, ledger)
 
     def look():
@@ -472,8 +605,12 @@ def test_an_object_that_comes_back_while_the_chunk_that_skips_it_is_packed_is_pl
         return found and found.to_plan
 
     (chunk,) = plan(context).chunks
-    archive_chunk(context, chunk.name, until=chunk_steps.pack_chunk)  # S3 has answered that it is cold
-    ledger.notices.take_messages("src", [QueueMessage("1", "r", b"", [ObjectEvent(b"a", "01", restored=True)], "")])
+    archive_chunk(
+        context, chunk.name, until=chunk_steps.pack_chunk
+    )  # S3 has answered that it is cold
+    ledger.notices.take_messages(
+        "src", [QueueMessage("1", "r", b"", [ObjectEvent(b"a", "01", restored=True)], "")]
+    )
     assert look() is False
     archive_chunk(context, chunk.name)
     assert look() is True
@@ -485,27 +622,42 @@ def test_an_object_that_comes_back_while_the_chunk_that_skips_it_is_packed_is_pl
     assert look() is None  # a copy that is gone again is not asked for again and again
 
 
-def test_noticed_keys_are_looked_for_in_bounded_parts_from_where_the_last_look_ended(tmp_path, ledger):
+def test_noticed_keys_are_looked_for_in_bounded_parts_from_where_the_last_look_ended(
+    tmp_path, ledger
+):
     objects = MemorySource({f"k{number:04}": b"x" for number in range(2_500)})
     context = a_run_context(tmp_path, objects, ledger)
     named = ["k0000", "k0999", "k1500", "k2499", "k9"]
-    ledger.notices.take_messages("src", [QueueMessage("m", "", b"", [ObjectEvent(key.encode(), "") for key in named], "")])
+    ledger.notices.take_messages(
+        "src", [QueueMessage("m", "", b"", [ObjectEvent(key.encode(), "") for key in named], "")]
+    )
 
     def look(after, max_pages):
         found = look_at_noticed(context, after=after, max_pages=max_pages, enough=lambda: False)
         return found and (found.to_plan, found.until)
 
-    assert look(b"", 1) == (True, b"k0000")  # of k0999, which ends the page, the next page might have more
+    assert look(b"", 1) == (
+        True,
+        b"k0000",
+    )  # of k0999, which ends the page, the next page might have more
     assert look(b"k0000", 1) == (True, b"k1500")
     assert look(b"k1500", 20) == (True, b"k9")  # k9 is gone
-    planning.cut_plan(context, inventories.take_inventory(context, after=just_before(b"k0000"), until=b"k1500"), new_archive=True)
+    planning.cut_plan(
+        context,
+        inventories.take_inventory(context, after=just_before(b"k0000"), until=b"k1500"),
+        new_archive=True,
+    )
     assert ledger.notices.noticed_keys("src", b"", 9) == [b"k2499", b"k9"]
     assert look(b"k9", 20) == (True, b"k9")  # again from the first
-    planning.cut_plan(context, inventories.take_inventory(context, after=just_before(b"k2499")), new_archive=True)
+    planning.cut_plan(
+        context, inventories.take_inventory(context, after=just_before(b"k2499")), new_archive=True
+    )
     assert look(b"", 20) is None
 
 
-@pytest.mark.parametrize("key", ["k", "k ", "\x01", "a/", "ü", "\ue000", "\U00010000", "x" * 1024, "ü" * 512])
+@pytest.mark.parametrize(
+    "key", ["k", "k ", "\x01", "a/", "ü", "\ue000", "\U00010000", "x" * 1024, "ü" * 512]
+)
 def test_a_listing_that_begins_just_before_a_key_has_the_key_and_leaves_out_what_comes_before(key):
     before = just_before(key.encode())
     assert before < key.encode()

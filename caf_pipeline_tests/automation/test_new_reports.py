@@ -1,4 +1,6 @@
-"""The sensor for new objects and inventory reports: a new one is planned soon and once, and none keeps new objects unseen."""
+"""The sensor for new objects and inventory reports: a new one is planned soon and once, and none
+keeps new objects unseen.
+"""
 
 from datetime import UTC, datetime, timedelta
 
@@ -27,12 +29,16 @@ PLAN = "plan_my_source"
 def reported(pipeline):
     """The pipeline with an object and the setting `inventory`, and what writes reports there."""
     pipeline.put(1)
-    reports = ReportWriter(pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name)
+    reports = ReportWriter(
+        pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name
+    )
     return with_source(pipeline, inventory=reports.folder), reports
 
 
 def tick(pipeline, cursor=None, **options):
-    """Evaluate a tick; return the report that it asks for, "" for a part of the bucket, None for nothing; and why, or how."""
+    """Evaluate a tick; return the report that it asks for, "" for a part of the bucket, None for
+    nothing; and why, or how.
+    """
     data = evaluate_tick(pipeline, "new_objects_my_source", cursor, **options)
     if not data.run_requests:
         return None, data.skip_message
@@ -47,7 +53,9 @@ def execute(pipeline, request):
 
 def fail_plan(pipeline, report: str) -> str:
     run_id = start_run(pipeline, PLAN, DagsterRunStatus.STARTING, **{REPORT_TAG: report})
-    pipeline.instance.report_dagster_event(DagsterEvent(DagsterEventType.RUN_START.value, PLAN), run_id)
+    pipeline.instance.report_dagster_event(
+        DagsterEvent(DagsterEventType.RUN_START.value, PLAN), run_id
+    )
     pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(run_id))
     return run_id
 
@@ -93,12 +101,16 @@ def test_a_report_that_is_older_than_a_planned_listing_is_not_planned(reported):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["2026-13-45T99-99Z", f"{NOW + 900 * DAY:%Y-%m-%dT%H-%MZ}"], ids=["no date", "to come"])
+@pytest.mark.parametrize(
+    "name", ["2026-13-45T99-99Z", f"{NOW + 900 * DAY:%Y-%m-%dT%H-%MZ}"], ids=["no date", "to come"]
+)
 def test_a_folder_that_is_named_after_a_later_time_than_its_report_hides_none(reported, name):
     pipeline, reports = reported
     old = reports.write(YESTERDAY - DAY)
     assert execute(pipeline, tick(pipeline)[1]).success
-    read = lambda file: reports.client.get_object(Bucket=reports.destination, Key=f"{reports.prefix}{old}/{file}")  # noqa: E731
+    read = lambda file: reports.client.get_object(  # noqa: E731
+        Bucket=reports.destination, Key=f"{reports.prefix}{old}/{file}"
+    )
     reports.write_manifest(name, read("manifest.json")["Body"].read())
     assert tick(pipeline) == (None, "Nothing new after ''.")
     assert tick(pipeline)[0] is None
@@ -114,14 +126,20 @@ def test_a_folder_that_is_named_after_a_later_time_than_its_report_hides_none(re
         ({"creationTimestamp": str(int((NOW + 9 * DAY).timestamp() * 1000))}, "is still to come"),
     ],
 )
-def test_a_report_that_cannot_be_used_launches_nothing_and_the_bucket_is_looked_through(reported, changes, why):
+def test_a_report_that_cannot_be_used_launches_nothing_and_the_bucket_is_looked_through(
+    reported, changes, why
+):
     pipeline, reports = reported
     reports.write(YESTERDAY, **changes)
     assert tick(pipeline)[0] == ""
-    planning.cut_plan(pipeline.run_context(), inventories.take_inventory(pipeline.run_context(), until=b"z"))
+    planning.cut_plan(
+        pipeline.run_context(), inventories.take_inventory(pipeline.run_context(), until=b"z")
+    )
     found, said = tick(pipeline)
     assert found is None
-    assert said.startswith("Nothing new after ''. No inventory report is taken: the inventory report s3://")
+    assert said.startswith(
+        "Nothing new after ''. No inventory report is taken: the inventory report s3://"
+    )
     assert why in said
 
 
@@ -129,7 +147,9 @@ def test_a_bucket_of_reports_that_is_gone_is_told_and_the_other_one_is_looked_th
     pipeline, _ = reported
     pipeline = with_source(pipeline, inventory=f"s3://no-such-bucket/{pipeline.bucket.name}/daily/")
     assert tick(pipeline)[0] == ""
-    planning.cut_plan(pipeline.run_context(), inventories.take_inventory(pipeline.run_context(), until=b"z"))
+    planning.cut_plan(
+        pipeline.run_context(), inventories.take_inventory(pipeline.run_context(), until=b"z")
+    )
     assert "No inventory report is taken: there is no bucket 'no-such-bucket'" in tick(pipeline)[1]
 
 
@@ -141,25 +161,39 @@ def test_a_new_report_waits_for_a_plan_that_is_queued_or_started(reported, statu
     assert tick(pipeline) == (None, f"Run {run_id} is planning this source already.")
 
 
-def test_a_report_whose_plan_failed_is_tried_again_after_pauses_and_then_left_to_the_daily_schedule(reported, monkeypatch):
+def test_a_report_whose_plan_failed_is_tried_again_after_pauses_and_then_left_to_the_daily_schedule(
+    reported, monkeypatch
+):
     pipeline, reports = reported
     name = reports.write(YESTERDAY)
     attempts = pipeline.settings.runs.attempts
     run_id = fail_plan(pipeline, name)
-    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS)  # longer than this test takes
+    monkeypatch.setattr(
+        launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS
+    )  # longer than this test takes
     assert tick(pipeline)[0] == ""
-    planning.cut_plan(pipeline.run_context(), inventories.take_inventory(pipeline.run_context(), until=b"z"))
-    assert f"Run {run_id} did not plan the inventory report {name}: the next one waits." in tick(pipeline)[1]
+    planning.cut_plan(
+        pipeline.run_context(), inventories.take_inventory(pipeline.run_context(), until=b"z")
+    )
+    assert (
+        f"Run {run_id} did not plan the inventory report {name}: the next one waits."
+        in tick(pipeline)[1]
+    )
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
     for _ in range(attempts - 1):
         assert tick(pipeline)[0] == name
         fail_plan(pipeline, name)
-    assert f"Runs did not plan the inventory report {name}: it is left to the daily schedule." in tick(pipeline)[1]
+    assert (
+        f"Runs did not plan the inventory report {name}: it is left to the daily schedule."
+        in tick(pipeline)[1]
+    )
     new = reports.write(NOW)
     assert tick(pipeline)[0] == new
 
 
-def test_a_report_that_was_planned_is_planned_again_where_the_ledger_was_restored_to_before(reported, monkeypatch):
+def test_a_report_that_was_planned_is_planned_again_where_the_ledger_was_restored_to_before(
+    reported, monkeypatch
+):
     pipeline, reports = reported
     name = reports.write(YESTERDAY)
     assert execute(pipeline, tick(pipeline)[1]).success
@@ -182,13 +216,21 @@ def test_a_report_whose_file_is_damaged_fails_its_run_with_a_sentence(reported):
 
 
 def through(pipeline, unruly_s3):
-    """Return the pipeline with its S3 behind the proxy, and the list of the listings that it asks for."""
+    """Return the pipeline with its S3 behind the proxy, and the list of the listings that it asks
+    for.
+    """
     asked = []
-    unruly_s3.order(lambda _, answer: answer, kind="listing", when=lambda one: asked.append(one.query) is not None)
+    unruly_s3.order(
+        lambda _, answer: answer,
+        kind="listing",
+        when=lambda one: asked.append(one.query) is not None,
+    )
     return with_source(pipeline, endpoint_url=unruly_s3.endpoint), asked
 
 
-def test_whether_there_is_a_new_report_is_one_request_however_many_reports_and_files_there_are(reported, unruly_s3):
+def test_whether_there_is_a_new_report_is_one_request_however_many_reports_and_files_there_are(
+    reported, unruly_s3
+):
     pipeline, asked = through(reported[0], unruly_s3)
     reports = reported[1]
     unruly_s3.page_keys = 30
@@ -203,8 +245,12 @@ def test_whether_there_is_a_new_report_is_one_request_however_many_reports_and_f
 
 
 @pytest.mark.thorough
-def test_a_bucket_of_reports_that_hangs_is_told_and_the_other_one_is_looked_through(reported, unruly_s3):
+def test_a_bucket_of_reports_that_hangs_is_told_and_the_other_one_is_looked_through(
+    reported, unruly_s3
+):
     pipeline, _ = through(reported[0], unruly_s3)
-    unruly_s3.hang(5, kind="listing", when=lambda one: one.query.get("prefix") == reported[1].prefix)
+    unruly_s3.hang(
+        5, kind="listing", when=lambda one: one.query.get("prefix") == reported[1].prefix
+    )
     found, request = tick(pipeline, tick_seconds=10)
     assert (found, len(request.run_config)) == ("", 1)

@@ -75,11 +75,16 @@ def instance(request, home_settings, empty_database_url, monkeypatch):
 
 def run(instance, tags=OURS) -> str:
     instance.add_dynamic_partitions("chunks", ["c-1"])
-    return materialize([stored, stored_is_right], instance=instance, partition_key="c-1", tags=tags).run_id
+    return materialize(
+        [stored, stored_is_right], instance=instance, partition_key="c-1", tags=tags
+    ).run_id
 
 
 def types(instance, run_id) -> list:
-    return [entry.dagster_event and entry.dagster_event.event_type for entry in instance.all_logs(run_id)]
+    return [
+        entry.dagster_event and entry.dagster_event.event_type
+        for entry in instance.all_logs(run_id)
+    ]
 
 
 def all_that_is_shown(instance):
@@ -92,8 +97,14 @@ def all_that_is_shown(instance):
         instance.get_materialized_partitions(asset_key),
         instance.get_dynamic_partitions("chunks"),
         instance.event_log_storage.get_asset_check_partition_info([check]),
-        [(one.dagster_run.run_id, one.dagster_run.status, one.end_time) for one in instance.get_run_records()],
-        [len(instance.fetch_run_status_changes(kind, limit=10).records) for kind in (DagsterEventType.RUN_SUCCESS,)],
+        [
+            (one.dagster_run.run_id, one.dagster_run.status, one.end_time)
+            for one in instance.get_run_records()
+        ],
+        [
+            len(instance.fetch_run_status_changes(kind, limit=10).records)
+            for kind in (DagsterEventType.RUN_SUCCESS,)
+        ],
     )
 
 
@@ -113,7 +124,10 @@ def test_steps_and_lines_of_old_runs_go_and_all_that_is_shown_stays(instance):
 
 def test_what_old_runs_printed_goes_and_what_others_printed_stays(home_settings):
     with DagsterInstance.from_config(str(prepare_dagster_home(home_settings))) as instance:
-        old, going_on = run(instance), instance.create_run_for_job(failing, status=DagsterRunStatus.STARTED, tags=OURS).run_id
+        old, going_on = (
+            run(instance),
+            instance.create_run_for_job(failing, status=DagsterRunStatus.STARTED, tags=OURS).run_id,
+        )
         logs = instance.compute_log_manager
         keys = [[run_id, "compute_logs", "a_step"] for run_id in (old, going_on)]
         for key in keys:
@@ -154,8 +168,13 @@ def test_a_source_that_is_added_later_is_pruned_from_its_first_run(instance):
 
 @pytest.mark.parametrize(("days", "status"), [(0, "STOPPED"), (30, "RUNNING")])
 def test_pruning_is_off_unless_its_setting_is_set(days, status):
-    settings = Settings(sources={"a": SourceSettings(bucket="b")}, **({"runs": {"keep_events_days": days}} if days else {}))
-    schedules = {schedule.name: schedule.default_status.value for schedule in build_defs(settings).schedules}
+    settings = Settings(
+        sources={"a": SourceSettings(bucket="b")},
+        **({"runs": {"keep_events_days": days}} if days else {}),
+    )
+    schedules = {
+        schedule.name: schedule.default_status.value for schedule in build_defs(settings).schedules
+    }
     assert schedules["prune_events_daily"] == status
 
 
@@ -163,13 +182,19 @@ def test_the_reason_of_a_failure_stays(instance):
     run_id = failing.execute_in_process(instance=instance, raise_on_error=False, tags=OURS).run_id
     prune(instance, datetime.now(UTC) + LATER)
     assert instance.get_run_by_id(run_id).status is DagsterRunStatus.FAILURE
-    (failed,) = [entry for entry in instance.all_logs(run_id) if entry.dagster_event and entry.dagster_event.is_step_failure]
+    (failed,) = [
+        entry
+        for entry in instance.all_logs(run_id)
+        if entry.dagster_event and entry.dagster_event.is_step_failure
+    ]
     assert "why it failed" in failed.dagster_event.step_failure_data.error.to_string()
 
 
 def test_runs_that_ended_since_or_go_on_are_left_alone(instance):
     recent = run(instance)
-    going_on = instance.create_run_for_job(failing, status=DagsterRunStatus.STARTED, tags=OURS).run_id
+    going_on = instance.create_run_for_job(
+        failing, status=DagsterRunStatus.STARTED, tags=OURS
+    ).run_id
     instance.report_engine_event("it goes on", run_id=going_on, job_name="failing")
     before = [types(instance, recent), types(instance, going_on)]
     prune(instance, datetime.now(UTC) - LATER)
@@ -181,16 +206,24 @@ def test_runs_that_ended_since_or_go_on_are_left_alone(instance):
 
 def test_runs_that_were_pruned_are_not_looked_at_again(instance, monkeypatch):
     monkeypatch.setattr(pruning, "_RUNS_AT_ONCE", 2)
-    ended = [failing.execute_in_process(instance=instance, raise_on_error=False, tags=OURS).run_id for _ in range(3)]
+    ended = [
+        failing.execute_in_process(instance=instance, raise_on_error=False, tags=OURS).run_id
+        for _ in range(3)
+    ]
     until = datetime.now(UTC)
     assert prune(instance, until)[0] == 3
     assert not any(set(types(instance, run_id)) & REMOVED for run_id in ended)
     new = run(instance)
     assert prune(instance, until)[1] == 0
-    assert prune(instance, until + LATER)[1] > 0  # of the new run: the clock is not trusted to a second
+    assert (
+        prune(instance, until + LATER)[1] > 0
+    )  # of the new run: the clock is not trusted to a second
     assert not set(types(instance, new)) & REMOVED
     assert prune(instance, until + 2 * LATER) == (0, 0)
-    assert prune(instance, until) == (3, 0)  # the time that was kept is yet to come: the clock was wrong
+    assert prune(instance, until) == (
+        3,
+        0,
+    )  # the time that was kept is yet to come: the clock was wrong
 
 
 def test_a_run_whose_file_is_lost_keeps_no_other(home_settings):
@@ -214,14 +247,24 @@ def test_the_room_on_the_disk_is_given_back(home_settings):
         assert file.stat().st_size < before - 100_000
 
 
-@pytest.mark.parametrize(("setting", "days_later", "kept"), [(0, 400, True), (30, 29, True), (30, 31, False)])
+@pytest.mark.parametrize(
+    ("setting", "days_later", "kept"), [(0, 400, True), (30, 29, True), (30, 31, False)]
+)
 def test_the_job_keeps_what_the_setting_says(home_settings, monkeypatch, setting, days_later, kept):
-    settings = Settings(sources={"a": SourceSettings(bucket="b")}, runs={"keep_events_days": setting})
+    settings = Settings(
+        sources={"a": SourceSettings(bucket="b")}, runs={"keep_events_days": setting}
+    )
     with open_instance(home_settings) as instance:
         run_id = run(instance)
         before = types(instance, run_id)
-        later = mock.Mock(wraps=datetime, now=lambda zone: datetime.now(zone) + timedelta(days=days_later))
+        later = mock.Mock(
+            wraps=datetime, now=lambda zone: datetime.now(zone) + timedelta(days=days_later)
+        )
         monkeypatch.setattr(maintenance_jobs, "datetime", later)
-        done = build_defs(settings).resolve_job_def("prune_events").execute_in_process(instance=instance)
+        done = (
+            build_defs(settings)
+            .resolve_job_def("prune_events")
+            .execute_in_process(instance=instance)
+        )
         assert done.success
         assert (types(instance, run_id) == before) is kept

@@ -1,4 +1,6 @@
-"""What comes back by way of Dagster: the job that restores, and the resource with which other projects read."""
+"""What comes back by way of Dagster: the job that restores, and the resource with which other
+projects read.
+"""
 
 import os
 import threading
@@ -34,9 +36,19 @@ def restore(pipeline, **config):
     """Execute the job, and return the result and the metadata of its op."""
     run_config = {"ops": {"restore_objects": {"config": {"source": SOURCE, **config}}}}
     result = pipeline.execute("restore", run_config=run_config)
-    step = [event for event in result.all_events if event.is_step_failure or event.is_successful_output]
-    data = step[0].step_failure_data.user_failure_data if step[0].is_step_failure else step[0].step_output_data
-    return result, {name: value.value for name, value in data.metadata.items()}, getattr(data, "description", "")
+    step = [
+        event for event in result.all_events if event.is_step_failure or event.is_successful_output
+    ]
+    data = (
+        step[0].step_failure_data.user_failure_data
+        if step[0].is_step_failure
+        else step[0].step_output_data
+    )
+    return (
+        result,
+        {name: value.value for name, value in data.metadata.items()},
+        getattr(data, "description", ""),
+    )
 
 
 def test_a_run_restores_a_prefix_and_counts_what_it_did(archived, tmp_path):
@@ -51,7 +63,9 @@ def test_a_run_restores_a_prefix_and_counts_what_it_did(archived, tmp_path):
 
 
 def test_a_run_says_what_below_its_prefix_no_archive_has(archived, tmp_path):
-    for number in range(9, 12):  # a key that is written again may be of a later second, and so be planned again
+    for number in range(
+        9, 12
+    ):  # a key that is written again may be of a later second, and so be planned again
         archived.bucket.put(f"key-{number:03}", b"new")
     plan(archived.run_context())
     result, shown, _ = restore(archived, prefix="key-0", destination=str(tmp_path / "out"))
@@ -88,7 +102,9 @@ def test_what_is_not_restored_fails_the_run_with_a_sentence(archived, tmp_path):
     assert said == "the ledger has no source 'other'"
     for destination in ("~/out", "out", "", "/a\0b", "file:///out"):
         result, _, said = restore(archived, destination=destination)
-        assert said.startswith(f"destination {destination!r} is neither the absolute path of a folder")
+        assert said.startswith(
+            f"destination {destination!r} is neither the absolute path of a folder"
+        )
     for option in ({"profile": "ops"}, {"endpoint_url": "http://127.0.0.1:9"}):
         result, _, said = restore(archived, destination=str(tmp_path / "restored"), **option)
         assert (result.success, said) == (False, "`profile` and `endpoint_url` are for a bucket")
@@ -104,18 +120,25 @@ def test_what_the_config_says_wrong_of_a_bucket_is_named_as_the_config_names_it(
     assert "(of the job: `endpoint_url`)" in shown["hint"]
 
 
-def test_a_run_logs_the_first_places_where_something_else_is_and_what_replaces_them(archived, tmp_path, monkeypatch):
+def test_a_run_logs_the_first_places_where_something_else_is_and_what_replaces_them(
+    archived, tmp_path, monkeypatch
+):
     monkeypatch.setattr(restoring, "MOST_TOLD", 2)
     for number in range(3):
         (tmp_path / f"key-{number:03}").write_text("mine")
     result, shown, _ = restore(archived, destination=str(tmp_path))
     said = [entry.user_message for entry in archived.instance.all_logs(result.run_id)]
-    told = [f"'key-{number:03}' was not written: something else is at 'key-{number:03}'" for number in range(2)]
+    told = [
+        f"'key-{number:03}' was not written: something else is at 'key-{number:03}'"
+        for number in range(2)
+    ]
     assert [message for message in said if "was not written" in message] == told
     assert (shown["different"], shown["hint"]) == (3, "`force` replaces what is different")
 
 
-def test_a_store_that_goes_away_fails_the_run_with_the_reason_and_what_was_restored_is_kept(archived, tmp_path, monkeypatch):
+def test_a_store_that_goes_away_fails_the_run_with_the_reason_and_what_was_restored_is_kept(
+    archived, tmp_path, monkeypatch
+):
     class Leaving(DirectoryStore):
         reads = 0
 
@@ -129,12 +152,21 @@ def test_a_store_that_goes_away_fails_the_run_with_the_reason_and_what_was_resto
     monkeypatch.setattr(run_wiring, "open_store", lambda *_: store)
     monkeypatch.setattr(restore_folder, "BATCH_OBJECTS", 2)
     monkeypatch.setattr(retrieval_restore, "UNREAD_IN_A_ROW", 3)
-    monkeypatch.setattr(restore_job.restore_archived, "_retry_policy", RetryPolicy(max_retries=1))  # at once
+    monkeypatch.setattr(
+        restore_job.restore_archived, "_retry_policy", RetryPolicy(max_retries=1)
+    )  # at once
     result, shown, said = restore(archived, destination=str(tmp_path / "out"))
     assert not result.success
     assert "3 objects in a row could not be read; the last: no provider gives" in said
-    assert (shown["objects"], shown["there_already"], shown["failed"], shown["exit_code"]) == (0, 4, 3, 7)
-    observed = archived.instance.fetch_observations(AssetKey([SOURCE, "file_locations"]), limit=9).records
+    assert (shown["objects"], shown["there_already"], shown["failed"], shown["exit_code"]) == (
+        0,
+        4,
+        3,
+        7,
+    )
+    observed = archived.instance.fetch_observations(
+        AssetKey([SOURCE, "file_locations"]), limit=9
+    ).records
     assert [one.asset_observation.metadata["restore_objects"].value for one in observed] == [0, 4]
     assert len(list((tmp_path / "out").iterdir())) == 4
 
@@ -146,7 +178,9 @@ def settings_file(archived, tmp_path, database_url, monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CAF_STORE__FOLDER", str(archived.settings.store.folder))
     settings = tmp_path / "caf.toml"
-    settings.write_text(source_text("http://127.0.0.1:1", "b").replace("sources.src", f"sources.{SOURCE}"))
+    settings.write_text(
+        source_text("http://127.0.0.1:1", "b").replace("sources.src", f"sources.{SOURCE}")
+    )
     return settings
 
 
@@ -157,9 +191,13 @@ def test_an_asset_of_another_project_reads_archived_objects(settings_file, tmp_p
             file.seek(4)
             tail = file.read(2)
         assert (archive.read(SOURCE, "key-007")[:6], tail) == (b"key-7.", b"3.")
-        (tmp_path / "report").write_text("\n".join(one.row.key for one in archive.archive.ls(SOURCE)))
+        (tmp_path / "report").write_text(
+            "\n".join(one.row.key for one in archive.archive.ls(SOURCE))
+        )
 
-    theirs = Definitions(assets=[report], jobs=[define_asset_job("theirs")], resources={"archive": ObjectReader()})
+    theirs = Definitions(
+        assets=[report], jobs=[define_asset_job("theirs")], resources={"archive": ObjectReader()}
+    )
     run_config = {"resources": {"archive": {"config": {"settings_file": str(settings_file)}}}}
     assert theirs.resolve_job_def("theirs").execute_in_process(run_config=run_config).success
     assert len((tmp_path / "report").read_text().splitlines()) == 9
@@ -187,7 +225,9 @@ def test_a_process_that_an_asset_forks_opens_an_archive_of_its_own(settings_file
         if child == 0:
             is_own = False
             try:
-                is_own = reader.archive is not ours and reader.read(SOURCE, "key-003")[:6] == b"key-3."
+                is_own = (
+                    reader.archive is not ours and reader.read(SOURCE, "key-003")[:6] == b"key-3."
+                )
             finally:
                 os._exit(not is_own)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

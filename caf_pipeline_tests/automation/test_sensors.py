@@ -1,11 +1,20 @@
-"""The sensors: what is new is planned, what has work to do is launched, and nothing is launched twice."""
+"""The sensors: what is new is planned, what has work to do is launched, and nothing is launched
+twice.
+"""
 
 import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from dagster import AssetKey, DagsterEvent, DagsterEventType, DagsterRun, DagsterRunStatus, RetryPolicy
+from dagster import (
+    AssetKey,
+    DagsterEvent,
+    DagsterEventType,
+    DagsterRun,
+    DagsterRunStatus,
+    RetryPolicy,
+)
 
 from caf_pipeline import run_wiring
 from caf_pipeline.automation import launching, new_objects_tick
@@ -44,9 +53,14 @@ def tick(pipeline):
 
 
 def start_run(pipeline, job: str, status: DagsterRunStatus, **tags: str) -> str:
-    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("caf-pipeline"), "__repository__")
+    repository = RemoteRepositoryOrigin(
+        RegisteredCodeLocationOrigin("caf-pipeline"), "__repository__"
+    )
     run = pipeline.instance.create_run_for_job(
-        pipeline.defs.resolve_job_def(job), status=status, tags=tags, remote_job_origin=RemoteJobOrigin(repository, job)
+        pipeline.defs.resolve_job_def(job),
+        status=status,
+        tags=tags,
+        remote_job_origin=RemoteJobOrigin(repository, job),
     )
     return run.run_id
 
@@ -54,7 +68,9 @@ def start_run(pipeline, job: str, status: DagsterRunStatus, **tags: str) -> str:
 def fail_run(pipeline, chunk: str, *, begun: bool = True) -> None:
     run_id = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTING, **{"dagster/partition": chunk})
     if begun:
-        pipeline.instance.report_dagster_event(DagsterEvent(DagsterEventType.RUN_START.value, ARCHIVE), run_id)
+        pipeline.instance.report_dagster_event(
+            DagsterEvent(DagsterEventType.RUN_START.value, ARCHIVE), run_id
+        )
     pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(run_id))
 
 
@@ -62,7 +78,12 @@ def backfill_of_the_job(pipeline, chunks: list[str]) -> None:
     """Leave what `dagster job backfill` leaves, before it submits a run."""
     pipeline.instance.add_backfill(
         PartitionBackfill(
-            "a", BulkActionStatus.REQUESTED, from_failure=False, tags={}, backfill_timestamp=1.0, partition_names=chunks
+            "a",
+            BulkActionStatus.REQUESTED,
+            from_failure=False,
+            tags={},
+            backfill_timestamp=1.0,
+            partition_names=chunks,
         )
     )
 
@@ -82,13 +103,19 @@ def test_new_objects_become_one_run_of_the_plan(pipeline, tick):
 def test_a_tick_that_lists_opens_neither_store_nor_wallet(pipeline, monkeypatch):
     monkeypatch.setattr(run_wiring, "open_store", lambda *_: pytest.fail("the store was opened"))
     pipeline.put(1)
-    on_jackal = replace(pipeline, settings=pipeline.settings.model_copy(update={"store": StoreSettings(kind="jackal")}))
+    on_jackal = replace(
+        pipeline,
+        settings=pipeline.settings.model_copy(update={"store": StoreSettings(kind="jackal")}),
+    )
     (request,) = evaluate_tick(on_jackal, "new_objects_my_source").run_requests
     assert request.run_config
 
 
 class Looks:
-    """Looks of the sensor for new objects at a bucket of which S3 lists two keys a page. `asked`: what was asked of S3."""
+    """Looks of the sensor for new objects at a bucket of which S3 lists two keys a page.
+
+    `asked`: what was asked of S3.
+    """
 
     def __init__(self, pipeline, unruly_s3) -> None:
         unruly_s3.page_keys = 2
@@ -98,19 +125,30 @@ class Looks:
         self.set(endpoint_url=unruly_s3.endpoint)
 
     def _note(self, asked, answer):
-        self.asked.append(asked.kind if asked.kind != "other" else "versioning" if "versioning" in asked.query else "bucket")
+        self.asked.append(
+            asked.kind
+            if asked.kind != "other"
+            else "versioning"
+            if "versioning" in asked.query
+            else "bucket"
+        )
         return answer
 
     def set(self, **changes) -> None:
         its = self.pipeline.settings.sources[SOURCE].model_copy(update=changes)
-        self.pipeline = replace(self.pipeline, settings=self.pipeline.settings.model_copy(update={"sources": {SOURCE: its}}))
+        self.pipeline = replace(
+            self.pipeline,
+            settings=self.pipeline.settings.model_copy(update={"sources": {SOURCE: its}}),
+        )
 
     def put(self, keys: str) -> None:
         for key in keys.split():
             self.pipeline.bucket.put(key)
 
     def look(self):
-        """Evaluate the next tick; return the part that it asks to plan, None where it asks for none."""
+        """Evaluate the next tick; return the part that it asks to plan, None where it asks for
+        none.
+        """
         tick = evaluate_tick(self.pipeline, "new_objects_my_source", self.cursor)
         self.cursor = tick.cursor
         if not tick.run_requests:
@@ -131,7 +169,9 @@ def looks(pipeline, unruly_s3):
 
 
 @pytest.mark.parametrize("on_aws", [False, True])
-def test_a_look_asks_for_one_page_and_whether_the_bucket_keeps_versions_and_on_aws_for_its_region(looks, monkeypatch, on_aws):
+def test_a_look_asks_for_one_page_and_whether_the_bucket_keeps_versions_and_on_aws_for_its_region(
+    looks, monkeypatch, on_aws
+):
     monkeypatch.setattr("caf_pipeline.source.s3.source.is_aws", lambda client: on_aws)
     looks.put("a b c d e")
     for _ in range(3):
@@ -153,7 +193,9 @@ def test_one_new_object_is_planned_by_the_look_that_sees_it_and_only_with_its_pa
     assert looks.cursor == '{"after": ""}'
 
 
-def test_what_arrives_on_several_pages_is_one_plan_with_the_first_page_that_is_not_wholly_new(looks):
+def test_what_arrives_on_several_pages_is_one_plan_with_the_first_page_that_is_not_wholly_new(
+    looks,
+):
     looks.put("a b y z")
     looks.plan({})
     looks.put("n0 n1 n2 n3 n4")
@@ -241,17 +283,24 @@ def test_a_plan_of_a_time_to_come_which_a_wrong_clock_wrote_holds_up_no_other(lo
     looks.plan({})
     looks.set(watch_interval_seconds=300)
     looks.put("b")
-    monkeypatch.setattr(new_objects_tick, "time", SimpleNamespace(time=lambda: time.time() - 86_400))
+    monkeypatch.setattr(
+        new_objects_tick, "time", SimpleNamespace(time=lambda: time.time() - 86_400)
+    )
     assert looks.look() == {"after": ""}
 
 
 @pytest.mark.thorough
 def test_a_look_at_a_source_with_inventory_reports_plans_what_was_listed(pipeline, tick):
-    settings = pipeline.settings.sources[SOURCE].model_copy(update={"inventory": f"s3://d/{pipeline.bucket.name}/daily/"})
+    settings = pipeline.settings.sources[SOURCE].model_copy(
+        update={"inventory": f"s3://d/{pipeline.bucket.name}/daily/"}
+    )
     pipeline.settings.sources[SOURCE] = settings
     pipeline.put(1)
     (request,), _, _ = tick("new_objects_my_source")
-    assert request.run_config["ops"]["my_source__s3_inventory"]["config"] == {"after": "", "list_bucket": True}
+    assert request.run_config["ops"]["my_source__s3_inventory"]["config"] == {
+        "after": "",
+        "list_bucket": True,
+    }
     assert pipeline.execute("plan_my_source", run_config=dict(request.run_config)).success
 
 
@@ -263,7 +312,9 @@ def test_a_chunk_whose_run_died_in_its_last_step_is_launched_again(pipeline, tic
     assert [request.partition_key for request in requests] == [chunk]
     chunk_steps.release_staging(pipeline.run_context(), chunk)
     requests, _, _ = tick("launch_chunks")
-    assert [request.partition_key for request in requests] == [None]  # only the question whether the source is complete
+    assert [request.partition_key for request in requests] == [
+        None
+    ]  # only the question whether the source is complete
 
 
 @pytest.mark.parametrize("status", [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTED])
@@ -274,14 +325,20 @@ def test_nothing_is_planned_while_a_plan_is_queued_or_started(pipeline, tick, st
     assert (requests, why) == ([], f"Run {run_id} is planning this source already.")
 
 
-def test_a_plan_that_was_created_and_never_submitted_keeps_its_source_from_a_plan_for_a_day_only(pipeline, tick, monkeypatch):
+def test_a_plan_that_was_created_and_never_submitted_keeps_its_source_from_a_plan_for_a_day_only(
+    pipeline, tick, monkeypatch
+):
     pipeline.put(1)
     plan = "plan_my_source"
     run_id = start_run(pipeline, plan, DagsterRunStatus.NOT_STARTED, **{SOURCE_TAG: SOURCE})
-    of_others = start_run(pipeline, plan, DagsterRunStatus.NOT_STARTED, **{SOURCE_TAG: "of-another-project"})
+    of_others = start_run(
+        pipeline, plan, DagsterRunStatus.NOT_STARTED, **{SOURCE_TAG: "of-another-project"}
+    )
     status = lambda run_id=run_id: pipeline.instance.get_run_by_id(run_id).status  # noqa: E731
     tick("launch_chunks")
-    assert status() is DagsterRunStatus.NOT_STARTED  # the daemon may still go on with the tick that created it
+    assert (
+        status() is DagsterRunStatus.NOT_STARTED
+    )  # the daemon may still go on with the tick that created it
     assert tick("new_objects_my_source")[0] == []
     monkeypatch.setattr(launching, "UNSUBMITTED_SECONDS", -60)
     tick("launch_chunks")
@@ -338,7 +395,9 @@ def test_planned_chunks_are_launched_side_by_side_up_to_the_limit(pipeline, tick
     assert {request.run_key for request in requests} == {None}
 
 
-@pytest.mark.parametrize("status", [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])
+@pytest.mark.parametrize(
+    "status", [DagsterRunStatus.QUEUED, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+)
 def test_a_chunk_that_has_a_run_is_not_launched_again(pipeline, tick, status):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
@@ -355,25 +414,44 @@ def test_a_chunk_that_a_backfill_will_come_to_is_left_to_it(pipeline, tick):
     assert (requests, why) == ([], "0 under way, 1 waiting, 0 parked now, none to launch.")
 
 
-def test_new_chunks_are_launched_beside_a_job_backfill_however_many_runs_it_queues_and_come_before_them(pipeline, tick):
+def test_new_chunks_are_launched_beside_a_job_backfill_however_many_runs_it_queues_and_come_before_them(  # noqa: E501
+    pipeline, tick
+):
     pipeline.put(60)
     *planned, new = pipeline.plan()
     backfill_of_the_job(pipeline, planned)
     for chunk in planned:
-        start_run(pipeline, ARCHIVE, DagsterRunStatus.QUEUED, **{"dagster/partition": chunk, "dagster/backfill": "a"})
+        start_run(
+            pipeline,
+            ARCHIVE,
+            DagsterRunStatus.QUEUED,
+            **{"dagster/partition": chunk, "dagster/backfill": "a"},
+        )
     assert len(planned) > pipeline.settings.runs.max_in_flight
     (request,), _, _ = tick("launch_chunks")
     assert (request.partition_key, request.tags["dagster/priority"]) == (new, "1")
     jobs = [f"{what}_my_source" for what in ("plan", "audit", "prove", "repair", "repair_chunk")]
-    assert {pipeline.defs.resolve_job_def(job).tags["dagster/priority"] for job in (*jobs, "prune_events", "restore")} == {"1"}
-    assert "dagster/priority" not in pipeline.defs.resolve_job_def(ARCHIVE).tags  # whose runs may be the backfill's
+    assert {
+        pipeline.defs.resolve_job_def(job).tags["dagster/priority"]
+        for job in (*jobs, "prune_events", "restore")
+    } == {"1"}
+    assert (
+        "dagster/priority" not in pipeline.defs.resolve_job_def(ARCHIVE).tags
+    )  # whose runs may be the backfill's
 
 
-def test_a_chunk_that_failed_in_a_job_backfill_is_launched_before_the_rest_of_it_has_ended(pipeline, tick):
+def test_a_chunk_that_failed_in_a_job_backfill_is_launched_before_the_rest_of_it_has_ended(
+    pipeline, tick
+):
     pipeline.put(60)
     failed, *others = pipeline.plan()
     backfill_of_the_job(pipeline, [failed, *others])
-    start_run(pipeline, ARCHIVE, DagsterRunStatus.FAILURE, **{"dagster/partition": failed, "dagster/backfill": "a"})
+    start_run(
+        pipeline,
+        ARCHIVE,
+        DagsterRunStatus.FAILURE,
+        **{"dagster/partition": failed, "dagster/backfill": "a"},
+    )
     (request,), _, _ = tick("launch_chunks")
     assert request.partition_key == failed
 
@@ -382,9 +460,17 @@ def test_a_backfill_is_not_kept_open_by_a_retry_that_dagster_lost(pipeline, tick
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     backfill_of_the_job(pipeline, [chunk])
-    lost, retried = {"dagster/backfill": "a", "dagster/will_retry": "true"}, {"dagster/auto_retry_run_id": "b"}
-    runs = [start_run(pipeline, ARCHIVE, DagsterRunStatus.FAILURE, **tags) for tags in (lost, lost | retried)]
-    waiting = lambda: [pipeline.instance.get_run_by_id(run).tags["dagster/will_retry"] for run in runs]  # noqa: E731
+    lost, retried = (
+        {"dagster/backfill": "a", "dagster/will_retry": "true"},
+        {"dagster/auto_retry_run_id": "b"},
+    )
+    runs = [
+        start_run(pipeline, ARCHIVE, DagsterRunStatus.FAILURE, **tags)
+        for tags in (lost, lost | retried)
+    ]
+    waiting = lambda: [  # noqa: E731
+        pipeline.instance.get_run_by_id(run).tags["dagster/will_retry"] for run in runs
+    ]
     tick("launch_chunks")
     assert waiting() == ["true", "true"]  # Dagster may still retry what has just failed
     monkeypatch.setattr(launching, "RETRY_LOST_SECONDS", -60)
@@ -394,17 +480,27 @@ def test_a_backfill_is_not_kept_open_by_a_retry_that_dagster_lost(pipeline, tick
     pipeline.instance.report_run_failed(pipeline.instance.get_run_by_id(goes_on))
     tick("launch_chunks")
     assert waiting() == ["false", "true"]
-    assert not any(pipeline.instance.get_run_by_id(run).is_complete_and_waiting_to_retry for run in runs)
+    assert not any(
+        pipeline.instance.get_run_by_id(run).is_complete_and_waiting_to_retry for run in runs
+    )
 
 
 def test_lost_retries_of_another_project_are_left_alone(pipeline, tick, monkeypatch):
     monkeypatch.setattr(launching, "RETRY_LOST_SECONDS", -60)
     backfill_of_the_job(pipeline, ["a-partition-of-theirs"])
     lost = {"dagster/backfill": "a", "dagster/will_retry": "true"}
-    assets = {"theirs": AssetKey(["theirs", "caf_chunk"]), "ours": AssetKey(["my-source", "caf_chunk"])}
+    assets = {
+        "theirs": AssetKey(["theirs", "caf_chunk"]),
+        "ours": AssetKey(["my-source", "caf_chunk"]),
+    }
     runs = {
         name: pipeline.instance.add_run(
-            DagsterRun(job_name="__ASSET_JOB", status=DagsterRunStatus.FAILURE, tags=lost, asset_selection=frozenset({key}))
+            DagsterRun(
+                job_name="__ASSET_JOB",
+                status=DagsterRunStatus.FAILURE,
+                tags=lost,
+                asset_selection=frozenset({key}),
+            )
         ).run_id
         for name, key in assets.items()
     }
@@ -412,7 +508,10 @@ def test_lost_retries_of_another_project_are_left_alone(pipeline, tick, monkeypa
         DagsterRun(job_name="archive_theirs", status=DagsterRunStatus.FAILURE, tags=lost)
     ).run_id
     tick("launch_chunks")
-    retries = {name: pipeline.instance.get_run_by_id(run).tags["dagster/will_retry"] for name, run in runs.items()}
+    retries = {
+        name: pipeline.instance.get_run_by_id(run).tags["dagster/will_retry"]
+        for name, run in runs.items()
+    }
     assert retries == {"theirs": "true", "ours": "false", "their job": "true"}
 
 
@@ -420,10 +519,14 @@ def test_a_chunk_whose_run_failed_waits_before_it_is_launched_again(pipeline, ti
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     fail_run(pipeline, chunk)
-    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS)  # longer than this test takes
+    monkeypatch.setattr(
+        launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS
+    )  # longer than this test takes
     requests, why, _ = tick("launch_chunks")
     assert (requests, why) == ([], "0 under way, 1 waiting, 0 parked now, none to launch.")
-    with monkeypatch.context() as patched:  # the clock was a day ahead when the run failed, and was set right
+    with (
+        monkeypatch.context() as patched
+    ):  # the clock was a day ahead when the run failed, and was set right
         patched.setattr(launching, "time", SimpleNamespace(time=lambda: time.time() - 86_400))
         requests, _, _ = tick("launch_chunks")
         assert [request.partition_key for request in requests] == [chunk]
@@ -433,7 +536,9 @@ def test_a_chunk_whose_run_failed_waits_before_it_is_launched_again(pipeline, ti
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_failed_too_often_is_parked_and_may_be_sent_on_its_way_again(pipeline, tick, monkeypatch):
+def test_a_chunk_that_failed_too_often_is_parked_and_may_be_sent_on_its_way_again(
+    pipeline, tick, monkeypatch
+):
     from caf_pipeline.steps.chunk_steps import unpark
 
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
@@ -467,7 +572,9 @@ def test_a_run_that_another_one_held_back_is_no_success_between_failures(pipelin
 
 
 @pytest.mark.thorough
-def test_an_outage_parks_no_chunk_however_many_runs_it_ends_and_other_failures_do(pipeline, monkeypatch, unruly_s3):
+def test_an_outage_parks_no_chunk_however_many_runs_it_ends_and_other_failures_do(
+    pipeline, monkeypatch, unruly_s3
+):
     its = pipeline.settings.sources[SOURCE].model_copy(update={"endpoint_url": unruly_s3.endpoint})
     packing = pipeline.settings.packing.model_copy(update={"request_attempts": 1})
     settings = pipeline.settings.model_copy(update={"sources": {SOURCE: its}, "packing": packing})
@@ -481,7 +588,9 @@ def test_an_outage_parks_no_chunk_however_many_runs_it_ends_and_other_failures_d
     runs = launching.failed_runs(launching.runs_of(pipeline.instance, [chunk])[chunk])
     assert len(runs) == settings.runs.attempts + 1
     assert launching._pause_seconds(runs) == 32 * 60  # the pause grows all the same
-    assert evaluate_tick(pipeline, "launch_chunks").skip_message.startswith("0 under way, 1 waiting, 0 parked now")
+    assert evaluate_tick(pipeline, "launch_chunks").skip_message.startswith(
+        "0 under way, 1 waiting, 0 parked now"
+    )
 
     monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", 0)
     for _ in range(settings.runs.attempts - 1):
@@ -516,7 +625,9 @@ def test_located_chunks_are_not_launched(pipeline, tick):
 
 
 @pytest.mark.thorough
-def test_when_the_last_chunk_is_located_the_question_whether_the_source_is_complete_is_asked_once(pipeline, tick):
+def test_when_the_last_chunk_is_located_the_question_whether_the_source_is_complete_is_asked_once(
+    pipeline, tick
+):
     pipeline.put(12)
     first, second = pipeline.plan()
     assert pipeline.execute(ARCHIVE, partition_key=first).success
@@ -531,13 +642,17 @@ def test_when_the_last_chunk_is_located_the_question_whether_the_source_is_compl
 
 
 @pytest.mark.thorough
-def test_a_source_that_is_found_incomplete_is_not_asked_about_again_before_a_chunk_is_located(pipeline, tick):
+def test_a_source_that_is_found_incomplete_is_not_asked_about_again_before_a_chunk_is_located(
+    pipeline, tick
+):
     pipeline.put(2)
     (chunk,) = pipeline.plan()
     pipeline.bucket.delete("key-000")  # skipped, so that the source stays incomplete
     assert pipeline.execute(ARCHIVE, partition_key=chunk).success
     (request,), _, _ = tick("launch_chunks")
-    next_second()  # Dagster on SQLite keeps the second of a check: within the one of the chunk it would be asked once more
+    # Dagster on SQLite keeps the second of a check: within the one of the chunk it would be asked
+    # once more
+    next_second()
     (check,) = pipeline.execute(request.job_name).get_asset_check_evaluations()
     assert not check.passed
     assert tick("launch_chunks")[0] == []

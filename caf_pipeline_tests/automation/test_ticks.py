@@ -1,4 +1,6 @@
-"""No tick takes long: servers that hang end it with its reason, and what it asks does not grow with what there is."""
+"""No tick takes long: servers that hang end it with its reason, and what it asks does not grow with
+what there is.
+"""
 
 import json
 from dataclasses import replace
@@ -32,14 +34,20 @@ from caf_pipeline_tests.support.ticks import evaluate_tick, silent_server
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 MANY = 20_000
-TICK_SECONDS = 10  # of a tick that waits in vain; half of it is enough for all else, also on a busy machine
+TICK_SECONDS = (
+    10  # of a tick that waits in vain; half of it is enough for all else, also on a busy machine
+)
 
 PLANNED = """
-    WITH plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
-        SELECT source_id, 'p' || nextval('plans_plan_id_seq'), sha256(CAST(%(source)s || random() AS bytea)), 's', 'f', 1, 1
+    WITH plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count,
+        object_bytes)
+        SELECT source_id, 'p' || nextval('plans_plan_id_seq'), sha256(CAST(%(source)s || random() AS
+            bytea)), 's', 'f', 1, 1
         FROM sources WHERE name = %(source)s RETURNING *)
-    INSERT INTO caf_files (name, source_id, plan_id, number, object_count, object_bytes, expected_size_bytes)
-    SELECT %(source)s || '-' || to_char(plan_id, 'fm00000000') || '-' || to_char(number, 'fm000000'), source_id, plan_id, number,
+    INSERT INTO caf_files (name, source_id, plan_id, number, object_count, object_bytes,
+        expected_size_bytes)
+    SELECT %(source)s || '-' || to_char(plan_id, 'fm00000000') || '-' || to_char(number,
+        'fm000000'), source_id, plan_id, number,
         1, 1, 1000
     FROM plan, generate_series(1, %(count)s) AS number
 """
@@ -59,7 +67,8 @@ def plan_chunks(pipeline, source: str, count: int, *, state: str = "planned") ->
     with connected(pipeline.ledger.database) as connection:
         connection.execute(
             (
-                "INSERT INTO sources (name, archive_id, address) VALUES (%(source)s, %(source)s, %(address)s)"
+                "INSERT INTO sources (name, archive_id, address) VALUES (%(source)s, %(source)s, "
+                "%(address)s)"
                 " ON CONFLICT (name) DO NOTHING"
             ),
             {"source": source, "address": address_of(pipeline.settings.sources[source])},
@@ -72,7 +81,10 @@ def plan_chunks(pipeline, source: str, count: int, *, state: str = "planned") ->
 def report_incomplete(pipeline, source: str) -> None:
     """Let the check `source_is_complete` of a source have failed."""
     failed = AssetCheckEvaluation(
-        asset_key=AssetKey([source, "s3_inventory"]), check_name="source_is_complete", passed=False, metadata={}
+        asset_key=AssetKey([source, "s3_inventory"]),
+        check_name="source_is_complete",
+        passed=False,
+        metadata={},
     )
     pipeline.instance.report_runless_asset_event(failed)
     next_second()
@@ -80,7 +92,9 @@ def report_incomplete(pipeline, source: str) -> None:
 
 @pytest.fixture
 def statements(pipeline, monkeypatch):
-    """Every statement that a tick has sent, to the ledger or to Dagster's storage; not those of a thread that tells of waits."""
+    """Every statement that a tick has sent, to the ledger or to Dagster's storage; not those of a
+    thread that tells of waits.
+    """
     monkeypatch.setattr(RunWaits, "record", lambda *_: None)
     sent: list[str] = []
 
@@ -88,18 +102,23 @@ def statements(pipeline, monkeypatch):
         sent.append(statement)
 
     connection = ReadConnections.connection
-    monkeypatch.setattr(ReadConnections, "connection", lambda self: sent.append("a look-up") or connection(self))
+    monkeypatch.setattr(
+        ReadConnections, "connection", lambda self: sent.append("a look-up") or connection(self)
+    )
     event.listen(Engine, "before_cursor_execute", seen)
     yield sent
     event.remove(Engine, "before_cursor_execute", seen)
 
 
-# --- servers that hang -----------------------------------------------------------------------------------------------
+# --- servers that hang
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def on_silent_jackal(pipeline, network):
-    """A planned chunk that is to be stored on Jackal, whose only node accepts connections and never answers."""
+    """A planned chunk that is to be stored on Jackal, whose only node accepts connections and never
+    answers.
+    """
     pipeline.put(1)
     pipeline.plan()
     with silent_server() as server:
@@ -113,7 +132,8 @@ def test_a_chain_that_hangs_ends_the_tick_with_its_name_and_what_happens_next(on
     tick = evaluate_tick(pipeline, "launch_chunks", tick_seconds=TICK_SECONDS)
     assert tick.run_requests == []
     assert tick.skip_message == (
-        f"0 under way, 0 waiting, 0 parked now, none to launch. No chunk is launched: the chain at {server.url}, or a provider"
+        "0 under way, 0 waiting, 0 parked now, none to launch. No chunk is launched: the chain at "
+        f"{server.url}, or a provider"
         f" that it lists, did not answer within {TICK_SECONDS} s. The next look asks again."
     )
 
@@ -122,7 +142,9 @@ def test_a_chain_that_hangs_ends_the_tick_with_its_name_and_what_happens_next(on
 def test_whether_another_source_is_complete_is_asked_though_the_chain_hangs(on_silent_jackal):
     pipeline, _ = on_silent_jackal
     plan_chunks(pipeline, SOURCE, 1)
-    done = with_settings(pipeline, sources={**pipeline.settings.sources, "done": pipeline.settings.sources[SOURCE]})
+    done = with_settings(
+        pipeline, sources={**pipeline.settings.sources, "done": pipeline.settings.sources[SOURCE]}
+    )
     report_incomplete(done, "done")
     plan_chunks(done, "done", 1, state="located")
     (request,) = evaluate_tick(done, "launch_chunks", tick_seconds=TICK_SECONDS).run_requests
@@ -130,7 +152,9 @@ def test_whether_another_source_is_complete_is_asked_though_the_chain_hangs(on_s
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("cursor", ['{"after": "key-7"}', '{"after": "key-7", "since": "key-3", "pages": 2}'])
+@pytest.mark.parametrize(
+    "cursor", ['{"after": "key-7"}', '{"after": "key-7", "since": "key-3", "pages": 2}']
+)
 def test_a_bucket_that_hangs_ends_the_tick_and_leaves_the_cursor_where_it_is(pipeline, cursor):
     with silent_server() as server:
         silent = with_source(pipeline, endpoint_url=server.url)
@@ -138,7 +162,8 @@ def test_a_bucket_that_hangs_ends_the_tick_and_leaves_the_cursor_where_it_is(pip
         bucket = pipeline.bucket.name
         assert tick.run_requests == []
         assert tick.skip_message == (
-            f"bucket '{bucket}' at {server.url}, or the ledger, did not answer within {TICK_SECONDS} s. Nothing is planned by"
+            f"bucket '{bucket}' at {server.url}, or the ledger, did not answer within "
+            f"{TICK_SECONDS} s. Nothing is planned by"
             " this look; the next one begins at the same key."
         )
         assert tick.cursor in (None, cursor)
@@ -152,7 +177,10 @@ def test_a_bucket_that_hangs_is_asked_no_second_time_while_the_first_question_is
         evaluate_tick(silent, "new_objects_my_source", tick_seconds=TICK_SECONDS)
         asked = len(server.asked)
         tick = evaluate_tick(silent, "new_objects_my_source", tick_seconds=TICK_SECONDS)
-        assert "has not answered an earlier question yet. Nothing is planned by this look" in tick.skip_message
+        assert (
+            "has not answered an earlier question yet. Nothing is planned by this look"
+            in tick.skip_message
+        )
         assert len(server.asked) == asked
 
 
@@ -160,11 +188,14 @@ def test_a_bucket_that_hangs_is_asked_no_second_time_while_the_first_question_is
 def test_a_bucket_that_answers_slowly_is_gone_through_a_page_a_look(pipeline):
     for number in range(1001):
         pipeline.bucket.put(f"k-{number:04}")
-    seen = inventories.look_for_new(pipeline.run_context(), after=b"", max_pages=20, enough=lambda: True)
+    seen = inventories.look_for_new(
+        pipeline.run_context(), after=b"", max_pages=20, enough=lambda: True
+    )
     assert (seen.new_objects, seen.next_after) == (1000, b"k-0999")
 
 
-# --- much of everything ----------------------------------------------------------------------------------------------
+# --- much of everything
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
@@ -197,10 +228,15 @@ def test_the_ledger_finds_chunks_with_work_and_the_last_located_one_by_an_index(
         connection.execute("ANALYZE caf_files")
         for statement, index in (
             (query("launchable_chunks"), "caf_files_under_way"),
-            (str(launchable._LAST_LOCATED.compile(dialect=PGDialect_psycopg())), "caf_files_by_located"),
+            (
+                str(launchable._LAST_LOCATED.compile(dialect=PGDialect_psycopg())),
+                "caf_files_by_located",
+            ),
         ):
             names = {name for name in facts if f"%({name})s" in statement}
-            explained = connection.execute(f"EXPLAIN {statement}", {name: facts[name] for name in names})
+            explained = connection.execute(
+                f"EXPLAIN {statement}", {name: facts[name] for name in names}
+            )
             plan = "\n".join(explained.scalars())
             assert index in plan, plan
             assert "Seq Scan on caf_files" not in plan
@@ -218,16 +254,24 @@ def of_100_sources(pipeline):
 @pytest.mark.thorough
 def test_one_sensor_launches_the_chunks_of_100_sources_a_bounded_number_a_look(of_100_sources):
     pipeline = of_100_sources
-    sensors = [one.name for one in build_defs(pipeline.settings).sensors if isinstance(one, SensorDefinition)]
+    sensors = [
+        one.name
+        for one in build_defs(pipeline.settings).sensors
+        if isinstance(one, SensorDefinition)
+    ]
     assert [name for name in sensors if "launch" in name] == ["launch_chunks"]
     tick = evaluate_tick(pipeline, "launch_chunks")
     launched = [request.partition_key for request in tick.run_requests]
     assert len(launched) == MOST_LAUNCHED
-    assert {request.job_name for request in tick.run_requests} == {f"archive_s{number:02}" for number in range(25)}
+    assert {request.job_name for request in tick.run_requests} == {
+        f"archive_s{number:02}" for number in range(25)
+    }
 
 
 @pytest.mark.thorough
-def test_a_look_that_has_no_time_for_all_sources_lets_the_next_one_begin_there(of_100_sources, monkeypatch):
+def test_a_look_that_has_no_time_for_all_sources_lets_the_next_one_begin_there(
+    of_100_sources, monkeypatch
+):
     begins = json.dumps({"after": {"s61": 7}, "source": "s60"})
     with monkeypatch.context() as patched:
         patched.setattr(launch_tick, "ENOUGH", 2)  # as if half of the time had passed
@@ -240,19 +284,25 @@ def test_chunks_behind_many_that_wait_are_launched_by_the_next_look(pipeline, mo
     page = 5
     for module in (launching, launch_tick):
         monkeypatch.setattr(module, "PAGE", page)
-    monkeypatch.setattr(launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS)  # longer than this test takes
+    monkeypatch.setattr(
+        launching, "FIRST_WAIT_SECONDS", launching.LONGEST_WAIT_SECONDS
+    )  # longer than this test takes
     plan_chunks(pipeline, SOURCE, page + 3)
     names = pipeline.chunks()
     for chunk in names[:page]:
         fail_run(pipeline, chunk)
     tick = evaluate_tick(pipeline, "launch_chunks")
-    assert (tick.run_requests, tick.skip_message) == ([], f"0 under way, {page} waiting, 0 parked now, none to launch.")
+    assert (tick.run_requests, tick.skip_message) == (
+        [],
+        f"0 under way, {page} waiting, 0 parked now, none to launch.",
+    )
     tick = evaluate_tick(pipeline, "launch_chunks", tick.cursor)
     assert [request.partition_key for request in tick.run_requests] == names[page:]
     assert json.loads(tick.cursor) == {"after": {}, "source": ""}
 
 
-# --- which sources, and which chunks ----------------------------------------------------------------------------------
+# --- which sources, and which chunks
+# ----------------------------------------------------------------------------------
 
 
 def test_a_chunk_that_something_works_on_is_not_launched(pipeline):
@@ -274,7 +324,8 @@ def test_a_source_with_another_address_is_left_out_and_the_others_are_launched(p
     assert request.job_name == "archive_my_source"
     pipeline = with_settings(pipeline, sources={"other": moved})
     assert (
-        "it is aws/other/ in the ledger, and aws/moved/ in the settings" in evaluate_tick(pipeline, "launch_chunks").skip_message
+        "it is aws/other/ in the ledger, and aws/moved/ in the settings"
+        in evaluate_tick(pipeline, "launch_chunks").skip_message
     )
 
 
@@ -285,7 +336,11 @@ def test_a_sensor_that_is_on_by_hand_launches_every_source(pipeline):
 
 def test_beside_an_automatic_source_the_others_are_left_out(pipeline):
     source = pipeline.settings.sources[SOURCE]
-    sources = {"by-hand": source, "idle": source, "automatic": source.model_copy(update={"automatic": True})}
+    sources = {
+        "by-hand": source,
+        "idle": source,
+        "automatic": source.model_copy(update={"automatic": True}),
+    }
     pipeline = with_settings(pipeline, sources=sources)
     plan_chunks(pipeline, "by-hand", 1)
     tick = evaluate_tick(pipeline, "launch_chunks")
@@ -298,7 +353,9 @@ def test_beside_an_automatic_source_the_others_are_left_out(pipeline):
 
 
 def requested(pipeline):
-    return [request.partition_key for request in evaluate_tick(pipeline, "launch_chunks").run_requests]
+    return [
+        request.partition_key for request in evaluate_tick(pipeline, "launch_chunks").run_requests
+    ]
 
 
 def test_no_more_chunks_are_launched_than_staging_has_room_for(pipeline):
@@ -347,24 +404,47 @@ class NarrowStore:
 
 
 def chunks_of(*sizes: int) -> list[LaunchableChunk]:
-    return [LaunchableChunk("s", "a", size, f"c{size}", ChunkState.PLANNED, size, held=False) for size in sizes]
+    return [
+        LaunchableChunk("s", "a", size, f"c{size}", ChunkState.PLANNED, size, held=False)
+        for size in sizes
+    ]
 
 
 @pytest.mark.parametrize(
     ("store", "waiting", "refused", "why", "asked"),
     [
         (NarrowStore(100), 0, set(), "", [30]),
-        (NarrowStore(100), 41, {"c30"}, "no room; buy.", [30, 20]),  # others are packed, and not posted yet
+        (
+            NarrowStore(100),
+            41,
+            {"c30"},
+            "no room; buy.",
+            [30, 20],
+        ),  # others are packed, and not posted yet
         (NarrowStore(60), 0, set(), "", [30]),
         (NarrowStore(59), 0, {"c30"}, "no room; buy.", [30, 20]),  # each alone would fit
         (NarrowStore(20), 0, {"c20", "c30"}, "no room; buy.", [30, 10]),
         (NarrowStore(0), 0, {"c10", "c20", "c30"}, "no room; buy.", [30]),
         (NarrowStore(10), 20, {"c10", "c20", "c30"}, "no room; buy.", [30]),
-        (NarrowStore(100, largest=20), 0, set(), "", [30, 20]),  # its own run withdraws what is too large
+        (
+            NarrowStore(100, largest=20),
+            0,
+            set(),
+            "",
+            [30, 20],
+        ),  # its own run withdraws what is too large
         (NarrowStore(10, largest=20), 0, {"c20"}, "no room; buy.", [30, 20, 10]),
-        (NarrowStore(0, error=EmptyWallet("empty", hint="pay")), 0, {"c10", "c20", "c30"}, "empty; pay.", [30]),
+        (
+            NarrowStore(0, error=EmptyWallet("empty", hint="pay")),
+            0,
+            {"c10", "c20", "c30"},
+            "empty; pay.",
+            [30],
+        ),
     ],
 )
-def test_what_the_store_has_no_room_for_waits_and_smaller_chunks_go(store, waiting, refused, why, asked):
+def test_what_the_store_has_no_room_for_waits_and_smaller_chunks_go(
+    store, waiting, refused, why, asked
+):
     found = refused_chunks(store, chunks_of(10, 20, 30), public=True, waiting_bytes=waiting)
     assert (found, store.asked) == ((refused, why), asked)

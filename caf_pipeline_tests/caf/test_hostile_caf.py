@@ -1,6 +1,8 @@
-"""CAF files, manifests and journals that were tampered with: read right or refused, within 256 MiB, and never for ever.
+"""CAF files, manifests and journals that were tampered with: read right or refused, within 256 MiB,
+and never for ever.
 
-The inputs are mutations of real files, tried by `caf_fuzzing` in processes whose memory is limited and whose clock runs out.
+The inputs are mutations of real files, tried by `caf_fuzzing` in processes whose memory is limited
+and whose clock runs out.
 """
 
 import json
@@ -21,7 +23,11 @@ USUAL = {"archive": 3000, "manifest": 2000, "journal": 1500}
 SOAK = {"archive": 700_000, "manifest": 200_000, "journal": 100_000}
 BATCH = {"usual": 1500, "soak": 20_000}
 BATCH_SECONDS = {"usual": PATIENCE_SECONDS, "soak": 3000}
-WORDS = {"archive": "CAF files, mutated", "manifest": "manifests, mutated", "journal": "journals, mutated"}
+WORDS = {
+    "archive": "CAF files, mutated",
+    "manifest": "manifests, mutated",
+    "journal": "journals, mutated",
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,15 @@ class Ended:
 
 def batch(kind, first, count, seconds, folder) -> Ended:
     progress = folder / f"{kind}-{first}"
-    command = [sys.executable, "-m", "caf_pipeline_tests.support.caf_fuzzing", kind, str(first), str(count), str(progress)]
+    command = [
+        sys.executable,
+        "-m",
+        "caf_pipeline_tests.support.caf_fuzzing",
+        kind,
+        str(first),
+        str(count),
+        str(progress),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         told, _ = process.communicate(timeout=seconds)
@@ -43,7 +57,11 @@ def batch(kind, first, count, seconds, folder) -> Ended:
         process.kill()
         told, _ = process.communicate()
     at = progress.read_bytes() if progress.exists() else b""
-    return Ended(told.decode(errors="replace"), process.returncode, struct.unpack("<Q", at)[0] if len(at) == 8 else -1)
+    return Ended(
+        told.decode(errors="replace"),
+        process.returncode,
+        struct.unpack("<Q", at)[0] if len(at) == 8 else -1,
+    )
 
 
 def explained(kind, ended: Ended) -> str:
@@ -52,17 +70,23 @@ def explained(kind, ended: Ended) -> str:
         return ended.told
     how = signal.Signals(-ended.status).name if ended.status < 0 else f"status {ended.status}"
     again = f"python -m caf_pipeline_tests.support.caf_fuzzing {kind} {ended.number} 1"
-    return f"{kind} {ended.number} ended the process by {how}; `{again}` tries it alone\n{ended.told}"
+    return (
+        f"{kind} {ended.number} ended the process by {how}; `{again}` tries it alone\n{ended.told}"
+    )
 
 
 @pytest.mark.parametrize("kind", caf_fuzzing.KINDS)
 def test_no_mutation_of_a_real_file_crashes_hangs_or_fills_the_memory(kind, fault, soak, tmp_path):
     form, total = ("soak", SOAK[kind]) if soak else ("usual", USUAL[kind])
     size = BATCH[form]
-    with fault("Hostile input", WORDS[kind]) as case, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with (
+        fault("Hostile input", WORDS[kind]) as case,
+        ThreadPoolExecutor(os.cpu_count() or 1) as pool,
+    ):
         case.tried = total
         runs = [
-            pool.submit(batch, kind, at, min(size, total - at), BATCH_SECONDS[form], tmp_path) for at in range(0, total, size)
+            pool.submit(batch, kind, at, min(size, total - at), BATCH_SECONDS[form], tmp_path)
+            for at in range(0, total, size)
         ]
         ended = [run.result() for run in runs]
         bad = [explained(kind, one) for one in ended if one.status]
@@ -80,7 +104,11 @@ def test_an_input_is_its_number(kind):
 @pytest.mark.parametrize("kind", caf_fuzzing.KINDS)
 def test_the_real_files_that_inputs_are_made_of_are_read(kind):
     """Without which every mutation would be refused for what it was made of."""
-    seeds = {"archive": caf_fuzzing.archives, "manifest": caf_fuzzing.manifests, "journal": caf_fuzzing.journals}[kind]()
+    seeds = {
+        "archive": caf_fuzzing.archives,
+        "manifest": caf_fuzzing.manifests,
+        "journal": caf_fuzzing.journals,
+    }[kind]()
     assert len(seeds) >= 4
     for seed in seeds:
         caf_fuzzing.KINDS[kind][1](seed)
@@ -88,17 +116,30 @@ def test_the_real_files_that_inputs_are_made_of_are_read(kind):
 
 @pytest.mark.parametrize(
     ("how", "sign"),
-    [("raise ValueError('found out')", "found out"), ("os.abort()", "SIGABRT"), ("bytearray(1 << 30)", "MemoryError")],
+    [
+        ("raise ValueError('found out')", "found out"),
+        ("os.abort()", "SIGABRT"),
+        ("bytearray(1 << 30)", "MemoryError"),
+    ],
 )
 def test_what_goes_wrong_in_a_process_is_found_with_its_input(how, sign, tmp_path):
-    """The fuzzer itself: an error, a crash and an allocation beyond the limit are told, with the number of the input."""
+    """The fuzzer itself: an error, a crash and an allocation beyond the limit are told, with the
+    number of the input.
+    """
     code = (
-        "import os, sys, pathlib\nfrom caf_pipeline_tests.support import caf_fuzzing as f\nmake = f.KINDS['archive'][0]\n"
+        "import os, sys, pathlib\nfrom caf_pipeline_tests.support import caf_fuzzing as f\nmake = "
+        "f.KINDS['archive'][0]\n"
         f"seven = make(7)\ndef attempt(content):\n    if content == seven:\n        {how}\n"
         "f.KINDS['archive'] = make, attempt\nf.try_commands = lambda content: None\n"
         f"sys.exit(3 if f.run('archive', range(20), pathlib.Path({str(tmp_path / 'at')!r})) else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
     number = struct.unpack("<Q", (tmp_path / "at").read_bytes())[0]
     told = explained("archive", Ended(done.stdout, done.returncode, number))
     assert done.returncode

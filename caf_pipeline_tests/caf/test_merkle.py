@@ -1,4 +1,6 @@
-"""Jackal roots: the chain's own vectors, any split of the bytes, states that go on elsewhere; compiled and in Python."""
+"""Jackal roots: the chain's own vectors, any split of the bytes, states that go on elsewhere;
+compiled and in Python.
+"""
 
 import hashlib
 import json
@@ -26,11 +28,17 @@ STATES = [  # SHA-256 of the state of version 0.4.0 after 75 blocks and 5 bytes
     (0, "6150fe91ac2f4ff58301d1832bc25b99b1c355e941e6c3ca510c2e0ec7b7a046"),
     (3, "1e936c205cc35e3268ef0da2ed7983d503fb559d0cd2ff71c71af3b5e76f070b"),
 ]
-SIZES = st.integers(0, 3 * BLOCK_BYTES) | st.sampled_from([64, 65, 130, 200]).map(lambda blocks: blocks * BLOCK_BYTES + 5)
-NEEDS_NATIVE = pytest.mark.skipif(caf_native is None, reason="caf_native is not built: `make setup` does it where cargo is")
+SIZES = st.integers(0, 3 * BLOCK_BYTES) | st.sampled_from([64, 65, 130, 200]).map(
+    lambda blocks: blocks * BLOCK_BYTES + 5
+)
+NEEDS_NATIVE = pytest.mark.skipif(
+    caf_native is None, reason="caf_native is not built: `make setup` does it where cargo is"
+)
 
 
-@pytest.fixture(scope="module", autouse=True, params=["Python", pytest.param("native", marks=NEEDS_NATIVE)])
+@pytest.fixture(
+    scope="module", autouse=True, params=["Python", pytest.param("native", marks=NEEDS_NATIVE)]
+)
 def implementation(request):
     """What takes the roots of this module's tests, one after the other."""
     module = caf_native if request.param == "native" else merkle_reference
@@ -47,8 +55,16 @@ def sample(size_bytes: int) -> bytes:
 def root_by_the_book(content: bytes, proof_type: int) -> bytes:
     """Compute the root level by level, with everything in memory."""
     block_hash, tree_hash, width = {
-        0: (lambda data: hashlib.sha256(data).digest(), lambda data: hashlib.sha3_512(data).digest(), 64),
-        3: (lambda data: blake3.blake3(data).digest(), lambda data: blake3.blake3(data).digest(), 32),
+        0: (
+            lambda data: hashlib.sha256(data).digest(),
+            lambda data: hashlib.sha3_512(data).digest(),
+            64,
+        ),
+        3: (
+            lambda data: blake3.blake3(data).digest(),
+            lambda data: blake3.blake3(data).digest(),
+            32,
+        ),
     }[proof_type]
     blocks = [content[start : start + BLOCK_BYTES] for start in range(0, len(content), BLOCK_BYTES)]
     level = [tree_hash(block_hash(f"{n}{block.hex()}".encode())) for n, block in enumerate(blocks)]
@@ -110,7 +126,9 @@ def test_a_copy_is_independent():
     assert copy.size_bytes == 30_004
 
 
-@pytest.mark.parametrize("damage", [lambda s: s[:-1], lambda s: s + b"x", lambda s: b"", lambda s: b"x" + s[1:]])
+@pytest.mark.parametrize(
+    "damage", [lambda s: s[:-1], lambda s: s + b"x", lambda s: b"", lambda s: b"x" + s[1:]]
+)
 def test_a_damaged_state_is_refused(damage):
     tree = MerkleTree(3)
     tree.update(sample(50_000))
@@ -130,10 +148,24 @@ def test_the_roots_of_a_file_of_several_parts_are_those_of_its_bytes(tmp_path):
     assert merkle_roots(path, 0, 3) == [root_by_the_book(content, 0), root_by_the_book(content, 3)]
 
 
-def test_a_file_that_is_followed_while_it_is_written_has_the_roots_of_what_it_is_in_the_end(tmp_path):
+def test_a_file_that_is_followed_while_it_is_written_has_the_roots_of_what_it_is_in_the_end(
+    tmp_path,
+):
     content = sample(2 * merkle._PART_BYTES + 3 * BLOCK_BYTES + 5)
-    cuts = [0, 0, 1, BLOCK_BYTES, merkle._PART_BYTES - 1, merkle._PART_BYTES, 2 * merkle._PART_BYTES + 7, len(content)]
-    with open(tmp_path / "file", "wb", buffering=0) as file, FileRoots(tmp_path / "file", 0, 3) as roots:
+    cuts = [
+        0,
+        0,
+        1,
+        BLOCK_BYTES,
+        merkle._PART_BYTES - 1,
+        merkle._PART_BYTES,
+        2 * merkle._PART_BYTES + 7,
+        len(content),
+    ]
+    with (
+        open(tmp_path / "file", "wb", buffering=0) as file,
+        FileRoots(tmp_path / "file", 0, 3) as roots,
+    ):
         for start, end in pairwise(cuts):
             file.write(content[start:end])
             roots.follow()

@@ -17,12 +17,18 @@ try:
     import caf_native
 except ImportError:
     caf_native = None
-NEEDS_NATIVE = pytest.mark.skipif(caf_native is None, reason="caf_native is not built: `make setup` does it where cargo is")
+NEEDS_NATIVE = pytest.mark.skipif(
+    caf_native is None, reason="caf_native is not built: `make setup` does it where cargo is"
+)
 SIZES = st.integers(1, BLOCK_BYTES) | st.integers(0, 6).map(lambda level: BLOCK_BYTES << level)
-FIRST_NUMBERS = st.integers(0, 20).flatmap(lambda digits: st.integers(0, min(10**digits, 2**64 - 64)))
+FIRST_NUMBERS = st.integers(0, 20).flatmap(
+    lambda digits: st.integers(0, min(10**digits, 2**64 - 64))
+)
 (VECTOR,) = [
     each
-    for each in json.loads((Path(__file__).parents[1] / "vectors" / "merkle.json").read_text())["vectors"]
+    for each in json.loads((Path(__file__).parents[1] / "vectors" / "merkle.json").read_text())[
+        "vectors"
+    ]
     if (each["size"], each["proof_type"]) == (1, 3)
 ]
 
@@ -30,7 +36,9 @@ FIRST_NUMBERS = st.integers(0, 20).flatmap(lambda digits: st.integers(0, min(10*
 @NEEDS_NATIVE
 @settings(max_examples=150)
 @given(SIZES, FIRST_NUMBERS, st.sampled_from([0, 3]), st.integers(0, 1000))
-def test_compiled_and_in_python_a_subtree_has_the_same_root(size_bytes, first_number, proof_type, seed):
+def test_compiled_and_in_python_a_subtree_has_the_same_root(
+    size_bytes, first_number, proof_type, seed
+):
     blocks = memoryview(random.Random(seed).randbytes(size_bytes))
     native = caf_native.subtree_root(blocks, first_number, proof_type)
     assert native == merkle_reference.subtree_root(blocks, first_number, proof_type)
@@ -39,7 +47,13 @@ def test_compiled_and_in_python_a_subtree_has_the_same_root(size_bytes, first_nu
 @NEEDS_NATIVE
 @pytest.mark.parametrize(
     ("size_bytes", "first_number", "proof_type"),
-    [(0, 0, 3), (3 * BLOCK_BYTES, 0, 3), (BLOCK_BYTES + 1, 0, 0), (BLOCK_BYTES, 0, 1), (2 * BLOCK_BYTES, 2**64 - 1, 3)],
+    [
+        (0, 0, 3),
+        (3 * BLOCK_BYTES, 0, 3),
+        (BLOCK_BYTES + 1, 0, 0),
+        (BLOCK_BYTES, 0, 1),
+        (2 * BLOCK_BYTES, 2**64 - 1, 3),
+    ],
 )
 def test_what_is_no_full_subtree_is_refused(size_bytes, first_number, proof_type):
     with pytest.raises(ValueError, match=r"subtree|proof type|64 bits"):
@@ -56,6 +70,10 @@ from caf_pipeline.caf import merkle
 tree = merkle.MerkleTree(3)
 tree.update(bytes([7]))
 print(merkle.IMPLEMENTATION, merkle.subtree_root is getattr(sys.modules["caf_native"], "subtree_root", None), tree.root().hex())
-"""
+"""  # noqa: E501
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["Python" if missing else "native", str(not missing), VECTOR["merkle"]]
+    assert done.stdout.split() == [
+        "Python" if missing else "native",
+        str(not missing),
+        VECTOR["merkle"],
+    ]

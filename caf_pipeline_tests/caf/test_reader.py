@@ -1,4 +1,6 @@
-"""The CAF reader: few reads, strictness beyond the vectors, lenience, dead bytes, bounded memory."""
+"""The CAF reader: few reads, strictness beyond the vectors, lenience, dead bytes, bounded
+memory.
+"""
 
 import json
 import struct
@@ -27,7 +29,11 @@ def with_files(files: str) -> bytes:
 def test_a_small_archive_takes_one_read():
     source = MemoryRanges(caf_bytes(b"0123", index_of(("a", 0, 4))))
     reader = CafReader.open(source)
-    assert (reader.read("a"), b"".join(reader.stream("a", 3)), source.reads) == (b"0123", b"0123", 1)
+    assert (reader.read("a"), b"".join(reader.stream("a", 3)), source.reads) == (
+        b"0123",
+        b"0123",
+        1,
+    )
 
 
 def test_a_member_of_a_large_archive_takes_two_reads():
@@ -54,11 +60,17 @@ def test_every_member_is_read_right_wherever_the_first_read_cuts(sizes, piece_by
     reader = opened(caf_bytes(b"".join(bodies.values()), index))
     assert {key: reader.read(key) for key in bodies} == bodies
     assert {key: b"".join(reader.stream(key, piece_bytes)) for key in bodies} == bodies
-    assert {member.key: b"".join(body) for member, body in reader.read_many(reader.members)} == bodies
+    assert {
+        member.key: b"".join(body) for member, body in reader.read_many(reader.members)
+    } == bodies
 
 
 def test_small_neighbours_share_a_read():
-    source = MemoryRanges(caf_bytes(bytes(1 << 20), index_of(*((str(n), n * 100, n * 100 + 100) for n in range(1000)))))
+    source = MemoryRanges(
+        caf_bytes(
+            bytes(1 << 20), index_of(*((str(n), n * 100, n * 100 + 100) for n in range(1000)))
+        )
+    )
     reader = CafReader.open(source)
     before = source.reads
     assert sum(len(b"".join(body)) for _, body in reader.read_many(reader.members)) == 100_000
@@ -72,7 +84,8 @@ def test_small_neighbours_share_a_read():
         f'"a":{MEMBER},"\\u0061":{MEMBER}',
         '"a":{"start_byte":0,"end_byte":4,"end_byte":4}',
         '"a":{"start_byte":0,"end_byte":4,"st\\u0061rt_byte":0}',
-        # A key twice and a field spelt with an escape, so that the plain names are as many as the members.
+        # A key twice and a field spelt with an escape, so that the plain names are as many as the
+        # members.
         f'"a":{MEMBER},"b":{MEMBER},"a":{{"st\\u0061rt_byte":0,"end\\u005fbyte":4}}',
         '"a":{"Start_byte":0,"end_byte":4}',
         '"a":{"start_byte":0.0,"end_byte":4}',
@@ -94,7 +107,9 @@ def test_what_two_readers_could_read_differently_is_refused(files):
     assert "sys." not in str(refused.value)  # Python's own advice on numbers of many digits
 
 
-@pytest.mark.parametrize("order", [("files", "files", "format_version"), ("format_version", "files", "format_version")])
+@pytest.mark.parametrize(
+    "order", [("files", "files", "format_version"), ("format_version", "files", "format_version")]
+)
 def test_a_top_level_field_twice_is_refused_even_where_it_changes_nothing(order):
     values = {"files": "{}", "format_version": '"1.0"'}
     raw = "{" + ",".join(f'"{name}":{values[name]}' for name in order) + "}"
@@ -103,7 +118,9 @@ def test_a_top_level_field_twice_is_refused_even_where_it_changes_nothing(order)
             opened(caf_bytes(b"", raw.encode()), lenient=lenient)
 
 
-@pytest.mark.parametrize("key", ["files", "start_byte", "format_version", 'a"start_byte":1', "\\u0061"])
+@pytest.mark.parametrize(
+    "key", ["files", "start_byte", "format_version", 'a"start_byte":1', "\\u0061"]
+)
 def test_keys_that_look_like_fields_are_only_keys(key):
     reader = opened(caf_bytes(b"0123", index_of((key, 0, 4), ("b", 0, 0))))
     assert reader.read(key) == b"0123"
@@ -125,19 +142,27 @@ def test_another_version_is_read_only_when_asked(version):
 
 
 def test_lenience_replaces_each_bad_byte_and_says_so():
-    content = caf_bytes(b"0123", b'{"format_version":"1.0","files":{"\xe2\x80\xff":' + MEMBER.encode() + b"}}")
+    content = caf_bytes(
+        b"0123", b'{"format_version":"1.0","files":{"\xe2\x80\xff":' + MEMBER.encode() + b"}}"
+    )
     reader = opened(content, lenient=True)
     assert [member.key for member in reader.members] == ["\ufffd\ufffd\ufffd"]
     assert "UTF-8" in reader.warnings[0]
 
 
 def test_lenience_takes_the_last_of_equal_keys_and_says_so():
-    reader = opened(with_files('"a":{"start_byte":0,"end_byte":1},"a":{"start_byte":1,"end_byte":3}'), lenient=True)
+    reader = opened(
+        with_files('"a":{"start_byte":0,"end_byte":1},"a":{"start_byte":1,"end_byte":3}'),
+        lenient=True,
+    )
     assert reader.read("a") == b"12"
     assert len(reader.warnings) == 1
 
 
-@pytest.mark.parametrize(("footer", "error"), [(0, MalformedArchive), (4000, MalformedArchive), (0xFFFFFFFF, MalformedArchive)])
+@pytest.mark.parametrize(
+    ("footer", "error"),
+    [(0, MalformedArchive), (4000, MalformedArchive), (0xFFFFFFFF, MalformedArchive)],
+)
 def test_a_footer_that_the_file_does_not_cover_is_refused_without_another_read(footer, error):
     source = MemoryRanges(caf_bytes(b"0123", index_of(("a", 0, 4)), footer=footer))
     with pytest.raises(error):
@@ -212,7 +237,9 @@ print(index.member_count, peak_bytes() - before >> 20)
 def test_a_million_members_are_indexed_and_opened_in_bounded_memory(tmp_path):
     path = str(tmp_path / "million.caf")
     for program, limit_mib in ((BUILD_MILLION, 256), (MILLION, 512)):
-        run = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
+        )
         count, peak_mib = map(int, run.stdout.split())
         assert count == 1_000_000
         assert peak_mib < limit_mib

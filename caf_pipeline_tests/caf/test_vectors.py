@@ -1,4 +1,6 @@
-"""CAF conformance: what the real writers wrote is reproduced and read; hostile files get the answers that we settled."""
+"""CAF conformance: what the real writers wrote is reproduced and read; hostile files get the
+answers that we settled.
+"""
 
 import hashlib
 import json
@@ -81,7 +83,9 @@ def test_our_writer_writes_what_gocaf_writes(name, tmp_path):
     expected, position = content(name), 0
     with CafWriter(tmp_path / "ours.caf") as writer:
         for added in CASES[name]["added"]:
-            body = expected[position : position + added["size"]]  # bodies stand in the order of adding
+            body = expected[
+                position : position + added["size"]
+            ]  # bodies stand in the order of adding
             assert hashlib.sha256(body).hexdigest() == added["sha256"]
             writer.add(bytes.fromhex(added["key_hex"]).decode(), added["size"], [body])
             position += added["size"]

@@ -1,4 +1,6 @@
-"""The CAF writer: exact sizes, limits, refusals that leave no trace, atomic finishing, Go's escapes."""
+"""The CAF writer: exact sizes, limits, refusals that leave no trace, atomic finishing, Go's
+escapes.
+"""
 
 import json
 import os
@@ -28,15 +30,23 @@ def built(ranges: dict[str, tuple[int, int]]) -> tuple[IndexBuilder, bytes]:
     return index, b"".join(index.iter_index())
 
 
-@given(st.dictionaries(KEYS, st.tuples(st.integers(0, 1 << 35), st.integers(0, 1 << 35)).map(sorted)))
+@given(
+    st.dictionaries(KEYS, st.tuples(st.integers(0, 1 << 35), st.integers(0, 1 << 35)).map(sorted))
+)
 @example({"\"\\\b\f\n\r\t\x00\x1f<>&/'\x7f\x80\u2028\u2029\ufeff\U0001f600": (0, 0)})
 def test_the_index_has_exactly_the_size_foretold_and_means_what_was_added(ranges):
     index, raw = built(ranges)
     entries = sum(index_entry_size_bytes(key, *ends) for key, ends in ranges.items())
-    assert len(raw) == index.index_size_bytes == EMPTY_INDEX_SIZE_BYTES + entries + max(0, len(ranges) - 1)
+    assert (
+        len(raw)
+        == index.index_size_bytes
+        == EMPTY_INDEX_SIZE_BYTES + entries + max(0, len(ranges) - 1)
+    )
     assert json.loads(raw) == {
         "format_version": "1.0",
-        "files": {key: {"start_byte": start, "end_byte": end} for key, (start, end) in ranges.items()},
+        "files": {
+            key: {"start_byte": start, "end_byte": end} for key, (start, end) in ranges.items()
+        },
     }
     assert list(json.loads(raw)["files"]) == sorted(ranges, key=str.encode)
 
@@ -56,7 +66,10 @@ def test_what_is_written_is_read_back(tmp_path_factory, bodies):
 
 def test_control_characters_are_escaped_as_go_does():
     key = '"\\\b\f\n\r\t\x00\x1f<>&\u2028\u2029' + "/'\x7f\x80\ufeff\U0001f600"
-    escaped = rb"\"\\\b\f\n\r\t\u0000\u001f\u003c\u003e\u0026\u2028\u2029" + "/'\x7f\x80\ufeff\U0001f600".encode()
+    escaped = (
+        rb"\"\\\b\f\n\r\t\u0000\u001f\u003c\u003e\u0026\u2028\u2029"
+        + "/'\x7f\x80\ufeff\U0001f600".encode()
+    )
     assert b'{"' + escaped + b'":' in built({key: (0, 1)})[1]
 
 
@@ -107,7 +120,9 @@ def finished(writer) -> bytes:
 
 
 @given(st.dictionaries(KEYS, st.binary(max_size=40), min_size=1, max_size=12), st.data())
-def test_neighbours_that_are_added_at_once_make_the_archive_that_they_make_singly(tmp_path_factory, bodies, data):
+def test_neighbours_that_are_added_at_once_make_the_archive_that_they_make_singly(
+    tmp_path_factory, bodies, data
+):
     folder, keys = tmp_path_factory.mktemp("archives"), data.draw(st.permutations(list(bodies)))
     cuts = sorted({0, len(keys), *data.draw(st.lists(st.integers(0, len(keys)), max_size=3))})
     with CafWriter(folder / "singly.caf") as singly, CafWriter(folder / "at once.caf") as at_once:
@@ -115,8 +130,13 @@ def test_neighbours_that_are_added_at_once_make_the_archive_that_they_make_singl
             singly.add(key, len(bodies[key]), [bodies[key]])
         for first, last in pairwise(cuts):
             together = [bodies[key] for key in keys[first:last]]
-            at_once.add_neighbours(keys[first:last], [*map(len, together)], memoryview(b"".join(together)))
-        assert (at_once.size_bytes, at_once.member_count) == (singly.size_bytes, singly.member_count)
+            at_once.add_neighbours(
+                keys[first:last], [*map(len, together)], memoryview(b"".join(together))
+            )
+        assert (at_once.size_bytes, at_once.member_count) == (
+            singly.size_bytes,
+            singly.member_count,
+        )
         assert finished(at_once) == finished(singly)
 
 
@@ -129,7 +149,9 @@ def add_at_once(writer, keys):
     writer.add_neighbours(keys, [2] * len(keys), memoryview(b"22" * len(keys)))
 
 
-@pytest.mark.parametrize("keys", [["b", "there"], ["b", "b"], ["b", "lone \ud800"], ["b", "c", "over the limit"]])
+@pytest.mark.parametrize(
+    "keys", [["b", "there"], ["b", "b"], ["b", "lone \ud800"], ["b", "c", "over the limit"]]
+)
 def test_neighbours_are_refused_as_they_are_singly(tmp_path, keys):
     told = []
     for add in (add_singly, add_at_once):
@@ -153,9 +175,16 @@ def test_bodies_that_are_not_as_long_as_declared_leave_the_archive_as_it_was(tmp
 
 def exact_limits(**changed) -> Limits:
     """Return limits that two members of ten bytes meet exactly."""
-    index_bytes = EMPTY_INDEX_SIZE_BYTES + index_entry_size_bytes("a", 0, 10) + 1 + index_entry_size_bytes("b", 10, 20)
+    index_bytes = (
+        EMPTY_INDEX_SIZE_BYTES
+        + index_entry_size_bytes("a", 0, 10)
+        + 1
+        + index_entry_size_bytes("b", 10, 20)
+    )
     size_bytes = 20 + index_bytes + FOOTER_SIZE_BYTES
-    return Limits(**{"max_members": 2, "max_index_bytes": index_bytes, "max_bytes": size_bytes} | changed)
+    return Limits(
+        **{"max_members": 2, "max_index_bytes": index_bytes, "max_bytes": size_bytes} | changed
+    )
 
 
 def test_an_archive_may_meet_its_limits_exactly(tmp_path):
@@ -203,7 +232,16 @@ def test_the_older_archive_stands_until_the_new_one_is_whole(tmp_path):
 def test_members_added_out_of_order_are_indexed_in_byte_order():
     keys = ["b", "a/b", "\U00010000", "a", "\uffee", "a-b", "B", "a.b"]
     _, raw = built({key: (n, n + 1) for n, key in enumerate(keys)})
-    assert list(json.loads(raw)["files"]) == ["B", "a", "a-b", "a.b", "a/b", "b", "\uffee", "\U00010000"]
+    assert list(json.loads(raw)["files"]) == [
+        "B",
+        "a",
+        "a-b",
+        "a.b",
+        "a/b",
+        "b",
+        "\uffee",
+        "\U00010000",
+    ]
 
 
 def test_a_range_that_is_none_is_refused():

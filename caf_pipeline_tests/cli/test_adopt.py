@@ -1,4 +1,6 @@
-"""`caf adopt` on a Jackal network, as somebody meets it who comes from another program: files, lies, a lost ledger."""
+"""`caf adopt` on a Jackal network, as somebody meets it who comes from another program: files,
+lies, a lost ledger.
+"""
 
 import dataclasses
 import json
@@ -45,14 +47,18 @@ class OtherProgram:
         for provider in range(3):
             user.upload(posted, provider)
         self.network.wait_for(
-            lambda state: any((one["start"], len(one["providers"])) == (posted.start, 3) for one in state["files"])
+            lambda state: any(
+                (one["start"], len(one["providers"])) == (posted.start, 3) for one in state["files"]
+            )
         )
         return path
 
 
 @pytest.fixture
 def caf(tmp_path, network, database_url, s3_server, new_bucket) -> CommandLine:
-    caf = jackal_command_line(tmp_path, network, wallet_with_space(network).words, CAF_DATABASE_URL=database_url)
+    caf = jackal_command_line(
+        tmp_path, network, wallet_with_space(network).words, CAF_DATABASE_URL=database_url
+    )
     caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
     return caf
 
@@ -79,9 +85,14 @@ def part(bodies, *numbers):
 
 @pytest.fixture
 def posted(other, bodies):
-    """Two files of the worker, which have three of the six objects, one of them twice; the path of the first."""
+    """Two files of the worker, which have three of the six objects, one of them twice; the path of
+    the first.
+    """
     first = other.post("1.caf", {f"task/{key}": body for key, body in part(bodies, 0, 1).items()})
-    other.post("2.caf", {f"task/{key}": body for key, body in part(bodies, 1, 2).items()} | {"task/unknown": b"x"})
+    other.post(
+        "2.caf",
+        {f"task/{key}": body for key, body in part(bodies, 1, 2).items()} | {"task/unknown": b"x"},
+    )
     return first
 
 
@@ -99,10 +110,14 @@ def test_what_the_worker_posted_is_adopted_once_and_paid_for_no_more(caf, posted
         "task/unknown": "not_in_inventory",
     }
     adopted = rows_of(ledger)
-    assert lines_of(caf("adopt", "src", "--from-chain", "--strip", "1", "--json"))[-1]["files"] == {"known": 2}
+    assert lines_of(caf("adopt", "src", "--from-chain", "--strip", "1", "--json"))[-1]["files"] == {
+        "known": 2
+    }
     assert rows_of(ledger) == adopted
     assert network.state()["charged"] == charged
-    one_sentence(caf("adopt", "src", "--from-chain", str(posted)), 2, "takes files, or --from-chain")
+    one_sentence(
+        caf("adopt", "src", "--from-chain", str(posted)), 2, "takes files, or --from-chain"
+    )
 
 
 @pytest.mark.thorough
@@ -112,7 +127,9 @@ def test_every_command_knows_what_was_adopted(caf, posted, bodies, ledger):
     archive_source(caf)
     rows = rows_of(ledger)["file_locations"]
     assert len(rows) == 6
-    assert {row["file_path"] for row in rows if row["chunk"] in adopted} == set(part(bodies, 0, 1, 2))
+    assert {row["file_path"] for row in rows if row["chunk"] in adopted} == set(
+        part(bodies, 0, 1, 2)
+    )
     assert caf("get", "src", "a/key-0").out == bodies["a/key-0"]
     assert len(caf("ls", "src", "a/", "--recursive").out.splitlines()) >= 6
     assert b"a/key-2" in caf("find", "src", "a/key-2").out
@@ -122,12 +139,22 @@ def test_every_command_knows_what_was_adopted(caf, posted, bodies, ledger):
     assert lines_of(caf("plans", "chunk", name, "--json"))[0]["adopted"]
     assert b"which no plan made" in caf("plans", "chunk", name).out
     assert len(lines_of(caf("plans", "src", "--json"))) == 1
-    for command in (("check", "src", "--full"), ("jackal", "files", "src"), ("prove", "src"), ("status",), ("doctor",)):
+    for command in (
+        ("check", "src", "--full"),
+        ("jackal", "files", "src"),
+        ("prove", "src"),
+        ("status",),
+        ("doctor",),
+    ):
         shown = caf(*command)
         assert shown.status == 0, (command, shown.out, shown.err)
     assert b"0 missing" in caf("jackal", "files", "src").out
     assert caf("export-references", "src", "-o", "references.json").status == 0
-    unsafe = {one["reason"]: one["objects"] for one in lines_of(caf("safe-to-delete", "src", "--json")) if "reason" in one}
+    unsafe = {
+        one["reason"]: one["objects"]
+        for one in lines_of(caf("safe-to-delete", "src", "--json"))
+        if "reason" in one
+    }
     assert unsafe["adopted"] == 3
 
 
@@ -137,7 +164,7 @@ def test_adopted_objects_come_back_to_a_bucket_without_headers_and_into_a_lost_l
     posted,
     bodies,
     ledger,
-    new_ledger,  # noqa: F811
+    new_ledger,
     new_bucket,
 ):
     assert caf("adopt", "src", "--from-chain", "--strip", "1").status == 0
@@ -157,7 +184,9 @@ def test_adopted_objects_come_back_to_a_bucket_without_headers_and_into_a_lost_l
     rebuilt = lost("rebuild", "src")
     assert rebuilt.status == 0, rebuilt.err
     assert "caf adopt SOURCE --from-chain" in rebuilt.out.decode()
-    assert lines_of(lost("adopt", "src", "--from-chain", "--strip", "1", "--json"))[-1]["files"] == {"adopted": 2, "known": 1}
+    assert lines_of(lost("adopt", "src", "--from-chain", "--strip", "1", "--json"))[-1][
+        "files"
+    ] == {"adopted": 2, "known": 1}
     assert {row["file_path"]: row["sha256"] for row in rows_of(fresh)["file_locations"]} == {
         row["file_path"]: row["sha256"] for row in rows_of(ledger)["file_locations"]
     }
@@ -165,14 +194,18 @@ def test_adopted_objects_come_back_to_a_bucket_without_headers_and_into_a_lost_l
 
 
 @pytest.mark.thorough
-def test_nothing_is_believed_of_a_stranger_or_of_a_provider_that_lies(caf, other, bodies, network, ledger):
+def test_nothing_is_believed_of_a_stranger_or_of_a_provider_that_lies(
+    caf, other, bodies, network, ledger
+):
     strange = other.post("strange.caf", part(bodies, 0), wallet_with_space(network).words)
     one_sentence(caf("adopt", "src", str(strange)), 7, "is not on the chain")
     path = other.post("ours.caf", part(bodies, 1))
     network.misbehave(provider=0, flip_byte=30_000)
     for arguments in ((str(path),), ("--from-chain",)):
         lied = caf("adopt", "src", *arguments)
-        one_sentence(lied, 7, "2 of 3 copies listed and read back right", network.provider_addresses[0])
+        one_sentence(
+            lied, 7, "2 of 3 copies listed and read back right", network.provider_addresses[0]
+        )
     assert ledger.chunks.list() == []
     network.well_behaved()
     assert caf("adopt", "src", str(path), str(strange)).status == 7
@@ -189,10 +222,17 @@ def test_an_adoption_that_is_killed_is_gone_on_with(caf, other, bodies, ledger):
     process.send_signal(signal.SIGKILL)
     process.communicate()
     for chunk in ledger.chunks.list():
-        assert len([row for row in rows_of(ledger)["file_locations"] if row["chunk"] == chunk.name]) == chunk.member_count
+        assert (
+            len([row for row in rows_of(ledger)["file_locations"] if row["chunk"] == chunk.name])
+            == chunk.member_count
+        )
     assert caf("adopt", "src", "--from-chain").status == 0
-    assert [row["file_path"] for row in rows_of(ledger)["file_locations"]] == [f"a/key-{number}" for number in range(3)]
+    assert [row["file_path"] for row in rows_of(ledger)["file_locations"]] == [
+        f"a/key-{number}" for number in range(3)
+    ]
 
 
 def test_without_an_inventory_it_is_said_how_to_take_one(caf):
-    one_sentence(caf("adopt", "src", "--from-chain"), 11, "no whole inventory", "caf plan src --dry-run")
+    one_sentence(
+        caf("adopt", "src", "--from-chain"), 11, "no whole inventory", "caf plan src --dry-run"
+    )

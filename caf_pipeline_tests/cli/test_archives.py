@@ -42,16 +42,23 @@ def write_archive(path, bodies: dict[str, bytes]) -> str:
 
 
 def tree(folder) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-# --- create --------------------------------------------------------------------------------------------------------
+# --- create
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_tree_that_is_packed_and_extracted_is_the_same(here):
     assert main(["create", "o.caf", "d"]) == 0
     assert main(["extract", "o.caf", "-C", "out"]) == 0
-    assert tree(here / "out") == {name: body for name, body in tree(here).items() if name.startswith("d/")}
+    assert tree(here / "out") == {
+        name: body for name, body in tree(here).items() if name.startswith("d/")
+    }
 
 
 def test_keys_are_relative_to_the_folder_and_in_byte_order(here):
@@ -63,7 +70,10 @@ def test_keys_are_relative_to_the_folder_and_in_byte_order(here):
 
 @pytest.mark.parametrize("path", ["a/x", "a/../a/x", "../d/a/x", "ABSOLUTE"])
 def test_a_path_may_be_written_in_any_way_that_leads_below_the_folder(here, path):
-    assert main(["create", "o.caf", "-C", "d", path.replace("ABSOLUTE", str(here / "d" / "a" / "x"))]) == 0
+    assert (
+        main(["create", "o.caf", "-C", "d", path.replace("ABSOLUTE", str(here / "d" / "a" / "x"))])
+        == 0
+    )
     assert keys_of(here / "o.caf") == ["a/x"]
 
 
@@ -113,7 +123,14 @@ def test_links_are_followed_but_not_round_in_circles(here, capsys):
     (here / "d" / "link").symlink_to("a/x")
     (here / "d" / "a" / "up").symlink_to("..")
     assert main(["create", "o.caf", "d/a", "d/link"]) == 0
-    assert keys_of(here / "o.caf") == ["d/a/up/Z", "d/a/up/a.b", "d/a/up/link", "d/a/up/ü", "d/a/x", "d/link"]
+    assert keys_of(here / "o.caf") == [
+        "d/a/up/Z",
+        "d/a/up/a.b",
+        "d/a/up/link",
+        "d/a/up/ü",
+        "d/a/x",
+        "d/link",
+    ]
     assert "d/a/up/a" in capsys.readouterr().err
 
 
@@ -165,11 +182,16 @@ def test_sha256sum_finds_the_sums_of_what_is_extracted_right(here):
     for number, name in enumerate(sorted(odd)):
         (here / "d" / name).write_bytes(b"%d" % number)
     (here / "d" / "large").write_bytes(os.urandom((12 << 20) + 5))
-    assert main(["create", "--sums", "sums", "o.caf", "-C", "d", ".", "--target-size", "5000000"]) == 0
+    assert (
+        main(["create", "--sums", "sums", "o.caf", "-C", "d", ".", "--target-size", "5000000"]) == 0
+    )
     for archive in here.glob("o-*.caf"):
         assert main(["extract", str(archive), "-C", "out"]) == 0
     check = ["sha256sum", "--check", "--strict", "--quiet", str(here / "sums")]
-    assert subprocess.run(check, cwd=here / "out", capture_output=True, text=True, check=False).stderr == ""
+    assert (
+        subprocess.run(check, cwd=here / "out", capture_output=True, text=True, check=False).stderr
+        == ""
+    )
     assert (here / "sums").read_bytes().count(b"\n") == len(tree(here / "out")) == 5 + len(odd)
     (here / "out" / "large").write_bytes(b"other")
     assert subprocess.run(check, cwd=here / "out", capture_output=True, check=False).returncode == 1
@@ -199,11 +221,17 @@ def test_create_tells_the_root_that_merkle_tells(here, capsys, proof_type):
     line = json.loads(capsys.readouterr().out)
     assert main(["merkle", "--json", "--proof-type", proof_type, "o.caf"]) == 0
     merkle = json.loads(capsys.readouterr().out)
-    assert (told, line["merkle_root"], line["proof_type"]) == (merkle["merkle_root"], merkle["merkle_root"], merkle["proof_type"])
+    assert (told, line["merkle_root"], line["proof_type"]) == (
+        merkle["merkle_root"],
+        merkle["merkle_root"],
+        merkle["proof_type"],
+    )
 
 
 def test_the_root_of_an_archive_of_many_parts_is_told_while_it_is_written(here, capsys):
-    (here / "d" / "large").write_bytes(os.urandom(70 << 20))  # two times what the disk is let begin with, and several parts
+    (here / "d" / "large").write_bytes(
+        os.urandom(70 << 20)
+    )  # two times what the disk is let begin with, and several parts
     assert main(["create", "--proof-type", "3", "o.caf", "d"]) == 0
     told = capsys.readouterr().out.split()[-1]
     assert main(["merkle", "o.caf"]) == 0
@@ -215,7 +243,9 @@ def test_what_does_not_fit_one_archive_becomes_a_series(here, capsys):
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     names = ["o-00001.caf", "o-00002.caf"]
     assert [line["path"] for line in lines] == [str(here / name) for name in names]
-    assert [line["size_bytes"] for line in lines] == [(here / name).stat().st_size for name in names]
+    assert [line["size_bytes"] for line in lines] == [
+        (here / name).stat().st_size for name in names
+    ]
     assert [keys_of(here / name) for name in names] == [["Z"], ["a.b", "a/x", "ü"]]
     assert not (here / "o.caf").exists()
 
@@ -231,7 +261,9 @@ def test_the_target_is_met_exactly(here):
 
 def test_hard_limits_begin_another_archive(here):
     files = creating.find_files([here / "d"], here, here / "o.caf")
-    assert [len(volume) for volume in creating.cut_into_archives(files, 1 << 30, Limits(max_members=3))] == [3, 1]
+    assert [
+        len(volume) for volume in creating.cut_into_archives(files, 1 << 30, Limits(max_members=3))
+    ] == [3, 1]
 
 
 def test_a_longer_series_that_is_in_the_way_is_told(here, capsys):
@@ -248,7 +280,8 @@ def test_an_archive_that_cannot_be_written_is_told(here, capsys, out, status):
     assert out in capsys.readouterr().err
 
 
-# --- list, cat, verify, merkle -------------------------------------------------------------------------------------
+# --- list, cat, verify, merkle
+# -------------------------------------------------------------------------------------
 
 
 def test_list_prints_one_object_a_line(here, capsys):
@@ -281,7 +314,13 @@ def test_verify_tells_dead_bytes_and_overlaps(here, capsys):
     (here / "o.caf").write_bytes(caf_bytes(bytes(10), index_of(("a", 0, 4), ("b", 2, 6))))
     assert main(["verify", "--json", "o.caf"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["members"], report["data_bytes"], report["dead_bytes"], report["gaps"], report["overlaps"]) == (2, 10, 4, 1, 1)
+    assert (
+        report["members"],
+        report["data_bytes"],
+        report["dead_bytes"],
+        report["gaps"],
+        report["overlaps"],
+    ) == (2, 10, 4, 1, 1)
 
 
 @pytest.mark.parametrize("command", [["list"], ["extract"], ["cat", "KEY"], ["verify"]])
@@ -293,7 +332,9 @@ def test_a_malformed_archive_is_told_by_every_command(here, capsys, command):
 
 def test_lenience_is_asked_for_and_told(here, capsys):
     entry = b'"a":{"start_byte":0,"end_byte":1}'
-    (here / "o.caf").write_bytes(caf_bytes(b"x", b'{"format_version":"1.0","files":{' + entry + b"," + entry + b"}}"))
+    (here / "o.caf").write_bytes(
+        caf_bytes(b"x", b'{"format_version":"1.0","files":{' + entry + b"," + entry + b"}}")
+    )
     assert main(["list", "o.caf"]) == 4
     assert main(["list", "--lenient", "o.caf"]) == 0
     assert "warning" in capsys.readouterr().err
@@ -322,13 +363,29 @@ def test_an_empty_file_has_no_root(here, capsys):
     assert "empty" in capsys.readouterr().err
 
 
-# --- extract -------------------------------------------------------------------------------------------------------
+# --- extract
+# ------------------------------------------------------------------------------------------
 
-UNHOLDABLE = ["", "/abs", "../up", "a/../../up", "dir/", ".", "..", "a//b", "./c", "n\0l", "x" * 300, "good/below"]
+UNHOLDABLE = [
+    "",
+    "/abs",
+    "../up",
+    "a/../../up",
+    "dir/",
+    ".",
+    "..",
+    "a//b",
+    "./c",
+    "n\0l",
+    "x" * 300,
+    "good/below",
+]
 
 
 def test_a_key_that_cannot_be_a_path_is_told_and_the_rest_goes_on(here, capsys):
-    path = write_archive(here / "o.caf", {"good": b"1"} | dict.fromkeys(UNHOLDABLE, b"evil") | {"zz/last": b"2"})
+    path = write_archive(
+        here / "o.caf", {"good": b"1"} | dict.fromkeys(UNHOLDABLE, b"evil") | {"zz/last": b"2"}
+    )
     assert main(["extract", path, "-C", "out"]) == 1
     assert tree(here / "out") == {"good": b"1", "zz/last": b"2"}
     assert not (here / "up").exists()
@@ -375,12 +432,15 @@ def test_a_large_member_and_neighbours_are_extracted_right(here):
     assert tree(here / "out") == bodies
 
 
-# --- the process ---------------------------------------------------------------------------------------------------
+# --- the process
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly(here):
     path = write_archive(here / "o.caf", {f"key {n:06}": b"" for n in range(20_000)})
-    with subprocess.Popen([*CAF, "list", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*CAF, "list", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
@@ -405,7 +465,14 @@ def test_a_full_device_is_one_sentence(here, unbuffered):
     path = write_archive(here / "o.caf", {"a": b"1"})
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "wb") as full:
-        run = subprocess.run([*CAF, "list", path], stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+        run = subprocess.run(
+            [*CAF, "list", path],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=environment,
+        )
     assert run.returncode == 8
     assert run.stderr == "caf: error: No space left on device.\n"
 
@@ -413,7 +480,11 @@ def test_a_full_device_is_one_sentence(here, unbuffered):
 def test_the_help_says_how_any_command_may_end(capsys):
     assert main(["--help"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    for status in ("8 the output cannot be written", "130 interrupted by Ctrl-C", "141 the reader of the output left"):
+    for status in (
+        "8 the output cannot be written",
+        "130 interrupted by Ctrl-C",
+        "141 the reader of the output left",
+    ):
         assert status in said
 
 
@@ -439,15 +510,19 @@ def test_listing_loads_nothing_heavy(here):
     path = write_archive(here / "o.caf", {"a": b"1"})
     program = (
         "import sys; from caf_pipeline.cli import main; main(['list', sys.argv[1]]);"
-        "heavy = ('dagster', 'boto3', 'pyarrow', 'numpy', 'httpx', 'pydantic_settings', 'psycopg', 'sqlalchemy');"
+        "heavy = ('dagster', 'boto3', 'pyarrow', 'numpy', 'httpx', 'pydantic_settings', 'psycopg', "
+        "'sqlalchemy');"
         "print([name for name in heavy if name in sys.modules])"
     )
-    run = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
+    )
     assert run.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["nonsense"], ["list"], ["list", "--nonsense", "x"], ["merkle", "--proof-type", "1", "x"]]
+    "arguments",
+    [[], ["nonsense"], ["list"], ["list", "--nonsense", "x"], ["merkle", "--proof-type", "1", "x"]],
 )
 def test_wrong_arguments_end_with_2(arguments, capsys):
     assert main(arguments) == 2
@@ -467,7 +542,10 @@ def test_the_version_is_printed(capsys):
     assert capsys.readouterr().out.startswith("caf ")
 
 
-@pytest.mark.parametrize(("text", "size_bytes"), [("30GiB", 30 << 30), ("64MiB", 64 << 20), ("1000000", 10**6), ("7 KiB", 7168)])
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("30GiB", 30 << 30), ("64MiB", 64 << 20), ("1000000", 10**6), ("7 KiB", 7168)],
+)
 def test_sizes_are_read(text, size_bytes):
     assert parse_size(text) == size_bytes
 

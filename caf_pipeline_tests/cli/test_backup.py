@@ -7,7 +7,11 @@ import pytest
 from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
 from caf_pipeline_tests.support.crashes import started
-from caf_pipeline_tests.support.jackal_command_line import S3_KEYS, jackal_command_line, wallet_with_space
+from caf_pipeline_tests.support.jackal_command_line import (
+    S3_KEYS,
+    jackal_command_line,
+    wallet_with_space,
+)
 
 LONG = "600"  # seconds of a lease that does not run out while a test runs
 
@@ -47,7 +51,9 @@ def test_a_backup_of_another_archive_is_refused(caf, s3_server):
 
 
 @pytest.mark.thorough
-def test_run_after_an_older_backup_posts_nothing_twice(tmp_path, network, database_url, s3_server, new_bucket):
+def test_run_after_an_older_backup_posts_nothing_twice(
+    tmp_path, network, database_url, s3_server, new_bucket
+):
     wallet = wallet_with_space(network)
     caf = jackal_command_line(tmp_path, network, wallet.words, CAF_DATABASE_URL=database_url)
     caf.settings(source_text(s3_server, new_bucket.name, public="true"))

@@ -14,7 +14,9 @@ from caf_pipeline.store.directory import MARKER, DirectoryReader
 from caf_pipeline_tests.cli.test_pipeline import KEYS, one_sentence
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 
-BODIES = {f"{folder}/{number}": os.urandom(10_000) for folder in "ab" for number in range(4)} | {"empty": b""}
+BODIES = {f"{folder}/{number}": os.urandom(10_000) for folder in "ab" for number in range(4)} | {
+    "empty": b""
+}
 
 
 @pytest.fixture
@@ -43,7 +45,12 @@ def test_what_is_right_is_said_to_be(caf):
     assert (done.status, done.err) == (0, "")
     assert "9 objects of 9 read, 0 wrong, 0 could not be read" in done.out.decode()
     (sums,) = records(caf("check", "src", "a/", "--full", "--json"))
-    assert (sums["objects_checked"], sums["objects_listed"], sums["bytes_right"], sums["wrong"]) == (4, 4, 40_000, 0)
+    assert (
+        sums["objects_checked"],
+        sums["objects_listed"],
+        sums["bytes_right"],
+        sums["wrong"],
+    ) == (4, 4, 40_000, 0)
 
 
 def test_a_sample_reads_at_least_one_object(caf):
@@ -80,14 +87,21 @@ def test_what_was_found_until_the_network_went_away_is_told(caf, tmp_path, monke
     monkeypatch.setattr(restore, "UNREAD_IN_A_ROW", 2)
 
     done = caf("check", "src", "--full", "--json")
-    one_sentence(done, 9, "no provider gives 1 object of 'src' as archived", "2 objects in a row could not be read")
+    one_sentence(
+        done,
+        9,
+        "no provider gives 1 object of 'src' as archived",
+        "2 objects in a row could not be read",
+    )
     assert (records(done)[-1]["wrong"], records(done)[-1]["unread"]) == (1, 2)
     done = caf("check", "src", "b/", "--full")
     one_sentence(done, 7, "2 objects in a row could not be read")
     assert "2 objects of 4 read, 0 wrong, 2 could not be read" in done.out.decode()
 
     done = caf("restore", "src", str(tmp_path / "out"), "--json")
-    one_sentence(done, 9, "3 objects of 6 could not be restored", "2 objects in a row could not be read")
+    one_sentence(
+        done, 9, "3 objects of 6 could not be restored", "2 objects in a row could not be read"
+    )
     assert (records(done)[-1]["restored"], records(done)[-1]["failed"]) == (3, 3)
     done = caf("restore", "src", "b/", str(tmp_path / "out"))
     one_sentence(done, 7, "2 objects in a row could not be read")
@@ -100,9 +114,13 @@ def test_a_chunk_that_is_gone_is_said_to_be_and_that_no_other_try_gives_it(caf, 
     done = caf("check", "src", "a/", "--full")
     one_sentence(done, 9, "no provider gives 4 objects")
     assert done.out.count(b"no provider has 'a/") == 4
-    one_sentence(caf("get", "src", "a/0"), 9, "no provider has 'a/0'", "'caf repair' stores its chunk again")
+    one_sentence(
+        caf("get", "src", "a/0"), 9, "no provider has 'a/0'", "'caf repair' stores its chunk again"
+    )
     done = caf("restore", "src", "a/", str(tmp_path / "out"))
-    one_sentence(done, 9, "4 objects of 4 could not be restored", "'caf repair' has stored its chunk again")
+    one_sentence(
+        done, 9, "4 objects of 4 could not be restored", "'caf repair' has stored its chunk again"
+    )
     assert "goes on" not in done.err
 
 
@@ -110,7 +128,9 @@ def test_a_lost_chunk_file_is_recorded_and_repaired(caf):
     (file,) = caf.folder.glob(".caf/store/chunks/*.caf")
     file.unlink()
     one_sentence(caf("check", "src", "a/", "--full"), 9, "'caf repair src'")
-    states = [json.loads(line).get("state") for line in caf("status", "src", "--json").out.splitlines()]
+    states = [
+        json.loads(line).get("state") for line in caf("status", "src", "--json").out.splitlines()
+    ]
     assert "damaged" in states
     assert caf("prove", "src").status == 1
     assert caf("repair", "src").status == 0
@@ -119,7 +139,9 @@ def test_a_lost_chunk_file_is_recorded_and_repaired(caf):
 
 def test_a_folder_that_is_away_is_named_in_the_hint(caf):
     (caf.folder / ".caf" / "store" / MARKER).unlink()
-    one_sentence(caf("check", "src", "--full"), 7, "8 objects", "mount its disk")  # the empty one needs no store
+    one_sentence(
+        caf("check", "src", "--full"), 7, "8 objects", "mount its disk"
+    )  # the empty one needs no store
 
 
 def test_wrong_bytes_of_an_object_mark_its_chunk_as_damaged(caf):
@@ -131,13 +153,17 @@ def test_wrong_bytes_of_an_object_mark_its_chunk_as_damaged(caf):
 def test_a_wrong_copy_marks_the_chunk_though_another_copy_is_right(caf, monkeypatch):
     def one_copy_is_wrong(locations, store):
         for location in locations:
-            failed = {"provider": IntegrityError("other bytes")} if location.row.key == "b/2" else {}
+            failed = (
+                {"provider": IntegrityError("other bytes")} if location.row.key == "b/2" else {}
+            )
             yield CheckedObject(location, failed=failed)
 
     spoil(caf, "b/2")
     monkeypatch.setattr("caf_pipeline.cli.check.check_objects", one_copy_is_wrong)
     assert caf("check", "src", "--full").status == 0
-    assert "damaged" in [json.loads(line).get("state") for line in caf("status", "src", "--json").out.splitlines()]
+    assert "damaged" in [
+        json.loads(line).get("state") for line in caf("status", "src", "--json").out.splitlines()
+    ]
 
 
 def test_without_a_terminal_a_line_says_how_far_it_is(monkeypatch):
@@ -152,7 +178,9 @@ def test_without_a_terminal_a_line_says_how_far_it_is(monkeypatch):
 
 
 def test_what_cannot_be_checked_is_said(caf):
-    one_sentence(caf("check", "src", "c/"), 11, "no key of source 'src' is archived and begins with 'c/'")
+    one_sentence(
+        caf("check", "src", "c/"), 11, "no key of source 'src' is archived and begins with 'c/'"
+    )
     one_sentence(caf("check", "src", "--sample", "5"), 2, "'5' is not a share", "0.1%")
     one_sentence(caf("check", "src", "--sample", "0%"), 2, "is not a share")
     one_sentence(caf("check", "src", "--sample", ""), 2, "'' is not a share", "0.1%")

@@ -1,4 +1,6 @@
-"""`caf cotar` and `caf convert`, from arguments to exit status, on real files, a real server, and beside the real packages."""
+"""`caf cotar` and `caf convert`, from arguments to exit status, on real files, a real server, and
+beside the real packages.
+"""
 
 import hashlib
 import json
@@ -25,7 +27,13 @@ from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.range_server import Site, serving
 from caf_pipeline_tests.support.s3_server import make_bucket
 
-BODIES = {"a": b"1" * 700, "b/ü": b"2", LONG: b"3" * 512, "empty": b"", "tiles/1/2.pbf": bytes(range(256)) * 9}
+BODIES = {
+    "a": b"1" * 700,
+    "b/ü": b"2",
+    LONG: b"3" * 512,
+    "empty": b"",
+    "tiles/1/2.pbf": bytes(range(256)) * 9,
+}
 LARGE = BODIES | {"large": bytes(range(256)) * 1200, "larger": b"x" * (17 << 20), "small": b"1"}
 
 MANY = {f"tiles/{number // 100}/{number}.pbf": b"%d" % number for number in range(6000)}
@@ -52,7 +60,8 @@ def indexed(bodies) -> tuple[bytes, bytes]:
         return tar.read(), index.read()
 
 
-# --- index, cat, list, verify --------------------------------------------------------------------------------------
+# --- index, cat, list, verify
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("embed", [False, True])
@@ -72,8 +81,14 @@ def test_files_are_read_by_their_names(here, capfdbinary, embed):
 
 
 def test_an_embedded_index_stands_behind_the_tar_as_it_is(here):
-    assert main(["cotar", "index", "t.tar"]) == main(["cotar", "index", "t.tar", "--embed", "-o", "o.tar.co"]) == 0
-    assert (here / "o.tar.co").read_bytes() == (here / "t.tar").read_bytes() + (here / "t.tar.index").read_bytes()
+    assert (
+        main(["cotar", "index", "t.tar"])
+        == main(["cotar", "index", "t.tar", "--embed", "-o", "o.tar.co"])
+        == 0
+    )
+    assert (here / "o.tar.co").read_bytes() == (here / "t.tar").read_bytes() + (
+        here / "t.tar.index"
+    ).read_bytes()
 
 
 @pytest.mark.usefixtures("here")
@@ -104,7 +119,10 @@ def test_one_to_three_requests_are_sent_to_a_file(capfdbinary, bodies, embed, co
 @pytest.mark.parametrize(
     ("tar", "said"),
     [
-        (made([("a", b"1"), info("d", tarfile.DIRTYPE), info("s", tarfile.SYMTYPE, "a")]), "1 folder, 1 symbolic link"),
+        (
+            made([("a", b"1"), info("d", tarfile.DIRTYPE), info("s", tarfile.SYMTYPE, "a")]),
+            "1 folder, 1 symbolic link",
+        ),
         (made([("a", b"1"), info("p", tarfile.FIFOTYPE)]), "1 pipe"),
     ],
 )
@@ -182,7 +200,10 @@ def test_a_tar_that_was_cut_since_gives_nothing_out_as_whole(here, capfdbinary, 
         (lambda index: index[:-8], "no cotar index"),
         (lambda index: index[:8] + bytes(len(index) - 16) + index[-8:], "'a' is missing"),
         (
-            lambda index: index.replace((1).to_bytes(4, "little") + (700).to_bytes(4, "little"), bytes([1, 0, 0, 0, 1, 0, 0, 0])),
+            lambda index: index.replace(
+                (1).to_bytes(4, "little") + (700).to_bytes(4, "little"),
+                bytes([1, 0, 0, 0, 1, 0, 0, 0]),
+            ),
             "says 1 from",
         ),
     ],
@@ -195,7 +216,9 @@ def test_verify_ends_with_1_where_something_is_wrong(here, capsys, change, said)
 
 
 @pytest.mark.parametrize(
-    "change", [lambda index: index[:-8], lambda index: index[:-1] + b"x"], ids=["no last header", "another one"]
+    "change",
+    [lambda index: index[:-8], lambda index: index[:-1] + b"x"],
+    ids=["no last header", "another one"],
 )
 def test_an_index_without_its_last_header_is_read_and_not_verified(here, capfdbinary, change):
     _, index = indexed({"a": b"1"})
@@ -219,18 +242,24 @@ def test_a_slot_more_than_files_is_told(here, capsys, hashed):
 def test_a_size_that_only_a_pax_header_has_is_right(here, capfdbinary):
     one = info("p", tarfile.REGTYPE)
     one.size, one.pax_headers = 5, {"size": "5"}
-    tar = bytearray(one.tobuf(tarfile.PAX_FORMAT) + b"12345".ljust(512, b"\0") + made([("b", b"2")]))
+    tar = bytearray(
+        one.tobuf(tarfile.PAX_FORMAT) + b"12345".ljust(512, b"\0") + made([("b", b"2")])
+    )
     tar[1024 + 124 : 1024 + 136] = b"%011o\0" % 0
     tar[1024 + 148 : 1024 + 156] = b" " * 8
     tar[1024 + 148 : 1024 + 156] = b"%06o\0 " % sum(tar[1024:1536])
     (here / "x.tar").write_bytes(tar)
-    assert main(["cotar", "index", "x.tar", "--embed"]) == main(["cotar", "verify", "x.tar.co"]) == 0
+    assert (
+        main(["cotar", "index", "x.tar", "--embed"]) == main(["cotar", "verify", "x.tar.co"]) == 0
+    )
     assert main(["cotar", "cat", "x.tar.co", "p"]) == 0
     assert capfdbinary.readouterr().out.endswith(b"12345")
 
 
 @pytest.mark.parametrize(("out", "status"), [("t.tar", 2), (".", 2), ("no/folder", 8)])
-def test_an_index_that_cannot_be_written_where_it_is_wanted_leaves_all_as_it_was(here, capsys, out, status):
+def test_an_index_that_cannot_be_written_where_it_is_wanted_leaves_all_as_it_was(
+    here, capsys, out, status
+):
     before = (here / "t.tar").read_bytes()
     assert main(["cotar", "index", "t.tar", "-o", out]) == status
     assert repr(out) in capsys.readouterr().err
@@ -253,7 +282,11 @@ def test_of_a_forged_index_with_many_slots_the_first_are_told_and_all_are_counte
     (here / "x.tar.co").write_bytes((here / "t.tar").read_bytes() + head + slots + head)
     assert main(["cotar", "verify", "x.tar.co", "--json"]) == 1
     told = capsys.readouterr()
-    assert json.loads(told.out) == {"files": len(BODIES), "slots": 1000, "problems": 1000 + len(BODIES)}
+    assert json.loads(told.out) == {
+        "files": len(BODIES),
+        "slots": 1000,
+        "problems": 1000 + len(BODIES),
+    }
     assert len(told.err.splitlines()) == 23
     assert f"and {980 + len(BODIES)} more" in told.err
 
@@ -265,7 +298,9 @@ def test_the_real_builders_archives_are_verified(here, name):
 
 
 def test_the_real_builders_names_that_are_no_ascii_are_read(here, capfdbinary):
-    (here / "x.tar.co").write_bytes(vector("gnu_utf8_names.tar") + vector("gnu_utf8_names.tar.index"))
+    (here / "x.tar.co").write_bytes(
+        vector("gnu_utf8_names.tar") + vector("gnu_utf8_names.tar.index")
+    )
     assert main(["cotar", "cat", "x.tar.co", "café.txt"]) == 0
     assert len(capfdbinary.readouterr().out) == 3
     assert main(["cotar", "verify", "x.tar.co"]) == 0
@@ -288,7 +323,8 @@ def test_a_url_without_a_name_for_its_index_is_told(here, capsys):
     assert "-o" in capsys.readouterr().err
 
 
-# --- convert -------------------------------------------------------------------------------------------------------
+# --- convert
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -317,12 +353,22 @@ def test_a_tar_gets_and_loses_its_index(here):
 
 
 def test_hard_links_become_copies_and_the_last_of_a_name_counts(here, capsys):
-    members = [("a", b"1"), info("l", tarfile.LNKTYPE, "a"), ("b", b"2"), ("b", b"3"), info("d", tarfile.DIRTYPE)]
+    members = [
+        ("a", b"1"),
+        info("l", tarfile.LNKTYPE, "a"),
+        ("b", b"2"),
+        ("b", b"3"),
+        info("d", tarfile.DIRTYPE),
+    ]
     (here / "t.tar").write_bytes(made(members))
     assert main(["convert", "t.tar", "o.caf"]) == 0
     assert "1 folder" in capsys.readouterr().err
     reader = CafReader.open(MemoryRanges((here / "o.caf").read_bytes()))
-    assert {member.key: reader.read(member.key) for member in reader.members} == {"a": b"1", "l": b"1", "b": b"3"}
+    assert {member.key: reader.read(member.key) for member in reader.members} == {
+        "a": b"1",
+        "l": b"1",
+        "b": b"3",
+    }
 
 
 def test_what_is_too_much_for_a_caf_is_told_before_anything_is_copied(here, capsys):
@@ -335,12 +381,17 @@ def test_what_is_too_much_for_a_caf_is_told_before_anything_is_copied(here, caps
             file.write(info(f"link-{number}", tarfile.LNKTYPE, "large").tobuf(tarfile.GNU_FORMAT))
         file.write(bytes(1024))
     assert main(["convert", "t.tar", "o.caf"]) == 4
-    assert "does not fit into one CAF: the archive would have 35433480192 bytes" in capsys.readouterr().err
+    assert (
+        "does not fit into one CAF: the archive would have 35433480192 bytes"
+        in capsys.readouterr().err
+    )
     assert os.listdir(here) == ["t.tar"]
 
 
 def test_members_that_share_bytes_do_not_become_a_tar_of_any_size(here, capsys):
-    index = json.dumps(index_of_caf(*((f"m{number}", 0, 100 << 20) for number in range(400)))).encode()
+    index = json.dumps(
+        index_of_caf(*((f"m{number}", 0, 100 << 20) for number in range(400)))
+    ).encode()
     with open("t.caf", "wb") as file:
         file.seek(100 << 20)
         file.write(index + len(index).to_bytes(4, "little"))
@@ -384,7 +435,8 @@ def test_what_cannot_be_converted_is_told_and_leaves_nothing(here, capsys, argum
     assert set(os.listdir(here)) == before
 
 
-# --- archived objects ----------------------------------------------------------------------------------------------
+# --- archived objects
+# ------------------------------------------------------------------------------------------
 
 BEHIND = bytes(9 << 20)
 """So much that an object with it is not read as a whole."""
@@ -392,7 +444,9 @@ BEHIND = bytes(9 << 20)
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory, s3_server, databases):
-    caf = CommandLine(tmp_path_factory.mktemp("archive"), KEYS | {"CAF_DATABASE_URL": databases.take().url})
+    caf = CommandLine(
+        tmp_path_factory.mktemp("archive"), KEYS | {"CAF_DATABASE_URL": databases.take().url}
+    )
     bucket = make_bucket(s3_server)
     for name, bodies in {"small.tar.co": BODIES, "large.tar.co": MANY | {"large": BEHIND}}.items():
         tar = made(bodies.items())
@@ -405,12 +459,17 @@ def archive(tmp_path_factory, s3_server, databases):
 
 
 @pytest.mark.parametrize(
-    ("key", "name", "reads"), [("small.tar.co", "b/ü", 2), ("large.tar.co", FAR, 3), ("large.tar.co", "large", 3)]
+    ("key", "name", "reads"),
+    [("small.tar.co", "b/ü", 2), ("large.tar.co", FAR, 3), ("large.tar.co", "large", 3)],
 )
-def test_one_file_of_an_archived_object_is_given_by_two_or_three_range_reads(archive, monkeypatch, key, name, reads):
+def test_one_file_of_an_archived_object_is_given_by_two_or_three_range_reads(
+    archive, monkeypatch, key, name, reads
+):
     asked = []
     stream = ObjectRanges.stream
-    monkeypatch.setattr(ObjectRanges, "stream", lambda self, *range_: asked.append(range_) or stream(self, *range_))
+    monkeypatch.setattr(
+        ObjectRanges, "stream", lambda self, *range_: asked.append(range_) or stream(self, *range_)
+    )
     body = (BODIES | MANY | {"large": BEHIND})[name]
     done = archive("get", "src", key, "--member", name)
     assert (done.status, done.err, done.out) == (0, "", body)
@@ -428,7 +487,8 @@ def test_a_file_that_an_archived_object_does_not_have_is_told(archive, key, name
     assert not (archive.folder / "nothing").exists()
 
 
-# --- the real packages ---------------------------------------------------------------------------------------------
+# --- the real packages
+# ------------------------------------------------------------------------------------------
 
 READ = """
 import { readFile } from 'node:fs/promises';
@@ -454,7 +514,7 @@ const written = new TarBuilder('theirs.tar');
 for (const [name, body] of JSON.parse(await readFile('theirs.json', 'utf8'))) await written.write(name, Buffer.from(body));
 await written.close();
 console.log(JSON.stringify({ sums, built: made.buffer.toString('hex') }));
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -471,7 +531,11 @@ def packages(tmp_path_factory):
         "@chunkd/source-memory@11.0.3",
     ]  # builder does not name the last
     installed = subprocess.run(
-        ["npm", "install", "--no-audit", *names], cwd=folder, capture_output=True, check=False, timeout=PATIENCE_SECONDS
+        ["npm", "install", "--no-audit", *names],
+        cwd=folder,
+        capture_output=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
     )
     if installed.returncode:
         pytest.skip("the packages cannot be installed")
@@ -479,22 +543,35 @@ def packages(tmp_path_factory):
 
 
 @pytest.mark.thorough
-def test_the_original_reads_what_we_write_and_builds_the_same_index(packages, tmp_path, monkeypatch):
+def test_the_original_reads_what_we_write_and_builds_the_same_index(
+    packages, tmp_path, monkeypatch
+):
     monkeypatch.chdir(packages)
     bodies = BODIES | {f"n/{number}": b"%d" % number * (number % 5) for number in range(1, 500)}
     indexed(bodies)
     assert main(["cotar", "index", "x.tar", "--embed"]) == 0
-    (packages / "ascii.tar").write_bytes(made(((name, body) for name, body in MANY.items()), tarfile.USTAR_FORMAT))
+    (packages / "ascii.tar").write_bytes(
+        made(((name, body) for name, body in MANY.items()), tarfile.USTAR_FORMAT)
+    )
     assert main(["cotar", "index", "ascii.tar"]) == 0
     names = [name for name, body in bodies.items() if body] + ["nope"]
     (packages / "names.json").write_text(json.dumps(names))
     theirs = {name: name for name in ("ü", "n/" * 90 + "long", "a")} | {"same": "a"}
     (packages / "theirs.json").write_text(json.dumps(list(theirs.items())))
     (packages / "read.mjs").write_text(READ)
-    done = subprocess.run(["node", "read.mjs"], cwd=packages, capture_output=True, check=False, timeout=PATIENCE_SECONDS)
+    done = subprocess.run(
+        ["node", "read.mjs"],
+        cwd=packages,
+        capture_output=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
     assert not done.returncode, done.stderr
     told = json.loads(done.stdout)
-    assert told["sums"] == 2 * [*(hashlib.sha256(bodies[name]).hexdigest() for name in names[:-1]), None]
+    assert told["sums"] == 2 * [
+        *(hashlib.sha256(bodies[name]).hexdigest() for name in names[:-1]),
+        None,
+    ]
     assert bytes.fromhex(told["built"]) == (packages / "ascii.tar.index").read_bytes()
     assert main(["convert", "theirs.tar", "theirs.caf"]) == 0
     reader = CafReader.open(MemoryRanges((packages / "theirs.caf").read_bytes()))

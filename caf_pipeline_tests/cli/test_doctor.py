@@ -1,4 +1,6 @@
-"""`caf doctor`, as an operator meets it: what it says, its exit statuses, bad input, and what a killed `caf run` leaves."""
+"""`caf doctor`, as an operator meets it: what it says, its exit statuses, bad input, and what a
+killed `caf run` leaves.
+"""
 
 import json
 import os
@@ -15,7 +17,11 @@ from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
 from caf_pipeline_tests.support.crashes import everything, killed, started
-from caf_pipeline_tests.support.jackal_command_line import S3_KEYS, jackal_command_line, wallet_with_space
+from caf_pipeline_tests.support.jackal_command_line import (
+    S3_KEYS,
+    jackal_command_line,
+    wallet_with_space,
+)
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.tiers import sampled
 
@@ -68,7 +74,9 @@ def test_a_partition_that_no_plan_made_is_removed(caf, monkeypatch):
         assert set(instance.get_dynamic_partitions("src_chunks")) > chunks
         done = caf("doctor", "--json")
         findings = {(record["kind"], record["name"], record["turn"]) for record in records(done)}
-        assert findings == {("partition", name, "mended") for name in ("by-hand", "src-0a1b2c3d-00001")}
+        assert findings == {
+            ("partition", name, "mended") for name in ("by-hand", "src-0a1b2c3d-00001")
+        }
         assert (done.status, set(instance.get_dynamic_partitions("src_chunks"))) == (0, chunks)
     assert lines(caf("doctor")) == ["nothing was found"]
 
@@ -76,7 +84,9 @@ def test_a_partition_that_no_plan_made_is_removed(caf, monkeypatch):
 def test_partitions_are_reported_as_unseen_without_the_entry_point(caf, monkeypatch):
     monkeypatch.setattr("caf_pipeline.cli.dagster_commands.entry_points", lambda **_: ())
     done = caf("doctor", "--json")
-    assert [(record["kind"], record["name"]) for record in records(done)] == [("not looked at", "partitions of src")]
+    assert [(record["kind"], record["name"]) for record in records(done)] == [
+        ("not looked at", "partitions of src")
+    ]
     assert done.status == 1
 
 
@@ -89,7 +99,9 @@ def test_with_an_empty_ledger_partitions_named_like_chunks_stay(caf, monkeypatch
 
 
 @pytest.mark.thorough
-def test_a_finding_is_told_by_a_dry_run_that_changes_nothing_then_mended_then_gone(caf, tmp_path, database_url):
+def test_a_finding_is_told_by_a_dry_run_that_changes_nothing_then_mended_then_gone(
+    caf, tmp_path, database_url
+):
     assert caf("doctor").status == 0  # opening a folder store makes its folder
     killed("lease", database_url, "plan/src", LONG)
     before = everything(tmp_path, database_url)
@@ -111,7 +123,12 @@ def test_a_finding_is_told_by_a_dry_run_that_changes_nothing_then_mended_then_go
 def test_json_is_an_object_a_line(caf, database_url):
     killed("lease", database_url, "plan/src", LONG)
     (told,) = records(caf("doctor", "--dry-run", "--json"))
-    assert (told["kind"], told["name"], told["turn"], told["done"]) == ("lease", "plan/src", "doctor", None)
+    assert (told["kind"], told["name"], told["turn"], told["done"]) == (
+        "lease",
+        "plan/src",
+        "doctor",
+        None,
+    )
     (done,) = records(caf("doctor", "--json"))
     assert (done["turn"], done["done"], done["error"]) == ("mended", "given back", None)
     assert caf("doctor", "--json").out == b""
@@ -134,14 +151,19 @@ def test_what_waits_for_the_next_run_is_no_failure(caf, database_url):
             set_state(connection, "uploading", "number = 1")
         connection.execute(
             "WITH pending AS (DELETE FROM file_locations USING caf_files"
-            " WHERE file_locations.caf_file_id = caf_files.caf_file_id AND number = 1 RETURNING file_locations.*),"
-            " claimed AS (INSERT INTO claims SELECT source_id, file_path, version_id, etag, size_bytes, rewritten_at, caf_file_id"
+            " WHERE file_locations.caf_file_id = caf_files.caf_file_id AND number = 1 RETURNING "
+            "file_locations.*),"
+            " claimed AS (INSERT INTO claims SELECT source_id, file_path, version_id, etag, "
+            "size_bytes, rewritten_at, caf_file_id"
             " FROM pending)"
             " INSERT INTO pending_locations SELECT * FROM pending"
         )
     done = caf("doctor")
     assert done.status == 0, done.err
-    assert any("a run left it as 'uploading'; 'caf run src' uploads what is missing" in line for line in lines(done))
+    assert any(
+        "a run left it as 'uploading'; 'caf run src' uploads what is missing" in line
+        for line in lines(done)
+    )
     assert caf("run").status == 0
     assert lines(caf("doctor")) == ["nothing was found"]
 
@@ -165,7 +187,7 @@ def test_a_source_that_only_the_ledger_has_is_looked_at_too(caf, database_url):
 
 
 @pytest.mark.thorough
-def test_after_a_rebuild_of_one_of_two_sources_the_doctor_restores_the_other(caf, new_ledger):  # noqa: F811
+def test_after_a_rebuild_of_one_of_two_sources_the_doctor_restores_the_other(caf, new_ledger):
     text = (caf.folder / "caf.toml").read_text()
     caf.settings(text + text.replace("sources.src", "sources.other") + 'prefix = "key-0"\n')
     for source in ("src", "other"):
@@ -190,12 +212,14 @@ def test_a_source_of_the_settings_that_the_ledger_does_not_know_has_nothing_to_f
 def test_s3_is_not_needed(caf, database_url):
     archive_source(caf)
     killed("lease", database_url, "plan/src", LONG)
-    # Another endpoint would be another source to the ledger; so nobody is behind the proxy that leads to it.
+    # Another endpoint would be another source to the ledger; so nobody is behind the proxy that
+    # leads to it.
     done = caf("doctor", HTTP_PROXY="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9")
     assert (done.status, lines(done)[-1]) == (0, "1 thing found: 1 mended"), done.err
 
 
-# --- on Jackal -------------------------------------------------------------------------------------------------------
+# --- on Jackal
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -209,14 +233,18 @@ def on_jackal(tmp_path, network, database_url, s3_server, new_bucket) -> Command
 
 
 @pytest.mark.thorough
-def test_a_dry_run_on_a_healthy_archive_ends_with_0_also_where_a_kept_file_has_had_its_time(on_jackal):
+def test_a_dry_run_on_a_healthy_archive_ends_with_0_also_where_a_kept_file_has_had_its_time(
+    on_jackal,
+):
     archive_source(on_jackal)
     done = on_jackal("doctor", "--dry-run")
     assert (done.status, lines(done)) == (0, ["nothing was found"]), done.err
     over = {"CAF_JACKAL__KEEP_STAGED_WINDOWS": "0"}
     done = on_jackal("doctor", "--dry-run", **over)
     assert done.status == 0, done.err
-    assert all("the store wants it no longer; would be removed" in line for line in lines(done)[:-1])
+    assert all(
+        "the store wants it no longer; would be removed" in line for line in lines(done)[:-1]
+    )
     assert lines(done)[-1].endswith("for the next run")
     assert all(line.endswith("; removed") for line in lines(on_jackal("doctor", **over))[:-1])
     assert lines(on_jackal("doctor", "--dry-run", **over)) == ["nothing was found"]
@@ -229,7 +257,9 @@ def test_without_the_chain_the_rest_is_done_and_the_status_is_7(on_jackal, netwo
     done = on_jackal("doctor")
     assert done.status == 7
     assert any("is dead and did not give it back; given back" in line for line in lines(done))
-    assert any(line.startswith("not looked at  what the store lists of src: ") for line in lines(done))
+    assert any(
+        line.startswith("not looked at  what the store lists of src: ") for line in lines(done)
+    )
     one_sentence(done, 7, "127.0.0.1")
 
 
@@ -242,11 +272,17 @@ def test_without_a_wallet_the_rest_is_done_and_the_status_is_3(on_jackal, databa
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("reached", sampled(["posting", "packing", "uploading", "located"][::EVERY], every=2))
-def test_after_caf_run_was_killed_the_doctor_and_another_run_end_right(on_jackal, network, database_url, reached):
+@pytest.mark.parametrize(
+    "reached", sampled(["posting", "packing", "uploading", "located"][::EVERY], every=2)
+)
+def test_after_caf_run_was_killed_the_doctor_and_another_run_end_right(
+    on_jackal, network, database_url, reached
+):
     run = on_jackal.start("run")
     with psycopg.connect(database_url, autocommit=True) as connection:
-        while not connection.execute("SELECT 1 FROM chunks WHERE state = %s", (reached,)).fetchone():
+        while not connection.execute(
+            "SELECT 1 FROM chunks WHERE state = %s", (reached,)
+        ).fetchone():
             assert run.poll() is None, run.communicate()[1].decode()
             time.sleep(0.01)
     run.kill()
@@ -255,7 +291,9 @@ def test_after_caf_run_was_killed_the_doctor_and_another_run_end_right(on_jackal
     assert done.status == 0, done.err
     assert on_jackal("run").status == 0
     assert lines(on_jackal("doctor")) == ["nothing was found"]
-    account = next(one for one in records(on_jackal("status", "--json")) if "located_objects" in one)
+    account = next(
+        one for one in records(on_jackal("status", "--json")) if "located_objects" in one
+    )
     assert (account["located_objects"], account["claimed_objects"]) == (20, 0)
     roots = [file["merkle"] for file in network.state()["files"]]
     assert len(roots) == len(set(roots))
@@ -271,7 +309,12 @@ def test_beside_a_live_run_nothing_of_it_is_touched(on_jackal, database_url):
     run.communicate()
     assert doctors
     assert [done.status for done in doctors] == [0] * len(doctors), [done.err for done in doctors]
-    assert [line for done in doctors for line in lines(done) if "given back" in line or "removed" in line] == []
+    assert [
+        line
+        for done in doctors
+        for line in lines(done)
+        if "given back" in line or "removed" in line
+    ] == []
 
 
 @pytest.mark.thorough

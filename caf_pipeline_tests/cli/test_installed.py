@@ -1,4 +1,6 @@
-"""Every command of the installed `caf`, as a process of its own; all other tests of commands may run them in theirs."""
+"""Every command of the installed `caf`, as a process of its own; all other tests of commands may
+run them in theirs.
+"""
 
 import shutil
 from pathlib import Path
@@ -68,7 +70,9 @@ COMMANDS = {
 """In an order in which each finds what it needs."""
 
 STATUS = {"unpark": 11, "withdraw": 11, "remove": 6, "safe-to-delete": 1}
-"""Commands that end with another status than 0: no such chunk; the source is archived; nothing was proven in two windows yet."""
+"""Commands that end with another status than 0: no such chunk; the source is archived; nothing was
+proven in two windows yet.
+"""
 
 SAID = {
     "cat": b"bytes",
@@ -95,7 +99,9 @@ def names(of, before=()):
     for command in of.registered_commands:
         yield " ".join((*before, command.name or command.callback.__name__.replace("_", "-")))
     for group in of.registered_groups:
-        yield from names(group.typer_instance, (*before, group.name or group.typer_instance.info.name))
+        yield from names(
+            group.typer_instance, (*before, group.name or group.typer_instance.info.name)
+        )
 
 
 def test_no_command_is_left_out_here():
@@ -103,13 +109,17 @@ def test_no_command_is_left_out_here():
 
 
 @pytest.mark.thorough
-def test_each_command_does_its_work_as_it_is_installed(tmp_path, network, database_url, s3_server, new_bucket):
+def test_each_command_does_its_work_as_it_is_installed(
+    tmp_path, network, database_url, s3_server, new_bucket
+):
     new_bucket.put("key", b"body" * 10_000)
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_bytes(b"bytes")
     (tmp_path / "folder" / "log").write_bytes(LogWriter().entry(bytes(16), b"entry"))
     shutil.copy(VECTORS / "clps" / "two_files_0.12.1b0.clps", tmp_path / "folder" / "archive.clp")
-    caf = jackal_command_line(tmp_path, network, wallet_with_space(network).words, CAF_DATABASE_URL=database_url)
+    caf = jackal_command_line(
+        tmp_path, network, wallet_with_space(network).words, CAF_DATABASE_URL=database_url
+    )
     caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
     for name, arguments in COMMANDS.items():
         done = caf.process(*arguments)
@@ -125,15 +135,21 @@ def test_the_summaries_are_those_of_the_commands():
     assert runner.invoke(build(""), ["--help"]).output == runner.invoke(build(), ["--help"]).output
 
 
-@pytest.mark.parametrize("group", [(), ("jackal",), ("cotar",), ("clps",), ("logs",), ("chunkio",)], ids="/".join)
+@pytest.mark.parametrize(
+    "group", [(), ("jackal",), ("cotar",), ("clps",), ("logs",), ("chunkio",)], ids="/".join
+)
 def test_the_help_cuts_no_summary(tmp_path, group):
     """What is longer than a line of 80 columns ends in dots."""
-    listed = CommandLine(tmp_path, {"COLUMNS": "80"})(*group, "--help").out.partition(b"Commands:")[2]
+    listed = CommandLine(tmp_path, {"COLUMNS": "80"})(*group, "--help").out.partition(b"Commands:")[
+        2
+    ]
     assert listed
     assert b"..." not in listed
 
 
-@pytest.mark.parametrize("arguments", [(), ("--help",), ("--version",)], ids=["alone", "--help", "--version"])
+@pytest.mark.parametrize(
+    "arguments", [(), ("--help",), ("--version",)], ids=["alone", "--help", "--version"]
+)
 def test_a_process_says_what_the_same_command_says_here(tmp_path, arguments):
     caf = CommandLine(tmp_path, {})
     assert caf.process(*arguments) == caf(*arguments)

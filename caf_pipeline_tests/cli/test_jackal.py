@@ -1,4 +1,6 @@
-"""`caf jackal`, as an operator meets it: the wallet, prices and purchases, what the chain lists, orders, proofs and repairs."""
+"""`caf jackal`, as an operator meets it: the wallet, prices and purchases, what the chain lists,
+orders, proofs and repairs.
+"""
 
 import contextlib
 import json
@@ -13,13 +15,24 @@ import httpx
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import ChainUnreachable, LedgerUnreachable, NotProven, StoreError, StoreUnreachable
+from caf_pipeline.errors import (
+    ChainUnreachable,
+    LedgerUnreachable,
+    NotProven,
+    StoreError,
+    StoreUnreachable,
+)
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.maintenance.repair import concerns_one_chunk
 from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.contracts.transaction_log import commit, signed
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
-from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, new_wallet, wallet_with_space, with_wallet
+from caf_pipeline_tests.support.jackal_command_line import (
+    jackal_command_line,
+    new_wallet,
+    wallet_with_space,
+    with_wallet,
+)
 from caf_pipeline_tests.support.jackal_network import ADDRESS, WORDS
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.postgres import connected
@@ -41,7 +54,9 @@ def caf(tmp_path, network, database_url) -> CommandLine:
 
 @pytest.fixture
 def source(caf, network, s3_server, new_bucket) -> CommandLine:
-    """The same with a wallet of its own and a source `src` of three chunks, nothing archived yet."""
+    """The same with a wallet of its own and a source `src` of three chunks, nothing archived
+    yet.
+    """
     caf = with_wallet(caf, wallet_with_space(network).words)
     for number in range(20):
         new_bucket.put(f"key-{number:02d}", os.urandom(100_000))
@@ -71,16 +86,24 @@ def funded(network, coins: int = COINS):
 def test_reading_needs_neither_a_wallet_nor_a_right_to_write(archived, database_url):
     with granted_roles(database_url) as url_as:
         reader = replace(
-            archived, environment=archived.environment | {"JACKAL_MNEMONIC": "", "CAF_DATABASE_URL": url_as("caf_reader")}
+            archived,
+            environment=archived.environment
+            | {"JACKAL_MNEMONIC": "", "CAF_DATABASE_URL": url_as("caf_reader")},
         )
         done = reader("get", "src", "key-00")
         assert (done.status, len(done.out)) == (0, 100_000), done.err
-        for command in (("check", "src"), ("restore", "src", "restored"), ("ls", "src", ""), ("status",)):
+        for command in (
+            ("check", "src"),
+            ("restore", "src", "restored"),
+            ("ls", "src", ""),
+            ("status",),
+        ):
             done = reader(*command)
             assert done.status == 0, (command, done.err)
 
 
-# --- the wallet and its space ----------------------------------------------------------------------------------------
+# --- the wallet and its space
+# ----------------------------------------------------------------------------------------
 
 
 def test_the_account_shows_address_coins_and_space(caf):
@@ -100,7 +123,9 @@ def test_an_empty_wallet_is_shown_as_such(caf):
 
 @pytest.mark.thorough
 def test_a_chain_that_is_away_is_one_sentence(caf):
-    one_sentence(caf("jackal", "wallet", CAF_JACKAL__LCD='["http://127.0.0.1:9"]'), 7, "127.0.0.1:9")
+    one_sentence(
+        caf("jackal", "wallet", CAF_JACKAL__LCD='["http://127.0.0.1:9"]'), 7, "127.0.0.1:9"
+    )
 
 
 def test_a_wrong_mnemonic_is_refused_without_a_word_of_it(caf):
@@ -121,10 +146,15 @@ def test_the_account_says_where_its_words_come_from_and_which_are_not_used(caf, 
     assert (shown["words_from"], shown["words_not_used"]) == ("JACKAL_MNEMONIC", [])
     both = {"CAF_JACKAL__MNEMONIC_FILE": str(file), "CAF_JACKAL__MNEMONIC": WORDS}
     shown = of(caf("jackal", "wallet", "--json", **both))
-    assert (shown["words_from"], shown["words_not_used"]) == ("CAF_JACKAL__MNEMONIC", ["JACKAL_MNEMONIC", str(file)])
+    assert (shown["words_from"], shown["words_not_used"]) == (
+        "CAF_JACKAL__MNEMONIC",
+        ["JACKAL_MNEMONIC", str(file)],
+    )
     shown = caf("jackal", "wallet", CAF_JACKAL__MNEMONIC_FILE=str(file)).out.decode()
     assert f"words      from JACKAL_MNEMONIC; not used: {file}\n" in shown
-    shown = caf("jackal", "wallet", JACKAL_MNEMONIC="", CAF_JACKAL__MNEMONIC_FILE=str(file)).out.decode()
+    shown = caf(
+        "jackal", "wallet", JACKAL_MNEMONIC="", CAF_JACKAL__MNEMONIC_FILE=str(file)
+    ).out.decode()
     assert f"words      from {file}\n" in shown
 
 
@@ -132,7 +162,8 @@ def test_chunks_in_a_folder_have_no_account(caf):
     one_sentence(caf("jackal", "wallet", CAF_STORE__KIND="directory"), 3, "store.kind", "directory")
 
 
-# --- prices and purchases --------------------------------------------------------------------------------------------
+# --- prices and purchases
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_price_counts_every_copy(caf):
@@ -146,7 +177,9 @@ def test_a_price_of_less_than_the_least_that_is_sold_says_of_what_it_is(source):
     least = "1,000,000,000 bytes, the least that is sold"
     assert f" for {least}, for 30 days" in source("jackal", "price", "300MB").out.decode()
     assert least not in source("jackal", "price", "400MB").out.decode()
-    assert f" for 30 days of {least}, and at most " in source("plan", "src", "--dry-run").out.decode()
+    assert (
+        f" for 30 days of {least}, and at most " in source("plan", "src", "--dry-run").out.decode()
+    )
 
 
 @pytest.mark.thorough
@@ -185,7 +218,10 @@ def test_what_was_spent_is_what_the_wallet_has_less(caf, network):
         assert bought.out.decode().startswith("bought for "), bought.err
         assert "at most" not in bought.out.decode()
     shown = of(caf("jackal", "wallet", "--json"))
-    assert (COINS - shown["balance_ujkl"], 0) == (shown["spent_ujkl"], shown["purchases_at_list_price"])
+    assert (COINS - shown["balance_ujkl"], 0) == (
+        shown["spent_ujkl"],
+        shown["purchases_at_list_price"],
+    )
 
 
 def test_a_purchase_that_no_node_tells_of_is_said_to_count_at_list_price(caf, network):
@@ -208,13 +244,21 @@ def test_less_than_the_chain_sells_is_refused(caf, size, days):
 
 
 def test_an_empty_wallet_buys_nothing(caf):
-    one_sentence(with_wallet(caf, new_wallet().words)("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes"), 7, "ujkl")
+    one_sentence(
+        with_wallet(caf, new_wallet().words)(
+            "jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes"
+        ),
+        7,
+        "ujkl",
+    )
 
 
 def test_the_spend_cap_holds_for_a_purchase(caf, network):
     caf = with_wallet(caf, funded(network).words)
     assert caf("limit", "--spend-cap", "10").status == 0
-    one_sentence(caf("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes"), 7, "limit is 10 ujkl")
+    one_sentence(
+        caf("jackal", "buy", "--bytes", "1GB", "--days", "30", "--yes"), 7, "limit is 10 ujkl"
+    )
 
 
 @pytest.mark.thorough
@@ -237,7 +281,8 @@ def test_a_purchase_that_was_killed_is_seen_through_and_not_made_twice(caf, netw
     assert COINS - shown["balance_ujkl"] <= shown["spent_ujkl"]
 
 
-# --- what the chain lists --------------------------------------------------------------------------------------------
+# --- what the chain lists
+# ------------------------------------------------------------------------------------------
 
 
 def test_the_chain_and_the_ledger_name_the_same_files(archived):
@@ -245,7 +290,9 @@ def test_the_chain_and_the_ledger_name_the_same_files(archived):
     assert done.status == 0, done.err
     lines = [json.loads(line) for line in done.out.splitlines()]
     assert lines
-    assert not any(line["missing"] or line["foreign"] or line["short"] or line["expiring"] for line in lines)
+    assert not any(
+        line["missing"] or line["foreign"] or line["short"] or line["expiring"] for line in lines
+    )
     assert all(len(line["providers"]) == 3 for line in lines)
     assert "0 missing" in archived("jackal", "files").out.decode()
 
@@ -256,7 +303,9 @@ def test_files_are_named_at_providers_that_have_them_and_at_no_other(archived, n
     done = archived("jackal", "files", "src", "--json")
     for line in map(json.loads, done.out.splitlines()):
         assert len(line["downloads"]) == 3 < len(urls)
-        assert line["downloads"] == [f"{urls[one]}/download/{line['merkle_root']}" for one in line["providers"]]
+        assert line["downloads"] == [
+            f"{urls[one]}/download/{line['merkle_root']}" for one in line["providers"]
+        ]
         for url in line["downloads"]:
             assert httpx.get(url, headers={"Range": "bytes=0-0"}).is_success
 
@@ -286,12 +335,17 @@ def test_after_the_proof_type_was_changed_what_was_posted_is_said_to_go_on_as_it
     assert said in source("jackal", "wallet", **changed).out.decode()
     done = source("run", **changed)
     assert done.status == 0, done.err
-    assert "new chunks have proof type 0; 1 chunk posted with another goes on as it is" in " ".join(done.err.split())
+    assert "new chunks have proof type 0; 1 chunk posted with another goes on as it is" in " ".join(
+        done.err.split()
+    )
     assert ledger.chunks.list() == [chunk]
-    assert "src: 1 chunk on the chain, 0 missing" in source("jackal", "files", **changed).out.decode()
+    assert (
+        "src: 1 chunk on the chain, 0 missing" in source("jackal", "files", **changed).out.decode()
+    )
 
 
-# --- orders ----------------------------------------------------------------------------------------------------------
+# --- orders
+# ------------------------------------------------------------------------------------------
 
 
 def test_limits_are_ordered_lifted_and_taken_back(caf):
@@ -300,14 +354,25 @@ def test_limits_are_ordered_lifted_and_taken_back(caf):
         "bandwidth": 20 << 20,
         "spend_cap": 5000,
     }
-    lifted = of(caf("limit", "--bandwidth", "none", "--spend-cap", "none", "--json", CAF_JACKAL__SPEND_CAP="7"))
+    lifted = of(
+        caf(
+            "limit",
+            "--bandwidth",
+            "none",
+            "--spend-cap",
+            "none",
+            "--json",
+            CAF_JACKAL__SPEND_CAP="7",
+        )
+    )
     assert (lifted["bandwidth"], lifted["spend_cap"]) == (None, None)
     back = caf("limit", "--spend-cap", "default", "--json", CAF_JACKAL__SPEND_CAP="7")
     assert of(back)["spend_cap"] == 7
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--bandwidth", "fast"), ("--bandwidth", "0"), ("--spend-cap", "-1"), ("--spend-cap", "1.5")]
+    "arguments",
+    [("--bandwidth", "fast"), ("--bandwidth", "0"), ("--spend-cap", "-1"), ("--spend-cap", "1.5")],
 )
 def test_what_is_no_limit_is_refused(caf, arguments):
     one_sentence(caf("limit", *arguments), 2)
@@ -336,7 +401,8 @@ def test_no_space_is_bought_for_proofs_that_a_node_says_the_chain_does_not_verif
     assert network.state()["broadcasts"] == before
 
 
-# --- proofs and repairs ----------------------------------------------------------------------------------------------
+# --- proofs and repairs
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
@@ -354,7 +420,11 @@ def test_what_is_unverified_is_said_and_nothing_of_it_is_called_proven(caf, s3_s
 
 def test_where_no_chunk_is_located_nothing_is_called_proven(source):
     done = source("prove", "src")
-    assert (done.status, "proven" in done.out.decode(), "no chunk of 'src' was checked" in done.out.decode()) == (0, False, True)
+    assert (
+        done.status,
+        "proven" in done.out.decode(),
+        "no chunk of 'src' was checked" in done.out.decode(),
+    ) == (0, False, True)
 
 
 def test_stored_chunks_are_proven(archived, ledger):
@@ -394,7 +464,9 @@ def test_damage_is_found_told_and_repaired(archived, ledger, network):
 
 
 @pytest.mark.thorough
-def test_a_chunk_beyond_repair_keeps_no_other_from_repair(archived, ledger, network, new_bucket, tmp_path):
+def test_a_chunk_beyond_repair_keeps_no_other_from_repair(
+    archived, ledger, network, new_bucket, tmp_path
+):
     lost, short, *_ = sorted(ledger.chunks.list(), key=lambda chunk: chunk.name)
     for number in range(20):
         new_bucket.put(f"key-{number:02d}", b"overwritten")
@@ -402,7 +474,10 @@ def test_a_chunk_beyond_repair_keeps_no_other_from_repair(archived, ledger, netw
     for number in range(len(network.providers)):
         with contextlib.suppress(ValueError):  # the provider never had it
             network.delete_blob(number, lost.merkle_root)
-    network.drop_proofs(short.merkle_root, network.provider_addresses.index(ledger.replicas.list(short.name)[0].provider))
+    network.drop_proofs(
+        short.merkle_root,
+        network.provider_addresses.index(ledger.replicas.list(short.name)[0].provider),
+    )
     assert archived("prove", "src").status == 1
     done = archived("repair", "src")
     assert done.status != 0
@@ -435,15 +510,21 @@ def test_an_unknown_chunk_cannot_be_repaired(caf):
     one_sentence(caf("repair", "src-00000000-00001"), 11, "src-00000000-00001")
 
 
-# --- a run, and what ends it -----------------------------------------------------------------------------------------
+# --- a run, and what ends it
+# -----------------------------------------------------------------------------------------
 
 
-def test_a_source_that_is_not_public_is_refused_before_it_is_packed(source, s3_server, new_bucket, ledger):
+def test_a_source_that_is_not_public_is_refused_before_it_is_packed(
+    source, s3_server, new_bucket, ledger
+):
     source.settings(source_text(s3_server, new_bucket.name))
     done = source("run")
     assert done.status == 12
     assert "not marked as public" in done.err
-    assert {chunk.state for chunk in ledger.chunks.list()} <= {ChunkState.PLANNED, ChunkState.PACKING}
+    assert {chunk.state for chunk in ledger.chunks.list()} <= {
+        ChunkState.PLANNED,
+        ChunkState.PACKING,
+    }
     assert sum(chunk.attempts for chunk in ledger.chunks.list()) <= 1
 
 
@@ -492,7 +573,9 @@ def test_status_shows_when_the_space_ends_and_the_balance(source, network):
 
 
 def test_status_shows_a_wallet_without_space(caf, network, ledger):
-    ledger.storage_plans.record(f"{network.chain_id}/poor", read_at=datetime.now(UTC), balance=5, plan=None)
+    ledger.storage_plans.record(
+        f"{network.chain_id}/poor", read_at=datetime.now(UTC), balance=5, plan=None
+    )
     assert f"{network.chain_id}/poor: no space bought, balance 5 ujkl" in caf("status").out.decode()
 
 

@@ -29,7 +29,9 @@ BODIES = {
 
 @pytest.fixture(scope="module")
 def caf(tmp_path_factory, s3_server, databases):
-    caf = CommandLine(tmp_path_factory.mktemp("listed"), KEYS | {"CAF_DATABASE_URL": databases.take().url})
+    caf = CommandLine(
+        tmp_path_factory.mktemp("listed"), KEYS | {"CAF_DATABASE_URL": databases.take().url}
+    )
     bucket = make_bucket(s3_server)
     for key, body in BODIES.items():
         bucket.put(key, body)
@@ -59,7 +61,9 @@ def test_a_level_is_listed_as_s3_lists_it(caf):
 def test_every_key_is_listed_as_a_look_up_gives_it(caf):
     found = objects(caf("ls", "src", "--recursive", "--json"))
     assert [one["key"] for one in found] == sorted(BODIES)
-    assert {one["key"]: one["size_bytes"] for one in found} == {key: len(body) for key, body in BODIES.items()}
+    assert {one["key"]: one["size_bytes"] for one in found} == {
+        key: len(body) for key, body in BODIES.items()
+    }
     assert {one["key"] for one in found if one["status"] == "gone"} == {"logs/2025/c.gz"}
     got = caf("get", "src", "logs/2025/c.gz")
     assert (got.out, "is gone from S3" in got.err) == (BODIES["logs/2025/c.gz"], True)
@@ -75,13 +79,22 @@ def test_the_long_form_has_size_time_and_status(caf):
     *_, shown = lines(caf("ls", "src", "logs/2025/", "-l"))
     size, _, _, status, key = shown.split()
     assert (size, status, key) == ("3,000", "gone", "logs/2025/c.gz")
-    assert [line.split() for line in lines(caf("ls", "src", "logs/2", "-l"))] == [["logs/2025/"], ["logs/2026/"]]
+    assert [line.split() for line in lines(caf("ls", "src", "logs/2", "-l"))] == [
+        ["logs/2025/"],
+        ["logs/2026/"],
+    ]
 
 
 @pytest.mark.thorough
 def test_objects_are_found_by_pattern_size_and_time(caf):
-    assert lines(caf("find", "src", "*.gz", "--smaller", "1KiB")) == ["logs/2026/a.gz", "logs/2026/b.gz"]
-    assert lines(caf("find", "src", "logs/202?/*", "--larger", "10")) == ["logs/2025/c.gz", "logs/2026/b.gz"]
+    assert lines(caf("find", "src", "*.gz", "--smaller", "1KiB")) == [
+        "logs/2026/a.gz",
+        "logs/2026/b.gz",
+    ]
+    assert lines(caf("find", "src", "logs/202?/*", "--larger", "10")) == [
+        "logs/2025/c.gz",
+        "logs/2026/b.gz",
+    ]
     assert lines(caf("find", "src", "logs")) == ["logs"]
     assert lines(caf("find", "src", "--older", "2020-01-01")) == []
     assert len(lines(caf("find", "src", "--newer", "2020-01-01T00:00:00Z"))) == len(BODIES)
@@ -92,9 +105,14 @@ def test_objects_are_found_by_pattern_size_and_time(caf):
 @pytest.mark.thorough
 def test_what_is_archived_as_of_a_time_is_listed_and_given_out(caf):
     later = objects(caf("ls", "src", "-r", "--json", "--as-of", "2099-01-01T00:00+02:00"))
-    assert {one["key"]: one["status"] for one in later} == dict.fromkeys(BODIES, "archived") | {"logs/2025/c.gz": "gone"}
+    assert {one["key"]: one["status"] for one in later} == dict.fromkeys(BODIES, "archived") | {
+        "logs/2025/c.gz": "gone"
+    }
     got = caf("get", "src", "logs/2025/c.gz", "--as-of", "2099-01-01")
-    assert (got.out, "was gone from S3 at 2099-01-01 00:00:00 UTC" in got.err) == (BODIES["logs/2025/c.gz"], True)
+    assert (got.out, "was gone from S3 at 2099-01-01 00:00:00 UTC" in got.err) == (
+        BODIES["logs/2025/c.gz"],
+        True,
+    )
     assert objects(caf("find", "src", "--json", "--as-of", "2099-01-01")) == later
     (gone,) = objects(caf("find", "src", "logs/2025/*", "--json", "--as-of", "2099-01-01"))
     assert (gone["key"], gone["status"]) == ("logs/2025/c.gz", "gone")
@@ -106,9 +124,19 @@ def test_what_is_archived_as_of_a_time_is_listed_and_given_out(caf):
         one_sentence(caf(command, "src", "--as-of", "2020-01-01"), 11, none)
     for command in ("ls", "find", "du"):
         one_sentence(caf(command, "src", "--as-of", "yesterday"), 2, "'yesterday' is not a time")
-        one_sentence(caf(command, "src", "--as-of", "2099-01-01", "--current"), 2, "exclude each other")
-    one_sentence(caf("get", "src", "zoë", "--as-of", "2020-01-01"), 11, "'zoë' of source src is not archived as it was at 2020")
-    one_sentence(caf("get", "src", "zoë", "--as-of", "2099-01-01", "--object-version", "v"), 2, "exclude each other")
+        one_sentence(
+            caf(command, "src", "--as-of", "2099-01-01", "--current"), 2, "exclude each other"
+        )
+    one_sentence(
+        caf("get", "src", "zoë", "--as-of", "2020-01-01"),
+        11,
+        "'zoë' of source src is not archived as it was at 2020",
+    )
+    one_sentence(
+        caf("get", "src", "zoë", "--as-of", "2099-01-01", "--object-version", "v"),
+        2,
+        "exclude each other",
+    )
 
 
 def test_sums_add_up_to_what_is_listed(caf):
@@ -117,37 +145,53 @@ def test_sums_add_up_to_what_is_listed(caf):
         {"prefix": "packages/", "objects": 1, "size_bytes": 20},
         {"prefix": "", "objects": 8, "size_bytes": sum(map(len, BODIES.values()))},
     ]
-    assert objects(caf("du", "src", "logs/", "-s", "--json")) == [{"prefix": "logs/", "objects": 4, "size_bytes": 3030}]
+    assert objects(caf("du", "src", "logs/", "-s", "--json")) == [
+        {"prefix": "logs/", "objects": 4, "size_bytes": 3030}
+    ]
     assert lines(caf("du", "src", "logs/2026/")) == ["      30 B             2 objects  logs/2026/"]
 
 
 @pytest.mark.parametrize("command", ["ls", "du"])
 def test_a_prefix_that_nothing_begins_with_is_said(caf, command):
-    one_sentence(caf(command, "src", "lags/"), 11, "no key of source 'src' is archived and begins with 'lags/'", "caf ls src")
+    one_sentence(
+        caf(command, "src", "lags/"),
+        11,
+        "no key of source 'src' is archived and begins with 'lags/'",
+        "caf ls src",
+    )
     one_sentence(caf(command, "src", os.fsdecode(b"\xff")), 11, "begins with")
 
 
 @pytest.mark.parametrize("command", ["ls", "find", "du"])
 def test_a_source_of_which_nothing_is_archived_is_said(caf, command):
-    one_sentence(caf(command, "empty"), 11, "nothing of source 'empty' is archived yet", "caf run empty")
+    one_sentence(
+        caf(command, "empty"), 11, "nothing of source 'empty' is archived yet", "caf run empty"
+    )
 
 
 def test_what_is_no_size_and_no_time_is_said(caf):
     one_sentence(caf("find", "src", "--larger", "1XB"), 2, "'1XB' is not a size")
     one_sentence(caf("find", "src", "--newer", "yesterday"), 2, "'yesterday' is not a time")
-    one_sentence(caf("ls", "src", "--as-of", "0001-01-01T00:00+14:00"), 2, "is not a time")  # a year before the first
+    one_sentence(
+        caf("ls", "src", "--as-of", "0001-01-01T00:00+14:00"), 2, "is not a time"
+    )  # a year before the first
 
 
 def test_references_that_fsspec_does_not_read_are_said(caf):
     done = caf("export-references", "src", "-o", "all.json")
     assert (done.status, done.out) == (0, b"")
     assert "references to 8 objects in 1 chunk are in 'all.json'" in done.err
-    assert "1 key of these in 'all.json' cannot be read by fsspec, which cuts the '/' off the end" in done.err
+    assert (
+        "1 key of these in 'all.json' cannot be read by fsspec, which cuts the '/' off the end"
+        in done.err
+    )
     assert "fsspec" not in caf("export-references", "src", "-o", "all.parquet").err
 
 
 def test_an_empty_pattern_as_of_a_variable_that_is_not_set_is_refused(caf):
-    one_sentence(caf("find", "src", ""), 2, "PATTERN is empty, and no key is.", "Leave it out for all keys")
+    one_sentence(
+        caf("find", "src", ""), 2, "PATTERN is empty, and no key is.", "Leave it out for all keys"
+    )
 
 
 @pytest.mark.parametrize("option", ["--as-of", "--newer", "--older", "--larger", "--smaller"])
@@ -187,7 +231,12 @@ def test_a_reader_that_leaves_ends_the_listing_without_a_word(caf):
 
 @pytest.mark.parametrize("path", ["", "caf.toml"])
 def test_what_is_no_settings_opens_no_archive(caf, path):
-    with caf.surroundings(), pytest.raises(TypeError, match=r"is no settings: open_archive\(load_settings\(path\)\) reads"):
+    with (
+        caf.surroundings(),
+        pytest.raises(
+            TypeError, match=r"is no settings: open_archive\(load_settings\(path\)\) reads"
+        ),
+    ):
         open_archive(path)
     with caf.surroundings(), open_archive(load_settings("caf.toml")) as archive:
         assert archive.sources() == ["src"]
@@ -197,7 +246,11 @@ def test_what_is_no_settings_opens_no_archive(caf, path):
 
 def test_the_program_of_the_page_runs(caf, capsys):
     page = (Path(__file__).parents[2] / "docs" / "retrieval.md").read_text(encoding="utf-8")
-    (program,) = [block for block in re.findall("```python\n(.*?)```", page, re.DOTALL) if "with open_archive" in block]
+    (program,) = [
+        block
+        for block in re.findall("```python\n(.*?)```", page, re.DOTALL)
+        if "with open_archive" in block
+    ]
     names = {}
     with caf.surroundings():
         exec(program.replace('"demo"', '"src"'), names)

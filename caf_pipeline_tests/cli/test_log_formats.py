@@ -1,4 +1,6 @@
-"""`caf clps` and `caf chunkio` on files, URLs and archived objects, from arguments to exit status."""
+"""`caf clps` and `caf chunkio` on files, URLs and archived objects, from arguments to exit
+status.
+"""
 
 import hashlib
 import json
@@ -23,7 +25,9 @@ DAMAGED = VECTORS / "chunkio" / "truncated_then_appended.chunkio"
 
 @pytest.fixture(scope="module")
 def caf(tmp_path_factory, s3_server, databases):
-    caf = CommandLine(tmp_path_factory.mktemp("formats"), KEYS | {"CAF_DATABASE_URL": databases.take().url})
+    caf = CommandLine(
+        tmp_path_factory.mktemp("formats"), KEYS | {"CAF_DATABASE_URL": databases.take().url}
+    )
     bucket = make_bucket(s3_server)
     bucket.put("logs/a.clp", CLPS.read_bytes())
     bucket.put("logs/a.log", LOG.read_bytes())
@@ -36,25 +40,38 @@ def objects(text: str | bytes) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-# --- clps ----------------------------------------------------------------------------------------------------------
+# --- clps
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
 def test_an_archive_is_inspected_alike_as_a_file_a_url_and_an_archived_object(caf):
     with serving(Site(CLPS.read_bytes())) as site:
-        told = [caf("clps", "inspect", *words, "--json") for words in ([str(CLPS)], [site.url], ["src", "logs/a.clp"])]
+        told = [
+            caf("clps", "inspect", *words, "--json")
+            for words in ([str(CLPS)], [site.url], ["src", "logs/a.clp"])
+        ]
         assert len(site.requests) == 1
     assert [(one.status, one.err) for one in told] == [(0, "")] * 3
     assert told[0].out == told[1].out == told[2].out
     (one,) = objects(told[0].out)
-    assert (one["version"], one["uncompressed_size"], one["total_size"], one["metadata_size"]) == ("0.5.0", 10641, 1697, 320)
+    assert (one["version"], one["uncompressed_size"], one["total_size"], one["metadata_size"]) == (
+        "0.5.0",
+        10641,
+        1697,
+        320,
+    )
     assert (one["inputs"], one["records"], one["ArchiveInfo"]) == (2, 70, {"num_segments": 1})
     assert [(each["s"], each["e"], each["f"]["_filename"]) for each in one["RangeIndex"]] == [
         (0, 60, "a.jsonl"),
         (60, 70, "b.jsonl"),
     ]
     (times,) = one["TimestampDictionary"]["ranges"]
-    assert (times["key"], times["begin"], times["end"]) == ("timestamp", 1_700_000_000_000, 1_700_001_009_500)
+    assert (times["key"], times["begin"], times["end"]) == (
+        "timestamp",
+        1_700_000_000_000,
+        1_700_001_009_500,
+    )
     assert one["ArchiveFileInfo"]["files"][-1] == {"n": "/0", "o": 442}
     assert one["sections"][-1] == {"name": "/0", "offset": 826, "size": 871}
 
@@ -90,7 +107,9 @@ def test_an_archive_whose_end_is_missing_is_told(tmp_path, capsys):
     assert "its end is missing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("body", [b"", b"no archive", built(files(), total=5), wrapped(frame(b"\xff"))])
+@pytest.mark.parametrize(
+    "body", [b"", b"no archive", built(files(), total=5), wrapped(frame(b"\xff"))]
+)
 def test_what_is_no_archive_is_one_sentence(tmp_path, capsys, body):
     (tmp_path / "file").write_bytes(body)
     assert main(["clps", "inspect", str(tmp_path / "file"), "--json"]) == 4
@@ -105,7 +124,8 @@ def test_an_object_that_is_not_archived_and_too_many_words_are_said(caf):
     one_sentence(caf("clps", "inspect", "src", "a", "b"), 2)
 
 
-# --- chunkio -------------------------------------------------------------------------------------------------------
+# --- chunkio
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_log_is_listed_and_read_alike_as_a_file_a_url_and_an_archived_object(caf):
@@ -121,7 +141,12 @@ def test_a_log_is_listed_and_read_alike_as_a_file_a_url_and_an_archived_object(c
             digest = hashlib.sha256(content.out).hexdigest()
             assert (content.status, digest[:16]) == (0, "f48ba0ce932d57f8")
             assert caf("chunkio", "verify", *words).status == 0
-    assert objects(caf("chunkio", "list", "src", "logs/a.log", "--pick", "last", "--json").out)[0]["begin"] == 65692
+    assert (
+        objects(caf("chunkio", "list", "src", "logs/a.log", "--pick", "last", "--json").out)[0][
+            "begin"
+        ]
+        == 65692
+    )
 
 
 def test_entries_are_picked_by_position(capsys):
@@ -157,17 +182,27 @@ def test_damage_is_told_and_what_is_left_is_saved(tmp_path, capsys):
         {"entries": 3, "size_bytes": 65634, "damaged_places": 1},
     ]
     writer = LogWriter()
-    log = bytearray(b"".join(writer.entry(bytes([number]) * 16, bytes(1000)) for number in range(10)))
+    log = bytearray(
+        b"".join(writer.entry(bytes([number]) * 16, bytes(1000)) for number in range(10))
+    )
     log[16] ^= 1  # the first header: no way leads to any entry
     (tmp_path / "log").write_bytes(log)
     assert main(["chunkio", "list", str(tmp_path / "log")]) == 0
     assert capsys.readouterr().out == ""
-    assert main(["chunkio", "salvage", str(tmp_path / "log"), "-o", str(tmp_path / "saved"), "--json"]) == 0
-    marks = [(one["reachable"], one["content_right"], one["inside"]) for one in objects(capsys.readouterr().out)]
+    assert (
+        main(["chunkio", "salvage", str(tmp_path / "log"), "-o", str(tmp_path / "saved"), "--json"])
+        == 0
+    )
+    marks = [
+        (one["reachable"], one["content_right"], one["inside"])
+        for one in objects(capsys.readouterr().out)
+    ]
     assert marks == [(False, True, None)] * 9
     assert main(["chunkio", "verify", str(tmp_path / "saved"), "--json"]) == 0
     assert main(["chunkio", "list", str(tmp_path / "saved"), "--json"]) == 0
-    assert [one["user_data"][:2] for one in objects(capsys.readouterr().out)[1:]] == [f"{number:02}" for number in range(1, 10)]
+    assert [one["user_data"][:2] for one in objects(capsys.readouterr().out)[1:]] == [
+        f"{number:02}" for number in range(1, 10)
+    ]
 
 
 def test_nothing_is_written_where_nothing_is_left(tmp_path, capsys):

@@ -1,4 +1,6 @@
-"""`caf logs search`: what clp-s finds in archived logs, which of them are fetched for it, and what it cannot search."""
+"""`caf logs search`: what clp-s finds in archived logs, which of them are fetched for it, and what
+it cannot search.
+"""
 
 import json
 import os
@@ -23,11 +25,15 @@ from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.s3_server import make_bucket
 
 pytestmark = pytest.mark.skipif(
-    find_spec("yscope_clp_core") is None, reason="clp-s is not installed: its wheel is for Linux on x86-64"
+    find_spec("yscope_clp_core") is None,
+    reason="clp-s is not installed: its wheel is for Linux on x86-64",
 )
 
 DAYS = {"logs/21": 1_700_000_000_000, "logs/22": 1_700_086_400_000, "logs/23": 1_700_172_800_000}
-"""The first record of each log: 2023-11-14 22:13:20 UTC, and a day and two days later. Each has one a second for 200 seconds."""
+"""The first record of each log: 2023-11-14 22:13:20 UTC, and a day and two days later.
+
+Each has one a second for 200 seconds.
+"""
 
 SECOND_DAY = ("--from", "2023-11-15T12:00", "--to", "2023-11-16T12:00:00+02:00")
 
@@ -50,16 +56,27 @@ def caf(tmp_path_factory, network, s3_server, databases):
     folder = tmp_path_factory.mktemp("logs")
     bucket = make_bucket(s3_server)
     for key, first in DAYS.items():
-        records = [{"ts": first + 1000 * n, "level": "INFO" if n % 50 else "ERROR", "n": n} for n in range(200)]
+        records = [
+            {"ts": first + 1000 * n, "level": "INFO" if n % 50 else "ERROR", "n": n}
+            for n in range(200)
+        ]
         bucket.put(key, packed(folder / key[-2:], records, "--timestamp-key", "ts"))
     bucket.put("logs/22-note", b"\xfdno log at all, whatever its key says" * 10)
-    bucket.put("untimed", packed(folder / "untimed", [{"level": "ERROR", "n": 1.5}, {"level": "ERROR", "text": "\x9b31m\u2028"}]))
+    bucket.put(
+        "untimed",
+        packed(
+            folder / "untimed",
+            [{"level": "ERROR", "n": 1.5}, {"level": "ERROR", "text": "\x9b31m\u2028"}],
+        ),
+    )
     whole = bucket.client.get_object(Bucket=bucket.name, Key="logs/21")["Body"].read()
     bucket.put("damaged/a", whole)
     bucket.put("damaged/b", whole[:-1])  # clp-s aborts
     bucket.put("damaged/c", whole[:100])  # its metadata tell nothing
     bucket.put("damaged/d", whole)
-    caf = jackal_command_line(folder, network, wallet_with_space(network).words, CAF_DATABASE_URL=databases.take().url)
+    caf = jackal_command_line(
+        folder, network, wallet_with_space(network).words, CAF_DATABASE_URL=databases.take().url
+    )
     caf.settings(source_text(s3_server, bucket.name) + "public = true\n")
     archive_source(caf)
     return caf
@@ -99,7 +116,9 @@ def test_matches_are_lines_in_the_order_of_the_keys_within_the_time(caf):
 
 
 def test_a_log_without_times_is_searched_whatever_times_are_asked_for(caf):
-    done = caf("logs", "search", "src", "untimed", "level: error", "--ignore-case", *SECOND_DAY, "--json")
+    done = caf(
+        "logs", "search", "src", "untimed", "level: error", "--ignore-case", *SECOND_DAY, "--json"
+    )
     assert (done.status, found(done)) == (0, [("untimed", 1.5), ("untimed", None)])
     assert "'untimed' has no times" in done.err
     assert json.loads(done.out.splitlines()[1])["record"]["text"] == "\x9b31m\u2028"
@@ -133,7 +152,11 @@ def test_providers_that_lie_spoil_no_search(caf, network):
 
 def test_headers_of_logs_without_recorded_times_are_read(caf):
     def record(value):
-        with caf.surroundings(), opened_ledger(load_settings()) as ledger, connected(ledger.database) as connection:
+        with (
+            caf.surroundings(),
+            opened_ledger(load_settings()) as ledger,
+            connected(ledger.database) as connection,
+        ):
             connection.execute("UPDATE caf_files SET has_log_times = %(value)s", {"value": value})
 
     record(False)
@@ -142,7 +165,9 @@ def test_headers_of_logs_without_recorded_times_are_read(caf):
     finally:
         record(True)
     assert (done.status, found(done)) == (1, [("logs/22", 50)])
-    assert "3 logs of 9 objects searched; 9 headers read" in done.err  # that of the day, that without times, and the damaged one
+    assert (
+        "3 logs of 9 objects searched; 9 headers read" in done.err
+    )  # that of the day, that without times, and the damaged one
 
 
 @pytest.mark.parametrize(
@@ -151,7 +176,11 @@ def test_headers_of_logs_without_recorded_times_are_read(caf):
         (["logs/", "level: ("], 2, ["clp-s refuses the query 'level: ('", "Parser error"]),
         (["logs/", ""], 2, ["clp-s refuses the query ''", "No query specified"]),
         (["logs/", "n: 1", "--from", "now"], 2, ["'now' is not a time"]),
-        (["logs/", "n: 1", "--from", "2023-11-15", "--to", "2023-11-14"], 2, ["--to is before --from"]),
+        (
+            ["logs/", "n: 1", "--from", "2023-11-15", "--to", "2023-11-14"],
+            2,
+            ["--to is before --from"],
+        ),
         (["nothing/", "n: 1"], 11, ["no key of source 'src'", "'nothing/'"]),
     ],
 )
@@ -168,10 +197,17 @@ def test_a_query_is_never_an_option_of_clp_s(caf, tmp_path):
 def test_without_clp_s_one_sentence_says_how_to_install_it(caf, monkeypatch):
     monkeypatch.setitem(sys.modules, "yscope_clp_core", None)
     done = caf("logs", "search", "src", "logs/", "n: 1")
-    one_sentence(done, 3, "clp-s, which searches logs, is not installed", "pip install yscope-clp-core==", "'logs'")
+    one_sentence(
+        done,
+        3,
+        "clp-s, which searches logs, is not installed",
+        "pip install yscope-clp-core==",
+        "'logs'",
+    )
 
 
-# --- a clp-s that misbehaves ---------------------------------------------------------------------------------------
+# --- a clp-s that misbehaves
+# ---------------------------------------------------------------------------------------
 
 
 def a_program(folder: Path, searching: str) -> Path:
@@ -180,7 +216,8 @@ def a_program(folder: Path, searching: str) -> Path:
     program.parent.mkdir(parents=True)
     (folder / "yscope_clp_core" / "__init__.py").touch()
     program.write_text(
-        f'#!/bin/sh\ncase "$*" in *missing*) echo "[error] Failed to open archive" >&2; exit 1;; esac\n{searching}\n'
+        '#!/bin/sh\ncase "$*" in *missing*) echo "[error] Failed to open archive" >&2; exit 1;; '
+        f"esac\n{searching}\n"
     )
     program.chmod(0o700)
     return program
@@ -202,7 +239,10 @@ def test_a_search_that_hangs_is_given_up_and_half_a_record_is_not_given(caf, mon
     monkeypatch.setattr(log_search, "find_clp_s", lambda: program)
     done = caf("logs", "search", "src", "logs/21", "n: 1", "--timeout", "1")
     assert (done.status, done.out) == (1, b"logs/21: {}\n")
-    assert "'logs/21' could not be searched: clp-s was stopped: it printed nothing for 1 seconds" in done.err
+    assert (
+        "'logs/21' could not be searched: clp-s was stopped: it printed nothing for 1 seconds"
+        in done.err
+    )
     assert staged(caf) == []
 
 

@@ -1,4 +1,6 @@
-"""`caf metrics`: what Prometheus's own parser reads is what the ledger has; the dashboard asks for nothing else."""
+"""`caf metrics`: what Prometheus's own parser reads is what the ledger has; the dashboard asks for
+nothing else.
+"""
 
 import json
 import re
@@ -23,7 +25,14 @@ ROOT = Path(__file__).parents[2]
 def caf(tmp_path, database_url, s3_server, new_bucket):
     for number in range(3):
         new_bucket.put(f"k{number}", bytes(700_000))  # a chunk each
-    caf = CommandLine(tmp_path, {"CAF_DATABASE_URL": database_url, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"})
+    caf = CommandLine(
+        tmp_path,
+        {
+            "CAF_DATABASE_URL": database_url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        },
+    )
     caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
     archive_source(caf)
     return caf
@@ -46,7 +55,10 @@ def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
         last = "(SELECT max(caf_file_id) FROM caf_files)"
         looked_at = "suspected_at = now(), checked_at = to_timestamp(2000)"
         connection.execute(f"UPDATE chunk_copies SET {looked_at} WHERE caf_file_id = {last}")
-        connection.execute("INSERT INTO bulk_looks VALUES ('jackal', now(), to_timestamp(1000)), ('other', now(), NULL)")
+        connection.execute(
+            "INSERT INTO bulk_looks VALUES ('jackal', now(), to_timestamp(1000)), ('other', now(), "
+            "NULL)"
+        )
     ledger.controls.set("paused", "a test")
     found = samples(caf("metrics").out.decode())
     assert found["caf_chunks", "src", "located"] == 2
@@ -57,8 +69,12 @@ def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
     assert found["caf_skipped_objects", "src"] == 0
     assert found["caf_paused",] == 1
     (progress,) = ledger.progress.of(["src"])
-    assert found["caf_oldest_pending_timestamp_seconds", "src"] == pytest.approx(progress.oldest_planned_at.timestamp())
-    assert found["caf_last_inventory_timestamp_seconds", "src"] == pytest.approx(progress.inventory_at.timestamp())
+    assert found["caf_oldest_pending_timestamp_seconds", "src"] == pytest.approx(
+        progress.oldest_planned_at.timestamp()
+    )
+    assert found["caf_last_inventory_timestamp_seconds", "src"] == pytest.approx(
+        progress.inventory_at.timestamp()
+    )
     assert sum(value for name, value in found.items() if name[:2] == ("caf_copies", "src")) == 2
     assert found["caf_suspected_chunks", "src"] == 1
     assert found["caf_last_look_timestamp_seconds", "src"] == 2000
@@ -73,7 +89,9 @@ def test_the_bought_space_and_the_balance_are_exported(caf, ledger):
     ledger.storage_plans.record("jackal-1/rich", read_at=read_at, balance=7, plan=plan)
     ledger.storage_plans.record("jackal-1/poor", read_at=read_at, balance=0, plan=None)
     exported = samples(caf("metrics").out.decode())
-    assert {name: value for name, value in exported.items() if name[0].startswith("caf_jackal_")} == {
+    assert {
+        name: value for name, value in exported.items() if name[0].startswith("caf_jackal_")
+    } == {
         ("caf_jackal_plan_end_timestamp_seconds", "jackal-1/rich"): 1_800_000_000 + 40 * 86_400,
         ("caf_jackal_space_bytes", "jackal-1/rich"): 2_000,
         ("caf_jackal_used_bytes", "jackal-1/rich"): 500,
@@ -88,7 +106,9 @@ def test_the_bought_space_and_the_balance_are_exported(caf, ledger):
 def test_it_is_served_until_it_is_interrupted_and_says_when_the_database_is_away(caf, ledger):
     serving = caf.start("metrics", "--serve", "127.0.0.1:0")
     address = re.search(rb"http://\S+", serving.stderr.readline())[0].decode()
-    scrape = urllib.request.Request(address, headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    scrape = urllib.request.Request(
+        address, headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
     with urllib.request.urlopen(scrape) as answer:
         assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
         assert samples(answer.read().decode()) == samples(caf("metrics").out.decode())
@@ -105,7 +125,9 @@ def test_it_is_served_until_it_is_interrupted_and_says_when_the_database_is_away
     assert (serving.returncode, said.count(b"\n")) == (130, 1)
 
 
-@pytest.mark.parametrize("where", ["9180", "localhost:", "localhost:x", "localhost:70000", "192.0.2.1:9180"])
+@pytest.mark.parametrize(
+    "where", ["9180", "localhost:", "localhost:x", "localhost:70000", "192.0.2.1:9180"]
+)
 def test_a_place_that_cannot_be_listened_on_is_refused(tmp_path, database_url, where):
     caf = CommandLine(tmp_path, {"CAF_DATABASE_URL": database_url})
     caf.settings(source_text("http://127.0.0.1:1", "b"))
@@ -131,10 +153,16 @@ def test_the_dashboard_asks_only_for_metrics_and_states_that_there_are(caf, ledg
     there = {name[0] for name in samples(render(ledger).decode())} | absent
     dashboard = json.loads((ROOT / "deploy" / "grafana" / "caf-pipeline.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    asked += [one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
+    asked += [
+        one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"
+    ]
     named = set(re.findall(r"caf_\w+", " ".join(asked)))
     assert named == there
     from caf_pipeline.chunk_state import ChunkState
 
-    states = {state for several in re.findall(r'state=~?"([^"]+)"', " ".join(asked)) for state in several.split("|")}
+    states = {
+        state
+        for several in re.findall(r'state=~?"([^"]+)"', " ".join(asked))
+        for state in several.split("|")
+    }
     assert states <= set(ChunkState)

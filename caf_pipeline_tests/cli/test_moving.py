@@ -9,7 +9,11 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline_tests.cli.test_pipeline import KEYS
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
-from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space, with_wallet
+from caf_pipeline_tests.support.jackal_command_line import (
+    jackal_command_line,
+    wallet_with_space,
+    with_wallet,
+)
 
 pytest_plugins = ["caf_pipeline_tests.support.jackal_network"]
 
@@ -36,8 +40,12 @@ def get_all(caf, bodies):
 
 
 @pytest.mark.thorough
-def test_the_staging_folder_is_moved_with_what_is_in_it(tmp_path, database_url, ledger, text, bodies):
-    caf = CommandLine(tmp_path, KEYS | {"CAF_DATABASE_URL": database_url, "CAF_STORE__KIND": "directory"})
+def test_the_staging_folder_is_moved_with_what_is_in_it(
+    tmp_path, database_url, ledger, text, bodies
+):
+    caf = CommandLine(
+        tmp_path, KEYS | {"CAF_DATABASE_URL": database_url, "CAF_STORE__KIND": "directory"}
+    )
     caf.settings(text)
     process = caf.start("run", "--source", "src", "--workers", "1")
     staging, moved = tmp_path / ".caf" / "staging", tmp_path / "elsewhere"
@@ -47,7 +55,9 @@ def test_the_staging_folder_is_moved_with_what_is_in_it(tmp_path, database_url, 
     process.send_signal(signal.SIGKILL)
     process.communicate()
     shutil.move(staging, moved)
-    (tmp_path / "caf.toml").write_text("staging = 'elsewhere'\n" + (tmp_path / "caf.toml").read_text())
+    (tmp_path / "caf.toml").write_text(
+        "staging = 'elsewhere'\n" + (tmp_path / "caf.toml").read_text()
+    )
     done = caf("run", "--source", "src")
     assert done.status == 0, done.err
     assert {chunk.state for chunk in ledger.chunks.list()} == {ChunkState.LOCATED}
@@ -59,7 +69,9 @@ def test_the_staging_folder_is_moved_with_what_is_in_it(tmp_path, database_url, 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("bodies")
-def test_another_wallet_stores_what_is_new_and_knows_what_the_first_one_stored(tmp_path, network, database_url, text, new_bucket):
+def test_another_wallet_stores_what_is_new_and_knows_what_the_first_one_stored(
+    tmp_path, network, database_url, text, new_bucket
+):
     first, second = wallet_with_space(network), wallet_with_space(network)
     before = jackal_command_line(tmp_path, network, first.words, CAF_DATABASE_URL=database_url)
     before.settings(text + "public = true\n")

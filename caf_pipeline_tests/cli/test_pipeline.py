@@ -1,4 +1,6 @@
-"""`caf run`, `get`, `status` and an operator's commands, as a user meets them; bad input above all."""
+"""`caf run`, `get`, `status` and an operator's commands, as a user meets them; bad input above
+all.
+"""
 
 import json
 import os
@@ -29,7 +31,10 @@ KEYS = {
 
 def fill(bucket):
     """Put some objects into a bucket; return their bodies."""
-    bodies = {f"some/key-{number:02d}": os.urandom(100_000) for number in range(25)} | {"empty": b"", "a/": b""}
+    bodies = {f"some/key-{number:02d}": os.urandom(100_000) for number in range(25)} | {
+        "empty": b"",
+        "a/": b"",
+    }
     for key, body in bodies.items():
         bucket.put(key, body)
     return bodies
@@ -60,7 +65,9 @@ class Archived:
 
 @pytest.fixture(scope="module")
 def archived(tmp_path_factory, s3_server, databases):
-    caf = CommandLine(tmp_path_factory.mktemp("archived"), KEYS | {"CAF_DATABASE_URL": databases.take().url})
+    caf = CommandLine(
+        tmp_path_factory.mktemp("archived"), KEYS | {"CAF_DATABASE_URL": databases.take().url}
+    )
     bucket = make_bucket(s3_server)
     bodies = fill(bucket)
     caf.settings(source_text(s3_server, bucket.name))
@@ -68,7 +75,9 @@ def archived(tmp_path_factory, s3_server, databases):
 
 
 def one_sentence(done, status, *words):
-    """The command ended with this status, and said why in one sentence and a hint, without a traceback."""
+    """The command ended with this status, and said why in one sentence and a hint, without a
+    traceback.
+    """
     assert done.status == status, done.err
     errors = [line for line in done.err.splitlines() if line.startswith("caf: error: ")]
     assert len(errors) == 1, done.err
@@ -93,7 +102,9 @@ def test_what_was_run_can_be_got(archived):
 
 
 def test_the_status_shows_the_source_and_every_chunk(archived):
-    source, *chunks = [json.loads(line) for line in archived.caf("status", "--json").out.splitlines()]
+    source, *chunks = [
+        json.loads(line) for line in archived.caf("status", "--json").out.splitlines()
+    ]
     assert source["located_objects"] == len(archived.bodies)
     assert {chunk["state"] for chunk in chunks} == {"located"}
     shown = archived.caf("status").out.decode()
@@ -106,7 +117,9 @@ def status_of(caf):
 
 
 @pytest.mark.thorough
-def test_a_chunk_of_which_every_object_was_skipped_has_none_by_the_status(caf, s3_server, new_bucket):
+def test_a_chunk_of_which_every_object_was_skipped_has_none_by_the_status(
+    caf, s3_server, new_bucket
+):
     for key in ("a", "b"):
         new_bucket.put(key, b"content")
     caf.settings(source_text(s3_server, new_bucket.name))
@@ -122,11 +135,17 @@ def test_a_chunk_of_which_every_object_was_skipped_has_none_by_the_status(caf, s
 
 
 def status_of_chunks(caf):
-    return [line for line in map(json.loads, caf("status", "--json").out.splitlines()) if "chunk" in line]
+    return [
+        line
+        for line in map(json.loads, caf("status", "--json").out.splitlines())
+        if "chunk" in line
+    ]
 
 
 @pytest.mark.thorough
-def test_the_status_says_what_filters_leave_out_and_older_versions_by_the_inventory(caf, s3_server, new_bucket):
+def test_the_status_says_what_filters_leave_out_and_older_versions_by_the_inventory(
+    caf, s3_server, new_bucket
+):
     new_bucket.keep_versions()
     first = new_bucket.put("k", b"first")["VersionId"]
     new_bucket.put("k", b"second")
@@ -137,13 +156,24 @@ def test_the_status_says_what_filters_leave_out_and_older_versions_by_the_invent
     caf.settings(source_text(s3_server, new_bucket.name, max_size="8"))
     done = caf("run", "--source", "src")
     assert done.status == 0
-    assert "complete but for 1 left out by max_size, 2 older versions left out by versions" in " ".join(done.err.split())
+    assert (
+        "complete but for 1 left out by max_size, 2 older versions left out by versions"
+        in " ".join(done.err.split())
+    )
     text, source = status_of(caf)
     assert "1 current, 0 older, 0 gone, by the inventory of " in text
-    assert "left out of it: 1 by max_size; it has 2 older versions left out, 1 delete marker, 1 key deleted" in text
+    assert (
+        "left out of it: 1 by max_size; it has 2 older versions left out, 1 delete marker, 1 key "
+        "deleted" in text
+    )
     assert source["left_out"] == {"max_size": 1}
-    assert {name: source[name] for name in ("versions", *beside)} == {"versions": "current", **beside}
-    one_sentence(caf("get", "src", "k", "--object-version", first), 11, "is not archived as version")
+    assert {name: source[name] for name in ("versions", *beside)} == {
+        "versions": "current",
+        **beside,
+    }
+    one_sentence(
+        caf("get", "src", "k", "--object-version", first), 11, "is not archived as version"
+    )
     caf.settings(source_text(s3_server, new_bucket.name, max_size="8", versions="all"))
     preview = caf("plan", "src", "--dry-run").out.decode()
     assert "versions  2 older versions among the objects, 1 delete marker, 1 key deleted" in preview
@@ -165,19 +195,36 @@ def test_the_status_says_what_filters_leave_out_and_older_versions_by_the_invent
 def test_a_bucket_without_versions_has_not_all_of_them(filled, s3_server, new_bucket):
     caf, _ = filled
     caf.settings(source_text(s3_server, new_bucket.name, versions="all"))
-    one_sentence(caf("plan", "src", "--dry-run"), 3, "keeps no versions", "set sources.src.versions to 'current'")
+    one_sentence(
+        caf("plan", "src", "--dry-run"),
+        3,
+        "keeps no versions",
+        "set sources.src.versions to 'current'",
+    )
     caf.settings(source_text(s3_server, new_bucket.name, versions="every"))
     one_sentence(caf("status"), 3, "sources.src.versions", "'current'", "'all'")
 
 
 def test_a_report_is_chosen_for_one_source_and_not_beside_a_listing(filled):
     caf, _ = filled
-    one_sentence(caf("run", "--report", "2026-11-21"), 2, "--report is for one source", "caf run SOURCE")
-    one_sentence(caf("run", "--source", "src", "--report", "2026-11-21", "--list"), 2, "exclude each other")
-    for command in (("run", "--source", "src"), ("plan", "src", "--dry-run")):
-        one_sentence(caf(*command, "--report", ""), 2, "--report is empty", "Leave it out for the newest report")
     one_sentence(
-        caf("run", "--source", "src", "--report", "2026-11-21"), 3, "sources.src.inventory is not set", "docs/inventory.md"
+        caf("run", "--report", "2026-11-21"), 2, "--report is for one source", "caf run SOURCE"
+    )
+    one_sentence(
+        caf("run", "--source", "src", "--report", "2026-11-21", "--list"), 2, "exclude each other"
+    )
+    for command in (("run", "--source", "src"), ("plan", "src", "--dry-run")):
+        one_sentence(
+            caf(*command, "--report", ""),
+            2,
+            "--report is empty",
+            "Leave it out for the newest report",
+        )
+    one_sentence(
+        caf("run", "--source", "src", "--report", "2026-11-21"),
+        3,
+        "sources.src.inventory is not set",
+        "docs/inventory.md",
     )
 
 
@@ -195,11 +242,35 @@ def test_a_key_that_is_not_archived_is_said_to_be_so(archived):
 
 
 HEAVY = (
-    *("dagster", "boto3", "botocore", "awscrt", "pyarrow", "duckdb", "numpy", "cffi", "Crypto", "coincurve", "google.protobuf"),
-    *("caf_pipeline.caf.merkle_reference", "caf_pipeline.cli.archives", "caf_pipeline.packing.packer"),
-    *("caf_pipeline.caf.archive", "caf_pipeline.run_context", "caf_pipeline.source.protocol", "psutil", "sqlalchemy"),
+    *(
+        "dagster",
+        "boto3",
+        "botocore",
+        "awscrt",
+        "pyarrow",
+        "duckdb",
+        "numpy",
+        "cffi",
+        "Crypto",
+        "coincurve",
+        "google.protobuf",
+    ),
+    *(
+        "caf_pipeline.caf.merkle_reference",
+        "caf_pipeline.cli.archives",
+        "caf_pipeline.packing.packer",
+    ),
+    *(
+        "caf_pipeline.caf.archive",
+        "caf_pipeline.run_context",
+        "caf_pipeline.source.protocol",
+        "psutil",
+        "sqlalchemy",
+    ),
 )
-"""What a look-up has no use for, each a hundredth of a second or more, alone or with what it loads."""
+"""What a look-up has no use for, each a hundredth of a second or more, alone or with what it
+loads.
+"""
 
 LOOK_UPS = [
     ["get", "src", "some/key-03", "-o", "fetched"],
@@ -210,7 +281,9 @@ LOOK_UPS = [
 ]
 
 
-@pytest.mark.parametrize("arguments", sampled(LOOK_UPS, every=3), ids=[arguments[0] for arguments in LOOK_UPS])
+@pytest.mark.parametrize(
+    "arguments", sampled(LOOK_UPS, every=3), ids=[arguments[0] for arguments in LOOK_UPS]
+)
 def test_looking_something_up_loads_nothing_heavy(archived, arguments):
     program = (
         "import sys; from caf_pipeline.entry import main; status = main();"
@@ -227,22 +300,32 @@ def test_looking_something_up_loads_nothing_heavy(archived, arguments):
     assert (run.returncode, run.stdout.splitlines()[-1]) == (0, "[]"), run.stderr
 
 
-PAYING = tuple(f"caf_pipeline.store.jackal.{name}" for name in ("wallet", "messages", "posting", "upload", "write"))
+PAYING = tuple(
+    f"caf_pipeline.store.jackal.{name}"
+    for name in ("wallet", "messages", "posting", "upload", "write")
+)
 
 
 def test_reading_from_jackal_loads_nothing_that_signs_or_packs():
     opened = "caf_pipeline.wiring, caf_pipeline.store.jackal.read, caf_pipeline.retrieval.reader"
     program = (
-        f"import sys; from caf_pipeline.entry import leave_out_unused; leave_out_unused(); import {opened};"
+        "import sys; from caf_pipeline.entry import leave_out_unused; leave_out_unused(); import "
+        f"{opened};"
         f"print([name for name in {HEAVY} if sys.modules.get(name)])"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert run.stdout.strip() == "[]"
 
 
 def test_damaged_bytes_are_exit_status_9_and_leave_no_file(archived):
     body = archived.bodies["some/key-03"]
-    (file,) = [path for path in archived.caf.folder.glob(".caf/store/chunks/*.caf") if body in path.read_bytes()]
+    (file,) = [
+        path
+        for path in archived.caf.folder.glob(".caf/store/chunks/*.caf")
+        if body in path.read_bytes()
+    ]
     data = file.read_bytes()
     file.write_bytes(data.replace(body, body[:50] + bytes([body[50] ^ 0xFF]) + body[51:]))
     try:
@@ -292,7 +375,10 @@ def test_an_error_that_is_only_of_an_interrupt_is_told_as_one(caf, monkeypatch):
     monkeypatch.setattr("caf_pipeline.cli.opened_ledger.open_ledger", interrupted)
     caf.settings("")
     done = caf("status")
-    assert (done.status, done.err) == (130, "caf: interrupted; the same command does it from the beginning\n")
+    assert (done.status, done.err) == (
+        130,
+        "caf: interrupted; the same command does it from the beginning\n",
+    )
 
 
 def test_no_such_bucket(caf, s3_server):
@@ -314,7 +400,9 @@ def test_an_unreachable_endpoint(caf):
 def test_a_database_that_is_away(caf, s3_server):
     caf.settings(source_text(s3_server, "b"))
     for arguments in (("run",), ("status",), ("get", "src", "a"), ("ls", "src")):
-        one_sentence(caf(*arguments, CAF_DATABASE_URL="postgresql://u:hush@127.0.0.1:9/d"), 6, "127.0.0.1")
+        one_sentence(
+            caf(*arguments, CAF_DATABASE_URL="postgresql://u:hush@127.0.0.1:9/d"), 6, "127.0.0.1"
+        )
 
 
 def test_a_database_that_is_silent_is_said_to_be_waited_for(caf, monkeypatch):
@@ -323,7 +411,9 @@ def test_a_database_that_is_silent_is_said_to_be_waited_for(caf, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         at = f"127.0.0.1:{silent.getsockname()[1]}"
         done = caf("status", CAF_DATABASE_URL=f"postgresql://u:hush@{at}/d?connect_timeout=2")
-    one_sentence(done, 6, f"UTC for the database 'd' at {at}; its answer ends it", "does not answer in time")
+    one_sentence(
+        done, 6, f"UTC for the database 'd' at {at}; its answer ends it", "does not answer in time"
+    )
     assert done.err.startswith("caf: waiting since ")
 
 
@@ -356,7 +446,14 @@ ON_A_SOURCE = [
 def test_an_unknown_source_is_told_with_those_that_there_are(caf, arguments):
     caf.settings('[sources.src]\nbucket = "b"\n')
     done = caf(*arguments)
-    one_sentence(done, 3, "no source 'scr'", f"{caf.folder}/caf.toml", "the sources are: src", "did you mean 'src'?")
+    one_sentence(
+        done,
+        3,
+        "no source 'scr'",
+        f"{caf.folder}/caf.toml",
+        "the sources are: src",
+        "did you mean 'src'?",
+    )
     assert not done.out
 
 
@@ -392,7 +489,9 @@ WITH_SETTINGS = [
 
 
 @pytest.mark.parametrize("arguments", WITH_SETTINGS, ids=" ".join)
-def test_without_a_caf_toml_it_is_said_where_it_was_looked_for_and_nothing_is_made(tmp_path, arguments):
+def test_without_a_caf_toml_it_is_said_where_it_was_looked_for_and_nothing_is_made(
+    tmp_path, arguments
+):
     done = CommandLine(tmp_path, KEYS)(*arguments)
     one_sentence(done, 3, "no caf.toml was found", str(tmp_path), "CAF_CONFIG names none")
     assert list(tmp_path.iterdir()) == []
@@ -408,18 +507,33 @@ def test_commands_on_local_files_need_no_settings(tmp_path):
 
 def test_a_source_of_which_nothing_is_archived_yet_is_told(caf):
     caf.settings('[sources.src]\nbucket = "b"\n')
-    one_sentence(caf("get", "src", "key"), 11, "nothing of source 'src' is archived yet", "caf run src")
+    one_sentence(
+        caf("get", "src", "key"), 11, "nothing of source 'src' is archived yet", "caf run src"
+    )
 
 
 def test_another_version_than_was_asked_for_is_named_with_its_time(archived):
-    (version,) = archived.bucket.client.list_objects_v2(Bucket=archived.bucket.name, Prefix="some/key-07")["Contents"]
+    (version,) = archived.bucket.client.list_objects_v2(
+        Bucket=archived.bucket.name, Prefix="some/key-07"
+    )["Contents"]
     done = archived.caf("get", "src", "some/key-07", "--object-version", "v0")
     etag = version["ETag"].strip('"')
     one_sentence(
-        done, 11, "not archived as version 'v0'", f"etag:{etag}:100000 ({version['LastModified']:%Y-%m-%d %H:%M:%S} UTC)"
+        done,
+        11,
+        "not archived as version 'v0'",
+        f"etag:{etag}:100000 ({version['LastModified']:%Y-%m-%d %H:%M:%S} UTC)",
     )
-    one_sentence(archived.caf("get", "src", "nowhere", "--object-version", "v0"), 11, "'nowhere' of source src is not archived")
-    one_sentence(archived.caf("get", "src", "caf\udce9.txt", "--object-version", "v0"), 11, "of source src is not archived")
+    one_sentence(
+        archived.caf("get", "src", "nowhere", "--object-version", "v0"),
+        11,
+        "'nowhere' of source src is not archived",
+    )
+    one_sentence(
+        archived.caf("get", "src", "caf\udce9.txt", "--object-version", "v0"),
+        11,
+        "of source src is not archived",
+    )
 
 
 @pytest.mark.thorough
@@ -427,7 +541,10 @@ def test_a_prefix_that_no_key_has_is_warned_about(filled, s3_server, new_bucket)
     caf, _bodies = filled
     caf.settings(source_text(s3_server, new_bucket.name, prefix="/some"))
     done = caf("run", "--source", "src")
-    said = f"bucket '{new_bucket.name}' at {s3_server} has no object whose key begins with '/some': check sources.src.prefix"
+    said = (
+        f"bucket '{new_bucket.name}' at {s3_server} has no object whose key begins with "
+        "'/some': check sources.src.prefix"
+    )
     assert said in " ".join(done.err.split())
     assert "is complete" not in done.err
     assert done.status == 19
@@ -436,7 +553,9 @@ def test_a_prefix_that_no_key_has_is_warned_about(filled, s3_server, new_bucket)
 @pytest.mark.thorough
 def test_a_full_staging_disk_leaves_it_as_it_was(filled, small_disk, s3_server, new_bucket):
     caf, _bodies = filled
-    caf.settings(f'staging = "{small_disk}"\n' + source_text(s3_server, new_bucket.name, target_size="3MiB"))
+    caf.settings(
+        f'staging = "{small_disk}"\n' + source_text(s3_server, new_bucket.name, target_size="3MiB")
+    )
     done = caf("run", "--source", "src")
     assert done.status == 12
     assert f"failed: the staging folder {small_disk} cannot take the chunk" in done.err
@@ -466,7 +585,9 @@ def test_a_pause_is_seen_in_the_status(filled):
     assert b"paused" not in caf("status").out
     caf("pause", "the disk is full")
     assert caf("status").out.startswith(b"paused: the disk is full ('caf resume' ends it)")
-    assert [json.loads(line)["paused"] for line in caf("status", "--json").out.splitlines()] == ["the disk is full"]
+    assert [json.loads(line)["paused"] for line in caf("status", "--json").out.splitlines()] == [
+        "the disk is full"
+    ]
     caf("resume")
     assert b"paused" not in caf("status").out
 

@@ -59,35 +59,66 @@ def test_a_dry_run_says_what_a_plan_would_do_and_plans_nothing(caf):
 
 def test_a_dry_run_as_json_is_one_object_with_every_number(caf):
     found = json.loads(caf("plan", "src", "--dry-run", "--json").out)
-    assert (found["objects"], found["bytes"], found["chunks"], found["located"]) == (26, 2_500_000, 3, 0)
-    assert (found["requests"], found["request_usd"], found["seconds"], found["last_plan"]) == (26, None, None, None)
+    assert (found["objects"], found["bytes"], found["chunks"], found["located"]) == (
+        26,
+        2_500_000,
+        3,
+        0,
+    )
+    assert (found["requests"], found["request_usd"], found["seconds"], found["last_plan"]) == (
+        26,
+        None,
+        None,
+        None,
+    )
     assert found["smallest"][0] == {"key": "empty", "bytes": 0}
     assert sum(step["objects"] for step in found["sizes"]) == 26
     again = json.loads(caf("plan", "src", "--dry-run", "--json", "--last-inventory").out)
     assert again == found
 
 
-@pytest.mark.parametrize("endpoint", [{"endpoint_url": "http://s3.example.org"}, {}], ids=["elsewhere", "at AWS"])
+@pytest.mark.parametrize(
+    "endpoint", [{"endpoint_url": "http://s3.example.org"}, {}], ids=["elsewhere", "at AWS"]
+)
 @pytest.mark.parametrize("prices", [{"get_price": 5}, {"get_price": 5, "egress_price": 1024}])
-def test_of_aws_and_its_regions_a_dry_run_speaks_only_where_no_endpoint_is_set(tmp_path, ledger, capsys, endpoint, prices):
+def test_of_aws_and_its_regions_a_dry_run_speaks_only_where_no_endpoint_is_set(
+    tmp_path, ledger, capsys, endpoint, prices
+):
     described = {"bucket": "b", "public": True, **endpoint, **prices}
-    context = a_run_context(tmp_path, MemorySource({"k": b"x" * 100}), ledger, sources={"src": described})
+    context = a_run_context(
+        tmp_path, MemorySource({"k": b"x" * 100}), ledger, sources={"src": described}
+    )
     plans._print_preview(preview_plan(context, inventories.take_inventory(context)))
     said = capsys.readouterr().out
-    assert ("within the bucket’s region" in said, "AWS's list prices" in said) == (not endpoint, not endpoint)
+    assert ("within the bucket’s region" in said, "AWS's list prices" in said) == (
+        not endpoint,
+        not endpoint,
+    )
 
 
 def test_a_dry_run_by_report_says_which_one_it_is_and_how_old(caf, s3_server, new_bucket):
     reports = ReportWriter(new_bucket.client, new_bucket.name, make_bucket(s3_server).name)
     now = datetime.now(UTC).replace(microsecond=0)
-    first, second = (f"{reports.folder}{reports.write(now - timedelta(days=days))}/" for days in (30, 3))
-    caf.settings(source_text(s3_server, new_bucket.name) + f'public = true\ninventory = "{reports.folder}"\n')
+    first, second = (
+        f"{reports.folder}{reports.write(now - timedelta(days=days))}/" for days in (30, 3)
+    )
+    caf.settings(
+        source_text(s3_server, new_bucket.name) + f'public = true\ninventory = "{reports.folder}"\n'
+    )
     done = caf("plan", "src", "--dry-run")
     assert (done.status, done.err) == (0, "")
-    assert f"report    {second}, of {now - timedelta(days=3):%Y-%m-%d %H:%M:%S} UTC, 3.0 days old" in done.out.decode()
-    done = caf("plan", "src", "--dry-run", "--json", "--report", f"{now - timedelta(days=30):%Y-%m-%d}")
+    assert (
+        f"report    {second}, of {now - timedelta(days=3):%Y-%m-%d %H:%M:%S} UTC, 3.0 days old"
+        in done.out.decode()
+    )
+    done = caf(
+        "plan", "src", "--dry-run", "--json", "--report", f"{now - timedelta(days=30):%Y-%m-%d}"
+    )
     found = json.loads(done.out)
-    assert (found["report"], found["inventory_taken_at"]) == (first, (now - timedelta(days=30)).isoformat())
+    assert (found["report"], found["inventory_taken_at"]) == (
+        first,
+        (now - timedelta(days=30)).isoformat(),
+    )
     assert "is 30 days old" in done.err
     both = caf("plan", "src", "--dry-run", "--report", "2026-11-21", "--list")
     assert (both.status, "--report and --list exclude each other" in both.err) == (2, True)
@@ -118,7 +149,9 @@ def test_the_last_inventory_has_to_be_there(caf):
     assert (done.status, done.out) == (11, b"")
 
 
-def test_an_inventory_that_a_dry_run_took_of_another_prefix_is_none_of_the_source(caf, s3_server, new_bucket):
+def test_an_inventory_that_a_dry_run_took_of_another_prefix_is_none_of_the_source(
+    caf, s3_server, new_bucket
+):
     assert caf("plan", "src", "--dry-run").status == 0
     caf.settings(source_text(s3_server, new_bucket.name) + 'public = true\nprefix = "some/"\n')
     done = caf("plan", "src", "--dry-run", "--last-inventory")
@@ -139,15 +172,23 @@ def test_an_inventory_of_another_setting_of_versions_is_not_planned(caf, s3_serv
     caf.settings(source_text(s3_server, new_bucket.name, versions="all") + "public = true\n")
     done = caf("plan", "src", "--dry-run", "--last-inventory")
     assert (done.status, done.out) == (11, b"")
-    why = 'the latest inventory of \'src\' was taken with versions = "current", and sources.src.versions is "all" now'
-    assert f"{why}\n     hint: run it without --last-inventory: it takes an inventory then" in done.err
+    why = (
+        "the latest inventory of 'src' was taken with versions = \"current\", and "
+        'sources.src.versions is "all" now'
+    )
+    assert (
+        f"{why}\n     hint: run it without --last-inventory: it takes an inventory then" in done.err
+    )
     with caf.surroundings(), opened_ledger(settings := load_settings()) as ledger:
         context = open_run_context(settings, "src", run="another", ledger=ledger)
         with pytest.raises(NotLocated, match='was taken with versions = "current"'):
             inventories.snapshot_to_plan(context)
         listed = inventories.take_inventory(context).object_count
         assert inventories.snapshot_to_plan(context).object_count == listed
-    assert json.loads(caf("plan", "src", "--dry-run", "--last-inventory", "--json").out)["objects"] == listed
+    assert (
+        json.loads(caf("plan", "src", "--dry-run", "--last-inventory", "--json").out)["objects"]
+        == listed
+    )
 
 
 def test_a_dry_run_says_that_a_plan_of_another_prefix_would_be_refused(caf, s3_server, new_bucket):
@@ -163,11 +204,15 @@ def test_a_dry_run_changes_nothing_in_the_ledger_that_events_wrote(caf):
     archive_source(caf)
     with caf.surroundings(), opened_ledger(load_settings()) as ledger:
         context = open_run_context(load_settings(), "src", run="another", ledger=ledger)
-        ledger.notices.take_messages("src", [QueueMessage("1", "receipt", b"", [ObjectEvent(b"empty", "1")], "")])
+        ledger.notices.take_messages(
+            "src", [QueueMessage("1", "receipt", b"", [ObjectEvent(b"empty", "1")], "")]
+        )
         ledger.notices.mark_noticed("src", "a-listing-under-way", b"", None)
         assert caf("plan", "src", "--dry-run").status == 0
         assert list(ledger.notices.noticed_keys("src", b"", 5)) == [b"empty"]
-        ledger.notices.forget_noticed("src", "a-listing-under-way", context.objects.clock(), b"", None)
+        ledger.notices.forget_noticed(
+            "src", "a-listing-under-way", context.objects.clock(), b"", None
+        )
         assert not ledger.notices.noticed_keys("src", b"", 5)
 
 
@@ -175,11 +220,20 @@ def test_a_dry_run_changes_nothing_in_the_ledger_that_events_wrote(caf):
 def test_plans_are_listed_and_shown_with_their_chunks_and_objects(caf):
     archive_source(caf)
     (row,) = [json.loads(line) for line in caf("plans", "src", "--json").out.splitlines()]
-    assert (row["source"], row["objects"], row["bytes"], row["chunks"]) == ("src", 26, 2_500_000, {"located": 3})
+    assert (row["source"], row["objects"], row["bytes"], row["chunks"]) == (
+        "src",
+        26,
+        2_500_000,
+        {"located": 3},
+    )
     assert row["plan"] in caf("plans", "src").out.decode()
     shown = json.loads(caf("plans", "show", row["plan"], "--json").out)
     assert [one["state"] for one in shown["chunk_list"]] == ["located"] * 3
-    assert sum(one["objects"] for one in shown["chunk_list"]) == sum(step["objects"] for step in shown["sizes"]) == 26
+    assert (
+        sum(one["objects"] for one in shown["chunk_list"])
+        == sum(step["objects"] for step in shown["sizes"])
+        == 26
+    )
     text = caf("plans", "show", f"src-{row['plan']}").out.decode()
     assert f"src-{row['plan']}-00003  located" in text
     preview = caf("plan", "src", "--dry-run").out.decode()
@@ -192,7 +246,12 @@ def test_a_chunk_is_shown_with_its_keys_and_what_became_of_it(caf):
     (row,) = [json.loads(line) for line in caf("plans", "src", "--json").out.splitlines()]
     chunk = f"src-{row['plan']}-00001"
     shown = json.loads(caf("plans", "chunk", chunk, "--json").out)
-    assert (shown["state"], shown["number"], shown["first_key"], shown["last_key"]) == ("located", 1, "empty", "some/key-09")
+    assert (shown["state"], shown["number"], shown["first_key"], shown["last_key"]) == (
+        "located",
+        1,
+        "empty",
+        "some/key-09",
+    )
     assert (shown["objects"], shown["members"], shown["released"]) == (11, 11, 0)
     assert "keys      empty … some/key-09" in caf("plans", "chunk", chunk).out.decode()
     shutil.rmtree(row["folder"])  # as after `caf rebuild`, or on another machine

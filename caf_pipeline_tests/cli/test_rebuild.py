@@ -1,4 +1,6 @@
-"""`caf rebuild` on a Jackal network, as an operator meets it whose database is gone: the way back, and what lies beside it."""
+"""`caf rebuild` on a Jackal network, as an operator meets it whose database is gone: the way back,
+and what lies beside it.
+"""
 
 import dataclasses
 import json
@@ -19,7 +21,11 @@ from caf_pipeline.system.quantities import counted
 from caf_pipeline_tests.cli.test_pipeline import one_sentence
 from caf_pipeline_tests.support.chain_user import ChainUser, random_content
 from caf_pipeline_tests.support.command_line import CommandLine, archive_source, source_text
-from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, new_wallet, with_wallet
+from caf_pipeline_tests.support.jackal_command_line import (
+    jackal_command_line,
+    new_wallet,
+    with_wallet,
+)
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, WORDS, jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
@@ -33,7 +39,8 @@ def lines_of(done):
     return [json.loads(line) for line in done.out.splitlines()]
 
 
-# --- by hand, in this process ----------------------------------------------------------------------------------------
+# --- by hand, in this process
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -45,7 +52,12 @@ def open_context(tmp_path, network):
         sources = {"src": {"bucket": bucket, "target_size": "1MiB", "public": True} | changes}
         jackal = jackal_settings(network, proof_seconds=8)
         context = a_run_context(
-            tmp_path, MemorySource(dict(bodies)), ledger, store=open_jackal_store, jackal=jackal, sources=sources
+            tmp_path,
+            MemorySource(dict(bodies)),
+            ledger,
+            store=open_jackal_store,
+            jackal=jackal,
+            sources=sources,
         )
         opened.append(context.store)
         return context
@@ -56,7 +68,9 @@ def open_context(tmp_path, network):
         store.close()
 
 
-def test_what_others_and_we_ourselves_post_under_the_archive_is_told_of_and_gives_no_row(ledger, open_context, network):
+def test_what_others_and_we_ourselves_post_under_the_archive_is_told_of_and_gives_no_row(
+    ledger, open_context, network
+):
     context = open_context(ledger, bucket="spoofed")
     note = archive_note(context.archive_id)
     stranger = new_wallet()
@@ -68,7 +82,11 @@ def test_what_others_and_we_ourselves_post_under_the_archive_is_told_of_and_give
         noise = ours.post(random_content(4000), note=note)
         for provider in range(3):
             ours.upload(noise, provider)
-        network.wait_for(lambda state: any(one["start"] == noise.start and one["providers"] for one in state["files"]))
+        network.wait_for(
+            lambda state: any(
+                one["start"] == noise.start and one["providers"] for one in state["files"]
+            )
+        )
         empty = ours.post(random_content(5000), note=note)
         ours.post(random_content(6000), note=archive_note("f" * 32))
     found = {outcome.finding.file.posting.start: outcome for outcome in rebuild.rebuild(context)}
@@ -82,7 +100,12 @@ def test_what_others_and_we_ourselves_post_under_the_archive_is_told_of_and_give
 
 
 @pytest.mark.thorough
-def test_a_provider_that_gives_other_bytes_is_named_and_nothing_is_believed(ledger, new_ledger, open_context, network):  # noqa: F811
+def test_a_provider_that_gives_other_bytes_is_named_and_nothing_is_believed(
+    ledger,
+    new_ledger,
+    open_context,
+    network,
+):
     body = {"a": os.urandom(50_000)}
     before = open_context(ledger, body, bucket="lied-about")
     archive_everything(before)
@@ -99,7 +122,13 @@ def test_a_provider_that_gives_other_bytes_is_named_and_nothing_is_believed(ledg
 
 
 @pytest.mark.parametrize("nonsense", ["html", "short", "huge"])
-def test_a_provider_that_gives_nonsense_is_passed_over(ledger, new_ledger, open_context, network, nonsense):  # noqa: F811
+def test_a_provider_that_gives_nonsense_is_passed_over(
+    ledger,
+    new_ledger,
+    open_context,
+    network,
+    nonsense,
+):
     bucket = f"nonsense-{nonsense}"
     before = open_context(ledger, {"a": os.urandom(50_000)}, bucket=bucket)
     archive_everything(before)
@@ -112,7 +141,7 @@ def test_a_provider_that_gives_nonsense_is_passed_over(ledger, new_ledger, open_
     assert len(outcome.finding.chunk.read_from) == 2
 
 
-def test_far_fewer_bytes_are_read_than_the_chunk_has(ledger, new_ledger, open_context, monkeypatch):  # noqa: F811
+def test_far_fewer_bytes_are_read_than_the_chunk_has(ledger, new_ledger, open_context, monkeypatch):
     bodies = {f"key-{number}": os.urandom(8 << 20) for number in range(3)}
     archive_everything(open_context(ledger, bodies, bucket="large", target_size="64MiB"))
     context = open_context(new_ledger(), bucket="large", target_size="64MiB")
@@ -130,7 +159,8 @@ def test_far_fewer_bytes_are_read_than_the_chunk_has(ledger, new_ledger, open_co
     assert sum(read) < copies * outcome.finding.file.posting.stored_size_bytes / 10
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- the command
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -147,11 +177,20 @@ def archived(tmp_path, network, database_url, s3_server, new_bucket):
 
 def on(caf: CommandLine, ledger, **more: str) -> CommandLine:
     """The same command line on another database, without a wallet."""
-    environment = {name: value for name, value in caf.environment.items() if name != "JACKAL_MNEMONIC"}
-    return dataclasses.replace(caf, environment=environment | {"CAF_DATABASE_URL": ledger.url} | more)
+    environment = {
+        name: value for name, value in caf.environment.items() if name != "JACKAL_MNEMONIC"
+    }
+    return dataclasses.replace(
+        caf, environment=environment | {"CAF_DATABASE_URL": ledger.url} | more
+    )
 
 
-def test_a_lost_ledger_comes_back_and_nothing_is_planned_or_paid_again(archived, ledger, new_ledger, network):  # noqa: F811
+def test_a_lost_ledger_comes_back_and_nothing_is_planned_or_paid_again(
+    archived,
+    ledger,
+    new_ledger,
+    network,
+):
     fresh = new_ledger()
     caf = on(archived, fresh)
     keys = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
@@ -178,7 +217,7 @@ def test_a_lost_ledger_comes_back_and_nothing_is_planned_or_paid_again(archived,
 
 
 @pytest.mark.thorough
-def test_a_rebuild_that_is_killed_is_gone_on_with(archived, ledger, new_ledger):  # noqa: F811
+def test_a_rebuild_that_is_killed_is_gone_on_with(archived, ledger, new_ledger):
     fresh = new_ledger()
     caf = on(archived, fresh)
     for chunks in (1, 2):
@@ -196,7 +235,10 @@ def test_a_rebuild_that_is_killed_is_gone_on_with(archived, ledger, new_ledger):
 
 
 @pytest.mark.thorough
-def test_a_dry_run_of_a_rebuild_tells_what_is_lost_only_where_it_would_restore_something(archived, new_ledger):  # noqa: F811
+def test_a_dry_run_of_a_rebuild_tells_what_is_lost_only_where_it_would_restore_something(
+    archived,
+    new_ledger,
+):
     lost = on(archived, new_ledger())("rebuild", "--owner", ADDRESS, "--dry-run")
     assert "Not restored, since no chunk contains it" in lost.out.decode()
     assert "50 blocks" in lost.err
@@ -220,7 +262,14 @@ def test_nothing_listed_is_nothing_to_restore(caf):
 
 
 @pytest.mark.parametrize(
-    "address", ["jkl1", ADDRESS[:-1] + ("q" if ADDRESS[-1] != "q" else "p"), ADDRESS.upper(), "cosmos1" + ADDRESS[4:], ""]
+    "address",
+    [
+        "jkl1",
+        ADDRESS[:-1] + ("q" if ADDRESS[-1] != "q" else "p"),
+        ADDRESS.upper(),
+        "cosmos1" + ADDRESS[4:],
+        "",
+    ],
 )
 def test_what_is_no_address_is_refused(caf, address):
     one_sentence(caf("rebuild", "src", "--owner", address), 2, "is not the address of a wallet")
@@ -240,7 +289,15 @@ def test_a_chain_that_is_away_is_one_sentence(caf):
 
 
 def test_a_file_that_is_no_chunk_ends_it_with_1_and_says_why(caf, network):
-    settings = type("S", (), {"source": lambda self, name: SourceSettings(bucket="never-archived", endpoint_url=NOWHERE)})()
+    settings = type(
+        "S",
+        (),
+        {
+            "source": lambda self, name: SourceSettings(
+                bucket="never-archived", endpoint_url=NOWHERE
+            )
+        },
+    )()
     context = RunContext("src", settings, None, None, None, None)  # type: ignore[arg-type]
     with httpx.Client() as client:
         network.grant(ADDRESS, SPACE)
@@ -266,11 +323,15 @@ def test_with_the_address_of_another_wallet_it_is_said_that_nothing_is_its(caf, 
     assert "nothing that is listed has this owner" in done.err
 
 
-def test_an_archive_in_a_folder_comes_back_too(tmp_path, ledger, new_ledger):  # noqa: F811
-    context = a_run_context(tmp_path, MemorySource({f"key-{number}": os.urandom(1000) for number in range(9)}), ledger)
+def test_an_archive_in_a_folder_comes_back_too(tmp_path, ledger, new_ledger):
+    context = a_run_context(
+        tmp_path, MemorySource({f"key-{number}": os.urandom(1000) for number in range(9)}), ledger
+    )
     archive_everything(context)
     fresh = new_ledger()
-    caf = CommandLine(tmp_path, {"CAF_DATABASE_URL": fresh.url, "CAF_STORE__FOLDER": str(tmp_path / "store")})
+    caf = CommandLine(
+        tmp_path, {"CAF_DATABASE_URL": fresh.url, "CAF_STORE__FOLDER": str(tmp_path / "store")}
+    )
     caf.settings('[sources.src]\nbucket = "b"\n')
     done = caf("rebuild")
     assert done.status == 0, done.err
@@ -281,4 +342,6 @@ def test_an_archive_in_a_folder_comes_back_too(tmp_path, ledger, new_ledger):  #
 
 
 def test_an_owner_means_nothing_to_a_folder(caf):
-    one_sentence(caf("rebuild", "src", "--owner", ADDRESS, CAF_STORE__KIND="directory"), 2, "--owner")
+    one_sentence(
+        caf("rebuild", "src", "--owner", ADDRESS, CAF_STORE__KIND="directory"), 2, "--owner"
+    )

@@ -51,13 +51,17 @@ def with_archived(folder, databases, source):
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:
-            archive_everything(open_run_context(settings, "src", run="run-1", ledger=ledger, objects=source))
+            archive_everything(
+                open_run_context(settings, "src", run="run-1", ledger=ledger, objects=source)
+            )
     return caf
 
 
 @pytest.fixture(scope="module")
 def archived(tmp_path_factory, databases):
-    source = MemorySource(BODIES | {"skipped/key": b"cold"}, unavailable={"skipped/key": (SkipReason.COLD_STORAGE, 0)})
+    source = MemorySource(
+        BODIES | {"skipped/key": b"cold"}, unavailable={"skipped/key": (SkipReason.COLD_STORAGE, 0)}
+    )
     return with_archived(tmp_path_factory.mktemp("archived"), databases, source)
 
 
@@ -86,27 +90,41 @@ def test_every_key_is_restored_whatever_it_is_and_nothing_outside(archived, fold
     assert files(folder) == BODIES
     assert list(folder.parent.iterdir()) == [folder]
     assert (folder / "some" / "key-07").read_bytes() == BODIES["some/key-07"]
-    assert {path.stat().st_mtime for path in folder.rglob("*") if path.is_file()} == {MOMENT.timestamp()}
+    assert {path.stat().st_mtime for path in folder.rglob("*") if path.is_file()} == {
+        MOMENT.timestamp()
+    }
 
 
 def test_a_second_time_nothing_is_written_and_only_what_is_missing_comes_back(archived, folder):
     assert archived("restore", "src", str(folder)).status == 0
     (folder / "some" / "key-03").unlink()
     done = sums(archived("restore", "src", str(folder), "--json"))
-    assert (done["restored"], done["equal"], done["different"], done["failed"]) == (1, len(BODIES) - 1, 0, 0)
+    assert (done["restored"], done["equal"], done["different"], done["failed"]) == (
+        1,
+        len(BODIES) - 1,
+        0,
+        0,
+    )
     assert files(folder) == BODIES
 
 
 def test_a_prefix_is_restored_alone(archived, folder):
     assert archived("restore", "src", "some/key-0", str(folder)).status == 0
-    assert files(folder) == {key: body for key, body in BODIES.items() if key.startswith("some/key-0")}
+    assert files(folder) == {
+        key: body for key, body in BODIES.items() if key.startswith("some/key-0")
+    }
 
 
 def test_a_different_file_is_never_replaced_unless_it_is_told_to(archived, folder):
     (folder / "some").mkdir(parents=True)
     mine = folder / "some" / "key-03"
     mine.write_bytes(bytes(len(BODIES["some/key-03"])))
-    one_sentence(archived("restore", "src", "some/", str(folder)), 1, "1 object of 31 could not be restored", "--force")
+    one_sentence(
+        archived("restore", "src", "some/", str(folder)),
+        1,
+        "1 object of 31 could not be restored",
+        "--force",
+    )
     assert mine.read_bytes() == bytes(mine.stat().st_size)
     assert archived("restore", "src", "some/", str(folder), "--force").status == 0
     assert mine.read_bytes() == BODIES["some/key-03"]
@@ -119,22 +137,34 @@ def test_each_object_that_failed_or_is_different_has_a_line_of_json(archived, fo
         done = archived("restore", "src", "some/key-0", str(folder), "--json")
     lines = {one["key"]: one for one in map(json.loads, done.out.splitlines()[:-1])}
     results = dict.fromkeys((key for key in BODIES if key.startswith("some/key-0")), "restored")
-    assert {key: one["result"] for key, one in lines.items()} == results | {"some/key-03": "different", "some/key-04": "failed"}
-    assert (lines["some/key-03"]["path"], lines["some/key-03"]["error"]) == ("some/key-03", "something else is there")
+    assert {key: one["result"] for key, one in lines.items()} == results | {
+        "some/key-03": "different",
+        "some/key-04": "failed",
+    }
+    assert (lines["some/key-03"]["path"], lines["some/key-03"]["error"]) == (
+        "some/key-03",
+        "something else is there",
+    )
     assert lines["some/key-04"]["path"] is None
     assert "some/key-04" in lines["some/key-04"]["error"]
     assert lines["some/key-05"]["error"] is None
     assert (done.status, sums(done)["restored"]) == (9, 8)
 
 
-def test_objects_below_the_prefix_that_are_not_archived_are_counted_and_no_failure(archived, folder):
+def test_objects_below_the_prefix_that_are_not_archived_are_counted_and_no_failure(
+    archived, folder
+):
     caf = archived
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:
-            source = MemorySource(BODIES | {"some/later-1": b"1", "some/later-2": b"2", "other": b"3"})
+            source = MemorySource(
+                BODIES | {"some/later-1": b"1", "some/later-2": b"2", "other": b"3"}
+            )
             context = open_run_context(settings, "src", run="run-2", ledger=ledger, objects=source)
-            (chunk,) = planning.cut_plan(context, inventories.take_inventory(context, after=b"!", until=b"some/z")).chunks
+            (chunk,) = planning.cut_plan(
+                context, inventories.take_inventory(context, after=b"!", until=b"some/z")
+            ).chunks
             try:
                 done = caf("restore", "src", "some/", str(folder))
                 said = sums(caf("restore", "src", "some/", str(folder), "--dry-run", "--json"))
@@ -142,12 +172,17 @@ def test_objects_below_the_prefix_that_are_not_archived_are_counted_and_no_failu
             finally:
                 chunk_steps.withdraw(context, chunk.name)
     assert done.status == 0, done.err
-    assert "src: beside these, 2 objects not archived yet and 0 skipped: `caf status src` has the reasons" in done.err
+    assert (
+        "src: beside these, 2 objects not archived yet and 0 skipped: `caf status src` has the "
+        "reasons" in done.err
+    )
     assert (said["not_yet_archived"], said["skipped"]) == (2, 0)
     assert (whole["not_yet_archived"], whole["skipped"]) == (3, 1)
 
 
-def test_a_prefix_in_the_place_of_a_forgotten_destination_is_not_written_to(archived, tmp_path, monkeypatch):
+def test_a_prefix_in_the_place_of_a_forgotten_destination_is_not_written_to(
+    archived, tmp_path, monkeypatch
+):
     before = sorted(archived.folder.iterdir())
     one_sentence(archived("restore", "src", "some/"), 2, "'some/' is no folder", "DEST is missing")
     assert sorted(archived.folder.iterdir()) == before
@@ -200,10 +235,12 @@ def is_within_large_object(folder):
 
 
 @pytest.mark.thorough
-def test_a_restore_that_was_killed_within_large_objects_goes_on_with_the_right_times_and_leaves_no_unfinished_file(
+def test_a_restore_that_was_killed_within_large_objects_goes_on_with_the_right_times_and_leaves_no_unfinished_file(  # noqa: E501
     tmp_path, folder, databases
 ):
-    bodies = {f"large/{number:02}": os.urandom((9 << 20) + number) for number in range(9)} | {"a": b"small"}
+    bodies = {f"large/{number:02}": os.urandom((9 << 20) + number) for number in range(9)} | {
+        "a": b"small"
+    }
     (tmp_path / "caf").mkdir()
     caf = with_archived(tmp_path / "caf", databases, MemorySource(bodies))
     with caf.start("restore", "src", str(folder)) as process:
@@ -214,9 +251,15 @@ def test_a_restore_that_was_killed_within_large_objects_goes_on_with_the_right_t
     there = {key: body for key, body in files(folder).items() if not key.endswith(".partial")}
     assert there.items() <= bodies.items()
     done = caf("restore", "src", str(folder), "--json")
-    assert (done.status, sums(done)["equal"], sums(done)["restored"]) == (0, len(there), len(bodies) - len(there))
+    assert (done.status, sums(done)["equal"], sums(done)["restored"]) == (
+        0,
+        len(there),
+        len(bodies) - len(there),
+    )
     assert files(folder) == bodies
-    assert {path.stat().st_mtime for path in folder.rglob("*") if path.is_file()} == {MOMENT.timestamp()}
+    assert {path.stat().st_mtime for path in folder.rglob("*") if path.is_file()} == {
+        MOMENT.timestamp()
+    }
 
 
 def test_two_at_once_do_not_write_into_one_folder(archived, folder):
@@ -236,7 +279,11 @@ def test_two_at_once_do_not_write_into_a_folder_and_one_in_it(archived, folder, 
     inner.mkdir(parents=True)
     with FilesBelow(folder / first, force=False) as files:
         files.own()
-        one_sentence(archived("restore", "src", str(folder if first else inner)), 10, "another process restores into")
+        one_sentence(
+            archived("restore", "src", str(folder if first else inner)),
+            10,
+            "another process restores into",
+        )
         assert archived("restore", "src", "a-b", str(folder.parent / "beside")).status == 0
     assert archived("restore", "src", "a-b", str(inner)).status == 0
 
@@ -258,7 +305,11 @@ def spoilt(archived, *keys):
 def test_wrong_bytes_are_not_restored_and_the_rest_is(archived, folder):
     wrong = {"some/key-03", "some/large"}
     with spoilt(archived, *wrong):
-        one_sentence(archived("restore", "src", str(folder)), 9, f"2 objects of {len(BODIES)} could not be restored")
+        one_sentence(
+            archived("restore", "src", str(folder)),
+            9,
+            f"2 objects of {len(BODIES)} could not be restored",
+        )
     assert files(folder) == {key: body for key, body in BODIES.items() if key not in wrong}
 
 
@@ -275,7 +326,9 @@ def test_a_disk_that_cannot_be_written_is_one_sentence(archived, new_disk):
     one_sentence(archived("restore", "src", str(disk.folder / "out")), 8, "Read-only file system")
 
 
-@pytest.mark.parametrize("command", [["restore", "src", "out"], ["restore", "src", "s3://b/x"], ["check", "src"]])
+@pytest.mark.parametrize(
+    "command", [["restore", "src", "out"], ["restore", "src", "s3://b/x"], ["check", "src"]]
+)
 def test_without_the_database_nothing_is_begun(archived, command):
     away = archived(*command, CAF_DATABASE_URL="postgresql://127.0.0.1:1/none")
     one_sentence(away, 6, "the database 'none' at 127.0.0.1:1 cannot be used: connection refused")
@@ -285,7 +338,9 @@ def test_without_the_database_nothing_is_begun(archived, command):
 def test_what_cannot_be_restored_to_is_said(archived, tmp_path):
     (tmp_path / "file").write_text("")
     one_sentence(archived("restore", "src", str(tmp_path / "file")), 8, "cannot be written")
-    one_sentence(archived("restore", "src", "nothing/", str(tmp_path / "out")), 11, "begins with 'nothing/'")
+    one_sentence(
+        archived("restore", "src", "nothing/", str(tmp_path / "out")), 11, "begins with 'nothing/'"
+    )
     one_sentence(archived("restore", "src", "a", "b", "c"), 2, "more arguments")
     assert not Path(tmp_path / "b").exists()
 
@@ -294,14 +349,34 @@ def test_a_dry_run_refuses_a_folder_that_cannot_be_as_the_restore_does(archived,
     (tmp_path / "file").write_text("")
     (tmp_path / "broken").symlink_to("nothing/here")
     (tmp_path / "loop").symlink_to("loop")
-    for name in ("file", "file/x/y", "broken", "broken/x", "loop", "loop/x", "q" * 300, f"new/{'q' * 300}/x", "x/" * 3000):
+    for name in (
+        "file",
+        "file/x/y",
+        "broken",
+        "broken/x",
+        "loop",
+        "loop/x",
+        "q" * 300,
+        f"new/{'q' * 300}/x",
+        "x/" * 3000,
+    ):
         for options in (["--dry-run"], []):
-            one_sentence(archived("restore", "src", "a", f"{tmp_path}/{name}", *options), 8, "cannot be written to: ")
+            one_sentence(
+                archived("restore", "src", "a", f"{tmp_path}/{name}", *options),
+                8,
+                "cannot be written to: ",
+            )
     (tmp_path / "link").symlink_to(".")
     for name in ("link", "link/new", "new/x/y", "../" * 9):
         done = archived("restore", "src", "a", f"{tmp_path}/{name}", "--dry-run")
         assert (done.status, len(done.out.splitlines())) == (0, 3), done.err
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["broken", "file", "link", "loop", "new"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "broken",
+        "file",
+        "link",
+        "loop",
+        "new",
+    ]
     assert list((tmp_path / "new").iterdir()) == []
 
 
@@ -315,20 +390,31 @@ def test_what_is_more_likely_a_slip_than_a_folder_is_not_written_to(archived, sl
         assert (archived.folder / slip / "a-b").read_bytes() == BODIES["a-b"]
 
 
-@pytest.mark.parametrize("command", [["ls"], ["du"], ["check"], ["restore"], ["export-references", "-o", "skipped.json"]])
+@pytest.mark.parametrize(
+    "command", [["ls"], ["du"], ["check"], ["restore"], ["export-references", "-o", "skipped.json"]]
+)
 def test_a_key_that_was_skipped_is_said_to_be_where_it_is_all_that_is_asked_for(archived, command):
     name, *options = command
     to = ["out"] if name == "restore" else []
     one_sentence(
-        archived(name, "src", "skipped/key", *to, *options), 11, "'skipped/key' of source src", "skipped as cold_storage"
+        archived(name, "src", "skipped/key", *to, *options),
+        11,
+        "'skipped/key' of source src",
+        "skipped as cold_storage",
     )
 
 
 def test_the_fields_of_json_are_those_of_the_page(archived, folder):
     page = (Path(__file__).parents[2] / "docs" / "retrieval.md").read_text(encoding="utf-8")
     rows = page.partition("### As JSON")[2].partition("## One object")[0].splitlines()
-    named = [re.sub(r"\([^)]*\)", "", row.split("|")[3]) for row in rows if row.startswith("| ") and "`" in row]
-    an_object, level, total, written, sums, _, checked = [set(re.findall(r"`(\w+)`", row)) for row in named]
+    named = [
+        re.sub(r"\([^)]*\)", "", row.split("|")[3])
+        for row in rows
+        if row.startswith("| ") and "`" in row
+    ]
+    an_object, level, total, written, sums, _, checked = [
+        set(re.findall(r"`(\w+)`", row)) for row in named
+    ]
 
     def printed(*arguments):
         return [set(json.loads(line)) for line in archived(*arguments, "--json").out.splitlines()]
@@ -339,14 +425,19 @@ def test_the_fields_of_json_are_those_of_the_page(archived, folder):
     assert {"result": "would_restore", "error": None}.items() <= json.loads(
         archived("restore", "src", "a-b", str(folder), "--dry-run", "--json").out.splitlines()[0]
     ).items()
-    assert printed("restore", "src", "a-b", str(folder), "--dry-run") == [written, sums - {"restored"}]
+    assert printed("restore", "src", "a-b", str(folder), "--dry-run") == [
+        written,
+        sums - {"restored"},
+    ]
     assert printed("restore", "src", "a-b", str(folder)) == [written, sums - {"would_restore"}]
     assert printed("check", "src", "a-b", "--full") == [checked]
 
 
 @pytest.fixture(scope="module")
 def rewritten(tmp_path_factory, databases):
-    """A source whose key `a` was archived twice, and `a~caf-v-<ETag>` beside it; gives the older ETag, too."""
+    """A source whose key `a` was archived twice, and `a~caf-v-<ETag>` beside it; gives the older
+    ETag, too.
+    """
     source = MemorySource({"a": b"first", "b": b"only"})
     etag = source.object("a").etag
     source.bodies[f"a~caf-v-{etag}"] = b"takes the name"
@@ -355,21 +446,34 @@ def rewritten(tmp_path_factory, databases):
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:
-            archive_everything(open_run_context(settings, "src", run="run-2", ledger=ledger, objects=source))
+            archive_everything(
+                open_run_context(settings, "src", run="run-2", ledger=ledger, objects=source)
+            )
     return caf, etag
 
 
 def test_every_version_is_listed_with_its_identity(rewritten):
     caf, etag = rewritten
-    listed = [json.loads(line) for line in caf("ls", "src", "--versions", "--json").out.splitlines()]
-    versions = [(version["etag"], version["status"], version["size_bytes"]) for version in listed if version["key"] == "a"]
+    listed = [
+        json.loads(line) for line in caf("ls", "src", "--versions", "--json").out.splitlines()
+    ]
+    versions = [
+        (version["etag"], version["status"], version["size_bytes"])
+        for version in listed
+        if version["key"] == "a"
+    ]
     assert versions[0][1:] == ("current", 6)
     assert versions[1:] == [(etag, "older", 5)]
 
 
 def test_older_versions_are_restored_beside_the_current_one(rewritten, folder):
     caf, etag = rewritten
-    contents = {"a": b"second", "b": b"only", f"a~caf-v-{etag}": b"takes the name", f"a~caf-v-{etag}~": b"first"}
+    contents = {
+        "a": b"second",
+        "b": b"only",
+        f"a~caf-v-{etag}": b"takes the name",
+        f"a~caf-v-{etag}~": b"first",
+    }
     for restored in (4, 0):
         done = sums(caf("restore", "src", str(folder), "--versions", "all", "--json"))
         assert (done["restored"], done["equal"], done["failed"]) == (restored, 4 - restored, 0)
@@ -389,9 +493,15 @@ def test_a_restore_as_of_a_time_before_everything_has_nothing(rewritten, folder)
 
 @pytest.fixture
 def versioned(tmp_path, database_url, s3_server, new_bucket, monkeypatch):
-    """A bucket with three versions of `huge`, each in parts, all archived; gives the bodies, oldest first."""
+    """A bucket with three versions of `huge`, each in parts, all archived; gives the bodies, oldest
+    first.
+    """
     terms = planning.plan_terms
-    monkeypatch.setattr(planning, "plan_terms", lambda *args: replace(terms(*args), limits=Limits(max_bytes=160_000)))
+    monkeypatch.setattr(
+        planning,
+        "plan_terms",
+        lambda *args: replace(terms(*args), limits=Limits(max_bytes=160_000)),
+    )
     new_bucket.keep_versions()
     bodies = [os.urandom(400_000) for _ in range(3)]
     for body in bodies:
@@ -413,7 +523,9 @@ def test_every_version_in_parts_is_restored(versioned, folder):
 
 def test_the_version_of_a_time_is_restored_from_its_parts(versioned, folder):
     caf, bodies = versioned
-    listed = [json.loads(line) for line in caf("ls", "src", "--versions", "--json").out.splitlines()]
+    listed = [
+        json.loads(line) for line in caf("ls", "src", "--versions", "--json").out.splitlines()
+    ]
     for version, body in zip(reversed(listed), bodies, strict=True):
         caf("restore", "src", str(folder), "--as-of", version["last_modified"], "--force")
         assert files(folder) == {"huge": body}
@@ -421,4 +533,6 @@ def test_the_version_of_a_time_is_restored_from_its_parts(versioned, folder):
 
 def test_all_versions_are_not_restored_to_a_bucket(rewritten):
     caf, _ = rewritten
-    one_sentence(caf("restore", "src", "s3://bucket/then", "--versions", "all"), 2, "folder", "--as-of")
+    one_sentence(
+        caf("restore", "src", "s3://bucket/then", "--versions", "all"), 2, "folder", "--as-of"
+    )

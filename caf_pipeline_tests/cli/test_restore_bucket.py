@@ -1,4 +1,6 @@
-"""`caf restore` into a bucket: what is there afterwards, after kills and lost answers, and what is never done."""
+"""`caf restore` into a bucket: what is there afterwards, after kills and lost answers, and what is
+never done.
+"""
 
 import base64
 import hashlib
@@ -49,20 +51,36 @@ FULL = ObjectHeaders(
     {"owner": "team a", "odd-name": "=?UTF-8?B?w7w=?="},
 )
 READ_UE = "ü".encode().decode("iso-8859-1")  # as botocore reads it
-NOT_ASCII = ObjectHeaders(content_disposition=f'attachment; filename="{READ_UE}.txt"', user_metadata={"by": READ_UE, "to": "x"})
-HEADERS = {"some/key-03": FULL, "large": FULL, "a": ObjectHeaders("text/plain"), "ü+ %\t&": NOT_ASCII}
+NOT_ASCII = ObjectHeaders(
+    content_disposition=f'attachment; filename="{READ_UE}.txt"',
+    user_metadata={"by": READ_UE, "to": "x"},
+)
+HEADERS = {
+    "some/key-03": FULL,
+    "large": FULL,
+    "a": ObjectHeaders("text/plain"),
+    "ü+ %\t&": NOT_ASCII,
+}
 FITTING = {key: body for key, body in BODIES.items() if len(key) < 1000}
 
 
 @pytest.fixture(scope="module")
 def archived(tmp_path_factory, databases):
-    caf = CommandLine(tmp_path_factory.mktemp("archived"), KEYS | {"CAF_DATABASE_URL": databases.take().url})
+    caf = CommandLine(
+        tmp_path_factory.mktemp("archived"), KEYS | {"CAF_DATABASE_URL": databases.take().url}
+    )
     caf.settings(source_text("http://127.0.0.1:9", "b", target_size="12MiB"))
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:
             archive_everything(
-                open_run_context(settings, "src", run="run-1", ledger=ledger, objects=MemorySource(BODIES, HEADERS))
+                open_run_context(
+                    settings,
+                    "src",
+                    run="run-1",
+                    ledger=ledger,
+                    objects=MemorySource(BODIES, HEADERS),
+                )
             )
     return caf
 
@@ -71,7 +89,9 @@ def archived(tmp_path_factory, databases):
 def restore(archived, new_bucket):
     """Restores into the new bucket, by this server, with these options."""
 
-    def run(*options, prefix="", endpoint=new_bucket.endpoint, to=f"s3://{new_bucket.name}/{PREFIX}"):
+    def run(
+        *options, prefix="", endpoint=new_bucket.endpoint, to=f"s3://{new_bucket.name}/{PREFIX}"
+    ):
         return archived("restore", "src", prefix, to, "--endpoint-url", endpoint, *options)
 
     return run
@@ -82,7 +102,12 @@ def objects(bucket):
     pages = bucket.client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name)
     keys = [one["Key"] for page in pages for one in page.get("Contents", ())]
     assert all(key.startswith(PREFIX) for key in keys)
-    return {key.removeprefix(PREFIX): bucket.client.get_object(Bucket=bucket.name, Key=key)["Body"].read() for key in keys}
+    return {
+        key.removeprefix(PREFIX): bucket.client.get_object(Bucket=bucket.name, Key=key)[
+            "Body"
+        ].read()
+        for key in keys
+    }
 
 
 def sums(done):
@@ -99,30 +124,55 @@ def test_every_object_comes_back_with_its_headers_whatever_its_key(restore, new_
     for key in ("some/key-03", "large"):
         head = new_bucket.client.head_object(Bucket=new_bucket.name, Key=PREFIX + key)
         assert head["Metadata"] == FULL.user_metadata
-        assert (head["ContentType"], head["ContentEncoding"]) == (FULL.content_type, FULL.content_encoding)
-        assert (head["ContentLanguage"], head["CacheControl"]) == (FULL.content_language, FULL.cache_control)
-        assert (head["ContentDisposition"], head["ExpiresString"]) == (FULL.content_disposition, FULL.expires)
+        assert (head["ContentType"], head["ContentEncoding"]) == (
+            FULL.content_type,
+            FULL.content_encoding,
+        )
+        assert (head["ContentLanguage"], head["CacheControl"]) == (
+            FULL.content_language,
+            FULL.cache_control,
+        )
+        assert (head["ContentDisposition"], head["ExpiresString"]) == (
+            FULL.content_disposition,
+            FULL.expires,
+        )
 
 
 def test_a_header_that_is_not_ascii_has_the_same_bytes_again(restore, new_bucket):
     for outcome in ("restored", "equal"):
         assert sums(restore("--json", prefix="ü"))[outcome] == 1
     head = new_bucket.client.head_object(Bucket=new_bucket.name, Key=f"{PREFIX}ü+ %\t&")
-    assert (head["ContentDisposition"], head["Metadata"]) == (NOT_ASCII.content_disposition, NOT_ASCII.user_metadata)
-    with pytest.raises(NotRestored, match=f"s3://{new_bucket.name}/odd was not written: its CacheControl"):
-        BucketTarget(new_bucket.client, new_bucket.name).put("odd", b"", b"", ObjectHeaders(cache_control="ü"), replace=False)
+    assert (head["ContentDisposition"], head["Metadata"]) == (
+        NOT_ASCII.content_disposition,
+        NOT_ASCII.user_metadata,
+    )
+    with pytest.raises(
+        NotRestored, match=f"s3://{new_bucket.name}/odd was not written: its CacheControl"
+    ):
+        BucketTarget(new_bucket.client, new_bucket.name).put(
+            "odd", b"", b"", ObjectHeaders(cache_control="ü"), replace=False
+        )
 
 
 def test_a_second_time_nothing_is_written_and_only_what_is_missing_comes_back(restore, new_bucket):
     assert restore(prefix="some/").status == 0
-    before = new_bucket.client.head_object(Bucket=new_bucket.name, Key=f"{PREFIX}some/key-03")["LastModified"]
+    before = new_bucket.client.head_object(Bucket=new_bucket.name, Key=f"{PREFIX}some/key-03")[
+        "LastModified"
+    ]
     new_bucket.delete(f"{PREFIX}some/key-07")
     done = sums(restore("--json", prefix="some/"))
     assert (done["restored"], done["equal"], done["different"], done["failed"]) == (1, 19, 0, 0)
-    assert new_bucket.client.head_object(Bucket=new_bucket.name, Key=f"{PREFIX}some/key-03")["LastModified"] == before
+    assert (
+        new_bucket.client.head_object(Bucket=new_bucket.name, Key=f"{PREFIX}some/key-03")[
+            "LastModified"
+        ]
+        == before
+    )
 
 
-def test_where_the_database_goes_away_all_that_was_written_is_counted(restore, new_bucket, monkeypatch):
+def test_where_the_database_goes_away_all_that_was_written_is_counted(
+    restore, new_bucket, monkeypatch
+):
     def breaking_off(*given, **more):
         yield from islice(list_objects(*given, **more), 18)
         raise LedgerUnreachable("the database is away")
@@ -143,7 +193,9 @@ def test_an_object_of_parts_is_read_to_be_compared(restore, new_bucket, unruly_s
     assert sums(restore("--json", prefix="large", endpoint=unruly_s3.endpoint))["different"] == 1
 
 
-def test_what_is_read_to_be_compared_goes_on_where_the_connection_broke(restore, new_bucket, unruly_s3, monkeypatch):
+def test_what_is_read_to_be_compared_goes_on_where_the_connection_broke(
+    restore, new_bucket, unruly_s3, monkeypatch
+):
     assert restore(prefix="large").status == 0
     unruly_s3.cut_body(5 << 20, honest=False, kind="object", times=2)
     assert sums(restore("--json", prefix="large", endpoint=unruly_s3.endpoint))["equal"] == 1
@@ -151,7 +203,11 @@ def test_what_is_read_to_be_compared_goes_on_where_the_connection_broke(restore,
     monkeypatch.setattr(target, "ATTEMPTS", 2)
     unruly_s3.cut_body(5 << 20, honest=False, kind="object", times=1)
     unruly_s3.say(BODIES["large"], kind="object")  # whatever range is asked for
-    one_sentence(restore(prefix="large", endpoint=unruly_s3.endpoint), 5, "gives no rest of an object from byte")
+    one_sentence(
+        restore(prefix="large", endpoint=unruly_s3.endpoint),
+        5,
+        "gives no rest of an object from byte",
+    )
 
 
 @pytest.mark.thorough
@@ -175,34 +231,55 @@ def test_an_object_that_appears_meanwhile_is_not_replaced(restore, new_bucket, u
         return answer
 
     unruly_s3.order(appears, kind="head", key=f"{PREFIX}a", times=1)
-    one_sentence(restore(prefix="a", endpoint=unruly_s3.endpoint), 1, "1 object of 2 could not be restored")
+    one_sentence(
+        restore(prefix="a", endpoint=unruly_s3.endpoint), 1, "1 object of 2 could not be restored"
+    )
     assert objects(new_bucket) == {"a": b"another's", "a/b": b"2"}
 
 
-def test_what_a_listing_does_not_show_is_found_to_be_there_when_it_is_written(restore, new_bucket, unruly_s3):
+def test_what_a_listing_does_not_show_is_found_to_be_there_when_it_is_written(
+    restore, new_bucket, unruly_s3
+):
     """An object of another that is newer than the listing, and one that is equal."""
     new_bucket.put(f"{PREFIX}some/key-05", b"another's")
     assert restore(prefix="some/key-07").status == 0
-    unruly_s3.say(b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>", kind="listing")
+    unruly_s3.say(
+        b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>", kind="listing"
+    )
     done = restore("--json", prefix="some/", endpoint=unruly_s3.endpoint)
     one_sentence(done, 1, "1 object of 20 could not be restored")
     assert (sums(done)["restored"], sums(done)["equal"], sums(done)["different"]) == (18, 1, 1)
     assert objects(new_bucket)["some/key-05"] == b"another's"
 
 
-def test_an_object_there_that_is_in_cold_storage_is_not_read_and_holds_up_no_other(restore, new_bucket, unruly_s3):
-    new_bucket.put(f"{PREFIX}some/key-05", BODIES["some/key-05"])  # with no checksum: it is read to be compared
+def test_an_object_there_that_is_in_cold_storage_is_not_read_and_holds_up_no_other(
+    restore, new_bucket, unruly_s3
+):
+    new_bucket.put(
+        f"{PREFIX}some/key-05", BODIES["some/key-05"]
+    )  # with no checksum: it is read to be compared
     unruly_s3.fail(403, "InvalidObjectState", kind="object", key=f"{PREFIX}some/key-05")
     done = restore(prefix="some/", endpoint=unruly_s3.endpoint)
     one_sentence(done, 1, "InvalidObjectState", "1 object of 20 could not be restored")
     assert len(objects(new_bucket)) == 20
 
 
-def test_a_key_that_a_server_does_not_know_how_to_take_holds_up_no_other(restore, new_bucket, unruly_s3):
-    unruly_s3.fail(404, "404", kind="object", key=f"{PREFIX}some/key-05")  # as moto answers to a line feed in a key
+def test_a_key_that_a_server_does_not_know_how_to_take_holds_up_no_other(
+    restore, new_bucket, unruly_s3
+):
+    unruly_s3.fail(
+        404, "404", kind="object", key=f"{PREFIX}some/key-05"
+    )  # as moto answers to a line feed in a key
     done = restore(prefix="some/", endpoint=unruly_s3.endpoint)
-    one_sentence(done, 1, "some/key-05 was not written: the server answers 404", "1 object of 20 could not be restored")
-    assert set(objects(new_bucket)) >= {key for key in BODIES if key.startswith("some/")} - {"some/key-05"}
+    one_sentence(
+        done,
+        1,
+        "some/key-05 was not written: the server answers 404",
+        "1 object of 20 could not be restored",
+    )
+    assert set(objects(new_bucket)) >= {key for key in BODIES if key.startswith("some/")} - {
+        "some/key-05"
+    }
 
 
 def test_a_listing_that_is_forbidden_is_done_without(restore, new_bucket, unruly_s3):
@@ -219,7 +296,14 @@ def test_a_dry_run_writes_nothing(restore, new_bucket):
 
 @pytest.mark.thorough
 def test_a_restore_that_was_killed_goes_on_and_nothing_is_half(archived, new_bucket, tmp_path):
-    to = ("restore", "src", f"s3://{new_bucket.name}/{PREFIX}", "--json", "--endpoint-url", new_bucket.endpoint)
+    to = (
+        "restore",
+        "src",
+        f"s3://{new_bucket.name}/{PREFIX}",
+        "--json",
+        "--endpoint-url",
+        new_bucket.endpoint,
+    )
     for at_least in (1, 12):
         with archived.start(*to, TMPDIR=str(tmp_path)) as process:
             for _ in range(at_least):
@@ -227,14 +311,18 @@ def test_a_restore_that_was_killed_goes_on_and_nothing_is_half(archived, new_buc
                     break
             process.send_signal(signal.SIGKILL)
         assert all(BODIES[key] == body for key, body in objects(new_bucket).items())
-    assert sums(archived.process(*to, TMPDIR=str(tmp_path)))["failed"] == 1  # the key that is too long here
+    assert (
+        sums(archived.process(*to, TMPDIR=str(tmp_path)))["failed"] == 1
+    )  # the key that is too long here
     assert not list(tmp_path.iterdir())
     assert objects(new_bucket) == FITTING
 
 
 @pytest.mark.parametrize("key", ["some/key-03", "large"])
 def test_a_write_whose_answer_was_lost_is_found_to_be_done(restore, new_bucket, unruly_s3, key):
-    finishes = {"some/key-03": lambda asked: "x-amz-checksum-sha256" in map(str.lower, asked.headers)}
+    finishes = {
+        "some/key-03": lambda asked: "x-amz-checksum-sha256" in map(str.lower, asked.headers)
+    }
     completes = lambda asked: "uploadId" in asked.query and "partNumber" not in asked.query  # noqa: E731
     unruly_s3.fail(500, kind="object", times=1, when=finishes.get(key, completes))
     assert restore(prefix=key, endpoint=unruly_s3.endpoint).status == 0
@@ -254,37 +342,64 @@ def test_a_server_that_compares_no_checksum_is_read_back(restore, new_bucket, un
     unruly_s3.order(without_checksum, kind="head")
     unruly_s3.order(without_checksum, kind="object", times=1)
     unruly_s3.other_bytes(kind="object")
-    one_sentence(restore(prefix="some/key-03", endpoint=unruly_s3.endpoint), 9, "is not what was sent")
+    one_sentence(
+        restore(prefix="some/key-03", endpoint=unruly_s3.endpoint), 9, "is not what was sent"
+    )
 
 
-def test_a_server_that_leaves_etags_out_and_says_of_no_listing_that_it_ends_is_understood(restore, new_bucket, unruly_s3):
+def test_a_server_that_leaves_etags_out_and_says_of_no_listing_that_it_ends_is_understood(
+    restore, new_bucket, unruly_s3
+):
     def without_etag(asked, answer):
-        return replace(answer, headers={name: value for name, value in answer.headers.items() if name.lower() != "etag"})
+        return replace(
+            answer,
+            headers={
+                name: value for name, value in answer.headers.items() if name.lower() != "etag"
+            },
+        )
 
-    new_bucket.put(f"{PREFIX}some/key-05", BODIES["some/key-05"])  # with no checksum: it is read to be compared
+    new_bucket.put(
+        f"{PREFIX}some/key-05", BODIES["some/key-05"]
+    )  # with no checksum: it is read to be compared
     unruly_s3.say(b"<ListBucketResult></ListBucketResult>", kind="listing")
     unruly_s3.order(without_etag, kind="head")
     done = sums(restore("--json", prefix="some/key-05", endpoint=unruly_s3.endpoint))
     assert (done["equal"], done["listed"]) == (1, 1)
     unruly_s3.order(without_etag, kind="object")
-    one_sentence(restore(prefix="large", endpoint=unruly_s3.endpoint), 5, "answers a part without an ETag")
+    one_sentence(
+        restore(prefix="large", endpoint=unruly_s3.endpoint), 5, "answers a part without an ETag"
+    )
     assert (set(objects(new_bucket)), uploads(new_bucket)) == ({"some/key-05"}, [])
 
 
-def test_a_server_that_begins_an_object_in_parts_without_an_id_is_one_sentence(restore, new_bucket, unruly_s3):
-    unruly_s3.say(b"<InitiateMultipartUploadResult/>", kind="object", when=lambda asked: "uploads" in asked.query)
+def test_a_server_that_begins_an_object_in_parts_without_an_id_is_one_sentence(
+    restore, new_bucket, unruly_s3
+):
+    unruly_s3.say(
+        b"<InitiateMultipartUploadResult/>",
+        kind="object",
+        when=lambda asked: "uploads" in asked.query,
+    )
     one_sentence(
-        restore(prefix="large", endpoint=unruly_s3.endpoint), 5, "takes no object in parts: the server begins one without"
+        restore(prefix="large", endpoint=unruly_s3.endpoint),
+        5,
+        "takes no object in parts: the server begins one without",
     )
     assert objects(new_bucket) == {}
 
 
-def test_what_a_server_does_not_tell_the_size_of_is_read_to_be_compared(restore, new_bucket, unruly_s3):
+def test_what_a_server_does_not_tell_the_size_of_is_read_to_be_compared(
+    restore, new_bucket, unruly_s3
+):
     def without_length(asked, answer):
         return replace(with_header(answer, "x-amz-checksum-sha256", ""), length=-1)
 
     body = BODIES["some/key-05"]
-    for there, outcome in ((body, "equal"), (body + b"more", "different"), (body[:-1], "different")):
+    for there, outcome in (
+        (body, "equal"),
+        (body + b"more", "different"),
+        (body[:-1], "different"),
+    ):
         new_bucket.put(f"{PREFIX}some/key-05", there)
         unruly_s3.order(without_length, kind="head")
         done = sums(restore("--json", prefix="some/key-05", endpoint=unruly_s3.endpoint))
@@ -318,12 +433,17 @@ def test_headers_are_restored_without_a_manifest(archived, restore, new_bucket):
         for file, data in kept.items():
             file.write_bytes(data)
     assert objects(new_bucket) == {"a": b"1", "a/b": b"2"}
-    assert new_bucket.client.head_object(Bucket=new_bucket.name, Key=f"{PREFIX}a")["ContentType"] == "text/plain"
+    assert (
+        new_bucket.client.head_object(Bucket=new_bucket.name, Key=f"{PREFIX}a")["ContentType"]
+        == "text/plain"
+    )
 
 
 @pytest.mark.thorough
 def test_what_cannot_be_restored_to_is_said(archived, restore, new_bucket, unruly_s3):
-    one_sentence(restore(to="s3://no-such-bucket-here/x"), 5, "there is no bucket 'no-such-bucket-here'")
+    one_sentence(
+        restore(to="s3://no-such-bucket-here/x"), 5, "there is no bucket 'no-such-bucket-here'"
+    )
     one_sentence(restore(endpoint="http://127.0.0.1:1"), 5, "connection refused", "--endpoint-url")
     one_sentence(restore(to="s3:///x"), 2, "s3://BUCKET")
     one_sentence(restore("--profile", "nobody"), 3, "no profile 'nobody'")
@@ -331,24 +451,45 @@ def test_what_cannot_be_restored_to_is_said(archived, restore, new_bucket, unrul
     for kind, done in (("head", "read"), ("object", "written")):
         unruly_s3.well_behaved()
         unruly_s3.fail(403, "AccessDenied", kind=kind)
-        one_sentence(restore(prefix="a", endpoint=unruly_s3.endpoint), 5, f"may not be {done}", "grant s3:ListBucket")
+        one_sentence(
+            restore(prefix="a", endpoint=unruly_s3.endpoint),
+            5,
+            f"may not be {done}",
+            "grant s3:ListBucket",
+        )
     unruly_s3.well_behaved()
     unruly_s3.fail(507, "XMinioStorageFull", kind="object")
-    one_sentence(restore(prefix="x", endpoint=unruly_s3.endpoint), 5, "takes no more", "XMinioStorageFull")
+    one_sentence(
+        restore(prefix="x", endpoint=unruly_s3.endpoint), 5, "takes no more", "XMinioStorageFull"
+    )
 
 
-_ENDPOINT_FROM = "--endpoint-url (of the job: `endpoint_url`), AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL"
+_ENDPOINT_FROM = (
+    "--endpoint-url (of the job: `endpoint_url`), AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL"
+)
 
 
 def test_what_of_an_address_and_the_options_beside_it_cannot_be_used_is_named(restore, new_bucket):
     one_sentence(restore(to=f"s3://{new_bucket.name}/\udcff"), 2, "its prefix is not UTF-8")
-    for endpoint, must in (("127.0.0.1:9000", "must begin with http"), ("http://me:secret@host", "must not hold a user")):
+    for endpoint, must in (
+        ("127.0.0.1:9000", "must begin with http"),
+        ("http://me:secret@host", "must not hold a user"),
+    ):
         wrong = restore(endpoint=endpoint)
         one_sentence(wrong, 2, f"server cannot be used: it {must}", f"correct {_ENDPOINT_FROM}")
         assert not any(word in wrong.err for word in ("s3://", "secret"))
-    one_sentence(restore(to="s3://b c/x"), 2, "'s3://b c/x' cannot be restored to", "give s3://BUCKET or")
-    one_sentence(restore(to="s3://no-such-bucket"), 5, "there is no bucket", f"and {_ENDPOINT_FROM}")
-    one_sentence(restore("--profile", "nobody"), 3, "no profile 'nobody'", "correct --profile (of the job: `profile`) or AWS_")
+    one_sentence(
+        restore(to="s3://b c/x"), 2, "'s3://b c/x' cannot be restored to", "give s3://BUCKET or"
+    )
+    one_sentence(
+        restore(to="s3://no-such-bucket"), 5, "there is no bucket", f"and {_ENDPOINT_FROM}"
+    )
+    one_sentence(
+        restore("--profile", "nobody"),
+        3,
+        "no profile 'nobody'",
+        "correct --profile (of the job: `profile`) or AWS_",
+    )
     assert objects(new_bucket) == {}
 
 
@@ -356,5 +497,7 @@ def test_the_environment_names_the_server_as_for_the_aws_tools(archived, new_buc
     to = f"s3://{new_bucket.name}/back"
     assert archived("restore", "src", "x", to, AWS_ENDPOINT_URL=new_bucket.endpoint).status == 0
     assert objects(new_bucket) == {"x//y": b"4"}
-    head = new_bucket.client.head_object(Bucket=new_bucket.name, Key=f"{PREFIX}x//y", ChecksumMode="ENABLED")
+    head = new_bucket.client.head_object(
+        Bucket=new_bucket.name, Key=f"{PREFIX}x//y", ChecksumMode="ENABLED"
+    )
     assert base64.b64decode(head["ChecksumSHA256"]) == hashlib.sha256(b"4").digest()

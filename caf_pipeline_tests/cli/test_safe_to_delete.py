@@ -1,4 +1,6 @@
-"""`caf safe-to-delete`, as an operator meets it: sentences, exit statuses, and what is left when it is killed."""
+"""`caf safe-to-delete`, as an operator meets it: sentences, exit statuses, and what is left when it
+is killed.
+"""
 
 import csv
 import json
@@ -52,10 +54,20 @@ class Archived:
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
-    """A network whose windows outlast the start of several commands, on a busy machine, too: each has to see the window."""
+    """A network whose windows outlast the start of several commands, on a busy machine, too: each
+    has to see the window.
+    """
     folder = tmp_path_factory.mktemp("jackal")
-    options = {"providers": 4, "lcds": 2, "block_seconds": BLOCK_SECONDS, "proof_window": 1200, "no_zero_draws": 1}
-    with LoopbackNetwork(folder, fund={ADDRESS: FUNDS}, space={ADDRESS: SPACE}, **options) as running:
+    options = {
+        "providers": 4,
+        "lcds": 2,
+        "block_seconds": BLOCK_SECONDS,
+        "proof_window": 1200,
+        "no_zero_draws": 1,
+    }
+    with LoopbackNetwork(
+        folder, fund={ADDRESS: FUNDS}, space={ADDRESS: SPACE}, **options
+    ) as running:
         yield running
 
 
@@ -73,7 +85,9 @@ def archived(caf, network, ledger, new_bucket, monkeypatch):
         new_bucket.put(key, os.urandom(100_000))
     for name, value in caf.environment.items():
         monkeypatch.setenv(name, value)
-    context = open_run_context(load_settings(caf.folder / "caf.toml"), "src", run="test", ledger=ledger)
+    context = open_run_context(
+        load_settings(caf.folder / "caf.toml"), "src", run="test", ledger=ledger
+    )
     try:
         archive_everything(context)
         yield Archived(caf, new_bucket, network, context)
@@ -96,7 +110,9 @@ def listed(file) -> list[list[str]]:
 def test_a_list_is_written_when_everything_is_safe(safe):
     done = safe("src")
     assert done.status == 0, done.err
-    assert listed(safe.caf.folder / "src-safe-to-delete.csv") == [[safe.bucket.name, key] for key in KEYS]
+    assert listed(safe.caf.folder / "src-safe-to-delete.csv") == [
+        [safe.bucket.name, key] for key in KEYS
+    ]
     out = done.out.decode()
     assert "src: 12 of 12 objects are safe to delete (1.1 MiB of 1.1 MiB)" in out
     assert "listed in src-safe-to-delete.csv, columns Bucket,Key" in out
@@ -105,7 +121,12 @@ def test_a_list_is_written_when_everything_is_safe(safe):
     again = safe("src", "--json", "--no-read-back", "-o", "again.csv")
     assert again.status == 0, again.err
     shown = json.loads(again.out)
-    assert (shown["safe_objects"], shown["objects"], shown["chunks_read_back"], shown["list"]) == (12, 12, 0, "again.csv")
+    assert (shown["safe_objects"], shown["objects"], shown["chunks_read_back"], shown["list"]) == (
+        12,
+        12,
+        0,
+        "again.csv",
+    )
     assert shown["columns"] == ["Bucket", "Key"]
     assert "stranger" in shown["caution"]
 
@@ -122,7 +143,10 @@ def test_what_is_not_safe_is_told_by_reason_and_the_rest_is_listed(safe):
     assert "1 object (3 B) not archived: no plan has them yet:\n  new\\x1b[31m" in out
     assert "1 archived key gone from S3 already, nothing to delete: some/key-05" in out
     header, *rest = listed(safe.caf.folder / "rest.csv")
-    assert [(line[0], line[header.index("reason")]) for line in rest] == [("new%1B%5B31m", "not_planned"), (KEYS[3], "changed")]
+    assert [(line[0], line[header.index("reason")]) for line in rest] == [
+        ("new%1B%5B31m", "not_planned"),
+        (KEYS[3], "changed"),
+    ]
     lines = [json.loads(line) for line in safe("src", "--json").out.splitlines()]
     assert [line.get("reason") for line in lines] == [None, "changed", "not_planned"]
     assert lines[1]["examples"] == [{"key": KEYS[3], "detail": None}]
@@ -135,7 +159,8 @@ def test_before_the_second_window_nothing_is_listed_and_it_is_said_when(archived
     out = done.out.decode()
     assert "none of 12 objects is safe to delete; no list was written" in out
     assert re.search(
-        r"proven in 1 of 2 proof windows in a row; (the next window begins|look again before .* ends) in about \d+ (s|minutes)",
+        r"proven in 1 of 2 proof windows in a row; (the next window begins|look again before .* "
+        r"ends) in about \d+ (s|minutes)",
         out,
     )
     assert "… and 7 more" in out
@@ -144,7 +169,12 @@ def test_before_the_second_window_nothing_is_listed_and_it_is_said_when(archived
 
 @pytest.mark.thorough
 def test_chunks_in_a_folder_are_never_safe(archived):
-    one_sentence(archived("src", CAF_STORE__KIND="directory"), 3, "a folder proves nothing over time", 'store.kind = "jackal"')
+    one_sentence(
+        archived("src", CAF_STORE__KIND="directory"),
+        3,
+        "a folder proves nothing over time",
+        'store.kind = "jackal"',
+    )
 
 
 @pytest.mark.thorough
@@ -157,9 +187,16 @@ def test_a_chain_that_is_away_writes_nothing(archived):
 
 @pytest.mark.thorough
 def test_a_source_that_is_away_writes_nothing(archived):
-    more = {"CAF_SOURCES__SRC__ENDPOINT_URL": "http://127.0.0.1:9", "CAF_PACKING__REQUEST_ATTEMPTS": "1"}
-    one_sentence(archived("src", **more), 6, "is http://127.0.0.1")  # another address is another source
-    archived.bucket.client.delete_objects(Bucket=archived.bucket.name, Delete={"Objects": [{"Key": key} for key in KEYS]})
+    more = {
+        "CAF_SOURCES__SRC__ENDPOINT_URL": "http://127.0.0.1:9",
+        "CAF_PACKING__REQUEST_ATTEMPTS": "1",
+    }
+    one_sentence(
+        archived("src", **more), 6, "is http://127.0.0.1"
+    )  # another address is another source
+    archived.bucket.client.delete_objects(
+        Bucket=archived.bucket.name, Delete={"Objects": [{"Key": key} for key in KEYS]}
+    )
     archived.bucket.client.delete_bucket(Bucket=archived.bucket.name)
     one_sentence(archived("src"), 5, archived.bucket.name)
     assert not (archived.caf.folder / "src-safe-to-delete.csv").exists()
@@ -228,7 +265,11 @@ def test_interrupted_it_leaves_nothing_and_can_be_run_again(safe):
     _, err = process.communicate()
     assert process.returncode == 130, err
     safe.network.well_behaved()
-    assert not [path for path in safe.caf.folder.iterdir() if "safe-to-delete" in path.name or "rest" in path.name]
+    assert not [
+        path
+        for path in safe.caf.folder.iterdir()
+        if "safe-to-delete" in path.name or "rest" in path.name
+    ]
     assert safe("src").status == 0
 
 

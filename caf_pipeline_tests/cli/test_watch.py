@@ -1,4 +1,6 @@
-"""`caf status --watch`: a rate is of what was located, over the time that is named; Ctrl-C ends it without a traceback."""
+"""`caf status --watch`: a rate is of what was located, over the time that is named; Ctrl-C ends it
+without a traceback.
+"""
 
 import json
 import os
@@ -21,7 +23,14 @@ MIB = 1 << 20
 def caf(tmp_path, database_url, s3_server, new_bucket):
     for number in range(5):
         new_bucket.put(f"k{number}", bytes(700_000))  # a chunk each
-    caf = CommandLine(tmp_path, {"CAF_DATABASE_URL": database_url, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"})
+    caf = CommandLine(
+        tmp_path,
+        {
+            "CAF_DATABASE_URL": database_url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        },
+    )
     caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
     return caf
 
@@ -40,11 +49,16 @@ def locate(ledger, minutes_ago):
     for name, minutes in zip(names, minutes_ago, strict=False):
         with connected(ledger.database) as connection:
             set_state(connection, "located", f"name = '{name}'")
-        statement = "UPDATE caf_files SET located_at = now() - %(m)s * interval '1 minute' WHERE name = %(name)s"
+        statement = (
+            "UPDATE caf_files SET located_at = now() - %(m)s * interval '1 minute' WHERE "
+            "name = %(name)s"
+        )
         change(ledger, statement, m=minutes, name=name)
 
 
-def test_the_rate_is_that_of_what_was_located_within_the_hour_and_none_before_two_chunks_were(caf, ledger):
+def test_the_rate_is_that_of_what_was_located_within_the_hour_and_none_before_two_chunks_were(
+    caf, ledger
+):
     archive_source(caf)
 
     def seen():
@@ -56,11 +70,15 @@ def test_the_rate_is_that_of_what_was_located_within_the_hour_and_none_before_tw
     assert (seen().recent.chunks, seen().bytes_per_second) == (0, None)
     locate(ledger, [90, 40, 20])
     assert seen().recent.chunks == 1
-    assert seen().bytes_per_second == pytest.approx(700_000 / (40 * 60), rel=0.01)  # until now, not until the last chunk
+    assert seen().bytes_per_second == pytest.approx(
+        700_000 / (40 * 60), rel=0.01
+    )  # until now, not until the last chunk
     assert seen().seconds_left == pytest.approx(2 * 40 * 60, rel=0.01)
     locate(ledger, [50, 40, 30, 20, 10])
     assert seen().seconds_left == 0.0
-    change(ledger, "UPDATE caf_files SET attempts = 0")  # as a rebuild restores them: nothing was packed here
+    change(
+        ledger, "UPDATE caf_files SET attempts = 0"
+    )  # as a rebuild restores them: nothing was packed here
     assert seen().recent.chunks == 0
 
 
@@ -69,14 +87,20 @@ def test_a_chunk_that_is_damaged_does_not_pass_for_one_that_is_well(caf, ledger)
     assert "src: 5 of 5 chunks located; " in watch._line(ledger.progress.of(["src"])[0])
     with connected(ledger.database) as connection:
         set_state(connection, "damaged", "caf_file_id = (SELECT max(caf_file_id) FROM caf_files)")
-    assert "src: 5 of 5 chunks located (1 of them damaged since); " in watch._line(ledger.progress.of(["src"])[0])
+    assert "src: 5 of 5 chunks located (1 of them damaged since); " in watch._line(
+        ledger.progress.of(["src"])[0]
+    )
 
 
 @pytest.mark.thorough
 def test_it_says_how_far_a_source_is_until_it_is_interrupted(caf, ledger):
     archive_source(caf)
     locate(ledger, [40, 20])
-    change(ledger, "UPDATE caf_files SET state = 'parked' WHERE caf_file_id = (SELECT max(caf_file_id) FROM caf_files)")
+    change(
+        ledger,
+        "UPDATE caf_files SET state = 'parked' WHERE caf_file_id = (SELECT max(caf_file_id) FROM "
+        "caf_files)",
+    )
     watching = caf.start("status", "src", "--watch", "--interval", "0.1")
     lines = [watching.stdout.readline().decode() for _ in range(2)]
     watching.send_signal(signal.SIGINT)
@@ -114,7 +138,9 @@ def test_a_signal_leaves_no_embedded_server_behind(tmp_path, number):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("arguments", [("status", "--watch", "--interval", "0.1"), ("metrics", "--serve", "127.0.0.1:0")])
+@pytest.mark.parametrize(
+    "arguments", [("status", "--watch", "--interval", "0.1"), ("metrics", "--serve", "127.0.0.1:0")]
+)
 def test_a_closed_terminal_leaves_no_embedded_server_behind(tmp_path, arguments):
     (tmp_path / "caf.toml").write_text('[sources.src]\nbucket = "b"\n')
     pid, terminal = pty.fork()

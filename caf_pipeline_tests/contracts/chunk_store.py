@@ -1,6 +1,9 @@
-"""What every ChunkReader and every ChunkStore does. A test class of an implementation inherits it and gives the fixture `store`.
+"""What every ChunkReader and every ChunkStore does.
 
-It may give the fixture `log` too: a transaction log that the store's posts go through, in memory by default.
+A test class of an implementation inherits it and gives the fixture `store`.
+
+It may give the fixture `log` too: a transaction log that the store's posts go through, in memory by
+default.
 """
 
 import hashlib
@@ -12,7 +15,13 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.caf.merkle import merkle_root
-from caf_pipeline.errors import IntegrityError, LeaseLost, LedgerError, StoredChunkMissing, StoreError
+from caf_pipeline.errors import (
+    IntegrityError,
+    LeaseLost,
+    LedgerError,
+    StoredChunkMissing,
+    StoreError,
+)
 from caf_pipeline.store.protocol import ChunkToStore, Posting, SignedTransaction, WaitingPost
 
 MAY_BE_INCLUDED = (None, "included")
@@ -60,7 +69,11 @@ class MemoryLog:
             self.asked[account, chunk] = WaitingPost(chunk, message, charged_bytes)
 
     def waiting(self, account):
-        return [post for (owner, chunk), post in self.asked.items() if owner == account and not self._open(account, chunk)]
+        return [
+            post
+            for (owner, chunk), post in self.asked.items()
+            if owner == account and not self._open(account, chunk)
+        ]
 
     def pending(self, account):
         mine = [one for one in self._of(account) if self.outcomes[one.hash] is None]
@@ -68,7 +81,11 @@ class MemoryLog:
 
     def commit(self, lease, transaction, chunks):
         lease.check()
-        taken = [one for one in self._of(transaction.account) if self.outcomes[one.hash] in (None, "included", "failed")]
+        taken = [
+            one
+            for one in self._of(transaction.account)
+            if self.outcomes[one.hash] in (None, "included", "failed")
+        ]
         if any(one.sequence == transaction.sequence for one in taken):
             raise LedgerError(f"sequence {transaction.sequence} has a transaction")
         if any(self._open(transaction.account, chunk) for chunk in chunks):
@@ -88,11 +105,19 @@ class MemoryLog:
 
     def start_of(self, account, chunk):
         included = [one.hash for one in self._of(account) if self.outcomes[one.hash] == "included"]
-        found = [self.starts[hash][self.chunks[hash].index(chunk)] for hash in included if chunk in self.chunks[hash]]
+        found = [
+            self.starts[hash][self.chunks[hash].index(chunk)]
+            for hash in included
+            if chunk in self.chunks[hash]
+        ]
         return max(found, default=None)
 
     def spent(self, account):
-        return sum(one.cost for one in self._of(account) if self.outcomes[one.hash] in (None, "included", "failed"))
+        return sum(
+            one.cost
+            for one in self._of(account)
+            if self.outcomes[one.hash] in (None, "included", "failed")
+        )
 
     def explains(self, account, archive_id, sequence):
         return True
@@ -113,7 +138,10 @@ class MemoryLog:
         return [one for one in self.transactions.values() if one.account == account]
 
     def _open(self, account, chunk):
-        return any(chunk in self.chunks[one.hash] and self.outcomes[one.hash] in MAY_BE_INCLUDED for one in self._of(account))
+        return any(
+            chunk in self.chunks[one.hash] and self.outcomes[one.hash] in MAY_BE_INCLUDED
+            for one in self._of(account)
+        )
 
 
 def staged_file(folder: Path, data: bytes) -> Path:
@@ -134,7 +162,9 @@ def stored(store, path: Path, log=None) -> Posting:
 
 
 class ChunkReaderContract:
-    """The contract of what reads chunks: see `ChunkReader`. The fixture `reader` reads what `store` keeps.
+    """The contract of what reads chunks: see `ChunkReader`.
+
+    The fixture `reader` reads what `store` keeps.
 
     Bytes are random: a store may outlive a test and knows each root for ever.
     """
@@ -150,14 +180,22 @@ class ChunkReaderContract:
     def test_what_was_put_reads_back_in_any_range(self, reader, store, log, tmp_path):
         data = os.urandom(3 << 20)
         posting = stored(store, staged_file(tmp_path, data), log)
-        for start, end in [(0, len(data)), (0, 1), (5, 2_000_000), (len(data) - 1, len(data)), (7, 7)]:
+        for start, end in [
+            (0, len(data)),
+            (0, 1),
+            (5, 2_000_000),
+            (len(data) - 1, len(data)),
+            (7, 7),
+        ]:
             assert b"".join(reader.read(posting, start, end)) == data[start:end]
 
     def test_pieces_are_at_most_one_mebibyte(self, reader, store, log, tmp_path):
         posting = stored(store, staged_file(tmp_path, os.urandom(3 << 20)), log)
         assert max(len(piece) for piece in reader.read(posting, 0, 3 << 20)) <= 1 << 20
 
-    def test_an_uploaded_chunk_has_the_required_copies_and_each_reads_the_same(self, reader, store, log, tmp_path):
+    def test_an_uploaded_chunk_has_the_required_copies_and_each_reads_the_same(
+        self, reader, store, log, tmp_path
+    ):
         data = os.urandom(100_000)
         posting = stored(store, staged_file(tmp_path, data), log)
         copies = reader.copies(posting)
@@ -181,7 +219,9 @@ class ChunkReaderContract:
         with pytest.raises(StoredChunkMissing):
             list(reader.read(unknown, 0, 10))
 
-    def test_a_read_past_the_end_is_an_error_and_not_a_short_answer(self, reader, store, log, tmp_path):
+    def test_a_read_past_the_end_is_an_error_and_not_a_short_answer(
+        self, reader, store, log, tmp_path
+    ):
         posting = stored(store, staged_file(tmp_path, os.urandom(1000)), log)
         with pytest.raises(IntegrityError):
             list(reader.read(posting, 0, 1001))
@@ -192,7 +232,10 @@ class ChunkReaderContract:
 
     def test_a_range_that_a_holder_gives_is_not_lost(self, reader, store, log, tmp_path):
         posting = stored(store, staged_file(tmp_path, os.urandom(1000)), log)
-        assert not any(reader.has_lost(posting, 0, 1000, provider=provider) for provider in reader.holders(posting))
+        assert not any(
+            reader.has_lost(posting, 0, 1000, provider=provider)
+            for provider in reader.holders(posting)
+        )
 
     def test_closing_twice_is_closing_once(self, reader):
         reader.close()
@@ -237,7 +280,11 @@ class ChunkStoreContract(ChunkReaderContract):
     def test_what_is_posted_is_listed_under_its_archive_alone(self, store, log, tmp_path):
         chunk = to_store(store, staged_file(tmp_path, os.urandom(1000)))
         posting = store.post(chunk, log)
-        (listed,) = [one for one in store.posted(chunk.archive_id) if one.posting.merkle_root == chunk.merkle_root]
+        (listed,) = [
+            one
+            for one in store.posted(chunk.archive_id)
+            if one.posting.merkle_root == chunk.merkle_root
+        ]
         assert (listed.posting, listed.proof_type) == (posting, chunk.proof_type)
         assert posting.owner == store.owner()
         assert list(store.posted("f" * 32)) == []
@@ -245,13 +292,18 @@ class ChunkStoreContract(ChunkReaderContract):
     def test_what_is_posted_is_found_by_its_root_and_by_its_owner(self, store, log, tmp_path):
         chunk = to_store(store, staged_file(tmp_path, os.urandom(1000)))
         posting = store.post(chunk, log)
-        assert [(one.posting, one.proof_type) for one in store.posted_as(chunk.merkle_root)] == [(posting, chunk.proof_type)]
+        assert [(one.posting, one.proof_type) for one in store.posted_as(chunk.merkle_root)] == [
+            (posting, chunk.proof_type)
+        ]
         assert posting in [one.posting for one in store.posted_by(store.owner())]
         assert list(store.posted_as(bytes(32))) == list(store.posted_by("nobody")) == []
 
     def test_what_the_owner_posted_is_counted_by_archive(self, store, log, tmp_path):
         before = {archive: files.count for archive, files in store.archives().items()}
-        chunk = replace(to_store(store, staged_file(tmp_path, os.urandom(1000))), archive_id=os.urandom(16).hex())
+        chunk = replace(
+            to_store(store, staged_file(tmp_path, os.urandom(1000))),
+            archive_id=os.urandom(16).hex(),
+        )
         store.post(chunk, log)
         store.post(chunk, log)
         after = {archive: files.count for archive, files in store.archives().items()}

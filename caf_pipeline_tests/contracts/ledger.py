@@ -1,4 +1,6 @@
-"""What every Ledger does. A test class of an implementation inherits it and gives the fixture `ledger`.
+"""What every Ledger does.
+
+A test class of an implementation inherits it and gives the fixture `ledger`.
 
 The functions at its head bring a ledger to where a test begins; other tests use them too.
 """
@@ -85,7 +87,9 @@ def planned(number: int, keys: Sequence[str]) -> ChunkPlan:
 
 
 def _batches(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield rows as the ledger takes them: the first alone, so that there are several batches; one for each row is slow."""
+    """Yield rows as the ledger takes them: the first alone, so that there are several batches; one
+    for each row is slow.
+    """
     left, size = iter(rows), 1
     while some := list(islice(left, size)):
         yield pa.RecordBatch.from_pylist(some, schema)
@@ -94,8 +98,16 @@ def _batches(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.R
 
 def claims(*rows: tuple[int, str], version: str = VERSION) -> Iterator[pa.RecordBatch]:
     """Yield claims of chunk numbers on keys, as batches."""
-    identity = {"object_version": version, "version_id": version_id(version), "etag": "abc", "size_bytes": 10}
-    values = ({"chunk_number": number, "key": key.encode(), **identity, "last_modified": EARLY} for number, key in rows)
+    identity = {
+        "object_version": version,
+        "version_id": version_id(version),
+        "etag": "abc",
+        "size_bytes": 10,
+    }
+    values = (
+        {"chunk_number": number, "key": key.encode(), **identity, "last_modified": EARLY}
+        for number, key in rows
+    )
     return _batches(values, pa.schema([PLAN_SCHEMA.field(name) for name in OF_CLAIMS]))
 
 
@@ -105,21 +117,32 @@ def version_id(object_version: str) -> str | None:
 
 def plan_record(chunks: int = 1, source: str = SOURCE) -> PlanRecord:
     sha256 = hashlib.sha256(f"{source} {next(_serial)}".encode()).digest()
-    return PlanRecord(source, sha256, sha256.hex()[:8], "snapshot.parquet", "plans/x", chunks, 10 * chunks)
+    return PlanRecord(
+        source, sha256, sha256.hex()[:8], "snapshot.parquet", "plans/x", chunks, 10 * chunks
+    )
 
 
-def register_plan(ledger: Any, plan: PlanRecord, chunks: Sequence[ChunkPlan], claimed: Iterable[pa.RecordBatch]) -> None:
+def register_plan(
+    ledger: Any, plan: PlanRecord, chunks: Sequence[ChunkPlan], claimed: Iterable[pa.RecordBatch]
+) -> None:
     with ledger.leases.hold(plan_lease(plan.source), holder()) as lease:
         ledger.plans.register(lease, plan, chunks, claimed)
 
 
-def register(ledger: Any, *batches: Sequence[str], source: str = SOURCE, skips: Iterable[Skip] = ()) -> list[str]:
+def register(
+    ledger: Any, *batches: Sequence[str], source: str = SOURCE, skips: Iterable[Skip] = ()
+) -> list[str]:
     """Register a plan of one chunk for each batch of keys; return the chunks' names."""
     ledger.sources.register(source, f"archive of {source}", f"s3://{source}")
     plan = plan_record(source=source)
     names = [f"{source}-{plan.name}-{number:05}" for number in range(1, len(batches) + 1)]
     chunks = [planned(number, keys) for number, keys in enumerate(batches, 1)]
-    register_plan(ledger, plan, chunks, claims(*((number, key) for number, keys in enumerate(batches, 1) for key in keys)))
+    register_plan(
+        ledger,
+        plan,
+        chunks,
+        claims(*((number, key) for number, keys in enumerate(batches, 1) for key in keys)),
+    )
     ledger.skips.record(source, skips)
     return names
 
@@ -130,9 +153,15 @@ def remove(ledger: Any, source: str = SOURCE) -> None:
         ledger.removal.remove(lease, source)
 
 
-def settled(ledger: Any, asked: Sequence[tuple[str, str]], *, modified: datetime = EARLY) -> set[tuple[str, str]]:
-    """Of these (key, object version), as listed with this LastModified, return those of which a plan has nothing to do."""
-    listed = [S3Object(key.encode(), version_id(version), "abc", 10, modified) for key, version in asked]
+def settled(
+    ledger: Any, asked: Sequence[tuple[str, str]], *, modified: datetime = EARLY
+) -> set[tuple[str, str]]:
+    """Of these (key, object version), as listed with this LastModified, return those of which a
+    plan has nothing to do.
+    """
+    listed = [
+        S3Object(key.encode(), version_id(version), "abc", 10, modified) for key, version in asked
+    ]
     return ledger.content.settled_objects(SOURCE, listed)
 
 
@@ -142,19 +171,41 @@ def skip(key: str, reason: SkipReason = SkipReason.COLD_STORAGE) -> Skip:
 
 def seal_facts(members: int, skipped: int = 0, released: int = 0) -> Seal:
     samples = [Sample(0, 100, b"\x02" * 32), Sample(900, 100, b"\x03" * 32)]
-    return Seal(1000, 1000, members, 10 * members, skipped, released, ROOT, 3, samples, 900, bytes(32))
-
-
-def location(key: str, *, modified: datetime = EARLY, version: str = VERSION, start: int = 0) -> LocationRow:
-    return LocationRow(
-        key, version, version_id(version), start, start + 10, "abc", modified, hashlib.sha256(key.encode()).digest()
+    return Seal(
+        1000, 1000, members, 10 * members, skipped, released, ROOT, 3, samples, 900, bytes(32)
     )
 
 
-def batches(rows: Iterable[LocationRow], headers: ObjectHeaders | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield rows as batches, with the checksums that `CHECKSUMS` has of their keys, and these headers, unknown if None."""
-    own = {**asdict(headers), "user_metadata": sorted(headers.user_metadata.items())} if headers else {}
-    return _batches((location_values(row) | dict(CHECKSUMS.get(row.key, {})) | own for row in rows), LOCATION_SCHEMA)
+def location(
+    key: str, *, modified: datetime = EARLY, version: str = VERSION, start: int = 0
+) -> LocationRow:
+    return LocationRow(
+        key,
+        version,
+        version_id(version),
+        start,
+        start + 10,
+        "abc",
+        modified,
+        hashlib.sha256(key.encode()).digest(),
+    )
+
+
+def batches(
+    rows: Iterable[LocationRow], headers: ObjectHeaders | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows as batches, with the checksums that `CHECKSUMS` has of their keys, and these
+    headers, unknown if None.
+    """
+    own = (
+        {**asdict(headers), "user_metadata": sorted(headers.user_metadata.items())}
+        if headers
+        else {}
+    )
+    return _batches(
+        (location_values(row) | dict(CHECKSUMS.get(row.key, {})) | own for row in rows),
+        LOCATION_SCHEMA,
+    )
 
 
 def location_values(row: LocationRow) -> dict[str, Any]:
@@ -172,7 +223,8 @@ POSTING = Posting(ROOT, "jkl1owner", 42, 1000)
 def claimed(ledger: Any, chunk: str, *, modified: datetime = EARLY) -> list[LocationRow]:
     """Return a row for each object that the chunk claims."""
     query = """SELECT file_path, object_version(version_id, claims.etag, size_bytes, rewritten_at)
-        FROM claims JOIN caf_files USING (caf_file_id) WHERE caf_files.name = %(chunk)s ORDER BY 1"""
+        FROM claims JOIN caf_files USING (caf_file_id) WHERE caf_files.name = %(chunk)s ORDER BY
+            1"""
     with connected(ledger.database) as connection:
         rows = connection.execute(query, {"chunk": chunk}).fetchall()
     return [location(key, modified=modified, version=version) for key, version in rows]
@@ -189,7 +241,9 @@ def seal(
     facts: Seal | None = None,
     headers: ObjectHeaders | None = None,
 ) -> None:
-    """Seal a chunk with these rows, or those of what it claims, without the skipped and released ones."""
+    """Seal a chunk with these rows, or those of what it claims, without the skipped and released
+    ones.
+    """
     if rows is None:
         left = {one.key for one in skips} | {key for key, _ in released}
         rows = [row for row in claimed(ledger, chunk) if row.key not in left]
@@ -198,18 +252,31 @@ def seal(
 
 
 def bring_to(
-    ledger: Any, chunk: str, state: ChunkState, *, modified: datetime = EARLY, headers: ObjectHeaders | None = None
+    ledger: Any,
+    chunk: str,
+    state: ChunkState,
+    *,
+    modified: datetime = EARLY,
+    headers: ObjectHeaders | None = None,
 ) -> None:
     """Move a planned chunk along the flow, as one run does, until it is in `state`."""
     S = ChunkState
     with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
         moves = {
             S.PACKING: lambda: ledger.moves.move(lease, chunk, S.PLANNED, S.PACKING),
-            S.SEALED: lambda: seal(ledger, lease, chunk, rows=claimed(ledger, chunk, modified=modified), headers=headers),
+            S.SEALED: lambda: seal(
+                ledger,
+                lease,
+                chunk,
+                rows=claimed(ledger, chunk, modified=modified),
+                headers=headers,
+            ),
             S.POSTING: lambda: ledger.moves.move(lease, chunk, S.SEALED, S.POSTING),
             S.POSTED: lambda: ledger.moves.record_posting(lease, chunk, POSTING),
             S.UPLOADING: lambda: ledger.moves.move(lease, chunk, S.POSTED, S.UPLOADING),
-            S.VERIFIED: lambda: ledger.replicas.record_verified(lease, chunk, [Copy("provider", "proof")]),
+            S.VERIFIED: lambda: ledger.replicas.record_verified(
+                lease, chunk, [Copy("provider", "proof")]
+            ),
             S.LOCATED: lambda: ledger.moves.load_locations(lease, chunk),
         }
         for reached, move in moves.items():
@@ -218,7 +285,9 @@ def bring_to(
                 return
 
 
-def archive(ledger: Any, keys: Sequence[str], *, modified: datetime = EARLY, source: str = SOURCE) -> str:
+def archive(
+    ledger: Any, keys: Sequence[str], *, modified: datetime = EARLY, source: str = SOURCE
+) -> str:
     """Plan and archive one chunk of these keys; return its name."""
     (chunk,) = register(ledger, keys, source=source)
     bring_to(ledger, chunk, ChunkState.LOCATED, modified=modified)
@@ -250,9 +319,18 @@ def restored(number: int, keys: Sequence[str], *, skipped: int = 0) -> RemoteChu
     )
 
 
-def restore(ledger: Any, chunk: RemoteChunk, rows: Iterable[pa.RecordBatch], skips: Iterable[Skip], *, fault: str = "") -> int:
+def restore(
+    ledger: Any,
+    chunk: RemoteChunk,
+    rows: Iterable[pa.RecordBatch],
+    skips: Iterable[Skip],
+    *,
+    fault: str = "",
+) -> int:
     given = list(rows)
-    return ledger.rebuilds.restore_chunk(chunk, lambda: given, skips, plan_folder="plans/x", fault=fault)
+    return ledger.rebuilds.restore_chunk(
+        chunk, lambda: given, skips, plan_folder="plans/x", fault=fault
+    )
 
 
 def end(ledger: Any, chunk: str, *states: ChunkState) -> None:
@@ -262,7 +340,9 @@ def end(ledger: Any, chunk: str, *states: ChunkState) -> None:
             ledger.moves.move(lease, chunk, ledger.chunks.get(chunk).state, state)
 
 
-def look(ledger: Any, chunk: str, *checks: CopyCheck, again_in: float | None = None, enough: int = 0) -> None:
+def look(
+    ledger: Any, chunk: str, *checks: CopyCheck, again_in: float | None = None, enough: int = 0
+) -> None:
     """Record what a look at a chunk's copies found."""
     with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
         ledger.replicas.record_checks(lease, chunk, checks, again_in=again_in, enough=enough)
@@ -279,10 +359,14 @@ def windows_after(ledger: Any, chunk: str, *windows: int | None, apart: bool = F
 def seen(ledger: Any, chunk: str) -> list[tuple[str, bool, int | None, int, str]]:
     """Return what is known of a chunk's copies, times left out."""
     known = ledger.replicas.list(chunk)
-    return [(copy.provider, copy.listed, copy.last_proven, copy.windows, copy.fault) for copy in known]
+    return [
+        (copy.provider, copy.listed, copy.last_proven, copy.windows, copy.fault) for copy in known
+    ]
 
 
-def standing(ledger: Any, path: Any, source: str = SOURCE) -> set[tuple[str, str, str | None, bool]]:
+def standing(
+    ledger: Any, path: Any, source: str = SOURCE
+) -> set[tuple[str, str, str | None, bool]]:
     """Return the rows of the export as (key, standing, reason, due)."""
     count = ledger.exports.standing(source, path)
     table = pq.read_table(path)
@@ -323,7 +407,11 @@ class LedgerContract:
         archive(ledger, ["with-checksums"])
         (version,) = ledger.content.located_versions(SOURCE, ["with-checksums"])
         sha256 = hashlib.sha256(b"with-checksums").digest()
-        assert version.checksums == {"sha256": sha256, "crc64nvme": b"\0" * 7 + b"\1", "crc32": b"\0\0\0\2"}
+        assert version.checksums == {
+            "sha256": sha256,
+            "crc64nvme": b"\0" * 7 + b"\1",
+            "crc32": b"\0\0\0\2",
+        }
         (row,) = located(ledger, tmp_path / "located.parquet")
         assert {name: row[name] for name in CHECKSUM_COLUMNS} == CHECKSUMS["with-checksums"]
 
@@ -444,7 +532,10 @@ class LedgerContract:
         names = register(ledger, ["a", "b"], ["c"])
         chunks = ledger.chunks.list(SOURCE)
         assert [chunk.name for chunk in chunks] == names
-        assert [(chunk.state, chunk.number, chunk.object_count) for chunk in chunks] == [("planned", 1, 2), ("planned", 2, 1)]
+        assert [(chunk.state, chunk.number, chunk.object_count) for chunk in chunks] == [
+            ("planned", 1, 2),
+            ("planned", 2, 1),
+        ]
         assert chunks[0].archive_id == "archive of src"
 
     def test_a_plan_registered_twice_changes_nothing(self, ledger):
@@ -455,7 +546,9 @@ class LedgerContract:
         assert len(ledger.chunks.list(SOURCE)) == 1
         assert ledger.chunks.account(SOURCE).claimed_objects == 1
 
-    def test_an_object_claimed_by_another_plan_is_a_conflict_that_names_it_and_writes_nothing(self, ledger):
+    def test_an_object_claimed_by_another_plan_is_a_conflict_that_names_it_and_writes_nothing(
+        self, ledger
+    ):
         register(ledger, ["a", "b, c"])
         with pytest.raises(ClaimConflict, match="'b, c"):
             register(ledger, ["d", "b, c"])
@@ -486,7 +579,9 @@ class LedgerContract:
     def test_a_parked_chunk_keeps_its_claims_and_its_reason(self, ledger):
         (chunk,) = register(ledger, ["a"])
         with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
-            ledger.moves.move(lease, chunk, ChunkState.PLANNED, ChunkState.PARKED, reason="no more money")
+            ledger.moves.move(
+                lease, chunk, ChunkState.PLANNED, ChunkState.PARKED, reason="no more money"
+            )
         assert ledger.chunks.get(chunk).reason == "no more money"
         with pytest.raises(ClaimConflict):
             register(ledger, ["a"])
@@ -494,7 +589,9 @@ class LedgerContract:
     def test_the_reason_stays_with_a_chunk_until_it_is_well_again(self, ledger):
         chunk = archive(ledger, ["a"])
         with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
-            ledger.moves.move(lease, chunk, ChunkState.LOCATED, ChunkState.DAMAGED, reason="one copy of three")
+            ledger.moves.move(
+                lease, chunk, ChunkState.LOCATED, ChunkState.DAMAGED, reason="one copy of three"
+            )
             assert ledger.chunks.get(chunk).reason == "one copy of three"
             ledger.moves.move(lease, chunk, ChunkState.DAMAGED, ChunkState.LOCATED)
             assert ledger.chunks.get(chunk).reason == ""
@@ -502,7 +599,9 @@ class LedgerContract:
     def test_a_withdrawn_chunk_keeps_its_reason(self, ledger):
         (chunk,) = register(ledger, ["a"])
         with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
-            ledger.moves.move(lease, chunk, ChunkState.PLANNED, ChunkState.WITHDRAWN, reason="too large")
+            ledger.moves.move(
+                lease, chunk, ChunkState.PLANNED, ChunkState.WITHDRAWN, reason="too large"
+            )
         assert ledger.chunks.get(chunk).reason == "too large"
 
     # --- moves ---
@@ -519,7 +618,10 @@ class LedgerContract:
     def test_a_move_from_another_state_is_illegal_and_says_which_it_is(self, ledger):
         (chunk,) = register(ledger, ["a"])
         end(ledger, chunk, ChunkState.PACKING)
-        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove, match="it is 'packing'"):
+        with (
+            ledger.leases.hold(f"chunk/{chunk}", holder()) as lease,
+            pytest.raises(IllegalMove, match="it is 'packing'"),
+        ):
             ledger.moves.move(lease, chunk, ChunkState.SEALED, ChunkState.POSTING)
 
     def test_a_move_that_the_life_cycle_forbids_is_illegal(self, ledger):
@@ -530,7 +632,10 @@ class LedgerContract:
     def test_no_bare_move_makes_a_chunk_located(self, ledger):
         (chunk,) = register(ledger, ["a"])
         bring_to(ledger, chunk, ChunkState.VERIFIED)
-        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove, match="load_locations"):
+        with (
+            ledger.leases.hold(f"chunk/{chunk}", holder()) as lease,
+            pytest.raises(IllegalMove, match="load_locations"),
+        ):
             ledger.moves.move(lease, chunk, ChunkState.VERIFIED, ChunkState.LOCATED)
 
     @pytest.mark.parametrize("state", [ChunkState.SEALED, ChunkState.POSTED, ChunkState.VERIFIED])
@@ -559,7 +664,12 @@ class LedgerContract:
         (chunk,) = register(ledger, ["a", "b"])
         bring_to(ledger, chunk, ChunkState.SEALED)
         row = ledger.chunks.get(chunk)
-        assert (row.state, row.merkle_root, row.proof_type, row.caf_size_bytes) == (ChunkState.SEALED, ROOT, 3, 1000)
+        assert (row.state, row.merkle_root, row.proof_type, row.caf_size_bytes) == (
+            ChunkState.SEALED,
+            ROOT,
+            3,
+            1000,
+        )
         assert row.samples == (Sample(0, 100, b"\x02" * 32), Sample(900, 100, b"\x03" * 32))
 
     def test_a_seal_ends_the_claims_of_skipped_and_released_objects(self, ledger, tmp_path):
@@ -567,7 +677,10 @@ class LedgerContract:
         end(ledger, chunk, ChunkState.PACKING)
         with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
             seal(ledger, lease, chunk, [skip("b")], [("c", VERSION)])
-        assert standing(ledger, tmp_path / "s") == {("a", "claimed", None, False), ("b", "skipped", "cold_storage", False)}
+        assert standing(ledger, tmp_path / "s") == {
+            ("a", "claimed", None, False),
+            ("b", "skipped", "cold_storage", False),
+        }
         assert ledger.chunks.account(SOURCE).claimed_objects == 1
 
     def test_a_chunk_without_members_is_empty_and_claims_nothing(self, ledger):
@@ -581,7 +694,10 @@ class LedgerContract:
     def test_a_seal_that_does_not_account_for_every_claim_is_refused(self, ledger):
         (chunk,) = register(ledger, ["a", "b", "c"])
         end(ledger, chunk, ChunkState.PACKING)
-        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="claims 2"):
+        with (
+            ledger.leases.hold(f"chunk/{chunk}", holder()) as lease,
+            pytest.raises(LedgerError, match="claims 2"),
+        ):
             seal(ledger, lease, chunk, [skip("b")], rows=[location("a")])
         assert ledger.chunks.get(chunk).state is ChunkState.PACKING
         assert ledger.chunks.account(SOURCE).skipped == {}
@@ -631,7 +747,10 @@ class LedgerContract:
     def test_a_seal_with_too_few_rows_writes_nothing(self, ledger):
         (chunk,) = register(ledger, ["a", "b"])
         end(ledger, chunk, ChunkState.PACKING)
-        with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError, match="2 members"):
+        with (
+            ledger.leases.hold(f"chunk/{chunk}", holder()) as lease,
+            pytest.raises(LedgerError, match="2 members"),
+        ):
             seal(ledger, lease, chunk, rows=[location("a")], facts=seal_facts(2))
         assert ledger.chunks.get(chunk).state is ChunkState.PACKING
         assert pending(ledger, chunk) == 0
@@ -656,7 +775,10 @@ class LedgerContract:
         bring_to(ledger, chunk, ChunkState.VERIFIED)
         assert pending(ledger, chunk) == 1
         assert ledger.lookup.locate(SOURCE, "a") is None
-        assert (ledger.content.located_versions(SOURCE, ["a"]), located(ledger, tmp_path / "located.parquet")) == ([], [])
+        assert (
+            ledger.content.located_versions(SOURCE, ["a"]),
+            located(ledger, tmp_path / "located.parquet"),
+        ) == ([], [])
         with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
             assert ledger.moves.load_locations(lease, chunk) == 1
         assert pending(ledger, chunk) == 0
@@ -678,9 +800,18 @@ class LedgerContract:
         end(ledger, chunk, ChunkState.PACKING)
         with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
             ledger.moves.seal(
-                lease, chunk, seal_facts(1), [], [], rows=lambda: batches([location("log")]), logs=[LogTimes(0, 1, 2)]
+                lease,
+                chunk,
+                seal_facts(1),
+                [],
+                [],
+                rows=lambda: batches([location("log")]),
+                logs=[LogTimes(0, 1, 2)],
             )
-        assert (pending(ledger, chunk), ledger.lookup.chunks_with_log_times([chunk])) == (1, {chunk})
+        assert (pending(ledger, chunk), ledger.lookup.chunks_with_log_times([chunk])) == (
+            1,
+            {chunk},
+        )
         end(ledger, chunk, *states)
         assert (pending(ledger, chunk), pending(ledger, other)) == (0, 1)
         assert ledger.lookup.chunks_with_log_times([chunk]) == set()
@@ -700,12 +831,16 @@ class LedgerContract:
     # --- headers ---
 
     def test_objects_share_a_set_of_headers(self, ledger):
-        headers = ObjectHeaders("text/plain", cache_control="no-store", user_metadata={"b": "2", "a": "é"})
+        headers = ObjectHeaders(
+            "text/plain", cache_control="no-store", user_metadata={"b": "2", "a": "é"}
+        )
         for keys in (["a", "b"], ["c"]):
             (chunk,) = register(ledger, keys)
             bring_to(ledger, chunk, ChunkState.LOCATED, headers=headers)
         assert {ledger.lookup.locate(SOURCE, key).row.header_set for key in "abc"} == {headers.id}
-        assert [version.header_set for version in ledger.content.located_versions(SOURCE, ["a"])] == [headers.id]
+        assert [
+            version.header_set for version in ledger.content.located_versions(SOURCE, ["a"])
+        ] == [headers.id]
         assert ledger.lookup.header_sets([headers.id, bytes(16)]) == {headers.id: headers}
 
     def test_headers_that_are_not_known_have_no_set(self, ledger):
@@ -722,7 +857,10 @@ class LedgerContract:
         assert ledger.lookup.locate(SOURCE, "a").row.object_version == "v3"
         assert ledger.lookup.locate(SOURCE, "a", "v1").row.object_version == "v1"
         assert ledger.lookup.locate(SOURCE, "a", "v4") is None
-        assert [row.object_version for row in ledger.lookup.versions(SOURCE, "a", 2)[0]] == ["v3", "v2"]
+        assert [row.object_version for row in ledger.lookup.versions(SOURCE, "a", 2)[0]] == [
+            "v3",
+            "v2",
+        ]
         assert ledger.lookup.versions(SOURCE, "a", 2)[1] == 3
         assert ledger.lookup.versions(SOURCE, "b", 2) == ([], 0)
 
@@ -746,21 +884,39 @@ class LedgerContract:
         end(ledger, archive(ledger, ["expired"]), ChunkState.EXPIRED)
         later = EARLY + timedelta(days=1)
         register_plan(ledger, plan_record(), [planned(1, ["b"])], claims((1, "b"), version="newer"))
-        stated = [CurrentException(*one) for one in (("gone", later, None), ("b", later, "newer"), ("c", later, VERSION))]
-        ledger.content.record_planned(InventoryRecord(SOURCE, "src-20240102T000000000000Z", later), stated)
+        stated = [
+            CurrentException(*one)
+            for one in (("gone", later, None), ("b", later, "newer"), ("c", later, VERSION))
+        ]
+        ledger.content.record_planned(
+            InventoryRecord(SOURCE, "src-20240102T000000000000Z", later), stated
+        )
         keys = ["a", "b", "c", "gone", "expired", "never", "", "\ud800", "a", *ODD_KEYS]
         found = ledger.lookup.locate_many(SOURCE, keys)
-        assert found == {key: ledger.lookup.locate(SOURCE, key) for key in keys if ledger.lookup.locate(SOURCE, key)}
+        assert found == {
+            key: ledger.lookup.locate(SOURCE, key)
+            for key in keys
+            if ledger.lookup.locate(SOURCE, key)
+        }
         assert {key: one.chunk for key, one in found.items()} == (
             dict.fromkeys(["a", "b", "gone"], first) | dict.fromkeys(["c", *ODD_KEYS], second)
         )
         assert {key for key, one in found.items() if not one.currency.is_current} == {"b", "gone"}
         assert found["b"].currency.state == "planned"
         assert found["gone"].currency.gone_at == later
-        assert ledger.lookup.locate_many("another", keys) == ledger.lookup.locate_many(SOURCE, []) == {}
+        assert (
+            ledger.lookup.locate_many("another", keys)
+            == ledger.lookup.locate_many(SOURCE, [])
+            == {}
+        )
 
     @pytest.mark.parametrize(
-        "states", [[ChunkState.EXPIRED], [ChunkState.DAMAGED, ChunkState.EXPIRED], [ChunkState.DAMAGED, ChunkState.WITHDRAWN]]
+        "states",
+        [
+            [ChunkState.EXPIRED],
+            [ChunkState.DAMAGED, ChunkState.EXPIRED],
+            [ChunkState.DAMAGED, ChunkState.WITHDRAWN],
+        ],
     )
     def test_objects_of_a_chunk_out_of_good_standing_are_archived_again(self, ledger, states):
         old = archive(ledger, ["a", "b"])
@@ -785,7 +941,10 @@ class LedgerContract:
         (chunk,) = register(ledger, ["claimed", "lost"], skips=skips)
 
         def known(key):
-            return sorted((one.chunk or "", str(one.state), one.detail) for one in ledger.lookup.not_archived(SOURCE, key))
+            return sorted(
+                (one.chunk or "", str(one.state), one.detail)
+                for one in ledger.lookup.not_archived(SOURCE, key)
+            )
 
         assert known("claimed") == [(chunk, "planned", "")]
         assert known("lost") == sorted([(chunk, "planned", ""), (lost, "expired", "")])
@@ -802,18 +961,31 @@ class LedgerContract:
 
     def test_a_skip_seen_again_replaces_the_older_one(self, ledger):
         ledger.sources.register(SOURCE, "id", "s3://a/")
-        ledger.skips.record(SOURCE, [skip("a", SkipReason.TOO_LARGE), skip("b", SkipReason.UNSUPPORTED_KEY)])
+        ledger.skips.record(
+            SOURCE, [skip("a", SkipReason.TOO_LARGE), skip("b", SkipReason.UNSUPPORTED_KEY)]
+        )
         ledger.skips.record(SOURCE, [skip("a", SkipReason.COLD_STORAGE)])
-        assert ledger.chunks.account(SOURCE).skipped == {SkipReason.COLD_STORAGE: 1, SkipReason.UNSUPPORTED_KEY: 1}
+        assert ledger.chunks.account(SOURCE).skipped == {
+            SkipReason.COLD_STORAGE: 1,
+            SkipReason.UNSUPPORTED_KEY: 1,
+        }
 
     def test_only_skips_of_objects_that_the_inventory_had_to_list_end(self, ledger, tmp_path):
         ledger.sources.register(SOURCE, "id", "s3://a/")
         listed_at = EARLY + timedelta(days=2)
         old, new = EARLY, listed_at - timedelta(hours=1)
         modified = {"gone": old, "listed": old, "just put": new}
-        skips = [replace(skip(key, SkipReason.UNSUPPORTED_KEY), last_modified=at) for key, at in modified.items()]
+        skips = [
+            replace(skip(key, SkipReason.UNSUPPORTED_KEY), last_modified=at)
+            for key, at in modified.items()
+        ]
         ledger.skips.record(SOURCE, skips)
-        unlisted = [("gone", VERSION), ("just put", VERSION), ("listed", "another"), ("never seen", VERSION)]
+        unlisted = [
+            ("gone", VERSION),
+            ("just put", VERSION),
+            ("listed", "another"),
+            ("never seen", VERSION),
+        ]
         ledger.skips.end(SOURCE, unlisted, listed_at=listed_at, silent_from=new)
         due = {key: is_due for key, _, _, is_due in standing(ledger, tmp_path / "s")}
         assert due == {"gone": True, "listed": False, "just put": False}
@@ -822,7 +994,10 @@ class LedgerContract:
         ledger.sources.register(SOURCE, f"archive of {SOURCE}", f"s3://{SOURCE}")
         ledger.skips.record(SOURCE, [skip("a"), skip("b")])
         archive(ledger, ["a"])
-        assert standing(ledger, tmp_path / "s") == {("a", "located", None, False), ("b", "skipped", "cold_storage", False)}
+        assert standing(ledger, tmp_path / "s") == {
+            ("a", "located", None, False),
+            ("b", "skipped", "cold_storage", False),
+        }
 
     # --- failures, staging ---
 
@@ -831,12 +1006,18 @@ class LedgerContract:
         for run in ("r1", "r1", "r2"):
             ledger.read_failures.count(chunk, [("a", VERSION)], run)
         ledger.read_failures.count(chunk, [("b", VERSION), ("a", VERSION)], "r3")
-        failures = {key: (failure.times, failure.last_run) for (key, _), failure in ledger.read_failures.list(chunk).items()}
+        failures = {
+            key: (failure.times, failure.last_run)
+            for (key, _), failure in ledger.read_failures.list(chunk).items()
+        }
         assert failures == {"a": (3, "r3"), "b": (1, "r3")}
 
     def test_reservations_of_all_chunks_together_stay_under_the_limit(self, ledger):
         one, two = register(ledger, ["a"], ["b"])
-        with ledger.leases.hold(f"chunk/{one}", holder()) as first, ledger.leases.hold(f"chunk/{two}", holder()) as second:
+        with (
+            ledger.leases.hold(f"chunk/{one}", holder()) as first,
+            ledger.leases.hold(f"chunk/{two}", holder()) as second,
+        ):
             ledger.staging.reserve(first, one, "/s", 60, 100)
             ledger.staging.reserve(first, one, "/s", 70, 100)
             with pytest.raises(StagingError, match="70 of 100"):
@@ -867,7 +1048,12 @@ class LedgerContract:
         providers.downloaded("p", 300, 1)
         providers.uploaded("p", 1000, 0)  # too short to be measured
         record = ledger.providers.all()["p"]
-        assert (record.upload_rate, record.download_rate, record.failures, record.failed_at) == (150, 300, 0, None)
+        assert (record.upload_rate, record.download_rate, record.failures, record.failed_at) == (
+            150,
+            300,
+            0,
+            None,
+        )
 
     def test_failures_are_counted_in_a_row(self, ledger):
         providers = ledger.providers
@@ -876,7 +1062,10 @@ class LedgerContract:
         record = providers.all()["p"]
         assert (record.failures, record.upload_rate, record.failed_at.tzinfo) == (2, None, UTC)
         providers.downloaded("p", 1, 1)
-        assert (providers.all()["p"].failures, providers.all()["p"].failed_at) == (0, record.failed_at)
+        assert (providers.all()["p"].failures, providers.all()["p"].failed_at) == (
+            0,
+            record.failed_at,
+        )
         assert set(providers.all()) == {"p"}
 
     def test_orders_hold_until_they_are_taken_back(self, ledger):
@@ -892,7 +1081,14 @@ class LedgerContract:
         assert board.current() == OperatorControls()
 
     @pytest.mark.parametrize(
-        ("name", "value"), [("speed", "1"), ("speed", None), ("paused", " "), ("bandwidth", "-1"), ("spend_cap", "a few")]
+        ("name", "value"),
+        [
+            ("speed", "1"),
+            ("speed", None),
+            ("paused", " "),
+            ("bandwidth", "-1"),
+            ("spend_cap", "a few"),
+        ],
     )
     def test_an_order_that_makes_no_sense_is_refused(self, ledger, name, value):
         with pytest.raises(UsageError):
@@ -916,7 +1112,9 @@ class LedgerContract:
         assert ledger.replicas.list(chunk) == []
         bring_to(ledger, chunk, ChunkState.UPLOADING)
         with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
-            ledger.replicas.record_verified(lease, chunk, [Copy("p2", "proof 2", 9), Copy("p1", "proof 1")])
+            ledger.replicas.record_verified(
+                lease, chunk, [Copy("p2", "proof 2", 9), Copy("p1", "proof 1")]
+            )
         assert seen(ledger, chunk) == [("p1", True, None, 0, ""), ("p2", True, 9, 0, "")]
         assert [copy.proof for copy in ledger.replicas.list(chunk)] == ["proof 1", "proof 2"]
 
@@ -926,7 +1124,10 @@ class LedgerContract:
         end(ledger, chunk, ChunkState.UPLOADING)
         with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
             ledger.replicas.record_verified(lease, chunk, [Copy("another", "proof", 9)])
-        assert seen(ledger, chunk) == [("another", True, 9, 0, ""), ("provider", False, None, 0, "")]
+        assert seen(ledger, chunk) == [
+            ("another", True, 9, 0, ""),
+            ("provider", False, None, 0, ""),
+        ]
 
     def test_each_proof_window_counts_once(self, ledger):
         chunk = archive(ledger, ["a"])
@@ -949,23 +1150,50 @@ class LedgerContract:
     def test_up_to_so_many_chunks_that_wait_for_their_next_window_come_first(self, ledger):
         names = [archive(ledger, [key]) for key in "abcd"]
         for chunk, again_in, enough in zip(names[1:], (0, 0, 3600), (1, 1, 1), strict=True):
-            look(ledger, chunk, CopyCheck(Copy("provider", "proof", 1), 1), again_in=again_in, enough=enough)
+            look(
+                ledger,
+                chunk,
+                CopyCheck(Copy("provider", "proof", 1), 1),
+                again_in=again_in,
+                enough=enough,
+            )
         assert [chunk.name for chunk in ledger.chunks.to_prove(SOURCE, 9)] == names
-        assert [chunk.name for chunk in ledger.chunks.to_prove(SOURCE, 9, waiting=1)] == [names[1], names[0], names[2], names[3]]
-        assert [chunk.name for chunk in ledger.chunks.to_prove(SOURCE, 9, waiting=9)] == [names[1], names[2], names[0], names[3]]
+        assert [chunk.name for chunk in ledger.chunks.to_prove(SOURCE, 9, waiting=1)] == [
+            names[1],
+            names[0],
+            names[2],
+            names[3],
+        ]
+        assert [chunk.name for chunk in ledger.chunks.to_prove(SOURCE, 9, waiting=9)] == [
+            names[1],
+            names[2],
+            names[0],
+            names[3],
+        ]
 
     def test_a_chunk_with_enough_windows_waits_for_none(self, ledger):
         first, second = (archive(ledger, [key]) for key in "ab")
         for window in (1, 2):
-            look(ledger, second, CopyCheck(Copy("provider", "proof", 1), window), again_in=0, enough=1)
-        assert [chunk.name for chunk in ledger.chunks.to_prove(SOURCE, 9, waiting=9)] == [first, second]
+            look(
+                ledger,
+                second,
+                CopyCheck(Copy("provider", "proof", 1), window),
+                again_in=0,
+                enough=1,
+            )
+        assert [chunk.name for chunk in ledger.chunks.to_prove(SOURCE, 9, waiting=9)] == [
+            first,
+            second,
+        ]
 
     def test_an_object_of_the_chunk_is_chosen_by_chance_from_those_of_a_size(self, ledger):
         rows = [location(f"key-{number}") for number in range(9)]
         chunk = archive(ledger, [row.key for row in rows])
         archive(ledger, ["elsewhere"], source="other")
         size = rows[0].end_byte - rows[0].start_byte
-        assert ledger.chunks.any_object(chunk, size) in [Sample(row.start_byte, size, row.sha256) for row in rows]
+        assert ledger.chunks.any_object(chunk, size) in [
+            Sample(row.start_byte, size, row.sha256) for row in rows
+        ]
         assert ledger.chunks.any_object(chunk, size - 1) is None
 
     def test_a_sealed_chunk_gets_another_root_and_a_posted_one_keeps_its_own(self, ledger):
@@ -977,8 +1205,16 @@ class LedgerContract:
             with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
                 ledger.moves.record_root(lease, chunk, b"\2" * 64, 0, other)
             row = ledger.chunks.get(chunk)
-            assert (row.merkle_root, row.proof_type, list(row.samples), row.state) == (b"\2" * 64, 0, other, state)
-        with ledger.leases.hold(f"chunk/{posted}", holder()) as lease, pytest.raises(IllegalMove, match="'posted'"):
+            assert (row.merkle_root, row.proof_type, list(row.samples), row.state) == (
+                b"\2" * 64,
+                0,
+                other,
+                state,
+            )
+        with (
+            ledger.leases.hold(f"chunk/{posted}", holder()) as lease,
+            pytest.raises(IllegalMove, match="'posted'"),
+        ):
             ledger.moves.record_root(lease, posted, b"\2" * 64, 0, other)
         assert ledger.chunks.get(posted).merkle_root == ROOT
 
@@ -990,7 +1226,10 @@ class LedgerContract:
     def test_a_copy_that_a_look_does_not_find_is_listed_no_more(self, ledger):
         chunk = archive(ledger, ["a"])
         look(ledger, chunk, CopyCheck(Copy("new", "proof", 7), 0, "wrong bytes at 100"))
-        assert seen(ledger, chunk) == [("new", True, 7, 0, "wrong bytes at 100"), ("provider", False, None, 0, "")]
+        assert seen(ledger, chunk) == [
+            ("new", True, 7, 0, "wrong bytes at 100"),
+            ("provider", False, None, 0, ""),
+        ]
         look(ledger, chunk, CopyCheck(Copy("new", "proof", 7), 0))
         assert ledger.replicas.list(chunk)[0].fault == ""
 
@@ -1016,10 +1255,18 @@ class LedgerContract:
         archive(ledger, ["a"], source="other")
         for chunk in (names[1], names[0]):
             look(ledger, chunk, CopyCheck(Copy("provider", "proof"), None))
-        assert [chunk.name for chunk in ledger.chunks.to_prove(SOURCE, 9)] == [names[2], names[1], names[0]]
+        assert [chunk.name for chunk in ledger.chunks.to_prove(SOURCE, 9)] == [
+            names[2],
+            names[1],
+            names[0],
+        ]
         first, *_ = ledger.chunks.to_prove(SOURCE, 1)
         assert first == ledger.chunks.get(names[2])
-        assert ledger.chunks.get(names[0]).checked_at > ledger.chunks.get(names[1]).checked_at > first.located_at
+        assert (
+            ledger.chunks.get(names[0]).checked_at
+            > ledger.chunks.get(names[1]).checked_at
+            > first.located_at
+        )
 
     def test_a_damaged_chunk_is_not_proven_but_repaired(self, ledger):
         end(ledger, archive(ledger, ["a"]), ChunkState.DAMAGED)
@@ -1052,7 +1299,9 @@ class LedgerContract:
                 ledger.moves.record_repost(lease, chunk, POSTING)
             ledger.moves.move(lease, chunk, ChunkState.LOCATED, ChunkState.DAMAGED)
             with pytest.raises(IntegrityError):
-                ledger.moves.record_repost(lease, chunk, replace(POSTING, merkle_root=b"\xff" * 32, start=99))
+                ledger.moves.record_repost(
+                    lease, chunk, replace(POSTING, merkle_root=b"\xff" * 32, start=99)
+                )
         assert ledger.chunks.get(chunk).start == POSTING.start
 
     # --- questions ---
@@ -1060,7 +1309,9 @@ class LedgerContract:
     def test_objects_located_claimed_or_skipped_are_known(self, ledger):
         archive(ledger, ["located"])
         register(ledger, ["claimed"], skips=[skip("skipped")])
-        asked = [(key, VERSION) for key in ("located", "claimed", "skipped", "new")] + [("located", "v2")]
+        asked = [(key, VERSION) for key in ("located", "claimed", "skipped", "new")] + [
+            ("located", "v2")
+        ]
         assert {key for key, _ in settled(ledger, asked)} == {"located", "claimed", "skipped"}
 
     def test_odd_keys_are_known(self, ledger):
@@ -1072,14 +1323,21 @@ class LedgerContract:
         odd = [f"1 {key}"[:250] for key in ODD_KEYS]
         archive(ledger, ODD_KEYS)
         register(ledger, odd, skips=[skip("a%FFb", SkipReason.UNSUPPORTED_KEY)])
-        expected = {(key, "located", None, False) for key in ODD_KEYS} | {(key, "claimed", None, False) for key in odd}
-        assert standing(ledger, tmp_path / "s") == expected | {("a%FFb", "skipped", "unsupported_key", False)}
+        expected = {(key, "located", None, False) for key in ODD_KEYS} | {
+            (key, "claimed", None, False) for key in odd
+        }
+        assert standing(ledger, tmp_path / "s") == expected | {
+            ("a%FFb", "skipped", "unsupported_key", False)
+        }
 
     def test_plans_are_listed_the_latest_first_with_their_chunks_by_state(self, ledger):
         (first,) = register(ledger, ["a", "b"])
         (second,) = register(ledger, ["c"])
         end(ledger, first, ChunkState.PACKING)
-        assert [row.chunks for row in ledger.plans.list(SOURCE)] == [{ChunkState.PLANNED: 1}, {ChunkState.PACKING: 1}]
+        assert [row.chunks for row in ledger.plans.list(SOURCE)] == [
+            {ChunkState.PLANNED: 1},
+            {ChunkState.PACKING: 1},
+        ]
         (latest,) = ledger.plans.list(limit=1)
         assert latest.record.name == ledger.chunks.get(second).plan
         assert ledger.plans.list("another") == []
@@ -1089,8 +1347,16 @@ class LedgerContract:
         _, two = register(ledger, ["c", "d", "e"], ["f"], skips=[skip("g")])
         end(ledger, two, ChunkState.WITHDRAWN)
         account = ledger.chunks.account(SOURCE)
-        assert (account.located_objects, account.located_bytes, account.claimed_objects) == (2, 20, 3)
-        assert account.chunks == {ChunkState.LOCATED: 1, ChunkState.PLANNED: 1, ChunkState.WITHDRAWN: 1}
+        assert (account.located_objects, account.located_bytes, account.claimed_objects) == (
+            2,
+            20,
+            3,
+        )
+        assert account.chunks == {
+            ChunkState.LOCATED: 1,
+            ChunkState.PLANNED: 1,
+            ChunkState.WITHDRAWN: 1,
+        }
         assert account.skipped == {SkipReason.COLD_STORAGE: 1}
 
     def test_chunks_are_listed_by_source_and_state(self, ledger):
@@ -1137,7 +1403,9 @@ class LedgerContract:
         assert ledger.chunks.get(chunk).read_back_at is None
         read_back(ledger, chunk)
         assert ledger.chunks.get(chunk).read_back_at > ledger.chunks.get(chunk).located_at
-        assert [each.read_back_at for each in ledger.chunks.list()] == [ledger.chunks.get(chunk).read_back_at]
+        assert [each.read_back_at for each in ledger.chunks.list()] == [
+            ledger.chunks.get(chunk).read_back_at
+        ]
 
     def test_only_a_located_or_damaged_chunk_is_read_back(self, ledger):
         (chunk,) = register(ledger, ["a"])
@@ -1162,7 +1430,9 @@ class LedgerContract:
         look(ledger, chunk, other)
         assert ledger.chunks.get(chunk).read_back_at is None
 
-    def test_a_chunk_that_was_damaged_posted_again_or_repaired_is_to_be_read_back_again(self, ledger):
+    def test_a_chunk_that_was_damaged_posted_again_or_repaired_is_to_be_read_back_again(
+        self, ledger
+    ):
         chunk = archive(ledger, ["a"])
         read_back(ledger, chunk)
         end(ledger, chunk, ChunkState.DAMAGED)
@@ -1181,7 +1451,9 @@ class LedgerContract:
         archive(ledger, ["elsewhere"], source="other")
         rows = located(ledger, tmp_path / "l.parquet")
         expected = [location(key) for key in sorted(ODD_KEYS, key=str.encode)]
-        assert [(row["key"].decode(), row["sha256"]) for row in rows] == [(one.key, one.sha256) for one in expected]
+        assert [(row["key"].decode(), row["sha256"]) for row in rows] == [
+            (one.key, one.sha256) for one in expected
+        ]
         assert {(row["part"], row["part_count"]) for row in rows} == {(0, 0)}
         for name in ("object_version", "start_byte", "end_byte", "version_id", "etag"):
             assert [row[name] for row in rows] == [getattr(one, name) for one in expected]
@@ -1197,21 +1469,52 @@ class LedgerContract:
 
     def test_a_restored_chunk_is_located_with_its_plan_rows_skips_and_copies(self, ledger):
         ledger.sources.register(SOURCE, "archive", "s3://src")
-        assert restore(ledger, restored(1, ["a", "b"], skipped=1), batches(map(location, ["a", "b"])), [skip("c")]) == 2
+        assert (
+            restore(
+                ledger,
+                restored(1, ["a", "b"], skipped=1),
+                batches(map(location, ["a", "b"])),
+                [skip("c")],
+            )
+            == 2
+        )
         chunk = ledger.chunks.get("src-0a0b0c0d-00001")
-        assert (chunk.state, chunk.plan, chunk.plan_folder, chunk.number) == (ChunkState.LOCATED, "0a0b0c0d", "plans/x", 1)
-        assert (chunk.merkle_root, chunk.owner, chunk.start, chunk.proof_type) == (ROOT, "jkl1owner", 1, 3)
-        assert (chunk.object_count, chunk.member_count, chunk.skipped_count, chunk.released_count) == (3, 2, 1, 0)
+        assert (chunk.state, chunk.plan, chunk.plan_folder, chunk.number) == (
+            ChunkState.LOCATED,
+            "0a0b0c0d",
+            "plans/x",
+            1,
+        )
+        assert (chunk.merkle_root, chunk.owner, chunk.start, chunk.proof_type) == (
+            ROOT,
+            "jkl1owner",
+            1,
+            3,
+        )
+        assert (
+            chunk.object_count,
+            chunk.member_count,
+            chunk.skipped_count,
+            chunk.released_count,
+        ) == (3, 2, 1, 0)
         assert chunk.samples == tuple(seal_facts(2).samples)
         assert ledger.lookup.locate(SOURCE, "a").row == location("a")
         assert [copy.provider for copy in ledger.replicas.list(chunk.name)] == ["p"]
-        assert settled(ledger, [(key, VERSION) for key in "abcd"]) == {(key, VERSION) for key in "abc"}
+        assert settled(ledger, [(key, VERSION) for key in "abcd"]) == {
+            (key, VERSION) for key in "abc"
+        }
         assert ledger.chunks.account(SOURCE).located_objects == 2
 
     def test_a_restored_chunk_with_a_fault_is_damaged_and_tells_of_what_was_put_off(self, ledger):
         ledger.sources.register(SOURCE, "archive", "s3://src")
         told = {"plan_sha256": b"h" * 32, "object_count": 5, "object_bytes": 50}
-        restore(ledger, replace(restored(1, ["a"]), **told), batches([location("a")]), [], fault="1 of 3 copies")
+        restore(
+            ledger,
+            replace(restored(1, ["a"]), **told),
+            batches([location("a")]),
+            [],
+            fault="1 of 3 copies",
+        )
         chunk = ledger.chunks.get("src-0a0b0c0d-00001")
         assert (chunk.state, chunk.reason) == (ChunkState.DAMAGED, "1 of 3 copies")
         assert (chunk.object_count, chunk.object_bytes, chunk.released_count) == (5, 50, 4)
@@ -1221,12 +1524,19 @@ class LedgerContract:
         ledger.sources.register(SOURCE, "archive", "s3://src")
         restore(ledger, restored(1, ["a"]), batches([location("a")]), [])
         assert ledger.plans.find(b"h" * 32) is None
-        restore(ledger, replace(restored(2, ["b"]), plan_sha256=b"h" * 32), batches([location("b")]), [])
+        restore(
+            ledger, replace(restored(2, ["b"]), plan_sha256=b"h" * 32), batches([location("b")]), []
+        )
         restore(ledger, restored(3, ["c"]), batches([location("c")]), [])
         found = ledger.plans.find(b"h" * 32)
         assert (found.object_count, found.object_bytes) == (3, 30)
         with pytest.raises(IntegrityError):
-            restore(ledger, replace(restored(4, ["d"]), plan_sha256=b"i" * 32), batches([location("d")]), [])
+            restore(
+                ledger,
+                replace(restored(4, ["d"]), plan_sha256=b"i" * 32),
+                batches([location("d")]),
+                [],
+            )
 
     def test_a_chunk_of_a_registered_plan_is_restored_into_it_and_leaves_its_counts(self, ledger):
         (name,) = register(ledger, ["a", "b"])
@@ -1271,10 +1581,15 @@ class LedgerContract:
             restore(ledger, restored(1, ["a", "b"]), batches(map(location, ["a", "b"])), [])
         assert ledger.lookup.locate(SOURCE, "b") is None
 
-    def test_an_object_that_is_located_keeps_its_place_and_a_chunk_of_such_alone_is_not_written(self, ledger):
+    def test_an_object_that_is_located_keeps_its_place_and_a_chunk_of_such_alone_is_not_written(
+        self, ledger
+    ):
         chunk = archive(ledger, ["a"])
         assert restore(ledger, restored(1, ["a", "b"]), batches(map(location, ["a", "b"])), []) == 1
-        assert (ledger.lookup.locate(SOURCE, "a").chunk, ledger.lookup.locate(SOURCE, "b").chunk) == (chunk, "src-0a0b0c0d-00001")
+        assert (
+            ledger.lookup.locate(SOURCE, "a").chunk,
+            ledger.lookup.locate(SOURCE, "b").chunk,
+        ) == (chunk, "src-0a0b0c0d-00001")
         assert restore(ledger, restored(2, ["a"]), batches([location("a")]), []) == 0
         assert len(ledger.chunks.list()) == 2
 
@@ -1319,7 +1634,10 @@ class LedgerContract:
     # --- care ---
 
     def test_leases_that_were_not_given_back_are_listed_with_their_holder(self, ledger):
-        with ledger.leases.hold("plan/src", holder("run-1")) as lease, ledger.leases.hold("account/x", holder("run-2")):
+        with (
+            ledger.leases.hold("plan/src", holder("run-1")) as lease,
+            ledger.leases.hold("account/x", holder("run-2")),
+        ):
             first, second = ledger.leases.list()
             assert (first.name, first.holder, first.live) == ("account/x", holder("run-2"), True)
             assert (second.name, second.epoch) == ("plan/src", lease.epoch)
@@ -1327,7 +1645,10 @@ class LedgerContract:
 
     def test_a_lease_whose_holder_may_live_is_not_ended(self, ledger):
         far = replace(holder("far"), boot_id="another machine")
-        with ledger.leases.hold("plan/src", holder("run-1")) as here, ledger.leases.hold("plan/other", far) as there:
+        with (
+            ledger.leases.hold("plan/src", holder("run-1")) as here,
+            ledger.leases.hold("plan/other", far) as there,
+        ):
             assert not ledger.leases.end("plan/src", here.epoch)
             assert not ledger.leases.end("plan/other", there.epoch)
             assert len(ledger.leases.list()) == 2
@@ -1349,14 +1670,26 @@ class LedgerContract:
         ledger.staging.release(chunk)
         assert ledger.staging.list() == []
 
-    def test_rows_are_counted_by_chunk_and_those_that_a_chunk_stands_for_are_not_dropped(self, ledger):
+    def test_rows_are_counted_by_chunk_and_those_that_a_chunk_stands_for_are_not_dropped(
+        self, ledger
+    ):
         located = archive(ledger, ["a", "b"])
         (claiming,) = register(ledger, ["c"])
         counted = {rows.chunk: rows for rows in ledger.stray_rows.by_chunk(SOURCE)}
-        assert (counted[located].locations, counted[located].claims, counted[located].member_count) == (2, 0, 2)
-        assert (counted[claiming].locations, counted[claiming].claims, counted[claiming].state) == (0, 1, ChunkState.PLANNED)
+        assert (
+            counted[located].locations,
+            counted[located].claims,
+            counted[located].member_count,
+        ) == (2, 0, 2)
+        assert (counted[claiming].locations, counted[claiming].claims, counted[claiming].state) == (
+            0,
+            1,
+            ChunkState.PLANNED,
+        )
         assert [ledger.stray_rows.drop(rows.caf_file_id) for rows in counted.values()] == [0, 0]
-        assert settled(ledger, [(key, VERSION) for key in "abc"]) == {(key, VERSION) for key in "abc"}
+        assert settled(ledger, [(key, VERSION) for key in "abc"]) == {
+            (key, VERSION) for key in "abc"
+        }
 
     def test_an_unknown_source_and_an_unknown_chunk_have_no_rows(self, ledger):
         assert ledger.stray_rows.by_chunk("nobody") == []

@@ -1,6 +1,9 @@
-"""What every ObjectSource does. A test class of an implementation inherits it and gives the fixture `bucket`.
+"""What every ObjectSource does.
 
-A bucket has `put(key, body, **headers)`, `delete(key)` and `source(prefix, page_keys=…)`, which opens it as a source.
+A test class of an implementation inherits it and gives the fixture `bucket`.
+
+A bucket has `put(key, body, **headers)`, `delete(key)` and `source(prefix, page_keys=…)`, which
+opens it as a source.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +19,15 @@ from caf_pipeline_tests.support.tiers import sampled
 
 # Clients and servers bend some of them. (moto cannot store a key with a line feed.)
 KEYS = [
-    "/abs", "a/", "a//b", "//", "///", "/", "a//", ".", "..", "./x", "../x", "a/.", "a/..", "a/./b", "a/../b",
+    "/abs", "a/", "a//b", "//", "///", "/", "a//", ".", "..", "./x", "../x", "a/.", "a/..",
+    "a/./b", "a/../b",
     "http://x/y", "\x01", "a\tb", "a\rb", "a\x0bb", "a\x1fb", "a\x7fb",
-    "a", "a/b", "...", "..x", "x..", ".x", "a/.b/c", "%", "%zz", "a%", "a%2Fb", "a%20b", "a%25b", "+", "a+b", " ", " a", "a ",
-    "a b", "~", "*", "\\", "a\\b", "?", "a?b=c", "?versionId=x", "#", "a#b", "&", "&amp;", "<Key>", "a&b=c", "[x]", "{x}", "|",
-    "^", "`", "\"", "'", "=", ";", ":", "@", "!", "$", "(", ")", ",", "C:\\x", "é", "e\u0301", "日本", "\U0001f600", "\x80",
+    "a", "a/b", "...", "..x", "x..", ".x", "a/.b/c", "%", "%zz", "a%", "a%2Fb", "a%20b", "a%25b",
+    "+", "a+b", " ", " a", "a ",
+    "a b", "~", "*", "\\", "a\\b", "?", "a?b=c", "?versionId=x", "#", "a#b", "&", "&amp;",
+    "<Key>", "a&b=c", "[x]", "{x}", "|",
+    "^", "`", "\"", "'", "=", ";", ":", "@", "!", "$", "(", ")", ",", "C:\\x", "é", "e\u0301",
+    "日本", "\U0001f600", "\x80",
     "\u0085", "\u00a0", "\u2028", "\u200d", "\ufeff", "\uffff", "x" * 1024, "é" * 512,
 ]  # fmt: skip
 
@@ -30,7 +37,9 @@ def listed(source, **bounds) -> list[S3Object]:
 
 
 def whole(source, obj: S3Object) -> bytes:
-    """Return an object as it is read, which is what it is where it is begun and waited for later."""
+    """Return an object as it is read, which is what it is where it is begun and waited for
+    later.
+    """
     begun, part = source.begin(obj), source.read(obj, 0, obj.size_bytes)
     assert begun is None or begun.part() == part
     return bytes(part.body)
@@ -53,7 +62,9 @@ class ObjectSourceContract:
         for key in ("b", "a/b", "é", "a", "Z", "a-"):
             bucket.put(key, key.encode() * 3)
         objects = listed(bucket.source())
-        assert [obj.key for obj in objects] == sorted(key.encode() for key in ("b", "a/b", "é", "a", "Z", "a-"))
+        assert [obj.key for obj in objects] == sorted(
+            key.encode() for key in ("b", "a/b", "é", "a", "Z", "a-")
+        )
         assert listed(bucket.source(page_keys=1), in_order=True) == objects
         assert [obj.size_bytes for obj in objects] == [3 * len(obj.key) for obj in objects]
         assert all(obj.last_modified.utcoffset() == timedelta(0) for obj in objects)
@@ -81,17 +92,22 @@ class ObjectSourceContract:
         source = bucket.source(page_keys=2)
         assert [isinstance(page, LastPage) for page in source.list_pages()] == [False, True]
         assert [isinstance(page, LastPage) for page in source.list_pages(max_pages=1)] == [False]
-        assert [isinstance(page, LastPage) for page in source.list_pages(after=b"k1", max_pages=1)] == [True]
+        assert [
+            isinstance(page, LastPage) for page in source.list_pages(after=b"k1", max_pages=1)
+        ] == [True]
 
     @pytest.mark.parametrize("after", [b"", b"b", b"b\xff", b"\xff", "bé".encode()[:-1]])
     def test_after_takes_any_bytes_and_leaves_out_keys_up_to_them(self, bucket, after):
         keys = [b"a", b"b", b"b1", "bé".encode(), b"c", "é".encode()]
         for key in keys:
             bucket.put(key)
-        assert [obj.key for obj in listed(bucket.source(), after=after)] == sorted(key for key in keys if key > after)
+        assert [obj.key for obj in listed(bucket.source(), after=after)] == sorted(
+            key for key in keys if key > after
+        )
 
     @pytest.mark.parametrize(
-        ("prefix", "keys"), [("a/", [b"a/b", b"a/c d"]), ("a/c ", [b"a/c d"]), ("x", []), ("é/", ["é/x".encode()])]
+        ("prefix", "keys"),
+        [("a/", [b"a/b", b"a/c d"]), ("a/c ", [b"a/c d"]), ("x", []), ("é/", ["é/x".encode()])],
     )
     def test_a_prefix_bounds_the_listing_and_stays_in_the_keys(self, bucket, prefix, keys):
         for key in ("a", "a/b", "a/c d", "ab", "é/x"):
@@ -118,7 +134,9 @@ class ObjectSourceContract:
         source = bucket.source()
         [obj] = listed(source)
         ends = [0, 1, 100, 255, 256]
-        assert b"".join(source.read(obj, *bounds).body for bounds in pairwise(ends)) == bytes(range(256))
+        assert b"".join(source.read(obj, *bounds).body for bounds in pairwise(ends)) == bytes(
+            range(256)
+        )
 
     @pytest.mark.parametrize("bounds", [(-1, 2), (0, 4), (2, 1), (3, 3), (0, 0)])
     def test_what_is_no_range_of_the_object_is_refused(self, bucket, bounds):
@@ -144,7 +162,10 @@ class ObjectSourceContract:
         [obj] = listed(source)
         bucket.put("a", b"new bytes")
         for bounds in ((0, 9), (2, 5)):
-            assert body_or_reason(source, obj, *bounds) in (b"old bytes"[slice(*bounds)], SkipReason.CHANGED)
+            assert body_or_reason(source, obj, *bounds) in (
+                b"old bytes"[slice(*bounds)],
+                SkipReason.CHANGED,
+            )
 
     def test_an_object_that_is_gone_since_is_told(self, bucket):
         for key in ("a", "b/"):

@@ -1,7 +1,10 @@
-"""What every TransactionLog does. A test class of an implementation inherits it and gives three fixtures.
+"""What every TransactionLog does.
 
-`log` is a new log; `chunks` are the names of three chunks that are to be posted; `take_over` is a function that takes an
-account's lease away from whoever holds it, as another run does after a pause that was too long.
+A test class of an implementation inherits it and gives three fixtures.
+
+`log` is a new log; `chunks` are the names of three chunks that are to be posted; `take_over` is a
+function that takes an account's lease away from whoever holds it, as another run does after a pause
+that was too long.
 """
 
 import hashlib
@@ -17,10 +20,17 @@ OTHER = "chain-1/jkl1them"
 
 
 def signed(
-    sequence: int, body: bytes = b"", *, account: str = ACCOUNT, cost: int = 10, purpose: str = "post"
+    sequence: int,
+    body: bytes = b"",
+    *,
+    account: str = ACCOUNT,
+    cost: int = 10,
+    purpose: str = "post",
 ) -> SignedTransaction:
     body = body or f"{account} {sequence}".encode()
-    return SignedTransaction(hashlib.sha256(body).hexdigest().upper(), body, account, sequence, 100, purpose, cost)
+    return SignedTransaction(
+        hashlib.sha256(body).hexdigest().upper(), body, account, sequence, 100, purpose, cost
+    )
 
 
 def ask(log: Any, *chunks: str, account: str = ACCOUNT) -> None:
@@ -51,7 +61,9 @@ class TransactionLogContract:
 
     def test_what_is_asked_for_waits_oldest_first(self, log, chunks):
         ask(log, *reversed(chunks))
-        assert log.waiting(ACCOUNT) == [WaitingPost(chunk, chunk.encode(), 30) for chunk in reversed(chunks)]
+        assert log.waiting(ACCOUNT) == [
+            WaitingPost(chunk, chunk.encode(), 30) for chunk in reversed(chunks)
+        ]
         assert log.waiting(OTHER) == []
 
     def test_the_same_asked_again_waits_once(self, log, chunks):
@@ -83,17 +95,23 @@ class TransactionLogContract:
     # --- committing ---
 
     @pytest.mark.parametrize("outcome", [None, "included", "expired"])
-    def test_another_account_takes_a_chunk_over_with_what_may_be_posted_of_it(self, log, chunks, outcome):
+    def test_another_account_takes_a_chunk_over_with_what_may_be_posted_of_it(
+        self, log, chunks, outcome
+    ):
         ask(log, *chunks)
         one = commit(log, signed(1), chunks[0])
         if outcome:
             settle(log, one, outcome, *([50] if outcome == "included" else []))
-        assert list(log.other_accounts(chunks[0], OTHER)) == ([] if outcome == "expired" else [ACCOUNT])
+        assert list(log.other_accounts(chunks[0], OTHER)) == (
+            [] if outcome == "expired" else [ACCOUNT]
+        )
         assert list(log.other_accounts(chunks[1], OTHER)) == []
         assert list(log.other_accounts(chunks[0], ACCOUNT)) == []
         assert names(log.waiting(ACCOUNT)) == [chunks[2]]  # of the others it signs no more
 
-    def test_committed_transactions_are_pending_by_sequence_until_they_are_settled(self, log, chunks):
+    def test_committed_transactions_are_pending_by_sequence_until_they_are_settled(
+        self, log, chunks
+    ):
         ask(log, *chunks)
         two = commit(log, signed(2), chunks[0])
         one = commit(log, signed(1, purpose="buy", cost=5))
@@ -103,7 +121,14 @@ class TransactionLogContract:
         assert log.pending(OTHER) == []
 
     @pytest.mark.parametrize(
-        ("outcome", "free"), [(None, False), ("included", False), ("failed", False), ("expired", True), ("superseded", True)]
+        ("outcome", "free"),
+        [
+            (None, False),
+            ("included", False),
+            ("failed", False),
+            ("expired", True),
+            ("superseded", True),
+        ],
     )
     def test_a_sequence_is_signed_again_only_where_no_block_has_it(self, log, outcome, free):
         one = commit(log, signed(7))
@@ -123,7 +148,9 @@ class TransactionLogContract:
         commit(log, signed(7, account=OTHER))
 
     @pytest.mark.parametrize("included", [False, True])
-    def test_a_chunk_in_a_transaction_that_is_or_may_be_included_keeps_all_of_another_out(self, log, chunks, included):
+    def test_a_chunk_in_a_transaction_that_is_or_may_be_included_keeps_all_of_another_out(
+        self, log, chunks, included
+    ):
         ask(log, *chunks)
         one = commit(log, signed(1), chunks[0])
         if included:
@@ -139,7 +166,9 @@ class TransactionLogContract:
             commit(log, signed(1), *chunks[:2])
         assert log.pending(ACCOUNT) == []
 
-    def test_a_run_that_dies_between_asking_and_committing_leaves_its_post_to_the_next(self, log, chunks):
+    def test_a_run_that_dies_between_asking_and_committing_leaves_its_post_to_the_next(
+        self, log, chunks
+    ):
         ask(log, chunks[0])
         with pytest.raises(ConnectionError), log.lease(ACCOUNT):
             raise ConnectionError("the cable")
@@ -198,7 +227,9 @@ class TransactionLogContract:
             settle(log, one, "lost")
 
     def test_what_was_spent_counts_all_that_a_block_has_or_may_have(self, log):
-        for sequence, outcome in enumerate(["included", "failed", "expired", "superseded", None], 1):
+        for sequence, outcome in enumerate(
+            ["included", "failed", "expired", "superseded", None], 1
+        ):
             one = commit(log, signed(sequence, cost=10**sequence))
             if outcome:
                 settle(log, one, outcome)
@@ -212,7 +243,9 @@ class TransactionLogContract:
         assert log.spent(ACCOUNT) == 6_000
 
     def test_a_purchase_counts_at_its_list_price_until_it_is_told_what_was_taken(self, log):
-        told, untold, failed, _pending = (commit(log, signed(number, cost=1_000, purpose="buy")) for number in range(1, 5))
+        told, untold, failed, _pending = (
+            commit(log, signed(number, cost=1_000, purpose="buy")) for number in range(1, 5)
+        )
         commit(log, signed(5, cost=1))
         with log.lease(ACCOUNT) as lease:
             log.settle(lease, told.hash, "included", cost=300)

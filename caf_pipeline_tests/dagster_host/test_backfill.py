@@ -1,4 +1,6 @@
-"""`caf backfill`: which chunks it submits, that it only looks on afterwards, and what it says where nothing would happen."""
+"""`caf backfill`: which chunks it submits, that it only looks on afterwards, and what it says where
+nothing would happen.
+"""
 
 import io
 import json
@@ -38,20 +40,33 @@ def planned(pipeline):
 
 
 def heartbeat(pipeline, seconds_ago: float = 0) -> None:
-    pipeline.instance.add_daemon_heartbeat(DaemonHeartbeat(time.time() - seconds_ago, backfill.DAEMON, "a daemon"))
+    pipeline.instance.add_daemon_heartbeat(
+        DaemonHeartbeat(time.time() - seconds_ago, backfill.DAEMON, "a daemon")
+    )
 
 
 def chosen(pipeline, **wanted) -> list[str]:
-    return [chunk.name for chunk in choose(pipeline.instance, pipeline.ledger, SOURCE, Selection(**wanted)).chunks]
+    return [
+        chunk.name
+        for chunk in choose(pipeline.instance, pipeline.ledger, SOURCE, Selection(**wanted)).chunks
+    ]
 
 
 def submit(pipeline) -> str:
     backfill_id = backfill.new_id()
-    backfill.submit(pipeline.settings, pipeline.instance, pipeline.ledger, SOURCE, pipeline.chunks(), backfill_id)
+    backfill.submit(
+        pipeline.settings,
+        pipeline.instance,
+        pipeline.ledger,
+        SOURCE,
+        pipeline.chunks(),
+        backfill_id,
+    )
     return backfill_id
 
 
-# --- where nothing would happen ---------------------------------------------------------------------------------------
+# --- where nothing would happen
+# ---------------------------------------------------------------------------------------
 
 
 def test_where_no_dagster_ever_ran_it_says_so_and_makes_nothing(pipeline_settings):
@@ -80,12 +95,15 @@ def test_an_unknown_source_is_refused(planned):
 def test_where_there_is_nothing_to_do_it_ends_well(planned, capsys):
     for chunk in planned.chunks():
         chunk_steps.withdraw(planned.run_context(), chunk)
-    assert backfill_command(SOURCE, settings=planned.settings, wanted={}) == 0  # no daemon is needed for that
+    assert (
+        backfill_command(SOURCE, settings=planned.settings, wanted={}) == 0
+    )  # no daemon is needed for that
     assert "nothing to submit" in capsys.readouterr().err
     assert planned.instance.get_backfills() == []
 
 
-# --- which chunks -----------------------------------------------------------------------------------------------------
+# --- which chunks
+# ------------------------------------------------------------------------------------------
 
 
 def test_all_chunks_with_work_are_chosen_or_those_of_a_plan_or_from_one_to_another(planned):
@@ -120,11 +138,17 @@ def test_chunks_that_something_works_on_and_parked_ones_are_left_out(planned):
     chunk_steps.park(planned.run_context(), parked, "an operator's turn")
     with planned.run_context().lease(chunk_lease(leased)):
         found = choose(planned.instance, planned.ledger, SOURCE, Selection())
-        assert ([chunk.name for chunk in found.chunks], found.held, found.parked) == (others, [queued, leased], 1)
+        assert ([chunk.name for chunk in found.chunks], found.held, found.parked) == (
+            others,
+            [queued, leased],
+            1,
+        )
 
 
 @pytest.mark.thorough
-def test_only_what_failed_is_tried_again_and_what_is_parked_is_sent_on_its_way(planned, monkeypatch):
+def test_only_what_failed_is_tried_again_and_what_is_parked_is_sent_on_its_way(
+    planned, monkeypatch
+):
     _, failed, parked, *_ = planned.chunks()
     fail_run(planned, failed)
     chunk_steps.park(planned.run_context(), parked, "failed too often")
@@ -139,7 +163,9 @@ def test_only_what_failed_is_tried_again_and_what_is_parked_is_sent_on_its_way(p
     }
 
 
-def test_chunks_that_were_given_up_in_a_backfill_are_not_said_to_be_archived(planned, monkeypatch, capsys):
+def test_chunks_that_were_given_up_in_a_backfill_are_not_said_to_be_archived(
+    planned, monkeypatch, capsys
+):
     withdrawn, empty, located, *others = planned.chunks()
     heartbeat(planned)
     its = "SELECT file_path FROM claims JOIN caf_files USING (caf_file_id) WHERE name = %(name)s"
@@ -168,7 +194,12 @@ def test_a_dry_run_names_the_chunks_and_changes_nothing(planned, capsys):
     names = planned.chunks()
     planned.instance.delete_dynamic_partition("my-source_chunks", names[0])
     chunk_steps.park(planned.run_context(), names[1], "an operator's turn")
-    assert backfill_command(SOURCE, settings=planned.settings, wanted={"failed": True}, dry_run=True, json=True) == 0
+    assert (
+        backfill_command(
+            SOURCE, settings=planned.settings, wanted={"failed": True}, dry_run=True, json=True
+        )
+        == 0
+    )
     out = capsys.readouterr()
     assert json.loads(out.out)["chunks"] == [names[1]]
     assert "would submit 1 chunk" in out.err
@@ -183,12 +214,17 @@ def test_a_backfill_that_is_followed_again_is_counted_from_its_beginning(planned
     counts = iter([{"well": 8, "going": 5, **ended}, {"well": 13, "going": 0, **ended}])
 
     def ends_after_the_first_look(instance, _):
-        instance.update_backfill(instance.get_backfill(backfill_id).with_status(BulkActionStatus.COMPLETED_SUCCESS))
+        instance.update_backfill(
+            instance.get_backfill(backfill_id).with_status(BulkActionStatus.COMPLETED_SUCCESS)
+        )
         return next(counts)
 
     monkeypatch.setattr(backfill, "_runs", ends_after_the_first_look)
     monkeypatch.setattr(backfill, "LOOK_SECONDS", 0)
-    assert backfill.follow(planned.instance, backfill_id, 5, Console(file=printed, width=200)) == "COMPLETED_SUCCESS"
+    assert (
+        backfill.follow(planned.instance, backfill_id, 5, Console(file=printed, width=200))
+        == "COMPLETED_SUCCESS"
+    )
     first, last = (line for line in printed.getvalue().splitlines() if line.startswith("backfill"))
     assert first.endswith("runs of 8 of 13 chunks ended well, 5 runs queued or going")
     assert "runs of 13 of 13 chunks ended well" in last
@@ -202,21 +238,37 @@ def test_a_backfill_without_live_runs_has_no_time_left():
 def test_of_a_backfill_that_was_canceled_it_says_how_many_runs_were(planned):
     backfill_id, printed = submit(planned), io.StringIO()
     chunks = planned.chunks()
-    for chunk, status in zip(chunks, [DagsterRunStatus.SUCCESS, *[DagsterRunStatus.CANCELED] * 2], strict=False):
-        start_run(planned, ARCHIVE, status, **{"dagster/partition": chunk, BACKFILL_TAG: backfill_id})
-    planned.instance.update_backfill(planned.instance.get_backfill(backfill_id).with_status(BulkActionStatus.CANCELED))
-    assert backfill.follow(planned.instance, backfill_id, 4, Console(file=printed, width=200)) == "CANCELED"
-    assert "runs of 1 of 5 chunks ended well, 2 runs canceled, 0 runs queued or going" in printed.getvalue()
+    for chunk, status in zip(
+        chunks, [DagsterRunStatus.SUCCESS, *[DagsterRunStatus.CANCELED] * 2], strict=False
+    ):
+        start_run(
+            planned, ARCHIVE, status, **{"dagster/partition": chunk, BACKFILL_TAG: backfill_id}
+        )
+    planned.instance.update_backfill(
+        planned.instance.get_backfill(backfill_id).with_status(BulkActionStatus.CANCELED)
+    )
+    assert (
+        backfill.follow(planned.instance, backfill_id, 4, Console(file=printed, width=200))
+        == "CANCELED"
+    )
+    assert (
+        "runs of 1 of 5 chunks ended well, 2 runs canceled, 0 runs queued or going"
+        in printed.getvalue()
+    )
 
 
 @pytest.mark.thorough
-def test_chunks_of_an_unfinished_backfill_are_not_submitted_twice_and_it_is_followed(planned, monkeypatch):
+def test_chunks_of_an_unfinished_backfill_are_not_submitted_twice_and_it_is_followed(
+    planned, monkeypatch
+):
     backfill_id = submit(planned)
     found = choose(planned.instance, planned.ledger, SOURCE, Selection())
     assert (found.chunks, found.backfills) == ([], {backfill_id: planned.chunks()})
     heartbeat(planned)
     followed = []
-    monkeypatch.setattr(backfill, "follow", lambda _, which, *__: followed.append(which) or "COMPLETED_FAILED")
+    monkeypatch.setattr(
+        backfill, "follow", lambda _, which, *__: followed.append(which) or "COMPLETED_FAILED"
+    )
     assert backfill_command(SOURCE, settings=planned.settings, wanted={}) == 12
     assert followed == [backfill_id]
     assert len(planned.instance.get_backfills()) == 1
@@ -230,17 +282,25 @@ def test_what_failed_in_a_backfill_that_goes_on_is_not_left_to_it(planned):
         (retried, DagsterRunStatus.FAILURE),
         (retried, DagsterRunStatus.QUEUED),
     ):
-        start_run(planned, ARCHIVE, status, **{"dagster/partition": chunk, BACKFILL_TAG: backfill_id})
+        start_run(
+            planned, ARCHIVE, status, **{"dagster/partition": chunk, BACKFILL_TAG: backfill_id}
+        )
     found = choose(planned.instance, planned.ledger, SOURCE, Selection())
-    assert ([chunk.name for chunk in found.chunks], found.backfills) == ([failed], {backfill_id: [retried, *others]})
+    assert ([chunk.name for chunk in found.chunks], found.backfills) == (
+        [failed],
+        {backfill_id: [retried, *others]},
+    )
 
 
-# --- with a daemon ----------------------------------------------------------------------------------------------------
+# --- with a daemon
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("submitted", [False, True])
-def test_interrupted_while_it_submits_it_says_whether_the_backfill_goes_on(planned, monkeypatch, capsys, submitted):
+def test_interrupted_while_it_submits_it_says_whether_the_backfill_goes_on(
+    planned, monkeypatch, capsys, submitted
+):
     heartbeat(planned)
     add = type(planned.instance).add_backfill
 
@@ -256,18 +316,26 @@ def test_interrupted_while_it_submits_it_says_whether_the_backfill_goes_on(plann
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources` is deprecated")  # Dagster's own call
-def test_an_interrupted_command_leaves_the_backfill_to_the_daemon_and_follows_it_again(pipeline, tmp_path):
+@pytest.mark.filterwarnings(
+    "ignore:Function `AssetSelection.sources` is deprecated"
+)  # Dagster's own call
+def test_an_interrupted_command_leaves_the_backfill_to_the_daemon_and_follows_it_again(
+    pipeline, tmp_path
+):
     pipeline.put(7)
     assert len(pipeline.plan()) == 2
     environment = settings_of(pipeline, tmp_path)
-    described = (tmp_path / "caf.toml").read_text()  # else the daemon's sensor may have launched some before
+    described = (
+        tmp_path / "caf.toml"
+    ).read_text()  # else the daemon's sensor may have launched some before
     (tmp_path / "caf.toml").write_text(described.replace("automatic = true", "automatic = false"))
     impatient_home(pipeline.settings)
     command = [Path(sys.executable).with_name("caf"), "backfill", SOURCE]
 
     def caf() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return subprocess.Popen(
+            command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
 
     with daemon("caf_pipeline.definitions", tmp_path, **environment):
         wait_for(lambda: backfill.DAEMON in pipeline.instance.get_daemon_heartbeats())

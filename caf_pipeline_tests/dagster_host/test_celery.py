@@ -1,4 +1,6 @@
-"""Runs that Celery's workers execute, on machines of their own: what becomes of them when one of these is gone."""
+"""Runs that Celery's workers execute, on machines of their own: what becomes of them when one of
+these is gone.
+"""
 
 import os
 import shutil
@@ -31,7 +33,9 @@ from caf_pipeline_tests.support.redis_server import running_redis
 
 _ALLOWED = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
 NAMESPACE = ["unshare", *_ALLOWED, "--pid", "--fork", "--kill-child", "--mount-proc"]
-"""A machine as far as processes are concerned: none is seen from outside it, and all end with the first."""
+"""A machine as far as processes are concerned: none is seen from outside it, and all end with the
+first.
+"""
 
 BROKER = "CAF_CELERY_BROKER"
 BACKFILL = "a-backfill"
@@ -47,29 +51,58 @@ def world(new_world):
 @pytest.fixture
 def environment(world, tmp_path, empty_database_url, monkeypatch):
     """What all machines have: the example's dagster.yaml, impatient, Postgres, and a broker."""
-    if shutil.which("unshare") is None or subprocess.run([*NAMESPACE, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("no process may make namespaces here, by which the workers are on other machines")
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*NAMESPACE, "true"], check=False, capture_output=True).returncode
+    ):
+        pytest.skip(
+            "no process may make namespaces here, by which the workers are on other machines"
+        )
     home = dagster_home(Settings.model_validate(world.values))
     home.mkdir(parents=True)
     described = yaml.safe_load((ROOT / "deploy" / "celery" / "dagster.yaml").read_text())
-    described["run_monitoring"] |= {"poll_interval_seconds": 1, "free_slots_after_run_end_seconds": 1}
+    described["run_monitoring"] |= {
+        "poll_interval_seconds": 1,
+        "free_slots_after_run_end_seconds": 1,
+    }
     described["run_launcher"]["config"]["lost_seconds"] = 15
-    described["concurrency"]["runs"]["max_concurrent_runs"] = 2  # both workers together: no run waits in the broker for long
-    described["run_monitoring"]["start_timeout_seconds"] = PATIENCE_SECONDS // 3  # what a worker took and had not begun
+    described["concurrency"]["runs"]["max_concurrent_runs"] = (
+        2  # both workers together: no run waits in the broker for long
+    )
+    described["run_monitoring"]["start_timeout_seconds"] = (
+        PATIENCE_SECONDS // 3
+    )  # what a worker took and had not begun
     (home / "dagster.yaml").write_text(yaml.safe_dump(described))
     with running_redis(tmp_path) as broker:
-        values = settings_of_world(world, tmp_path) | {BROKER: broker, URL_VARIABLE: empty_database_url, HOME_VARIABLE: str(home)}
+        values = settings_of_world(world, tmp_path) | {
+            BROKER: broker,
+            URL_VARIABLE: empty_database_url,
+            HOME_VARIABLE: str(home),
+        }
         for name in (HOME_VARIABLE, URL_VARIABLE, BROKER):
             monkeypatch.setenv(name, values[name])
         yield values
 
 
 @contextmanager
-def worker(name: str, folder: Path, environment: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+def worker(
+    name: str, folder: Path, environment: dict[str, str]
+) -> Iterator["subprocess.Popen[bytes]"]:
     """A machine with a worker that executes one run at a time."""
-    command = [*NAMESPACE, sys.executable, "-m", celery_worker.__name__, "--concurrency", "1", "--hostname", name]
+    command = [
+        *NAMESPACE,
+        sys.executable,
+        "-m",
+        celery_worker.__name__,
+        "--concurrency",
+        "1",
+        "--hostname",
+        name,
+    ]
     with (folder / f"{name}.log").open("ab") as log:
-        process = subprocess.Popen(command, env=os.environ | environment, cwd=folder, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, env=os.environ | environment, cwd=folder, stdout=log, stderr=log
+        )
     try:
         yield process
     finally:
@@ -78,16 +111,21 @@ def worker(name: str, folder: Path, environment: dict[str, str]) -> Iterator["su
 
 
 def was_lost(instance, run):
-    return any("no worker has had the run's task" in (event.message or "") for event in instance.all_logs(run.run_id))
+    return any(
+        "no worker has had the run's task" in (event.message or "")
+        for event in instance.all_logs(run.run_id)
+    )
 
 
 @pytest.mark.thorough
-def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_every_chunk_is_paid_once(
+def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_every_chunk_is_paid_once(  # noqa: E501
     world, environment, database, tmp_path
 ):
     chunks = world.plan()
     assert len(chunks) > 2
-    Ledger(database).controls.set("paused", "a test")  # each run stops where it would fetch or send next
+    Ledger(database).controls.set(
+        "paused", "a test"
+    )  # each run stops where it would fetch or send next
     with (
         DagsterInstance.get() as instance,
         worker("one", tmp_path, environment) as one,
@@ -105,11 +143,17 @@ def test_a_run_whose_worker_is_lost_in_the_middle_is_retried_by_another_and_ever
         Ledger(database).controls.set("paused", None)
         wait_for_backfill(instance, BACKFILL)
         runs = instance.get_runs(RunsFilter(tags={"dagster/backfill": BACKFILL}))
-        (lost,) = [run for run in runs if run.status is DagsterRunStatus.FAILURE and was_lost(instance, run)]
+        (lost,) = [
+            run
+            for run in runs
+            if run.status is DagsterRunStatus.FAILURE and was_lost(instance, run)
+        ]
         (retry,) = [run for run in runs if run.parent_run_id == lost.run_id]
         assert retry.tags["dagster/retry_strategy"] == "ALL_STEPS"
         assert sorted(run.tags[PARTITION_TAG] for run in runs if run.is_success) == chunks
-    wait_for(lambda: not world.query("SELECT name FROM leases WHERE expires_at > now()"))  # of a sensor's run that was killed
+    wait_for(
+        lambda: not world.query("SELECT name FROM leases WHERE expires_at > now()")
+    )  # of a sensor's run that was killed
     assert {chunk.state for chunk in world.chunks()} == {ChunkState.LOCATED}
     world.check()
 
@@ -119,7 +163,9 @@ def health(broker, *, lost_seconds=0, **tags):
     return launcher.check_run_worker_health(DagsterRun("a_job", tags=tags)).status
 
 
-def test_a_run_is_lost_only_when_its_task_was_missed_for_a_while_at_a_broker_that_answers(tmp_path, monkeypatch):
+def test_a_run_is_lost_only_when_its_task_was_missed_for_a_while_at_a_broker_that_answers(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(celery_launcher, "ANSWER_SECONDS", 0.1)
     task = {"dagster-celery/task_id": "a-task"}
     with running_redis(tmp_path) as broker:

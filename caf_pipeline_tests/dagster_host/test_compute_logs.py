@@ -26,12 +26,14 @@ assert started == []
 assert logs.is_capture_complete(key)
 kept = [logs.get_log_data_for_type(key, kind, 0, None)[0] for kind in (ComputeIOType.STDOUT, ComputeIOType.STDERR)]
 assert [sorted(each.decode().splitlines()) for each in kept] == [["by Python", "by another program"], ["an error"]]
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
 def said(tmp_path):
-    return subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, check=True)
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, check=True
+    )
 
 
 @pytest.mark.thorough
@@ -51,7 +53,9 @@ def test_our_instance_keeps_output_in_this_way(monkeypatch, tmp_path):
     home = prepare_dagster_home(Settings(home=tmp_path))
     with DagsterInstance.from_config(str(home)) as instance:
         assert isinstance(instance.compute_log_manager, FollowedComputeLogs)
-        assert instance.compute_log_manager.get_captured_local_path(KEY, "out").startswith(str(home / "storage"))
+        assert instance.compute_log_manager.get_captured_local_path(KEY, "out").startswith(
+            str(home / "storage")
+        )
 
 
 S3_SCRIPT = """
@@ -68,17 +72,34 @@ with DagsterInstance.get() as instance:
 
 
 @pytest.mark.thorough
-def test_output_is_kept_in_s3_as_the_documentation_says_and_no_key_is_in_the_file(tmp_path, new_bucket):
+def test_output_is_kept_in_s3_as_the_documentation_says_and_no_key_is_in_the_file(
+    tmp_path, new_bucket
+):
     page = (Path(__file__).parents[2] / "docs" / "dagster.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```yaml\n(compute_logs:.*?)```", page, re.DOTALL)
     shown = yaml.safe_load(block)
-    place = {"bucket": new_bucket.name, "endpoint_url": new_bucket.endpoint, "local_dir": str(tmp_path / "local")}
+    place = {
+        "bucket": new_bucket.name,
+        "endpoint_url": new_bucket.endpoint,
+        "local_dir": str(tmp_path / "local"),
+    }
     shown["compute_logs"]["config"] |= place
-    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(shown | {"telemetry": {"enabled": False}}))
-    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    (tmp_path / "dagster.yaml").write_text(
+        yaml.safe_dump(shown | {"telemetry": {"enabled": False}})
+    )
+    keys = {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     environment = os.environ | keys | {"DAGSTER_HOME": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", S3_SCRIPT], env=environment, capture_output=True, check=True)
+    subprocess.run(
+        [sys.executable, "-c", S3_SCRIPT], env=environment, capture_output=True, check=True
+    )
     listed = new_bucket.client.list_objects_v2(Bucket=new_bucket.name)["Contents"]
     (out,) = [each["Key"] for each in listed if each["Key"].endswith(".out")]
     assert re.fullmatch(r"caf-pipeline/storage/[0-9a-f-]{36}/compute_logs/\w+\.out", out)
-    assert b"said by a step" in new_bucket.client.get_object(Bucket=new_bucket.name, Key=out)["Body"].read()
+    assert (
+        b"said by a step"
+        in new_bucket.client.get_object(Bucket=new_bucket.name, Key=out)["Body"].read()
+    )

@@ -1,4 +1,7 @@
-"""What only a real daemon shows: crashed runs found and retried, backfills that end. Slow: a daemon takes 10 s to come up."""
+"""What only a real daemon shows: crashed runs found and retried, backfills that end.
+
+Slow: a daemon takes 10 s to come up.
+"""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -11,7 +14,12 @@ from caf_pipeline.dagster_host.dagster_private import PartitionBackfill
 from caf_pipeline.defs.naming import ASSETS, REPORT_TAG, S3_POOL
 from caf_pipeline_tests.automation.test_alerting import reported_checks
 from caf_pipeline_tests.automation.test_event_queue import Queue
-from caf_pipeline_tests.support.dagster_daemon import daemon, impatient_home, settings_of, wait_for_backfill
+from caf_pipeline_tests.support.dagster_daemon import (
+    daemon,
+    impatient_home,
+    settings_of,
+    wait_for_backfill,
+)
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.patience import wait_for
 from caf_pipeline_tests.support.s3_server import make_bucket
@@ -20,7 +28,9 @@ pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 
 @pytest.mark.thorough
-def test_a_run_that_died_with_its_machine_is_found_retried_from_its_first_step_and_ends_well(home_settings, tmp_path):
+def test_a_run_that_died_with_its_machine_is_found_retried_from_its_first_step_and_ends_well(
+    home_settings, tmp_path
+):
     home = impatient_home(home_settings)
     begun = tmp_path / "begun"
     with DagsterInstance.from_config(str(home)) as instance:
@@ -41,7 +51,9 @@ def test_a_run_that_died_with_its_machine_is_found_retried_from_its_first_step_a
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources` is deprecated")  # Dagster's own call
+@pytest.mark.filterwarnings(
+    "ignore:Function `AssetSelection.sources` is deprecated"
+)  # Dagster's own call
 def test_an_asset_backfill_archives_its_partitions_in_process_and_ends(pipeline, tmp_path):
     pipeline.put(7)
     chunks = pipeline.plan()
@@ -73,13 +85,19 @@ def test_an_asset_backfill_archives_its_partitions_in_process_and_ends(pipeline,
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources` is deprecated")  # Dagster's own call
-def test_objects_that_arrive_are_archived_by_themselves_though_the_daemon_is_killed_in_between(pipeline, tmp_path):
+@pytest.mark.filterwarnings(
+    "ignore:Function `AssetSelection.sources` is deprecated"
+)  # Dagster's own call
+def test_objects_that_arrive_are_archived_by_themselves_though_the_daemon_is_killed_in_between(
+    pipeline, tmp_path
+):
     queue = Queue(pipeline)
     queue.notify()
     environment = settings_of(pipeline, tmp_path)
     described = (tmp_path / "caf.toml").read_text()
-    watched = described.replace("watch_interval_seconds = 0", f'watch_interval_seconds = 2\nqueue = "{queue.url}"')
+    watched = described.replace(
+        "watch_interval_seconds = 0", f'watch_interval_seconds = 2\nqueue = "{queue.url}"'
+    )
     (tmp_path / "caf.toml").write_text(watched)
     impatient_home(pipeline.settings)
     pipeline.put(7, prefix="first")
@@ -89,20 +107,28 @@ def test_objects_that_arrive_are_archived_by_themselves_though_the_daemon_is_kil
     with daemon("caf_pipeline.definitions", tmp_path, **environment):
         wait_for(lambda: pipeline.ledger.chunks.account("my-source").located_objects == 14)
         wait_for(lambda: queue.left() == 0 and queue.noticed() == [])
-        wait_for(lambda: set(reported_checks(pipeline).values()) == {"SUCCEEDED"})  # of the sensor that sends alerts
+        wait_for(
+            lambda: set(reported_checks(pipeline).values()) == {"SUCCEEDED"}
+        )  # of the sensor that sends alerts
         made_daily = {"s3_inventory": "PASS", "chunk_plan": "PASS"}
-        wait_for(lambda: freshness(pipeline) == dict.fromkeys(ASSETS[2:], "NOT_APPLICABLE") | made_daily)
+        wait_for(
+            lambda: freshness(pipeline) == dict.fromkeys(ASSETS[2:], "NOT_APPLICABLE") | made_daily
+        )
 
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources` is deprecated")
-def test_an_inventory_report_that_arrives_is_planned_once_though_the_daemon_is_killed_as_soon_as_it_is_noticed(
+def test_an_inventory_report_that_arrives_is_planned_once_though_the_daemon_is_killed_as_soon_as_it_is_noticed(  # noqa: E501
     pipeline, tmp_path
 ):
-    reports = ReportWriter(pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name)
+    reports = ReportWriter(
+        pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name
+    )
     environment = settings_of(pipeline, tmp_path)
     described = (tmp_path / "caf.toml").read_text()
-    watched = described.replace("watch_interval_seconds = 0", f'watch_interval_seconds = 2\ninventory = "{reports.folder}"')
+    watched = described.replace(
+        "watch_interval_seconds = 0", f'watch_interval_seconds = 2\ninventory = "{reports.folder}"'
+    )
     (tmp_path / "caf.toml").write_text(watched)
     impatient_home(pipeline.settings)
     pipeline.put(7)
@@ -114,7 +140,11 @@ def test_an_inventory_report_that_arrives_is_planned_once_though_the_daemon_is_k
     with daemon("caf_pipeline.definitions", tmp_path, **environment):
         wait_for(lambda: pipeline.ledger.chunks.account("my-source").located_objects == 7)
     assert pipeline.ledger.content.last_inventory("my-source") == moment
-    succeeded = [run for run in pipeline.instance.get_runs(of_report) if run.status is DagsterRunStatus.SUCCESS]
+    succeeded = [
+        run
+        for run in pipeline.instance.get_runs(of_report)
+        if run.status is DagsterRunStatus.SUCCESS
+    ]
     assert len(succeeded) == 1
 
 

@@ -22,7 +22,9 @@ PLACES = [
     ROOT / "demo" / "ui.py",  # of what only this program needs; loading it takes every run longer
 ]
 MODULES = [
-    path for folder in ("caf_pipeline", "caf_pipeline_tests", "demo", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    path
+    for folder in ("caf_pipeline", "caf_pipeline_tests", "demo", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
 ]
 
 
@@ -38,19 +40,25 @@ def private_imports(path: Path) -> list[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        found += [name for name in names if re.match(r"dagster\w*(\.\w+)*\._|dagster_shared\b", name)]
+        found += [
+            name for name in names if re.match(r"dagster\w*(\.\w+)*\._|dagster_shared\b", name)
+        ]
     return found
 
 
 def test_private_names_are_imported_in_one_place_each():
-    assert len(private_imports(Path(dagster_private.__file__))) > 20  # or this looks for the wrong thing
+    assert (
+        len(private_imports(Path(dagster_private.__file__))) > 20
+    )  # or this looks for the wrong thing
     assert [path for path in MODULES if path not in PLACES and private_imports(path)] == []
     names = [name for path in PLACES for name in private_imports(path)]
     assert len(names) == len(set(names))
 
 
 def test_they_were_read_in_the_version_that_is_pinned_and_installed():
-    pins = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    pins = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "dependencies"
+    ]
     assert f"dagster=={dagster_private.READ_IN}" in pins
     assert dagster.__version__ == importlib.metadata.version("dagster") == dagster_private.READ_IN
 
@@ -59,7 +67,12 @@ def test_they_were_read_in_the_version_that_is_pinned_and_installed():
 def test_every_name_exists_and_is_used(module):
     imported = {name.rpartition(".")[2] for name in private_imports(Path(module.__file__))}
     assert [name for name in imported if not hasattr(module, name)] == []
-    used = {word for path in MODULES if path != Path(module.__file__) for word in re.findall(r"\w+", path.read_text("utf-8"))}
+    used = {
+        word
+        for path in MODULES
+        if path != Path(module.__file__)
+        for word in re.findall(r"\w+", path.read_text("utf-8"))
+    }
     assert imported - used == set()
 
 
@@ -71,7 +84,11 @@ def test_what_our_classes_use_of_the_class_they_extend_exists():
 
 
 def test_what_comments_say_of_a_version_of_dagster_was_read_in_this_one():
-    named = {(path.name, version) for path in MODULES for version in re.findall(r"\b1\.\d\d\.\d+\b", path.read_text("utf-8"))}
+    named = {
+        (path.name, version)
+        for path in MODULES
+        for version in re.findall(r"\b1\.\d\d\.\d+\b", path.read_text("utf-8"))
+    }
     assert {version for _, version in named} == {dagster_private.READ_IN}, sorted(named)
 
 

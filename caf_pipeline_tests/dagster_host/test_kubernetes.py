@@ -1,4 +1,6 @@
-"""Runs as pods: the Jobs that the real launcher asks Kubernetes for, by a server that stands for Kubernetes'."""
+"""Runs as pods: the Jobs that the real launcher asks Kubernetes for, by a server that stands for
+Kubernetes'.
+"""
 
 import json
 import os
@@ -21,7 +23,11 @@ from caf_pipeline.dagster_host.dagster_private import LaunchRunContext, WorkerSt
 from caf_pipeline.dagster_host.home import HOME_VARIABLE, dagster_home
 from caf_pipeline.settings import load_settings
 from caf_pipeline_tests.support.dagster_daemon import ROOT, settings_of
-from caf_pipeline_tests.support.dagster_private import CodePointer, JobPythonOrigin, RepositoryPythonOrigin
+from caf_pipeline_tests.support.dagster_private import (
+    CodePointer,
+    JobPythonOrigin,
+    RepositoryPythonOrigin,
+)
 from caf_pipeline_tests.support.ticks import evaluate_tick
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
@@ -33,8 +39,12 @@ VERSIONS = ("1.27", "1.37")
 
 
 def validate(described):
-    """Compare an object with Kubernetes' own schemas, strictly: a field that is not theirs is an error."""
-    schemas = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed (.ci/run installs it)")
+    """Compare an object with Kubernetes' own schemas, strictly: a field that is not theirs is an
+    error.
+    """
+    schemas = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not installed (.ci/run installs it)"
+    )
     for version in VERSIONS:
         schemas.validate(described, version, strict=True)
 
@@ -58,7 +68,10 @@ def cluster() -> Iterator[tuple[str, list[dict]]]:
             self.wfile.write(text)
 
         def do_POST(self):
-            jobs.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))) | {"asked": self.path})
+            jobs.append(
+                json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                | {"asked": self.path}
+            )
             self._answer(201, {})
 
         def do_GET(self):
@@ -79,12 +92,17 @@ def cluster() -> Iterator[tuple[str, list[dict]]]:
 
 @pytest.fixture
 def on_kubernetes(pipeline, tmp_path, monkeypatch):
-    """The pipeline with the example's dagster.yaml, outside of the cluster; and the Jobs that it asked for."""
+    """The pipeline with the example's dagster.yaml, outside of the cluster; and the Jobs that it
+    asked for.
+    """
     monkeypatch.setenv("POD_NAMESPACE", "archive")
     described = yaml.safe_load((KUBERNETES / "dagster.yaml").read_text())
     with cluster() as (address, jobs):
         cluster_of_it = {"clusters": [{"name": "c", "cluster": {"server": address}}]}
-        context = {"contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}], "current-context": "c"}
+        context = {
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}],
+            "current-context": "c",
+        }
         (tmp_path / "kubeconfig").write_text(yaml.safe_dump(cluster_of_it | context))
         outside = {"load_incluster_config": False, "kubeconfig_file": str(tmp_path / "kubeconfig")}
         described["run_launcher"]["config"] |= outside
@@ -92,15 +110,24 @@ def on_kubernetes(pipeline, tmp_path, monkeypatch):
         (home / "dagster.yaml").unlink()
         (home / "dagster.yaml").write_text(yaml.safe_dump(described))
         with DagsterInstance.from_config(str(home)) as instance:
-            settings = pipeline.settings.model_copy(update={"staging": tmp_path / "staging"})  # of each pod alone
+            settings = pipeline.settings.model_copy(
+                update={"staging": tmp_path / "staging"}
+            )  # of each pod alone
             yield replace(pipeline, instance=instance, settings=settings), jobs
 
 
 def run_of(pipeline, **tags):
-    """A run as the code server asks for it; without the origin that a run has only of a code server."""
+    """A run as the code server asks for it; without the origin that a run has only of a code
+    server.
+    """
     code = CodePointer.from_module("caf_pipeline.definitions", "defs", None)
-    origin = JobPythonOrigin(ARCHIVE, RepositoryPythonOrigin("python", code, container_image=IMAGE, entry_point=["dagster"]))
-    return pipeline.instance.create_run_for_job(pipeline.defs.resolve_job_def(ARCHIVE), tags=tags, job_code_origin=origin)
+    origin = JobPythonOrigin(
+        ARCHIVE,
+        RepositoryPythonOrigin("python", code, container_image=IMAGE, entry_point=["dagster"]),
+    )
+    return pipeline.instance.create_run_for_job(
+        pipeline.defs.resolve_job_def(ARCHIVE), tags=tags, job_code_origin=origin
+    )
 
 
 def test_manifests_are_what_kubernetes_takes():
@@ -115,12 +142,16 @@ def test_the_schemas_would_find_a_slip():
         validate(claim)
 
 
-def test_the_pod_of_a_chunk_has_a_disk_of_the_chunks_size_and_what_the_manifests_make(on_kubernetes):
+def test_the_pod_of_a_chunk_has_a_disk_of_the_chunks_size_and_what_the_manifests_make(
+    on_kubernetes,
+):
     pipeline, jobs = on_kubernetes
     pipeline.put(6)
     (name,) = pipeline.plan()
     (request,) = evaluate_tick(pipeline, "launch_chunks").run_requests
-    pipeline.instance.run_launcher.launch_run(LaunchRunContext(run_of(pipeline, **request.tags), None))
+    pipeline.instance.run_launcher.launch_run(
+        LaunchRunContext(run_of(pipeline, **request.tags), None)
+    )
     (job,) = jobs
     assert job.pop("asked").startswith("/apis/batch/v1/namespaces/archive/jobs")
     validate(job)
@@ -129,7 +160,11 @@ def test_the_pod_of_a_chunk_has_a_disk_of_the_chunks_size_and_what_the_manifests
     (container,) = pod["containers"]
     expected = pipeline.ledger.chunks.get(name).expected_size_bytes
     size = str(expected + expected // 20 + (1 << 30))
-    assert container["resources"]["requests"] == {"cpu": "1", "memory": "1Gi", "ephemeral-storage": size}
+    assert container["resources"]["requests"] == {
+        "cpu": "1",
+        "memory": "1Gi",
+        "ephemeral-storage": size,
+    }
     assert container["resources"]["limits"] == {"memory": "2Gi", "ephemeral-storage": size}
     assert container["image"] == IMAGE
     assert pod["restartPolicy"] == "Never"
@@ -138,7 +173,10 @@ def test_the_pod_of_a_chunk_has_a_disk_of_the_chunks_size_and_what_the_manifests
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert volumes[mounted["/staging"]]["emptyDir"] == {}
     named = {(one["kind"], one["metadata"]["name"]) for one in manifests()}
-    assert ("PersistentVolumeClaim", volumes[mounted["/data"]]["persistentVolumeClaim"]["claimName"]) in named
+    assert (
+        "PersistentVolumeClaim",
+        volumes[mounted["/data"]]["persistentVolumeClaim"]["claimName"],
+    ) in named
     assert ("ServiceAccount", pod["serviceAccountName"]) in named
     assert ("ConfigMap", "caf-pipeline-environment") in named
     env_from = [next(iter(one.values()))["name"] for one in container["envFrom"]]
@@ -146,7 +184,9 @@ def test_the_pod_of_a_chunk_has_a_disk_of_the_chunks_size_and_what_the_manifests
 
 
 @pytest.mark.thorough
-def test_what_the_pod_executes_archives_the_chunk_and_asks_kubernetes_for_nothing(on_kubernetes, tmp_path, monkeypatch):
+def test_what_the_pod_executes_archives_the_chunk_and_asks_kubernetes_for_nothing(
+    on_kubernetes, tmp_path, monkeypatch
+):
     pipeline, jobs = on_kubernetes
     pipeline.put(6)
     (name,) = pipeline.plan()
@@ -156,9 +196,18 @@ def test_what_the_pod_executes_archives_the_chunk_and_asks_kubernetes_for_nothin
     (container,) = jobs[0]["spec"]["template"]["spec"]["containers"]
     monkeypatch.delenv("POD_NAMESPACE")  # which a run does not get
     program, *arguments = container["args"]
-    environment = settings_of(pipeline, tmp_path) | {HOME_VARIABLE: str(dagster_home(pipeline.settings))}
+    environment = settings_of(pipeline, tmp_path) | {
+        HOME_VARIABLE: str(dagster_home(pipeline.settings))
+    }
     command = [Path(sys.executable).with_name(program), *arguments]
-    done = subprocess.run(command, env=os.environ | environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        env=os.environ | environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert pipeline.instance.get_run_by_id(run.run_id).is_success, done.stderr
     assert pipeline.ledger.chunks.get(name).state is ChunkState.LOCATED
@@ -175,13 +224,23 @@ def test_a_run_of_caf_run_is_not_looked_for_among_pods(on_kubernetes):
     pipeline, _ = on_kubernetes
     health = pipeline.instance.run_launcher.check_run_worker_health
     assert health(run_of(pipeline, **{"caf/command": "caf run"})).status is WorkerStatus.RUNNING
-    assert health(run_of(pipeline)).status is WorkerStatus.UNKNOWN  # its Job is gone: monitoring ends it
+    assert (
+        health(run_of(pipeline)).status is WorkerStatus.UNKNOWN
+    )  # its Job is gone: monitoring ends it
 
 
 def test_only_the_code_server_gets_keys_and_all_that_it_gets_is_a_setting(tmp_path, monkeypatch):
-    deployments = {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in manifests() if one["kind"] == "Deployment"}
+    deployments = {
+        one["metadata"]["name"]: one["spec"]["template"]["spec"]
+        for one in manifests()
+        if one["kind"] == "Deployment"
+    }
     secrets = {
-        name: [source["secretRef"]["name"] for source in pod["containers"][0]["envFrom"] if "secretRef" in source]
+        name: [
+            source["secretRef"]["name"]
+            for source in pod["containers"][0]["envFrom"]
+            if "secretRef" in source
+        ]
         for name, pod in deployments.items()
     }
     assert secrets == {
@@ -189,8 +248,12 @@ def test_only_the_code_server_gets_keys_and_all_that_it_gets_is_a_setting(tmp_pa
         "caf-pipeline-daemon": ["caf-pipeline-dagster"],
         "caf-pipeline-webserver": ["caf-pipeline-dagster"],
     }
-    (environment,) = [one["data"] for one in manifests() if one["metadata"]["name"] == "caf-pipeline-environment"]
-    (tmp_path / "caf.toml").write_text('[sources.photos]\nbucket = "photos"\n[store]\nkind = "directory"\n')
+    (environment,) = [
+        one["data"] for one in manifests() if one["metadata"]["name"] == "caf-pipeline-environment"
+    ]
+    (tmp_path / "caf.toml").write_text(
+        '[sources.photos]\nbucket = "photos"\n[store]\nkind = "directory"\n'
+    )
     monkeypatch.chdir(tmp_path)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -201,6 +264,13 @@ def test_only_the_code_server_gets_keys_and_all_that_it_gets_is_a_setting(tmp_pa
 
 
 def test_its_dagster_yaml_is_ours_but_for_what_kubernetes_needs():
-    ours, its = (yaml.safe_load(path.read_text()) for path in (ROOT / "dagster.yaml", KUBERNETES / "dagster.yaml"))
+    ours, its = (
+        yaml.safe_load(path.read_text())
+        for path in (ROOT / "dagster.yaml", KUBERNETES / "dagster.yaml")
+    )
     assert list(ours) == list(its)
-    assert {name for name in ours if ours[name] != its[name]} == {"run_launcher", "run_monitoring", "concurrency"}
+    assert {name for name in ours if ours[name] != its[name]} == {
+        "run_launcher",
+        "run_monitoring",
+        "concurrency",
+    }

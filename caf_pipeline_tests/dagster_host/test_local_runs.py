@@ -1,4 +1,6 @@
-"""Runs in a process of their own that is killed or interrupted: nothing stays STARTED, no slot stays taken, no retry."""
+"""Runs in a process of their own that is killed or interrupted: nothing stays STARTED, no slot
+stays taken, no retry.
+"""
 
 import json
 import os
@@ -32,7 +34,8 @@ def sleeping(instance: DagsterInstance, begun: Path) -> Iterator[subprocess.Pope
     """A process in the middle of an op that holds a slot of the pool."""
     instance.event_log_storage.set_concurrency_slots(S3_POOL, 1)
     process = subprocess.Popen(
-        [sys.executable, "-m", "caf_pipeline_tests.support.sleeper", str(begun)], stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "caf_pipeline_tests.support.sleeper", str(begun)],
+        stderr=subprocess.DEVNULL,
     )
     try:
         wait_for(begun.exists)
@@ -57,10 +60,16 @@ def test_a_killed_run_is_failed_and_its_slot_freed_by_the_next_start(instance, s
     (run,) = instance.get_runs()
     sleeping.kill()
     sleeping.wait()
-    assert (instance.get_run_by_id(run.run_id).status, slots_taken(instance)) == (DagsterRunStatus.STARTED, 1)
+    assert (instance.get_run_by_id(run.run_id).status, slots_taken(instance)) == (
+        DagsterRunStatus.STARTED,
+        1,
+    )
 
     assert reap_dead_runs(instance) == [run.run_id]
-    assert (instance.get_run_by_id(run.run_id).status, slots_taken(instance)) == (DagsterRunStatus.FAILURE, 0)
+    assert (instance.get_run_by_id(run.run_id).status, slots_taken(instance)) == (
+        DagsterRunStatus.FAILURE,
+        0,
+    )
 
 
 def test_a_run_whose_process_lives_is_left_alone(instance, sleeping):
@@ -69,7 +78,9 @@ def test_a_run_whose_process_lives_is_left_alone(instance, sleeping):
 
 
 @pytest.mark.thorough
-def test_ctrl_c_in_an_op_with_a_retry_policy_ends_the_run_without_a_retry(instance, sleeping, begun):
+def test_ctrl_c_in_an_op_with_a_retry_policy_ends_the_run_without_a_retry(
+    instance, sleeping, begun
+):
     sleeping.send_signal(signal.SIGINT)
     sleeping.wait(PATIENCE_SECONDS)
     assert instance.get_runs()[0].status is DagsterRunStatus.CANCELED
@@ -101,5 +112,7 @@ def test_a_run_that_inherited_the_mark_of_a_dead_one_is_left_alone(instance, sle
     sleeping.kill()
     sleeping.wait()
     tags = {PROCESS_TAG: run.tags[PROCESS_TAG]}
-    instance.create_run_for_job(sleeper.sleeper, tags=tags, parent_run_id=run.run_id, root_run_id=run.run_id)
+    instance.create_run_for_job(
+        sleeper.sleeper, tags=tags, parent_run_id=run.run_id, root_run_id=run.run_id
+    )
     assert reap_dead_runs(instance) == [run.run_id]

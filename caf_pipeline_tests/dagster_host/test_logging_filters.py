@@ -7,12 +7,25 @@ import pytest
 from sqlalchemy import NullPool, QueuePool, SingletonThreadPool, create_engine, text
 
 from caf_pipeline.dagster_host.logging_filters import add_logging_filters
-from caf_pipeline_tests.support.dagster_private import DagsterUserCodeProcessError, SerializableErrorInfo
+from caf_pipeline_tests.support.dagster_private import (
+    DagsterUserCodeProcessError,
+    SerializableErrorInfo,
+)
 
 NOT_FOR_USERS = [
-    ("dagster", "Found a dagster instance configuration value (dagster.yaml) in the current folder, but your DAGSTER_HOME …"),
-    ("dagster.daemon.EventLogConsumerDaemon", "No cursor for event type DagsterEventType.RUN_FAILURE, ignoring older events"),
-    ("dagster._core.execution.plan.active", "Blocking asset check 'x' emitted no result in step 'y'; downstream step 'z' will …"),
+    (
+        "dagster",
+        "Found a dagster instance configuration value (dagster.yaml) in the current folder, but "
+        "your DAGSTER_HOME …",
+    ),
+    (
+        "dagster.daemon.EventLogConsumerDaemon",
+        "No cursor for event type DagsterEventType.RUN_FAILURE, ignoring older events",
+    ),
+    (
+        "dagster._core.execution.plan.active",
+        "Blocking asset check 'x' emitted no result in step 'y'; downstream step 'z' will …",
+    ),
 ]
 
 
@@ -43,17 +56,23 @@ def fail_tick(error: str) -> None:
     cause = SerializableErrorInfo(f"{error}\n", [], error.partition(":")[0])
     logger = logging.getLogger("dagster.daemon.SensorDaemon")
     try:
-        raise DagsterUserCodeProcessError.from_error_info(SerializableErrorInfo("SensorExecutionError", ["trace"], None, cause))
+        raise DagsterUserCodeProcessError.from_error_info(
+            SerializableErrorInfo("SensorExecutionError", ["trace"], None, cause)
+        )
     except DagsterUserCodeProcessError:
         logger.error("Sensor tick caught an error", exc_info=True)
         logger.error("Sensor daemon caught an error for sensor new_objects_demo", exc_info=True)
 
 
 def test_a_tick_that_fails_by_an_error_of_ours_is_one_sentence(caplog):
-    fail_tick("caf_pipeline.errors.SourceDenied: there are no usable credentials for bucket 'demo': none were found")
+    fail_tick(
+        "caf_pipeline.errors.SourceDenied: there are no usable credentials for bucket 'demo': none "
+        "were found"
+    )
     (said,) = caplog.records
     assert said.message.endswith(
-        "for sensor new_objects_demo: there are no usable credentials for bucket 'demo': none were found"
+        "for sensor new_objects_demo: there are no usable credentials for bucket 'demo': none were "
+        "found"
     )
     assert said.exc_info is None
 
@@ -64,7 +83,9 @@ def test_a_tick_that_fails_by_a_fault_keeps_its_tracebacks(caplog):
 
 
 @pytest.mark.parametrize("kind", [NullPool, QueuePool, SingletonThreadPool])
-def test_an_interrupt_while_a_connection_goes_back_to_its_pool_is_raised_and_logs_no_traceback(caplog, monkeypatch, kind):
+def test_an_interrupt_while_a_connection_goes_back_to_its_pool_is_raised_and_logs_no_traceback(
+    caplog, monkeypatch, kind
+):
     def close_one(raised: BaseException) -> None:
         engine = create_engine("sqlite://", poolclass=kind)
         connection = engine.connect()

@@ -1,4 +1,6 @@
-"""The progress of `caf run`: what was done, at the rate of the transfer, on a terminal and without one."""
+"""The progress of `caf run`: what was done, at the rate of the transfer, on a terminal and without
+one.
+"""
 
 import io
 import time
@@ -29,7 +31,13 @@ def of(name, **more):
 
 
 def located(name, members=10):
-    return of(name, state=ChunkState.LOCATED, member_count=members, member_bytes=100 * members, skipped_count=10 - members)
+    return of(
+        name,
+        state=ChunkState.LOCATED,
+        member_count=members,
+        member_bytes=100 * members,
+        skipped_count=10 - members,
+    )
 
 
 def test_what_was_packed_of_a_failed_chunk_stays_counted(progress):
@@ -54,7 +62,12 @@ def test_progress_never_goes_backwards_and_is_true_at_the_end(out):
     with ChunkProgress(Console(file=out, width=200), "src") as progress:
         progress.plan([of("src-1-1", object_bytes=500), of("src-1-2", object_bytes=500)])
         progress.begin("src-1-1")
-        for objects, size_bytes in ((3, 300), (0, 100), (1, -100), (0, 50)):  # an object that is read in part and skipped
+        for objects, size_bytes in (
+            (3, 300),
+            (0, 100),
+            (1, -100),
+            (0, 50),
+        ):  # an object that is read in part and skipped
             progress.packed("src-1-1", objects, size_bytes)
             sizes.append(shown_bytes(progress))
         progress.begin("src-1-1")  # its packing begins again
@@ -131,7 +144,9 @@ def test_an_object_in_parts_is_one_object_and_counts_once_all_its_parts_are_arch
     assert "1/11 objects, 2/3 chunks" in progress.line()
 
 
-def test_an_object_whose_other_part_was_archived_before_counts_with_the_one_that_was_missing(progress):
+def test_an_object_whose_other_part_was_archived_before_counts_with_the_one_that_was_missing(
+    progress,
+):
     progress.plan([part_of(1)], located=[part_of(2, state=ChunkState.LOCATED), located("src-1-3")])
     assert "0/1 objects" in progress.line()
     archive_part(progress, 1)

@@ -1,4 +1,6 @@
-"""`caf remove`: what it removes in the ledger, in folders and in Dagster, what it keeps, and that the name is free afterwards."""
+"""`caf remove`: what it removes in the ledger, in folders and in Dagster, what it keeps, and that
+the name is free afterwards.
+"""
 
 import os
 import shutil
@@ -30,7 +32,12 @@ def removing(pipeline):
     """Remove the source; the lines that the user confirms are kept in `removing.lines`."""
 
     def command(source: str = SOURCE) -> int:
-        return remove_command(source, settings=pipeline.settings, run="remover", confirm=partial(setattr, command, "lines"))
+        return remove_command(
+            source,
+            settings=pipeline.settings,
+            run="remover",
+            confirm=partial(setattr, command, "lines"),
+        )
 
     return command
 
@@ -54,7 +61,11 @@ def left_of(pipeline) -> list[str]:
     folders = [home / name / SOURCE for name in ("plans", "inventories", "located")]
     staged = (home / "staging").glob(f"{SOURCE}-*")
     partitions = pipeline.instance.get_dynamic_partitions(partitions_name(SOURCE))
-    return [*(str(path) for path in folders if os.path.lexists(path)), *(path.name for path in staged), *partitions]
+    return [
+        *(str(path) for path in folders if os.path.lexists(path)),
+        *(path.name for path in staged),
+        *partitions,
+    ]
 
 
 def test_a_removed_source_is_archived_anew_under_its_name(packed, removing, capsys):
@@ -82,7 +93,9 @@ def test_old_failed_runs_give_up_no_chunk_that_is_planned_again(packed, removing
 
 
 @pytest.mark.parametrize("killed_in", ["remove_leftovers", "_remove_partitions"])
-def test_a_removal_that_was_killed_is_completed_by_the_next(packed, removing, monkeypatch, killed_in):
+def test_a_removal_that_was_killed_is_completed_by_the_next(
+    packed, removing, monkeypatch, killed_in
+):
     def kill(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -164,13 +177,18 @@ def test_a_source_that_the_settings_lack_is_removed(packed, removing):
     assert left_of(packed) == []
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- the command
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def caf(tmp_path, database_url, s3_server, new_bucket):
     new_bucket.put("key", b"body" * 10_000)
-    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    keys = {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     command_line = CommandLine(tmp_path, keys | {"CAF_DATABASE_URL": database_url})
     command_line.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
     return command_line

@@ -1,4 +1,6 @@
-"""`caf run`: all of it in one process, on the jobs' own pages; what it says, and the exit status it comes to."""
+"""`caf run`: all of it in one process, on the jobs' own pages; what it says, and the exit status it
+comes to.
+"""
 
 import io
 import json
@@ -24,7 +26,14 @@ from caf_pipeline.dagster_host.summary import (
     exit_status,
     sentence,
 )
-from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, StoreAway, UsageError
+from caf_pipeline.errors import (
+    BucketMissing,
+    CafError,
+    ReportRefused,
+    SettingsError,
+    StoreAway,
+    UsageError,
+)
 from caf_pipeline.inventory.objects import SkipReason, object_version
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import Skip
@@ -40,7 +49,10 @@ from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.s3_server import make_bucket
 
-pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
+pytest_plugins = [
+    "caf_pipeline_tests.support.dagster_home",
+    "caf_pipeline_tests.support.jackal_network",
+]
 
 SOURCE = "my-source"
 
@@ -51,7 +63,12 @@ def run(pipeline):
 
     def command(source: str | None = SOURCE, **options):
         command.printed = io.StringIO()
-        return run_source(source, settings=pipeline.settings, console=Console(file=command.printed, width=200), **options)
+        return run_source(
+            source,
+            settings=pipeline.settings,
+            console=Console(file=command.printed, width=200),
+            **options,
+        )
 
     return command
 
@@ -68,15 +85,21 @@ def test_everything_ends_located_and_a_second_run_finds_nothing_new(pipeline, ru
 
 
 def put_with_metadata(pipeline, count):
-    """Put objects as tools like rclone write them: their headers are in no listing, so that a plan can only guess them."""
+    """Put objects as tools like rclone write them: their headers are in no listing, so that a plan
+    can only guess them.
+    """
     for number in range(count):
         metadata = {"mtime": "1700000000.123456789", "sha256": f"{number:064x}"}
         pipeline.bucket.put(f"key-{number:03}", b"x" * 300, Metadata=metadata)
 
 
 def with_target(pipeline, target_size, **changes):
-    source = pipeline.settings.sources[SOURCE].model_copy(update={"target_size": ByteSize(target_size), **changes})
-    return replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}}))
+    source = pipeline.settings.sources[SOURCE].model_copy(
+        update={"target_size": ByteSize(target_size), **changes}
+    )
+    return replace(
+        pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
+    )
 
 
 @pytest.mark.thorough
@@ -103,18 +126,29 @@ def test_what_chunks_gave_back_is_planned_and_archived_by_the_same_run(pipeline)
 
 @pytest.fixture
 def split(pipeline, monkeypatch):
-    """Chunks that hold at most 60,000 bytes, and a bucket with an object of several parts between small ones."""
+    """Chunks that hold at most 60,000 bytes, and a bucket with an object of several parts between
+    small ones.
+    """
     terms = planning.plan_terms
-    monkeypatch.setattr(planning, "plan_terms", lambda *args: replace(terms(*args), limits=Limits(max_bytes=60_000)))
+    monkeypatch.setattr(
+        planning, "plan_terms", lambda *args: replace(terms(*args), limits=Limits(max_bytes=60_000))
+    )
     pipeline.put(3)
     pipeline.bucket.put("key-x", bytes(range(250)) * 320)
     return pipeline
 
 
 @pytest.mark.thorough
-def test_an_object_larger_than_a_chunk_is_archived_in_parts_and_counts_as_one(split, run, monkeypatch):
+def test_an_object_larger_than_a_chunk_is_archived_in_parts_and_counts_as_one(
+    split, run, monkeypatch
+):
     (summary,) = run(workers=1)
-    assert (summary.objects, summary.size_bytes, summary.complete, summary.exit_status) == (4, 89_000, True, 0)
+    assert (summary.objects, summary.size_bytes, summary.complete, summary.exit_status) == (
+        4,
+        89_000,
+        True,
+        0,
+    )
     assert len(summary.chunks) > 4
     (again,) = run(workers=1)
     assert again.chunks == []
@@ -145,7 +179,11 @@ def test_runs_of_parts_whose_object_changed_do_not_fail(split, run, monkeypatch)
     assert (summary.failed, summary.objects, summary.totals.located) == ({}, 3, 3)
     assert "3/4 objects" in run.printed.getvalue()
     states = {chunk.part: chunk.state for chunk in split.ledger.chunks.list(SOURCE) if chunk.part}
-    assert [states.pop(part) for part in (1, 2, 3)] == [ChunkState.LOCATED, ChunkState.LOCATED, ChunkState.EMPTY]
+    assert [states.pop(part) for part in (1, 2, 3)] == [
+        ChunkState.LOCATED,
+        ChunkState.LOCATED,
+        ChunkState.EMPTY,
+    ]
     assert set(states.values()) == {ChunkState.WITHDRAWN}
     (summary,) = run(workers=1)
     assert (summary.complete, summary.exit_status) == (True, 0)
@@ -154,7 +192,9 @@ def test_runs_of_parts_whose_object_changed_do_not_fail(split, run, monkeypatch)
 @pytest.mark.thorough
 def test_a_run_takes_the_newest_report_or_that_of_a_day_or_lists(pipeline, run):
     pipeline.put(3)
-    reports = ReportWriter(pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name)
+    reports = ReportWriter(
+        pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name
+    )
     moment = datetime.now(UTC).replace(microsecond=0) - timedelta(days=3)
     names = [reports.write(moment, rows=[]), reports.write(moment + timedelta(days=1))]
     source = pipeline.settings.sources[SOURCE].model_copy(update={"inventory": reports.folder})
@@ -163,7 +203,10 @@ def test_a_run_takes_the_newest_report_or_that_of_a_day_or_lists(pipeline, run):
     assert (summary.objects, summary.totals.objects) == (0, 0)
     (summary,) = run()
     assert (summary.objects, summary.complete) == (3, True)
-    assert f"the inventory is that of {reports.folder}{names[1]}/, which was 2 days, 0:00:" in run.printed.getvalue()
+    assert (
+        f"the inventory is that of {reports.folder}{names[1]}/, which was 2 days, 0:00:"
+        in run.printed.getvalue()
+    )
     pipeline.put(1, prefix="new")
     (summary,) = run(inventory={"list_bucket": True})
     assert (summary.objects, summary.complete) == (1, True)
@@ -188,7 +231,11 @@ def test_its_runs_stand_on_their_jobs_pages(pipeline, run):
     pipeline.put(1)
     run(None)
     runs = pipeline.instance.get_runs()
-    assert [each.job_name for each in runs] == ["audit_my_source", "archive_my_source", "plan_my_source"]
+    assert [each.job_name for each in runs] == [
+        "audit_my_source",
+        "archive_my_source",
+        "plan_my_source",
+    ]
     ours = RunsFilter(tags={".dagster/repository": "__repository__@caf-pipeline"})
     assert pipeline.instance.get_runs(ours) == runs
     assert runs[1].tags["dagster/partition"] == pipeline.chunks()[0]
@@ -233,7 +280,9 @@ def test_after_a_failure_the_last_line_counts_chunks(pipeline, run, database):
 
 
 @pytest.mark.thorough
-def test_after_the_same_permanent_error_on_three_chunks_the_rest_is_not_tried(pipeline, run, database):
+def test_after_the_same_permanent_error_on_three_chunks_the_rest_is_not_tried(
+    pipeline, run, database
+):
     pipeline.put(24)
     chunks = pipeline.plan()
     spoil(database, *chunks)
@@ -267,7 +316,9 @@ def test_a_chunk_that_a_live_run_holds_is_exit_status_13(pipeline, run):
     assert f"the lease on chunk/{chunk}, which run other-run holds" in run.printed.getvalue()
 
 
-def test_what_another_run_archives_meanwhile_is_not_counted_as_archived_by_this_one(pipeline, run, monkeypatch):
+def test_what_another_run_archives_meanwhile_is_not_counted_as_archived_by_this_one(
+    pipeline, run, monkeypatch
+):
     pipeline.put(12)
     first, *others = pipeline.plan()
     listed = run_source_module.chunks_with_work
@@ -281,12 +332,19 @@ def test_what_another_run_archives_meanwhile_is_not_counted_as_archived_by_this_
     monkeypatch.setattr(run_source_module, "chunks_with_work", then_another_run)
     (summary,) = run()
     assert summary.chunks == [first, *others]
-    assert (summary.archived, summary.objects) == (1, pipeline.ledger.chunks.get(first).member_count)
+    assert (summary.archived, summary.objects) == (
+        1,
+        pipeline.ledger.chunks.get(first).member_count,
+    )
     assert (summary.exit_status, summary.as_json()["chunks"]["archived"]) == (0, 1)
 
 
-@pytest.mark.parametrize(("step", "counted"), [("seal_chunk", (0, 0, 0)), ("release_staging", (1, 6, 18_000))])
-def test_of_two_runs_that_took_turns_at_a_chunk_the_one_that_located_it_counts_it(pipeline, run, monkeypatch, step, counted):
+@pytest.mark.parametrize(
+    ("step", "counted"), [("seal_chunk", (0, 0, 0)), ("release_staging", (1, 6, 18_000))]
+)
+def test_of_two_runs_that_took_turns_at_a_chunk_the_one_that_located_it_counts_it(
+    pipeline, run, monkeypatch, step, counted
+):
     pipeline.put(6)
     (chunk,) = pipeline.plan()
     own = getattr(chunk_steps, step)
@@ -318,7 +376,9 @@ def test_an_object_that_is_to_be_tried_again_is_exit_status_14(pipeline, run):
     pipeline.put(2)
     etag = pipeline.bucket.put("denied", b"x")["ETag"].strip('"')
     pipeline.run_context()  # makes the source known
-    skip = Skip("denied", object_version(None, etag, 1), SkipReason.ACCESS_DENIED, "not yet", etag, 1)
+    skip = Skip(
+        "denied", object_version(None, etag, 1), SkipReason.ACCESS_DENIED, "not yet", etag, 1
+    )
     pipeline.ledger.skips.record(SOURCE, [skip])
     (summary,) = run()
     assert (summary.objects, summary.exit_status) == (2, 14)
@@ -333,22 +393,41 @@ def test_a_chunk_whose_every_object_was_skipped_is_empty_and_not_archived(pipeli
     (summary,) = run()
     assert pipeline.ledger.chunks.get(chunk).state is ChunkState.EMPTY
     assert (summary.chunks, summary.archived, summary.empty, summary.objects) == ([chunk], 0, 1, 0)
-    assert f"{SOURCE}: 0 chunks archived, 0 objects, 0 B; 1 empty, since every object was skipped" in run.printed.getvalue()
+    assert (
+        f"{SOURCE}: 0 chunks archived, 0 objects, 0 B; 1 empty, since every object was skipped"
+        in run.printed.getvalue()
+    )
     assert (summary.as_json()["chunks"]["archived"], summary.as_json()["chunks"]["empty"]) == (0, 1)
 
 
 @pytest.mark.thorough
-def test_objects_that_wait_for_more_are_exit_status_15_and_neither_complete_nor_failed(pipeline, run):
+def test_objects_that_wait_for_more_are_exit_status_15_and_neither_complete_nor_failed(
+    pipeline, run
+):
     mine = with_target(pipeline, 20_000, min_chunk_size=ByteSize(10_000))
     mine.put(8)
     printed = io.StringIO()
-    (summary,) = run_source(SOURCE, settings=mine.settings, console=Console(file=printed, width=200))
+    (summary,) = run_source(
+        SOURCE, settings=mine.settings, console=Console(file=printed, width=200)
+    )
     assert (summary.objects, summary.complete, summary.exit_status) == (6, False, 15)
     until = summary.waiting.until
-    assert "not everything is located yet: 2 objects (5.9 KiB) wait until the source has more" in printed.getvalue()
-    assert f"the first plan after {until:%Y-%m-%d %H:%M:%S} UTC takes what waits in any case" in printed.getvalue()
-    assert summary.as_json()["waiting"] == {"objects": 2, "bytes": 6_000, "until": until.isoformat()}
-    (again,) = run_source(SOURCE, settings=pipeline.settings, console=Console(file=printed, width=200))
+    assert (
+        "not everything is located yet: 2 objects (5.9 KiB) wait until the source has more"
+        in printed.getvalue()
+    )
+    assert (
+        f"the first plan after {until:%Y-%m-%d %H:%M:%S} UTC takes what waits in any case"
+        in printed.getvalue()
+    )
+    assert summary.as_json()["waiting"] == {
+        "objects": 2,
+        "bytes": 6_000,
+        "until": until.isoformat(),
+    }
+    (again,) = run_source(
+        SOURCE, settings=pipeline.settings, console=Console(file=printed, width=200)
+    )
     assert (again.objects, again.complete, again.exit_status, again.waiting) == (2, True, 0, None)
 
 
@@ -388,7 +467,8 @@ def test_a_damaged_chunk_is_exit_status_18_and_the_source_is_not_complete(pipeli
     (summary,) = run()
     assert (summary.exit_status, summary.complete, summary.damaged) == (18, False, 1)
     assert sentence(summary) == (
-        f"{SOURCE}: nothing new; everything is located; but 1 damaged ('caf repair {SOURCE}' mends that)"
+        f"{SOURCE}: nothing new; everything is located; but 1 damaged ('caf repair {SOURCE}' mends "
+        "that)"
     )
 
 
@@ -409,7 +489,9 @@ def test_what_can_never_be_archived_does_not_keep_the_source_from_being_complete
 
 
 @pytest.mark.thorough
-def test_what_filters_leave_out_is_told_and_does_not_keep_the_source_from_being_complete(pipeline, run):
+def test_what_filters_leave_out_is_told_and_does_not_keep_the_source_from_being_complete(
+    pipeline, run
+):
     pipeline.put(3)
     pipeline.put(2, prefix="new")
     filtered = {SOURCE: pipeline.settings.sources[SOURCE].model_copy(update={"exclude": ("new*",)})}
@@ -421,7 +503,11 @@ def test_what_filters_leave_out_is_told_and_does_not_keep_the_source_from_being_
 
 
 def test_of_several_sources_the_first_status_that_applies_counts():
-    failed, held, again = Summary("a", failed={"c": CafError("no")}), Summary("b", held=["c"]), Summary("c")
+    failed, held, again = (
+        Summary("a", failed={"c": CafError("no")}),
+        Summary("b", held=["c"]),
+        Summary("c"),
+    )
     done = Summary("d", totals=InventoryTotals("s", 1, 1, 0, 0, {}))
     assert exit_status([done]) == 0
     assert exit_status([done, again]) == 14
@@ -432,7 +518,9 @@ def test_of_several_sources_the_first_status_that_applies_counts():
 
 
 @pytest.mark.thorough
-def test_an_earlier_inventory_of_a_clock_that_ran_ahead_does_not_make_the_source_complete(pipeline, run):
+def test_an_earlier_inventory_of_a_clock_that_ran_ahead_does_not_make_the_source_complete(
+    pipeline, run
+):
     pipeline.put(3)
     (first,) = run()
     inventories = pipeline.settings.home / "inventories" / SOURCE
@@ -446,14 +534,29 @@ def test_an_earlier_inventory_of_a_clock_that_ran_ahead_does_not_make_the_source
 
 
 @pytest.mark.thorough
-def test_the_summary_as_json_is_the_last_line_also_where_an_error_ended_the_command(pipeline, capfd):
+def test_the_summary_as_json_is_the_last_line_also_where_an_error_ended_the_command(
+    pipeline, capfd
+):
     pipeline.put(12)
     assert run_command(SOURCE, settings=pipeline.settings, json=True) == 0
     summary = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert summary["exit_status"] == 0
     (source,) = summary["sources"]
-    assert (source["objects"], source["located"], source["claimed"], source["to_be_tried_again"]) == (12, 12, 0, 0)
-    assert source["chunks"] == {"archived": 2, "empty": 0, "failed": 0, "held": 0, "not_tried": 0, "parked": 0, "damaged": 0}
+    assert (
+        source["objects"],
+        source["located"],
+        source["claimed"],
+        source["to_be_tried_again"],
+    ) == (12, 12, 0, 0)
+    assert source["chunks"] == {
+        "archived": 2,
+        "empty": 0,
+        "failed": 0,
+        "held": 0,
+        "not_tried": 0,
+        "parked": 0,
+        "damaged": 0,
+    }
     for number in range(12):
         pipeline.bucket.delete(f"key-{number:03}")
     pipeline.bucket.client.delete_bucket(Bucket=pipeline.bucket.name)
@@ -481,17 +584,25 @@ def test_an_unknown_source_and_none_at_all_are_refused(pipeline, run, tmp_path):
 @pytest.mark.thorough
 def test_a_sealed_chunk_that_no_provider_takes_in_time_is_cut_again(pipeline, network):
     store, jackal = StoreSettings(kind="jackal"), jackal_settings(network, upload_seconds=2)
-    sources = {SOURCE: pipeline.settings.sources[SOURCE].model_copy(update={"target_size": ByteSize(1_000_000)})}
+    sources = {
+        SOURCE: pipeline.settings.sources[SOURCE].model_copy(
+            update={"target_size": ByteSize(1_000_000)}
+        )
+    }
     changes = {"store": store, "jackal": jackal, "sources": sources}
     mine = replace(pipeline, settings=pipeline.settings.model_copy(update=changes))
     mine.put(8, size_bytes=100_000)
     (large,) = mine.plan()
-    sealing = mine.execute("archive_my_source", partition_key=large, asset_selection=[AssetKey([SOURCE, "caf_chunk"])])
+    sealing = mine.execute(
+        "archive_my_source", partition_key=large, asset_selection=[AssetKey([SOURCE, "caf_chunk"])]
+    )
     assert sealing.success
     for provider in network.provider_addresses:
         mine.ledger.providers.uploaded(provider, 280_000, 1.0)
     printed = io.StringIO()
-    (summary,) = run_source(SOURCE, settings=mine.settings, console=Console(file=printed, width=200))
+    (summary,) = run_source(
+        SOURCE, settings=mine.settings, console=Console(file=printed, width=200)
+    )
     assert summary.complete
     assert mine.chunks(ChunkState.WITHDRAWN) == [large]
     assert len(mine.chunks(ChunkState.LOCATED)) > 1

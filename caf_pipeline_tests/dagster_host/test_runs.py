@@ -29,11 +29,15 @@ def test_each_run_is_shown_with_its_chunk_its_status_and_what_became_of_it(pipel
     pipeline.execute(ARCHIVE, partition_key=good)
     shutil.rmtree(pipeline.ledger.chunks.get(bad).plan_folder)
     pipeline.execute(ARCHIVE, partition_key=bad)
-    started = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/partition": waiting})
+    started = start_run(
+        pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/partition": waiting}
+    )
     wait = Wait("a provider's proof", "it comes", datetime.now(UTC), waiting)
     pipeline.ledger.waits.record(this_process(started), SOURCE, [wait])
     killed = start_run(pipeline, ARCHIVE, DagsterRunStatus.STARTED, **{"dagster/partition": dead})
-    pipeline.instance.add_run_tags(killed, process_tags(replace(this_process(killed), process_started=1.0)))
+    pipeline.instance.add_run_tags(
+        killed, process_tags(replace(this_process(killed), process_started=1.0))
+    )
 
     found = find_runs(pipeline.instance, pipeline.ledger, SOURCE, 20)
     assert [run.run_id for run in found[:2]] == [killed, started]
@@ -68,7 +72,9 @@ def test_of_a_run_that_could_not_be_launched_the_reason_is_told(pipeline):
     assert shown.result == "the code server did not answer in time"
 
 
-def test_where_no_dagster_ever_ran_there_are_no_runs_and_nothing_is_made(pipeline_settings, ledger, capsys):
+def test_where_no_dagster_ever_ran_there_are_no_runs_and_nothing_is_made(
+    pipeline_settings, ledger, capsys
+):
     assert runs_command(None, settings=pipeline_settings, last=20, json=False) == 0
     assert capsys.readouterr().out == "no runs\n"
     assert not dagster_home(pipeline_settings).exists()
@@ -86,4 +92,6 @@ def test_a_run_that_ends_while_runs_are_asked_for_is_shown_once(pipeline, monkey
             instance.report_run_failed(instance.get_run_by_id(run_id))
 
     monkeypatch.setattr(runs, "_of", end_after)
-    assert [run.status for run in find_runs(pipeline.instance, pipeline.ledger, None, 20)] == ["failure"]
+    assert [run.status for run in find_runs(pipeline.instance, pipeline.ledger, None, 20)] == [
+        "failure"
+    ]

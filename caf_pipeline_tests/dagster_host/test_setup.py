@@ -32,20 +32,32 @@ def done(capsys, settings, **options):
 
 def test_a_new_home_is_made_with_limits_and_done_again_nothing_changes(home_settings, capsys):
     settings = home_settings.model_copy(update={"packing": PackingSettings(staging_limit=60 * GIB)})
-    expected = {pool: limit for pool, (limit, _) in computed_limits(this_machine(settings), settings, 8).items()}
+    expected = {
+        pool: limit
+        for pool, (limit, _) in computed_limits(this_machine(settings), settings, 8).items()
+    }
     would = done(capsys, settings, dry_run=True)
     assert not dagster_home(settings).exists()
-    assert would == ("made", {pool: ("set", limit) for pool, limit in expected.items()}) == done(capsys, settings)
+    assert (
+        would
+        == ("made", {pool: ("set", limit) for pool, limit in expected.items()})
+        == done(capsys, settings)
+    )
     with open_instance(settings) as instance:
         assert limits_of(instance) == expected
-    assert done(capsys, settings) == ("unchanged", {pool: ("unchanged", limit) for pool, limit in expected.items()})
+    assert done(capsys, settings) == (
+        "unchanged",
+        {pool: ("unchanged", limit) for pool, limit in expected.items()},
+    )
     assert setup_command(settings=settings) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"left {dagster_home(settings)} as it is"
     assert said[1].startswith(f"left pool s3 at {expected[S3_POOL]} (")
 
 
-@pytest.mark.parametrize(("cpu", "cores"), [("150000 100000", 1), ("50000 100000", 1), ("max 100000", None)])
+@pytest.mark.parametrize(
+    ("cpu", "cores"), [("150000 100000", 1), ("50000 100000", 1), ("max 100000", None)]
+)
 def test_the_limits_of_a_container_count_and_not_those_of_the_machine_that_it_is_on(
     home_settings, tmp_path, monkeypatch, cpu, cores
 ):
@@ -60,23 +72,31 @@ def test_the_limits_of_a_container_count_and_not_those_of_the_machine_that_it_is
     assert (found.memory_bytes, found.cores) == (1 << 20, cores or whole.cores)
 
 
-def test_a_limit_that_was_set_and_a_dagster_yaml_of_ones_own_stay_unless_limits_are_reset(instance, home_settings, capsys):
+def test_a_limit_that_was_set_and_a_dagster_yaml_of_ones_own_stay_unless_limits_are_reset(
+    instance, home_settings, capsys
+):
     own = dagster_home(home_settings) / "dagster.yaml"
     text = own.read_text()
     own.unlink()
     own.write_text(text.replace("max_concurrent_runs: 8", "max_concurrent_runs: 1"))
     instance.event_log_storage.set_concurrency_slots(S3_POOL, 3)
-    instance.event_log_storage.initialize_concurrency_limit_to_default(UPLOAD_POOL)  # as the first step in it does
+    instance.event_log_storage.initialize_concurrency_limit_to_default(
+        UPLOAD_POOL
+    )  # as the first step in it does
     assert done(capsys, home_settings) == ("kept", {S3_POOL: ("kept", 3), UPLOAD_POOL: ("set", 1)})
     assert limits_of(instance) == {S3_POOL: 3, UPLOAD_POOL: 1}
     assert setup_command(settings=home_settings) == 0
     assert (
-        "left pool s3 at 3, as it was set before; this machine comes to 1 (1 run at a time by dagster.yaml)"
-        in capsys.readouterr().out
+        "left pool s3 at 3, as it was set before; this machine comes to 1 (1 run at a time by "
+        "dagster.yaml)" in capsys.readouterr().out
     )
     would = done(capsys, home_settings, reset=True, dry_run=True)
     assert limits_of(instance)[S3_POOL] == 3
-    assert would == done(capsys, home_settings, reset=True) == ("kept", {S3_POOL: ("set", 1), UPLOAD_POOL: ("unchanged", 1)})
+    assert (
+        would
+        == done(capsys, home_settings, reset=True)
+        == ("kept", {S3_POOL: ("set", 1), UPLOAD_POOL: ("unchanged", 1)})
+    )
     assert limits_of(instance)[S3_POOL] == 1
     assert not own.is_symlink()
 
@@ -100,7 +120,12 @@ def test_the_scarcest_of_runs_cores_memory_and_staging_sets_a_limit(machine, run
 
 @pytest.mark.parametrize(("mib", "limit"), [(0, 4), (1_000, 4), (500, 3), (300, 1), (20, 1)])
 def test_no_more_is_sent_at_a_time_than_the_bandwidth_sends_before_providers_hang_up(mib, limit):
-    jackal = JackalSettings(bandwidth=mib << 20, copies=3, upload_seconds=600, mnemonic=SecretStr(""))
-    sources = {"small": SourceSettings(bucket="b", target_size=GIB), "large": SourceSettings(bucket="b", target_size=30 * GIB)}
+    jackal = JackalSettings(
+        bandwidth=mib << 20, copies=3, upload_seconds=600, mnemonic=SecretStr("")
+    )
+    sources = {
+        "small": SourceSettings(bucket="b", target_size=GIB),
+        "large": SourceSettings(bucket="b", target_size=30 * GIB),
+    }
     found = computed_limits(LARGE, Settings(jackal=jackal, sources=sources), 8)
     assert (found[S3_POOL][0], found[UPLOAD_POOL][0]) == (8, limit)

@@ -52,8 +52,13 @@ def test_the_descriptor_that_was_set_before_is_set_again():
     assert signal.set_wakeup_fd(before) == -1
 
 
-@pytest.mark.parametrize(("error", "said"), [(DagsterExecutionInterruptedError, 0), (KeyboardInterrupt, 0), (ValueError, 1)])
-def test_of_an_interrupt_in_a_callback_of_the_collector_no_traceback_is_printed(monkeypatch, error, said):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(DagsterExecutionInterruptedError, 0), (KeyboardInterrupt, 0), (ValueError, 1)],
+)
+def test_of_an_interrupt_in_a_callback_of_the_collector_no_traceback_is_printed(
+    monkeypatch, error, said
+):
     tracebacks = []
     monkeypatch.setattr(sys, "unraisablehook", tracebacks.append)
 

@@ -67,7 +67,9 @@ with open_instance(Settings(home=Path(sys.argv[1]))):
 @pytest.mark.thorough
 def test_processes_that_open_a_new_storage_together_all_can(home_settings):
     command = [sys.executable, "-c", OPENING, str(home_settings.home)]
-    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(4)]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(4)
+    ]
     for process in processes:
         process.stdout.readline()
     for process in processes:
@@ -136,7 +138,10 @@ def test_on_postgres_runs_that_meet_a_pool_at_once_and_a_changed_default_fail_no
 @pytest.mark.parametrize(
     ("given", "used"),
     [
-        ("postgresql://u:p@h:1/d?sslmode=require", "postgresql+psycopg2://u:p@h:1/d?sslmode=require"),
+        (
+            "postgresql://u:p@h:1/d?sslmode=require",
+            "postgresql+psycopg2://u:p@h:1/d?sslmode=require",
+        ),
         ("postgres://h/d", "postgresql+psycopg2://h/d"),
         ("postgresql+psycopg://h/d", "postgresql+psycopg2://h/d"),
         ("postgresql+psycopg2:///d?host=/run", "postgresql+psycopg2:///d?host=/run"),
@@ -155,7 +160,10 @@ def test_a_url_of_something_else_is_refused_without_repeating_it(url):
 
 def test_a_database_that_is_away_is_one_sentence(home_settings, monkeypatch):
     monkeypatch.setenv(URL_VARIABLE, "postgresql://u:secret@127.0.0.1:1/d")
-    with pytest.raises(SettingsError, match="database cannot be used") as refused, open_instance(home_settings):
+    with (
+        pytest.raises(SettingsError, match="database cannot be used") as refused,
+        open_instance(home_settings),
+    ):
         pass
     assert "secret" not in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -184,10 +192,16 @@ def test_a_link_that_points_elsewhere_is_mended_and_an_operators_own_file_stays(
     assert not link.is_symlink()
 
 
-def test_a_link_to_an_operators_own_file_stays_and_one_to_another_copy_of_this_software_is_mended(home_settings, tmp_path):
+def test_a_link_to_an_operators_own_file_stays_and_one_to_another_copy_of_this_software_is_mended(
+    home_settings, tmp_path
+):
     link = prepare_dagster_home(home_settings) / "dagster.yaml"
     ours = link.readlink()
-    for folder, stays in ((tmp_path / "etc", True), (tmp_path / "old", False), (tmp_path / "wheel" / "caf_pipeline", False)):
+    for folder, stays in (
+        (tmp_path / "etc", True),
+        (tmp_path / "old", False),
+        (tmp_path / "wheel" / "caf_pipeline", False),
+    ):
         folder.mkdir(parents=True)
         (folder / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
         if folder.name == "old":
@@ -207,10 +221,13 @@ def test_a_home_that_cannot_be_made_is_one_sentence(tmp_path):
 def test_make_can_ask_for_the_home_without_loading_dagster(tmp_path):
     (tmp_path / "caf.toml").write_text('home = "kept"\n')
     script = (
-        "import runpy, sys; sys.argv = ['home']\ntry:\n runpy.run_module('caf_pipeline.dagster_host.home', run_name='__main__')\n"
+        "import runpy, sys; sys.argv = ['home']\ntry:\n "
+        "runpy.run_module('caf_pipeline.dagster_host.home', run_name='__main__')\n"
     )
     script += "except SystemExit as end:\n assert not end.code\nassert 'dagster' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout == f"{tmp_path}/kept/dagster\n"
 
 
@@ -222,4 +239,6 @@ def test_the_instance_does_what_our_file_says(home_settings, monkeypatch):
         assert instance.run_retries_enabled
         assert not instance.run_retries_retry_on_asset_or_op_failure
         assert not instance.telemetry_enabled
-        assert instance.run_coordinator.dequeue_use_threads  # else no run begins while another's process loads
+        assert (
+            instance.run_coordinator.dequeue_use_threads
+        )  # else no run begins while another's process loads

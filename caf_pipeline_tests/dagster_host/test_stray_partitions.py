@@ -10,7 +10,9 @@ from caf_pipeline.settings import Settings
 
 
 @pytest.mark.thorough
-def test_partitions_of_another_machine_are_found_in_the_database(tmp_path, ledger, empty_database_url, monkeypatch):
+def test_partitions_of_another_machine_are_found_in_the_database(
+    tmp_path, ledger, empty_database_url, monkeypatch
+):
     monkeypatch.setenv(HOME_VARIABLE, "to be put back")
     monkeypatch.setenv(URL_VARIABLE, empty_database_url)
     with open_instance(Settings(home=tmp_path / "other-machine")) as instance:

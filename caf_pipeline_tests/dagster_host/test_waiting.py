@@ -1,4 +1,6 @@
-"""What a run waits for is seen on the terminal, in its log, on the asset's page and by other processes; Ctrl-C while it waits."""
+"""What a run waits for is seen on the terminal, in its log, on the asset's page and by other
+processes; Ctrl-C while it waits.
+"""
 
 import io
 import json
@@ -33,7 +35,10 @@ from caf_pipeline_tests.support.run_contexts import a_run_context, archive_every
 from caf_pipeline_tests.support.s3_server import settings_for
 from caf_pipeline_tests.support.tiers import sampled
 
-pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
+pytest_plugins = [
+    "caf_pipeline_tests.support.dagster_home",
+    "caf_pipeline_tests.support.jackal_network",
+]
 
 SOURCE = "my-source"
 PAUSED = "for the end of a pause (network maintenance); 'caf resume' ends it"
@@ -53,7 +58,9 @@ class Running:
         self.summaries = []
         console = Console(file=self.printed, width=200)
         self._thread = threading.Thread(
-            target=run_source, args=(SOURCE,), kwargs={"settings": settings, "console": console, "done": self.summaries}
+            target=run_source,
+            args=(SOURCE,),
+            kwargs={"settings": settings, "console": console, "done": self.summaries},
         )
         self._thread.start()
 
@@ -78,18 +85,25 @@ def test_a_paused_run_says_so_at_once_to_everybody_who_may_ask(pipeline, monkeyp
         assert seen.run == plan.run_id
         log = [entry.user_message for entry in pipeline.instance.all_logs(plan.run_id)]
         assert any(PAUSED in line for line in log)
-        observed = pipeline.instance.fetch_observations(AssetKey([SOURCE, "s3_inventory"]), limit=5).records
-        assert [record.asset_observation.metadata["waits_for"].value for record in observed] == [seen.wait.what]
+        observed = pipeline.instance.fetch_observations(
+            AssetKey([SOURCE, "s3_inventory"]), limit=5
+        ).records
+        assert [record.asset_observation.metadata["waits_for"].value for record in observed] == [
+            seen.wait.what
+        ]
     finally:
         pipeline.ledger.controls.set("paused", None)
         summary = run.end()
     assert summary.exit_status == 0
     assert pipeline.ledger.waits.list() == []
-    observed = pipeline.instance.fetch_observations(AssetKey([SOURCE, "s3_inventory"]), limit=5).records
+    observed = pipeline.instance.fetch_observations(
+        AssetKey([SOURCE, "s3_inventory"]), limit=5
+    ).records
     assert "waited_for" in observed[0].asset_observation.metadata
 
 
-# --- the terminal, and Ctrl-C -----------------------------------------------------------------------------------------
+# --- the terminal, and Ctrl-C
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -128,7 +142,10 @@ def test_the_status_of_a_paused_run_shows_the_wait_and_ctrl_c_twice_ends_it_in_o
     assert PAUSED in shown
     assert [wait["ends_by"] for wait in machine["waiting"]] == ["'caf resume' ends it"]
     assert process.returncode == 130, rest
-    assert rest.decode().splitlines()[-1] == "caf: interrupted; the same command goes on where it stopped"
+    assert (
+        rest.decode().splitlines()[-1]
+        == "caf: interrupted; the same command goes on where it stopped"
+    )
     assert b"Traceback" not in rest
     assert json.loads(caf("status", "--json").out.splitlines()[0])["waiting"] == []
 
@@ -155,7 +172,9 @@ LOADED = [
     "caf_pipeline.dagster_host.progress_bar",
     "botocore.httpsession",
 ]
-"""Modules that a run loads, in this order: the moment at which one is loaded is the same on every machine."""
+"""Modules that a run loads, in this order: the moment at which one is loaded is the same on every
+machine.
+"""
 
 
 @pytest.mark.thorough
@@ -173,15 +192,25 @@ def test_ctrl_c_at_any_moment_is_one_sentence_and_status_130(caf, loaded):
 def test_ctrl_c_in_the_first_line_of_the_command_line_is_told_as_everywhere():
     script = (
         "import caf_pipeline.cli as cli\n"
-        "def interrupted():\n    atexit.register(print, 'closed what was opened')\n    raise KeyboardInterrupt\n"
+        "def interrupted():\n    atexit.register(print, 'closed what was opened')\n    raise "
+        "KeyboardInterrupt\n"
         "cli.main = interrupted\nfrom caf_pipeline.entry import main\nsys.exit(main())"
     )
-    done = subprocess.run([sys.executable, "-c", "import atexit, sys\n" + script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", "import atexit, sys\n" + script],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout == "closed what was opened\n"
-    assert (done.returncode, done.stderr) == (130, "caf: interrupted; the same command goes on where it stopped\n")
+    assert (done.returncode, done.stderr) == (
+        130,
+        "caf: interrupted; the same command goes on where it stopped\n",
+    )
 
 
-# --- servers that do not answer ---------------------------------------------------------------------------------------
+# --- servers that do not answer
+# ---------------------------------------------------------------------------------------
 
 
 def test_s3_that_does_not_answer_is_said_with_where_it_is_and_what_ends_it(monkeypatch):
@@ -192,7 +221,10 @@ def test_s3_that_does_not_answer_is_said_with_where_it_is_and_what_ends_it(monke
     with pytest.raises(SourceUnreachable):
         list(source.list_pages())
     first, last = said
-    assert "for an answer of bucket 'b' at http://127.0.0.1:9, which is asked again and again; " in first
+    assert (
+        "for an answer of bucket 'b' at http://127.0.0.1:9, which is asked again and again; "
+        in first
+    )
     assert first.endswith("an answer ends it, or 2 attempts without one")
     assert last.startswith("waited ")
 
@@ -212,10 +244,15 @@ def test_a_chain_that_does_not_answer_is_said_with_where_it_is_and_what_ends_it(
     )
     with pytest.raises(ChainUnreachable), chain:
         chain.height()
-    assert "for an answer of the chain at http://127.0.0.1:9, which is asked again and again; " in said[0]
+    assert (
+        "for an answer of the chain at http://127.0.0.1:9, which is asked again and again; "
+        in said[0]
+    )
 
 
-def test_a_block_and_a_provider_s_proof_are_waited_for_with_what_ends_them(tmp_path, ledger, network, monkeypatch):
+def test_a_block_and_a_provider_s_proof_are_waited_for_with_what_ends_them(
+    tmp_path, ledger, network, monkeypatch
+):
     monkeypatch.setattr(posting, "BRIEF_SECONDS", 0.0)
     monkeypatch.setattr(upload, "BRIEF_SECONDS", 0.0)
     said = []
@@ -230,5 +267,11 @@ def test_a_block_and_a_provider_s_proof_are_waited_for_with_what_ends_them(tmp_p
     )
     archive_everything(context)
     context.store.close()
-    assert any(" for a block with transaction " in line and "; that block ends it, or block " in line for line in said)
-    assert any(" to prove the file to the chain; it ends when the chain lists the provider" in line for line in said)
+    assert any(
+        " for a block with transaction " in line and "; that block ends it, or block " in line
+        for line in said
+    )
+    assert any(
+        " to prove the file to the chain; it ends when the chain lists the provider" in line
+        for line in said
+    )

@@ -1,4 +1,6 @@
-"""Chunks that are archived several at a time, by real processes that are really interrupted and killed."""
+"""Chunks that are archived several at a time, by real processes that are really interrupted and
+killed.
+"""
 
 import contextlib
 import io
@@ -18,7 +20,13 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.dagster_host.run_source import run_source
 from caf_pipeline.dagster_host.workers import WORTH_BYTES, Workers, workers_worth
 from caf_pipeline.defs.naming import PARTITION_TAG
-from caf_pipeline.errors import ChunkTooLarge, HeldByOther, LedgerUnreachable, ObjectUnavailable, TransactionRefused
+from caf_pipeline.errors import (
+    ChunkTooLarge,
+    HeldByOther,
+    LedgerUnreachable,
+    ObjectUnavailable,
+    TransactionRefused,
+)
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
@@ -33,7 +41,11 @@ pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCE = "my-source"
 OBJECTS = 30
-KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
 
 
 @pytest.fixture
@@ -42,7 +54,11 @@ def run(pipeline):
 
     def command(**options):
         command.printed = io.StringIO()
-        options = {"settings": pipeline.settings, "workers": 2, "console": Console(file=command.printed, width=200)} | options
+        options = {
+            "settings": pipeline.settings,
+            "workers": 2,
+            "console": Console(file=command.printed, width=200),
+        } | options
         (summary,) = run_source(SOURCE, **options)
         return summary
 
@@ -53,7 +69,12 @@ def run(pipeline):
 def test_all_is_archived_and_told_as_by_one_process_alone(pipeline, run):
     pipeline.put(24)
     summary = run()
-    assert (summary.objects, summary.size_bytes, summary.complete, summary.exit_status) == (24, 72_000, True, 0)
+    assert (summary.objects, summary.size_bytes, summary.complete, summary.exit_status) == (
+        24,
+        72_000,
+        True,
+        0,
+    )
     assert sorted(summary.chunks) == pipeline.chunks(ChunkState.LOCATED)
     assert "24/24 objects, 4/4 chunks" in run.printed.getvalue()
     assert our_workers() == []
@@ -71,7 +92,9 @@ def test_of_two_chunks_at_a_time_one_is_packed(pipeline, run):
 def _packing_time(instance, chunk):
     """Return when packing a chunk began, and when it was sealed."""
     (run,) = instance.get_runs(RunsFilter(tags={PARTITION_TAG: chunk}))
-    steps = {step.step_key.partition(".")[2]: step for step in instance.get_run_step_stats(run.run_id)}
+    steps = {
+        step.step_key.partition(".")[2]: step for step in instance.get_run_step_stats(run.run_id)
+    }
     return steps["pack_chunk"].start_time, steps["seal_chunk"].end_time
 
 
@@ -89,7 +112,9 @@ def test_a_failed_chunk_lets_the_others_go_on(pipeline, run, database):
 
 
 @pytest.mark.thorough
-def test_after_the_same_permanent_error_on_three_chunks_no_further_one_begins(pipeline, run, database):
+def test_after_the_same_permanent_error_on_three_chunks_no_further_one_begins(
+    pipeline, run, database
+):
     pipeline.put(48)
     chunks = pipeline.plan()
     _spoil(database, *chunks)
@@ -102,7 +127,10 @@ def test_after_the_same_permanent_error_on_three_chunks_no_further_one_begins(pi
 
 def _spoil(database, *chunks):
     with connected(database) as connection:
-        connection.execute("UPDATE caf_files SET object_count = 99 WHERE name = ANY(%(names)s)", {"names": list(chunks)})
+        connection.execute(
+            "UPDATE caf_files SET object_count = 99 WHERE name = ANY(%(names)s)",
+            {"names": list(chunks)},
+        )
 
 
 @pytest.mark.thorough
@@ -123,7 +151,10 @@ def test_where_staging_has_room_for_one_chunk_one_follows_the_other(pipeline, ru
     most = max(chunk.expected_size_bytes for chunk in pipeline.ledger.chunks.list(SOURCE))
     packing = PackingSettings(staging_limit=ByteSize(most * 1.5))
     store = pipeline.settings.store
-    summary = run(settings=pipeline.settings.model_copy(update={"packing": packing, "store": store}), workers=3)
+    summary = run(
+        settings=pipeline.settings.model_copy(update={"packing": packing, "store": store}),
+        workers=3,
+    )
     assert (summary.objects, summary.failed, summary.exit_status) == (36, {}, 0)
     assert "from now on one chunk after the other" in run.printed.getvalue()
 
@@ -143,7 +174,10 @@ def command(caf, ledger, database):
     """A command with two workers, held up by a pause in the middle of two chunks."""
     process = caf.start("run", "--source", "src", "--workers", "2")
     try:
-        wait_for(lambda: any(chunk.state is ChunkState.LOCATED for chunk in ledger.chunks.list()), process)
+        wait_for(
+            lambda: any(chunk.state is ChunkState.LOCATED for chunk in ledger.chunks.list()),
+            process,
+        )
         Ledger(database).controls.set("paused", "a test")
         wait_for(lambda: any(one.wait.chunk for one in ledger.waits.list()), process)
         yield process
@@ -154,7 +188,9 @@ def command(caf, ledger, database):
 
 def our_workers(pid=None):
     """Return the workers of a process, of this one by default."""
-    return [child for child in psutil.Process(pid).children() if "caf_pipeline.entry" in child.cmdline()]
+    return [
+        child for child in psutil.Process(pid).children() if "caf_pipeline.entry" in child.cmdline()
+    ]
 
 
 def is_alive(process):
@@ -172,7 +208,9 @@ def finished_by_the_next(caf, ledger, database):
 
 
 @pytest.mark.thorough
-def test_ctrl_c_ends_the_command_and_its_workers_and_the_next_goes_on(caf, command, ledger, database):
+def test_ctrl_c_ends_the_command_and_its_workers_and_the_next_goes_on(
+    caf, command, ledger, database
+):
     workers = our_workers(command.pid)
     assert len(workers) == 2
     command.send_signal(signal.SIGINT)
@@ -185,7 +223,9 @@ def test_ctrl_c_ends_the_command_and_its_workers_and_the_next_goes_on(caf, comma
 
 
 @pytest.mark.thorough
-def test_workers_of_a_command_that_is_killed_end_and_the_next_goes_on(caf, command, ledger, database):
+def test_workers_of_a_command_that_is_killed_end_and_the_next_goes_on(
+    caf, command, ledger, database
+):
     workers = our_workers(command.pid)
     command.kill()
     command.wait()
@@ -202,13 +242,17 @@ def test_a_worker_that_is_killed_fails_its_chunk_alone(caf, command, ledger, dat
     _, err = command.communicate(timeout=PATIENCE_SECONDS)
     assert command.returncode == 12
     assert f"the process that archived chunk {waiting} was killed by SIGKILL".encode() in err
-    assert {chunk.name for chunk in ledger.chunks.list() if chunk.state is not ChunkState.LOCATED} == {waiting}
+    assert {
+        chunk.name for chunk in ledger.chunks.list() if chunk.state is not ChunkState.LOCATED
+    } == {waiting}
     finished_by_the_next(caf, ledger, database)
 
 
 @pytest.mark.thorough
 def test_an_error_that_no_chunk_can_be_archived_with_is_raised_and_no_worker_is_left(pipeline):
-    settings = pipeline.settings.model_copy(update={"database_url": SecretStr("postgresql://nobody@127.0.0.1:1/none")})
+    settings = pipeline.settings.model_copy(
+        update={"database_url": SecretStr("postgresql://nobody@127.0.0.1:1/none")}
+    )
     with pytest.raises(LedgerUnreachable) as raised, Workers(2, settings, SOURCE, _Deaf) as workers:
         list(workers.archive(deque([a_chunk("src-1-1")]), no_room=print))
     assert raised.value.hint

@@ -1,4 +1,6 @@
-"""The assets and checks on real parts: an S3 server, Postgres, a store in a folder, Dagster's own instance."""
+"""The assets and checks on real parts: an S3 server, Postgres, a store in a folder, Dagster's own
+instance.
+"""
 
 import re
 import shutil
@@ -22,7 +24,11 @@ from caf_pipeline.steps.chunk_steps import park
 from caf_pipeline.store.directory import MARKER
 from caf_pipeline_tests.steps.test_current_content import next_second
 from caf_pipeline_tests.support.chunk_rows import set_state
-from caf_pipeline_tests.support.dagster_private import CachingStaleStatusResolver, LoadingContextForTest, StaleStatus
+from caf_pipeline_tests.support.dagster_private import (
+    CachingStaleStatusResolver,
+    LoadingContextForTest,
+    StaleStatus,
+)
 from caf_pipeline_tests.support.inventory_reports import ReportWriter
 from caf_pipeline_tests.support.postgres import connected
 from caf_pipeline_tests.support.run_contexts import archive_chunk
@@ -51,7 +57,11 @@ def test_a_plan_makes_a_partition_of_each_chunk_and_accounts_for_each_object(pip
     pipeline.put(30)
     result = pipeline.execute(PLAN)
     assert materialized(pipeline, result) == ["s3_inventory", "chunk_plan"]
-    (check,) = [each for each in result.get_asset_check_evaluations() if each.check_name == "plan_accounts_for_inventory"]
+    (check,) = [
+        each
+        for each in result.get_asset_check_evaluations()
+        if each.check_name == "plan_accounts_for_inventory"
+    ]
     assert check.passed
     assert check.metadata["claimed"].value == 30
     assert pipeline.instance.get_dynamic_partitions("my-source_chunks") == pipeline.chunks()
@@ -61,34 +71,54 @@ def test_a_plan_makes_a_partition_of_each_chunk_and_accounts_for_each_object(pip
 @pytest.mark.thorough
 def test_the_plans_page_shows_what_it_comes_to_and_how_it_differs_from_the_last(pipeline):
     pipeline.put(30)
-    shown = pipeline.execute(PLAN).asset_materializations_for_node("my_source__chunk_plan")[0].metadata
-    assert (shown["objects"].value, shown["requests"].value, shown["estimated_seconds"].value) == (30, 30, "not known yet")
+    shown = (
+        pipeline.execute(PLAN).asset_materializations_for_node("my_source__chunk_plan")[0].metadata
+    )
+    assert (shown["objects"].value, shown["requests"].value, shown["estimated_seconds"].value) == (
+        30,
+        30,
+        "not known yet",
+    )
     assert re.search("objects +30 .+bytes +88K ", shown["object_sizes"].value)
     assert [record.data["size_bytes"] for record in shown["largest_objects"].records] == [3_000] * 5
     assert [record.data["class"] for record in shown["storage_classes"].records] == ["STANDARD"]
     assert "last_plan" not in shown
     pipeline.put(1, prefix="new")
-    shown = pipeline.execute(PLAN).asset_materializations_for_node("my_source__chunk_plan")[0].metadata
-    assert (shown["objects_more_than_last"].value, shown["bytes_more_than_last"].value) == (-29, -87_000)
+    shown = (
+        pipeline.execute(PLAN).asset_materializations_for_node("my_source__chunk_plan")[0].metadata
+    )
+    assert (shown["objects_more_than_last"].value, shown["bytes_more_than_last"].value) == (
+        -29,
+        -87_000,
+    )
 
 
 def test_the_page_of_several_plans_has_the_rows_of_all(pipeline, monkeypatch):
     for module in (cutting, planning):
         monkeypatch.setattr(module, "MAX_CHUNKS", 1)
     pipeline.put(30)
-    shown = pipeline.execute(PLAN).asset_materializations_for_node("my_source__chunk_plan")[0].metadata
+    shown = (
+        pipeline.execute(PLAN).asset_materializations_for_node("my_source__chunk_plan")[0].metadata
+    )
     assert shown["plan"].value.count(", ") == shown["chunks"].value - 1 > 0
     assert (shown["objects"].value, shown["dagster/row_count"].value) == (30, 30)
 
 
 def test_the_plans_page_says_what_waits_and_until_when(pipeline):
     source = pipeline.settings.sources[SOURCE].model_copy(update={"min_chunk_size": 10_000})
-    mine = replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}}))
+    mine = replace(
+        pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
+    )
     mine.put(2)
     result = mine.execute(PLAN)
     shown = result.asset_materializations_for_node("my_source__chunk_plan")[0].metadata
-    assert (shown["plan"].value, shown["waiting_objects"].value) == ("what is new waits for more", 2)
-    assert shown["waiting_until"].value == mine.ledger.chunks.account(SOURCE).waiting.until.timestamp()
+    assert (shown["plan"].value, shown["waiting_objects"].value) == (
+        "what is new waits for more",
+        2,
+    )
+    assert (
+        shown["waiting_until"].value == mine.ledger.chunks.account(SOURCE).waiting.until.timestamp()
+    )
     assert checks(result) == {"plan_accounts_for_inventory": True, "source_is_complete": False}
 
 
@@ -100,7 +130,9 @@ def test_a_chunks_run_ends_with_its_objects_located_and_readable(pipeline):
     assert materialized(pipeline, result) == ["caf_chunk", "stored_chunk", "file_locations"]
     assert checks(result) == {"chunk_accounts_for_plan": True, "chunk_reads_back": True}
     context = pipeline.run_context()
-    assert b"".join(fetch(context.ledger.lookup, context.store, SOURCE, "key-003").pieces) == b"key-3".ljust(3_000, b".")
+    assert b"".join(
+        fetch(context.ledger.lookup, context.store, SOURCE, "key-003").pieces
+    ) == b"key-3".ljust(3_000, b".")
 
 
 @pytest.mark.thorough
@@ -109,7 +141,11 @@ def test_the_chunks_page_shows_what_a_person_wants_to_see(pipeline):
     (chunk,) = pipeline.plan()
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
     shown = result.asset_materializations_for_node("my_source__caf_chunk")[0].metadata
-    assert (shown["objects"].value, shown["size_bytes"].value, shown["state"].value) == (5, 15_000, "sealed")
+    assert (shown["objects"].value, shown["size_bytes"].value, shown["state"].value) == (
+        5,
+        15_000,
+        "sealed",
+    )
     assert shown["merkle_root"].value == pipeline.ledger.chunks.get(chunk).merkle_root.hex()
     assert [record.data["size_bytes"] for record in shown["largest_members"].records] == [3_000] * 5
     assert {"fill", "mib_per_second", "skipped"} <= shown.keys()
@@ -121,7 +157,9 @@ def test_an_object_leaves_no_trace_of_its_own_in_dagster(pipeline):
     pipeline.put(12, prefix="other", size_bytes=10)
     pipeline.plan()
     (many,) = pipeline.chunks(ChunkState.PLANNED)[1:]
-    counts = [len(pipeline.execute(ARCHIVE, partition_key=chunk).all_events) for chunk in (few, many)]
+    counts = [
+        len(pipeline.execute(ARCHIVE, partition_key=chunk).all_events) for chunk in (few, many)
+    ]
     assert counts[0] == counts[1]
 
 
@@ -160,7 +198,9 @@ def test_a_chunk_that_another_live_run_holds_ends_well_and_materializes_nothing(
 def test_a_chunk_that_does_not_account_for_its_plan_is_not_stored(pipeline, database):
     pipeline.put(2)
     (chunk,) = pipeline.plan()
-    assert pipeline.execute(ARCHIVE, partition_key=chunk, asset_selection=[key("caf_chunk")]).success
+    assert pipeline.execute(
+        ARCHIVE, partition_key=chunk, asset_selection=[key("caf_chunk")]
+    ).success
     with connected(database) as connection:
         connection.execute("UPDATE caf_files SET member_count = 1")
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
@@ -176,7 +216,11 @@ def test_a_parked_chunk_fails_once_and_says_why(pipeline):
     result = pipeline.execute(ARCHIVE, partition_key=chunk)
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert "parked: it is a test" in failure.step_failure_data.user_failure_data.description
-    assert not [event for event in result.all_events if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY]
+    assert not [
+        event
+        for event in result.all_events
+        if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY
+    ]
 
 
 @pytest.mark.thorough
@@ -188,7 +232,9 @@ def test_a_new_plan_marks_no_chunk_as_stale(pipeline):
     pipeline.put(1, prefix="new")
     pipeline.plan()
     graph = pipeline.defs.resolve_asset_graph()
-    resolver = CachingStaleStatusResolver(pipeline.instance, graph, LoadingContextForTest(pipeline.instance))
+    resolver = CachingStaleStatusResolver(
+        pipeline.instance, graph, LoadingContextForTest(pipeline.instance)
+    )
     for name in ASSETS[2:]:
         assert resolver.get_status(key(name), chunk) is StaleStatus.FRESH
 
@@ -203,7 +249,9 @@ def test_a_partition_that_was_lost_is_registered_by_the_next_plan(pipeline):
 
 def test_a_window_takes_only_that_part_of_the_listing(pipeline):
     pipeline.put(5)
-    config = {"ops": {"my_source__s3_inventory": {"config": {"after": "key-000", "until": "key-%30%302"}}}}
+    config = {
+        "ops": {"my_source__s3_inventory": {"config": {"after": "key-000", "until": "key-%30%302"}}}
+    }
     result = pipeline.execute(PLAN, run_config=config)
     shown = result.asset_materializations_for_node("my_source__s3_inventory")[0].metadata
     assert (shown["objects"].value, shown["whole_source"].value) == (2, False)
@@ -213,7 +261,9 @@ def test_a_window_takes_only_that_part_of_the_listing(pipeline):
 @pytest.fixture
 def reported(pipeline):
     """The pipeline with the setting `inventory`, and what writes reports there."""
-    reports = ReportWriter(pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name)
+    reports = ReportWriter(
+        pipeline.bucket.client, pipeline.bucket.name, make_bucket(pipeline.bucket.endpoint).name
+    )
     source = pipeline.settings.sources[SOURCE].model_copy(update={"inventory": reports.folder})
     settings = pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
     return replace(pipeline, settings=settings), reports
@@ -221,7 +271,9 @@ def reported(pipeline):
 
 def inventory_page(pipeline, **config):
     """Execute a plan with this config of the inventory; return what the inventory's page shows."""
-    result = pipeline.execute(PLAN, run_config={"ops": {"my_source__s3_inventory": {"config": config}}})
+    result = pipeline.execute(
+        PLAN, run_config={"ops": {"my_source__s3_inventory": {"config": config}}}
+    )
     return result, {
         name: value.value
         for one in result.asset_materializations_for_node("my_source__s3_inventory")
@@ -238,7 +290,9 @@ def test_the_inventorys_page_shows_which_report_was_taken_and_how_old_it_was(rep
     assert shown["inventory_report"] == f"{reports.folder}{name}/"
     assert shown["inventory_report_time"] == f"{moment:%Y-%m-%d %H:%M:%S} UTC"
     assert shown["inventory_report_age"].startswith("2 days, 3:00:")
-    assert [record.data for record in shown["storage_classes"].records] == [{"storage class": "STANDARD", "objects": 3}]
+    assert [record.data for record in shown["storage_classes"].records] == [
+        {"storage class": "STANDARD", "objects": 3}
+    ]
     assert (shown["objects"], shown["inventory_report_files"], shown["older_versions"]) == (3, 3, 0)
     assert pipeline.ledger.chunks.account(SOURCE).claimed_objects == 3
 
@@ -255,7 +309,12 @@ def test_a_source_with_reports_is_listed_where_a_run_asks_for_it_or_takes_a_part
     pipeline, reports = reported
     pipeline.put(3)
     reports.write(rows=[])
-    for config, objects in (({}, 0), ({"list_bucket": True}, 3), ({"after": "key-000"}, 2), ({"until": "key-000"}, 1)):
+    for config, objects in (
+        ({}, 0),
+        ({"list_bucket": True}, 3),
+        ({"after": "key-000"}, 2),
+        ({"until": "key-000"}, 1),
+    ):
         _, shown = inventory_page(pipeline, **config)
         assert (shown["objects"], "inventory_report" in shown) == (objects, not config)
 
@@ -274,7 +333,10 @@ def test_a_report_is_not_taken_in_part(reported, config):
         ({"after": "%zz"}, "'after' is not percent-encoded: '%zz'"),
         ({"until": "100%"}, "'until' is not percent-encoded: '100%'"),
         ({"after": "b", "until": "a"}, "'until' is 'a', which is not greater than 'after', 'b'"),
-        ({"after": "a", "until": "%61"}, "'until' is '%61', which is not greater than 'after', 'a'"),
+        (
+            {"after": "a", "until": "%61"},
+            "'until' is '%61', which is not greater than 'after', 'a'",
+        ),
         ({"until": ""}, "'until' is '', which is not greater than 'after', ''"),
     ],
 )
@@ -295,7 +357,9 @@ def test_the_source_is_complete_only_when_everything_is_located(pipeline):
     assert before.success  # a warning, not an error
     assert [check.passed for check in before.get_asset_check_evaluations()] == [False]
     pipeline.execute(ARCHIVE, partition_key=chunk)
-    assert [check.passed for check in pipeline.execute("audit_my_source").get_asset_check_evaluations()] == [True]
+    assert [
+        check.passed for check in pipeline.execute("audit_my_source").get_asset_check_evaluations()
+    ] == [True]
     (pipeline.settings.store.folder / MARKER).unlink()  # as when its disk is not mounted
     (away,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
     assert not away.passed
@@ -310,7 +374,9 @@ def counts(pipeline) -> tuple[int, int]:
 def test_the_last_chunk_of_an_older_plan_counts_again(pipeline):
     pipeline.put(12)
     first, last = pipeline.plan()
-    assert pipeline.execute("plan_my_source").success  # a newer inventory is counted, and has nothing to plan
+    assert pipeline.execute(
+        "plan_my_source"
+    ).success  # a newer inventory is counted, and has nothing to plan
     assert counts(pipeline) == (0, 0)
     pipeline.execute(ARCHIVE, partition_key=first)
     assert counts(pipeline) == (0, pipeline.ledger.chunks.get(first).member_count)
@@ -376,15 +442,24 @@ def test_an_asset_of_a_chunk_that_is_not_so_far_is_not_materialized(pipeline, un
     ("partition", "said"),
     [
         ("foo", "partition 'foo' is not the id of a chunk"),
-        ("other-1a2b3c4d-00001", "partition 'other-1a2b3c4d-00001' is a chunk of source 'other', and not of 'my-source'"),
+        (
+            "other-1a2b3c4d-00001",
+            "partition 'other-1a2b3c4d-00001' is a chunk of source 'other', and not of 'my-source'",
+        ),
     ],
 )
-def test_a_partition_that_is_no_chunk_of_the_source_fails_once_and_says_so(pipeline, partition, said):
+def test_a_partition_that_is_no_chunk_of_the_source_fails_once_and_says_so(
+    pipeline, partition, said
+):
     pipeline.instance.add_dynamic_partitions("my-source_chunks", [partition])
     result = pipeline.execute(ARCHIVE, partition_key=partition)
     (failed,) = [event for event in result.all_events if event.is_step_failure]
     assert said in failed.step_failure_data.user_failure_data.description
-    assert not [event for event in result.all_events if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY]
+    assert not [
+        event
+        for event in result.all_events
+        if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY
+    ]
 
 
 def test_a_step_that_reads_no_bucket_fails_for_good_where_the_chunk_is_to_be_packed_again(pipeline):
@@ -394,7 +469,11 @@ def test_a_step_that_reads_no_bucket_fails_for_good_where_the_chunk_is_to_be_pac
     shutil.rmtree(pipeline.settings.staging_folder)
     result = pipeline.execute(ARCHIVE, partition_key=chunk, asset_selection=[key("stored_chunk")])
     assert not result.success
-    assert not [event for event in result.all_events if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY]
+    assert not [
+        event
+        for event in result.all_events
+        if event.event_type is DagsterEventType.STEP_UP_FOR_RETRY
+    ]
     (failed,) = [event for event in result.all_events if event.is_step_failure]
     assert "does not read the bucket" in failed.step_failure_data.user_failure_data.description
     assert pipeline.execute(ARCHIVE, partition_key=chunk).success
@@ -412,7 +491,9 @@ def test_the_account_is_of_the_inventory_that_was_planned_last(pipeline):
     assert asset_checks._plan_accounts(pipeline.run_context(), "").passed
 
 
-def test_a_chunk_that_is_not_located_does_not_read_back_and_one_that_is_gone_fails_its_checks(pipeline):
+def test_a_chunk_that_is_not_located_does_not_read_back_and_one_that_is_gone_fails_its_checks(
+    pipeline,
+):
     pipeline.put(1)
     (chunk,) = pipeline.plan()
     context = pipeline.run_context()
@@ -427,13 +508,17 @@ def test_a_chunk_that_is_not_located_does_not_read_back_and_one_that_is_gone_fai
 
 
 @pytest.mark.parametrize("left", ["the one before", "none"])
-def test_the_source_is_not_complete_by_the_inventories_of_a_machine_that_lacks_the_last_one(pipeline, left):
+def test_the_source_is_not_complete_by_the_inventories_of_a_machine_that_lacks_the_last_one(
+    pipeline, left
+):
     before = inventories.take_inventory(pipeline.run_context())
     if left == "none":
         before.path.unlink()
     next_second()
     pipeline.put(1)
-    elsewhere = pipeline.settings.model_copy(update={"home": pipeline.settings.home / "another machine"})
+    elsewhere = pipeline.settings.model_copy(
+        update={"home": pipeline.settings.home / "another machine"}
+    )
     context = replace(pipeline, settings=elsewhere).run_context()
     planning.cut_plan(context, inventories.take_inventory(context))
     (check,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
@@ -445,9 +530,15 @@ def test_the_source_is_not_complete_by_the_inventories_of_a_machine_that_lacks_t
 @pytest.mark.thorough
 def test_each_plan_ends_with_the_question_whether_the_source_is_complete(pipeline):
     pipeline.put(1)
-    assert checks(pipeline.execute(PLAN)) == {"plan_accounts_for_inventory": True, "source_is_complete": False}
+    assert checks(pipeline.execute(PLAN)) == {
+        "plan_accounts_for_inventory": True,
+        "source_is_complete": False,
+    }
     pipeline.execute(ARCHIVE, partition_key=pipeline.chunks()[0])
-    assert checks(pipeline.execute(PLAN)) == {"plan_accounts_for_inventory": True, "source_is_complete": True}
+    assert checks(pipeline.execute(PLAN)) == {
+        "plan_accounts_for_inventory": True,
+        "source_is_complete": True,
+    }
 
 
 def test_a_bucket_that_is_missing_fails_the_inventory_with_its_hint(pipeline):
@@ -461,35 +552,59 @@ def test_a_bucket_that_is_missing_fails_the_inventory_with_its_hint(pipeline):
 @pytest.mark.parametrize("source", ["a", "with-dashes-", "x" * 30])
 def test_sources_of_any_legal_name_can_be_loaded(pipeline_settings, source):
     source = source.strip("-")
-    settings = pipeline_settings.model_copy(update={"sources": {source: pipeline_settings.sources[SOURCE]}})
+    settings = pipeline_settings.model_copy(
+        update={"sources": {source: pipeline_settings.sources[SOURCE]}}
+    )
     Definitions.validate_loadable(build_defs(settings))
 
 
 def test_an_inventory_that_found_nothing_is_warned_about_on_its_page(pipeline):
-    (shown,) = pipeline.execute("plan_my_source").asset_materializations_for_node("my_source__s3_inventory")
-    assert shown.metadata["warning"].value == f"bucket '{pipeline.bucket.name}' at {pipeline.bucket.endpoint} has no objects"
+    (shown,) = pipeline.execute("plan_my_source").asset_materializations_for_node(
+        "my_source__s3_inventory"
+    )
+    assert (
+        shown.metadata["warning"].value
+        == f"bucket '{pipeline.bucket.name}' at {pipeline.bucket.endpoint} has no objects"
+    )
     pipeline.put(1)
-    (shown,) = pipeline.execute("plan_my_source").asset_materializations_for_node("my_source__s3_inventory")
+    (shown,) = pipeline.execute("plan_my_source").asset_materializations_for_node(
+        "my_source__s3_inventory"
+    )
     assert "warning" not in shown.metadata
 
 
 @pytest.mark.thorough
-def test_a_source_is_not_complete_by_an_inventory_of_current_versions_once_all_are_asked_for(pipeline):
+def test_a_source_is_not_complete_by_an_inventory_of_current_versions_once_all_are_asked_for(
+    pipeline,
+):
     pipeline.bucket.keep_versions()
     pipeline.put(1)
     pipeline.put(1, size_bytes=2_000)
     (chunk,) = pipeline.plan()
     pipeline.execute(ARCHIVE, partition_key=chunk)
     (check,) = pipeline.execute("audit_my_source").get_asset_check_evaluations()
-    assert (check.passed, check.metadata["versions"].value, check.metadata["older_versions"].value) == (True, "current", 1)
+    assert (
+        check.passed,
+        check.metadata["versions"].value,
+        check.metadata["older_versions"].value,
+    ) == (True, "current", 1)
     assert check.description == "The source's setting 'versions' leaves out 1 older version."
     source = pipeline.settings.sources[SOURCE].model_copy(update={"versions": "all"})
-    everything = replace(pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}}))
+    everything = replace(
+        pipeline, settings=pipeline.settings.model_copy(update={"sources": {SOURCE: source}})
+    )
     (check,) = everything.execute("audit_my_source").get_asset_check_evaluations()
     assert not check.passed
-    assert check.description == "The latest whole inventory has current versions only, and the setting 'versions' is 'all'."
+    assert (
+        check.description
+        == "The latest whole inventory has current versions only, and the setting 'versions' is "
+        "'all'."
+    )
     _, shown = inventory_page(everything)
-    assert {name: shown[name] for name in ("objects", "versions", "older_versions", "delete_markers", "deleted_keys")} == {
+    assert {
+        name: shown[name]
+        for name in ("objects", "versions", "older_versions", "delete_markers", "deleted_keys")
+    } == {
         "objects": 2,
         "versions": "all",
         "older_versions": 1,
@@ -499,4 +614,8 @@ def test_a_source_is_not_complete_by_an_inventory_of_current_versions_once_all_a
     for one in everything.chunks(ChunkState.PLANNED):
         everything.execute(ARCHIVE, partition_key=one)
     (check,) = everything.execute("audit_my_source").get_asset_check_evaluations()
-    assert (check.passed, check.metadata["current"].value, check.metadata["older"].value) == (True, 1, 1)
+    assert (check.passed, check.metadata["current"].value, check.metadata["older"].value) == (
+        True,
+        1,
+        1,
+    )

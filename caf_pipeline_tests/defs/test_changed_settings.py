@@ -1,4 +1,6 @@
-"""Settings of a source that change while its sensor is in the middle of a round: no object is missed without a word."""
+"""Settings of a source that change while its sensor is in the middle of a round: no object is
+missed without a word.
+"""
 
 import pytest
 
@@ -15,7 +17,9 @@ pytestmark = pytest.mark.thorough
 
 @pytest.fixture
 def looks(pipeline, unruly_s3):
-    """Looks, of which the last has left a part of the bucket that is wholly new, goes on behind it, and is not planned yet."""
+    """Looks, of which the last has left a part of the bucket that is wholly new, goes on behind it,
+    and is not planned yet.
+    """
     looks = Looks(pipeline, unruly_s3)
     looks.put("a1 a2 c d")
     looks.plan({})
@@ -26,7 +30,9 @@ def looks(pipeline, unruly_s3):
 
 
 def claimed_after_a_round(looks) -> int:
-    """Look on until a round has nothing new, and plan what is asked for; return how many objects are claimed then."""
+    """Look on until a round has nothing new, and plan what is asked for; return how many objects
+    are claimed then.
+    """
     looked = 0
     while looked < 12:
         part = looks.look()

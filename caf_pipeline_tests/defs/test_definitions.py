@@ -15,7 +15,9 @@ from caf_pipeline.settings import Settings, SourceSettings
 def load(tmp_path, toml: str, after: str = "") -> subprocess.CompletedProcess[str]:
     (tmp_path / "caf.toml").write_text(toml)
     script = f"from caf_pipeline.definitions import defs\n{after}"
-    return subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.thorough
@@ -42,13 +44,21 @@ def test_each_source_has_its_own_group_of_the_same_assets():
             node = graph.get(AssetKey([source, name]))
             assert node.group_name == group
             assert node.kinds
-            assert node.description_or_default if hasattr(node, "description_or_default") else node.description
+            assert (
+                node.description_or_default
+                if hasattr(node, "description_or_default")
+                else node.description
+            )
     assert graph.get(AssetKey(["a", "caf_chunk"])).owners == ["team:x"]
 
 
 @pytest.mark.parametrize("on_jackal", [True, False])
 def test_a_proven_chunk_is_described_by_what_its_store_can_show(on_jackal):
-    specs = {spec.name: spec for check in source_checks("a", on_jackal=on_jackal) for spec in check.check_specs}
+    specs = {
+        spec.name: spec
+        for check in source_checks("a", on_jackal=on_jackal)
+        for spec in check.check_specs
+    }
     assert ("chain" in specs[CHUNK_IS_PROVEN].description) is on_jackal
 
 
@@ -66,5 +76,8 @@ def test_the_locations_name_is_the_same_everywhere():
     root = Path(__file__).parents[2]
     (loaded,) = yaml.safe_load((root / "workspace.yaml").read_text())["load_from"]
     project = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["dg"]["project"]
-    assert loaded["python_module"] == {"module_name": "caf_pipeline.definitions", "location_name": LOCATION_NAME}
+    assert loaded["python_module"] == {
+        "module_name": "caf_pipeline.definitions",
+        "location_name": LOCATION_NAME,
+    }
     assert project["code_location_name"] == LOCATION_NAME

@@ -5,7 +5,13 @@ from dagster import DagsterInstance, DagsterRunStatus, RetryPolicy, job, op
 
 from caf_pipeline.defs.failures import attempt
 from caf_pipeline.defs.naming import OUTAGE_TAG
-from caf_pipeline.errors import CafError, HeldByOther, LedgerUnreachable, SourceDenied, StoreUnreachable
+from caf_pipeline.errors import (
+    CafError,
+    HeldByOther,
+    LedgerUnreachable,
+    SourceDenied,
+    StoreUnreachable,
+)
 
 TWICE = RetryPolicy(max_retries=2)
 
@@ -16,8 +22,12 @@ def ephemeral():
         yield instance
 
 
-def execute(instance, error: Exception) -> tuple[list[CafError], DagsterRunStatus, dict[str, object]]:
-    """Execute an op that raises `error`; return the errors told, the run's status and the failure's metadata."""
+def execute(
+    instance, error: Exception
+) -> tuple[list[CafError], DagsterRunStatus, dict[str, object]]:
+    """Execute an op that raises `error`; return the errors told, the run's status and the failure's
+    metadata.
+    """
     told: list[CafError] = []
 
     def fail() -> None:
@@ -32,8 +42,17 @@ def execute(instance, error: Exception) -> tuple[list[CafError], DagsterRunStatu
         failing()
 
     result = a_job.execute_in_process(instance=instance, raise_on_error=False)
-    failures = [event.step_failure_data.user_failure_data for event in result.all_events if event.is_step_failure]
-    shown = {name: value.value for failure in failures if failure for name, value in failure.metadata.items()}
+    failures = [
+        event.step_failure_data.user_failure_data
+        for event in result.all_events
+        if event.is_step_failure
+    ]
+    shown = {
+        name: value.value
+        for failure in failures
+        if failure
+        for name, value in failure.metadata.items()
+    }
     return told, instance.get_run_by_id(result.run_id).status, shown
 
 

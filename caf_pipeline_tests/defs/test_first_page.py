@@ -1,4 +1,7 @@
-"""What the UI's first pages show of a `caf run`, asked of a real webserver as the UI asks it. Slow: a code server loads first."""
+"""What the UI's first pages show of a `caf run`, asked of a real webserver as the UI asks it.
+
+Slow: a code server loads first.
+"""
 
 import io
 from pathlib import Path
@@ -16,14 +19,15 @@ pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
 SOURCE = "my-source"
 
-# As the timeline of the UI asks (`CompletedRunTimelineQuery`): it leaves out a run that has no repository of its own.
+# As the timeline of the UI asks (`CompletedRunTimelineQuery`): it leaves out a run that has no
+# repository of its own.
 TIMELINE = """
 query ($filter: RunsFilter!) { runsOrError(filter: $filter) { ... on Runs { results {
     id jobName status hasReExecutePermission repositoryOrigin { repositoryName repositoryLocationName }
-} } } }"""
+} } } }"""  # noqa: E501
 JOBS = """
 { workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError { __typename ... on RepositoryLocation {
-    repositories { name pipelines { name } } } } } } } }"""
+    repositories { name pipelines { name } } } } } } } }"""  # noqa: E501
 RUN_AGAIN = """
 mutation ($parameters: ReexecutionParams!) { launchRunReexecution(reexecutionParams: $parameters) {
     __typename ... on LaunchRunSuccess { run { id } } ... on PythonError { message } } }"""
@@ -31,11 +35,15 @@ mutation ($parameters: ReexecutionParams!) { launchRunReexecution(reexecutionPar
 
 @pytest.fixture
 def ui(pipeline, tmp_path, monkeypatch):
-    """The webserver on the pipeline's instance; its code server loads the pipeline's settings from a caf.toml."""
+    """The webserver on the pipeline's instance; its code server loads the pipeline's settings from
+    a caf.toml.
+    """
     settings, its = pipeline.settings, pipeline.settings.sources[SOURCE]
     (tmp_path / "caf.toml").write_text(
-        f'home = "{settings.home}"\n[store]\nkind = "directory"\nfolder = "{settings.store.folder}"\n[sources.my-source]\n'
-        f'bucket = "{its.bucket}"\nendpoint_url = "{its.endpoint_url}"\ntarget_size = {int(its.target_size)}\npublic = true\n'
+        f'home = "{settings.home}"\n[store]\nkind = "directory"\nfolder = '
+        f'"{settings.store.folder}"\n[sources.my-source]\n'
+        f'bucket = "{its.bucket}"\nendpoint_url = "{its.endpoint_url}"\ntarget_size = '
+        f"{int(its.target_size)}\npublic = true\n"
     )
     monkeypatch.setenv("CAF_CONFIG", str(tmp_path / "caf.toml"))
     monkeypatch.setenv("CAF_DATABASE_URL", settings.database_url.get_secret_value())
@@ -58,14 +66,23 @@ def test_a_caf_run_is_in_the_timeline_and_each_of_its_runs_can_be_executed_again
     served = {job["name"] for job in repository["pipelines"]}
 
     runs = ui.ask(TIMELINE, filter={"statuses": ["SUCCESS"]})["runsOrError"]["results"]
-    assert [run["jobName"] for run in runs] == ["audit_my_source", "archive_my_source", "plan_my_source"]
+    assert [run["jobName"] for run in runs] == [
+        "audit_my_source",
+        "archive_my_source",
+        "plan_my_source",
+    ]
     for run in runs:
-        assert run["repositoryOrigin"] == {"repositoryName": repository["name"], "repositoryLocationName": entry["name"]}
+        assert run["repositoryOrigin"] == {
+            "repositoryName": repository["name"],
+            "repositoryLocationName": entry["name"],
+        }
         assert run["jobName"] in served
         assert run["hasReExecutePermission"]
 
     for parent in runs:
-        launched = ui.ask(RUN_AGAIN, parameters={"parentRunId": parent["id"], "strategy": "ALL_STEPS"})["launchRunReexecution"]
+        launched = ui.ask(
+            RUN_AGAIN, parameters={"parentRunId": parent["id"], "strategy": "ALL_STEPS"}
+        )["launchRunReexecution"]
         assert launched["__typename"] == "LaunchRunSuccess", launched
         again = pipeline.instance.get_run_by_id(launched["run"]["id"])
         first = pipeline.instance.get_run_by_id(parent["id"])
@@ -73,15 +90,18 @@ def test_a_caf_run_is_in_the_timeline_and_each_of_its_runs_can_be_executed_again
         assert again.tags.get("dagster/partition") == first.tags.get("dagster/partition")
 
 
-ENTRIES = "metadataEntries { label ... on IntMetadataEntry { intValue } ... on TextMetadataEntry { text } \
+ENTRIES = "metadataEntries { label ... on IntMetadataEntry { intValue } \
+    ... on TextMetadataEntry { text } \
     ... on TableMetadataEntry { table { schema { columns { name } } records } } \
     ... on TableSchemaMetadataEntry { schema { columns { name type constraints { nullable } } } } }"
 ASSETS = f"""
-{{ assetNodes {{ assetKey {{ path }} {ENTRIES} assetMaterializations(limit: 1) {{ {ENTRIES} }} }} }}"""
+{{ assetNodes {{ assetKey {{ path }} {ENTRIES} assetMaterializations(limit: 1) {{ {ENTRIES} }} }} }}"""  # noqa: E501
 
 
 @pytest.mark.thorough
-def test_the_assets_show_rows_columns_address_and_sizes_as_dagster_names_them(pipeline, ui, database):
+def test_the_assets_show_rows_columns_address_and_sizes_as_dagster_names_them(
+    pipeline, ui, database
+):
     pipeline.put(3)
     run_all(pipeline)
     always, made = {}, {}
@@ -100,7 +120,10 @@ def test_the_assets_show_rows_columns_address_and_sizes_as_dagster_names_them(pi
     assert made["file_locations"]["dagster/row_count"]["intValue"] == 3
     assert made["file_locations"]["dagster/partition_row_count"]["intValue"] == 3
     for name in made:
-        assert (made[name]["size"]["text"], made[name]["size_bytes"]["intValue"]) == ("8.8 KiB", 9_000)
+        assert (made[name]["size"]["text"], made[name]["size_bytes"]["intValue"]) == (
+            "8.8 KiB",
+            9_000,
+        )
 
     columns = always["file_locations"]["dagster/column_schema"]["schema"]["columns"]
     nullable = [column["name"] for column in columns if column["constraints"]["nullable"]]

@@ -1,4 +1,6 @@
-"""Jobs and checks that look after what is stored: every look stands at its chunk's partition, damage is shown and mended."""
+"""Jobs and checks that look after what is stored: every look stands at its chunk's partition,
+damage is shown and mended.
+"""
 
 from dataclasses import replace
 
@@ -26,7 +28,10 @@ from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.run_contexts import archive_chunk
 from caf_pipeline_tests.support.ticks import evaluate_tick
 
-pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
+pytest_plugins = [
+    "caf_pipeline_tests.support.dagster_home",
+    "caf_pipeline_tests.support.jackal_network",
+]
 
 ARCHIVE, PROVE, REPAIR = "archive_my_source", "prove_my_source", "repair_my_source"
 CHUNK = AssetKey(["my-source", "stored_chunk"])
@@ -36,7 +41,9 @@ PASSED, FAILED = AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionR
 
 @pytest.fixture
 def archived(pipeline):
-    """A source of some chunks in a folder, all located: by the steps of a run, since a run of each takes seconds."""
+    """A source of some chunks in a folder, all located: by the steps of a run, since a run of each
+    takes seconds.
+    """
     pipeline.put(30)
     for chunk in pipeline.plan():
         archive_chunk(pipeline.run_context(), chunk)
@@ -47,7 +54,9 @@ def archived(pipeline):
 def on_jackal(pipeline, network):
     """The pipeline, with its store on a Jackal network."""
     store, jackal = StoreSettings(kind="jackal"), jackal_settings(network)
-    return replace(pipeline, settings=pipeline.settings.model_copy(update={"store": store, "jackal": jackal}))
+    return replace(
+        pipeline, settings=pipeline.settings.model_copy(update={"store": store, "jackal": jackal})
+    )
 
 
 def with_jackal(pipeline, **changes):
@@ -63,7 +72,11 @@ def shown(pipeline) -> dict[str, AssetCheckExecutionRecordStatus]:
 
 def stored_file(pipeline, chunk: str):
     """The file of a chunk in the folder store."""
-    return pipeline.settings.store.folder / "chunks" / f"{pipeline.ledger.chunks.get(chunk).merkle_root.hex()}.caf"
+    return (
+        pipeline.settings.store.folder
+        / "chunks"
+        / f"{pipeline.ledger.chunks.get(chunk).merkle_root.hex()}.caf"
+    )
 
 
 def lose(pipeline, chunk: str) -> None:
@@ -71,7 +84,8 @@ def lose(pipeline, chunk: str) -> None:
     stored_file(pipeline, chunk).write_bytes(b"cut off")
 
 
-# --- the proof watch -------------------------------------------------------------------------------------------------
+# --- the proof watch
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
@@ -91,7 +105,10 @@ def test_a_result_is_tied_to_the_partitions_latest_materialization(pipeline):
     infos = pipeline.instance.event_log_storage.get_asset_check_partition_info([PROVEN])
     assert len(infos) == len(chunks) > 0
     assert all(
-        info.latest_target_materialization_storage_id == info.latest_materialization_storage_id is not None for info in infos
+        info.latest_target_materialization_storage_id
+        == info.latest_materialization_storage_id
+        is not None
+        for info in infos
     )
 
 
@@ -120,7 +137,9 @@ def test_an_unverified_chunk_is_a_warning_and_stays_located(on_jackal):
     (chunk,) = on_jackal.plan()
     assert on_jackal.execute(ARCHIVE, partition_key=chunk).success
     assert on_jackal.execute(PROVE).success
-    (record,) = on_jackal.instance.event_log_storage.get_asset_check_execution_history(PROVEN, limit=1)
+    (record,) = on_jackal.instance.event_log_storage.get_asset_check_execution_history(
+        PROVEN, limit=1
+    )
     evaluation = record.event.dagster_event.event_specific_data
     assert (evaluation.passed, evaluation.severity) == (False, AssetCheckSeverity.WARN)
     assert evaluation.description.startswith("unverified: ")
@@ -131,9 +150,9 @@ def test_an_unverified_chunk_is_a_warning_and_stays_located(on_jackal):
 def test_one_partition_can_be_proven_by_itself(archived):
     first, *_ = archived.chunks()
     job = archived.defs.resolve_job_def("__ASSET_JOB")
-    result = job.get_subset(asset_selection=set(), asset_check_selection={PROVEN}).execute_in_process(
-        instance=archived.instance, partition_key=first, raise_on_error=False
-    )
+    result = job.get_subset(
+        asset_selection=set(), asset_check_selection={PROVEN}
+    ).execute_in_process(instance=archived.instance, partition_key=first, raise_on_error=False)
     assert result.success
     assert shown(archived) == {first: PASSED}
 
@@ -145,7 +164,8 @@ def test_nothing_is_looked_at_while_everything_is_paused(archived):
     assert shown(archived) == {}
 
 
-# --- repairs ---------------------------------------------------------------------------------------------------------
+# --- repairs
+# ------------------------------------------------------------------------------------------
 
 
 def test_damaged_chunks_are_repaired_and_their_partitions_shown_as_sound(archived):
@@ -170,8 +190,15 @@ def test_a_run_repairs_no_more_than_it_is_told(archived):
 
 def test_a_limit_that_lets_no_chunk_be_repaired_is_refused_in_one_sentence(pipeline):
     config = {"ops": {"my_source__repair_chunks": {"config": {"limit": 0}}}}
-    (failed,) = [event for event in pipeline.execute(REPAIR, run_config=config).all_events if event.is_step_failure]
-    assert failed.step_failure_data.user_failure_data.description == "'limit' is 0: a run repairs one chunk at least"
+    (failed,) = [
+        event
+        for event in pipeline.execute(REPAIR, run_config=config).all_events
+        if event.is_step_failure
+    ]
+    assert (
+        failed.step_failure_data.user_failure_data.description
+        == "'limit' is 0: a run repairs one chunk at least"
+    )
 
 
 @pytest.mark.thorough
@@ -185,8 +212,13 @@ def test_one_chunk_that_is_held_or_beyond_repair_does_not_keep_the_others(archiv
         result = archived.execute(REPAIR)
     assert result.success
     assert archived.chunks(ChunkState.DAMAGED) == [first]
-    (output,) = [event.step_output_data for event in result.all_events if event.is_successful_output]
-    assert {name: value.value for name, value in output.metadata.items()} == {"repaired": 1, "left": 1}
+    (output,) = [
+        event.step_output_data for event in result.all_events if event.is_successful_output
+    ]
+    assert {name: value.value for name, value in output.metadata.items()} == {
+        "repaired": 1,
+        "left": 1,
+    }
 
 
 @pytest.mark.thorough
@@ -199,7 +231,8 @@ def test_one_partition_can_be_repaired_by_itself(archived):
     assert archived.chunks(ChunkState.DAMAGED) == [first]
 
 
-# --- the bought space ------------------------------------------------------------------------------------------------
+# --- the bought space
+# ------------------------------------------------------------------------------------------
 
 
 def lasting(pipeline):
@@ -214,7 +247,9 @@ def test_space_that_lasts_passes_and_its_numbers_are_shown(on_jackal):
     assert (check.check_name, check.passed) == ("storage_plan_lasts", True)
     assert check.metadata["free_bytes"].value > 0
     assert check.metadata["days_left"].value > 300
-    assert check.metadata["looked_at"].value > 0  # shown again of later plans, it says of when it is
+    assert (
+        check.metadata["looked_at"].value > 0
+    )  # shown again of later plans, it says of when it is
 
 
 def test_space_that_ends_soon_is_an_error(on_jackal, network):
@@ -256,7 +291,10 @@ def test_an_end_that_moved_earlier_is_an_error_until_it_is_bought_back(on_jackal
 
 def test_a_wallet_without_space_is_a_warning(on_jackal):
     check = lasting(with_jackal(on_jackal, mnemonic=SecretStr(new_wallet().words)))
-    assert (check.passed, check.description) == (False, "No space was bought yet: caf jackal buy --bytes 1000000000 --days 60.")
+    assert (check.passed, check.description) == (
+        False,
+        "No space was bought yet: caf jackal buy --bytes 1000000000 --days 60.",
+    )
 
 
 def test_chunks_stored_without_a_plan_are_an_error(on_jackal, network, monkeypatch):
@@ -298,7 +336,8 @@ def test_what_is_planned_must_fit_the_space(on_jackal, network):
     assert "100,000 are free" in check.description
 
 
-# --- by themselves ---------------------------------------------------------------------------------------------------
+# --- by themselves
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["new_objects_my_source", "launch_chunks"])
@@ -314,11 +353,21 @@ def test_nothing_is_launched_while_everything_is_paused_and_the_tick_says_why(pi
 
 def started(kind: str = "jackal", **its) -> dict[str, bool]:
     """Which sensors and schedules are on by default."""
-    defs = build_defs(Settings(store=StoreSettings(kind=kind), sources={"a": SourceSettings(bucket="b", **its)}))
-    return {entry.name: entry.default_status.value == "RUNNING" for entry in (*defs.sensors, *defs.schedules)}
+    defs = build_defs(
+        Settings(store=StoreSettings(kind=kind), sources={"a": SourceSettings(bucket="b", **its)})
+    )
+    return {
+        entry.name: entry.default_status.value == "RUNNING"
+        for entry in (*defs.sensors, *defs.schedules)
+    }
 
 
-READ_ONLY = {"watch_sources": True, "prove_a_hourly": True, "storage_plan_a_hourly": True, "prune_events_daily": False}
+READ_ONLY = {
+    "watch_sources": True,
+    "prove_a_hourly": True,
+    "storage_plan_a_hourly": True,
+    "prune_events_daily": False,
+}
 
 
 def test_nothing_archives_or_pays_by_itself_by_default():
@@ -336,7 +385,9 @@ def test_no_second_run_of_the_watch_begins_beside_one_that_takes_longer_than_an_
     schedule = on_jackal.defs.resolve_schedule_def("prove_my_source_hourly")
     context = build_schedule_context(on_jackal.instance)
     assert len(schedule.evaluate_tick(context).run_requests) == 1
-    run = on_jackal.instance.create_run_for_job(on_jackal.defs.resolve_job_def(PROVE), status=DagsterRunStatus.STARTED)
+    run = on_jackal.instance.create_run_for_job(
+        on_jackal.defs.resolve_job_def(PROVE), status=DagsterRunStatus.STARTED
+    )
     tick = schedule.evaluate_tick(context)
     assert tick.run_requests == []
     assert tick.skip_message == f"Run {run.run_id} of {PROVE} is under way."
@@ -350,9 +401,13 @@ def test_the_run_says_what_was_looked_at_in_bulk(on_jackal, network):
     mine.plan()
     result = mine.execute(PROVE)
     assert result.success
-    (output,) = [event.step_output_data.metadata for event in result.all_events if event.is_successful_output]
+    (output,) = [
+        event.step_output_data.metadata for event in result.all_events if event.is_successful_output
+    ]
     assert (output["suspected"].value, output["listed_in_bulk"].value) == (0, 0)
-    assert output["bulk_look"].value.startswith("the lists of 0 of 0 located chunks of all sources and the proofs of 0 copies")
+    assert output["bulk_look"].value.startswith(
+        "the lists of 0 of 0 located chunks of all sources and the proofs of 0 copies"
+    )
     assert output["last_whole_bulk_look"].value > 0
 
 

@@ -13,12 +13,19 @@ PROOF = f"{ADDRESS}/{'ab' * 32}/{ADDRESS}/123456"
 def test_a_row_of_the_table_of_providers_fits_its_page_and_the_addresses_stand_beside_it_in_full():
     shown = metadata.providers([Copy(ADDRESS, PROOF, 7)], fault=("string", ["none"]))
     (record,) = shown["providers"].records
-    assert record.data == {"provider": "jkl1qqqqqq…qqqqqend45", "last_proven_height": 7, "fault": "none"}
+    assert record.data == {
+        "provider": "jkl1qqqqqq…qqqqqend45",
+        "last_proven_height": 7,
+        "fault": "none",
+    }
     assert shown["provider_addresses"].value == [ADDRESS]
 
 
 def test_a_size_for_people_stands_beside_the_exact_one():
-    assert metadata.sizes(stored_size_bytes=31_997_000_000) == {"stored_size": "29.8 GiB", "stored_size_bytes": 31_997_000_000}
+    assert metadata.sizes(stored_size_bytes=31_997_000_000) == {
+        "stored_size": "29.8 GiB",
+        "stored_size_bytes": 31_997_000_000,
+    }
 
 
 def test_the_largest_histogram_is_short_enough_for_the_ui_to_show_it_at_once():
@@ -29,4 +36,7 @@ def test_the_largest_histogram_is_short_enough_for_the_ui_to_show_it_at_once():
 
 
 def test_hashes_in_a_text_are_shortened_since_no_page_breaks_them_and_addresses_are_not():
-    assert metadata.shorten_hashes(f"no file {'4f' * 32}: {ADDRESS}") == f"no file 4f4f4f4f…: {ADDRESS}"
+    assert (
+        metadata.shorten_hashes(f"no file {'4f' * 32}: {ADDRESS}")
+        == f"no file 4f4f4f4f…: {ADDRESS}"
+    )

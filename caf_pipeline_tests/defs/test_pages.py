@@ -1,6 +1,7 @@
 """What a person sees in the UI: the real webserver on an archived source, read in a real browser.
 
-`make screenshots` runs this with CAF_SCREENSHOTS, the folder in which the pictures of the README are written.
+`make screenshots` runs this with CAF_SCREENSHOTS, the folder in which the pictures of the README
+are written.
 """
 
 import os
@@ -26,18 +27,29 @@ from caf_pipeline_tests.support.jackal_network import jackal_settings
 from caf_pipeline_tests.support.ticks import evaluate_tick
 from caf_pipeline_tests.support.ui_process import wait_for_webserver
 
-pytest_plugins = ["caf_pipeline_tests.support.dagster_home", "caf_pipeline_tests.support.jackal_network"]
+pytest_plugins = [
+    "caf_pipeline_tests.support.dagster_home",
+    "caf_pipeline_tests.support.jackal_network",
+]
 
 SOURCE = "my-source"
 PICTURES = os.environ.get("CAF_SCREENSHOTS")
 
-FITS = "return [...document.querySelectorAll('td')].every(cell => cell.getBoundingClientRect().right <= window.innerWidth)"
-DRAWN = "return [...document.images].some(one => one.alt === arguments[0] && one.naturalWidth > 100)"
+FITS = (
+    "return [...document.querySelectorAll('td')].every(cell => "
+    "cell.getBoundingClientRect().right <= window.innerWidth)"
+)
+DRAWN = (
+    "return [...document.images].some(one => one.alt === arguments[0] && one.naturalWidth > 100)"
+)
 
 
 @pytest.fixture
 def archived(pipeline, network, new_bucket, monkeypatch):
-    """A source on a Jackal network, archived by runs and proven. Each look of the alert sensor is an observation."""
+    """A source on a Jackal network, archived by runs and proven.
+
+    Each look of the alert sensor is an observation.
+    """
     monkeypatch.setattr(evaluations, "OBSERVE_SECONDS", 0)
     its = {
         "store": StoreSettings(kind="jackal"),
@@ -47,7 +59,10 @@ def archived(pipeline, network, new_bucket, monkeypatch):
     pipeline = replace(pipeline, settings=pipeline.settings.model_copy(update=its))
     chosen = random.Random(11)
     for number in range(48):
-        new_bucket.put(f"2024/06/IMG_{410 + number:04}.jpg", chosen.randbytes(int(chosen.lognormvariate(12, 1.2))))
+        new_bucket.put(
+            f"2024/06/IMG_{410 + number:04}.jpg",
+            chosen.randbytes(int(chosen.lognormvariate(12, 1.2))),
+        )
     new_bucket.put("2024/06/.keep", b"")
     chunks = pipeline.plan()
     evaluate_tick(pipeline, "watch_sources")
@@ -78,10 +93,20 @@ def served(pipeline, folder: Path) -> Iterator[str]:
     described.write_text(described.read_text().replace('kind = "directory"', 'kind = "jackal"'))
     address = f"127.0.0.1:{free_port()}"
     host, port = address.split(":")
-    command = [Path(sys.executable).with_name("dagster-webserver"), "-h", host, "-p", port, "-w", ROOT / "workspace.yaml"]
+    command = [
+        Path(sys.executable).with_name("dagster-webserver"),
+        "-h",
+        host,
+        "-p",
+        port,
+        "-w",
+        ROOT / "workspace.yaml",
+    ]
     log = folder / "webserver.log"
     with log.open("ab") as file:
-        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+        process = subprocess.Popen(
+            command, env=environment, stdout=file, stderr=file, start_new_session=True
+        )
     try:
         wait_for_webserver(process, address, log)
         yield f"http://{address}"
@@ -92,7 +117,9 @@ def served(pipeline, folder: Path) -> Iterator[str]:
 
 @needs_browser
 @pytest.mark.thorough
-def test_a_person_sees_the_graph_a_chunk_a_failed_check_and_how_the_source_grows(archived, network, tmp_path):
+def test_a_person_sees_the_graph_a_chunk_a_failed_check_and_how_the_source_grows(
+    archived, network, tmp_path
+):
     pictures = Path(PICTURES) if PICTURES else tmp_path
     chunks = archived.chunks()
     first = archived.ledger.chunks.get(chunks[0])
@@ -101,37 +128,65 @@ def test_a_person_sees_the_graph_a_chunk_a_failed_check_and_how_the_source_grows
 
         window.size(1800, 560)
         group = f"{url}/locations/caf-pipeline/asset-groups/my_source/lineage"
-        shown = window.open(group, *ASSETS, f"{len(chunks)} partitions", "Materialized", "1 / 1 Passed")
-        assert (shown.count("100% filled"), shown.count("1 / 1 Passed"), shown.count("6 / 6 Passed")) == (3, 4, 1)
+        shown = window.open(
+            group, *ASSETS, f"{len(chunks)} partitions", "Materialized", "1 / 1 Passed"
+        )
+        assert (
+            shown.count("100% filled"),
+            shown.count("1 / 1 Passed"),
+            shown.count("6 / 6 Passed"),
+        ) == (3, 4, 1)
         window.picture(pictures / "asset-graph.png")
 
         window.size(1500, 1170)
         sizes = str(first.stored_size_bytes), f"{first.member_count}"
         page = f"{assets}/stored_chunk?view=partitions&partition={first.name}"
-        window.open(page, *chunks, "Materialized", "verified", *sizes, first.merkle_root.hex(), first.owner)
+        window.open(
+            page, *chunks, "Materialized", "verified", *sizes, first.merkle_root.hex(), first.owner
+        )
         window.picture(pictures / "chunk-page.png")
 
         lose_last_chunk(archived, network)
         window.size(1800, 560)
         shown = window.open(group, *ASSETS, "0 / 1 Passed")
-        assert shown.count("0 / 1 Passed") == 2  # the lost chunk is not proven, and with it the source is not complete
+        assert (
+            shown.count("0 / 1 Passed") == 2
+        )  # the lost chunk is not proven, and with it the source is not complete
 
         window.size(1500, 1000)
         page = f"{assets}/stored_chunk?view=checks&checkDetail=chunk_is_proven"
         shown = window.open(page, "Failed", chunks[-1], "0 of 3 copies are right", "damaged")
-        assert shown.count("does not have the file") == 6  # in the sentence, and of each provider in the table
+        assert (
+            shown.count("does not have the file") == 6
+        )  # in the sentence, and of each provider in the table
         assert window.run(FITS)
         window.picture(pictures / "failed-check.png")
 
         window.size(1500, 2400)
-        window.open(f"{assets}/chunk_plan?view=overview", "object_sizes", "Fails if more than 2 days since last materialization")
+        window.open(
+            f"{assets}/chunk_plan?view=overview",
+            "object_sizes",
+            "Fails if more than 2 days since last materialization",
+        )
         window.wait_until(DRAWN, "object sizes")
         window.picture(tmp_path / "plan.png")
 
-        shown = window.open(f"{assets}/chunk_plan?view=checks&checkDetail=storage_plan_lasts", "Plots", "days_left", "free_bytes")
+        shown = window.open(
+            f"{assets}/chunk_plan?view=checks&checkDetail=storage_plan_lasts",
+            "Plots",
+            "days_left",
+            "free_bytes",
+        )
         assert (shown.count("Succeeded"), shown.count("Not Evaluated")) == (6, 0)
 
         window.open(f"{assets}/s3_inventory?view=overview", "whole_source")
-        window.click("Plots", "archived_bytes", "pending_objects", "skipped_objects", "oldest_pending_hours", "copies_faulty")
+        window.click(
+            "Plots",
+            "archived_bytes",
+            "pending_objects",
+            "skipped_objects",
+            "oldest_pending_hours",
+            "copies_faulty",
+        )
         window.wait_until("return document.querySelectorAll('canvas').length >= arguments[0]", 10)
         window.picture(tmp_path / "source-plots.png")

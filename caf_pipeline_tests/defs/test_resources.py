@@ -1,4 +1,6 @@
-"""The resources: by name in the definitions, without secrets, opened by the step that asks and closed at the end."""
+"""The resources: by name in the definitions, without secrets, opened by the step that asks and
+closed at the end.
+"""
 
 import pytest
 from botocore import UNSIGNED
@@ -14,34 +16,54 @@ from caf_pipeline_tests.support.dagster_private import RepositorySnap
 
 pytest_plugins = ["caf_pipeline_tests.support.dagster_home"]
 
-KEYS = {"access_key_id": SecretStr("AKIA-VISIBLE"), "secret_access_key": SecretStr("secret-visible")}
+KEYS = {
+    "access_key_id": SecretStr("AKIA-VISIBLE"),
+    "secret_access_key": SecretStr("secret-visible"),
+}
 MINE = SourceSettings(bucket="b", endpoint_url="http://127.0.0.1:1", region="eu-south-9", **KEYS)
 
 
 def test_each_source_has_an_s3_resource_with_its_settings_as_values():
-    resources = build_defs(Settings(sources={"a": MINE, "b-c": SourceSettings(bucket="b", anonymous=True)})).resources
+    resources = build_defs(
+        Settings(sources={"a": MINE, "b-c": SourceSettings(bucket="b", anonymous=True)})
+    ).resources
     assert set(resources) == {"ledger", "store", "run", "s3_a", "s3_b_c"}
     assert isinstance(resources["s3_a"], S3Resource)
-    assert (resources["s3_a"].endpoint_url, resources["s3_a"].region_name) == ("http://127.0.0.1:1", "eu-south-9")
+    assert (resources["s3_a"].endpoint_url, resources["s3_a"].region_name) == (
+        "http://127.0.0.1:1",
+        "eu-south-9",
+    )
     assert resources["s3_a"].path_style
     assert resources["s3_b_c"].use_unsigned_session
 
 
 def test_the_values_of_an_s3_resource_make_its_client():
-    values = {"region_name": "af-north-7", "path_style": False, "max_attempts": 4, "use_unsigned_session": True}
+    values = {
+        "region_name": "af-north-7",
+        "path_style": False,
+        "max_attempts": 4,
+        "use_unsigned_session": True,
+    }
     client = S3SourceResource(source=MINE, endpoint_url="http://127.0.0.1:2", **values).get_client()
-    assert (client.meta.endpoint_url, client.meta.region_name) == ("http://127.0.0.1:2", "af-north-7")
+    assert (client.meta.endpoint_url, client.meta.region_name) == (
+        "http://127.0.0.1:2",
+        "af-north-7",
+    )
     assert client.meta.config.s3["addressing_style"] == "auto"
     assert client.meta.config.retries["total_max_attempts"] == 4
     assert client.meta.config.signature_version is UNSIGNED
 
 
-@pytest.mark.filterwarnings("ignore:Property `ScheduleDefinition.environment_vars`:DeprecationWarning")  # of the snapshot itself
+@pytest.mark.filterwarnings(
+    "ignore:Property `ScheduleDefinition.environment_vars`:DeprecationWarning"
+)  # of the snapshot itself
 def test_the_keys_of_a_source_are_in_its_client_and_in_nothing_that_dagster_shows():
     resource = S3SourceResource.of(MINE)
     assert resource.get_client()._get_credentials().secret_key == "secret-visible"
     assert not {name for name in type(resource).model_fields if "key" in name or "token" in name}
-    shown = serialize_value(RepositorySnap.from_def(build_defs(Settings(sources={"a": MINE})).get_repository_def()))
+    shown = serialize_value(
+        RepositorySnap.from_def(build_defs(Settings(sources={"a": MINE})).get_repository_def())
+    )
     assert "eu-south-9" in shown  # or this looks in the wrong place
     assert "visible" not in shown.lower()
 
@@ -71,7 +93,9 @@ def test_a_value_given_at_launch_leaves_the_others_as_they_are_set(instance, giv
     def looks():
         look()
 
-    assert looks.execute_in_process(instance=instance, run_config={"resources": {"s3_x": {"config": given}}}).success
+    assert looks.execute_in_process(
+        instance=instance, run_config={"resources": {"s3_x": {"config": given}}}
+    ).success
     assert seen == [expected]
 
 
@@ -80,14 +104,24 @@ def test_a_value_given_at_launch_holds_for_that_run(pipeline):
     pipeline.put(1)
     away = {"resources": {"s3_my_source": {"config": {"endpoint_url": "http://127.0.0.1:1"}}}}
     result = pipeline.execute("plan_my_source", run_config=away)
-    (failed,) = [event for event in result.all_events if event.is_step_failure and "s3_inventory" in event.step_key]
+    (failed,) = [
+        event
+        for event in result.all_events
+        if event.is_step_failure and "s3_inventory" in event.step_key
+    ]
     assert "127.0.0.1:1" in failed.step_failure_data.user_failure_data.description
 
 
 def test_only_what_lists_or_reads_the_bucket_asks_for_its_s3():
     graph = build_defs(Settings(sources={"a": MINE})).get_repository_def().assets_defs_by_key
-    needs = {key.path[1]: set(one.required_resource_keys) - {"io_manager"} for key, one in graph.items()}
-    assert {name for name, keys in needs.items() if "s3_a" in keys} == {"s3_inventory", "chunk_plan", "caf_chunk"}
+    needs = {
+        key.path[1]: set(one.required_resource_keys) - {"io_manager"} for key, one in graph.items()
+    }
+    assert {name for name, keys in needs.items() if "s3_a" in keys} == {
+        "s3_inventory",
+        "chunk_plan",
+        "caf_chunk",
+    }
     assert all({"ledger", "store"} <= keys for keys in needs.values())
 
 
@@ -96,7 +130,11 @@ def test_nothing_is_opened_before_a_step_asks(instance):
     def asks_for_nothing():
         return None
 
-    @job(resource_defs=build_resources(Settings(database_url=SecretStr("postgresql://127.0.0.1:1/none"), sources={"a": MINE})))
+    @job(
+        resource_defs=build_resources(
+            Settings(database_url=SecretStr("postgresql://127.0.0.1:1/none"), sources={"a": MINE})
+        )
+    )
     def idle():
         asks_for_nothing()
 

@@ -1,4 +1,6 @@
-"""A world as processes of Dagster get it: its settings as a file and an environment, and a backfill of its chunks."""
+"""A world as processes of Dagster get it: its settings as a file and an environment, and a backfill
+of its chunks.
+"""
 
 import warnings
 from collections.abc import Sequence
@@ -12,15 +14,20 @@ from caf_pipeline_tests.faults.world import SOURCE, World
 
 
 def settings_of_world(world: World, folder: Path) -> dict[str, str]:
-    """Write the world's settings into a caf.toml there; return the environment of processes that are to have them."""
+    """Write the world's settings into a caf.toml there; return the environment of processes that
+    are to have them.
+    """
     values = world.values
     source, jackal = values["sources"][SOURCE], values["jackal"]
     lcd = ", ".join(f'"{one}"' for one in jackal["lcd"])
     (folder / "caf.toml").write_text(
-        f'home = "{values["home"]}"\n[store]\nkind = "jackal"\n[jackal]\nlcd = [{lcd}]\nchain_id = "{jackal["chain_id"]}"\n'
-        f"copies = {jackal['copies']}\nproof_seconds = 20\nallow_private_addresses = true\nkeep_staged_windows = 0\n"
+        f'home = "{values["home"]}"\n[store]\nkind = "jackal"\n[jackal]\nlcd = [{lcd}]\nchain_id = '
+        f'"{jackal["chain_id"]}"\n'
+        f"copies = {jackal['copies']}\nproof_seconds = 20\nallow_private_addresses = "
+        "true\nkeep_staged_windows = 0\n"
         f"[sources.{SOURCE}]\n"
-        f'bucket = "{source["bucket"]}"\nendpoint_url = "{source["endpoint_url"]}"\ntarget_size = {source["target_size"]}\n'
+        f'bucket = "{source["bucket"]}"\nendpoint_url = "{source["endpoint_url"]}"\ntarget_size = '
+        f"{source['target_size']}\n"
         "public = true\nautomatic = true\nwatch_interval_seconds = 0\n"
     )
     return {
@@ -32,7 +39,16 @@ def settings_of_world(world: World, folder: Path) -> dict[str, str]:
     }
 
 
-def submit_backfill(world: World, instance: DagsterInstance, chunks: Sequence[str], backfill_id: str) -> None:
+def submit_backfill(
+    world: World, instance: DagsterInstance, chunks: Sequence[str], backfill_id: str
+) -> None:
     """Ask Dagster for a backfill of these chunks, as `caf backfill` does."""
     with world.run_context() as context, warnings.catch_warnings():
-        submit(Settings.model_validate(world.values), instance, context.ledger, SOURCE, chunks, backfill_id)
+        submit(
+            Settings.model_validate(world.values),
+            instance,
+            context.ledger,
+            SOURCE,
+            chunks,
+            backfill_id,
+        )

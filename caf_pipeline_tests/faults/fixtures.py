@@ -1,7 +1,7 @@
 """Fixtures of worlds.
 
-world        a filled world                          new_world     makes an empty one, settings changed
-template     the process that begins runs, for the session
+world        a filled world                          new_world     makes an empty one, settings
+changed template     the process that begins runs, for the session
 """
 
 from collections.abc import Callable, Iterator
@@ -25,13 +25,24 @@ def template() -> Iterator[Template]:
 
 @pytest.fixture
 def new_world(
-    tmp_path: Path, new_bucket: Bucket, database_url: str, network: LoopbackNetwork, template: Template
+    tmp_path: Path,
+    new_bucket: Bucket,
+    database_url: str,
+    network: LoopbackNetwork,
+    template: Template,
 ) -> Iterator[Callable[..., World]]:
-    """Makes a world over an empty bucket; takes what `World` takes, in place of what the fixtures give. Once in a test."""
+    """Makes a world over an empty bucket; takes what `World` takes, in place of what the fixtures
+    give. Once in a test.
+    """
     made: list[World] = []
 
     def make(**changes: Any) -> World:
-        parts = {"bucket": new_bucket, "database_url": database_url, "network": network, "template": template}
+        parts = {
+            "bucket": new_bucket,
+            "database_url": database_url,
+            "network": network,
+            "template": template,
+        }
         made.append(World(tmp_path / "world", **parts | changes))
         return made[-1]
 

@@ -1,7 +1,8 @@
-"""An S3 server that can be killed: moto's, which has its objects in memory, behind a file of everything that changed them.
+"""An S3 server that can be killed: moto's, which has its objects in memory, behind a file of
+everything that changed them.
 
-A change is in the file before it is answered. A server that starts again does all changes once more before it opens its port,
-so that nobody ever sees it without its objects.
+A change is in the file before it is answered. A server that starts again does all changes once more
+before it opens its port, so that nobody ever sees it without its objects.
 
 `python -m caf_pipeline_tests.faults.kept_s3 FILE PORT` is the server; it prints its port.
 """
@@ -48,7 +49,13 @@ class KeptS3:
 
     def start(self) -> None:
         """Start it, with the objects that it had; returns when it answers."""
-        command = [sys.executable, "-m", "caf_pipeline_tests.faults.kept_s3", str(self._file), str(self._port)]
+        command = [
+            sys.executable,
+            "-m",
+            "caf_pipeline_tests.faults.kept_s3",
+            str(self._file),
+            str(self._port),
+        ]
         with open(self._file.with_name("log"), "ab") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         assert self._process.stdout
@@ -68,7 +75,8 @@ class KeptS3:
         return make_bucket(self.endpoint)
 
 
-# --- the server ----------------------------------------------------------------------------------------------------
+# --- the server
+# ------------------------------------------------------------------------------------------
 
 
 def _kept(application: Application, file: Path) -> Application:
@@ -87,7 +95,9 @@ def _kept(application: Application, file: Path) -> Application:
 
 
 def _changes(file: Path) -> Iterator[tuple[dict[str, str], bytes]]:
-    """Yield what was written down; a kill may have cut the last one, which was not answered then."""
+    """Yield what was written down; a kill may have cut the last one, which was not answered
+    then.
+    """
     if not file.exists():
         return
     with file.open("rb") as kept:
@@ -100,16 +110,27 @@ def _changes(file: Path) -> Iterator[tuple[dict[str, str], bytes]]:
 
 def main() -> None:
     """Serve until killed."""
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from moto.moto_server.werkzeug_app import (
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
     from werkzeug.serving import make_server
     from werkzeug.test import run_wsgi_app
 
     file, port = Path(sys.argv[1]), int(sys.argv[2])
     moto = DomainDispatcherApplication(create_backend_app)
     for plain, body in _changes(file):
-        stream = {"wsgi.input": io.BytesIO(body), "wsgi.errors": sys.stderr, "wsgi.version": (1, 0), "wsgi.multithread": True}
+        stream = {
+            "wsgi.input": io.BytesIO(body),
+            "wsgi.errors": sys.stderr,
+            "wsgi.version": (1, 0),
+            "wsgi.multithread": True,
+        }
         run_wsgi_app(moto, plain | stream, buffered=True)
-    server = make_server("127.0.0.1", port, _kept(moto, file), threaded=True, request_handler=MotoRequestHandler)
+    server = make_server(
+        "127.0.0.1", port, _kept(moto, file), threaded=True, request_handler=MotoRequestHandler
+    )
     print(server.server_port, flush=True)
     server.serve_forever()
 

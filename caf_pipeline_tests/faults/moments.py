@@ -1,7 +1,9 @@
-"""What counts as a moment of a run: any call that leaves a trace or asks another machine, before it and after it.
+"""What counts as a moment of a run: any call that leaves a trace or asks another machine, before it
+and after it.
 
-Files: writes, fsyncs, renames, cuts, removals, locks. The ledger: a transaction's begin, before its commit, after it. HTTP:
-each request to S3, a chain or a provider; and each piece that is packed or uploaded.
+Files: writes, fsyncs, renames, cuts, removals, locks. The ledger: a transaction's begin, before its
+commit, after it. HTTP: each request to S3, a chain or a provider; and each piece that is packed or
+uploaded.
 """
 
 import fcntl
@@ -35,7 +37,8 @@ _write = os.write
 
 @dataclass(frozen=True)
 class Fatal:
-    """When a run is to get a signal: at the n-th moment of a step, 0 before the first; where it has fewer, at its end.
+    """When a run is to get a signal: at the n-th moment of a step, 0 before the first; where it has
+    fewer, at its end.
 
     Attributes:
         step: a step's name; "" for the whole run.
@@ -50,7 +53,9 @@ class Fatal:
 
 @dataclass
 class Moments:
-    """Counts the moments of a run, tells each to a listener, and sends this process the signal at the fatal one."""
+    """Counts the moments of a run, tells each to a listener, and sends this process the signal at
+    the fatal one.
+    """
 
     fatal: Fatal | None = None
     listener: int | None = None
@@ -70,7 +75,11 @@ class Moments:
                 _write(self.listener, b".")
             except BrokenPipeError:  # whoever listened has heard enough
                 self.listener = None
-        if self.fatal and self.fatal.step in ("", self._step) and self.fatal.moment == (in_step if self.fatal.step else number):
+        if (
+            self.fatal
+            and self.fatal.step in ("", self._step)
+            and self.fatal.moment == (in_step if self.fatal.step else number)
+        ):
             self._strike()
 
     @contextmanager
@@ -82,7 +91,11 @@ class Moments:
             self._strike()
         yield
         self._step = ""
-        if mine and self.fatal and (self.fatal.moment == AT_ITS_END or self.fatal.moment > self.counts.get(name, 0)):
+        if (
+            mine
+            and self.fatal
+            and (self.fatal.moment == AT_ITS_END or self.fatal.moment > self.counts.get(name, 0))
+        ):
             self._strike()
 
     def _strike(self) -> None:
@@ -90,7 +103,9 @@ class Moments:
         os.kill(os.getpid(), self.fatal.signal)
 
     def watch(self) -> None:
-        """Let the calls of this process count, from now on; for a process that ends with its run."""
+        """Let the calls of this process count, from now on; for a process that ends with its
+        run.
+        """
         for name in _FILE_CALLS:
             if hasattr(os, name):
                 self._watch(os, name)

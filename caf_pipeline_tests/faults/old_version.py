@@ -1,12 +1,15 @@
-"""The code of a commit in this repository's history, as commands that kill themselves at a named moment.
+"""The code of a commit in this repository's history, as commands that kill themselves at a named
+moment.
 
-`PYTHONPATH` and a `.dist-info` folder make the old tree what is installed: its `caf_pipeline`, its `sql/`, its `dagster.yaml`,
-its version. The interpreter and the other packages are those of these tests.
+`PYTHONPATH` and a `.dist-info` folder make the old tree what is installed: its `caf_pipeline`, its
+`sql/`, its `dagster.yaml`, its version. The interpreter and the other packages are those of these
+tests.
 
-`python -P old_version.py` imports it all, then makes a process of the old `caf` for each order, a line of JSON on standard input:
-beginning costs a fork. Its moment is `module:name.of.function:WHEN:NUMBER`: before or after which call of it; "" for a run to its
-end. It tells how each ended. `OldVersion` is the other end of that. This file imports nothing of ours, so that the old tree's
-modules are the only ones.
+`python -P old_version.py` imports it all, then makes a process of the old `caf` for each order, a
+line of JSON on standard input: beginning costs a fork. Its moment is
+`module:name.of.function:WHEN:NUMBER`: before or after which call of it; "" for a run to its end. It
+tells how each ended. `OldVersion` is the other end of that. This file imports nothing of ours, so
+that the old tree's modules are the only ones.
 """
 
 import functools
@@ -27,14 +30,20 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 COMMIT: Final = "HEAD"
-"""No ledger before that of 0.5.0 is upgraded: until then, an upgrade is from the last commit to what is changed since."""
+"""No ledger before that of 0.5.0 is upgraded: until then, an upgrade is from the last commit to
+what is changed since.
+"""
 
 _REPOSITORY: Final = Path(__file__).parents[2]
 
 
 def can_be_upgraded() -> bool:
-    """Return whether the commit has the SQL files of this working copy, so that its ledgers are not refused."""
-    compared = subprocess.run(["git", "-C", _REPOSITORY, "diff", "--quiet", COMMIT, "--", "sql"], check=False)
+    """Return whether the commit has the SQL files of this working copy, so that its ledgers are not
+    refused.
+    """
+    compared = subprocess.run(
+        ["git", "-C", _REPOSITORY, "diff", "--quiet", COMMIT, "--", "sql"], check=False
+    )
     return compared.returncode == 0
 
 
@@ -47,10 +56,14 @@ def extract(folder: Path) -> Path:
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     installed = folder / f"caf_pipeline-{project['version']}.dist-info"
     installed.mkdir()
-    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: caf-pipeline\nVersion: {project['version']}\n")
+    (installed / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: caf-pipeline\nVersion: {project['version']}\n"
+    )
     groups = project.get("entry-points", {})
     lines = [
-        line for group, names in groups.items() for line in (f"[{group}]", *(f"{name} = {to}" for name, to in names.items()))
+        line
+        for group, names in groups.items()
+        for line in (f"[{group}]", *(f"{name} = {to}" for name, to in names.items()))
     ]
     (installed / "entry_points.txt").write_text("\n".join([*lines, ""]))
     return folder
@@ -76,8 +89,17 @@ class OldVersion:
         with self._process:
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def run(self, *arguments: str, moment: str, folder: Path, environment: Mapping[str, str], seconds: float) -> tuple[int, str]:
-        """Run the old `caf` in a folder, to its end or to its kill; return its exit status and what it said."""
+    def run(
+        self,
+        *arguments: str,
+        moment: str,
+        folder: Path,
+        environment: Mapping[str, str],
+        seconds: float,
+    ) -> tuple[int, str]:
+        """Run the old `caf` in a folder, to its end or to its kill; return its exit status and what
+        it said.
+        """
         assert self._process.stdin
         assert self._process.stdout
         said = folder / "old-version.said"
@@ -94,7 +116,8 @@ class OldVersion:
         return json.loads(self._process.stdout.readline()), said.read_text()
 
 
-# --- the process ---------------------------------------------------------------------------------------------------
+# --- the process
+# ------------------------------------------------------------------------------------------
 
 
 def _kill_at(moment: str) -> None:
@@ -126,7 +149,11 @@ def _import_all() -> None:
     imported = Path(caf_pipeline.__file__ or "")
     if not imported.is_relative_to(tree):
         sys.exit(f"this is not the old code: {imported}")
-    for name in ("caf_pipeline.cli.app", "caf_pipeline.dagster_host.run_source", "caf_pipeline.store.jackal.write"):
+    for name in (
+        "caf_pipeline.cli.app",
+        "caf_pipeline.dagster_host.run_source",
+        "caf_pipeline.store.jackal.write",
+    ):
         importlib.import_module(name)
 
 

@@ -1,4 +1,6 @@
-"""A Postgres of a test's own, as durable as an operator's: it is killed with all its processes, and started again."""
+"""A Postgres of a test's own, as durable as an operator's: it is killed with all its processes, and
+started again.
+"""
 
 import contextlib
 import itertools

@@ -1,4 +1,5 @@
-"""The fixture `fault`: counts what was tried and what was survived, over all test processes of a session.
+"""The fixture `fault`: counts what was tried and what was survived, over all test processes of a
+session.
 
 Each case is one line of JSON in a file that all processes append to.
 """
@@ -23,7 +24,10 @@ LOG_VARIABLE: Final = "CAF_TEST_FAULT_LOG"
 
 @dataclass
 class Case:
-    """One fault and what came of it; sums over everything that was checked. A case of many inputs says how many."""
+    """One fault and what came of it; sums over everything that was checked.
+
+    A case of many inputs says how many.
+    """
 
     group: str
     what: str
@@ -36,7 +40,9 @@ class Case:
     overcharged_bytes: int = 0
 
     def check(self, world: World) -> Verdict:
-        """Look at everything in a world; raises AssertionError where anything is not as it should be."""
+        """Look at everything in a world; raises AssertionError where anything is not as it should
+        be.
+        """
         verdict = world.examine()
         self.add(verdict)
         verdict.require()
@@ -56,10 +62,18 @@ FaultMaker = Callable[[str, str], AbstractContextManager[Case]]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("faults", "the fault matrix")
-    group.addoption("--soak", action="store_true", help="the long form: 1,000 kills, 10^6 hostile inputs")
+    group.addoption(
+        "--soak", action="store_true", help="the long form: 1,000 kills, 10^6 hostile inputs"
+    )
     group.addoption("--faults", action="store_true", help="only tests of the fault matrix")
-    group.addoption("--fault-log", metavar="FILE", help="keep the counts of the fault matrix in this file")
-    group.addoption("--go-on", action="store_true", help="leave out tests that passed by the file of --fault-log")
+    group.addoption(
+        "--fault-log", metavar="FILE", help="keep the counts of the fault matrix in this file"
+    )
+    group.addoption(
+        "--go-on",
+        action="store_true",
+        help="leave out tests that passed by the file of --fault-log",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -87,7 +101,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in faults:
         if not item.get_closest_marker("sample"):
             item.add_marker("thorough")
-    passed = {case["test"] for case in _cases(Path(os.environ[LOG_VARIABLE]))} if config.getoption("--go-on") else set()
+    passed = (
+        {case["test"] for case in _cases(Path(os.environ[LOG_VARIABLE]))}
+        if config.getoption("--go-on")
+        else set()
+    )
     only = config.getoption("--faults")
     kept = {item for item in items if item.nodeid not in passed and (not only or item in faults)}
     if dropped := [item for item in items if item not in kept]:
@@ -96,7 +114,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_of_the_matrix(item: pytest.Item) -> bool:
-    return "fault" in getattr(item, "fixturenames", ()) and "fault" not in getattr(getattr(item, "callspec", None), "params", ())
+    return "fault" in getattr(item, "fixturenames", ()) and "fault" not in getattr(
+        getattr(item, "callspec", None), "params", ()
+    )
 
 
 def _cases(path: Path) -> list[dict[str, Any]]:
@@ -107,7 +127,9 @@ def _drop_failed(path: Path) -> None:
     """Keep the cases of tests all of whose cases were survived."""
     cases = _cases(path)
     failed = {case["test"] for case in cases if case["survived"] < case["tried"]}
-    path.write_text("".join(json.dumps(case) + "\n" for case in cases if case["test"] not in failed))
+    path.write_text(
+        "".join(json.dumps(case) + "\n" for case in cases if case["test"] not in failed)
+    )
 
 
 def _append(path: Path, record: dict[str, Any]) -> None:
@@ -127,7 +149,9 @@ def soak(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture
 def fault(request: pytest.FixtureRequest) -> FaultMaker:
-    """Makes cases: `with fault("group", "what") as case:`. Survived is what ends without an error."""
+    """Makes cases: `with fault("group", "what") as case:`. Survived is what ends without an
+    error.
+    """
 
     @contextmanager
     def made(group: str, what: str) -> Iterator[Case]:

@@ -1,8 +1,10 @@
-"""Processes that do a chunk's steps, or everything from the inventory on, and are killed or paused while they do.
+"""Processes that do a chunk's steps, or everything from the inventory on, and are killed or paused
+while they do.
 
-`python -m caf_pipeline_tests.faults.runner ORDER.json` does one order. `python -m caf_pipeline_tests.faults.runner` imports
-everything, then makes a process for each order whose path it reads from standard input: beginning costs a fork. It tells of
-each process as it begins and ends, in lines of JSON. `Template` is the other end of that.
+`python -m caf_pipeline_tests.faults.runner ORDER.json` does one order. `python -m
+caf_pipeline_tests.faults.runner` imports everything, then makes a process for each order whose path
+it reads from standard input: beginning costs a fork. It tells of each process as it begins and
+ends, in lines of JSON. `Template` is the other end of that.
 """
 
 import contextlib
@@ -60,14 +62,17 @@ class Order:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of an order: the error's class and sentence where it failed, and the moments of each step."""
+    """What came of an order: the error's class and sentence where it failed, and the moments of
+    each step.
+    """
 
     error: str = ""
     sentence: str = ""
     moments: dict[str, int] = field(default_factory=dict)
 
 
-# --- the process ---------------------------------------------------------------------------------------------------
+# --- the process
+# ------------------------------------------------------------------------------------------
 
 
 def perform(order: Order) -> int:
@@ -97,8 +102,11 @@ def _perform(order: Order, moments: Moments) -> None:
     from caf_pipeline_tests.support.run_contexts import CHUNK_STEPS
     from caf_pipeline_tests.support.s3_server import client_for
 
-    # Checkpoints of the packing journal as often as objects this small need, so that kills fall before, in and behind them.
-    packer.pace_of = lambda settings: CheckpointPace(due_bytes=60_000, due_outcomes=4, ahead_bytes=120_000)
+    # Checkpoints of the packing journal as often as objects this small need, so that kills fall
+    # before, in and behind them.
+    packer.pace_of = lambda settings: CheckpointPace(
+        due_bytes=60_000, due_outcomes=4, ahead_bytes=120_000
+    )
     settings = Settings.model_validate(order.settings)
     ledger = Ledger(database_of(settings), lease_seconds=order.lease_seconds)
     ledger.bring_up(Waits())
@@ -148,7 +156,9 @@ def _begin(path: str) -> int:
     order = Order.read(Path(path))
     from caf_pipeline_tests.support.s3_server import client_for
 
-    client_for(order.settings["sources"][order.source]["endpoint_url"])  # 0.1 s; it sends nothing before it is asked
+    client_for(
+        order.settings["sources"][order.source]["endpoint_url"]
+    )  # 0.1 s; it sends nothing before it is asked
     child = os.fork()
     if child:
         return child
@@ -182,7 +192,12 @@ def _serve() -> None:
             os.read(waking, 4096)
             with contextlib.suppress(ChildProcessError):
                 while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                    print(json.dumps({"ended": ended[0], "status": os.waitstatus_to_exitcode(ended[1])}), flush=True)
+                    print(
+                        json.dumps(
+                            {"ended": ended[0], "status": os.waitstatus_to_exitcode(ended[1])}
+                        ),
+                        flush=True,
+                    )
         if 0 in ready:
             data = os.read(0, 65536)
             if not data:
@@ -192,7 +207,8 @@ def _serve() -> None:
                 print(json.dumps({"begun": _begin(line.decode())}), flush=True)
 
 
-# --- the other end -------------------------------------------------------------------------------------------------
+# --- the other end
+# ------------------------------------------------------------------------------------------
 
 
 class Template:
@@ -221,7 +237,9 @@ class Template:
         return int(self._next(lambda line: "begun" in line)["begun"])
 
     def status(self, pid: int, *, wait: bool = True) -> int | None:
-        """Return the exit status of a process, negative for a signal; None where it goes on and is not waited for."""
+        """Return the exit status of a process, negative for a signal; None where it goes on and is
+        not waited for.
+        """
         while pid not in self._statuses:
             if wait:
                 self._next(lambda line: line.get("ended") == pid)
@@ -248,7 +266,9 @@ class Template:
         first, _, self._unread = self._unread.partition(b"\n")
         line: dict[str, Any] = json.loads(first)
         if "begun" in line:
-            self._statuses.pop(line["begun"], None)  # of an earlier run that had this pid: in a long session they come again
+            self._statuses.pop(
+                line["begun"], None
+            )  # of an earlier run that had this pid: in a long session they come again
         if "ended" in line:
             self._statuses[line["ended"]] = line["status"]
         return line
@@ -267,10 +287,16 @@ class Run:
     def __str__(self) -> str:
         """Say what it was to do, so that it can be done again."""
         what = f"{self.order.run} of {self.order.chunk or 'everything'}"
-        return f"{what}, {self.order.fatal or f'left alone after {self.seen} moments'}, ended with {self.wait()},"
+        return (
+            f"{what}, {self.order.fatal or f'left alone after {self.seen} moments'}, ended "
+            "with "
+            f"{self.wait()},"
+        )
 
     def kill(self) -> int:
-        """Kill it, wherever it is; return its exit status, which is another where it had ended before."""
+        """Kill it, wherever it is; return its exit status, which is another where it had ended
+        before.
+        """
         self._signal(signal.SIGKILL)
         return self.wait()
 
@@ -294,7 +320,10 @@ class Run:
 
     @property
     def ended_in_order(self) -> bool:
-        """Wait for its end: it did its work or failed with an error of ours. After a signal or a traceback, raise and show it."""
+        """Wait for its end: it did its work or failed with an error of ours.
+
+        After a signal or a traceback, raise and show it.
+        """
         assert 0 <= self.wait() < WITH_TRACEBACK, f"{self} having said: {self.said}"
         return True
 
@@ -311,7 +340,9 @@ class Run:
         return self.template.status(self.pid, wait=False) is None
 
     def wait_for_moments(self, count: int) -> int:
-        """Return once so many more moments have passed, or it has ended; return how many have in all."""
+        """Return once so many more moments have passed, or it has ended; return how many have in
+        all.
+        """
         assert self.listener is not None, "start it with told=True"
         wanted = self.seen + count
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -344,11 +375,16 @@ class Run:
 def _state_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):  # the second where it ends between opening and reading
+    except (
+        FileNotFoundError,
+        ProcessLookupError,
+    ):  # the second where it ends between opening and reading
         return "T"  # gone; the caller asks whether it runs
 
 
-def start(template: Template, order: Order, folder: Path, number: int, *, told: bool = False) -> Run:
+def start(
+    template: Template, order: Order, folder: Path, number: int, *, told: bool = False
+) -> Run:
     """Write an order down and begin its process."""
     listener = None
     if told:

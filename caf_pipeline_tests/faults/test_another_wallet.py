@@ -1,4 +1,6 @@
-"""A run ends while it posts, and another wallet goes on: what the first one paid for is not paid for again."""
+"""A run ends while it posts, and another wallet goes on: what the first one paid for is not paid
+for again.
+"""
 
 import pytest
 
@@ -38,6 +40,8 @@ def test_a_post_that_another_wallet_signed_is_not_paid_for_twice(new_world, monk
     (archived,) = world.chunks()
     assert archived.state is ChunkState.LOCATED
     assert archived.owner == world.address  # whose transaction was sent again, and is in a block
-    posts = [one for one in world.network.state()["files"] if one["merkle"] == archived.merkle_root.hex()]
+    posts = [
+        one for one in world.network.state()["files"] if one["merkle"] == archived.merkle_root.hex()
+    ]
     assert len(posts) == 1
     assert world.query("SELECT outcome FROM transactions") == [("included",)]

@@ -1,4 +1,5 @@
-"""Bytes flipped wherever they stand: found by what reads them, never handed to a user as right, and the next run ends right.
+"""Bytes flipped wherever they stand: found by what reads them, never handed to a user as right, and
+the next run ends right.
 
 In the long form each random place is tried with many seeds.
 """
@@ -25,7 +26,13 @@ from caf_pipeline_tests.support.command_line import CommandLine
 from caf_pipeline_tests.support.jackal_command_line import S3_KEYS
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.paying_runs import then
-from caf_pipeline_tests.support.run_contexts import CHUNK_STEPS, a_run_context, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    CHUNK_STEPS,
+    a_run_context,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
 
 GROUP = "Bytes are flipped"
 MIB = 1 << 20
@@ -35,7 +42,10 @@ LAST = "zz/last of the chunk"
 @pytest.fixture
 def small_world(new_world, unruly_s3, new_bucket):
     """One chunk of few objects, one GET at a time."""
-    world = new_world(bucket=unruly_s3.in_front_of(new_bucket), packing={"fetch_threads": 1, "request_attempts": 1})
+    world = new_world(
+        bucket=unruly_s3.in_front_of(new_bucket),
+        packing={"fetch_threads": 1, "request_attempts": 1},
+    )
     world.fill(small=6, large=1)
     return world
 
@@ -68,15 +78,22 @@ def staged(world, kind):
     return sorted(world.staging.glob(f"*.{kind}"))
 
 
-# --- while a chunk is packed -----------------------------------------------------------------------------------------
+# --- while a chunk is packed
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kinds", [("part",), ("journal",), ("part", "journal")], ids="-and-".join)
-def test_a_packing_is_resumed_over_flipped_bytes_and_ends_right(fault, small_world, unruly_s3, soak, kinds):
-    """Every run fails at the last object; before the next begins, bytes of what it left are flipped."""
+def test_a_packing_is_resumed_over_flipped_bytes_and_ends_right(
+    fault, small_world, unruly_s3, soak, kinds
+):
+    """Every run fails at the last object; before the next begins, bytes of what it left are
+    flipped.
+    """
     small_world.put(LAST, b"last" * 100)
     (name,) = small_world.plan()
-    with fault(GROUP, f"in the {' and the '.join(kinds)} of a packing that was interrupted") as case:
+    with fault(
+        GROUP, f"in the {' and the '.join(kinds)} of a packing that was interrupted"
+    ) as case:
         case.tried = 300 if soak else 12
         chance = random.Random(str(kinds))
         unruly_s3.fail(500, "InternalError", key=LAST)
@@ -93,7 +110,9 @@ def test_a_packing_is_resumed_over_flipped_bytes_and_ends_right(fault, small_wor
         case.check(small_world)
 
 
-def test_a_staged_file_that_is_another_than_its_journal_says_is_not_resumed(fault, small_world, unruly_s3):
+def test_a_staged_file_that_is_another_than_its_journal_says_is_not_resumed(
+    fault, small_world, unruly_s3
+):
     small_world.put(LAST, b"last" * 100)
     (name,) = small_world.plan()
     with fault(GROUP, "in all of an interrupted part, and its journal emptied or cut") as case:
@@ -117,11 +136,14 @@ def test_a_staged_file_that_is_another_than_its_journal_says_is_not_resumed(faul
         case.check(small_world)
 
 
-# --- a staged chunk --------------------------------------------------------------------------------------------------
+# --- a staged chunk
+# ------------------------------------------------------------------------------------------
 
 
 def places(path):
-    """Name a place in each part of a chunk's file: our head, a member, the manifest, the index, the footer."""
+    """Name a place in each part of a chunk's file: our head, a member, the manifest, the index, the
+    footer.
+    """
     reader = CafReader.open(StagedSource(path), name=path.name)
     members = sorted(reader.members, key=lambda member: member.start_byte)
     return {
@@ -162,7 +184,10 @@ def test_a_packed_file_that_is_flipped_before_it_is_sealed(fault, several_chunks
 
 def test_a_record_of_a_packing_that_is_flipped(fault, small_world, soak):
     (name,) = small_world.plan()
-    with fault(GROUP, "in the record of a finished packing") as case, small_world.run_context() as context:
+    with (
+        fault(GROUP, "in the record of a finished packing") as case,
+        small_world.run_context() as context,
+    ):
         archive_chunk(context, name, until=chunk_steps.pack_chunk)
         (path,) = staged(small_world, "packed.json")
         kept = path.read_bytes()
@@ -170,7 +195,9 @@ def test_a_record_of_a_packing_that_is_flipped(fault, small_world, soak):
         case.tried = len(offsets)
         for offset in offsets:
             path.write_bytes(kept)
-            flip(path, offset % len(kept))  # a record that is written again may be shorter: it has the seconds
+            flip(
+                path, offset % len(kept)
+            )  # a record that is written again may be shorter: it has the seconds
             try:
                 chunk_steps.pack_chunk(context, name)  # packs again what it does not believe
             except CafError as error:
@@ -217,13 +244,17 @@ def unsampled(chunk):
     """A byte of the chunk that no sample covers."""
     covered = [(sample.offset, sample.offset + sample.length) for sample in chunk.samples]
     return next(
-        at for at in range(100_000, chunk.stored_size_bytes, 10_000) if not any(first <= at < end for first, end in covered)
+        at
+        for at in range(100_000, chunk.stored_size_bytes, 10_000)
+        if not any(first <= at < end for first, end in covered)
     )
 
 
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("another_run", [False, True], ids=["same run", "another run"])
-def test_a_sealed_file_that_is_flipped_where_no_sample_looks(fault, large_world, after, another_run):
+def test_a_sealed_file_that_is_flipped_where_no_sample_looks(
+    fault, large_world, after, another_run
+):
     """The providers refuse what is not the root; it is packed again, and paid for once."""
     (name,) = large_world.plan()
     with fault(GROUP, f"in a sealed file where no sample looks, after {after}") as case:
@@ -240,7 +271,10 @@ def test_a_sealed_file_that_is_flipped_where_no_sample_looks(fault, large_world,
 
 def test_a_sealed_file_that_is_flipped_while_it_is_uploaded(fault, large_world):
     (name,) = large_world.plan()
-    with fault(GROUP, "in a sealed file while it is uploaded") as case, large_world.run_context() as context:
+    with (
+        fault(GROUP, "in a sealed file while it is uploaded") as case,
+        large_world.run_context() as context,
+    ):
         archive_chunk(context, name, until=chunk_steps.post_file)
         at = unsampled(context.ledger.chunks.get(name))
         then(context.store, "put", lambda: flip(staged_path(context, name), at), before=True)
@@ -249,8 +283,12 @@ def test_a_sealed_file_that_is_flipped_while_it_is_uploaded(fault, large_world):
 
 
 def test_a_folder_takes_no_file_that_is_not_what_was_posted(fault, tmp_path, ledger):
-    """As a provider does: samples alone, taken of a file that was flipped before, would let it pass."""
-    source = MemorySource({f"key-{number}": random.Random(number).randbytes(30_000) for number in range(10)})
+    """As a provider does: samples alone, taken of a file that was flipped before, would let it
+    pass.
+    """
+    source = MemorySource(
+        {f"key-{number}": random.Random(number).randbytes(30_000) for number in range(10)}
+    )
     context = a_run_context(tmp_path, source, ledger)
     with fault(GROUP, "in a packed file, before the seal, to be stored in a folder") as case:
         (chunk,) = plan(context).chunks
@@ -259,23 +297,33 @@ def test_a_folder_takes_no_file_that_is_not_what_was_posted(fault, tmp_path, led
         flip(path, 1_000)
         archive_chunk(context, chunk.name)
         assert (
-            merkle_root(next(context.store.folder.glob("chunks/*.caf")), 3) == context.ledger.chunks.get(chunk.name).merkle_root
+            merkle_root(next(context.store.folder.glob("chunks/*.caf")), 3)
+            == context.ledger.chunks.get(chunk.name).merkle_root
         )
         for key, body in source.bodies.items():
             assert b"".join(fetch(ledger.lookup, context.store, "src", key).pieces) == body
         case.objects, case.size_bytes = len(source.bodies), sum(map(len, source.bodies.values()))
 
 
-# --- inventories and plans -------------------------------------------------------------------------------------------
+# --- inventories and plans
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_plan_that_is_flipped_is_never_archived_as_something_else(fault, small_world, soak):
-    """Either it does not matter, or the chunk fails in one sentence, is withdrawn, and its objects are planned again."""
+    """Either it does not matter, or the chunk fails in one sentence, is withdrawn, and its objects
+    are planned again.
+    """
     times = {row[0]: row[1] for row in listed(small_world)}
-    with fault(GROUP, "in the Parquet files of a plan") as case, small_world.run_context() as context:
+    with (
+        fault(GROUP, "in the Parquet files of a plan") as case,
+        small_world.run_context() as context,
+    ):
         case.tried = 0
         for seed in range(150 if soak else 8):
-            names = [chunk.name for chunk in planning.cut_plan(context, inventories.take_inventory(context)).chunks]
+            names = [
+                chunk.name
+                for chunk in planning.cut_plan(context, inventories.take_inventory(context)).chunks
+            ]
             if not names:  # the flip before did not matter: something new
                 small_world.put(f"new-{seed}", b"new" * seed)
                 times = {row[0]: row[1] for row in listed(small_world)}
@@ -299,7 +347,11 @@ def test_a_plan_that_is_flipped_is_never_archived_as_something_else(fault, small
 
 def listed(world):
     with world.run_context() as context:
-        return [(obj.key.decode(), obj.last_modified) for page in context.objects.list_pages() for obj in page]
+        return [
+            (obj.key.decode(), obj.last_modified)
+            for page in context.objects.list_pages()
+            for obj in page
+        ]
 
 
 def test_a_snapshot_that_is_flipped_is_refused_or_the_same(fault, small_world, soak):
@@ -329,7 +381,8 @@ def test_a_snapshot_that_is_flipped_is_refused_or_the_same(fault, small_world, s
         case.check(small_world)
 
 
-# --- at providers ----------------------------------------------------------------------------------------------------
+# --- at providers
+# ------------------------------------------------------------------------------------------
 
 
 def spoil(world, *providers, at=-1):
@@ -358,8 +411,17 @@ def test_flipped_copies_are_not_verified_and_no_location_is_written(fault, small
 def holders_of(world, name):
     """The numbers of the providers that have a chunk."""
     with world.run_context() as context:
-        listed = {copy.provider for copy in context.store.copies(chunk_steps.posting_of(context.ledger.chunks.get(name)))}
-    return [number for number, address in enumerate(world.network.provider_addresses) if address in listed]
+        listed = {
+            copy.provider
+            for copy in context.store.copies(
+                chunk_steps.posting_of(context.ledger.chunks.get(name))
+            )
+        }
+    return [
+        number
+        for number, address in enumerate(world.network.provider_addresses)
+        if address in listed
+    ]
 
 
 def test_one_flipped_copy_is_passed_over_and_every_object_reads_right(fault, small_world):
@@ -373,7 +435,10 @@ def test_one_flipped_copy_is_passed_over_and_every_object_reads_right(fault, sma
             spoil(small_world, number)
             with small_world.run_context() as context:
                 for key, body in small_world.objects.items():
-                    assert b"".join(fetch(context.ledger.lookup, context.store, SOURCE, key).pieces) == body
+                    assert (
+                        b"".join(fetch(context.ledger.lookup, context.store, SOURCE, key).pieces)
+                        == body
+                    )
             small_world.network.well_behaved()
         case.check(small_world)
 
@@ -390,13 +455,16 @@ def test_where_all_copies_are_flipped_nothing_is_handed_out(fault, small_world, 
                 with pytest.raises(IntegrityError):
                     next(fetch(context.ledger.lookup, context.store, SOURCE, key).pieces)
                 with pytest.raises(IntegrityError):
-                    save(fetch(context.ledger.lookup, context.store, SOURCE, key), tmp_path / "saved")
+                    save(
+                        fetch(context.ledger.lookup, context.store, SOURCE, key), tmp_path / "saved"
+                    )
             assert not (tmp_path / "saved").exists()
         small_world.network.well_behaved()
         case.check(small_world)
 
 
-# --- in a store that is a folder, as a user meets it --------------------------------------------------------------------
+# --- in a store that is a folder, as a user meets it
+# --------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -408,11 +476,15 @@ def caf(tmp_path, new_bucket, database_url, ledger):
     folder = tmp_path / "home"
     folder.mkdir()
     caf = CommandLine(folder, S3_KEYS | {"CAF_DATABASE_URL": database_url})
-    caf.settings(f'[sources.src]\nbucket = "{new_bucket.name}"\nendpoint_url = "{new_bucket.endpoint}"\n')
+    caf.settings(
+        f'[sources.src]\nbucket = "{new_bucket.name}"\nendpoint_url = "{new_bucket.endpoint}"\n'
+    )
     settings = load_settings(folder / "caf.toml").model_copy(
         update={"store": StoreSettings(kind="directory", folder=folder / ".caf" / "store")}
     )
-    archive_everything(open_run_context(settings, "src", run="run-1", ledger=ledger, client=new_bucket.client))
+    archive_everything(
+        open_run_context(settings, "src", run="run-1", ledger=ledger, client=new_bucket.client)
+    )
     (chunk,) = folder.glob(".caf/store/chunks/*.caf")
     return caf, chunk, bodies
 

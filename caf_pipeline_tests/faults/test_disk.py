@@ -1,6 +1,8 @@
-"""Disks that are full, gone or read-only under a run: one sentence, nothing half-written, and the next run ends right.
+"""Disks that are full, gone or read-only under a run: one sentence, nothing half-written, and the
+next run ends right.
 
-The disks are real file systems of a chosen size; the database that runs full is a server of its own on one.
+The disks are real file systems of a chosen size; the database that runs full is a server of its own
+on one.
 """
 
 import os
@@ -25,7 +27,9 @@ from caf_pipeline_tests.support.run_contexts import CHUNK_STEPS, archive_chunk, 
 
 GROUP = "A disk is full, gone or read-only"
 MIB = 1 << 20
-DATABASE_DISK_BYTES = 256 * MIB  # a new server takes some 60 MiB, and 64 MiB of log before its first checkpoint
+DATABASE_DISK_BYTES = (
+    256 * MIB
+)  # a new server takes some 60 MiB, and 64 MiB of log before its first checkpoint
 START = """
 import sys
 from pathlib import Path
@@ -35,14 +39,20 @@ embedded_url(Settings(home=Path(sys.argv[1])))
 """
 """What every run does: the server is started where it does not run."""
 
-ONE_THREAD = {"fetch_threads": 1}  # so that "while the n-th object is read" is the same in every run
+ONE_THREAD = {
+    "fetch_threads": 1
+}  # so that "while the n-th object is read" is the same in every run
 
 
 @pytest.fixture
 def staged_on(new_world, new_disk, unruly_s3, new_bucket):
     """A world of one chunk whose staging folder is on a disk of its own."""
     disk = new_disk(16 * MIB)
-    world = new_world(bucket=unruly_s3.in_front_of(new_bucket), staging=str(disk.folder / "staging"), packing=ONE_THREAD)
+    world = new_world(
+        bucket=unruly_s3.in_front_of(new_bucket),
+        staging=str(disk.folder / "staging"),
+        packing=ONE_THREAD,
+    )
     world.fill(small=6, large=1)
     return world, disk
 
@@ -70,15 +80,25 @@ def nothing_is_claimed_by_a_row(world):
     assert world.query("SELECT count(*) FROM file_locations") == [(0,)]
 
 
-# --- staging ---------------------------------------------------------------------------------------------------------
+# --- staging
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_staging_disk_that_is_too_small_by_whatever_amount(fault, staged_on):
-    """From nothing up to enough, page by page where it decides: for the chunk, its journal, its manifest, its record."""
+    """From nothing up to enough, page by page where it decides: for the chunk, its journal, its
+    manifest, its record.
+    """
     world, disk = staged_on
     (name,) = world.plan()
     expected = world.chunks()[0].expected_size_bytes
-    leaves = [0, 4096, expected // 2, expected - 4096, *range(expected, expected + 16 * 4096, 4096), 8 * MIB]
+    leaves = [
+        0,
+        4096,
+        expected // 2,
+        expected - 4096,
+        *range(expected, expected + 16 * 4096, 4096),
+        8 * MIB,
+    ]
     with fault(GROUP, "staging too small for the chunk, its journal or its manifest") as case:
         case.tried = 0
         for leave_bytes in leaves:
@@ -97,7 +117,9 @@ def test_a_staging_disk_that_is_too_small_by_whatever_amount(fault, staged_on):
 
 @pytest.mark.parametrize("read", [1, 5, 10])
 def test_a_staging_disk_that_runs_full_while_a_chunk_is_packed(fault, staged_on, unruly_s3, read):
-    """The chunk's own space is reserved by then: it is the journal and the manifest that find none."""
+    """The chunk's own space is reserved by then: it is the journal and the manifest that find
+    none.
+    """
     world, disk = staged_on
     (name,) = world.plan()
     with fault(GROUP, "staging runs full while packing and journalling") as case:
@@ -124,7 +146,15 @@ def test_a_limit_on_the_size_of_files_is_told_like_a_full_disk(fault, staged_on,
         case.check(world)
 
 
-BEFORE = ("load_batch", "seal_chunk", "post_file", "upload_chunk", "verify_stored", "load_locations", "release_staging")
+BEFORE = (
+    "load_batch",
+    "seal_chunk",
+    "post_file",
+    "upload_chunk",
+    "verify_stored",
+    "load_locations",
+    "release_staging",
+)
 
 
 @pytest.mark.parametrize("step", BEFORE)
@@ -146,7 +176,9 @@ def test_a_staging_folder_that_is_removed_while_a_chunk_is_packed(fault, staged_
     world, _ = staged_on
     (name,) = world.plan()
     with fault(GROUP, "staging removed while packing") as case:
-        unruly_s3.meanwhile(lambda: shutil.rmtree(world.staging), when=lambda asked: asked.number == 5, times=1)
+        unruly_s3.meanwhile(
+            lambda: shutil.rmtree(world.staging), when=lambda asked: asked.number == 5, times=1
+        )
         error = run_here(world, name)
         assert unruly_s3.struck
         if error is not None:
@@ -155,7 +187,9 @@ def test_a_staging_folder_that_is_removed_while_a_chunk_is_packed(fault, staged_
         case.check(world)
 
 
-@pytest.mark.parametrize("step", ["load_batch", "pack_chunk", "seal_chunk", "post_file", "load_locations"])
+@pytest.mark.parametrize(
+    "step", ["load_batch", "pack_chunk", "seal_chunk", "post_file", "load_locations"]
+)
 def test_a_staging_disk_that_is_made_read_only_before_a_step(fault, staged_on, step):
     world, disk = staged_on
     world.staging.mkdir()
@@ -169,7 +203,9 @@ def test_a_staging_disk_that_is_made_read_only_before_a_step(fault, staged_on, s
         disk.read_only()
         fails_clearly(run_here(world, name), StagingError, 8)
         disk.writable()
-        assert run_here(world, name) is None  # also where it was located before staging could not be cleared
+        assert (
+            run_here(world, name) is None
+        )  # also where it was located before staging could not be cleared
         world.finish()
         case.check(world)
 
@@ -185,14 +221,20 @@ def test_a_staging_folder_that_is_a_file_is_told(fault, staged_on):
         case.check(world)
 
 
-# --- home ------------------------------------------------------------------------------------------------------------
+# --- home
+# ------------------------------------------------------------------------------------------
 
 
-def test_a_home_that_is_full_while_an_inventory_is_taken_or_planned(fault, new_world, new_disk, tmp_path):
+def test_a_home_that_is_full_while_an_inventory_is_taken_or_planned(
+    fault, new_world, new_disk, tmp_path
+):
     disk = new_disk(16 * MIB)
     world = new_world(home=str(disk.folder / "home"), staging=str(tmp_path / "staging"))
     world.fill(small=6, large=1)
-    with fault(GROUP, "home full while an inventory is taken or planned") as case, world.run_context() as context:
+    with (
+        fault(GROUP, "home full while an inventory is taken or planned") as case,
+        world.run_context() as context,
+    ):
         case.tried = 0
         for leave_bytes in range(0, 14 * 4096, 4096):
             disk.fill(leave_bytes=leave_bytes)
@@ -202,7 +244,9 @@ def test_a_home_that_is_full_while_an_inventory_is_taken_or_planned(fault, new_w
             except CafError as error:
                 fails_clearly(error, StagingError, 8)
                 assert world.query("SELECT count(*) FROM plans") == [(0,)]
-                assert not [path for path in context.plans().iterdir() if path.name.startswith(".cutting")]
+                assert not [
+                    path for path in context.plans().iterdir() if path.name.startswith(".cutting")
+                ]
                 continue
             break
         assert case.tried > 1
@@ -211,7 +255,8 @@ def test_a_home_that_is_full_while_an_inventory_is_taken_or_planned(fault, new_w
         case.check(world)
 
 
-# --- the database ----------------------------------------------------------------------------------------------------
+# --- the database
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +280,9 @@ def kept_on(new_world, database_disk, request, unruly_s3, new_bucket):
         connection.execute(f"CREATE DATABASE {name}")
     url = server.replace("/postgres?", f"/{name}?")
     assert name in url
-    world = new_world(database_url=url, bucket=unruly_s3.in_front_of(new_bucket), packing=ONE_THREAD)
+    world = new_world(
+        database_url=url, bucket=unruly_s3.in_front_of(new_bucket), packing=ONE_THREAD
+    )
     world.fill(small=6, large=1)
     yield world, disk
     disk.make_room()
@@ -263,8 +310,12 @@ def test_a_database_that_runs_out_of_disk_while_it_is_written(fault, kept_on, un
         case.check(world)
 
 
-def test_a_database_that_cannot_extend_its_log_and_crashes(fault, kept_on, database_disk, unruly_s3):
-    """Postgres ends itself where its log finds no room; it is started again as any run starts it."""
+def test_a_database_that_cannot_extend_its_log_and_crashes(
+    fault, kept_on, database_disk, unruly_s3
+):
+    """Postgres ends itself where its log finds no room; it is started again as any run starts
+    it.
+    """
     world, disk = kept_on
     _, server = database_disk
     with psycopg.connect(server, autocommit=True) as connection:

@@ -1,6 +1,9 @@
-"""Runs of a chunk are killed by SIGKILL: before, inside and after each step, and at random moments. The next run ends right.
+"""Runs of a chunk are killed by SIGKILL: before, inside and after each step, and at random moments.
 
-In the long form (`make soak`) each random test is done with many seeds; a failed one is done again by its seed's name.
+The next run ends right.
+
+In the long form (`make soak`) each random test is done with many seeds; a failed one is done again
+by its seed's name.
 """
 
 import random
@@ -23,7 +26,10 @@ MOMENTS = {
     "load_locations": 14,
     "release_staging": 15,
 }
-"""About as many as a step has when a chunk of this world runs alone. Where it has fewer, it is killed at its end."""
+"""About as many as a step has when a chunk of this world runs alone.
+
+Where it has fewer, it is killed at its end.
+"""
 
 PHASES = {
     "packing": ("pack_chunk",),
@@ -37,16 +43,22 @@ KILLS_OF_A_CHUNK = 4
 
 KILLS_OF_A_SOURCE = 12
 SOAK_SEEDS = 12
-"""In the long form each test has so many: 12 x (3 x 8 + 5 x 12 + 12) = 1,152 kills, and those of the whole way."""
+"""In the long form each test has so many: 12 x (3 x 8 + 5 x 12 + 12) = 1,152 kills, and those of
+the whole way.
+"""
 
 
 def pytest_generate_tests(metafunc):
     if "seed" in metafunc.fixturenames:
-        metafunc.parametrize("seed", range(SOAK_SEEDS if metafunc.config.getoption("--soak") else 1))
+        metafunc.parametrize(
+            "seed", range(SOAK_SEEDS if metafunc.config.getoption("--soak") else 1)
+        )
 
 
 @pytest.mark.parametrize("where", ["before", "inside", "after"])
-def test_runs_killed_at_one_step_after_the_other_are_each_gone_on_with_by_the_next(fault, new_world, where, seed):
+def test_runs_killed_at_one_step_after_the_other_are_each_gone_on_with_by_the_next(
+    fault, new_world, where, seed
+):
     world = new_world(source={"target_size": ONE_CHUNK})
     world.fill(small=10, large=2)
     with fault("A run is killed", f"{where} each of its eight steps") as case:
@@ -61,7 +73,9 @@ def test_runs_killed_at_one_step_after_the_other_are_each_gone_on_with_by_the_ne
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_run_killed_at_random_moments_of_a_phase_is_finished_by_the_next(fault, world, phase, seed):
+def test_a_run_killed_at_random_moments_of_a_phase_is_finished_by_the_next(
+    fault, world, phase, seed
+):
     with fault("A run is killed", f"at random moments of {phase}") as case:
         chance = random.Random(f"{phase} {seed}")
         chunks = world.plan()
@@ -76,12 +90,16 @@ def test_a_run_killed_at_random_moments_of_a_phase_is_finished_by_the_next(fault
         case.check(world)
 
 
-def test_a_run_killed_while_it_takes_an_inventory_or_plans_is_finished_by_the_next(fault, world, seed):
+def test_a_run_killed_while_it_takes_an_inventory_or_plans_is_finished_by_the_next(
+    fault, world, seed
+):
     with fault("A run is killed", "at random moments of inventory and planning") as case:
         chance = random.Random(f"planning {seed}")
         case.tried = 0
         for step, most in (("take_inventory", 10), ("cut_plan", 60)) * (KILLS_OF_A_SOURCE // 2):
-            assert world.run(fatal=Fatal(step, chance.randrange(most))) == KILLED, world.runs[-1].said
+            assert world.run(fatal=Fatal(step, chance.randrange(most))) == KILLED, world.runs[
+                -1
+            ].said
             case.tried += 1
         world.finish()
         case.check(world)

@@ -1,4 +1,6 @@
-"""Two runs of one chunk: at once, one of them killed, one of them paused until the other has taken its lease."""
+"""Two runs of one chunk: at once, one of them killed, one of them paused until the other has taken
+its lease.
+"""
 
 import signal
 
@@ -55,7 +57,9 @@ def test_a_run_that_wakes_after_another_has_finished_its_work_changes_nothing(fa
         (chunk,) = hasty.plan()
         first = hasty.start(chunk, fatal=PAUSED_AT[phase])
         first.wait_until_paused()
-        assert hasty.start(chunk).ended_in_order  # by a lost lease at worst, where the machine has no time for it
+        assert hasty.start(
+            chunk
+        ).ended_in_order  # by a lost lease at worst, where the machine has no time for it
         first.resume()
         assert first.ended_in_order
         hasty.finish()
@@ -81,7 +85,9 @@ def test_a_run_that_wakes_while_another_does_its_work_changes_nothing(fault, has
 def test_a_run_that_is_paused_in_a_transaction_does_not_keep_its_locks_for_ever(fault, hasty):
     with fault(GROUP, "the first paused in the middle of a transaction, its locks held") as case:
         (chunk,) = hasty.plan()
-        first = hasty.start(chunk, fatal=Fatal("load_batch", 2, signal.SIGSTOP))  # it has taken the lease and not committed
+        first = hasty.start(
+            chunk, fatal=Fatal("load_batch", 2, signal.SIGSTOP)
+        )  # it has taken the lease and not committed
         first.wait_until_paused()
         assert hasty.start(chunk).ended_in_order
         first.resume()

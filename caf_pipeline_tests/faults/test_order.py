@@ -1,6 +1,8 @@
-"""The same events twice, and events out of order: old plans after new ones, chunks located in any order, steps run again.
+"""The same events twice, and events out of order: old plans after new ones, chunks located in any
+order, steps run again.
 
-Which version of a key is current does not depend on the order: the one modified last, and of one second the one listed last.
+Which version of a key is current does not depend on the order: the one modified last, and of one
+second the one listed last.
 """
 
 import hashlib
@@ -43,12 +45,16 @@ def chunks_of(report):
     return [chunk.name for chunk in report.chunks]
 
 
-# --- the same events twice ---------------------------------------------------------------------------------------------
+# --- the same events twice
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_plan_of_the_same_snapshot_adds_nothing_at_any_time(fault, small_world):
     with (
-        fault(GROUP, "a snapshot planned again: at once, while its chunk is packed, when it is located") as case,
+        fault(
+            GROUP,
+            "a snapshot planned again: at once, while its chunk is packed, when it is located",
+        ) as case,
         small_world.run_context() as context,
     ):
         case.tried = 3
@@ -73,12 +79,17 @@ def test_a_cursor_that_is_replayed_finds_nothing_that_is_known(fault, small_worl
         while cursor is not None:
             looks.append(cursor)
             look = inventories.look_for_new(context, after=cursor, max_pages=1)
-            planning.cut_plan(context, inventories.take_inventory(context, after=cursor, until=look.next_after))
+            planning.cut_plan(
+                context, inventories.take_inventory(context, after=cursor, until=look.next_after)
+            )
             cursor = look.next_after
         case.tried = 2 * len(looks)
         for after in looks:
             assert inventories.look_for_new(context, after=after, max_pages=1).new_objects == 0
-            assert planning.cut_plan(context, inventories.take_inventory(context, after=after)).chunks == []
+            assert (
+                planning.cut_plan(context, inventories.take_inventory(context, after=after)).chunks
+                == []
+            )
         small_world.finish()
         for after in looks:
             assert inventories.look_for_new(context, after=after, max_pages=1).new_objects == 0
@@ -87,7 +98,10 @@ def test_a_cursor_that_is_replayed_finds_nothing_that_is_known(fault, small_worl
 
 def test_each_step_run_twice_does_what_it_does_once(fault, small_world):
     (name,) = small_world.plan()
-    with fault(GROUP, "each step of a chunk twice, then all of them again") as case, small_world.run_context() as context:
+    with (
+        fault(GROUP, "each step of a chunk twice, then all of them again") as case,
+        small_world.run_context() as context,
+    ):
         case.tried = 2 * len(CHUNK_STEPS)
         for step in CHUNK_STEPS:
             step(context, name)
@@ -97,7 +111,9 @@ def test_each_step_run_twice_does_what_it_does_once(fault, small_world):
         case.check(small_world)
 
 
-def test_a_partition_run_again_in_another_process_after_it_is_located_does_nothing(fault, small_world):
+def test_a_partition_run_again_in_another_process_after_it_is_located_does_nothing(
+    fault, small_world
+):
     (name,) = small_world.plan()
     with fault(GROUP, "the same partition run again after it is located") as case:
         for _ in range(3):
@@ -109,7 +125,10 @@ def test_a_partition_run_again_in_another_process_after_it_is_located_does_nothi
 
 def test_a_move_that_is_written_twice_is_refused_and_writes_nothing(fault, small_world):
     (name,) = small_world.plan()
-    with fault(GROUP, "posting, copies and locations recorded twice") as case, small_world.run_context() as context:
+    with (
+        fault(GROUP, "posting, copies and locations recorded twice") as case,
+        small_world.run_context() as context,
+    ):
         case.tried = 3
         archive_chunk(context, name, until=chunk_steps.upload_chunk)
         posting = chunk_steps.posting_of(context.ledger.chunks.get(name))
@@ -121,7 +140,10 @@ def test_a_move_that_is_written_twice_is_refused_and_writes_nothing(fault, small
             with pytest.raises(IllegalMove):
                 context.ledger.replicas.record_verified(lease, name, copies)
         archive_chunk(context, name)
-        with context.ledger.leases.hold(chunk_lease(name), context.holder) as lease, pytest.raises(IllegalMove):
+        with (
+            context.ledger.leases.hold(chunk_lease(name), context.holder) as lease,
+            pytest.raises(IllegalMove),
+        ):
             context.ledger.moves.load_locations(lease, name)
         small_world.finish()
         case.check(small_world)
@@ -137,7 +159,8 @@ def test_a_skip_that_is_told_twice_is_one_skip(fault, small_world):
         case.check(small_world)
 
 
-# --- out of order ------------------------------------------------------------------------------------------------------
+# --- out of order
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_snapshot_planned_after_a_newer_one_brings_no_old_version_back(fault, small_world):
@@ -148,7 +171,10 @@ def test_a_snapshot_planned_after_a_newer_one_brings_no_old_version_back(fault, 
         old = inventories.take_inventory(context)
         small_world.put(KEY, b"the newest")
         new = inventories.take_inventory(context)
-        newer, older = chunks_of(planning.cut_plan(context, new)), chunks_of(planning.cut_plan(context, old))
+        newer, older = (
+            chunks_of(planning.cut_plan(context, new)),
+            chunks_of(planning.cut_plan(context, old)),
+        )
         for name in older + newer:
             archive_chunk(context, name)
         assert current(context, KEY) == digest(b"the newest")
@@ -156,11 +182,16 @@ def test_a_snapshot_planned_after_a_newer_one_brings_no_old_version_back(fault, 
         case.check(small_world)
 
 
-def test_the_current_version_is_the_same_in_whatever_order_versions_are_planned(fault, small_world, unruly_s3, soak):
+def test_the_current_version_is_the_same_in_whatever_order_versions_are_planned(
+    fault, small_world, unruly_s3, soak
+):
     """All versions are of one second, as S3 tells it."""
     small_world.bucket.keep_versions()
     small_world.finish()
-    with fault(GROUP, "versions of one second, planned and located in every order") as case, small_world.run_context() as context:
+    with (
+        fault(GROUP, "versions of one second, planned and located in every order") as case,
+        small_world.run_context() as context,
+    ):
         orders = list(permutations(range(3))) if soak else [(0, 1, 2), (2, 0, 1), (2, 1, 0)]
         case.tried = len(orders)
         unruly_s3.one_time()
@@ -178,7 +209,9 @@ def test_the_current_version_is_the_same_in_whatever_order_versions_are_planned(
 
 
 @pytest.mark.parametrize("versioned", [False, True], ids=["without versions", "with versions"])
-def test_a_later_plan_located_before_an_earlier_one_stays_current(fault, small_world, new_bucket, unruly_s3, versioned):
+def test_a_later_plan_located_before_an_earlier_one_stays_current(
+    fault, small_world, new_bucket, unruly_s3, versioned
+):
     if versioned:
         new_bucket.keep_versions()
         small_world.put(KEY, b"the first with an id")
@@ -195,7 +228,9 @@ def test_a_later_plan_located_before_an_earlier_one_stays_current(fault, small_w
         assert current(context, KEY) == digest(b"the newest")
         archive_chunk(context, earlier)
         assert current(context, KEY) == digest(b"the newest")
-        assert small_world.query("SELECT count(*) FROM file_locations WHERE file_path = %s", KEY) == [(2,)]
+        assert small_world.query(
+            "SELECT count(*) FROM file_locations WHERE file_path = %s", KEY
+        ) == [(2,)]
         small_world.finish()
         case.check(small_world)
 
@@ -203,7 +238,10 @@ def test_a_later_plan_located_before_an_earlier_one_stays_current(fault, small_w
 def test_chunks_of_one_plan_may_be_located_in_any_order(fault, small_world):
     small_world.fill(seed=8, small=4, large=4)
     names = small_world.plan()
-    with fault(GROUP, "the chunks of one plan located last to first") as case, small_world.run_context() as context:
+    with (
+        fault(GROUP, "the chunks of one plan located last to first") as case,
+        small_world.run_context() as context,
+    ):
         case.tried = len(names)
         assert len(names) > 1
         for name in names:
@@ -214,9 +252,13 @@ def test_chunks_of_one_plan_may_be_located_in_any_order(fault, small_world):
         case.check(small_world)
 
 
-def test_a_withdrawn_chunk_that_is_run_again_says_so_and_its_objects_are_archived_once(fault, small_world):
+def test_a_withdrawn_chunk_that_is_run_again_says_so_and_its_objects_are_archived_once(
+    fault, small_world
+):
     (old,) = small_world.plan()
-    with fault(GROUP, "an old plan's chunk run again after it was withdrawn and planned again") as case:
+    with fault(
+        GROUP, "an old plan's chunk run again after it was withdrawn and planned again"
+    ) as case:
         with small_world.run_context() as context:
             archive_chunk(context, old, until=chunk_steps.seal_chunk)
             chunk_steps.withdraw(context, old)
@@ -231,11 +273,17 @@ def test_a_withdrawn_chunk_that_is_run_again_says_so_and_its_objects_are_archive
         case.check(small_world)
 
 
-def test_an_object_that_another_chunk_located_meanwhile_is_not_archived_again(fault, small_world, unruly_s3):
-    """It was skipped, planned again and located there; then the first chunk's staged file is lost, and it is packed again."""
+def test_an_object_that_another_chunk_located_meanwhile_is_not_archived_again(
+    fault, small_world, unruly_s3
+):
+    """It was skipped, planned again and located there; then the first chunk's staged file is lost,
+    and it is packed again.
+    """
     (first,) = small_world.plan()
     denied = "some/key-001"
-    with fault(GROUP, "a chunk packed again whose skipped object is located elsewhere by now") as case:
+    with fault(
+        GROUP, "a chunk packed again whose skipped object is located elsewhere by now"
+    ) as case:
         with small_world.run_context() as context:
             unruly_s3.fail(403, "AccessDenied", key=denied)
             archive_chunk(context, first, until=chunk_steps.seal_chunk)

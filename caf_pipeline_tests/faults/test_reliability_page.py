@@ -1,4 +1,6 @@
-"""docs/reliability.md names the faults of the matrix, all of them and no others; and the counting counts."""
+"""docs/reliability.md names the faults of the matrix, all of them and no others; and the counting
+counts.
+"""
 
 from pathlib import Path
 
@@ -12,7 +14,9 @@ WHOLE = [(group, what) for group, whats in MATRIX.items() for what in whats]
 
 
 def test_the_page_names_every_fault_of_the_matrix_and_no_other():
-    assert list(faults_of_page(PAGE.read_text(encoding="utf-8"))) == WHOLE, "write it again: make reliability"
+    assert list(faults_of_page(PAGE.read_text(encoding="utf-8"))) == WHOLE, (
+        "write it again: make reliability"
+    )
 
 
 def test_a_fault_has_one_place_in_the_matrix():
@@ -20,7 +24,10 @@ def test_a_fault_has_one_place_in_the_matrix():
 
 
 def test_cases_of_a_fault_are_added_up():
-    case = '{"group": "g", "what": "w", "tried": 2, "survived": 1, "objects": 3, "size_bytes": 4, "lost": 5, "double": 6, '
+    case = (
+        '{"group": "g", "what": "w", "tried": 2, "survived": 1, "objects": 3, "size_bytes": 4, '
+        '"lost": 5, "double": 6, '
+    )
     case += '"overcharged_bytes": 7}'
     assert read_log([case, case]) == {("g", "w"): Counts(4, 2, 6, 8, 10, 12, 14)}
 
@@ -35,5 +42,8 @@ def test_a_page_without_all_faults_is_not_written():
 
 @pytest.mark.sample
 def test_a_fault_that_is_not_in_the_matrix_is_refused(fault):
-    with pytest.raises(AssertionError, match="matrix"), fault("A run is killed", "by a name that nobody knows"):
+    with (
+        pytest.raises(AssertionError, match="matrix"),
+        fault("A run is killed", "by a name that nobody knows"),
+    ):
         pass

@@ -1,6 +1,8 @@
-"""S3 misbehaves under a whole run, from the inventory to the locations: the archive ends right, at once or by the next run.
+"""S3 misbehaves under a whole run, from the inventory to the locations: the archive ends right, at
+once or by the next run.
 
-Every archived byte is held against what the bucket ever had under that identity; see `World.examine`.
+Every archived byte is held against what the bucket ever had under that identity; see
+`World.examine`.
 """
 
 import random
@@ -12,7 +14,13 @@ import msgspec
 import psycopg
 import pytest
 
-from caf_pipeline.errors import CafError, ListingRefused, ObjectReadFailed, SourceError, SourceUnreachable
+from caf_pipeline.errors import (
+    CafError,
+    ListingRefused,
+    ObjectReadFailed,
+    SourceError,
+    SourceUnreachable,
+)
 from caf_pipeline.formats.chunkio import LogReader
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline_tests.faults.moments import Fatal
@@ -25,10 +33,17 @@ HOURS = timedelta(hours=7)
 
 @pytest.fixture
 def small_world(new_world, unruly_s3, new_bucket):
-    """One chunk of few objects behind the proxy; one request at a time, so that "the first" is always the same."""
+    """One chunk of few objects behind the proxy; one request at a time, so that "the first" is
+    always the same.
+    """
 
     def make(*, large=1, **packing):
-        packing = {"request_attempts": 2, "fetch_threads": 1, "part_size": "64KiB", "window_size": "1MiB"} | packing
+        packing = {
+            "request_attempts": 2,
+            "fetch_threads": 1,
+            "part_size": "64KiB",
+            "window_size": "1MiB",
+        } | packing
         world = new_world(bucket=unruly_s3.in_front_of(new_bucket), packing=packing)
         world.fill(small=6, large=large)
         return world
@@ -58,12 +73,17 @@ def ends_right(case, world, unruly_s3):
     return case.check(world)
 
 
-# --- answers that fail -----------------------------------------------------------------------------------------------
+# --- answers that fail
+# ------------------------------------------------------------------------------------------
 
 PASSING = {
     "a connection reset in the middle of a body": lambda s3, **which: s3.reset_after(700, **which),
-    "a body cut short, its Content-Length too": lambda s3, **which: s3.cut_body(1, honest=True, **which),
-    "a body cut short under its full Content-Length": lambda s3, **which: s3.cut_body(1, honest=False, **which),
+    "a body cut short, its Content-Length too": lambda s3, **which: s3.cut_body(
+        1, honest=True, **which
+    ),
+    "a body cut short under its full Content-Length": lambda s3, **which: s3.cut_body(
+        1, honest=False, **which
+    ),
     "the right bytes under a wrong ETag": lambda s3, **which: s3.wrong_etag(**which),
     "500 for a GET": lambda s3, **which: s3.fail(500, "InternalError", **which),
     "a GET that hangs, then is answered": lambda s3, **which: s3.hang(0.3, **which),
@@ -85,11 +105,18 @@ def test_what_passes_is_asked_again_and_the_run_ends_right(fault, small_world, u
 
 
 @pytest.mark.parametrize("size_bytes", [10_000, 80_000], ids=["whole", "in ranges"])
-def test_what_lasts_fails_the_run_in_one_sentence_and_the_next_run_ends_right(fault, small_world, unruly_s3, size_bytes):
+def test_what_lasts_fails_the_run_in_one_sentence_and_the_next_run_ends_right(
+    fault, small_world, unruly_s3, size_bytes
+):
     world = small_world(large=0, request_attempts=1)  # one chunk
     with ExitStack() as stack:
-        cases = [stack.enter_context(fault(GROUP, f"{what}, for as long as the run goes on")) for what in LASTING]
-        keys = {what: f"{number} {what}" for number, what in enumerate(LASTING)}  # in the order in which they are packed
+        cases = [
+            stack.enter_context(fault(GROUP, f"{what}, for as long as the run goes on"))
+            for what in LASTING
+        ]
+        keys = {
+            what: f"{number} {what}" for number, what in enumerate(LASTING)
+        }  # in the order in which they are packed
         for key in keys.values():
             world.put(key, random.Random(key).randbytes(size_bytes))
         for what, spoil in LASTING.items():
@@ -116,12 +143,18 @@ def test_another_objects_bytes_are_never_archived(fault, small_world, unruly_s3,
 
 @pytest.mark.parametrize("size_bytes", [5_000, 300_000], ids=["whole", "in ranges"])
 @pytest.mark.parametrize("times", [1, None], ids=["once", "always"])
-def test_changed_bytes_are_found_by_the_checksum_that_s3_keeps(fault, small_world, unruly_s3, times, size_bytes):
+def test_changed_bytes_are_found_by_the_checksum_that_s3_keeps(
+    fault, small_world, unruly_s3, times, size_bytes
+):
     world = small_world()
     world.put("guarded", random.Random(1).randbytes(size_bytes), ChecksumAlgorithm="SHA256")
-    with fault(GROUP, "other bytes of the right length and ETag, where S3 keeps a checksum") as case:
+    with fault(
+        GROUP, "other bytes of the right length and ETag, where S3 keeps a checksum"
+    ) as case:
         unruly_s3.other_bytes(key="guarded", times=times)
-        if times is None or size_bytes == 300_000:  # a large object is not hashed again in the same run
+        if (
+            times is None or size_bytes == 300_000
+        ):  # a large object is not hashed again in the same run
             fails_clearly(world, ObjectReadFailed, naming="guarded")
         else:
             world.finish()
@@ -148,7 +181,9 @@ def test_a_storm_that_lasts_fails_the_run_in_one_sentence(fault, small_world, un
         ends_right(case, world, unruly_s3)
 
 
-def test_a_source_that_is_down_for_many_runs_makes_no_object_unreadable(fault, small_world, unruly_s3):
+def test_a_source_that_is_down_for_many_runs_makes_no_object_unreadable(
+    fault, small_world, unruly_s3
+):
     world = small_world(request_attempts=1)
     with fault(GROUP, "503 SlowDown for everything, run after run") as case:
         world.plan()
@@ -159,29 +194,36 @@ def test_a_source_that_is_down_for_many_runs_makes_no_object_unreadable(fault, s
         assert world.query("SELECT count(*) FROM skipped_objects") == [(0,)]
 
 
-# --- listings --------------------------------------------------------------------------------------------------------
+# --- listings
+# ------------------------------------------------------------------------------------------
 
 GARBAGE = {
     "cut XML": b'<?xml version="1.0"?><ListBucketResult><Contents><Key>a</K',
     "a page to log in": b"<html><body>Please log in</body></html>",
     "no XML at all": b"\x00\xff garbage",
     "nothing": b"",
-    "an entry without an ETag": b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key><Size>1</Size>"
+    "an entry without an ETag": b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key><Size>1</Size>"  # noqa: E501
     b"<LastModified>2026-01-01T00:00:00Z</LastModified></Contents></ListBucketResult>",
-    "a size that is none": b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key><Size>x</Size>"
+    "a size that is none": b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>a</Key><Size>x</Size>"  # noqa: E501
     b"</Contents></ListBucketResult>",
 }
 
 
-def test_a_listing_of_garbage_is_refused_and_no_snapshot_is_made_of_it(fault, small_world, unruly_s3):
+def test_a_listing_of_garbage_is_refused_and_no_snapshot_is_made_of_it(
+    fault, small_world, unruly_s3
+):
     world = small_world(request_attempts=1)
     with fault(GROUP, "a listing of garbage") as case:
         case.tried = 2 * len(GARBAGE)
         for body in GARBAGE.values():
             for page in (1, 2):
                 unruly_s3.page_keys = 4
-                unruly_s3.say(body, kind="listing", when=lambda asked, page=page: asked.number >= page)
-                fails_clearly(world, (ListingRefused, SourceUnreachable))  # botocore takes an empty answer for a 500
+                unruly_s3.say(
+                    body, kind="listing", when=lambda asked, page=page: asked.number >= page
+                )
+                fails_clearly(
+                    world, (ListingRefused, SourceUnreachable)
+                )  # botocore takes an empty answer for a 500
                 with world.run_context() as context:
                     assert list(context.inventories().iterdir()) == []
                 assert unruly_s3.struck
@@ -230,7 +272,9 @@ def test_a_listing_that_comes_back_to_where_it_was_is_refused(fault, small_world
         ends_right(case, world, unruly_s3)
 
 
-def test_a_listing_that_changes_meanwhile_loses_nothing_and_doubles_nothing(fault, small_world, unruly_s3):
+def test_a_listing_that_changes_meanwhile_loses_nothing_and_doubles_nothing(
+    fault, small_world, unruly_s3
+):
     world = small_world()
 
     def change():
@@ -240,14 +284,17 @@ def test_a_listing_that_changes_meanwhile_loses_nothing_and_doubles_nothing(faul
         world.delete("some/key-003")
         world.put("empty", b"no longer")
 
-    with fault(GROUP, "objects put, deleted and overwritten between two pages of a listing") as case:
+    with fault(
+        GROUP, "objects put, deleted and overwritten between two pages of a listing"
+    ) as case:
         unruly_s3.page_keys = 4
         unruly_s3.after_page(change)
         world.finish()
         ends_right(case, world, unruly_s3)
 
 
-# --- objects that change under their GET ------------------------------------------------------------------------------
+# --- objects that change under their GET
+# ------------------------------------------------------------------------------
 
 
 REPLACED, DELETED = "some/key-001", "some/key-002"
@@ -255,7 +302,10 @@ LARGE_REPLACED, LARGE_DELETED = "large/0", "large/1"
 
 
 def skips(world):
-    return {(key, reason) for key, reason in world.query("SELECT file_path, reason FROM skipped_objects")}
+    return {
+        (key, reason)
+        for key, reason in world.query("SELECT file_path, reason FROM skipped_objects")
+    }
 
 
 def located(world, key):
@@ -269,7 +319,9 @@ def changing(world, unruly_s3, replaced, deleted, **at):
     unruly_s3.meanwhile(lambda: world.delete(deleted), key=deleted, times=1, **at)
 
 
-def test_an_object_that_changes_while_its_body_breaks_off_is_skipped_and_its_successor_archived(fault, small_world, unruly_s3):
+def test_an_object_that_changes_while_its_body_breaks_off_is_skipped_and_its_successor_archived(
+    fault, small_world, unruly_s3
+):
     world = small_world()
     with fault(GROUP, "objects replaced and deleted during their GETs, which break off") as case:
         case.tried = 2
@@ -280,7 +332,9 @@ def test_an_object_that_changes_while_its_body_breaks_off_is_skipped_and_its_suc
         assert (located(world, REPLACED), located(world, DELETED)) == (1, 0)
 
 
-def test_an_object_that_changes_while_its_body_goes_on_is_archived_as_it_was(fault, small_world, unruly_s3):
+def test_an_object_that_changes_while_its_body_goes_on_is_archived_as_it_was(
+    fault, small_world, unruly_s3
+):
     world = small_world()
     with fault(GROUP, "objects replaced and deleted during their GETs, which go on") as case:
         case.tried = 2
@@ -294,9 +348,13 @@ def third(asked):
     return asked.number == 3
 
 
-def test_an_object_that_changes_between_two_of_its_ranges_is_skipped_and_never_mixed(fault, small_world, unruly_s3):
+def test_an_object_that_changes_between_two_of_its_ranges_is_skipped_and_never_mixed(
+    fault, small_world, unruly_s3
+):
     world = small_world(large=2)
-    with fault(GROUP, "large objects replaced and deleted between two of their ranged GETs") as case:
+    with fault(
+        GROUP, "large objects replaced and deleted between two of their ranged GETs"
+    ) as case:
         case.tried = 2
         changing(world, unruly_s3, LARGE_REPLACED, LARGE_DELETED, when=third)
         world.finish()
@@ -314,7 +372,9 @@ def journaled_in_its_middle(world):
     for path in world.staging.glob("*.journal"):
         data = path.read_bytes()
         log = LogReader(lambda start, end, data=data: data[start:end], len(data))
-        said = [msgspec.msgpack.decode(log.content(entry) or b"\x91\x00") for entry in log.entries()]
+        said = [
+            msgspec.msgpack.decode(log.content(entry) or b"\x91\x00") for entry in log.entries()
+        ]
         checkpoints = [entry for entry in said if entry[0] == CHECKPOINT]
         if checkpoints and checkpoints[-1][-1]:
             return sorted(world.objects)[sum(len(outcomes) for _, outcomes, *_ in checkpoints)]
@@ -322,10 +382,14 @@ def journaled_in_its_middle(world):
 
 
 @pytest.mark.parametrize("becomes", ["changed", "deleted"])
-def test_an_object_that_changes_before_a_killed_run_is_gone_on_with_inside_it_is_never_mixed(fault, new_world, becomes):
+def test_an_object_that_changes_before_a_killed_run_is_gone_on_with_inside_it_is_never_mixed(
+    fault, new_world, becomes
+):
     world = new_world(source={"target_size": ONE_CHUNK})
     world.fill(small=6, large=3)
-    with fault(GROUP, "large objects replaced and deleted after a run was killed in their middle") as case:
+    with fault(
+        GROUP, "large objects replaced and deleted after a run was killed in their middle"
+    ) as case:
         (chunk,) = world.plan()
         chance = random.Random(becomes)
         inside = ""
@@ -342,7 +406,9 @@ def test_an_object_that_changes_before_a_killed_run_is_gone_on_with_inside_it_is
         case.check(world)
 
 
-def test_a_version_is_archived_as_it_is_whatever_becomes_of_its_key(fault, small_world, unruly_s3, new_bucket):
+def test_a_version_is_archived_as_it_is_whatever_becomes_of_its_key(
+    fault, small_world, unruly_s3, new_bucket
+):
     new_bucket.keep_versions()
     world = small_world(large=2)
     with fault(GROUP, "versions replaced and deleted between two of their ranged GETs") as case:
@@ -354,7 +420,9 @@ def test_a_version_is_archived_as_it_is_whatever_becomes_of_its_key(fault, small
         assert (located(world, LARGE_REPLACED), located(world, LARGE_DELETED)) == (2, 1)
 
 
-def test_a_chunk_of_which_every_object_is_gone_is_empty_and_nothing_is_paid(fault, small_world, unruly_s3):
+def test_a_chunk_of_which_every_object_is_gone_is_empty_and_nothing_is_paid(
+    fault, small_world, unruly_s3
+):
     world = small_world()
     with fault(GROUP, "every object deleted between the inventory and its GET") as case:
         unruly_s3.hang(0.0)
@@ -366,23 +434,32 @@ def test_a_chunk_of_which_every_object_is_gone_is_empty_and_nothing_is_paid(faul
         assert {chunk.state.value for chunk in world.chunks()} == {"empty"}
 
 
-# --- clocks ----------------------------------------------------------------------------------------------------------
+# --- clocks
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", [HOURS, -HOURS], ids=["ahead", "behind"])
 def test_a_clock_of_s3_that_is_hours_wrong_changes_nothing(fault, small_world, unruly_s3, by):
     world = small_world()
     for key, body in [*world.objects.items()]:
-        world.put(key, body, ChecksumAlgorithm="SHA256")  # proves that an object with another LastModified is the same
+        world.put(
+            key, body, ChecksumAlgorithm="SHA256"
+        )  # proves that an object with another LastModified is the same
     with fault(GROUP, "S3's clock is hours wrong, then right") as case:
         unruly_s3.skew(by)
         world.finish()
-        ends_right(case, world, unruly_s3)  # the times of all objects have changed, and they are not planned again
+        ends_right(
+            case, world, unruly_s3
+        )  # the times of all objects have changed, and they are not planned again
         assert len(world.chunks()) == 1
 
 
-@pytest.mark.parametrize("by", ["+ interval '7 hours'", "- interval '7 hours'"], ids=["ahead", "behind"])
-def test_a_clock_of_the_database_that_is_hours_wrong_changes_nothing(fault, small_world, unruly_s3, database_url, by):
+@pytest.mark.parametrize(
+    "by", ["+ interval '7 hours'", "- interval '7 hours'"], ids=["ahead", "behind"]
+)
+def test_a_clock_of_the_database_that_is_hours_wrong_changes_nothing(
+    fault, small_world, unruly_s3, database_url, by
+):
     skew_database(database_url, by)
     world = small_world()
     with fault(GROUP, "the database's clock is hours off ours, then right") as case:
@@ -397,7 +474,9 @@ def test_a_clock_of_the_database_that_is_hours_wrong_changes_nothing(fault, smal
 
 
 def skew_database(url, by):
-    """Let `now()` and `clock_timestamp()` of every new connection to the database be wrong by an interval."""
+    """Let `now()` and `clock_timestamp()` of every new connection to the database be wrong by an
+    interval.
+    """
     name = urlsplit(url).path[1:]
     with psycopg.connect(url, autocommit=True) as connection:
         if not by:
@@ -406,16 +485,20 @@ def skew_database(url, by):
         connection.execute("CREATE SCHEMA skew")
         for clock in ("now", "clock_timestamp"):
             connection.execute(
-                f"CREATE FUNCTION skew.{clock}() RETURNS timestamptz LANGUAGE sql AS $$SELECT pg_catalog.{clock}() {by}$$"
+                f"CREATE FUNCTION skew.{clock}() RETURNS timestamptz LANGUAGE sql AS $$SELECT "
+                f"pg_catalog.{clock}() {by}$$"
             )
         connection.execute(f"ALTER DATABASE {name} SET search_path = skew, pg_catalog, public")
 
 
-# --- an inventory under all of it --------------------------------------------------------------------------------------
+# --- an inventory under all of it
+# --------------------------------------------------------------------------------------
 
 
 def test_everything_at_once_ends_right(fault, small_world, unruly_s3, soak):
-    """In the long form with many seeds: faults of all kinds at random, run after run, then a well-behaved one."""
+    """In the long form with many seeds: faults of all kinds at random, run after run, then a
+    well-behaved one.
+    """
     world = small_world(request_attempts=3, fetch_threads=4)
     seeds = range(100 if soak else 3)
     with fault(GROUP, "faults of all kinds at random") as case:
@@ -425,7 +508,9 @@ def test_everything_at_once_ends_right(fault, small_world, unruly_s3, soak):
             world.put(f"some/key-{seed:03d}", chance.randbytes(chance.randrange(20_000)))
             for spoil in PASSING.values():
                 spoil(unruly_s3, when=lambda asked, chance=chance: chance.random() < 0.05)
-            unruly_s3.fail(503, "SlowDown", kind=None, when=lambda asked, chance=chance: chance.random() < 0.1)
+            unruly_s3.fail(
+                503, "SlowDown", kind=None, when=lambda asked, chance=chance: chance.random() < 0.1
+            )
             unruly_s3.page_keys = chance.choice([1, 3, 1000])
             try:
                 with world.run_context() as context:

@@ -1,7 +1,9 @@
-"""What a run needs is killed under it and started again: Postgres, the S3 server, the chain, a provider, a pooler.
+"""What a run needs is killed under it and started again: Postgres, the S3 server, the chain, a
+provider, a pooler.
 
-The run stands still while the service is killed, so that it meets it in the phase that is named: once it finds the service
-started again behind broken connections, once it finds none and ends by itself. The next run ends right.
+The run stands still while the service is killed, so that it meets it in the phase that is named:
+once it finds the service started again behind broken connections, once it finds none and ends by
+itself. The next run ends right.
 """
 
 import random
@@ -39,7 +41,9 @@ def kept_s3(tmp_path_factory):
 
 
 def killed_under(world, chunk, at, kill, start, *, meets_nobody):
-    """Run a chunk; kill what it needs when it has come to a moment, and start that again; return when the run has ended."""
+    """Run a chunk; kill what it needs when it has come to a moment, and start that again; return
+    when the run has ended.
+    """
     run = world.start(chunk, fatal=at)
     run.wait_until_paused()
     kill()
@@ -58,8 +62,12 @@ def test_postgres_killed_under_a_run_loses_nothing(fault, new_world, postgres, p
         world.fill()
         first, second, _ = world.plan()
         case.tried = 2
-        killed_under(world, first, PAUSED_AT[phase], postgres.kill, postgres.start, meets_nobody=False)
-        killed_under(world, second, PAUSED_AT[phase], postgres.kill, postgres.start, meets_nobody=True)
+        killed_under(
+            world, first, PAUSED_AT[phase], postgres.kill, postgres.start, meets_nobody=False
+        )
+        killed_under(
+            world, second, PAUSED_AT[phase], postgres.kill, postgres.start, meets_nobody=True
+        )
         world.finish()
         case.check(world)
 
@@ -70,8 +78,12 @@ def test_the_s3_server_killed_under_a_packing_loses_nothing(fault, new_world, ke
         world.fill()
         first, second, _ = world.plan()
         case.tried = 2
-        killed_under(world, first, PAUSED_AT["packing"], kept_s3.kill, kept_s3.start, meets_nobody=False)
-        killed_under(world, second, PAUSED_AT["packing"], kept_s3.kill, kept_s3.start, meets_nobody=True)
+        killed_under(
+            world, first, PAUSED_AT["packing"], kept_s3.kill, kept_s3.start, meets_nobody=False
+        )
+        killed_under(
+            world, second, PAUSED_AT["packing"], kept_s3.kill, kept_s3.start, meets_nobody=True
+        )
         world.finish()
         case.check(world)
 
@@ -93,8 +105,12 @@ def test_the_chain_killed_under_a_run_loses_nothing_and_charges_once(fault, worl
     with fault(GROUP, f"the chain and all providers, while {phase}") as case:
         first, second, _ = world.plan()
         case.tried = 2
-        killed_under(world, first, PAUSED_AT[phase], network.kill, network.start, meets_nobody=False)
-        killed_under(world, second, PAUSED_AT[phase], network.kill, network.start, meets_nobody=True)
+        killed_under(
+            world, first, PAUSED_AT[phase], network.kill, network.start, meets_nobody=False
+        )
+        killed_under(
+            world, second, PAUSED_AT[phase], network.kill, network.start, meets_nobody=True
+        )
         world.finish()
         case.check(world)
 
@@ -104,8 +120,13 @@ def test_a_provider_killed_under_an_upload_loses_nothing_and_charges_once(fault,
         first, second, _ = world.plan()
         case.tried = 2
         for provider, (chunk, meets_nobody) in enumerate([(first, False), (second, True)]):
-            kill, start = lambda one=provider: network.kill_provider(one), lambda one=provider: network.start_provider(one)
-            killed_under(world, chunk, PAUSED_AT["uploading"], kill, start, meets_nobody=meets_nobody)
+            kill, start = (
+                lambda one=provider: network.kill_provider(one),
+                lambda one=provider: network.start_provider(one),
+            )
+            killed_under(
+                world, chunk, PAUSED_AT["uploading"], kill, start, meets_nobody=meets_nobody
+            )
         world.finish()
         case.check(world)
 
@@ -118,9 +139,18 @@ def test_runs_behind_a_pooler_that_are_killed_as_it_is_lose_nothing(fault, new_w
         first, second, third = world.plan()
         chance = random.Random("pooler")
         case.tried = 6
-        for step, most in (("pack_chunk", 40), ("post_file", 100), ("upload_chunk", 60), ("load_locations", 12)):
+        for step, most in (
+            ("pack_chunk", 40),
+            ("post_file", 100),
+            ("upload_chunk", 60),
+            ("load_locations", 12),
+        ):
             assert world.run(third, fatal=Fatal(step, chance.randrange(1, most))) == KILLED
-        killed_under(world, first, PAUSED_AT["posting"], pooler.kill, pooler.start, meets_nobody=False)
-        killed_under(world, second, PAUSED_AT["loading"], pooler.kill, pooler.start, meets_nobody=True)
+        killed_under(
+            world, first, PAUSED_AT["posting"], pooler.kill, pooler.start, meets_nobody=False
+        )
+        killed_under(
+            world, second, PAUSED_AT["loading"], pooler.kill, pooler.start, meets_nobody=True
+        )
         world.finish()
         case.check(world)

@@ -1,5 +1,6 @@
-"""A backfill by a real Dagster daemon under failures of every kind: everything is killed with slots held, the daemon alone, runs,
-the chain, a provider; S3, chain and providers misbehave. In the long form of 500 chunks.
+"""A backfill by a real Dagster daemon under failures of every kind: everything is killed with slots
+held, the daemon alone, runs, the chain, a provider; S3, chain and providers misbehave. In the long
+form of 500 chunks.
 """
 
 import itertools
@@ -78,9 +79,18 @@ class Failures:
     def turns(self) -> Iterator[Callable[[], bool]]:
         """Yield one after the other, for ever; what takes a new daemon once in three rounds."""
         small = [self._kill_a_run, self._provider_fails_uploads, self._kill_a_run, self._node_fails]
-        small += [self._provider_loses_answers, self._kill_the_chain, self._broadcasts_are_cut, self._kill_a_provider]
+        small += [
+            self._provider_loses_answers,
+            self._kill_the_chain,
+            self._broadcasts_are_cut,
+            self._kill_a_provider,
+        ]
         for daemon_too in itertools.cycle([True, False, False]):
-            yield from [self._kill_everything, *small[:4], self._kill_the_daemon, *small[4:]] if daemon_too else small
+            yield from (
+                [self._kill_everything, *small[:4], self._kill_the_daemon, *small[4:]]
+                if daemon_too
+                else small
+            )
 
     def do(self, one: Callable[[], bool]) -> bool:
         """Take back what the last one ordered of the network, and do this one."""
@@ -116,7 +126,9 @@ class Failures:
         return [json.loads(run.tags[PROCESS_TAG])[2] for run in runs if process_lives(run)]
 
     def _kill_everything(self) -> bool:
-        """As a machine's end does it, while S3 holds back the bodies that runs wait for, which hold slots of its pool."""
+        """As a machine's end does it, while S3 holds back the bodies that runs wait for, which hold
+        slots of its pool.
+        """
         if not self.instance.get_runs_count(RunsFilter(statuses=[DagsterRunStatus.QUEUED])):
             return False  # none would begin any more
         released = threading.Event()
@@ -176,7 +188,9 @@ class Failures:
 
 @pytest.fixture
 def failures(world, unruly_s3, described, tmp_path, monkeypatch):
-    """Failures of a DAGSTER_HOME in which a run that was killed before it had begun is given up in a minute, not in five."""
+    """Failures of a DAGSTER_HOME in which a run that was killed before it had begun is given up in
+    a minute, not in five.
+    """
     monkeypatch.setenv(HOME_VARIABLE, "to be put back")
     home = impatient_home(Settings.model_validate(world.values))
     instance_file = yaml.safe_load((home / "dagster.yaml").read_text())
@@ -187,7 +201,9 @@ def failures(world, unruly_s3, described, tmp_path, monkeypatch):
             world,
             unruly_s3,
             instance,
-            lambda: running.enter_context(daemon("caf_pipeline.definitions", tmp_path, **described)),
+            lambda: running.enter_context(
+                daemon("caf_pipeline.definitions", tmp_path, **described)
+            ),
         )
 
 
@@ -202,8 +218,12 @@ def located(world: World) -> int:
     return int(count)
 
 
-@pytest.mark.filterwarnings("ignore:Function `AssetSelection.sources` is deprecated")  # Dagster's own call
-def test_a_backfill_of_tiny_chunks_under_failures_of_every_kind_ends_complete_with_all_slots_free(fault, world, failures, soak):
+@pytest.mark.filterwarnings(
+    "ignore:Function `AssetSelection.sources` is deprecated"
+)  # Dagster's own call
+def test_a_backfill_of_tiny_chunks_under_failures_of_every_kind_ends_complete_with_all_slots_free(
+    fault, world, failures, soak
+):
     count, every = (LONG_CHUNKS, LONG_FAILURES_EVERY) if soak else (CHUNKS, FAILURES_EVERY)
     chance = random.Random("bodies")
     for number in range(count * OBJECTS):
@@ -211,7 +231,8 @@ def test_a_backfill_of_tiny_chunks_under_failures_of_every_kind_ends_complete_wi
     chunks, instance = world.plan(), failures.instance
     assert len(chunks) == count
     with fault(
-        "A service is killed and started again", "all of them, their runs too, under a backfill by the Dagster daemon"
+        "A service is killed and started again",
+        "all of them, their runs too, under a backfill by the Dagster daemon",
     ) as case:
         submit_backfill(world, instance, chunks, BACKFILL)
         failures.daemons.append(failures.start())
@@ -220,7 +241,9 @@ def test_a_backfill_of_tiny_chunks_under_failures_of_every_kind_ends_complete_wi
         while done < count or instance.get_runs_count(RunsFilter(statuses=UNFINISHED)):
             if done != (done := located(world)):
                 changed_at = time.monotonic()
-            assert time.monotonic() - changed_at < STANDSTILL_SECONDS, f"stands still at {done} of {count}"
+            assert time.monotonic() - changed_at < STANDSTILL_SECONDS, (
+                f"stands still at {done} of {count}"
+            )
             if done < count and failures.done.total() * every <= done and failures.do(failure):
                 failure = next(turns)
             time.sleep(0.5)
@@ -228,7 +251,10 @@ def test_a_backfill_of_tiny_chunks_under_failures_of_every_kind_ends_complete_wi
         wait_for(lambda: instance.get_backfill(BACKFILL).status in BULK_ACTION_TERMINAL_STATUSES)
         wait_for(lambda: not any(slots(instance, pool) for pool in (S3_POOL, UPLOAD_POOL)))
         print(f"{count} chunks; {dict(failures.done)}; {failures.spoiled} answers of S3 spoiled;")
-        print(instance.get_backfill(BACKFILL).status, Counter(run.status.value for run in instance.get_runs()))
+        print(
+            instance.get_backfill(BACKFILL).status,
+            Counter(run.status.value for run in instance.get_runs()),
+        )
         assert {chunk.state for chunk in world.chunks()} == {ChunkState.LOCATED}
         case.tried = failures.done.total()
         case.check(world)

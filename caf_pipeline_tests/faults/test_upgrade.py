@@ -1,4 +1,6 @@
-"""A run of an older version is killed, and the present code goes on with its ledger, staging, Dagster home and settings."""
+"""A run of an older version is killed, and the present code goes on with its ledger, staging,
+Dagster home and settings.
+"""
 
 import os
 import signal
@@ -56,8 +58,12 @@ MOMENTS = {
 @pytest.fixture(scope="module")
 def old_caf(tmp_path_factory):
     """What runs the old `caf`."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    with old_version.OldVersion(old_version.extract(tmp_path_factory.mktemp("old")), environment) as running:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)
+    }
+    with old_version.OldVersion(
+        old_version.extract(tmp_path_factory.mktemp("old")), environment
+    ) as running:
         yield running
 
 
@@ -74,7 +80,11 @@ def old_world(new_world, empty_database_url):
 def caf(old_world):
     """`caf` in that folder."""
     words = old_world.values["jackal"]["mnemonic"]
-    variables = {"JACKAL_MNEMONIC": words, "CAF_STORE__KIND": "jackal", "CAF_DATABASE_URL": old_world.database_url}
+    variables = {
+        "JACKAL_MNEMONIC": words,
+        "CAF_STORE__KIND": "jackal",
+        "CAF_DATABASE_URL": old_world.database_url,
+    }
     caf = CommandLine(old_world.folder, S3_KEYS | variables)
     network, bucket = old_world.network, old_world.bucket
     caf.settings(
@@ -97,7 +107,9 @@ def chunks_of(world):
     return {name: (state, root, start) for name, state, root, start in rows}
 
 
-@pytest.mark.skipif(not old_version.can_be_upgraded(), reason="the SQL files of the last commit are others")
+@pytest.mark.skipif(
+    not old_version.can_be_upgraded(), reason="the SQL files of the last commit are others"
+)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_run_of_an_older_version_is_finished(fault, old_caf, old_world, caf, moment):
     fatal, state = MOMENTS[moment]
@@ -107,9 +119,16 @@ def test_a_killed_run_of_an_older_version_is_finished(fault, old_caf, old_world,
 
 
 def finish_killed_run(old_caf, old_world, caf, fatal, state):
-    """Kill the old run at a moment that leaves a chunk in a state; let the present `caf` finish it."""
+    """Kill the old run at a moment that leaves a chunk in a state; let the present `caf` finish
+    it.
+    """
     status, output = old_caf.run(
-        "run", SOURCE, moment=fatal, folder=caf.folder, environment=caf.variables(), seconds=PATIENCE_SECONDS
+        "run",
+        SOURCE,
+        moment=fatal,
+        folder=caf.folder,
+        environment=caf.variables(),
+        seconds=PATIENCE_SECONDS,
     )
     assert status == -signal.SIGKILL, output
     before = chunks_of(old_world)
@@ -123,7 +142,11 @@ def finish_killed_run(old_caf, old_world, caf, fatal, state):
         assert start in (None, after[name][2]), name
     network = old_world.network.state()
     assert int(network["accounts"][old_world.address]["sequence"]) == len(after)
-    assert set(Counter(file["merkle"] for file in network["files"] if file["owner"] == old_world.address).values()) == {1}
+    assert set(
+        Counter(
+            file["merkle"] for file in network["files"] if file["owner"] == old_world.address
+        ).values()
+    ) == {1}
 
 
 @pytest.fixture
@@ -141,7 +164,9 @@ def small_world(new_world, unruly_s3, new_bucket):
 
 
 @pytest.mark.parametrize("version", [0, journal.JOURNAL_FORMAT + 1, 2**63])
-def test_a_journal_of_another_format_is_not_resumed(fault, small_world, unruly_s3, monkeypatch, version):
+def test_a_journal_of_another_format_is_not_resumed(
+    fault, small_world, unruly_s3, monkeypatch, version
+):
     (name, *_) = small_world.plan()
     with fault(GROUP, "a journal of another format") as case:
         unruly_s3.fail(500, "InternalError", key="chunk-00/2")

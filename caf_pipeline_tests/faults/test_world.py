@@ -1,4 +1,6 @@
-"""The examination of a world finds what is wrong: a matrix that could not fail would prove nothing."""
+"""The examination of a world finds what is wrong: a matrix that could not fail would prove
+nothing.
+"""
 
 import io
 import json
@@ -69,7 +71,10 @@ def test_a_template_is_heard_in_a_session_that_has_many_files_open(told):
 @pytest.mark.thorough
 def test_a_world_in_which_nothing_went_wrong_has_no_complaints(located):
     verdict = located.check()
-    assert (verdict.objects, verdict.size_bytes) == (len(located.objects), sum(map(len, located.objects.values())))
+    assert (verdict.objects, verdict.size_bytes) == (
+        len(located.objects),
+        sum(map(len, located.objects.values())),
+    )
 
 
 @pytest.mark.thorough
@@ -80,7 +85,10 @@ def test_an_object_without_a_location_is_lost(located):
 
 @pytest.mark.thorough
 def test_an_object_that_reads_back_as_other_bytes_is_lost(located):
-    change(located, "UPDATE file_locations SET start_byte = start_byte + 1 WHERE file_path LIKE 'some/%0'")
+    change(
+        located,
+        "UPDATE file_locations SET start_byte = start_byte + 1 WHERE file_path LIKE 'some/%0'",
+    )
     assert located.examine().lost == 1
 
 
@@ -98,7 +106,10 @@ def test_a_member_of_two_chunks_is_double(located):
 
 @pytest.mark.thorough
 def test_space_that_was_not_due_is_charged_twice(located):
-    change(located, "UPDATE caf_files SET stored_size_bytes = stored_size_bytes - 1 WHERE state = 'located'")
+    change(
+        located,
+        "UPDATE caf_files SET stored_size_bytes = stored_size_bytes - 1 WHERE state = 'located'",
+    )
     assert located.examine().overcharged_bytes == 3
 
 

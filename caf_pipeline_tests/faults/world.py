@@ -1,7 +1,8 @@
-"""One bucket, one database, one Jackal network with a wallet of its own, one home; and whether all is as it should be.
+"""One bucket, one database, one Jackal network with a wallet of its own, one home; and whether all
+is as it should be.
 
-`World.examine` looks at everything from the outside: the bucket's listing, the tables, the network's own state, the staging
-folder, and every object read back through the product.
+`World.examine` looks at everything from the outside: the bucket's listing, the tables, the
+network's own state, the staging folder, and every object read back through the product.
 """
 
 import hashlib
@@ -51,10 +52,14 @@ ONE_CHUNK: Final = 8_000_000
 """A target size that has room for all of the objects below."""
 
 RUN_AGAIN: Final = (ChunkState.LOCATED, ChunkState.EMPTY)
-"""A run that died in its last step leaves its chunk in one of these; the partition is run again all the same."""
+"""A run that died in its last step leaves its chunk in one of these; the partition is run again all
+the same.
+"""
 
 ROUNDS: Final = 5
-"""Inventory, plan and chunks are done so often at most until nothing is left: what a chunk had no room for is planned again."""
+"""Inventory, plan and chunks are done so often at most until nothing is left: what a chunk had no
+room for is planned again.
+"""
 
 _wallets = itertools.count(1)
 
@@ -65,12 +70,11 @@ IDENTITY: Final = "object_version(version_id, etag, size_bytes, rewritten_at)"
 class Verdict:
     """What was looked at, and what was wrong.
 
-    Attributes:
-        objects: located and read back right; `size_bytes` of them.
-        lost: objects of the bucket that are neither located nor skipped with a reason, or do not read back.
-        double: objects located twice, and posts of a root beyond the first.
-        overcharged_bytes: charged by the network beyond the copies of the located chunks.
-        complaints: all of it in sentences, and what else is not as it should be.
+    Attributes: objects: located and read back right; `size_bytes` of them. lost: objects of the
+        bucket that are neither located nor skipped with a reason, or do not read back. double:
+        objects located twice, and posts of a root beyond the first. overcharged_bytes: charged by
+        the network beyond the copies of the located chunks. complaints: all of it in sentences, and
+        what else is not as it should be.
     """
 
     objects: int
@@ -122,7 +126,11 @@ class World:
         lease_seconds: float = LEASE_SECONDS,
         **sections: Any,
     ) -> None:
-        """Make one. `sections` change settings, e.g. `packing={"staging_limit": …}`, `source={"target_size": …}`."""
+        """Make one.
+
+        `sections` change settings, e.g. `packing={"staging_limit": …}`, `source={"target_size":
+        …}`.
+        """
         self.folder = folder
         self.bucket = bucket
         self.database_url = database_url
@@ -141,7 +149,8 @@ class World:
         network.fund(self.address, COINS)
         network.grant(self.address, SPACE)
 
-    # --- the bucket --------------------------------------------------------------------------------------------------
+    # --- the bucket
+    # --------------------------------------------------------------------------------
 
     def put(self, key: str, body: bytes = b"", **options: Any) -> dict[str, Any]:
         """Put an object; S3's answer."""
@@ -155,7 +164,9 @@ class World:
         self.bucket.delete(key)
 
     def fill(self, seed: int = 7, *, small: int = 18, large: int = 3) -> None:
-        """Put small objects, empty ones, and some that are fetched by several ranged GETs: chunks of three sizes."""
+        """Put small objects, empty ones, and some that are fetched by several ranged GETs: chunks
+        of three sizes.
+        """
         chance = random.Random(seed)
         for number in range(small):
             self.put(f"some/key-{number:03d}", chance.randbytes(chance.randrange(1, 30_000)))
@@ -166,20 +177,31 @@ class World:
         self.put("changed/twice", chance.randbytes(5_000))
         self.put("changed/twice", chance.randbytes(6_000))
 
-    # --- its parts ---------------------------------------------------------------------------------------------------
+    # --- its parts
+    # --------------------------------------------------------------------------------
 
     @property
     def values(self) -> dict[str, Any]:
         """The settings' values, as a file and the environment would give them."""
         keys = {"access_key_id": KEY_ID, "secret_access_key": SECRET}
-        bucket = {"bucket": self.bucket.name, "endpoint_url": self.bucket.endpoint, "public": True, "target_size": TARGET_SIZE}
-        settings = jackal_settings(self.network, copies=COPIES, keep_staged_windows=0, proof_seconds=60)
+        bucket = {
+            "bucket": self.bucket.name,
+            "endpoint_url": self.bucket.endpoint,
+            "public": True,
+            "target_size": TARGET_SIZE,
+        }
+        settings = jackal_settings(
+            self.network, copies=COPIES, keep_staged_windows=0, proof_seconds=60
+        )
         jackal = settings.model_dump(mode="json") | {"mnemonic": self._words}
         packing = {"part_size": "64KiB", "window_size": "1MiB", "fetch_threads": 4}
         sections = {"jackal": jackal, "packing": packing, "store": {"kind": "jackal"}}
         changes = dict(self._sections)
         source = bucket | keys | changes.pop("source", {})
-        values: dict[str, Any] = {"home": str(self.folder / "home"), "database_url": self.database_url}
+        values: dict[str, Any] = {
+            "home": str(self.folder / "home"),
+            "database_url": self.database_url,
+        }
         values |= {"sources": {SOURCE: source}}
         values |= {name: section | changes.pop(name, {}) for name, section in sections.items()}
         return values | changes
@@ -205,12 +227,16 @@ class World:
         finally:
             ledger.close()
 
-    # --- runs --------------------------------------------------------------------------------------------------------
+    # --- runs
+    # --------------------------------------------------------------------------------
 
     def plan(self) -> list[str]:
         """Take an inventory and cut a plan; return the new chunks."""
         with self.run_context() as context:
-            return [chunk.name for chunk in planning.cut_plan(context, inventories.take_inventory(context)).chunks]
+            return [
+                chunk.name
+                for chunk in planning.cut_plan(context, inventories.take_inventory(context)).chunks
+            ]
 
     def start(self, chunk: str = "", *, fatal: Fatal | None = None, told: bool = False) -> Run:
         """Begin a process that runs a chunk's steps, by default everything from the inventory on.
@@ -239,16 +265,21 @@ class World:
         return self.start(chunk, fatal=fatal).wait()
 
     def finish(self) -> None:
-        """Do inventory, plan and all chunks until everything is located or skipped, as the next runs would.
+        """Do inventory, plan and all chunks until everything is located or skipped, as the next
+        runs would.
 
         A partition whose run was killed or failed is run again, whatever its chunk's state.
         """
         failed = {run.order.chunk for run in self.runs if run.wait()}
-        again = {chunk.name for chunk in self.chunks(*RUN_AGAIN) if chunk.name in failed or "" in failed}
+        again = {
+            chunk.name for chunk in self.chunks(*RUN_AGAIN) if chunk.name in failed or "" in failed
+        }
         for _ in range(ROUNDS):
             with self.run_context("the next run") as context:
                 planned = planning.cut_plan(context, inventories.take_inventory(context))
-                names = {chunk.name for chunk in context.ledger.chunks.list(SOURCE, UNDER_WAY)} | again
+                names = {
+                    chunk.name for chunk in context.ledger.chunks.list(SOURCE, UNDER_WAY)
+                } | again
                 for name in sorted(names):
                     for step in CHUNK_STEPS:
                         step(context, name)
@@ -272,7 +303,8 @@ class World:
         with psycopg.connect(self.database_url) as connection:
             return connection.execute(statement, values).fetchall()
 
-    # --- the examination ---------------------------------------------------------------------------------------------
+    # --- the examination
+    # --------------------------------------------------------------------------------
 
     def check(self) -> Verdict:
         """Examine; raise AssertionError unless all is well."""
@@ -292,17 +324,28 @@ class World:
             self._look_at_the_network(context, found)
             self._look_at_what_is_left(context, found)
         self._look_at_runs(found)
-        numbers = (found.objects, found.size_bytes, found.lost, found.double, found.overcharged_bytes)
+        numbers = (
+            found.objects,
+            found.size_bytes,
+            found.lost,
+            found.double,
+            found.overcharged_bytes,
+        )
         return Verdict(*numbers, complaints=found.complaints)
 
     def _look_for_lost(self, listed: Sequence[S3Object], found: _Findings) -> None:
-        """Each object of the bucket is located in exactly one chunk in good standing, or skipped with a reason."""
+        """Each object of the bucket is located in exactly one chunk in good standing, or skipped
+        with a reason.
+        """
         rows = self.query(
-            f"SELECT file_path, {IDENTITY}, count(*) FROM file_locations JOIN chunks c USING (caf_file_id)"
+            f"SELECT file_path, {IDENTITY}, count(*) FROM file_locations JOIN chunks c USING "
+            "(caf_file_id)"
             " WHERE c.state IN ('located', 'damaged') GROUP BY 1, 2"
         )
         located = {(path, version): count for path, version, count in rows}
-        skipped = set(self.query(f"SELECT file_path, {IDENTITY} FROM skipped_objects WHERE reason <> ''"))
+        skipped = set(
+            self.query(f"SELECT file_path, {IDENTITY} FROM skipped_objects WHERE reason <> ''")
+        )
         for obj in listed:
             identity = obj.key.decode(), obj.object_version
             if identity not in located and identity not in skipped:
@@ -312,10 +355,15 @@ class World:
             if count > 1:
                 found.double += count - 1
                 found.complain(f"double: {identity} is located {count} times")
-        ((members,),) = self.query("SELECT coalesce(sum(member_count), 0) FROM chunks WHERE state = 'located'")
+        ((members,),) = self.query(
+            "SELECT coalesce(sum(member_count), 0) FROM chunks WHERE state = 'located'"
+        )
         if members != sum(located.values()):
             found.double += max(0, int(members) - sum(located.values()))
-            found.complain(f"double: located chunks have {members} members, and there are {sum(located.values())} locations")
+            found.complain(
+                f"double: located chunks have {members} members, and there are "
+                f"{sum(located.values())} locations"
+            )
 
     def _look_at_plans(self, context: RunContext, found: _Findings) -> None:
         accounting = planning.account_for(context, inventories.take_inventory(context))
@@ -323,19 +371,29 @@ class World:
             found.complain(f"the accounting does not agree: {accounting}")
 
     def _read_back(self, context: RunContext, listed: Sequence[S3Object], found: _Findings) -> None:
-        """Every location reads back with its SHA-256, as a body that its key has or had; the bucket's own, byte by byte."""
+        """Every location reads back with its SHA-256, as a body that its key has or had; the
+        bucket's own, byte by byte.
+        """
         current = {(obj.key.decode(), obj.object_version) for obj in listed}
-        for key, version, sha256 in self.query(f"SELECT file_path, {IDENTITY}, sha256 FROM file_locations ORDER BY 1, 2"):
+        for key, version, sha256 in self.query(
+            f"SELECT file_path, {IDENTITY}, sha256 FROM file_locations ORDER BY 1, 2"
+        ):
             try:
-                body = b"".join(fetch(context.ledger.lookup, context.store, SOURCE, key, version).pieces)
+                body = b"".join(
+                    fetch(context.ledger.lookup, context.store, SOURCE, key, version).pieces
+                )
             except CafError as error:
                 found.lost += 1
                 found.complain(f"lost: {key!r} ({version}) does not read back: {error}")
                 continue
-            right = hashlib.sha256(body).digest() == sha256 and sha256 in self._ever_put.get(key, ())
+            right = hashlib.sha256(body).digest() == sha256 and sha256 in self._ever_put.get(
+                key, ()
+            )
             if not right or ((key, version) in current and body != self.objects.get(key)):
                 found.lost += 1
-                found.complain(f"lost: {key!r} ({version}) reads back as other bytes than the bucket has")
+                found.complain(
+                    f"lost: {key!r} ({version}) reads back as other bytes than the bucket has"
+                )
                 continue
             found.objects += 1
             found.size_bytes += len(body)
@@ -355,7 +413,9 @@ class World:
                 found.complain(f"chunk {chunk.name}: {explanation}")
 
     def _look_at_the_network(self, context: RunContext, found: _Findings) -> None:
-        """Each chunk's root was posted once, nothing else was, and the space that it takes was charged once."""
+        """Each chunk's root was posted once, nothing else was, and the space that it takes was
+        charged once.
+        """
         chunks = context.ledger.chunks.list(SOURCE, [ChunkState.LOCATED])
         state = self.network.state()
         expected = Counter({chunk.merkle_root.hex(): 1 for chunk in chunks if chunk.merkle_root})
@@ -364,7 +424,10 @@ class World:
         for what, counted in (("files", files), ("posts", posts)):
             if counted != expected:
                 found.double += (counted - expected).total()
-                found.complain(f"double: the network's {what} of this wallet are {dict(counted)}, the ledger's {dict(expected)}")
+                found.complain(
+                    f"double: the network's {what} of this wallet are {dict(counted)}, the "
+                    f"ledger's {dict(expected)}"
+                )
         due = COPIES * sum(chunk.stored_size_bytes for chunk in chunks)
         charged = int(state["plans"][self.address]["used_bytes"])
         if charged != due:
@@ -372,14 +435,19 @@ class World:
             found.complain(f"charged: {charged} bytes of space, where {due} were due")
 
     def _look_at_what_is_left(self, context: RunContext, found: _Findings) -> None:
-        """Nothing is in staging, reserved, claimed or pending, and nobody alive holds a lease but this process."""
+        """Nothing is in staging, reserved, claimed or pending, and nobody alive holds a lease but
+        this process.
+        """
         if left := sorted(path.name for path in context.staging().iterdir()):
             found.complain(f"left in staging: {', '.join(left)}")
         for table in ("staging_reservations", "claims", "pending_locations"):
             ((count,),) = self.query(f"SELECT count(*) FROM {table}")
             if count:
                 found.complain(f"left: {count} rows of {table}")
-        leases = "SELECT name, boot_id, pid, process_started FROM leases WHERE expires_at > clock_timestamp()"
+        leases = (
+            "SELECT name, boot_id, pid, process_started FROM leases WHERE expires_at > "
+            "clock_timestamp()"
+        )
         for name, boot_id, pid, started in self.query(leases):
             if is_alive(boot_id, pid, started) is not False:
                 found.complain(f"left: {name} is held by process {pid}")

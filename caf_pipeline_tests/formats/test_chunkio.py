@@ -1,4 +1,6 @@
-"""ChunkIO: the original's files byte for byte, the right entries from every damaged one, bounded work for forged ones."""
+"""ChunkIO: the original's files byte for byte, the right entries from every damaged one, bounded
+work for forged ones.
+"""
 
 import hashlib
 import json
@@ -42,18 +44,24 @@ BLOCK_PAYLOAD = BLOCK_BYTES - METER_BYTES
 SIZES = (
     st.integers(0, 200)
     | st.integers(BLOCK_PAYLOAD - 120, BLOCK_PAYLOAD + 40)
-    | st.sampled_from([0, 1, BLOCK_PAYLOAD - 40, 2 * BLOCK_PAYLOAD - 40, 3 * BLOCK_PAYLOAD - 79, 150_000])
+    | st.sampled_from(
+        [0, 1, BLOCK_PAYLOAD - 40, 2 * BLOCK_PAYLOAD - 40, 3 * BLOCK_PAYLOAD - 79, 150_000]
+    )
 )
 ENTRIES = st.tuples(st.just("entry"), st.binary(min_size=16, max_size=16), SIZES)
 STEPS = st.lists(ENTRIES | st.just(("open",)), max_size=12)
-"""A log's making: entries with their user data and content size, and closings with a new writer after."""
+"""A log's making: entries with their user data and content size, and closings with a new writer
+after.
+"""
 
 
 def sip(data) -> bytes:
     return siphash24(data, key=b"romkatv/chunkio1").digest()
 
 
-def forged_header(size_bytes: int, *, user_data: bytes = bytes(16), content_hash: bytes = bytes(8)) -> bytes:
+def forged_header(
+    size_bytes: int, *, user_data: bytes = bytes(16), content_hash: bytes = bytes(8)
+) -> bytes:
     head = user_data + size_bytes.to_bytes(8, "little") + content_hash
     return head + sip(head)
 
@@ -140,13 +148,17 @@ def damaged(case: dict) -> bytes:
 
 
 def forward(real: dict) -> list[dict]:
-    """What the original's forward scan by begin + 1 gave; it agrees with the rules in every vector here."""
+    """What the original's forward scan by begin + 1 gave; it agrees with the rules in every vector
+    here.
+    """
     return real["all_walks"] if "all_walks" in real else real["forward_begin_plus_1"]
 
 
 def assert_reads_as(file: bytes, wanted: list[dict]) -> None:
     found = reading(file)
-    assert [(e.begin, e.end, e.content_size_bytes) for e, _ in found] == [(w["begin"], w["end"], w["length"]) for w in wanted]
+    assert [(e.begin, e.end, e.content_size_bytes) for e, _ in found] == [
+        (w["begin"], w["end"], w["length"]) for w in wanted
+    ]
     for (entry, content), want in zip(found, wanted, strict=True):
         assert (content is not None) == want["content_ok"]
         if "user_data" in want:
@@ -159,7 +171,9 @@ def read_by_the_rules(file: bytes) -> list[tuple[LogEntry, bytes | None]]:
     """Read by the rules alone, byte by byte and with everything in memory."""
 
     def payload(place: int, count: int) -> tuple[bytes, int]:
-        """`count` bytes from `place` on, none of a meter, and where they end; fewer where the file ends."""
+        """`count` bytes from `place` on, none of a meter, and where they end; fewer where the file
+        ends.
+        """
         taken = bytearray()
         while len(taken) < count:
             place += METER_BYTES if place % BLOCK_BYTES == 0 else 0
@@ -172,20 +186,40 @@ def read_by_the_rules(file: bytes) -> list[tuple[LogEntry, bytes | None]]:
 
     def named_at(line: int) -> int | None:
         begin = int.from_bytes(file[line : line + 8], "little")
-        right = len(file) >= line + METER_BYTES and sip(file[line : line + 8]) == file[line + 8 : line + 16]
-        return begin if right and begin <= line and begin % BLOCK_BYTES not in range(1, 17) else None
+        right = (
+            len(file) >= line + METER_BYTES
+            and sip(file[line : line + 8]) == file[line + 8 : line + 16]
+        )
+        return (
+            begin if right and begin <= line and begin % BLOCK_BYTES not in range(1, 17) else None
+        )
 
     found: dict[int, tuple[LogEntry, bytes | None]] = {}
-    ways = [0, *(begin for line in range(BLOCK_BYTES, len(file), BLOCK_BYTES) if (begin := named_at(line)) is not None)]
+    ways = [
+        0,
+        *(
+            begin
+            for line in range(BLOCK_BYTES, len(file), BLOCK_BYTES)
+            if (begin := named_at(line)) is not None
+        ),
+    ]
     while ways:
         begin = ways.pop()
         header, after = payload(begin, 40)
         size_bytes = int.from_bytes(header[16:24], "little")
-        if begin in found or after > len(file) or size_bytes > 2**31 - 57 or sip(header[:32]) != header[32:]:
+        if (
+            begin in found
+            or after > len(file)
+            or size_bytes > 2**31 - 57
+            or sip(header[:32]) != header[32:]
+        ):
             continue
         content, end = payload(after, size_bytes)
         right = end <= len(file) and sip(content) == header[24:32]
-        found[begin] = (LogEntry(begin, end_of(begin, size_bytes), header[:16], size_bytes), content if right else None)
+        found[begin] = (
+            LogEntry(begin, end_of(begin, size_bytes), header[:16], size_bytes),
+            content if right else None,
+        )
         last_line = (end - 1) // BLOCK_BYTES * BLOCK_BYTES
         named = named_at(last_line)
         if last_line <= begin or (named == begin if named is not None else right):
@@ -225,7 +259,10 @@ def test_the_reader_reads_the_originals_files(vector):
 def test_every_damaged_file_gives_the_right_entries(case):
     assert case["model_equal_to_real"]["forward_begin_plus_1"]
     wanted = forward(case["real"])
-    assert (len(wanted), sum(w["content_ok"] for w in wanted)) == (case["model_reachable"], case["model_content_ok"])
+    assert (len(wanted), sum(w["content_ok"] for w in wanted)) == (
+        case["model_reachable"],
+        case["model_content_ok"],
+    )
     assert_reads_as(damaged(case), wanted)
 
 
@@ -240,12 +277,16 @@ def test_look_ups_find_the_right_begin(name):
             assert found.begin in inside if inside else found is None
         else:
             assert (found and found.begin) == query["model_begin"]
-            assert (found and found.begin) == (inside[0 if query["op"] == "first" else -1] if inside else None)
+            assert (found and found.begin) == (
+                inside[0 if query["op"] == "first" else -1] if inside else None
+            )
 
 
 def test_the_middle_is_the_entry_nearest_the_middle_of_what_the_file_has_of_the_range():
     writer = LogWriter()
-    reader = reader_of(b"".join(writer.entry(bytes(16), b"x" * 59) for _ in range(10)))  # at 0, 115, 214, ... 907
+    reader = reader_of(
+        b"".join(writer.entry(bytes(16), b"x" * 59) for _ in range(10))
+    )  # at 0, 115, 214, ... 907
     assert reader.middle().begin == 511
     assert reader.middle(-(2**63), 2**63).begin == 511
     assert reader.middle(0, 116).begin == 115
@@ -260,15 +301,24 @@ def test_what_follows_an_entry_is_lost_where_both_its_content_and_its_last_meter
     put(file, 140_000, b"damaged")
     assert [entry.begin for entry, _ in reading(bytes(file))] == [0, 106, 150_178, 150_278]
     put(file, 2 * BLOCK_BYTES, bytes(METER_BYTES))
-    assert [(entry.begin, content is None) for entry, content in reading(bytes(file))] == [(0, False), (106, True)]
+    assert [(entry.begin, content is None) for entry, content in reading(bytes(file))] == [
+        (0, False),
+        (106, True),
+    ]
 
 
 @pytest.mark.parametrize("meter_is_damaged", [False, True])
-def test_a_torn_entry_does_not_lead_into_the_content_of_what_was_written_over_its_end(meter_is_damaged):
+def test_a_torn_entry_does_not_lead_into_the_content_of_what_was_written_over_its_end(
+    meter_is_damaged,
+):
     inner = LogWriter().entry(b"inner entry here", b"false")[METER_BYTES:]
-    torn = LogWriter().entry(bytes(16), b"t" * (BLOCK_PAYLOAD + 100))  # would end 156 bytes behind the line
+    torn = LogWriter().entry(
+        bytes(16), b"t" * (BLOCK_PAYLOAD + 100)
+    )  # would end 156 bytes behind the line
     content = bytes(100) + inner  # begins 56 bytes behind the line
-    file = bytearray(torn[:BLOCK_BYTES] + LogWriter(BLOCK_BYTES).entry(b"the later writer", content))
+    file = bytearray(
+        torn[:BLOCK_BYTES] + LogWriter(BLOCK_BYTES).entry(b"the later writer", content)
+    )
     assert file[len(torn) : len(torn) + len(inner)] == inner
     if meter_is_damaged:
         put(file, BLOCK_BYTES, bytes(METER_BYTES))
@@ -279,7 +329,9 @@ def test_a_torn_entry_does_not_lead_into_the_content_of_what_was_written_over_it
 def test_a_meter_counts_when_the_file_ends_right_behind_it():
     file = bytearray((VECTORS / "many_small.chunkio").read_bytes())
     put(file, METER_BYTES, b"\xff")
-    assert [(entry.begin, content) for entry, content in reading(bytes(file[: BLOCK_BYTES + 16]))] == [(65_276, None)]
+    assert [
+        (entry.begin, content) for entry, content in reading(bytes(file[: BLOCK_BYTES + 16]))
+    ] == [(65_276, None)]
     assert reading(bytes(file[: BLOCK_BYTES + 15])) == []
 
 
@@ -301,7 +353,10 @@ def test_answers_do_not_depend_on_what_was_read_before():
 def test_the_next_entry_begins_on_the_grid_after_a_torn_write():
     first = LogWriter().entry(bytes(16), b"one")
     file = first + LogWriter(len(first)).entry(bytes(16), b"two")
-    assert [(entry.begin, content) for entry, content in reading(file)] == [(0, b"one"), (BLOCK_BYTES, b"two")]
+    assert [(entry.begin, content) for entry, content in reading(file)] == [
+        (0, b"one"),
+        (BLOCK_BYTES, b"two"),
+    ]
 
 
 def test_a_writer_told_how_much_of_a_torn_write_arrived_goes_on_from_there():
@@ -315,11 +370,19 @@ def test_a_writer_told_how_much_of_a_torn_write_arrived_goes_on_from_there():
 
 def test_a_closed_log_is_not_padded_twice():
     assert LogWriter(BLOCK_BYTES).entry(bytes(16), b"x")[:METER_BYTES] == meter(BLOCK_BYTES)
-    assert LogWriter(BLOCK_BYTES + 1).entry(bytes(16), b"x")[: BLOCK_BYTES - 1] == bytes(BLOCK_BYTES - 1)
+    assert LogWriter(BLOCK_BYTES + 1).entry(bytes(16), b"x")[: BLOCK_BYTES - 1] == bytes(
+        BLOCK_BYTES - 1
+    )
 
 
 @pytest.mark.parametrize(
-    "content", [b"abcdefgh", bytearray(b"abcdefgh"), memoryview(b"a-b-c-d-e-f-g-h-")[::2], array("Q", b"abcdefgh")]
+    "content",
+    [
+        b"abcdefgh",
+        bytearray(b"abcdefgh"),
+        memoryview(b"a-b-c-d-e-f-g-h-")[::2],
+        array("Q", b"abcdefgh"),
+    ],
 )
 def test_any_buffer_is_a_content(content):
     ((_, found),) = reading(LogWriter().entry(bytes(16), content))
@@ -381,8 +444,12 @@ def test_padding_completes_an_entry_of_which_only_zeros_were_missing():
 
 @given(STEPS)
 @example([("entry", bytes(16), BLOCK_PAYLOAD - 40), ("open",), ("entry", bytes(16), 0)])
-@example([("entry", bytes(16), 1), ("entry", bytes(16), BLOCK_BYTES - 57 - 40), ("entry", bytes(16), 3)])
-@example([("entry", bytes(16), BLOCK_PAYLOAD - 60), ("entry", bytes(16), 0), ("entry", bytes(16), 3)])
+@example(
+    [("entry", bytes(16), 1), ("entry", bytes(16), BLOCK_BYTES - 57 - 40), ("entry", bytes(16), 3)]
+)
+@example(
+    [("entry", bytes(16), BLOCK_PAYLOAD - 60), ("entry", bytes(16), 0), ("entry", bytes(16), 3)]
+)
 def test_what_was_written_reads_back(steps):
     file, entries = written(steps)
     assert reading(file) == entries
@@ -395,7 +462,10 @@ def test_a_truncated_log_has_its_first_entries_and_at_most_one_torn(steps, data)
     found = reading(file[:cut])
     whole = [pair for pair in entries if pair[0].end <= cut]
     assert found[: len(whole)] == whole
-    assert found[len(whole) :] in ([], [(entries[len(whole)][0], None)] if len(whole) < len(entries) else [])
+    assert found[len(whole) :] in (
+        [],
+        [(entries[len(whole)][0], None)] if len(whole) < len(entries) else [],
+    )
 
 
 @given(STEPS, STEPS, st.data())
@@ -414,12 +484,16 @@ def test_a_truncated_log_that_was_written_on_has_all_that_was_written_since(step
     whole = [pair for pair in entries if pair[0].end <= cut]
     assert before[: len(whole)] == whole
     torn = dict(entries[len(whole) : len(whole) + 1])
-    assert all(content in (None, torn[entry]) for entry, content in before[len(whole) :])  # right where only zeros were cut off
+    assert all(
+        content in (None, torn[entry]) for entry, content in before[len(whole) :]
+    )  # right where only zeros were cut off
 
 
 @given(STEPS.filter(lambda steps: any(step[0] == "entry" for step in steps)), st.data())
 def test_a_flipped_byte_invents_nothing_and_loses_only_what_is_near(steps, data):
-    """Lost are, at most, entries of its block and on to the end of the block in which the last entry that began there ends."""
+    """Lost are, at most, entries of its block and on to the end of the block in which the last
+    entry that began there ends.
+    """
     file, entries = written(steps)
     place = data.draw(st.integers(0, len(file) - 1))
     broken = bytearray(file)
@@ -428,16 +502,22 @@ def test_a_flipped_byte_invents_nothing_and_loses_only_what_is_near(steps, data)
     known = dict(entries)
     assert all(entry in known and content in (None, known[entry]) for entry, content in found)
     line = place // BLOCK_BYTES * BLOCK_BYTES
-    assert [pair for pair in found if pair[0].end <= line] == [pair for pair in entries if pair[0].end <= line]
+    assert [pair for pair in found if pair[0].end <= line] == [
+        pair for pair in entries if pair[0].end <= line
+    ]
     near = [entry.end for entry, _ in entries if entry.begin < line + BLOCK_BYTES]
     far = line_at_or_after(max(line + BLOCK_BYTES, *near))
-    assert [pair for pair in found if pair[0].begin >= far] == [pair for pair in entries if pair[0].begin >= far]
+    assert [pair for pair in found if pair[0].begin >= far] == [
+        pair for pair in entries if pair[0].begin >= far
+    ]
 
 
 @given(STEPS, st.data())
 def test_damaged_and_forged_logs_are_read_as_the_rules_say(steps, data):
     file = bytearray(written(steps)[0])
-    lines = st.integers(1, max(1, len(file) // BLOCK_BYTES)).map(lambda number: number * BLOCK_BYTES)
+    lines = st.integers(1, max(1, len(file) // BLOCK_BYTES)).map(
+        lambda number: number * BLOCK_BYTES
+    )
     begins = [entry.begin for entry, _ in written(steps)[1]] or [0]
     for _ in range(data.draw(st.integers(0, 6))):
         match data.draw(st.sampled_from(["flip", "no meter", "lying meter", "header", "junk"])):
@@ -446,10 +526,18 @@ def test_damaged_and_forged_logs_are_read_as_the_rules_say(steps, data):
             case "no meter":
                 overwrite(file, data.draw(lines), bytes(METER_BYTES))
             case "lying meter":
-                overwrite(file, data.draw(lines), meter(data.draw(st.sampled_from(begins) | st.integers(0, 2**64 - 1))))
+                overwrite(
+                    file,
+                    data.draw(lines),
+                    meter(data.draw(st.sampled_from(begins) | st.integers(0, 2**64 - 1))),
+                )
             case "header":
                 where = data.draw(st.sampled_from(begins))
-                overwrite(file, where, forged_header(data.draw(st.integers(0, 200_000) | st.integers(0, 2**64 - 1))))
+                overwrite(
+                    file,
+                    where,
+                    forged_header(data.draw(st.integers(0, 200_000) | st.integers(0, 2**64 - 1))),
+                )
             case _:
                 file += data.draw(st.binary(max_size=100))
     assert reading(bytes(file)) == read_by_the_rules(bytes(file))
@@ -469,16 +557,23 @@ def test_arbitrary_bytes_are_read_without_an_error(junk, offset):
 
 
 def test_a_meter_that_lies_adds_the_entry_that_it_names_and_hides_no_other():
-    """One that names an entry inside a content, as an attacker would: what is reached without it stays reached."""
+    """One that names an entry inside a content, as an attacker would: what is reached without it
+    stays reached.
+    """
     inner = LogWriter().entry(b"inner entry here", b"false")[METER_BYTES:]
     writer = LogWriter()
     file = bytearray(writer.entry(bytes(16), bytes(44) + inner))
     false_begin = METER_BYTES + 40 + 44
-    file += writer.entry(bytes(16), bytes(BLOCK_BYTES)) + writer.entry(bytes(16), bytes(2 * BLOCK_BYTES))
+    file += writer.entry(bytes(16), bytes(BLOCK_BYTES)) + writer.entry(
+        bytes(16), bytes(2 * BLOCK_BYTES)
+    )
     honest = reading(bytes(file))
     put(file, 2 * BLOCK_BYTES, meter(false_begin))
     found = reading(bytes(file))
-    assert set(found) == {*honest, (LogEntry(false_begin, false_begin + 45, b"inner entry here", 5), b"false")}
+    assert set(found) == {
+        *honest,
+        (LogEntry(false_begin, false_begin + 45, b"inner entry here", 5), b"false"),
+    }
 
 
 @pytest.mark.parametrize("named", [5, 16, BLOCK_BYTES + 1, BLOCK_BYTES + 17, 2**63, 2**64 - 1])
@@ -520,17 +615,33 @@ def test_a_size_past_the_formats_limit_is_no_header():
 
 
 @pytest.mark.parametrize(
-    "change", [{"begin": 3}, {"begin": -1}, {"begin": 2**70}, {"end": 57}, {"end": 0}, {"size": 1}, {"user": b"?"}]
+    "change",
+    [
+        {"begin": 3},
+        {"begin": -1},
+        {"begin": 2**70},
+        {"end": 57},
+        {"end": 0},
+        {"size": 1},
+        {"user": b"?"},
+    ],
 )
 def test_an_entry_that_the_file_does_not_have_has_no_content(change):
     reader = reader_of(LogWriter().entry(bytes(16), b"ab"))
     assert reader.content(LogEntry(0, 58, bytes(16), 2)) == b"ab"
-    other = LogEntry(change.get("begin", 0), change.get("end", 58), change.get("user", bytes(16)), change.get("size", 2))
+    other = LogEntry(
+        change.get("begin", 0),
+        change.get("end", 58),
+        change.get("user", bytes(16)),
+        change.get("size", 2),
+    )
     assert reader.content(other) is None
 
 
 def test_overlapping_contents_claimed_from_every_block_are_read_in_linear_time():
-    """Each block's meter names its own header, whose content runs on to the end and whose last meter is gone."""
+    """Each block's meter names its own header, whose content runs on to the end and whose last
+    meter is gone.
+    """
     blocks = 200
     file = bytearray(blocks * BLOCK_BYTES + 100)
     claimed = []
@@ -582,7 +693,10 @@ def test_a_files_size_that_is_too_large_by_far_does_not_keep_the_reader():
         return file[start:end]
 
     reader = LogReader(read, 2**62)
-    assert [(entry.begin, reader.content(entry)) for entry in reader.entries()] == [(0, b"x"), (57, None)]
+    assert [(entry.begin, reader.content(entry)) for entry in reader.entries()] == [
+        (0, b"x"),
+        (57, None),
+    ]
     assert len(asked) < 12
     assert max(asked) <= 4 * BLOCK_BYTES
 
@@ -624,14 +738,18 @@ def test_a_check_finds_no_damage_where_a_writer_was_not_torn(vector):
     file = (VECTORS / vector["file"]).read_bytes()
     torn = [line for line in vector["script"] if line.startswith("truncate")]
     assert bool(damage_of(file)) == bool(torn)
-    assert [one for one in reader_of(file).check() if isinstance(one, LogEntry)] == list(reader_of(file).entries())
+    assert [one for one in reader_of(file).check() if isinstance(one, LogEntry)] == list(
+        reader_of(file).entries()
+    )
 
 
 @pytest.mark.parametrize("case", DAMAGE, ids=lambda v: v["name"])
 def test_a_check_finds_every_damage_that_can_be_told(case):
     entry_ends = {entry.end for entry, _ in reading((VECTORS / case["base"]).read_bytes())}
     file = damaged(case)
-    cut_behind_an_entry = all("truncate" in one for one in case["ops"]) and len(file) in entry_ends | {0}
+    cut_behind_an_entry = all("truncate" in one for one in case["ops"]) and len(
+        file
+    ) in entry_ends | {0}
     assert bool(damage_of(file)) == (not cut_behind_an_entry)
 
 
@@ -644,7 +762,11 @@ def test_a_check_finds_each_changed_byte_and_salvage_all_that_it_did_not_touch(s
     changed, at = bytearray(file), data.draw(st.integers(0, len(file) - 1))
     changed[at] ^= data.draw(st.integers(1, 255))
     assert any(one.begin <= at < one.end for one in damage_of(bytes(changed)))
-    whole = {one.entry: one for one in reader_of(bytes(changed)).salvage() if one.content_right and one.inside is None}
+    whole = {
+        one.entry: one
+        for one in reader_of(bytes(changed)).salvage()
+        if one.content_right and one.inside is None
+    }
     untouched = [entry for entry, _ in entries if not entry.begin <= at < entry.end]
     assert set(untouched) <= set(whole)
     assert set(whole) <= {entry for entry, _ in entries}
@@ -665,13 +787,21 @@ def test_salvage_finds_what_a_damaged_header_hides_and_marks_it():
 
 def test_salvage_marks_a_log_that_is_the_content_of_an_entry():
     found = list(reader_of((VECTORS / "embedded_plain.chunkio").read_bytes()).salvage())
-    assert [(one.entry.begin, one.reachable, one.inside) for one in found] == [(0, True, None), (72, False, 0), (113, True, None)]
+    assert [(one.entry.begin, one.reachable, one.inside) for one in found] == [
+        (0, True, None),
+        (72, False, 0),
+        (113, True, None),
+    ]
 
 
 def test_a_check_and_a_salvage_of_forged_overlapping_contents_take_linear_time():
     file = bytearray(100 * BLOCK_BYTES)
     for number in range(99):
-        put(file, number * BLOCK_BYTES, meter(number * BLOCK_BYTES) + forged_header((99 - number) * BLOCK_PAYLOAD))
+        put(
+            file,
+            number * BLOCK_BYTES,
+            meter(number * BLOCK_BYTES) + forged_header((99 - number) * BLOCK_PAYLOAD),
+        )
     counting = Counting(bytes(file))
     reader = LogReader(counting.read, len(file))
     assert len(list(reader.salvage())) == 99
@@ -691,7 +821,14 @@ def test_an_entry_is_copied_into_another_log_in_pieces():
     reader, writer = reader_of(file), LogWriter()
     found = list(reader.salvage())
     copied = b"".join(
-        b"".join(writer.copy(one.entry.user_data, one.entry.content_size_bytes, one.content_hash, reader.pieces(one.entry)))
+        b"".join(
+            writer.copy(
+                one.entry.user_data,
+                one.entry.content_size_bytes,
+                one.content_hash,
+                reader.pieces(one.entry),
+            )
+        )
         for one in found
     )
     assert copied == file
@@ -704,9 +841,14 @@ def test_an_entry_is_copied_into_another_log_in_pieces():
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1 << 20])
 def test_deflate_contents_are_inflated_by_pieces(piece_bytes):
     for entry, content in reading((VECTORS / BUFFERED["file"]).read_bytes()):
-        data = b"".join(inflated(content[at : at + piece_bytes] for at in range(0, len(content), piece_bytes)))
+        data = b"".join(
+            inflated(content[at : at + piece_bytes] for at in range(0, len(content), piece_bytes))
+        )
         (want,) = [one for one in BUFFERED["buffered_forward"] if one["begin"] == entry.begin]
-        assert (len(data), hashlib.sha256(data).hexdigest()) == (want["inflated_length"], want["sha256"])
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (
+            want["inflated_length"],
+            want["sha256"],
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""clp-s archives: what clp-s itself says of its own, its verdict on damaged ones, bounded work for forged ones."""
+"""clp-s archives: what clp-s itself says of its own, its verdict on damaged ones, bounded work for
+forged ones.
+"""
 
 import json
 import struct
@@ -34,7 +36,9 @@ READ_AS_METADATA = {"version_0_3_1", "truncate_1696", "packets_no_tsdict"}
 
 
 def opened(file: bytes, first_bytes: int = FIRST_READ_BYTES):
-    return read_metadata(file[:first_bytes], len(file), lambda start, end: file[start:end], name="it")
+    return read_metadata(
+        file[:first_bytes], len(file), lambda start, end: file[start:end], name="it"
+    )
 
 
 def records_of(file: bytes) -> int:
@@ -57,23 +61,42 @@ def files(entries=None, **others) -> tuple[int, bytes]:
 def times(*ranges: tuple[bytes, list[int], int, bytes], patterns=()) -> tuple[int, bytes]:
     packet = struct.pack("<Q", len(ranges))
     for key, columns, encoding, values in ranges:
-        packet += struct.pack(f"<Q{len(key)}sQ{len(columns)}iQ", len(key), key, len(columns), *columns, encoding) + values
+        packet += (
+            struct.pack(
+                f"<Q{len(key)}sQ{len(columns)}iQ", len(key), key, len(columns), *columns, encoding
+            )
+            + values
+        )
     packet += struct.pack("<Q", len(patterns))
-    return 2, packet + b"".join(struct.pack(f"<QQ{len(text)}s", number, len(text), text) for number, text in patterns)
+    return 2, packet + b"".join(
+        struct.pack(f"<QQ{len(text)}s", number, len(text), text) for number, text in patterns
+    )
 
 
 def range_index(*entries) -> tuple[int, bytes]:
     return 3, msgspec.msgpack.encode(list(entries))
 
 
-def built(*packets: tuple[int, bytes], count: int | None = None, trailing: bytes = b"", **header) -> bytes:
+def built(
+    *packets: tuple[int, bytes], count: int | None = None, trailing: bytes = b"", **header
+) -> bytes:
     """Make an archive of these packets, whose sections hold nothing of use."""
     plain = bytes([len(packets) if count is None else count])
-    plain += b"".join(struct.pack("<BI", kind, len(payload)) + payload for kind, payload in packets) + trailing
+    plain += (
+        b"".join(struct.pack("<BI", kind, len(payload)) + payload for kind, payload in packets)
+        + trailing
+    )
     return wrapped(frame(plain), **header)
 
 
-def wrapped(metadata: bytes, *, sections: int = 100, total: int | None = None, metadata_size: int | None = None, kind=0) -> bytes:
+def wrapped(
+    metadata: bytes,
+    *,
+    sections: int = 100,
+    total: int | None = None,
+    metadata_size: int | None = None,
+    kind=0,
+) -> bytes:
     size = len(metadata) if metadata_size is None else metadata_size
     total = HEADER_BYTES + len(metadata) + sections if total is None else total
     head = struct.pack("<4sHBBQQ32xIH2x", b"\xfd\x2f\xc5\x30", 0, 5, 0, 12345, total, size, kind)
@@ -85,29 +108,53 @@ def frame(plain: bytes) -> bytes:
 
 
 WHOLE = (archive_info(), files(), times(), range_index({"e": 2, "f": {"_filename": "a"}, "s": 0}))
-PLAIN = bytes([len(WHOLE)]) + b"".join(struct.pack("<BI", kind, len(payload)) + payload for kind, payload in WHOLE)
+PLAIN = bytes([len(WHOLE)]) + b"".join(
+    struct.pack("<BI", kind, len(payload)) + payload for kind, payload in WHOLE
+)
 
 # What clp-s wrote
 
 
 @pytest.mark.parametrize("vector", REAL, ids=lambda v: v["name"])
 def test_the_metadata_of_a_real_archive_say_what_clp_s_printed(vector):
-    file, wanted, printed = (VECTORS / vector["file"]).read_bytes(), vector["expected"], vector["archive_stats_printed_by_clp_s"]
+    file, wanted, printed = (
+        (VECTORS / vector["file"]).read_bytes(),
+        vector["expected"],
+        vector["archive_stats_printed_by_clp_s"],
+    )
     archive = opened(file)
     header = archive.header
-    assert (header.uncompressed_size, header.total_size) == (printed["uncompressed_size"], printed["size"])
+    assert (header.uncompressed_size, header.total_size) == (
+        printed["uncompressed_size"],
+        printed["size"],
+    )
     assert ".".join(map(str, header.version)) == wanted["header"]["version"]
     assert header.metadata_size == wanted["header"]["metadata_size"]
-    assert [{"name": one.name, "offset": one.offset, "size": one.size} for one in archive.sections] == wanted["sections"]
-    assert [{"s": one.s, "e": one.e, "f": dict(one.fields)} for one in archive.inputs or ()] == printed["range_index"]
+    assert [
+        {"name": one.name, "offset": one.offset, "size": one.size} for one in archive.sections
+    ] == wanted["sections"]
+    assert [
+        {"s": one.s, "e": one.e, "f": dict(one.fields)} for one in archive.inputs or ()
+    ] == printed["range_index"]
     told = [
-        {"key": one.key, "column_ids": list(one.column_ids), "encoding": one.encoding, "start": one.begin, "end": one.end}
+        {
+            "key": one.key,
+            "column_ids": list(one.column_ids),
+            "encoding": one.encoding,
+            "start": one.begin,
+            "end": one.end,
+        }
         for one in archive.time_ranges
     ]
     assert told == wanted["timestamp_dictionary"]["ranges"]
     if told:
-        assert (int(told[0]["start"]), int(told[0]["end"])) == (printed["begin_timestamp"], printed["end_timestamp"])
-    assert [{"id": one.id, "pattern": one.pattern} for one in archive.patterns] == wanted["timestamp_dictionary"]["patterns"]
+        assert (int(told[0]["start"]), int(told[0]["end"])) == (
+            printed["begin_timestamp"],
+            printed["end_timestamp"],
+        )
+    assert [{"id": one.id, "pattern": one.pattern} for one in archive.patterns] == wanted[
+        "timestamp_dictionary"
+    ]["patterns"]
     if vector["decompress_0_12"]["rc"] == 0:
         assert records_of(file) == vector["decompress_0_12"]["lines"]
 
@@ -138,14 +185,19 @@ def test_two_reads_give_the_metadata_and_one_where_they_are_short():
 
 @pytest.mark.parametrize("vector", REAL, ids=lambda v: v["name"])
 def test_the_times_alone_are_those_of_all_the_metadata(vector):
-    file, printed = (VECTORS / vector["file"]).read_bytes(), vector["archive_stats_printed_by_clp_s"]
+    file, printed = (
+        (VECTORS / vector["file"]).read_bytes(),
+        vector["archive_stats_printed_by_clp_s"],
+    )
     times = read_times(len(file), lambda start, end: file[start:end])
     assert begins_as_archive(file)
     assert times == opened(file).times
     if times is not None:
         assert times == (printed["begin_timestamp"], printed["end_timestamp"])
     else:
-        assert all(one["encoding"] != 1 for one in vector["expected"]["timestamp_dictionary"]["ranges"])
+        assert all(
+            one["encoding"] != 1 for one in vector["expected"]["timestamp_dictionary"]["ranges"]
+        )
 
 
 # Rules
@@ -158,11 +210,25 @@ def test_the_times_alone_are_those_of_all_the_metadata(vector):
         built(*WHOLE, total=2**64 - 1),
         built((200, bytes(5000)), *reversed(WHOLE), (9, b"")),
         built(WHOLE[0], (1, WHOLE[1][1].replace(b"files", b"other")), *WHOLE[2:]),
-        built(WHOLE[0], files([*({"n": n, "o": 3} for n in SECTIONS), {"n": "/new", "o": 4, "x": [1]}], more=1), *WHOLE[2:]),
-        built(*WHOLE, range_index(), range_index({"s": 1, "e": 1, "f": {}}, {"s": 0, "e": 2**64 - 1, "f": {"x": None}, "g": 1})),
+        built(
+            WHOLE[0],
+            files([*({"n": n, "o": 3} for n in SECTIONS), {"n": "/new", "o": 4, "x": [1]}], more=1),
+            *WHOLE[2:],
+        ),
+        built(
+            *WHOLE,
+            range_index(),
+            range_index(
+                {"s": 1, "e": 1, "f": {}}, {"s": 0, "e": 2**64 - 1, "f": {"x": None}, "g": 1}
+            ),
+        ),
         built(files()),
         built(*WHOLE[:3], range_index()),
-        built(*WHOLE[:2], times((b"k", [], 7, b""), (b"", [-1, 2], 1, bytes(16)), patterns=[(0, b"\\E")]), WHOLE[3]),
+        built(
+            *WHOLE[:2],
+            times((b"k", [], 7, b""), (b"", [-1, 2], 1, bytes(16)), patterns=[(0, b"\\E")]),
+            WHOLE[3],
+        ),
         wrapped(b"".join(frame(bytes([one])) for one in PLAIN)),
     ],
 )
@@ -206,7 +272,15 @@ def test_what_clp_s_takes_is_taken(file):
         (built(files(), range_index({"s": -1, "e": 0, "f": {}})), "records -1 to 0"),
         (built(files(), range_index({"s": 3, "e": 2, "f": {}})), "records 3 to 2"),
         (
-            built(files(), (3, range_index({"s": 0, "e": 0, "f": {"name": 1}})[1].replace(b"name", b"n\xff\xff\xff"))),
+            built(
+                files(),
+                (
+                    3,
+                    range_index({"s": 0, "e": 0, "f": {"name": 1}})[1].replace(
+                        b"name", b"n\xff\xff\xff"
+                    ),
+                ),
+            ),
             "RangeIndex",
         ),
         (built(files(), range_index({"s": 0, "e": True, "f": {}})), "RangeIndex"),
@@ -221,8 +295,16 @@ def test_what_clp_s_takes_is_taken(file):
         (built(files(), (3, b"\xdd\xff\xff\xff\xff")), "list more"),
         (built(files(), (3, b"\xdd\x00\x0f\x00\x00")), "RangeIndex"),
         (built(files(), (3, b"\x91" * 2_000_000)), "RangeIndex"),
-        (built(files(), (3, b"\x91\x83\xa1s\x00\xa1e\x00\xa1f" + b"\x81\xa0" * 400_000 + b"\xc0")), "RangeIndex"),
-        (built(files(), range_index({"s": 0, "e": 0, "f": {"x": "y" * (1 << 20)}})), "fields of an input"),
+        (
+            built(
+                files(), (3, b"\x91\x83\xa1s\x00\xa1e\x00\xa1f" + b"\x81\xa0" * 400_000 + b"\xc0")
+            ),
+            "RangeIndex",
+        ),
+        (
+            built(files(), range_index({"s": 0, "e": 0, "f": {"x": "y" * (1 << 20)}})),
+            "fields of an input",
+        ),
     ],
 )
 def test_what_breaks_a_rule_is_refused_in_one_sentence(file, said):
@@ -239,7 +321,14 @@ def test_metadata_that_end_within_a_frame_are_refused(cut):
 
 
 def test_fields_of_an_input_may_be_anything_and_names_any_bytes():
-    fields = {"_filename": "n", "_file_split_number": 3, "nested": [{}], "yes": True, "nan": float("nan"), "bin": b"x"}
+    fields = {
+        "_filename": "n",
+        "_file_split_number": 3,
+        "nested": [{}],
+        "yes": True,
+        "nan": float("nan"),
+        "bin": b"x",
+    }
     packet = range_index({"s": 0, "e": 1, "f": fields})[1].replace(b"\xa1n", b"\xa1\xe9")
     (one,) = opened(built(files(), (3, packet))).inputs
     assert dict(one.fields) == {"_filename": "\udce9", "_file_split_number": 3, "yes": True}
@@ -248,11 +337,15 @@ def test_fields_of_an_input_may_be_anything_and_names_any_bytes():
 @pytest.mark.parametrize(("records", "tables"), [(0, []), (70, [60, 10]), (40_000, [1] * 40_000)])
 def test_records_are_summed_up_where_the_metadata_do_not_tell(records, tables):
     plain = struct.pack("<QQQQQ", 1, 0, 99, 0, len(tables))
-    plain += b"".join(struct.pack("<QQiQ", 0, 0, number, count) for number, count in enumerate(tables))
+    plain += b"".join(
+        struct.pack("<QQiQ", 0, 0, number, count) for number, count in enumerate(tables)
+    )
     assert count_records(frame(plain), name="it") == records
 
 
-@pytest.mark.parametrize("plain", [b"", b"\xff" * 8, struct.pack("<QQ", 0, 1), struct.pack("<QQQ", 0, 0, 2**63)])
+@pytest.mark.parametrize(
+    "plain", [b"", b"\xff" * 8, struct.pack("<QQ", 0, 1), struct.pack("<QQQ", 0, 0, 2**63)]
+)
 def test_table_metadata_that_lie_are_refused(plain):
     with pytest.raises(ArchiveError):
         count_records(frame(plain), name="it")
@@ -306,7 +399,9 @@ def test_times_are_those_of_all_keys_and_told_only_where_each_key_tells_them():
     ]
     archives = [built(archive_info(), files(), one) for one in told]
     assert [opened(one).times for one in archives] == [(-3, 9), None, None, None]
-    assert [read_times(len(one), lambda start, end, one=one: one[start:end]) for one in archives] == [(-3, 9), None, None, None]
+    assert [
+        read_times(len(one), lambda start, end, one=one: one[start:end]) for one in archives
+    ] == [(-3, 9), None, None, None]
 
 
 @pytest.mark.parametrize(
@@ -320,7 +415,15 @@ def test_times_are_those_of_all_keys_and_told_only_where_each_key_tells_them():
         wrapped(frame(bytes([2]) + struct.pack("<BI", 9, 2**32 - 1))),
         built((2, struct.pack("<Q", 2**64 - 1))),
     ],
-    ids=["empty", "magic alone", "past the end", "large", "inflating", "packet of 4 GiB", "keys without number"],
+    ids=[
+        "empty",
+        "magic alone",
+        "past the end",
+        "large",
+        "inflating",
+        "packet of 4 GiB",
+        "keys without number",
+    ],
 )
 def test_times_cost_little_whatever_a_file_says(file):
     asked = []
@@ -354,10 +457,12 @@ for make in forged:
     except ArchiveError:
         pass
 print(peak_bytes() - before >> 20)
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.thorough
 def test_memory_is_bounded_for_every_forged_archive():
-    done = subprocess.run([sys.executable, "-c", _HOSTILE], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _HOSTILE], capture_output=True, text=True, check=True
+    )
     assert int(done.stdout) < 400  # MiB, of which making them takes a half

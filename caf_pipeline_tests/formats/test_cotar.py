@@ -1,4 +1,6 @@
-"""cotar indexes: the real builder's byte for byte, and an answer or a refusal for every damaged one."""
+"""cotar indexes: the real builder's byte for byte, and an answer or a refusal for every damaged
+one.
+"""
 
 import contextlib
 import gzip
@@ -20,7 +22,16 @@ TARS = {each["name"]: each for each in json.loads((VECTORS / "manifest.json").re
 DAMAGED = {each["name"]: each for each in json.loads((VECTORS / "corrupt.json").read_text())}
 HASHES = json.loads((VECTORS / "hashes.json").read_text())
 
-SAME = ["basic", "one_file", "hardlink", "hardlink_same_name_twice", "symlink", "old_v7_type_nul", "no_eof_blocks", "tenk"]
+SAME = [
+    "basic",
+    "one_file",
+    "hardlink",
+    "hardlink_same_name_twice",
+    "symlink",
+    "old_v7_type_nul",
+    "no_eof_blocks",
+    "tenk",
+]
 """Archives of which the real builder makes the right index."""
 
 OTHERS = {
@@ -34,12 +45,21 @@ OTHERS = {
 }
 """Archives of which it makes none or a wrong one, and the files that they have."""
 
-CUT_OFF = ["truncated_data", "truncated_header", "size_5GiB_header_only", "size_4GiB_minus_1_header_only"]
+CUT_OFF = [
+    "truncated_data",
+    "truncated_header",
+    "size_5GiB_header_only",
+    "size_4GiB_minus_1_header_only",
+]
 
 
 def vector(name: str) -> bytes:
     path = VECTORS / name
-    return path.read_bytes() if path.exists() else gzip.decompress((VECTORS / f"{name}.gz").read_bytes())
+    return (
+        path.read_bytes()
+        if path.exists()
+        else gzip.decompress((VECTORS / f"{name}.gz").read_bytes())
+    )
 
 
 def files_in(tar: bytes):
@@ -86,7 +106,9 @@ def test_what_the_real_builder_gets_wrong_is_indexed_right(name, names):
     index = index_of(files)
     assert [file.name.decode() for file in files] == names
     found = opened(index)
-    assert [found.find(file.name) for file in files] == [Slot(file.start_byte, file.size_bytes) for file in files]
+    assert [found.find(file.name) for file in files] == [
+        Slot(file.start_byte, file.size_bytes) for file in files
+    ]
     assert found.find(b"nope") is None
 
 
@@ -97,7 +119,9 @@ def test_a_tar_that_is_cut_off_has_no_index(name):
 
 
 @pytest.mark.parametrize("embedded", [False, True])
-@pytest.mark.parametrize("name", [name for name in TARS if (VECTORS / f"{name}.tar.index").exists()])
+@pytest.mark.parametrize(
+    "name", [name for name in TARS if (VECTORS / f"{name}.tar.index").exists()]
+)
 def test_names_are_found_in_the_real_builders_indexes_as_the_real_reader_finds_them(name, embedded):
     found = opened(vector(f"{name}.tar.index"), vector(f"{name}.tar") if embedded else None)
     for look in TARS[name]["lookup_external"]["results"]:
@@ -114,7 +138,15 @@ def test_a_name_that_was_taken_for_latin_1_is_found_by_its_own():
     assert found.find("nö".encode()) is None
 
 
-REFUSED = ["magic_bad_head", "version_1_head", "version_3_head", "count_bigger", "count_smaller", "index_empty", "index_8_bytes"]
+REFUSED = [
+    "magic_bad_head",
+    "version_1_head",
+    "version_3_head",
+    "count_bigger",
+    "count_smaller",
+    "index_empty",
+    "index_8_bytes",
+]
 REFUSED += ["index_truncated_mid"]
 
 
@@ -124,12 +156,16 @@ def test_a_damaged_index_is_refused(name):
         opened(vector(f"x_{name}.tar.index"))
 
 
-@pytest.mark.parametrize("name", ["reference_external", "footer_bad_external", "index_no_footer", "rec_offset_past_end"])
+@pytest.mark.parametrize(
+    "name", ["reference_external", "footer_bad_external", "index_no_footer", "rec_offset_past_end"]
+)
 def test_an_index_whose_damage_does_not_matter_is_read(name):
     found = opened(vector(f"x_{name}.tar.index"))
     for look in DAMAGED[name]["real"]["results"]:
         if "error" not in look:
-            assert found.find(look["name"].encode()) == (look["index"] and tuple(look["index"].values()))
+            assert found.find(look["name"].encode()) == (
+                look["index"] and tuple(look["index"].values())
+            )
 
 
 def test_a_slot_that_lost_its_hash_is_damage_and_not_a_missing_file():
@@ -237,12 +273,16 @@ def test_slots_are_filled_as_by_one_insertion_after_the_other(files):
     index = index_of(files)
     count = int.from_bytes(index[4:8], "little")
     table = [b""] * count
-    for file in sorted(files, key=lambda file: (hash_of(file.name) % count, file.start_byte, hash_of(file.name))):
+    for file in sorted(
+        files, key=lambda file: (hash_of(file.name) % count, file.start_byte, hash_of(file.name))
+    ):
         place = hash_of(file.name) % count
         while table[place]:
             place = (place + 1) % count
         table[place] = hash_of(file.name).to_bytes(8, "little")
-    assert [index[at : at + 8].strip(b"\0") for at in range(8, len(index) - 8, 16)] == [each.strip(b"\0") for each in table]
+    assert [index[at : at + 8].strip(b"\0") for at in range(8, len(index) - 8, 16)] == [
+        each.strip(b"\0") for each in table
+    ]
 
 
 @pytest.mark.parametrize("file", [FileRange(b"a", 512, 1 << 32), FileRange(b"a", 1 << 41, 1)])

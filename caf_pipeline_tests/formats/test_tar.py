@@ -1,4 +1,6 @@
-"""Tar archives: every variant's members as Python's tarfile finds them, and headers that others read."""
+"""Tar archives: every variant's members as Python's tarfile finds them, and headers that others
+read.
+"""
 
 import io
 import subprocess
@@ -12,9 +14,9 @@ from caf_pipeline.errors import MalformedArchive, MemberRefused
 from caf_pipeline.formats.tar import BLOCK_BYTES, FileRange, end_of, files_of, header, padding, walk
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
-NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300).filter(
-    lambda name: not name.endswith("/") and name.strip("/")
-)
+NAMES = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300
+).filter(lambda name: not name.endswith("/") and name.strip("/"))
 LONG = "d" * 60 + "/" + "e" * 90 + "/" + "f" * 120
 
 
@@ -73,15 +75,27 @@ def test_members_are_those_that_tarfile_finds(tar_format, bodies):
     assert bodies_of(tar) == bodies
     with tarfile.open(fileobj=io.BytesIO(tar)) as other:
         places = [(each.offset_data, each.size) for each in other.getmembers()]
-    assert [(file.start_byte, file.size_bytes) for file in files_of(members_of(tar)).files] == places
+    assert [
+        (file.start_byte, file.size_bytes) for file in files_of(members_of(tar)).files
+    ] == places
 
 
 @given(bodies=st.dictionaries(NAMES | st.just("a/"), st.binary(max_size=2000), max_size=6))
-@example(bodies={"p" * 150 + "/" + "n" * 100: b"in two fields", "p" * 156 + "/n": b"in none", LONG: b"", "x" * 100: b"1"})
+@example(
+    bodies={
+        "p" * 150 + "/" + "n" * 100: b"in two fields",
+        "p" * 156 + "/n": b"in none",
+        LONG: b"",
+        "x" * 100: b"1",
+    }
+)
 @example(bodies={"": b"no name"})
 @settings(max_examples=60)
 def test_what_is_written_is_read_by_tarfile_and_by_us(bodies):
-    tar = b"".join(header(name.encode(), len(body)) + body + padding(len(body)) for name, body in bodies.items())
+    tar = b"".join(
+        header(name.encode(), len(body)) + body + padding(len(body))
+        for name, body in bodies.items()
+    )
     tar += end_of(len(tar))
     assert len(tar) % 10_240 == 0
     assert bodies_of(tar) == bodies
@@ -93,7 +107,10 @@ def test_what_is_written_is_read_by_tarfile_and_by_us(bodies):
 
 def test_gnu_tar_extracts_what_is_written(tmp_path):
     bodies = {"a": b"1", "ü": b"2" * 600, LONG: b"3", "p" * 150 + "/" + "n" * 100: b"4"}
-    tar = b"".join(header(name.encode(), len(body)) + body + padding(len(body)) for name, body in bodies.items())
+    tar = b"".join(
+        header(name.encode(), len(body)) + body + padding(len(body))
+        for name, body in bodies.items()
+    )
     (tmp_path / "t.tar").write_bytes(tar + end_of(len(tar)))
     subprocess.run(["tar", "-xf", "t.tar"], cwd=tmp_path, check=True)
     assert {name: (tmp_path / name).read_bytes() for name in bodies} == bodies
@@ -120,7 +137,10 @@ def test_a_size_that_ustar_cannot_hold_stands_in_a_pax_header():
         (made([("a", b"1"), info("l", tarfile.LNKTYPE, "a"), ("a", b"2")]), {"a": b"2", "l": b"1"}),
         (made([("a", b"1"), ("b", b"2"), info("a", tarfile.LNKTYPE, "b")]), {"a": b"2", "b": b"2"}),
         (made([("a", b"1"), info("a", tarfile.SYMTYPE, "b")]), {}),
-        (made([("a", b"1"), info("s", tarfile.SYMTYPE, "a"), info("l", tarfile.LNKTYPE, "s")]), {"a": b"1"}),
+        (
+            made([("a", b"1"), info("s", tarfile.SYMTYPE, "a"), info("l", tarfile.LNKTYPE, "s")]),
+            {"a": b"1"},
+        ),
         (made([("l", b"1"), info("l", tarfile.LNKTYPE, "s"), info("s", tarfile.SYMTYPE, "a")]), {}),
         (made([("a", b"1"), info("d", tarfile.DIRTYPE), info("p", tarfile.FIFOTYPE)]), {"a": b"1"}),
         (made([("a", b"1")], pax_headers={"path": "all"}), {"all": b"1"}),
@@ -148,7 +168,9 @@ def test_a_link_to_no_file_is_refused(target):
 
 def test_links_in_a_circle_are_refused():
     with pytest.raises(MalformedArchive, match="hard link"):
-        files_of(members_of(made([info("a", tarfile.LNKTYPE, "b"), info("b", tarfile.LNKTYPE, "a")])))
+        files_of(
+            members_of(made([info("a", tarfile.LNKTYPE, "b"), info("b", tarfile.LNKTYPE, "a")]))
+        )
 
 
 def test_a_long_chain_of_links_and_many_pax_records_cost_no_more_than_they_are():
@@ -194,7 +216,9 @@ def test_a_sparse_file_is_told_and_has_no_range(tmp_path):
             file.write(b"x")
     (tmp_path / "a").write_bytes(b"1")
     for variant in ("gnu", "pax"):
-        subprocess.run(["tar", f"--format={variant}", "-Scf", "t.tar", "s", "a"], cwd=tmp_path, check=True)
+        subprocess.run(
+            ["tar", f"--format={variant}", "-Scf", "t.tar", "s", "a"], cwd=tmp_path, check=True
+        )
         tar = (tmp_path / "t.tar").read_bytes()
         found = files_of(members_of(tar))
         assert found.left_out == {"sparse file": 1}
@@ -236,7 +260,16 @@ def test_a_header_that_is_wrong_is_refused(place, text):
 
 
 @pytest.mark.parametrize(
-    "records", [b"8 path=a\n", b"12 path=a\n", b"path=a\n", b"10 path=ab", b"8 patha\n", b"0 path=a\n", b"99999999 a=b\n"]
+    "records",
+    [
+        b"8 path=a\n",
+        b"12 path=a\n",
+        b"path=a\n",
+        b"10 path=ab",
+        b"8 patha\n",
+        b"0 path=a\n",
+        b"99999999 a=b\n",
+    ],
 )
 def test_pax_records_that_are_none_are_refused(records):
     tar = bytearray(made([("ü", b"1")]))
@@ -257,10 +290,21 @@ def test_a_name_of_a_gibibyte_is_refused_before_it_is_read():
         list(walk(lambda start, end: bytes(tar[start:end]), 2 << 30))
 
 
-BASE = made([("a", b"1" * 600), (LONG, b"2"), info("l", tarfile.LNKTYPE, "a"), info("d", tarfile.DIRTYPE), ("ü", b"3")])
+BASE = made(
+    [
+        ("a", b"1" * 600),
+        (LONG, b"2"),
+        info("l", tarfile.LNKTYPE, "a"),
+        info("d", tarfile.DIRTYPE),
+        ("ü", b"3"),
+    ]
+)
 
 
-@given(st.lists(st.tuples(st.integers(0, len(BASE) - 1), st.integers(0, 255)), min_size=1, max_size=4), st.integers(0, len(BASE)))
+@given(
+    st.lists(st.tuples(st.integers(0, len(BASE) - 1), st.integers(0, 255)), min_size=1, max_size=4),
+    st.integers(0, len(BASE)),
+)
 @settings(max_examples=300)
 def test_whatever_the_bytes_are_ranges_lie_inside_or_it_is_refused(edits, cut):
     tar = bytearray(BASE)
@@ -271,4 +315,7 @@ def test_whatever_the_bytes_are_ranges_lie_inside_or_it_is_refused(edits, cut):
         found = files_of(members_of(tar)).files
     except MalformedArchive:
         return
-    assert all(isinstance(file, FileRange) and file.start_byte + file.size_bytes <= len(tar) for file in found)
+    assert all(
+        isinstance(file, FileRange) and file.start_byte + file.size_bytes <= len(tar)
+        for file in found
+    )

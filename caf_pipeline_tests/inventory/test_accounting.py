@@ -53,16 +53,25 @@ def write_plan(path: Path, identities: list[tuple[bytes, str]]) -> Path:
 def test_each_object_is_in_exactly_one_place(source, data):
     objects, rows = source
     identities = [(obj.key, obj.object_version) for obj in objects if is_supported(obj.key)]
-    planned = data.draw(st.lists(st.sampled_from(identities), max_size=6) if identities else st.just([]))
+    planned = data.draw(
+        st.lists(st.sampled_from(identities), max_size=6) if identities else st.just([])
+    )
     with tempfile.TemporaryDirectory() as folder:
         snapshot = write_snapshot(Path(folder) / "s.parquet", objects).path
         standing = write_standing(Path(folder) / "k.parquet", rows)
-        account = account_for_files(snapshot, standing, write_plan(Path(folder) / "p.parquet", planned))
+        account = account_for_files(
+            snapshot, standing, write_plan(Path(folder) / "p.parquet", planned)
+        )
     places = Counter(place_of(obj, rows, set(planned)) for obj in objects)
     assert (
-        account.objects == len(objects) == account.located + account.claimed + sum(account.skipped.values()) + account.unaccounted
+        account.objects
+        == len(objects)
+        == account.located + account.claimed + sum(account.skipped.values()) + account.unaccounted
     )
-    assert (account.located, account.claimed) == (places.pop("located", 0), places.pop("claimed", 0))
+    assert (account.located, account.claimed) == (
+        places.pop("located", 0),
+        places.pop("claimed", 0),
+    )
     assert account.unaccounted == places.pop("unaccounted", 0)
     assert dict(account.skipped) == places
     assert account.planned_twice == sum(count > 1 for count in Counter(planned).values())
@@ -77,13 +86,25 @@ def test_planning_the_delta_and_skipping_the_unsupported_accounts_for_every_obje
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         snapshot = write_snapshot(path / "s.parquet", objects).path
-        delta = not_yet_archived(snapshot, write_standing(path / "k.parquet", rows), path / "out.parquet")
+        delta = not_yet_archived(
+            snapshot, write_standing(path / "k.parquet", rows), path / "out.parquet"
+        )
         skips = [
-            Known(recorded_key(obj), obj.object_version, "skipped", "unsupported_key") for obj in read_objects(delta.unsupported)
+            Known(recorded_key(obj), obj.object_version, "skipped", "unsupported_key")
+            for obj in read_objects(delta.unsupported)
         ]
-        account = account_for_files(snapshot, write_standing(path / "k2.parquet", rows + skips), delta.path)
-    both = sum({"located", "claimed"} <= {row.standing for row in rows_about(obj, rows)} for obj in objects)
-    assert (account.unaccounted, account.in_two_places, account.planned_twice, account.planned_unlisted) == (0, both, 0, 0)
+        account = account_for_files(
+            snapshot, write_standing(path / "k2.parquet", rows + skips), delta.path
+        )
+    both = sum(
+        {"located", "claimed"} <= {row.standing for row in rows_about(obj, rows)} for obj in objects
+    )
+    assert (
+        account.unaccounted,
+        account.in_two_places,
+        account.planned_twice,
+        account.planned_unlisted,
+    ) == (0, both, 0, 0)
     assert account.holds == (both == 0)
 
 
@@ -91,7 +112,11 @@ def test_planning_the_delta_and_skipping_the_unsupported_accounts_for_every_obje
     ("rows", "planned", "field"),
     [
         ([], [], "unaccounted"),
-        ([Known(b"a", "etag:e:1", "located"), Known(b"a", "etag:e:1", "claimed")], [], "in_two_places"),
+        (
+            [Known(b"a", "etag:e:1", "located"), Known(b"a", "etag:e:1", "claimed")],
+            [],
+            "in_two_places",
+        ),
         ([Known(b"a", "etag:e:1", "located")], [(b"a", "etag:e:1")], "in_two_places"),
         ([], [(b"a", "etag:e:1")] * 2, "planned_twice"),
         ([], [(b"a", "etag:e:1"), (b"b", "etag:e:1")], "planned_unlisted"),
@@ -108,14 +133,28 @@ def test_an_accounting_that_does_not_hold_says_why(tmp_path, rows, planned, fiel
 
 
 def test_of_what_was_written_late_older_is_what_a_later_listed_content_replaced(tmp_path):
-    """Of `a`, `b` and `c` something is listed that was written in the minutes 2, 2 (a delete marker) and 1."""
-    listed = [thing(b"a", minute=2), replace(thing(b"b", version="m", minute=2), is_delete_marker=True), thing(b"c", minute=1)]
-    with SnapshotWriter(tmp_path / "s.parquet", source="demo", listed_at=MOMENT, all_versions=True) as writer:
+    """Of `a`, `b` and `c` something is listed that was written in the minutes 2, 2 (a delete
+    marker) and 1.
+    """
+    listed = [
+        thing(b"a", minute=2),
+        replace(thing(b"b", version="m", minute=2), is_delete_marker=True),
+        thing(b"c", minute=1),
+    ]
+    with SnapshotWriter(
+        tmp_path / "s.parquet", source="demo", listed_at=MOMENT, all_versions=True
+    ) as writer:
         writer.add(listed)
         snapshot = writer.finish()
     minute = timedelta(minutes=1)
-    known = [Known(key, "v0", "located", last_modified=MOMENT + minute) for key in (b"a", b"b", b"c", b"d")]
-    known += [Known(obj.key, obj.object_version, "located", last_modified=obj.last_modified) for obj in (listed[0], listed[2])]
+    known = [
+        Known(key, "v0", "located", last_modified=MOMENT + minute)
+        for key in (b"a", b"b", b"c", b"d")
+    ]
+    known += [
+        Known(obj.key, obj.object_version, "located", last_modified=obj.last_modified)
+        for obj in (listed[0], listed[2])
+    ]
     standing = write_standing(tmp_path / "k.parquet", known)
     for silent_from, counts in ((MOMENT, (2, 1, 1)), (MOMENT + 2 * minute, (2, 2, 2))):
         account = account_for_files(snapshot.path, standing, silent_from=silent_from)
@@ -123,7 +162,9 @@ def test_of_what_was_written_late_older_is_what_a_later_listed_content_replaced(
 
 
 def test_a_few_unaccounted_keys_are_named_as_text(tmp_path):
-    snapshot = write_snapshot(tmp_path / "s.parquet", [thing(b"%03d" % number) for number in range(30)] + [thing(b"\xff")]).path
+    snapshot = write_snapshot(
+        tmp_path / "s.parquet", [thing(b"%03d" % number) for number in range(30)] + [thing(b"\xff")]
+    ).path
     account = account_for_files(snapshot, write_standing(tmp_path / "k.parquet", []))
     assert account.unaccounted == 31
     assert account.examples == ["%FF", *(f"{number:03d}" for number in range(9))]
@@ -136,11 +177,19 @@ def test_windows_of_keys_account_for_each_object_once(tmp_path, monkeypatch):
     known = [Known(each.key, each.object_version, "claimed", None, False) for each in things[:25:5]]
     known.append(Known(b"zz-not-listed", "etag:e:1", "located", None, False))
     account = account_for_files(snapshot, write_standing(tmp_path / "k.parquet", known))
-    assert (account.objects, account.claimed, account.located, account.unaccounted) == (26, 5, 0, 21)
+    assert (account.objects, account.claimed, account.located, account.unaccounted) == (
+        26,
+        5,
+        0,
+        21,
+    )
 
 
 def test_a_file_that_tells_no_bounds_of_its_keys_is_read_for_them(tmp_path, monkeypatch):
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(b"a"), thing(b"b")])
     pq.write_table(pq.read_table(snapshot.path), snapshot.path, write_statistics=False)
     monkeypatch.setattr(key_windows, "WINDOW_ROWS", 1)
-    assert account_for_files(snapshot.path, write_standing(tmp_path / "k.parquet", [])).unaccounted == 2
+    assert (
+        account_for_files(snapshot.path, write_standing(tmp_path / "k.parquet", [])).unaccounted
+        == 2
+    )

@@ -1,4 +1,6 @@
-"""Which members of another program's CAF file are objects: versions, and files of more members than a query takes at once."""
+"""Which members of another program's CAF file are objects: versions, and files of more members than
+a query takes at once.
+"""
 
 import hashlib
 from datetime import timedelta
@@ -20,25 +22,56 @@ def md5(body: bytes) -> str:
 
 
 def decided(folder, members, objects, standing=(), **options):
-    """Decide on (key, body) members of a file; return {key: its version, or why it is left out} and what was decided."""
+    """Decide on (key, body) members of a file; return {key: its version, or why it is left out} and
+    what was decided.
+    """
     rows, end = [], 0
     for number, (key, body) in enumerate(members):
         start, end = end, end + len(body)
-        rows.append((f"{number}/{key}", key.encode(), start, end, md5(body), hashlib.sha256(body).digest(), None))
-    batch = pa.RecordBatch.from_pylist([dict(zip(MEMBER_SCHEMA.names, row, strict=True)) for row in rows], MEMBER_SCHEMA)
+        rows.append(
+            (
+                f"{number}/{key}",
+                key.encode(),
+                start,
+                end,
+                md5(body),
+                hashlib.sha256(body).digest(),
+                None,
+            )
+        )
+    batch = pa.RecordBatch.from_pylist(
+        [dict(zip(MEMBER_SCHEMA.names, row, strict=True)) for row in rows], MEMBER_SCHEMA
+    )
     write_whole([batch], folder / "members", MEMBER_SCHEMA)
     write_whole([snapshot_batch(objects)], folder / "snapshot", SNAPSHOT_SCHEMA)
-    known = [{"key": key.encode(), "object_version": version, "standing": said, "due": False} for key, version, said in standing]
-    write_whole([pa.RecordBatch.from_pylist(known, STANDING_SCHEMA)], folder / "standing", STANDING_SCHEMA)
-    found = decide(*(folder / name for name in ("members", "snapshot", "standing", "decided")), **options)
+    known = [
+        {"key": key.encode(), "object_version": version, "standing": said, "due": False}
+        for key, version, said in standing
+    ]
+    write_whole(
+        [pa.RecordBatch.from_pylist(known, STANDING_SCHEMA)], folder / "standing", STANDING_SCHEMA
+    )
+    found = decide(
+        *(folder / name for name in ("members", "snapshot", "standing", "decided")), **options
+    )
     rows = (row for batch in found.locations() for row in batch.to_pylist())
-    told = {row["key"]: row_identity(row | {"size_bytes": row["end_byte"] - row["start_byte"]}) for row in rows}
-    return {**told, **{member.partition("/")[2]: reason for member, reason in found.members_left_out()}}, found
+    told = {
+        row["key"]: row_identity(row | {"size_bytes": row["end_byte"] - row["start_byte"]})
+        for row in rows
+    }
+    return {
+        **told,
+        **{member.partition("/")[2]: reason for member, reason in found.members_left_out()},
+    }, found
 
 
-def test_of_several_versions_with_the_bytes_the_newest_is_meant_and_what_was_deleted_is_none(tmp_path):
+def test_of_several_versions_with_the_bytes_the_newest_is_meant_and_what_was_deleted_is_none(
+    tmp_path,
+):
     def version(key, name, body, hours, **more):
-        return S3Object(key.encode(), name, md5(body), len(body), MOMENT + timedelta(hours=hours), **more)
+        return S3Object(
+            key.encode(), name, md5(body), len(body), MOMENT + timedelta(hours=hours), **more
+        )
 
     objects = [
         version("a", "1", b"x", 1, is_latest=False),
@@ -64,10 +97,17 @@ def test_an_object_that_was_written_again_keeps_its_identity(tmp_path):
 @pytest.mark.thorough
 def test_many_members_are_decided_on_some_at_a_time_as_they_are_at_once(tmp_path):
     members = [(f"key-{number % 400:03d}", b"%d" % (number % 400)) for number in range(500)]
-    objects = [S3Object(f"key-{n:03d}".encode(), None, md5(b"%d" % n), len(b"%d" % n), MOMENT) for n in range(0, 400, 2)]
+    objects = [
+        S3Object(f"key-{n:03d}".encode(), None, md5(b"%d" % n), len(b"%d" % n), MOMENT)
+        for n in range(0, 400, 2)
+    ]
     at_once, whole = decided(tmp_path, members, objects)
     some, parts = decided(tmp_path, members, objects, window=7)
     assert some == at_once
-    assert (parts.objects, parts.object_bytes, parts.left_out) == (whole.objects, whole.object_bytes, whole.left_out)
+    assert (parts.objects, parts.object_bytes, parts.left_out) == (
+        whole.objects,
+        whole.object_bytes,
+        whole.left_out,
+    )
     assert whole.objects == 200
     assert whole.left_out == {LeftOut.NOT_LISTED: 250, LeftOut.REPEATED: 50}

@@ -7,7 +7,12 @@ from caf_pipeline.inventory.chunk_id import ChunkId
 
 
 @pytest.mark.parametrize(
-    "chunk_id", [ChunkId("demo", "1a2b3c4d", 1), ChunkId("a-b-00000001-2", "0" * 12, 99_999), ChunkId("0", "deadbeef", 0)]
+    "chunk_id",
+    [
+        ChunkId("demo", "1a2b3c4d", 1),
+        ChunkId("a-b-00000001-2", "0" * 12, 99_999),
+        ChunkId("0", "deadbeef", 0),
+    ],
 )
 def test_an_id_is_read_as_it_is_written(chunk_id):
     assert ChunkId.parse(str(chunk_id)) == chunk_id
@@ -15,7 +20,7 @@ def test_an_id_is_read_as_it_is_written(chunk_id):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "demo", "demo-1a2b3c4d", "demo-1a2b3c4d-0001", "demo-1a2b3c4d-000001", "demo-1A2B3C4D-00001", "demo-1a2b3c4d5-00001",
+    ["", "demo", "demo-1a2b3c4d", "demo-1a2b3c4d-0001", "demo-1a2b3c4d-000001", "demo-1A2B3C4D-00001", "demo-1a2b3c4d5-00001",  # noqa: E501
      "-1a2b3c4d-00001\n", "Demo-1a2b3c4d-00001", "demo-1a2b3c4d-٠٠٠٠١"],
 )  # fmt: skip
 def test_what_is_no_id_is_read_as_none(text):

@@ -1,4 +1,6 @@
-"""Of which keys an inventory may tell anything new: all but those that are located as they are listed, and nothing else."""
+"""Of which keys an inventory may tell anything new: all but those that are located as they are
+listed, and nothing else.
+"""
 
 import tempfile
 from collections import defaultdict
@@ -36,23 +38,38 @@ LOCATED = {
 }
 
 
-def write_files(folder, listed, known, stated=(), **bounds) -> tuple[Snapshot, tuple[Path, Path, Path]]:
-    """Write what is listed, known and stated, and what is located of a thousand settled keys; return what `identify` takes.
+def write_files(
+    folder, listed, known, stated=(), **bounds
+) -> tuple[Snapshot, tuple[Path, Path, Path]]:
+    """Write what is listed, known and stated, and what is located of a thousand settled keys;
+    return what `identify` takes.
 
     `bounds`: of the snapshot; all keys by default.
     """
     others = [replace(LISTED, key=f"other/{number:04}".encode()) for number in range(1000)]
-    with SnapshotWriter(folder / "snapshot.parquet", source="src", listed_at=MOMENT, all_versions=True, **bounds) as writer:
+    with SnapshotWriter(
+        folder / "snapshot.parquet", source="src", listed_at=MOMENT, all_versions=True, **bounds
+    ) as writer:
         writer.add([*listed, *others])
         snapshot = writer.finish()
     standing = [*known, *(LOCATED | {"key": other.key} for other in others)]
-    pq.write_table(pa.Table.from_pylist(standing, schema=STANDING_SCHEMA), folder / "standing.parquet")
-    pq.write_table(pa.Table.from_pylist([*stated], schema=EXCEPTION_SCHEMA), folder / "exceptions.parquet")
-    return snapshot, (folder / "standing.parquet", folder / "exceptions.parquet", folder / "identified.parquet")
+    pq.write_table(
+        pa.Table.from_pylist(standing, schema=STANDING_SCHEMA), folder / "standing.parquet"
+    )
+    pq.write_table(
+        pa.Table.from_pylist([*stated], schema=EXCEPTION_SCHEMA), folder / "exceptions.parquet"
+    )
+    return snapshot, (
+        folder / "standing.parquet",
+        folder / "exceptions.parquet",
+        folder / "identified.parquet",
+    )
 
 
 def unsettled(folder, listed, known, stated=(), **bounds) -> list[bytes]:
-    """Return the keys of which more has to be found out, beside those of a thousand settled ones."""
+    """Return the keys of which more has to be found out, beside those of a thousand settled
+    ones.
+    """
     snapshot, files = write_files(folder, listed, known, stated, **bounds)
     return pq.read_table(identify(snapshot, *files).unsettled_keys)["key"].to_pylist()
 
@@ -70,13 +87,31 @@ GONE = {"key": b"key", "stated_at": MOMENT, "object_version": None, "last_modifi
         pytest.param([LISTED], [], [], id="listed and not known"),
         pytest.param([], [LOCATED], [], id="located and not listed"),
         pytest.param([LISTED], [LOCATED | {"standing": "claimed"}], [], id="claimed"),
-        pytest.param([LISTED], [LOCATED | {"standing": "skipped", "reason": "denied"}], [], id="skipped"),
-        pytest.param([LISTED], [LOCATED | {"object_version": "etag:other:7"}], [], id="located with another content"),
-        pytest.param([LISTED], [LOCATED | {"last_modified": MOMENT}], [], id="located with another time"),
-        pytest.param([LISTED], [LOCATED, LOCATED | {"standing": "claimed"}], [], id="located and claimed"),
-        pytest.param([LISTED], [LOCATED, LOCATED | {"object_version": "etag:old:7"}], [], id="an older content is located too"),
+        pytest.param(
+            [LISTED], [LOCATED | {"standing": "skipped", "reason": "denied"}], [], id="skipped"
+        ),
+        pytest.param(
+            [LISTED],
+            [LOCATED | {"object_version": "etag:other:7"}],
+            [],
+            id="located with another content",
+        ),
+        pytest.param(
+            [LISTED], [LOCATED | {"last_modified": MOMENT}], [], id="located with another time"
+        ),
+        pytest.param(
+            [LISTED], [LOCATED, LOCATED | {"standing": "claimed"}], [], id="located and claimed"
+        ),
+        pytest.param(
+            [LISTED],
+            [LOCATED, LOCATED | {"object_version": "etag:old:7"}],
+            [],
+            id="an older content is located too",
+        ),
         pytest.param([LISTED], [LOCATED], [GONE], id="something was stated of it"),
-        pytest.param([], [], [GONE], id="something was stated of a key that is neither listed nor known"),
+        pytest.param(
+            [], [], [GONE], id="something was stated of a key that is neither listed nor known"
+        ),
         pytest.param(
             [VERSIONED, replace(VERSIONED, version_id="v1", is_latest=False)],
             [LOCATED | {"object_version": "v2"}],
@@ -84,23 +119,34 @@ GONE = {"key": b"key", "stated_at": MOMENT, "object_version": None, "last_modifi
             id="an older version is listed",
         ),
         pytest.param(
-            [replace(VERSIONED, is_latest=False)], [LOCATED | {"object_version": "v2"}], [], id="only an older version is listed"
+            [replace(VERSIONED, is_latest=False)],
+            [LOCATED | {"object_version": "v2"}],
+            [],
+            id="only an older version is listed",
         ),
         pytest.param(
-            [replace(VERSIONED, is_delete_marker=True)], [LOCATED | {"object_version": "v2"}], [], id="a delete marker is listed"
+            [replace(VERSIONED, is_delete_marker=True)],
+            [LOCATED | {"object_version": "v2"}],
+            [],
+            id="a delete marker is listed",
         ),
     ],
 )
 def test_any_other_key_is_not_settled(tmp_path, listed, known, stated):
     assert unsettled(tmp_path, listed, known, stated) == [b"key"]
-    assert unsettled(tmp_path, [*listed, replace(LISTED, key=b"new")], known, stated) == [b"key", b"new"]
+    assert unsettled(tmp_path, [*listed, replace(LISTED, key=b"new")], known, stated) == [
+        b"key",
+        b"new",
+    ]
 
 
 @pytest.mark.parametrize("length", [1024, 4096, 4097, 9000])
 def test_a_key_longer_than_s3_s_is_left_alone_and_keeps_none_from_being_found(tmp_path, length):
     long, new = replace(LISTED, key=b"l" * length), replace(LISTED, key=b"new")
     assert unsettled(tmp_path, [long, new], [LOCATED | {"key": long.key}]) == [new.key]
-    assert unsettled(tmp_path, [long, new], []) == ([long.key] if length <= 1024 else []) + [new.key]
+    assert unsettled(tmp_path, [long, new], []) == ([long.key] if length <= 1024 else []) + [
+        new.key
+    ]
 
 
 def test_a_key_outside_the_bounds_of_a_snapshot_is_not_looked_at(tmp_path):
@@ -133,7 +179,9 @@ def test_an_inventory_with_nothing_new_is_refused_where_what_tells_so_is_damaged
         identify(snapshot, *files)
 
 
-def test_an_inventory_that_lost_rows_and_whose_locations_are_lost_as_well_is_not_one_with_nothing_new(tmp_path):
+def test_an_inventory_that_lost_rows_and_whose_locations_are_lost_as_well_is_not_one_with_nothing_new(  # noqa: E501
+    tmp_path,
+):
     snapshot, files = write_files(tmp_path, [LISTED], [LOCATED])
     for path in (snapshot.path, files[0]):
         rows = pq.read_table(path)
@@ -171,42 +219,82 @@ some_known = st.fixed_dictionaries(
 
 
 @pytest.mark.thorough
-@given(st.lists(some_objects, max_size=12), st.lists(st.lists(some_known, max_size=6), min_size=1, max_size=2), st.booleans())
+@given(
+    st.lists(some_objects, max_size=12),
+    st.lists(st.lists(some_known, max_size=6), min_size=1, max_size=2),
+    st.booleans(),
+)
 @settings(max_examples=20)
-def test_settled_keys_are_those_of_one_object_that_is_located_as_it_is_and_all_is_so_without_them(objects, known, all_located):
-    """`known`: files of a standing, in no order. `all_located`: a third has every object as it is listed."""
+def test_settled_keys_are_those_of_one_object_that_is_located_as_it_is_and_all_is_so_without_them(
+    objects, known, all_located
+):
+    """`known`: files of a standing, in no order.
+
+    `all_located`: a third has every object as it is listed.
+    """
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
         use_small_windows(patched)
         folder = Path(name)
-        with SnapshotWriter(folder / "s.parquet", source="src", listed_at=MOMENT, all_versions=True) as writer:
+        with SnapshotWriter(
+            folder / "s.parquet", source="src", listed_at=MOMENT, all_versions=True
+        ) as writer:
             writer.add(objects)
             snapshot = writer.finish()
         listed = list(read_objects(snapshot.path))
-        as_listed = ({"key": one.key, "object_version": one.object_version, "last_modified": one.last_modified} for one in listed)
-        files = [*known, [LOCATED | row for row in as_listed if is_supported(row["key"])] if all_located else []]
+        as_listed = (
+            {
+                "key": one.key,
+                "object_version": one.object_version,
+                "last_modified": one.last_modified,
+            }
+            for one in listed
+        )
+        files = [
+            *known,
+            [LOCATED | row for row in as_listed if is_supported(row["key"])] if all_located else [],
+        ]
         standing, exceptions = folder / "standing", folder / "exceptions.parquet"
         standing.mkdir()
         for number, rows in enumerate(files):
-            pq.write_table(pa.Table.from_pylist(rows, schema=STANDING_SCHEMA), standing / f"{number}.parquet", row_group_size=2)
+            pq.write_table(
+                pa.Table.from_pylist(rows, schema=STANDING_SCHEMA),
+                standing / f"{number}.parquet",
+                row_group_size=2,
+            )
         pq.write_table(EXCEPTION_SCHEMA.empty_table(), exceptions)
         found = identify(snapshot, standing, exceptions, folder / "identified.parquet")
         facts = defaultdict(list)
         for one in listed:
             facts[one.key].append((one.object_version, one.last_modified, one.is_latest))
         for row in (row for rows in files for row in rows):
-            facts[row["key"]].append((row["object_version"], row["last_modified"], row["standing"] == "located"))
-        settled = {key for key, (one, *rest) in facts.items() if rest == [one] and one[2] and one[1]}
+            facts[row["key"]].append(
+                (row["object_version"], row["last_modified"], row["standing"] == "located")
+            )
+        settled = {
+            key for key, (one, *rest) in facts.items() if rest == [one] and one[2] and one[1]
+        }
         settled &= {one.key for one in listed}
         if found.unsettled_keys:
             keys = pq.read_table(found.unsettled_keys)["key"].to_pylist()
-            assert sorted(keys) == sorted(key for key in facts.keys() - settled if is_supported(key))
+            assert sorted(keys) == sorted(
+                key for key in facts.keys() - settled if is_supported(key)
+            )
             assert found.settled_count == len(settled)
             expected = [one for one in read_objects(found.path) if one.key not in settled]
             assert list(read_objects(found.unsettled)) == expected
-        taken, of_all = (not_yet_archived(path, standing, folder / "out.parquet") for path in (found.unsettled, found.path))
-        assert (taken.object_count, taken.unsupported_count) == (of_all.object_count, of_all.unsupported_count)
+        taken, of_all = (
+            not_yet_archived(path, standing, folder / "out.parquet")
+            for path in (found.unsettled, found.path)
+        )
+        assert (taken.object_count, taken.unsupported_count) == (
+            of_all.object_count,
+            of_all.unsupported_count,
+        )
         account = account_for_files(found.path, standing, taken.path, silent_from=MOMENT)
         apart = {"settled_count": found.settled_count, "unsettled_keys": found.unsettled_keys}
-        assert account_for_files(found.unsettled, standing, taken.path, silent_from=MOMENT, **apart) == account
+        assert (
+            account_for_files(found.unsettled, standing, taken.path, silent_from=MOMENT, **apart)
+            == account
+        )
         assert account.older >= 0
         assert ended_skips(found.unsettled, standing) == ended_skips(found.path, standing)

@@ -20,7 +20,9 @@ from caf_pipeline.system.parquet import DEFAULT_BUDGET
 MOMENT = datetime(2026, 11, 1, 12, tzinfo=UTC)
 
 
-def an_object(key: str | bytes, size: int = 1, storage_class: str = "STANDARD", hours: int = 0) -> S3Object:
+def an_object(
+    key: str | bytes, size: int = 1, storage_class: str = "STANDARD", hours: int = 0
+) -> S3Object:
     raw = key.encode() if isinstance(key, str) else key
     return S3Object(raw, None, "e", size, MOMENT + timedelta(hours=hours), storage_class)
 
@@ -37,19 +39,29 @@ def an_object(key: str | bytes, size: int = 1, storage_class: str = "STANDARD", 
         ("é*", ["é", "éa"], ["e\u0301"]),
     ],
 )
-def test_a_star_is_any_text_and_a_question_mark_one_character_and_all_else_itself(tmp_path, pattern, matching, others):
+def test_a_star_is_any_text_and_a_question_mark_one_character_and_all_else_itself(
+    tmp_path, pattern, matching, others
+):
     objects = [an_object(key) for key in (*matching, *others)]
     included = ObjectFilter(include=(pattern,))
-    assert [included.left_out_by(obj) for obj in objects] == [None] * len(matching) + ["include"] * len(others)
+    assert [included.left_out_by(obj) for obj in objects] == [None] * len(matching) + [
+        "include"
+    ] * len(others)
     assert by_sql(tmp_path, included, objects) == [included.left_out_by(obj) for obj in objects]
     excluded = ObjectFilter(exclude=(pattern, "another"))
-    assert [excluded.left_out_by(obj) for obj in objects] == ["exclude"] * len(matching) + [None] * len(others)
+    assert [excluded.left_out_by(obj) for obj in objects] == ["exclude"] * len(matching) + [
+        None
+    ] * len(others)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("end", ["p" * 1_000, "abc*" * 100, "?" * 200, "*x" * 100, "é" * 500, "\U0001f600?" * 100, "?*"])
+@pytest.mark.parametrize(
+    "end", ["p" * 1_000, "abc*" * 100, "?" * 200, "*x" * 100, "é" * 500, "\U0001f600?" * 100, "?*"]
+)
 def test_as_many_patterns_as_the_settings_take_are_matched_by_duckdb(tmp_path, end):
-    refused = bisect_left(range(MAX_PATTERNS_SIZE), True, key=lambda count: not is_taken(patterns(count, end)))
+    refused = bisect_left(
+        range(MAX_PATTERNS_SIZE), True, key=lambda count: not is_taken(patterns(count, end))
+    )
     assert refused > 100
     filters = ObjectFilter(exclude=patterns(refused - 1, end))
     assert by_sql(tmp_path, filters, [an_object("~")]) == [None]
@@ -76,7 +88,12 @@ def test_patterns_are_made_an_expression_once_and_not_for_each_object(monkeypatc
 
 def test_the_first_filter_that_applies_is_the_one_that_is_named():
     settings = SourceSettings(
-        bucket="bucket", include=("a*",), exclude=("ab*",), storage_classes=("STANDARD",), max_size=10, min_age="1h"
+        bucket="bucket",
+        include=("a*",),
+        exclude=("ab*",),
+        storage_classes=("STANDARD",),
+        max_size=10,
+        min_age="1h",
     )
     filters = ObjectFilter.of(settings, MOMENT)
     worst = {"size": 11, "storage_class": "GLACIER", "hours": 0}
@@ -108,8 +125,13 @@ def by_sql(folder, filters: ObjectFilter, objects: list[S3Object]) -> list[str |
         return [by for (by,) in query.rows(f"SELECT {filters.sql} FROM snapshot")]
 
 
-CHARACTERS = st.text(st.sampled_from("ab*?.\\'[](){}|^$+ /\n\t\"#-~&é日\U0001f600"), min_size=1, max_size=4)
-PATTERNS = st.lists(CHARACTERS | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=3), max_size=3).map(tuple)
+CHARACTERS = st.text(
+    st.sampled_from("ab*?.\\'[](){}|^$+ /\n\t\"#-~&é日\U0001f600"), min_size=1, max_size=4
+)
+PATTERNS = st.lists(
+    CHARACTERS | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=3),
+    max_size=3,
+).map(tuple)
 OBJECTS = st.lists(
     st.builds(
         an_object,
@@ -135,7 +157,14 @@ OBJECTS = st.lists(
     OBJECTS,
 )
 @settings(max_examples=80)
-def test_a_filter_leaves_out_the_same_in_an_inventory_as_on_a_page(tmp_path_factory, filters, objects):
+def test_a_filter_leaves_out_the_same_in_an_inventory_as_on_a_page(
+    tmp_path_factory, filters, objects
+):
     folder = tmp_path_factory.getbasetemp()
-    assert by_sql(folder, filters, objects) == [filters.left_out_by(obj) if is_supported(obj.key) else None for obj in objects]
-    assert {filters.left_out_by(obj) for obj in objects if is_supported(obj.key)} <= {None, *FILTERS}
+    assert by_sql(folder, filters, objects) == [
+        filters.left_out_by(obj) if is_supported(obj.key) else None for obj in objects
+    ]
+    assert {filters.left_out_by(obj) for obj in objects if is_supported(obj.key)} <= {
+        None,
+        *FILTERS,
+    }

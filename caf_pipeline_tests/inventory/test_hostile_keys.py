@@ -1,6 +1,8 @@
-"""S3 keys of every kind, from the bucket to the network and back, and down to a folder: byte-exact, and never outside it.
+"""S3 keys of every kind, from the bucket to the network and back, and down to a folder: byte-exact,
+and never outside it.
 
-A real S3 server has all keys that it can store; those that moto bends (a line feed, a NUL) come from a source in memory.
+A real S3 server has all keys that it can store; those that moto bends (a line feed, a NUL) come
+from a source in memory.
 """
 
 import json
@@ -42,7 +44,15 @@ PATHS = [
     "~root/x",
 ]
 OURS = [
-    *(".caf/chunk", ".caf/chunk~", ".caf/manifest.parquet", ".caf/manifest.parquet~", ".caf/manifest.parquet~~", ".caf", ".caf/"),
+    *(
+        ".caf/chunk",
+        ".caf/chunk~",
+        ".caf/manifest.parquet",
+        ".caf/manifest.parquet~",
+        ".caf/manifest.parquet~~",
+        ".caf",
+        ".caf/",
+    ),
     *("x~caf-v-1", "x~caf-v-null", "x~caf-p-1-2", "x", "x~"),
 ]
 NUMBERS = ["0", "1", "01", "-1", "1e5", "9007199254740993", "null", "true", "NaN"]
@@ -128,7 +138,8 @@ class AnySource(MemorySource):
 
     def objects(self):
         return sorted(
-            [*super().objects(), *(S3Object(key, None, "e", 1, self.moment) for key in NO_TEXT)], key=lambda obj: obj.key
+            [*super().objects(), *(S3Object(key, None, "e", 1, self.moment) for key in NO_TEXT)],
+            key=lambda obj: obj.key,
         )
 
     @property
@@ -142,7 +153,13 @@ def make_context(tmp_path, ledger, network):
 
     def make(source):
         network.grant(ADDRESS, SPACE)
-        context = a_run_context(tmp_path, source, ledger, store=open_jackal_store, jackal=jackal_settings(network, copies=1))
+        context = a_run_context(
+            tmp_path,
+            source,
+            ledger,
+            store=open_jackal_store,
+            jackal=jackal_settings(network, copies=1),
+        )
         opened.append(context.store)
         return context
 
@@ -153,7 +170,9 @@ def make_context(tmp_path, ledger, network):
 
 @pytest.fixture
 def caf(network, database_url, monkeypatch, capfdbinary):
-    """The command line in this process, on the same ledger and network; returns status, output and errors."""
+    """The command line in this process, on the same ledger and network; returns status, output and
+    errors.
+    """
     environment = {
         "CAF_DATABASE_URL": database_url,
         "CAF_JACKAL__LCD": json.dumps(network.lcds),
@@ -190,10 +209,14 @@ def is_harmless(text: str) -> bool:
 
 def all_read_back(context, keys):
     for key in keys:
-        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body_of(key), key
+        assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body_of(
+            key
+        ), key
 
 
-def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(make_context, new_bucket, caf, fault, tmp_path):
+def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(
+    make_context, new_bucket, caf, fault, tmp_path
+):
     with fault("Hostile input", "keys of every kind, archived and restored") as case:
         case.tried = len(KEYS)
         for key in KEYS:
@@ -217,19 +240,26 @@ def test_keys_of_every_kind_go_from_a_real_bucket_to_the_network_and_back(make_c
 
 
 @pytest.mark.thorough
-def test_keys_that_a_server_of_tests_cannot_store_are_archived_or_skipped_with_their_reason(make_context):
-    source = AnySource({key: body_of(key) for key in [*MEMORY_KEYS, NO_ROW]}, headers={"a": ObjectHeaders(content_type="x/\x1b")})
+def test_keys_that_a_server_of_tests_cannot_store_are_archived_or_skipped_with_their_reason(
+    make_context,
+):
+    source = AnySource(
+        {key: body_of(key) for key in [*MEMORY_KEYS, NO_ROW]},
+        headers={"a": ObjectHeaders(content_type="x/\x1b")},
+    )
     context = make_context(source)
     archive_everything(context)
     all_read_back(context, MEMORY_KEYS)
-    assert {str(reason): count for reason, count in context.ledger.chunks.account("src").skipped.items()} == {
-        "unsupported_key": len(NO_TEXT) + 1
-    }
+    assert {
+        str(reason): count for reason, count in context.ledger.chunks.account("src").skipped.items()
+    } == {"unsupported_key": len(NO_TEXT) + 1}
 
 
 @pytest.fixture
 def extracted(make_context, tmp_path, caf):
-    """A chunk of all keys as a file, and a folder with planted links into which it is to be extracted."""
+    """A chunk of all keys as a file, and a folder with planted links into which it is to be
+    extracted.
+    """
     context = make_context(MemorySource({key: body_of(key) for key in MEMORY_KEYS}))
     (name,) = archive_everything(context)
     path, _ = chunk_of(context, name, tmp_path)
@@ -245,7 +275,9 @@ def extracted(make_context, tmp_path, caf):
 
 
 @pytest.mark.parametrize("options", [[], ["--force"]], ids=["", "forced"])
-def test_a_chunk_of_such_keys_is_extracted_into_its_folder_and_nowhere_else(extracted, caf, tmp_path, options):
+def test_a_chunk_of_such_keys_is_extracted_into_its_folder_and_nowhere_else(
+    extracted, caf, tmp_path, options
+):
     path, out, outside = extracted
     before = {str(one) for one in tmp_path.rglob("*")}
     status, _, err = caf("extract", *options, str(path), "-C", str(out))
@@ -256,9 +288,12 @@ def test_a_chunk_of_such_keys_is_extracted_into_its_folder_and_nowhere_else(extr
     new = {str(one) for one in tmp_path.rglob("*")} - before
     assert new
     assert all(name.startswith(f"{out}/") for name in new)
-    # Whatever is there is a member at its own place, byte for byte; whatever is not was told in a line of its own.
+    # Whatever is there is a member at its own place, byte for byte; whatever is not was told in a
+    # line of its own.
     files = {
-        os.fsencode(one.relative_to(out)): one.read_bytes() for one in out.rglob("*") if one.is_file() and not one.is_symlink()
+        os.fsencode(one.relative_to(out)): one.read_bytes()
+        for one in out.rglob("*")
+        if one.is_file() and not one.is_symlink()
     }
     wanted = {key.encode(): body_of(key) for key in MEMORY_KEYS}
     written = {name: body for name, body in files.items() if name in wanted}
@@ -289,7 +324,11 @@ def test_no_listing_of_such_keys_moves_the_cursor_and_json_gives_them_exactly(ex
 def test_an_error_about_a_key_is_one_harmless_line(extracted, caf):
     path, _, _ = extracted
     for key in (*ESCAPES, "\u202eexe.txt", "a\nb: all is well"):
-        for arguments in (("get", "src", "--", "no" + key), ("cat", str(path), "no" + key), ("extract", str(path), "no" + key)):
+        for arguments in (
+            ("get", "src", "--", "no" + key),
+            ("cat", str(path), "no" + key),
+            ("extract", str(path), "no" + key),
+        ):
             status, _, err = caf(*arguments)
             assert status in (1, 4, 11)
             assert is_harmless(err)
@@ -297,9 +336,20 @@ def test_an_error_about_a_key_is_one_harmless_line(extracted, caf):
 
 
 def test_keys_that_look_alike_stay_apart(make_context):
-    pairs = [("é", "e\u0301"), ("a", "а"), ("Å", "\u212b"), ("K", "\u212a"), ("x", "x\u200b"), ("1", "１"), ("A", "a")]
+    pairs = [
+        ("é", "e\u0301"),
+        ("a", "а"),
+        ("Å", "\u212b"),
+        ("K", "\u212a"),
+        ("x", "x\u200b"),
+        ("1", "１"),
+        ("A", "a"),
+    ]
     keys = list(dict.fromkeys(key for pair in pairs for key in pair))
-    assert any(unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other) for one, other in pairs)
+    assert any(
+        unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other)
+        for one, other in pairs
+    )
     context = make_context(MemorySource({key: body_of(key) for key in keys}))
     archive_everything(context)
     all_read_back(context, keys)

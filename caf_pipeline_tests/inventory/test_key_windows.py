@@ -21,9 +21,15 @@ from caf_pipeline_tests.support.snapshots import MOMENT, thing, use_small_window
         (b"50", b"60", [(b"50", b"60")]),
     ],
 )
-def test_windows_of_a_snapshot_cover_the_keys_that_it_covers_and_no_others(tmp_path, monkeypatch, after, until, expected):
+def test_windows_of_a_snapshot_cover_the_keys_that_it_covers_and_no_others(
+    tmp_path, monkeypatch, after, until, expected
+):
     use_small_windows(monkeypatch)
-    keys = [key for key in (b"%02d" % number for number in range(13)) if key > after and (until is None or key <= until)]
+    keys = [
+        key
+        for key in (b"%02d" % number for number in range(13))
+        if key > after and (until is None or key <= until)
+    ]
     path = tmp_path / "s.parquet"
     with SnapshotWriter(path, source="src", listed_at=MOMENT, after=after, until=until) as writer:
         for key in keys:

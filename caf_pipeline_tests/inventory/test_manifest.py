@@ -51,18 +51,32 @@ def written(path, rows):
 def test_the_head_has_a_fixed_length_and_names_the_chunk():
     head = head_bytes(IDENTITY)
     assert len(head) == HEAD_SIZE_BYTES
-    assert json.loads(head) == {"format": "caf-pipeline/6", "archive": "a" * 32, "chunk": "src-00000000-00001"}
+    assert json.loads(head) == {
+        "format": "caf-pipeline/6",
+        "archive": "a" * 32,
+        "chunk": "src-00000000-00001",
+    }
 
 
 def test_the_head_of_the_longest_names_fits():
-    assert len(head_bytes(ChunkIdentity("a" * 32, "s" * 30, "s" * 50, "0" * 12, "x", MOMENT))) == HEAD_SIZE_BYTES
+    assert (
+        len(head_bytes(ChunkIdentity("a" * 32, "s" * 30, "s" * 50, "0" * 12, "x", MOMENT)))
+        == HEAD_SIZE_BYTES
+    )
 
 
 def test_rows_read_back_as_they_were_written_whatever_the_row_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(manifest_module, "MANIFEST_GROUP_ROWS", 3)
-    rows = [a_row(number, user_metadata={"b": "2", "a": "1"}, content_type="text/plain") for number in range(8)]
+    rows = [
+        a_row(number, user_metadata={"b": "2", "a": "1"}, content_type="text/plain")
+        for number in range(8)
+    ]
     written(tmp_path / "m.parquet", rows)
-    read = list(open_manifest(tmp_path / "m.parquet").rows(("key", "user_metadata", "content_type", "inventory_time")))
+    read = list(
+        open_manifest(tmp_path / "m.parquet").rows(
+            ("key", "user_metadata", "content_type", "inventory_time")
+        )
+    )
     assert [row["key"] for row in read] == [row["key"] for row in rows]
     assert read[0]["user_metadata"] == [("a", "1"), ("b", "2")]
     assert read[0]["inventory_time"] == MOMENT
@@ -103,7 +117,9 @@ def with_logs(path, logs, rows):
     return manifest
 
 
-_times = st.none() | st.tuples(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(-(1 << 63), (1 << 63) - 1))
+_times = st.none() | st.tuples(
+    st.integers(-(1 << 63), (1 << 63) - 1), st.integers(-(1 << 63), (1 << 63) - 1)
+)
 
 
 @settings(max_examples=20)

@@ -22,7 +22,9 @@ def test_what_was_planned_is_read_back(tmp_path, monkeypatch):
     objects = [an_object(f"k{n}", 400_000, version_id=f"v{n}", etag=f"e{n}") for n in range(8)]
     plan = plan_of(tmp_path, objects, target_size_bytes=TARGET)
     assert [planned.object for chunk in chunks_of(plan) for planned in chunk] == objects
-    assert [read_chunk_plan(tmp_path, chunk.chunk_number) for chunk in plan.chunks] == list(plan.chunks)
+    assert [read_chunk_plan(tmp_path, chunk.chunk_number) for chunk in plan.chunks] == list(
+        plan.chunks
+    )
     assert read_terms(tmp_path)["snapshot"] == "snapshot"
 
 
@@ -31,7 +33,11 @@ def test_a_chunks_objects_are_counted_by_what_the_files_hold(tmp_path, monkeypat
     objects = [an_object(f"key-{number:02d}", 1000) for number in range(30)]
     plan = plan_of(tmp_path, objects, target_size_bytes=12_000)
     counts = [count_chunk_objects(plan.folder, chunk.chunk_number) for chunk in plan.chunks]
-    assert counts == [chunk.object_count for chunk in plan.chunks] == [len(chunk) for chunk in chunks_of(plan)]
+    assert (
+        counts
+        == [chunk.object_count for chunk in plan.chunks]
+        == [len(chunk) for chunk in chunks_of(plan)]
+    )
     assert len(counts) > 2
     assert count_chunk_objects(plan.folder, len(counts) + 1) == 0
 
@@ -43,10 +49,16 @@ def test_a_plan_whose_files_are_gone_says_so(tmp_path):
 
 @pytest.mark.parametrize("name", ["objects.parquet", "chunks.parquet", "parts.parquet", SUMS_FILE])
 def test_a_flipped_byte_of_a_plan_is_damage(tmp_path, name):
-    plan_of(tmp_path, [an_object("a", 40 << 30), *(an_object(f"k{n}", n) for n in range(20))], target_size_bytes=TARGET)
+    plan_of(
+        tmp_path,
+        [an_object("a", 40 << 30), *(an_object(f"k{n}", n) for n in range(20))],
+        target_size_bytes=TARGET,
+    )
     whole = (tmp_path / name).read_bytes()
     for offset in range(0, 80) if name == SUMS_FILE else range(0, len(whole), len(whole) // 10):
-        (tmp_path / name).write_bytes(whole[:offset] + bytes([whole[offset] ^ 0x10]) + whole[offset + 1 :])
+        (tmp_path / name).write_bytes(
+            whole[:offset] + bytes([whole[offset] ^ 0x10]) + whole[offset + 1 :]
+        )
         with pytest.raises(CafError, match="cannot be read"):
             require_undamaged(tmp_path)
     (tmp_path / name).write_bytes(whole)

@@ -32,13 +32,18 @@ def statistics_of(folder, objects, **terms):
 @example([0, 1, 1023, 1024, 4095, 4096, PART, PART + 1, 31 * GIB])
 def test_every_object_is_counted_in_the_step_of_its_size(sizes):
     with tempfile.TemporaryDirectory() as folder:
-        found = statistics_of(Path(folder), [an_object(f"{n:03d}", size) for n, size in enumerate(sizes)])
+        found = statistics_of(
+            Path(folder), [an_object(f"{n:03d}", size) for n, size in enumerate(sizes)]
+        )
     assert (found.objects, found.size_bytes) == (len(sizes), sum(sizes))
     for step in found.sizes:
         inside = [size for size in sizes if step.from_bytes <= size < step.below_bytes]
         assert (step.objects, step.size_bytes) == (len(inside), sum(inside))
     assert sum(step.objects for step in found.sizes) == len(sizes)
-    assert all(one.below_bytes == following.from_bytes for one, following in zip(found.sizes, found.sizes[1:], strict=False))
+    assert all(
+        one.below_bytes == following.from_bytes
+        for one, following in zip(found.sizes, found.sizes[1:], strict=False)
+    )
     assert found.get_requests == sum(max(1, -(-size // PART)) for size in sizes)
 
 
@@ -49,11 +54,19 @@ def test_largest_and_smallest_objects_are_named_in_order(tmp_path):
 
 
 def test_storage_classes_are_counted_apart(tmp_path):
-    objects = [replace(an_object(f"k{n}", 10), storage_class="GLACIER" if n % 3 else "STANDARD") for n in range(9)]
-    assert statistics_of(tmp_path, objects).storage_classes == {"GLACIER": (6, 60), "STANDARD": (3, 30)}
+    objects = [
+        replace(an_object(f"k{n}", 10), storage_class="GLACIER" if n % 3 else "STANDARD")
+        for n in range(9)
+    ]
+    assert statistics_of(tmp_path, objects).storage_classes == {
+        "GLACIER": (6, 60),
+        "STANDARD": (3, 30),
+    }
 
 
-def test_a_checksum_is_asked_for_where_an_object_comes_in_parts_and_has_one_over_all_of_it(tmp_path):
+def test_a_checksum_is_asked_for_where_an_object_comes_in_parts_and_has_one_over_all_of_it(
+    tmp_path,
+):
     whole = replace(an_object("a", PART + 1), checksum="CRC64NVME/FULL_OBJECT")
     others = [
         replace(whole, key=b"b", size_bytes=PART),
@@ -68,7 +81,9 @@ def test_a_checksum_is_asked_for_where_an_object_comes_in_parts_and_has_one_over
 def test_what_waits_is_not_counted_and_several_plans_are_counted_together(tmp_path):
     big, small = an_object("a", 40 * PART), an_object("b", 5)
     for name in ("1", "2"):
-        plan = plan_of(tmp_path / name, [big, small], target_size_bytes=40 * PART, min_chunk_size_bytes=PART)
+        plan = plan_of(
+            tmp_path / name, [big, small], target_size_bytes=40 * PART, min_chunk_size_bytes=PART
+        )
         assert plan.waiting is not None
     found = plan_statistics([tmp_path / "1", tmp_path / "2"], part_bytes=PART)
     assert (found.objects, found.size_bytes) == (2, 80 * PART)
@@ -82,7 +97,9 @@ def test_a_file_of_the_plan_that_is_gone_or_damaged_is_told_as_the_plans(tmp_pat
     spoil(tmp_path / name)
     with pytest.raises(CafError, match=r"the plan.* cannot be read: ") as refused:
         plan_statistics([tmp_path], part_bytes=PART)
-    assert refused.value.hint.startswith("restore the folder of plans, or withdraw the plan's chunks")
+    assert refused.value.hint.startswith(
+        "restore the folder of plans, or withdraw the plan's chunks"
+    )
 
 
 def test_a_histogram_has_a_line_a_step_and_bars_by_the_number_of_objects(tmp_path):
@@ -93,7 +110,9 @@ def test_a_histogram_has_a_line_a_step_and_bars_by_the_number_of_objects(tmp_pat
     ]
     lines = histogram_lines(statistics_of(tmp_path, objects).sizes)
     assert [line.split()[:3] for line in lines][1:3] == [["<", "1", "KiB"], ["<", "4", "KiB"]]
-    assert Counter(line.count("█") for line in lines) == Counter({40: 1, 20: 1, 1: 1, 0: len(lines) - 3})
+    assert Counter(line.count("█") for line in lines) == Counter(
+        {40: 1, 20: 1, 1: 1, 0: len(lines) - 3}
+    )
     assert lines[-1].split()[-3:] == ["20", "1.9", "MiB"]
 
 

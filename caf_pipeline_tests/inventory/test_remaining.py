@@ -31,10 +31,16 @@ from caf_pipeline_tests.support.snapshots import (
 @settings(max_examples=60)
 def test_an_object_is_wanted_unless_something_in_the_standing_blocks_it(source):
     objects, rows = source
-    free = [obj for obj in objects if not any(row.standing != "skipped" or not row.due for row in rows_about(obj, rows))]
+    free = [
+        obj
+        for obj in objects
+        if not any(row.standing != "skipped" or not row.due for row in rows_about(obj, rows))
+    ]
     with tempfile.TemporaryDirectory() as folder:
         snapshot = write_snapshot(Path(folder) / "s.parquet", objects).path
-        delta = not_yet_archived(snapshot, write_standing(Path(folder) / "k.parquet", rows), Path(folder) / "out.parquet")
+        delta = not_yet_archived(
+            snapshot, write_standing(Path(folder) / "k.parquet", rows), Path(folder) / "out.parquet"
+        )
         wanted, unsupported = list(read_objects(delta.path)), list(read_objects(delta.unsupported))
     assert wanted == [obj for obj in free if is_supported(obj.key)]
     assert unsupported == [obj for obj in free if not is_supported(obj.key)]
@@ -42,7 +48,9 @@ def test_an_object_is_wanted_unless_something_in_the_standing_blocks_it(source):
     assert delta.object_bytes == sum(obj.size_bytes for obj in wanted)
 
 
-@pytest.mark.parametrize("path_name", ["plain", "it's", "a*b?[c]", 'quo"te', "back\\slash", "{x,y}", "ü %41"])
+@pytest.mark.parametrize(
+    "path_name", ["plain", "it's", "a*b?[c]", 'quo"te', "back\\slash", "{x,y}", "ü %41"]
+)
 def test_files_are_found_under_any_name(tmp_path, path_name):
     folder = tmp_path / path_name
     folder.mkdir()
@@ -55,30 +63,49 @@ def test_files_are_found_under_any_name(tmp_path, path_name):
 @pytest.mark.parametrize("key", ODD_KEYS)
 def test_every_odd_key_is_either_wanted_or_listed_as_unsupported(tmp_path, key):
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(key)])
-    delta = not_yet_archived(snapshot.path, write_standing(tmp_path / "k.parquet", []), tmp_path / "out.parquet")
-    assert [obj.key for obj in read_objects(delta.path if is_supported(key) else delta.unsupported)] == [key]
+    delta = not_yet_archived(
+        snapshot.path, write_standing(tmp_path / "k.parquet", []), tmp_path / "out.parquet"
+    )
+    assert [
+        obj.key for obj in read_objects(delta.path if is_supported(key) else delta.unsupported)
+    ] == [key]
     assert delta.object_count + delta.unsupported_count == 1
 
 
 def test_a_key_that_equals_another_ones_encoded_form_is_not_taken_for_it(tmp_path):
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(b"%FF"), thing(b"\xff")])
-    standing = write_standing(tmp_path / "k.parquet", [Known(b"%FF", "etag:e:1", "skipped", "unsupported_key")])
+    standing = write_standing(
+        tmp_path / "k.parquet", [Known(b"%FF", "etag:e:1", "skipped", "unsupported_key")]
+    )
     delta = not_yet_archived(snapshot.path, standing, tmp_path / "out.parquet")
     assert [obj.key for obj in read_objects(delta.path)] == [b"%FF"]
     assert delta.unsupported_count == 0
     account = account_for_files(snapshot.path, standing)
-    assert (account.unaccounted, account.skipped, account.examples) == (1, {"unsupported_key": 1}, ["%FF"])
+    assert (account.unaccounted, account.skipped, account.examples) == (
+        1,
+        {"unsupported_key": 1},
+        ["%FF"],
+    )
 
 
 def test_skips_of_which_the_snapshot_has_no_object_are_told_by_key_and_version(tmp_path):
     listed = [thing(key) for key in (b"%FF", b"a", b"b", b"\xfe")]
     snapshot = write_snapshot(tmp_path / "s.parquet", listed)
     there = [Known(key, "etag:e:1", "skipped", "cold_storage") for key in (b"%FF", b"a")]
-    there += [Known(b"%FE", "etag:e:1", "skipped", "unsupported_key"), Known(b"z", "etag:e:1", "located")]
+    there += [
+        Known(b"%FE", "etag:e:1", "skipped", "unsupported_key"),
+        Known(b"z", "etag:e:1", "located"),
+    ]
     there += [Known(b"y", "etag:e:1", "skipped", "cold_storage", due=True)]
     assert ended_skips(snapshot.path, write_standing(tmp_path / "k.parquet", there)) == []
-    gone = [Known(b"%FF", "etag:e:1", "skipped", "unsupported_key"), Known(b"b", "etag:other:1", "skipped", "access_denied")]
-    gone += [Known(b"%FE", "etag:e:1", "skipped", "cold_storage"), Known("ü".encode(), "etag:e:1", "skipped", "too_large")]
+    gone = [
+        Known(b"%FF", "etag:e:1", "skipped", "unsupported_key"),
+        Known(b"b", "etag:other:1", "skipped", "access_denied"),
+    ]
+    gone += [
+        Known(b"%FE", "etag:e:1", "skipped", "cold_storage"),
+        Known("ü".encode(), "etag:e:1", "skipped", "too_large"),
+    ]
     found = ended_skips(snapshot.path, write_standing(tmp_path / "k2.parquet", there + gone))
     assert found == sorted((row.key.decode(), row.object_version) for row in gone)
 
@@ -87,8 +114,12 @@ def test_skips_of_which_the_snapshot_has_no_object_are_told_by_key_and_version(t
 def test_a_budget_far_below_the_data_gives_the_same_answer_in_order(tmp_path):
     keys = [f"{number * 7919 % 200_000:06d}-{'x' * 100}".encode() for number in range(200_000)]
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(key) for key in keys])
-    standing = write_standing(tmp_path / "k.parquet", [Known(key, "etag:e:1", "located") for key in keys[::2]])
-    delta = not_yet_archived(snapshot.path, standing, tmp_path / "out.parquet", budget=QueryBudget(memory_bytes=64 << 20))
+    standing = write_standing(
+        tmp_path / "k.parquet", [Known(key, "etag:e:1", "located") for key in keys[::2]]
+    )
+    delta = not_yet_archived(
+        snapshot.path, standing, tmp_path / "out.parquet", budget=QueryBudget(memory_bytes=64 << 20)
+    )
     assert pq.read_table(delta.path)["key"].to_pylist() == sorted(keys[1::2])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "k.parquet", "out.parquet", "out.unsupported.parquet", "s.parquet",
@@ -111,7 +142,9 @@ def test_an_input_that_is_missing_or_broken_is_an_integrity_error(tmp_path, whic
 
 
 def test_a_delta_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path):
-    objects = [thing(f"{number:06d}".encode(), etag=f"{number * 7919:032x}") for number in range(80_000)]
+    objects = [
+        thing(f"{number:06d}".encode(), etag=f"{number * 7919:032x}") for number in range(80_000)
+    ]
     snapshot = write_snapshot(tmp_path / "s.parquet", objects)
     standing = write_standing(tmp_path / "k.parquet", [])
     out = tmp_path / "out"
@@ -126,7 +159,9 @@ def test_windows_of_keys_make_the_delta_of_the_whole(tmp_path, monkeypatch):
     things = [thing(b"%02d" % number) for number in range(25)] + [thing(b"bad\xff"), thing(b"\xfe")]
     snapshot = write_snapshot(tmp_path / "s.parquet", *[[each] for each in things]).path
     known = [Known(each.key, each.object_version, "located", None, False) for each in things[:25:3]]
-    delta = not_yet_archived(snapshot, write_standing(tmp_path / "k.parquet", known), tmp_path / "d.parquet")
+    delta = not_yet_archived(
+        snapshot, write_standing(tmp_path / "k.parquet", known), tmp_path / "d.parquet"
+    )
     wanted = [each for number, each in enumerate(things[:25]) if number % 3]
     assert list(read_objects(delta.path)) == wanted
     assert sorted(obj.key for obj in read_objects(delta.unsupported)) == [b"bad\xff", b"\xfe"]

@@ -1,4 +1,6 @@
-"""Snapshots: what a listing or a report becomes, and what is refused as one, against a few lines of plain Python."""
+"""Snapshots: what a listing or a report becomes, and what is refused as one, against a few lines of
+plain Python.
+"""
 
 import json
 import random
@@ -15,7 +17,12 @@ from caf_pipeline.errors import IntegrityError, StagingError
 from caf_pipeline.inventory import snapshot as inventory
 from caf_pipeline.inventory.ledger_rows import STANDING_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, is_supported
-from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, SnapshotWriter, read_objects, read_snapshot
+from caf_pipeline.inventory.snapshot import (
+    SNAPSHOT_SCHEMA,
+    SnapshotWriter,
+    read_objects,
+    read_snapshot,
+)
 from caf_pipeline.system.parquet import ROWS_PER_GROUP, QueryBudget, WholeParquet
 from caf_pipeline_tests.support.disks import files_of_at_most
 from caf_pipeline_tests.support.snapshots import (
@@ -27,36 +34,63 @@ from caf_pipeline_tests.support.snapshots import (
 
 
 def test_a_snapshot_reads_back_as_it_was_listed(tmp_path):
-    objects = [thing(b"a", size=0), S3Object(b"a/\xff", "v1", "e-2", 5 << 40, MOMENT, "GLACIER", "SHA256/COMPOSITE"), thing(b"b")]
+    objects = [
+        thing(b"a", size=0),
+        S3Object(b"a/\xff", "v1", "e-2", 5 << 40, MOMENT, "GLACIER", "SHA256/COMPOSITE"),
+        thing(b"b"),
+    ]
     written = write_snapshot(tmp_path / "s.parquet", objects[:1], [], objects[1:])
     assert list(read_objects(tmp_path / "s.parquet")) == objects
     assert read_snapshot(tmp_path / "s.parquet") == written
-    assert (written.name, written.object_count, written.object_bytes, written.unsupported_count) == ("s", 3, (5 << 40) + 1, 1)
+    assert (
+        written.name,
+        written.object_count,
+        written.object_bytes,
+        written.unsupported_count,
+    ) == ("s", 3, (5 << 40) + 1, 1)
 
 
 def test_an_empty_source_has_an_empty_snapshot(tmp_path):
     snapshot = write_snapshot(tmp_path / "s.parquet")
     assert read_snapshot(snapshot.path) == snapshot
-    assert (snapshot.object_count, list(read_objects(snapshot.path)), snapshot.complete) == (0, [], True)
+    assert (snapshot.object_count, list(read_objects(snapshot.path)), snapshot.complete) == (
+        0,
+        [],
+        True,
+    )
 
 
-@pytest.mark.parametrize("bounds", [{"after": b"\xff'"}, {"until": b"m"}, {"after": b"a", "until": b"m"}, {"until": b""}])
+@pytest.mark.parametrize(
+    "bounds", [{"after": b"\xff'"}, {"until": b"m"}, {"after": b"a", "until": b"m"}, {"until": b""}]
+)
 def test_a_bounded_snapshot_keeps_its_bounds_and_is_not_complete(tmp_path, bounds):
     snapshot = read_snapshot(write_snapshot(tmp_path / "s.parquet", [thing(b"b")], **bounds).path)
     assert not snapshot.complete
-    assert {"after": snapshot.after, "until": snapshot.until} == {"after": b"", "until": None} | bounds
+    assert {"after": snapshot.after, "until": snapshot.until} == {
+        "after": b"",
+        "until": None,
+    } | bounds
 
 
-@given(st.lists(st.tuples(st.sampled_from(ODD_KEYS), st.sampled_from("ef"), st.integers(0, 3)), max_size=12))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(ODD_KEYS), st.sampled_from("ef"), st.integers(0, 3)), max_size=12
+    )
+)
 @settings(max_examples=40)
 def test_a_listing_in_any_order_becomes_a_sorted_snapshot_with_each_object_once(listed):
     objects = [thing(key, etag=etag, minute=minute) for key, etag, minute in listed]
-    latest = {(obj.key, obj.object_version): obj for obj in sorted(objects, key=lambda obj: obj.last_modified)}
+    latest = {
+        (obj.key, obj.object_version): obj
+        for obj in sorted(objects, key=lambda obj: obj.last_modified)
+    }
     with tempfile.TemporaryDirectory() as folder:
         snapshot = write_snapshot(Path(folder) / "s.parquet", objects[:5], objects[5:])
         assert [path.name for path in Path(folder).iterdir()] == ["s.parquet"]
         found = list(read_objects(snapshot.path))
-        assert found == sorted(latest.values(), key=lambda obj: (obj.key, obj.last_modified, obj.object_version))
+        assert found == sorted(
+            latest.values(), key=lambda obj: (obj.key, obj.last_modified, obj.object_version)
+        )
         assert read_snapshot(snapshot.path).object_bytes == len(found)
         assert snapshot.unsupported_count == sum(not is_supported(obj.key) for obj in found)
 
@@ -65,13 +99,17 @@ def test_a_listing_in_any_order_becomes_a_sorted_snapshot_with_each_object_once(
 def test_a_long_listing_out_of_order_is_sorted_across_row_groups(tmp_path):
     keys = [f"{number:06d}".encode() for number in range(150_000)]
     snapshot = write_snapshot(
-        tmp_path / "s.parquet", [thing(key) for key in keys[70_000:]], [thing(key) for key in keys[:70_001]]
+        tmp_path / "s.parquet",
+        [thing(key) for key in keys[70_000:]],
+        [thing(key) for key in keys[:70_001]],
     )
     assert pq.read_table(snapshot.path)["key"].to_pylist() == keys
     assert pq.ParquetFile(snapshot.path).metadata.num_row_groups > 1
 
 
-def test_files_that_are_sorted_in_windows_of_keys_become_one_sorted_snapshot_with_each_object_once(tmp_path, monkeypatch):
+def test_files_that_are_sorted_in_windows_of_keys_become_one_sorted_snapshot_with_each_object_once(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(inventory, "SORTED_BY_MEMORY", 0.03)  # four windows
     budget = QueryBudget(memory_bytes=256 << 20)
     generator = random.Random(7)
@@ -79,26 +117,47 @@ def test_files_that_are_sorted_in_windows_of_keys_become_one_sorted_snapshot_wit
     generator.shuffle(keys)
     files = [tmp_path / f"{number}.parquet" for number in range(4)]
     for number, file in enumerate(files):
-        some = keys[number * 25_000 - 10 * bool(number) : (number + 1) * 25_000]  # ten are in two files
-        columns = {name: [getattr(thing(b"k"), name)] * len(some) for name in SNAPSHOT_SCHEMA.names} | {"key": some}
-        pq.write_table(pa.table(columns, schema=SNAPSHOT_SCHEMA), file, row_group_size=ROWS_PER_GROUP)
+        some = keys[
+            number * 25_000 - 10 * bool(number) : (number + 1) * 25_000
+        ]  # ten are in two files
+        columns = {
+            name: [getattr(thing(b"k"), name)] * len(some) for name in SNAPSHOT_SCHEMA.names
+        } | {"key": some}
+        pq.write_table(
+            pa.table(columns, schema=SNAPSHOT_SCHEMA), file, row_group_size=ROWS_PER_GROUP
+        )
     path = tmp_path / "s" / "s.parquet"
     path.parent.mkdir()
     with SnapshotWriter(path, source="demo", listed_at=MOMENT, budget=budget) as writer:
         writer.add_files(files)
         snapshot = writer.finish()
     assert pq.read_table(path)["key"].to_pylist() == sorted(keys)
-    assert (snapshot.object_count, snapshot.object_bytes, snapshot.unsupported_count) == (100_000, 100_000, 0)
+    assert (snapshot.object_count, snapshot.object_bytes, snapshot.unsupported_count) == (
+        100_000,
+        100_000,
+        0,
+    )
     assert list(path.parent.iterdir()) == [path]
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("ef"), st.integers(0, 2)), min_size=1), st.integers(1, 4))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from("ef"), st.integers(0, 2)), min_size=1
+    ),
+    st.integers(1, 4),
+)
 def test_an_identity_that_comes_again_is_taken_once_however_batches_divide_its_rows(rows, size):
-    objects = sorted((thing(key.encode(), etag=etag, minute=minute) for key, etag, minute in rows), key=order_of)
+    objects = sorted(
+        (thing(key.encode(), etag=etag, minute=minute) for key, etag, minute in rows), key=order_of
+    )
     columns = {name: [getattr(obj, name) for obj in objects] for name in SNAPSHOT_SCHEMA.names}
     batches = pa.table(columns, schema=SNAPSHOT_SCHEMA).to_batches(max_chunksize=size)
     latest = {(obj.key, obj.object_version): obj for obj in objects}
-    found = [inventory.s3_object(row) for batch in inventory._each_once(batches) for row in batch.to_pylist()]
+    found = [
+        inventory.s3_object(row)
+        for batch in inventory._each_once(batches)
+        for row in batch.to_pylist()
+    ]
     assert found == sorted(latest.values(), key=order_of)
 
 
@@ -113,8 +172,13 @@ def test_a_snapshot_that_was_not_finished_leaves_nothing(tmp_path):
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path):
-    objects = [thing(f"{number:06d}".encode(), etag=f"{number * 7919:032x}") for number in range(80_000)]
-    with files_of_at_most(50_000), pytest.raises(StagingError, match=r"s\.parquet cannot be written"):
+    objects = [
+        thing(f"{number:06d}".encode(), etag=f"{number * 7919:032x}") for number in range(80_000)
+    ]
+    with (
+        files_of_at_most(50_000),
+        pytest.raises(StagingError, match=r"s\.parquet cannot be written"),
+    ):
         write_snapshot(tmp_path / "s.parquet", objects)
     assert not list(tmp_path.iterdir())
 
@@ -142,8 +206,20 @@ def with_metadata(text: str, schema: pa.Schema = SNAPSHOT_SCHEMA):
 
 
 GOOD = {
-    **{"source": "d", "listed_at": MOMENT.isoformat(), "taken_at": MOMENT.isoformat(), "after": "", "until": None},
-    **{"run": "", "report": "", "address": "", "all_versions": False, "beside": {"older": 0, "markers": 0, "deleted_keys": 0}},
+    **{
+        "source": "d",
+        "listed_at": MOMENT.isoformat(),
+        "taken_at": MOMENT.isoformat(),
+        "after": "",
+        "until": None,
+    },
+    **{
+        "run": "",
+        "report": "",
+        "address": "",
+        "all_versions": False,
+        "beside": {"older": 0, "markers": 0, "deleted_keys": 0},
+    },
     **dict.fromkeys(("object_count", "object_bytes", "unsupported_count"), 0),
 }
 
@@ -158,7 +234,10 @@ GOOD = {
         (with_metadata("{"), "is not a snapshot"),
         (with_metadata("[]"), "is not a snapshot"),
         (with_metadata(json.dumps(GOOD | {"listed_at": "yesterday"})), "is not a snapshot"),
-        (with_metadata(json.dumps({name: GOOD[name] for name in GOOD if name != "beside"})), "is not a snapshot"),
+        (
+            with_metadata(json.dumps({name: GOOD[name] for name in GOOD if name != "beside"})),
+            "is not a snapshot",
+        ),
         (with_metadata(json.dumps(GOOD | {"object_count": 3})), "has 0 rows and declares 3"),
         (with_metadata(json.dumps(GOOD), STANDING_SCHEMA), "columns"),
     ],

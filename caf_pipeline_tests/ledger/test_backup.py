@@ -1,4 +1,6 @@
-"""Backups of a ledger: written whole, refused if they do not fit, and restored whole or not at all."""
+"""Backups of a ledger: written whole, refused if they do not fit, and restored whole or not at
+all.
+"""
 
 import errno
 import os
@@ -115,7 +117,9 @@ def test_a_damaged_backup_changes_nothing(ledger, programs, dump):
         "DELETE FROM schema_files WHERE name = '0001.tables'",
     ],
 )
-def test_a_backup_of_another_versions_ledger_is_refused(programs, tmp_path, empty_database_url, change):
+def test_a_backup_of_another_versions_ledger_is_refused(
+    programs, tmp_path, empty_database_url, change
+):
     with psycopg.connect(empty_database_url, autocommit=True) as connection:
         make_tables(connection)
         connection.execute(change)
@@ -177,7 +181,9 @@ def test_a_killed_restore_leaves_the_old_ledger_or_the_new(ledger, dump, databas
     old = rows_of(ledger)
     register(ledger, ["b"])
     newer = rows_of(ledger)
-    process = subprocess.Popen([sys.executable, "-c", _RESTORE, database_url, str(dump)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _RESTORE, database_url, str(dump)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout
     assert process.stdout.readline() == "begins\n"
     time.sleep(seconds)
@@ -187,7 +193,11 @@ def test_a_killed_restore_leaves_the_old_ledger_or_the_new(ledger, dump, databas
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:  # psql sees the end of its input
         with psycopg.connect(database_url, autocommit=True) as connection:
-            others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'psql'"
+            others = (
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                "AND "
+                "application_name = 'psql'"
+            )
             if connection.execute(others).fetchone() == (0,):
                 break
         time.sleep(0.05)

@@ -1,4 +1,6 @@
-"""The copies of chunks on Postgres: what the database refuses, and what becomes of a copy by each way a chunk can go."""
+"""The copies of chunks on Postgres: what the database refuses, and what becomes of a copy by each
+way a chunk can go.
+"""
 
 from dataclasses import replace
 
@@ -46,7 +48,8 @@ def copies(database):
     """Return chunk, store, state, damage and start of each copy."""
     with connected(database) as connection:
         statement = (
-            "SELECT name, store, c.state, damage, start FROM chunk_copies AS c JOIN caf_files USING (caf_file_id) ORDER BY 1"
+            "SELECT name, store, c.state, damage, start FROM chunk_copies AS c JOIN "
+            "caf_files USING (caf_file_id) ORDER BY 1"
         )
         return [tuple(row) for row in connection.execute(statement)]
 
@@ -58,16 +61,31 @@ REFUSED = {
     "a posted chunk that is withdrawn": (S.POSTED, "UPDATE caf_files SET state = 'withdrawn'"),
     "a posting chunk that is abandoned": (S.POSTING, "UPDATE caf_files SET state = 'abandoned'"),
     "a verified chunk that is withdrawn": (S.VERIFIED, "UPDATE caf_files SET state = 'withdrawn'"),
-    "an uploaded chunk that is located": (S.UPLOADING, "UPDATE caf_files SET state = 'located', located_at = now()"),
-    "a planned chunk that is sealed": (S.PLANNED, "UPDATE caf_files SET state = 'sealed', sealed_at = now()"),
+    "an uploaded chunk that is located": (
+        S.UPLOADING,
+        "UPDATE caf_files SET state = 'located', located_at = now()",
+    ),
+    "a planned chunk that is sealed": (
+        S.PLANNED,
+        "UPDATE caf_files SET state = 'sealed', sealed_at = now()",
+    ),
     "a planned chunk that is located": (
         S.PLANNED,
         "UPDATE caf_files SET state = 'located', sealed_at = now(), located_at = now()",
     ),
     "a located chunk without a copy": (S.LOCATED, "DELETE FROM replicas; DELETE FROM chunk_copies"),
-    "a located chunk whose copy is uploaded": (S.LOCATED, "UPDATE chunk_copies SET state = 'uploading'"),
-    "a located chunk whose copy is retired": (S.LOCATED, "UPDATE chunk_copies SET state = 'retired'"),
-    "a sealed chunk whose copy is damaged": (S.VERIFIED, "UPDATE chunk_copies SET state = 'damaged'"),
+    "a located chunk whose copy is uploaded": (
+        S.LOCATED,
+        "UPDATE chunk_copies SET state = 'uploading'",
+    ),
+    "a located chunk whose copy is retired": (
+        S.LOCATED,
+        "UPDATE chunk_copies SET state = 'retired'",
+    ),
+    "a sealed chunk whose copy is damaged": (
+        S.VERIFIED,
+        "UPDATE chunk_copies SET state = 'damaged'",
+    ),
     "a posted copy without a place": (S.POSTED, "UPDATE chunk_copies SET start = NULL"),
     "a wanted copy with a place": (S.SEALED, f"UPDATE chunk_copies SET {POSTED}"),
     "a posting copy with a place": (S.POSTING, f"UPDATE chunk_copies SET {POSTED}"),
@@ -98,8 +116,10 @@ def test_a_planned_chunk_has_no_copy(ledger, database):
 @pytest.mark.parametrize(
     "insert",
     [
-        "INSERT INTO replicas (caf_file_id, store, provider, proof) SELECT caf_file_id, 'another', 'p', '' FROM caf_files",
-        "INSERT INTO full_reads (caf_file_id, store, provider) SELECT caf_file_id, 'another', 'p' FROM caf_files",
+        "INSERT INTO replicas (caf_file_id, store, provider, proof) SELECT caf_file_id, 'another', "
+        "'p', '' FROM caf_files",
+        "INSERT INTO full_reads (caf_file_id, store, provider) SELECT caf_file_id, 'another', 'p' "
+        "FROM caf_files",
     ],
 )
 def test_what_is_known_of_no_copy_is_refused(ledger, database, insert):
@@ -111,7 +131,10 @@ def test_what_is_known_of_no_copy_is_refused(ledger, database, insert):
 def test_a_copy_is_named_by_the_kind_of_the_store(ledger, database):
     ours = archive(Ledger(database, store="directory"), ["a"])
     chunk = archive(ledger, ["b"])
-    assert {row[:3] for row in copies(database)} == {(ours, "directory", "verified"), (chunk, "jackal", "verified")}
+    assert {row[:3] for row in copies(database)} == {
+        (ours, "directory", "verified"),
+        (chunk, "jackal", "verified"),
+    }
 
 
 def test_a_chunk_sealed_for_another_store_is_posted_in_this_one(ledger, database):
@@ -126,7 +149,10 @@ def test_damaged_chunk_is_not_posted_again_in_another_store(ledger, database):
     chunk = archive(ledger, ["a"])
     end(ledger, chunk, S.DAMAGED)
     other = Ledger(database, store="directory", lease_seconds=1.0)
-    with other.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(IllegalMove, match="directory"):
+    with (
+        other.leases.hold(f"chunk/{chunk}", holder()) as lease,
+        pytest.raises(IllegalMove, match="directory"),
+    ):
         other.moves.record_repost(lease, chunk, replace(POSTING, start=99))
     assert ledger.chunks.get(chunk).start == POSTING.start
 
@@ -218,12 +244,19 @@ def test_a_rebuilt_chunk_is_located_and_has_its_copy(ledger, database, fault):
     ledger.sources.register(SOURCE, "id", "s3://src")
     chunk = restored(7, ["a"])
     restore(ledger, chunk, batches([location("a")]), [], fault=fault)
-    assert copies(database) == [(chunk.name, "jackal", "damaged" if fault else "verified", fault, 7)]
+    assert copies(database) == [
+        (chunk.name, "jackal", "damaged" if fault else "verified", fault, 7)
+    ]
     assert ledger.chunks.get(chunk.name).reason == fault
 
 
-@pytest.mark.parametrize(("state", "is_replaced"), [(S.SEALED, True), (S.POSTING, True), (S.POSTED, False), (S.VERIFIED, False)])
-def test_a_stored_file_takes_the_place_of_a_parked_chunk_only_if_that_was_not_posted(ledger, database, state, is_replaced):
+@pytest.mark.parametrize(
+    ("state", "is_replaced"),
+    [(S.SEALED, True), (S.POSTING, True), (S.POSTED, False), (S.VERIFIED, False)],
+)
+def test_a_stored_file_takes_the_place_of_a_parked_chunk_only_if_that_was_not_posted(
+    ledger, database, state, is_replaced
+):
     (name,) = register(ledger, ["a"])
     bring_to(ledger, name, state)
     end(ledger, name, S.PARKED)
@@ -232,11 +265,18 @@ def test_a_stored_file_takes_the_place_of_a_parked_chunk_only_if_that_was_not_po
     rows = list(batches([location("a")]))
     with ledger.leases.hold(f"chunk/{name}", holder()) as lease:
         if is_replaced:
-            assert ledger.rebuilds.restore_chunk(stored, lambda: rows, [], plan_folder="p", lease=lease) == 1
+            assert (
+                ledger.rebuilds.restore_chunk(
+                    stored, lambda: rows, [], plan_folder="p", lease=lease
+                )
+                == 1
+            )
             assert copies(database) == [(name, "jackal", "verified", "", 7)]
         else:
             with pytest.raises(IllegalMove):
-                ledger.rebuilds.restore_chunk(stored, lambda: rows, [], plan_folder="p", lease=lease)
+                ledger.rebuilds.restore_chunk(
+                    stored, lambda: rows, [], plan_folder="p", lease=lease
+                )
             assert copies(database) == before
             assert ledger.chunks.get(name).state is S.PARKED
 

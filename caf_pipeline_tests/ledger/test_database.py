@@ -31,7 +31,13 @@ def settings(url):
 
 
 @pytest.mark.parametrize(
-    "text", ["postgresql://u@h/d", "postgres://u@h/d", "postgresql+psycopg2://u@h/d", "postgresql+psycopg://u@h/d"]
+    "text",
+    [
+        "postgresql://u@h/d",
+        "postgres://u@h/d",
+        "postgresql+psycopg2://u@h/d",
+        "postgresql+psycopg://u@h/d",
+    ],
 )
 def test_any_postgres_address_is_for_psycopg_3(text):
     assert parse_url(text) == "postgresql://u@h/d"
@@ -80,7 +86,9 @@ def test_a_configured_database_is_opened_with_its_tables(empty_database_url, ope
 def test_a_transaction_that_fails_writes_nothing(engine):
     def insert_and_fail():
         with engine.begin() as connection:
-            connection.exec_driver_sql("INSERT INTO sources (name, archive_id, address) VALUES ('a', 'b', 'c')")
+            connection.exec_driver_sql(
+                "INSERT INTO sources (name, archive_id, address) VALUES ('a', 'b', 'c')"
+            )
             raise ConnectionError("the cable")
 
     with pytest.raises(ConnectionError):
@@ -101,7 +109,9 @@ def test_an_interrupt_in_the_middle_of_a_statement_stays_one(engine, caplog, cap
     assert count_sources(engine) == 0
 
 
-def test_a_statement_under_way_ends_with_its_connection_and_nothing_is_logged(engine, caplog, capfd):
+def test_a_statement_under_way_ends_with_its_connection_and_nothing_is_logged(
+    engine, caplog, capfd
+):
     with engine._engine.connect() as connection:
         driver_connection(connection).pgconn.send_query(b"SELECT pg_sleep(0.1)")
     assert not caplog.records
@@ -127,7 +137,9 @@ def test_no_statement_is_prepared(ask):
 
 
 def end_connections(database, admin_url):
-    """End the server's side of all connections to the database, as its restart does; return when they are gone."""
+    """End the server's side of all connections to the database, as its restart does; return when
+    they are gone.
+    """
     of_database = "FROM pg_stat_activity WHERE datname = %s"
     with psycopg.connect(admin_url, autocommit=True) as admin:
         admin.execute(f"SELECT pg_terminate_backend(pid) {of_database}", [database.name])
@@ -141,7 +153,9 @@ def test_a_connection_that_broke_while_idle_is_replaced_unseen(database, postgre
     assert ask("SELECT 1") == 1
 
 
-def test_connections_that_all_broke_while_idle_are_replaced_unseen(database, postgres_url, connections):
+def test_connections_that_all_broke_while_idle_are_replaced_unseen(
+    database, postgres_url, connections
+):
     with connections.connection(), connections.connection(), connections.connection():
         pass
     end_connections(database, postgres_url)
@@ -155,7 +169,9 @@ def test_a_server_that_went_away_without_a_word_is_noticed_by_a_connection_that_
     with connections.connection():
         pass
     end_connections(database, postgres_url)
-    monkeypatch.setattr("caf_pipeline.ledger.read_connections._has_something_to_read", lambda connection: False)
+    monkeypatch.setattr(
+        "caf_pipeline.ledger.read_connections._has_something_to_read", lambda connection: False
+    )
     monkeypatch.setattr("caf_pipeline.ledger.read_connections.UNASKED_SECONDS", 0)
     with connections.connection() as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
@@ -174,7 +190,9 @@ def test_a_closed_engine_leaves_no_connection(engine, database, postgres_url):
         pass
     engine.close()
     with psycopg.connect(postgres_url, autocommit=True) as admin:
-        while admin.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = %s", [database.name]).fetchone() != (0,):
+        while admin.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = %s", [database.name]
+        ).fetchone() != (0,):
             pass
 
 
@@ -209,7 +227,9 @@ def shown(error):
 
 @pytest.fixture
 def password_url(postgres_url):
-    """The address of a database by way of a user that has a password, over a server that asks for it."""
+    """The address of a database by way of a user that has a password, over a server that asks for
+    it.
+    """
     folder = conninfo_to_dict(postgres_url)["host"]
     hba = Path(folder) / "pg_hba.conf"
     before = hba.read_text()
@@ -246,12 +266,16 @@ def test_an_unknown_database_is_permanent_and_named(postgres_url):
     assert "create the database" in refused.value.hint
 
 
-def test_a_database_that_takes_no_connections_is_not_said_to_be_missing(postgres_url, empty_database_url):
+def test_a_database_that_takes_no_connections_is_not_said_to_be_missing(
+    postgres_url, empty_database_url
+):
     name = conninfo_to_dict(empty_database_url)["dbname"]
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
         try:
-            with pytest.raises(LedgerError, match="is not currently accepting connections") as refused:
+            with pytest.raises(
+                LedgerError, match="is not currently accepting connections"
+            ) as refused:
                 open_ledger(settings(empty_database_url))
         finally:
             admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
@@ -280,7 +304,11 @@ def test_why_a_server_is_away_is_told_apart(url, words):
 
 
 @pytest.mark.parametrize(
-    ("said", "words"), [(None, "it does not answer in time"), (b"SSH-2.0-x\r\n", "what listens there is not Postgres")]
+    ("said", "words"),
+    [
+        (None, "it does not answer in time"),
+        (b"SSH-2.0-x\r\n", "what listens there is not Postgres"),
+    ],
 )
 def test_a_server_that_is_silent_and_one_of_something_else_are_told_apart(said, words):
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -298,14 +326,36 @@ def test_a_server_that_is_silent_and_one_of_something_else_are_told_apart(said, 
 @pytest.mark.parametrize(
     ("parameters", "words", "hint"),
     [
-        ("sslmode=verify-full&sslrootcert={certificate}&host=db.example", "its certificate is of another host", "certificate"),
-        ("sslmode=verify-full&sslrootcert=/nowhere.pem&host=localhost", '"/nowhere.pem" does not exist', "check sslrootcert"),
-        ("sslmode=verify-full&sslrootcert={key}&host=localhost", "could not read root certificate file", "check sslrootcert"),
-        ("sslmode=require&sslcert={certificate}&sslkey=/nowhere&host=localhost", 'private key file "/nowhere"', "sslkey"),
-        ("sslmode=none-such&host=localhost", 'invalid sslmode value: "none-such"', "correct the parameters"),
+        (
+            "sslmode=verify-full&sslrootcert={certificate}&host=db.example",
+            "its certificate is of another host",
+            "certificate",
+        ),
+        (
+            "sslmode=verify-full&sslrootcert=/nowhere.pem&host=localhost",
+            '"/nowhere.pem" does not exist',
+            "check sslrootcert",
+        ),
+        (
+            "sslmode=verify-full&sslrootcert={key}&host=localhost",
+            "could not read root certificate file",
+            "check sslrootcert",
+        ),
+        (
+            "sslmode=require&sslcert={certificate}&sslkey=/nowhere&host=localhost",
+            'private key file "/nowhere"',
+            "sslkey",
+        ),
+        (
+            "sslmode=none-such&host=localhost",
+            'invalid sslmode value: "none-such"',
+            "correct the parameters",
+        ),
     ],
 )
-def test_what_tls_wants_of_the_address_is_told_and_not_that_the_server_is_away(tls, certificate, parameters, words, hint):
+def test_what_tls_wants_of_the_address_is_told_and_not_that_the_server_is_away(
+    tls, certificate, parameters, words, hint
+):
     with socket.create_server(("127.0.0.1", 0)) as server:
         told = parameters.format(certificate=certificate, key=certificate.with_name("key.pem"))
         address = f"hostaddr=127.0.0.1&port={server.getsockname()[1]}&connect_timeout=30"
@@ -381,7 +431,10 @@ def test_a_fork_uses_no_connection_of_its_parent(ask):
 
 def test_a_failed_copy_is_an_error_of_the_tree(engine):
     def copy():
-        with engine.begin() as connection, driver_connection(connection).cursor().copy("COPY sources FROM STDIN") as rows:
+        with (
+            engine.begin() as connection,
+            driver_connection(connection).cursor().copy("COPY sources FROM STDIN") as rows,
+        ):
             rows.write(b"no row\n")
 
     with pytest.raises(LedgerError, match="invalid input"):
@@ -389,9 +442,14 @@ def test_a_failed_copy_is_an_error_of_the_tree(engine):
     assert count_sources(engine) == 0
 
 
-def test_a_server_that_goes_away_during_a_copy_is_transient(engine, database, postgres_url, caplog, capfd):
+def test_a_server_that_goes_away_during_a_copy_is_transient(
+    engine, database, postgres_url, caplog, capfd
+):
     def copy():
-        with engine.begin() as connection, driver_connection(connection).cursor().copy("COPY sources FROM STDIN") as rows:
+        with (
+            engine.begin() as connection,
+            driver_connection(connection).cursor().copy("COPY sources FROM STDIN") as rows,
+        ):
             end_connections(database, postgres_url)
             rows.write(b"no row\n")
 
@@ -416,8 +474,13 @@ def test_the_number_of_connections_is_bounded(database, monkeypatch):
             stack.enter_context(engine.begin())
 
 
-def test_a_transaction_that_stands_still_is_ended_and_its_locks_with_it(engine, database, monkeypatch):
-    monkeypatch.setattr("caf_pipeline.ledger.engine.BEGIN", "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 50")
+def test_a_transaction_that_stands_still_is_ended_and_its_locks_with_it(
+    engine, database, monkeypatch
+):
+    monkeypatch.setattr(
+        "caf_pipeline.ledger.engine.BEGIN",
+        "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 50",
+    )
     with pytest.raises(LedgerUnreachable):
         stand_still(engine, database)
 
@@ -430,7 +493,9 @@ def stand_still(engine, database):
         connection.exec_driver_sql("SELECT 1")
 
 
-def test_the_environment_of_libpq_does_not_redirect_the_embedded_server(tmp_path, monkeypatch, postgres_url):
+def test_the_environment_of_libpq_does_not_redirect_the_embedded_server(
+    tmp_path, monkeypatch, postgres_url
+):
     monkeypatch.setitem(os.environ, "PGHOST", "nowhere.invalid")
     monkeypatch.setitem(os.environ, "PGDATABASE", "nowhere")
     monkeypatch.setitem(os.environ, "PGPORT", "1")

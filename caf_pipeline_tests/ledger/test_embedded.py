@@ -1,4 +1,6 @@
-"""The embedded server: shared by processes, stopped by the last, and usable after any of them or itself was killed."""
+"""The embedded server: shared by processes, stopped by the last, and usable after any of them or
+itself was killed.
+"""
 
 import os
 import shutil
@@ -38,7 +40,9 @@ def folder():
     name.chmod(0o755)  # root's server has a user of its own
     yield name / "postgres"
     for process in psutil.process_iter(["name", "cmdline"]):
-        if process.info["name"] == "postgres" and str(name) in " ".join(process.info["cmdline"] or ()):
+        if process.info["name"] == "postgres" and str(name) in " ".join(
+            process.info["cmdline"] or ()
+        ):
             process.kill()
     shutil.rmtree(name)
 
@@ -47,7 +51,9 @@ def folder():
 def user(folder, **account):
     """Another process that uses the server; it ends in good order unless it is killed."""
     command = [sys.executable, "-c", USER, str(folder)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **account)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **account
+    )
     with process:
         process.socket_folder = process.stdout.readline().strip()
         yield process
@@ -57,7 +63,9 @@ def user(folder, **account):
 
 def ask(server_or_folder, query="SELECT 1"):
     where = server_or_folder.socket_folder
-    with psycopg.connect(host=str(where), user="postgres", dbname="postgres", autocommit=True) as connection:
+    with psycopg.connect(
+        host=str(where), user="postgres", dbname="postgres", autocommit=True
+    ) as connection:
         cursor = connection.execute(query)
         return cursor.fetchall() if cursor.description else None
 
@@ -194,9 +202,14 @@ def test_a_file_of_another_user_is_refused(folder, monkeypatch, name):
     for path in (folder, *folder.iterdir()):
         shutil.chown(path, "nobody")
     os.chown(folder / name, 0, 0)
-    script = f"import os; os.setuid(65534); from pathlib import Path; EmbeddedServer(Path({str(folder)!r}))"
+    script = (
+        "import os; os.setuid(65534); from pathlib import Path; "
+        f"EmbeddedServer(Path({str(folder)!r}))"
+    )
     program = f"from caf_pipeline.ledger.embedded import EmbeddedServer; {script}"
-    refused = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    refused = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     error = refused.stderr.splitlines()[-1]
     assert "LedgerError: " in error
     assert f"{folder / name} belongs to the user root" in error
@@ -295,7 +308,9 @@ def test_private_programs_are_copied(folder, monkeypatch):
     for name in (f"{package.name}/{programs.parent.name}", f"{package.name}.libs"):
         shutil.copytree(package.parent / name, private / name, symlinks=True)
     (private / package.name / programs.parent.name / "bin" / "initdb").chmod(0o700)
-    monkeypatch.setattr(embedded, "wheel_programs", lambda: private / programs.relative_to(package.parent))
+    monkeypatch.setattr(
+        embedded, "wheel_programs", lambda: private / programs.relative_to(package.parent)
+    )
     server = EmbeddedServer(folder)
     assert Path(postmaster(folder).exe()).is_relative_to(place)
     server.close()
@@ -338,7 +353,9 @@ def test_a_server_of_a_deleted_folder_is_in_nobodys_way(folder):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["deep folder/" * 20, "with 'quotes', commas, and spaces", "é\N{FILE CABINET}"])
+@pytest.mark.parametrize(
+    "name", ["deep folder/" * 20, "with 'quotes', commas, and spaces", "é\N{FILE CABINET}"]
+)
 def test_any_folder_will_do(folder, name):
     server = EmbeddedServer(folder / name)
     assert ask(server) == [(1,)]
@@ -363,7 +380,10 @@ def test_only_the_servers_user_can_enter_a_socket_folder_outside_of_home(folder)
 @pytest.mark.thorough
 def test_many_processes_may_start_it_at_once(folder):
     commands = [[sys.executable, "-c", USER, str(folder)]] * 4
-    processes = [subprocess.Popen(one, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for one in commands]
+    processes = [
+        subprocess.Popen(one, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for one in commands
+    ]
     assert [process.stdout.readline().strip() for process in processes] == [f"{folder}/data"] * 4
     for process in processes:
         process.communicate("\n")
@@ -375,7 +395,12 @@ def test_many_processes_may_start_it_at_once(folder):
 def test_an_interrupt_from_the_terminal_does_not_reach_the_server(folder):
     command = [sys.executable, "-c", USER, str(folder)]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
     )
     with process, user(folder) as other:
         process.stdout.readline()
@@ -423,12 +448,20 @@ def test_a_home_that_is_a_file_is_refused(folder):
 def test_it_runs_without_roots_rights():
     account = {"user": "nobody", "group": "nogroup", "extra_groups": []}
     try:
-        subprocess.run([sys.executable, "-c", "import psutil"], check=True, capture_output=True, cwd="/", **account)
+        subprocess.run(
+            [sys.executable, "-c", "import psutil"],
+            check=True,
+            capture_output=True,
+            cwd="/",
+            **account,
+        )
     except (PermissionError, subprocess.CalledProcessError):
         pytest.skip("this Python can be run by root only")
     with tempfile.TemporaryDirectory(prefix="caf-pg-") as name:
         shutil.chown(name, "nobody", "nogroup")
         package = str(Path(__file__).parents[2])
-        with user(Path(name) / "postgres", **account, cwd="/", env={"PYTHONPATH": package}) as other:
+        with user(
+            Path(name) / "postgres", **account, cwd="/", env={"PYTHONPATH": package}
+        ) as other:
             assert ask(other) == [(1,)]
             assert postmaster(Path(name) / "postgres").username() == "nobody"

@@ -1,4 +1,6 @@
-"""What is kept of the ledger's locations is what the database has, whatever became of the files or of the database."""
+"""What is kept of the ledger's locations is what the database has, whatever became of the files or
+of the database.
+"""
 
 import hashlib
 import os
@@ -16,7 +18,17 @@ from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.kept import open_kept
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query
-from caf_pipeline_tests.contracts.ledger import SOURCE, archive, batches, end, location, register, restore, restored, skip
+from caf_pipeline_tests.contracts.ledger import (
+    SOURCE,
+    archive,
+    batches,
+    end,
+    location,
+    register,
+    restore,
+    restored,
+    skip,
+)
 from caf_pipeline_tests.support.postgres import connected
 
 S = ChunkState
@@ -40,8 +52,12 @@ def known(ledger, tmp_path):
             query.table("standing", folder)
             rows = query.rows(f"SELECT {', '.join(STANDING_SCHEMA.names)} FROM standing")
         in_database = pq.read_table(whole).to_pylist()
-        assert Counter(row[:5] for row in rows) == Counter(tuple(row.values())[:5] for row in in_database)
-        assert Counter(row[5] for row in rows) == Counter(row["last_modified"] for row in in_database)
+        assert Counter(row[:5] for row in rows) == Counter(
+            tuple(row.values())[:5] for row in in_database
+        )
+        assert Counter(row[5] for row in rows) == Counter(
+            row["last_modified"] for row in in_database
+        )
         return {row[0].decode() for row in rows if row[2] == "located"}
 
     return read
@@ -68,7 +84,10 @@ def test_where_nothing_changed_the_files_stay_as_they_are(ledger, known, tmp_pat
     archive(ledger, ["a"])
     known()
     before = [(path, path.stat().st_mtime_ns) for path in files(tmp_path)]
-    assert (known(), [(path, path.stat().st_mtime_ns) for path in files(tmp_path)]) == ({"a"}, before)
+    assert (known(), [(path, path.stat().st_mtime_ns) for path in files(tmp_path)]) == (
+        {"a"},
+        before,
+    )
 
 
 def test_many_chunks_are_in_few_files_each_sorted_by_key(ledger, known, tmp_path):
@@ -101,7 +120,9 @@ def test_a_chunk_that_was_restored_is_there(ledger, known):
     assert known() == {"a", "b"}
 
 
-def test_locations_that_were_removed_behind_the_ledgers_back_are_not_believed(ledger, known, database):
+def test_locations_that_were_removed_behind_the_ledgers_back_are_not_believed(
+    ledger, known, database
+):
     archive(ledger, ["a", "b"])
     known()
     with connected(database) as connection:
@@ -124,7 +145,9 @@ def _of_other_rows(path):
     pq.write_table(table.slice(0, 1), path)
 
 
-@pytest.mark.parametrize("damage", [os.unlink, _truncate, _flip, _of_other_rows, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize(
+    "damage", [os.unlink, _truncate, _flip, _of_other_rows, lambda path: path.write_bytes(b"")]
+)
 def test_a_file_that_is_not_as_it_was_written_is_written_again(ledger, known, tmp_path, damage):
     archive(ledger, ["a", "b"])
     known()
@@ -151,7 +174,9 @@ def test_a_file_under_the_name_of_another_is_not_believed(ledger, known, tmp_pat
         lambda table: table.replace_schema_metadata({"caf.chunks": '{"1": 2}'}),
     ],
 )
-def test_a_file_that_another_version_of_the_software_wrote_is_written_again(ledger, known, tmp_path, change):
+def test_a_file_that_another_version_of_the_software_wrote_is_written_again(
+    ledger, known, tmp_path, change
+):
     archive(ledger, ["a", "b"])
     known()
     (written,) = files(tmp_path)
@@ -167,8 +192,12 @@ def test_a_file_that_another_version_of_the_software_wrote_is_written_again(ledg
 def test_files_of_another_database_are_not_mixed_with_this_ones(ledger, known, database):
     archive(ledger, ["a", "b"])
     assert known() == {"a", "b"}
-    with connected(database) as connection:  # as if it were another one: the same ids are given again
-        connection.execute("TRUNCATE file_locations, caf_files, plans, claims RESTART IDENTITY CASCADE")
+    with connected(
+        database
+    ) as connection:  # as if it were another one: the same ids are given again
+        connection.execute(
+            "TRUNCATE file_locations, caf_files, plans, claims RESTART IDENTITY CASCADE"
+        )
     assert known() == set()
     archive(ledger, ["c", "d"])
     assert known() == {"c", "d"}
@@ -181,11 +210,15 @@ def test_files_of_another_source_are_not_mixed_with_this_ones(ledger, known, tmp
     assert known() == {"a", "c"}
 
 
-def test_files_of_later_than_a_restored_database_say_nothing_of_what_it_lacks(ledger, known, database):
+def test_files_of_later_than_a_restored_database_say_nothing_of_what_it_lacks(
+    ledger, known, database
+):
     archive(ledger, ["a"])
     archive(ledger, ["b", "c"])
     assert known() == {"a", "b", "c"}
-    with connected(database) as connection:  # as it was before the second chunk, whose id is given again
+    with connected(
+        database
+    ) as connection:  # as it was before the second chunk, whose id is given again
         for table in ("replicas", "chunk_copies", "file_locations", "caf_files"):
             connection.execute(f"DELETE FROM {table} WHERE caf_file_id = 2")
         connection.execute("SELECT setval(pg_get_serial_sequence('caf_files', 'caf_file_id'), 1)")
@@ -214,7 +247,10 @@ def test_what_a_killed_process_left_is_removed(ledger, known, tmp_path):
     (tmp_path / "kept" / ".new.parquet").write_bytes(b"whole, and not named")
     (tmp_path / "kept" / ".caf-spill-x").mkdir()
     assert known() == {"a"}
-    assert [path.name for path in sorted((tmp_path / "kept").iterdir())] == [".lock", files(tmp_path)[0].name]
+    assert [path.name for path in sorted((tmp_path / "kept").iterdir())] == [
+        ".lock",
+        files(tmp_path)[0].name,
+    ]
 
 
 def test_who_reads_has_its_files_when_they_are_replaced(ledger, tmp_path):
@@ -222,7 +258,11 @@ def test_who_reads_has_its_files_when_they_are_replaced(ledger, tmp_path):
     ledger.exports.changes(SOURCE, tmp_path / "one", tmp_path / "kept")
     archive(ledger, ["b"])
     ledger.exports.changes(SOURCE, tmp_path / "other", tmp_path / "kept")
-    keys = [key for path in (tmp_path / "one").iterdir() for key in pq.read_table(path)["key"].to_pylist()]
+    keys = [
+        key
+        for path in (tmp_path / "one").iterdir()
+        for key in pq.read_table(path)["key"].to_pylist()
+    ]
     assert keys == [b"a"]
 
 
@@ -270,7 +310,9 @@ def test_files_that_say_what_the_database_has_do_not_differ(ledger, known, tmp_p
 
 
 @pytest.mark.parametrize("lie", ["file_path = 'x'", "etag = 'x'", "last_modified = now()"])
-def test_a_comparison_finds_rows_that_changed_and_are_as_many(ledger, known, tmp_path, database, lie):
+def test_a_comparison_finds_rows_that_changed_and_are_as_many(
+    ledger, known, tmp_path, database, lie
+):
     archive(ledger, ["a", "b"])
     known()
     with connected(database) as connection:

@@ -1,4 +1,6 @@
-"""Leases between real processes: killed, paused, on another machine, and away from their database."""
+"""Leases between real processes: killed, paused, on another machine, and away from their
+database.
+"""
 
 import signal
 import subprocess
@@ -52,14 +54,16 @@ with ledger.leases.hold(f"chunk/{chunk}", replace(me, boot_id=boot) if boot else
             print("loading", flush=True)
             sys.stdin.readline()
         ledger.moves.seal(lease, chunk, seal_facts(1), [], [], rows=rows)
-"""
+"""  # noqa: E501
 
 
 @contextmanager
 def child(database_url, chunk, *, seconds=NEVER, boot="", what=""):
     """A process that holds the chunk's lease."""
     command = [sys.executable, "-c", CHILD, database_url, chunk, str(seconds), boot, what]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout.readline() == "held\n"
             yield process
@@ -105,12 +109,16 @@ def test_a_killed_run_that_nobody_waited_for_is_dead(database, database_url, chu
 
 def _started_of(database_url, process):
     with psycopg.connect(database_url) as connection:
-        [[started]] = connection.execute("SELECT process_started FROM leases WHERE pid = %s", [process.pid]).fetchall()
+        [[started]] = connection.execute(
+            "SELECT process_started FROM leases WHERE pid = %s", [process.pid]
+        ).fetchall()
         return started
 
 
 @pytest.mark.thorough
-def test_a_killed_run_on_another_machine_is_replaced_when_its_lease_has_run_out(database, database_url, chunk):
+def test_a_killed_run_on_another_machine_is_replaced_when_its_lease_has_run_out(
+    database, database_url, chunk
+):
     with child(database_url, chunk, seconds=SHORT, boot="another machine") as process:
         process.kill()
         process.wait()
@@ -137,7 +145,9 @@ def test_a_pid_that_another_process_has_now_is_a_dead_holder(engine):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("boot", ["", "another machine"])
-def test_a_run_that_was_paused_beyond_its_lease_can_move_nothing(database, database_url, chunk, boot):
+def test_a_run_that_was_paused_beyond_its_lease_can_move_nothing(
+    database, database_url, chunk, boot
+):
     ledger = Ledger(database, lease_seconds=SHORT)
     with child(database_url, chunk, seconds=SHORT, boot=boot, what="move") as process:
         process.send_signal(signal.SIGSTOP)
@@ -149,7 +159,9 @@ def test_a_run_that_was_paused_beyond_its_lease_can_move_nothing(database, datab
 
 
 @pytest.mark.thorough
-def test_a_run_killed_while_it_seals_leaves_no_row_and_the_next_one_completes(database, database_url, ledger, chunk):
+def test_a_run_killed_while_it_seals_leaves_no_row_and_the_next_one_completes(
+    database, database_url, ledger, chunk
+):
     bring_to(ledger, chunk, ChunkState.PACKING)
     with child(database_url, chunk, what="load") as process:
         tell(process)
@@ -183,7 +195,10 @@ def test_a_lease_that_was_taken_over_is_known_to_be_lost(engine, database_url):
             _check_until_it_fails(lease)
     # And what the other run has is left alone.
     with psycopg.connect(database_url) as connection:
-        assert connection.execute("SELECT run, epoch FROM leases").fetchone() == ("run-2", lease.epoch + 1)
+        assert connection.execute("SELECT run, epoch FROM leases").fetchone() == (
+            "run-2",
+            lease.epoch + 1,
+        )
 
 
 def test_a_lease_whose_database_is_away_is_lost_after_its_time(postgres_url, database, engine):
@@ -192,7 +207,9 @@ def test_a_lease_whose_database_is_away_is_lost_after_its_time(postgres_url, dat
         with psycopg.connect(postgres_url, autocommit=True) as admin:
             name = database.name
             admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+            admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
+            )
         with pytest.raises(LeaseLost, match="not be renewed"):
             _check_until_it_fails(lease)
 
@@ -215,7 +232,10 @@ def test_this_process_is_alive_and_says_the_same_each_time():
 
 def test_a_process_that_ended_is_not_alive():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        code = f"from caf_pipeline.ledger.processes import _started; print(repr(_started({process.pid})))"
+        code = (
+            "from caf_pipeline.ledger.processes import _started; "
+            f"print(repr(_started({process.pid})))"
+        )
         started = float(subprocess.check_output([sys.executable, "-c", code]))
         other = Holder("run", boot_id(), process.pid, started)
         assert is_alive(other.boot_id, other.pid, other.process_started) is True
@@ -223,6 +243,11 @@ def test_a_process_that_ended_is_not_alive():
 
 
 def test_leases_have_the_names_that_earlier_versions_gave_them():
-    names = [records.chunk_lease("c"), records.plan_lease("s"), records.deletion_lease("s"), records.account_lease("i/a")]
+    names = [
+        records.chunk_lease("c"),
+        records.plan_lease("s"),
+        records.deletion_lease("s"),
+        records.account_lease("i/a"),
+    ]
     assert names == ["chunk/c", "plan/s", "deletion/s", "account/i/a"]
     assert [records.chunk_of_lease(name) for name in names] == ["c", None, None, None]

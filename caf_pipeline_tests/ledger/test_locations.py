@@ -15,7 +15,12 @@ from caf_pipeline.errors import ClaimConflict
 from caf_pipeline.inventory.headers import HEADERS, ObjectHeaders
 from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.manifest import LOCATION_SCHEMA
-from caf_pipeline.inventory.objects import is_rewritten, object_version, rewritten_version, version_id_of
+from caf_pipeline.inventory.objects import (
+    is_rewritten,
+    object_version,
+    rewritten_version,
+    version_id_of,
+)
 from caf_pipeline.ledger.arrow import header_set_ids
 from caf_pipeline.ledger.copy import copy_location_batches
 from caf_pipeline.ledger.engine import LedgerEngine
@@ -33,17 +38,31 @@ IDENTITIES = {
     "nothing": (f"etag:{ETAG}:0", None, ETAG, 0, None),
     "an upload in parts": (f"etag:{ETAG}-12:6000", None, f"{ETAG}-12", 6000, None),
     "a version": (VERSION_ID, VERSION_ID, ETAG, 6000, None),
-    "written again": (f"etag:{ETAG}:6000:{WRITTEN}", None, ETAG, 6000, datetime.fromisoformat(WRITTEN)),
+    "written again": (
+        f"etag:{ETAG}:6000:{WRITTEN}",
+        None,
+        ETAG,
+        6000,
+        datetime.fromisoformat(WRITTEN),
+    ),
     "any ETag": ('etag:W/"\u00e9:1":7', None, 'W/"\u00e9:1"', 7, None),
     "no ETag": ("etag::7", None, "", 7, None),
-    "an early year": ("etag::7:0031-01-01T00:00:00.000001Z", None, "", 7, datetime(31, 1, 1, 0, 0, 0, 1, tzinfo=UTC)),
+    "an early year": (
+        "etag::7:0031-01-01T00:00:00.000001Z",
+        None,
+        "",
+        7,
+        datetime(31, 1, 1, 0, 0, 0, 1, tzinfo=UTC),
+    ),
 }
 IDENTITY = "object_version(version_id, etag, size_bytes, rewritten_at)"
 
 
 def row_of(object_version, version_id, etag, size_bytes, rewritten_at):
     written = rewritten_at or datetime(2026, 1, 1, tzinfo=UTC)
-    return LocationRow("k", object_version, version_id, 512, 512 + size_bytes, etag, written, bytes(32))
+    return LocationRow(
+        "k", object_version, version_id, 512, 512 + size_bytes, etag, written, bytes(32)
+    )
 
 
 @pytest.fixture
@@ -66,7 +85,9 @@ SCHEMA_OF_HEADERS = pa.schema([LOCATION_SCHEMA.field(name) for name in (*HEADERS
 
 any_text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=50)
 hostile_text = (
-    any_text | st.text(st.sampled_from("\\\t\n\rNxb.\"',{}é🗄 "), max_size=12) | st.sampled_from([r"\N", r"\.", r"\x41", ""])
+    any_text
+    | st.text(st.sampled_from("\\\t\n\rNxb.\"',{}é🗄 "), max_size=12)
+    | st.sampled_from([r"\N", r"\.", r"\x41", ""])
 )
 sizes = st.integers(0, 2**53) | st.integers(0, 12)
 etags = (
@@ -80,12 +101,16 @@ etags = (
 def location_rows(draw):
     """Rows as ours are, of any text."""
     size_bytes, start, etag = draw(sizes), draw(st.integers(0, 2**62)), draw(etags)
-    version_id = draw(st.none() | hostile_text.filter(lambda text: text and not text.startswith("etag:")))
+    version_id = draw(
+        st.none() | hostile_text.filter(lambda text: text and not text.startswith("etag:"))
+    )
     last_modified = draw(st.datetimes(timezones=st.just(UTC)))
     version = object_version(version_id, etag, size_bytes)
     return LocationRow(
         key=draw(hostile_text),
-        object_version=version if version_id or draw(st.booleans()) else rewritten_version(version, last_modified),
+        object_version=version
+        if version_id or draw(st.booleans())
+        else rewritten_version(version, last_modified),
         version_id=version_id,
         start_byte=start,
         end_byte=start + size_bytes,
@@ -96,7 +121,8 @@ def location_rows(draw):
 
 
 AS_GIVEN = f"""
-    SELECT file_path, {IDENTITY}, nullif(version_id, ''), start_byte, end_byte, etag, last_modified, sha256
+    SELECT file_path, {IDENTITY}, nullif(version_id, ''), start_byte, end_byte, etag, last_modified,
+        sha256
     FROM loading ORDER BY ctid
 """
 
@@ -105,26 +131,40 @@ AS_GIVEN = f"""
 @settings(max_examples=200)
 @given(rows=st.lists(st.lists(location_rows(), max_size=5), max_size=3))
 def test_locations_of_any_text_are_loaded_as_given(database, rows):
-    given_batches = [pa.RecordBatch.from_pylist([location_values(row) for row in some], LOCATION_SCHEMA) for some in rows]
+    given_batches = [
+        pa.RecordBatch.from_pylist([location_values(row) for row in some], LOCATION_SCHEMA)
+        for some in rows
+    ]
     expected = [row for some in rows for row in some]
     with closing(LedgerEngine(database)) as engine, engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TEMPORARY TABLE loading (LIKE file_locations INCLUDING DEFAULTS) ON COMMIT DROP")
+        connection.exec_driver_sql(
+            "CREATE TEMPORARY TABLE loading (LIKE file_locations INCLUDING DEFAULTS) ON COMMIT DROP"
+        )
         count = copy_location_batches(connection, "loading", 7, 2**31, given_batches)
         loaded = connection.exec_driver_sql(AS_GIVEN).all()
-        same = connection.exec_driver_sql("SELECT DISTINCT source_id, caf_file_id, part FROM loading").all()
+        same = connection.exec_driver_sql(
+            "SELECT DISTINCT source_id, caf_file_id, part FROM loading"
+        ).all()
     assert count == len(expected)
     assert [LocationRow(*row) for row in loaded] == expected
     assert set(same) <= {(7, 2**31, 0)}
 
 
-any_headers = st.builds(ObjectHeaders, *[hostile_text] * len(HEADERS), st.dictionaries(hostile_text, hostile_text, max_size=3))
+any_headers = st.builds(
+    ObjectHeaders,
+    *[hostile_text] * len(HEADERS),
+    st.dictionaries(hostile_text, hostile_text, max_size=3),
+)
 
 
 @given(rows=st.lists(st.none() | any_headers, max_size=8), first=st.integers(0, 3))
 @example([None, ObjectHeaders(), None], 1)
 @example([None, None], 0)
 def test_headers_of_any_text_are_named_as_given(rows, first):
-    given = [{**asdict(row), "user_metadata": sorted(row.user_metadata.items())} if row else {} for row in rows]
+    given = [
+        {**asdict(row), "user_metadata": sorted(row.user_metadata.items())} if row else {}
+        for row in rows
+    ]
     batch = pa.RecordBatch.from_pylist(given, SCHEMA_OF_HEADERS).slice(first)
     ids, firsts = header_set_ids(batch)
     assert ids.to_pylist() == [row and row.id for row in rows[first:]]
@@ -132,7 +172,8 @@ def test_headers_of_any_text_are_named_as_given(rows, first):
     assert len(firsts) == len({row.id for row in rows[first:] if row})
 
 
-# --- nothing is done twice -----------------------------------------------------------------------------------------------
+# --- nothing is done twice
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ["a, \\x01 (b)=(c)", "a, b, c, 1, d", "x"])
@@ -144,7 +185,8 @@ def test_a_key_that_is_claimed_twice_is_named_as_it_is(database, key):
     assert str(refused.value) == f"'{key}' is claimed by a chunk under way"
 
 
-# --- plans ---------------------------------------------------------------------------------------------------------------
+# --- plans
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -166,21 +208,32 @@ def plan_of(connection):
     [
         pytest.param(query("claimed_but_located"), id="claimed, but located"),
         pytest.param("SELECT * FROM objects_in_parts WHERE source_id = 1", id="parts"),
-        pytest.param(query("export_part_locations").replace("%(source_id)s", "1"), id="parts exported"),
+        pytest.param(
+            query("export_part_locations").replace("%(source_id)s", "1"), id="parts exported"
+        ),
     ],
 )
 def test_one_object_version_is_found_in_the_index(plan_of, statement):
     plan = plan_of(statement, plan_id="1", good="'{located}'", caf_file_id="1", id="1")
-    conditions = [after for before, after in pairwise(plan.splitlines()) if "using file_locations_pkey" in before]
+    conditions = [
+        after
+        for before, after in pairwise(plan.splitlines())
+        if "using file_locations_pkey" in before
+    ]
     assert conditions
     assert all("Index Cond" in one and "(rewritten_at = " in one for one in conditions)
 
 
 def test_claims_of_what_is_restored_are_found_in_the_index(plan_of):
     plan = plan_of(query("claims_of_restored"), caf_file_id="1")
-    assert any("Index Cond" in line and "(rewritten_at = restored.rewritten_at" in line for line in plan.splitlines())
+    assert any(
+        "Index Cond" in line and "(rewritten_at = restored.rewritten_at" in line
+        for line in plan.splitlines()
+    )
 
 
 def test_a_page_of_keys_is_read_from_the_index_alone(plan_of):
-    plan = plan_of(query("archived_keys") % {"source": "'src'", "start": "'a'", "end": "NULL", "limit": 10})
+    plan = plan_of(
+        query("archived_keys") % {"source": "'src'", "start": "'a'", "end": "NULL", "limit": 10}
+    )
     assert "Index Only Scan using file_locations_pkey on file_locations" in plan

@@ -16,7 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import ClaimConflict, HeldByOther, IllegalMove, LedgerError, LedgerUnreachable, StagingError
+from caf_pipeline.errors import (
+    ClaimConflict,
+    HeldByOther,
+    IllegalMove,
+    LedgerError,
+    LedgerUnreachable,
+    StagingError,
+)
 from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.objects import MAX_RETRY_AFTER, RETRY_AFTER, SkipReason
 from caf_pipeline.ledger.database import Database, embedded_url
@@ -62,7 +69,10 @@ from caf_pipeline_tests.support.postgres import connected
 
 REPEATED = "INSERT INTO pending_locations SELECT * FROM pending_locations"
 INSERTED = "INSERT INTO header_sets VALUES (%s, '', '', '', '', '', '', '{}')"
-WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+WAITING = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND "
+    "wait_event_type = 'Lock'"
+)
 DEADLOCK = """
     CREATE SEQUENCE deadlocks;
     CREATE FUNCTION deadlock_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -70,7 +80,7 @@ DEADLOCK = """
         RETURN NEW;
     END $$;
     CREATE TRIGGER deadlock_once BEFORE INSERT ON header_sets FOR EACH ROW EXECUTE FUNCTION deadlock_once()
-    """
+    """  # noqa: E501
 
 
 @pytest.fixture
@@ -85,14 +95,19 @@ class TestLedger(LedgerContract):
 
 def test_a_removal_knows_every_table_with_rows_of_a_source(database, ledger):
     statement = (
-        "SELECT DISTINCT columns.table_name FROM information_schema.columns JOIN information_schema.tables"
-        " USING (table_schema, table_name) WHERE table_schema = current_schema() AND table_type = 'BASE TABLE'"
+        "SELECT DISTINCT columns.table_name FROM information_schema.columns JOIN "
+        "information_schema.tables"
+        " USING (table_schema, table_name) WHERE table_schema = current_schema() AND table_type = "
+        "'BASE TABLE'"
         " AND column_name IN ('source_id', 'caf_file_id', 'plan_id')"
     )
     with connected(database) as connection:
         tables = set(connection.execute(statement).scalars())
     forbidding = {"posts", "file_locations"}
-    assert tables == {*OF_A_CHUNK, *OF_AN_ADDRESS, "claims", "caf_files", "plans", "sources"} | forbidding
+    assert (
+        tables
+        == {*OF_A_CHUNK, *OF_AN_ADDRESS, "claims", "caf_files", "plans", "sources"} | forbidding
+    )
 
 
 def test_a_source_with_a_post_that_may_be_included_stays(ledger):
@@ -132,7 +147,9 @@ def test_of_two_plans_at_once_that_share_an_object_one_wins(ledger):
 
         gate.wait(PATIENCE_SECONDS)
         try:
-            ledger.plans.register(lease, plan_record(), [planned(1, keys)], claims(*((1, key) for key in keys)))
+            ledger.plans.register(
+                lease, plan_record(), [planned(1, keys)], claims(*((1, key) for key in keys))
+            )
         except ClaimConflict:
             return "conflict"
         return "registered"
@@ -185,7 +202,11 @@ def test_a_row_of_an_expired_chunk_gives_way(ledger):
     assert ledger.lookup.locate(SOURCE, "a").chunk == chunk
 
 
-@pytest.mark.parametrize("change", ["DELETE FROM pending_locations WHERE file_path = 'a'", REPEATED], ids=["too few", "too many"])
+@pytest.mark.parametrize(
+    "change",
+    ["DELETE FROM pending_locations WHERE file_path = 'a'", REPEATED],
+    ids=["too few", "too many"],
+)
 def test_locating_writes_exactly_the_members_or_nothing(ledger, database_url, change):
     (chunk,) = register(ledger, ["a", "b"])
     bring_to(ledger, chunk, ChunkState.VERIFIED)
@@ -201,20 +222,30 @@ def test_locations_are_one_insert(ledger, database_url):
     (chunk,) = register(ledger, ["b", "a"])
     bring_to(ledger, chunk, ChunkState.LOCATED)
     with psycopg.connect(database_url) as connection:
-        rows = connection.execute("SELECT file_path, xmin FROM file_locations ORDER BY ctid").fetchall()
+        rows = connection.execute(
+            "SELECT file_path, xmin FROM file_locations ORDER BY ctid"
+        ).fetchall()
     assert [key for key, _ in rows] == ["a", "b"]
     assert len({transaction for _, transaction in rows}) == 1
 
 
 def test_two_seals_of_the_same_sets_at_once_both_end(ledger, database_url):
-    """They have three sets in opposite orders, and wait for the second. Inserted so, each would then wait for the other."""
-    sets = sorted((ObjectHeaders(user_metadata={"mtime": str(number)}) for number in range(3)), key=lambda headers: headers.id)
+    """They have three sets in opposite orders, and wait for the second.
+
+    Inserted so, each would then wait for the other.
+    """
+    sets = sorted(
+        (ObjectHeaders(user_metadata={"mtime": str(number)}) for number in range(3)),
+        key=lambda headers: headers.id,
+    )
     names = register(ledger, ["a1", "a2", "a3"], ["b1", "b2", "b3"])
     orders = dict(zip(names, (sets, sets[::-1]), strict=True))
 
     def pack(name):
         given = [
-            batch for row, headers in zip(claimed(ledger, name), orders[name], strict=True) for batch in batches([row], headers)
+            batch
+            for row, headers in zip(claimed(ledger, name), orders[name], strict=True)
+            for batch in batches([row], headers)
         ]
         with ledger.leases.hold(f"chunk/{name}", holder(name)) as lease:
             ledger.moves.move(lease, name, ChunkState.PLANNED, ChunkState.PACKING)
@@ -274,7 +305,10 @@ def test_a_skip_is_due_after_its_time_which_doubles_up_to_the_cap(ledger, databa
     for times in range(8):
         ledger.skips.record(SOURCE, [skip("a", reason)])
         with psycopg.connect(database_url) as connection:
-            query = "SELECT CASE WHEN isfinite(retry_at) THEN retry_at - last_at END, times FROM skipped_objects"
+            query = (
+                "SELECT CASE WHEN isfinite(retry_at) THEN retry_at - last_at END, times FROM "
+                "skipped_objects"
+            )
             found = connection.execute(query).fetchone()
         expected = None if first is None else min(first * 2**times, MAX_RETRY_AFTER)
         assert found == (expected, times + 1)
@@ -290,7 +324,9 @@ def test_a_skip_becomes_due(ledger, database_url, tmp_path):
     assert settled(ledger, [("a", VERSION)]) == set()
 
 
-key_text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=200)
+key_text = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=200
+)
 
 
 @pytest.mark.thorough
@@ -317,7 +353,9 @@ def test_an_export_that_cannot_be_written_is_a_staging_error(ledger, tmp_path):
         ledger.exports.standing(SOURCE, tmp_path / "nowhere" / "s.parquet")
 
 
-def test_a_statement_that_loses_its_connection_is_transient_and_wrote_nothing(ledger, postgres_url, database_url):
+def test_a_statement_that_loses_its_connection_is_transient_and_wrote_nothing(
+    ledger, postgres_url, database_url
+):
     (chunk,) = register(ledger, ["a", "b"])
     bring_to(ledger, chunk, ChunkState.PACKING)
     name = database_url.rpartition("/")[2].partition("?")[0]
@@ -325,7 +363,9 @@ def test_a_statement_that_loses_its_connection_is_transient_and_wrote_nothing(le
     def rows():
         yield from batches([location("a")])
         with psycopg.connect(postgres_url, autocommit=True) as admin:
-            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+            admin.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
+            )
         yield from batches([location("b")])
 
     with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
@@ -337,14 +377,19 @@ def test_a_statement_that_loses_its_connection_is_transient_and_wrote_nothing(le
     assert pending(ledger, chunk) == 2
 
 
-def test_a_look_up_that_loses_its_connection_is_transient_and_the_next_one_has_another(ledger, database, postgres_url, caplog):
+def test_a_look_up_that_loses_its_connection_is_transient_and_the_next_one_has_another(
+    ledger, database, postgres_url, caplog
+):
     chunk = archive(ledger, ["a"])
 
     def lose_the_connection():
         with ledger.lookup._connections.connection() as connection:
             with psycopg.connect(postgres_url, autocommit=True) as admin:
                 name = database.name
-                admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
+                admin.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+                    (name,),
+                )
             connection.execute("SELECT 1").fetchone()
 
     with pytest.raises(LedgerUnreachable):
@@ -355,7 +400,9 @@ def test_a_look_up_that_loses_its_connection_is_transient_and_the_next_one_has_a
 
 @pytest.mark.thorough
 def test_a_restart_of_the_server_between_two_look_ups_is_not_seen():
-    home = Path(tempfile.mkdtemp(prefix="caf-pg-"))  # short: that of pytest's own folders would be too long for a socket
+    home = Path(
+        tempfile.mkdtemp(prefix="caf-pg-")
+    )  # short: that of pytest's own folders would be too long for a socket
     try:
         ledger = open_ledger(Settings(home=home))
         chunk = archive(ledger, ["a"])
@@ -379,12 +426,22 @@ def test_a_look_up_is_one_round_trip(ledger, database_url, tmp_path, monkeypatch
     assert lookup.locate(SOURCE, "a")
     assert len(lookup.locate_many(SOURCE, ["a", "b"])) == 2
     lookup.close()
-    assert [kind for kind in re.findall(r"\tF\t\d+\t(\w+)", sent.read_text()) if kind in {"Sync", "Query"}] == ["Sync"] * 2
+    assert [
+        kind
+        for kind in re.findall(r"\tF\t\d+\t(\w+)", sent.read_text())
+        if kind in {"Sync", "Query"}
+    ] == ["Sync"] * 2
 
 
 def test_a_full_disk_of_the_database_is_permanent_and_says_so(ledger, database):
-    with pytest.raises(LedgerError, match="could not extend") as full, ledger._engine.begin() as connection:
-        connection.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$")
+    with (
+        pytest.raises(LedgerError, match="could not extend") as full,
+        ledger._engine.begin() as connection,
+    ):
+        connection.exec_driver_sql(
+            "DO $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END "
+            "$$"
+        )
     assert full.value.permanent
     assert "disk" in full.value.hint
 
@@ -393,14 +450,20 @@ def test_a_full_disk_of_the_database_is_permanent_and_says_so(ledger, database):
 
 
 @pytest.mark.thorough
-def test_a_look_up_reads_no_table_from_its_beginning_even_if_it_was_planned_when_all_were_empty(ledger, database):
-    """So that a connection which is as old as the ledger still answers in a moment, however many objects came since."""
+def test_a_look_up_reads_no_table_from_its_beginning_even_if_it_was_planned_when_all_were_empty(
+    ledger, database
+):
+    """So that a connection which is as old as the ledger still answers in a moment, however many
+    objects came since.
+    """
 
     def read_from_the_beginning():
         with connected(database) as connection:
             connection.execute("SELECT pg_stat_force_next_flush()")
         with connected(database) as connection:
-            found = connection.execute("SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname <> 'sources'")
+            found = connection.execute(
+                "SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname <> 'sources'"
+            )
             return {name: count for name, count in found}
 
     ledger.sources.register(SOURCE, "archive of src", "s3://src")
@@ -427,7 +490,9 @@ def pooled_ledger(pooler):
         yield ledger
 
 
-def test_behind_a_pooler_neither_its_restart_nor_the_servers_is_seen(pooled_ledger, pooler, postgres_url, database):
+def test_behind_a_pooler_neither_its_restart_nor_the_servers_is_seen(
+    pooled_ledger, pooler, postgres_url, database
+):
     chunk = archive(pooled_ledger, ["a"])
     pooler.kill()
     pooler.start()

@@ -47,7 +47,9 @@ def test_a_reader_finds_what_a_worker_archived(ledger_as, located):
     assert reader.chunks.get(located).state is ChunkState.LOCATED
 
 
-@pytest.mark.parametrize("table", ["sources", "leases", "file_locations", "full_reads", "schema_files"])
+@pytest.mark.parametrize(
+    "table", ["sources", "leases", "file_locations", "full_reads", "schema_files"]
+)
 def test_a_reader_writes_nothing(ledger_as, located, table):
     database = ledger_as("caf_reader").database
     for statement in (f"DELETE FROM {table}", f"TRUNCATE {table}"):
@@ -75,5 +77,8 @@ def test_a_worker_cannot_change_a_full_read_but_ends_it(ledger_as, located):
 
 
 def test_a_worker_cannot_say_that_other_files_made_the_tables(ledger_as):
-    with pytest.raises(InsufficientPrivilege), connected(ledger_as("caf_worker").database) as connection:
+    with (
+        pytest.raises(InsufficientPrivilege),
+        connected(ledger_as("caf_worker").database) as connection,
+    ):
         connection.execute("UPDATE schema_files SET sha256 = 'x'")

@@ -1,4 +1,6 @@
-"""The SQL files: run once, whole or not at all, by one of many processes, and never over other tables."""
+"""The SQL files: run once, whole or not at all, by one of many processes, and never over other
+tables.
+"""
 
 import contextlib
 import subprocess
@@ -40,13 +42,19 @@ def write(folder: Path, **files: str) -> Path:
 
 
 def tables(connection):
-    query = "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public' AND table_name <> 'schema_files'"
+    query = (
+        "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public' AND "
+        "table_name <> 'schema_files'"
+    )
     return {name for (name,) in connection.execute(query)}
 
 
 def start(url, folder):
     return subprocess.Popen(
-        [sys.executable, "-c", MAKE, url, str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", MAKE, url, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -66,7 +74,9 @@ def test_a_later_file_runs_alone(connection, tmp_path):
 
 
 def test_a_file_that_fails_leaves_nothing(connection, tmp_path):
-    folder = write(tmp_path, **{"1": "CREATE TABLE a (); CREATE TABLE oops (", "2": "CREATE TABLE b ()"})
+    folder = write(
+        tmp_path, **{"1": "CREATE TABLE a (); CREATE TABLE oops (", "2": "CREATE TABLE b ()"}
+    )
     with pytest.raises(psycopg.errors.SyntaxError):
         make_tables(connection, folder)
     assert tables(connection) == set()
@@ -82,7 +92,13 @@ def test_a_ledger_of_newer_software_is_refused(connection, tmp_path):
 def test_a_ledger_of_an_edited_file_is_refused_and_unchanged(connection, tmp_path):
     make_tables(connection, write(tmp_path, **{"1": "CREATE TABLE a ()"}))
     with pytest.raises(LedgerError, match="another version"):
-        make_tables(connection, write(tmp_path, **{"1": "CREATE TABLE a (); CREATE TABLE more ()", "2": "CREATE TABLE b ()"}))
+        make_tables(
+            connection,
+            write(
+                tmp_path,
+                **{"1": "CREATE TABLE a (); CREATE TABLE more ()", "2": "CREATE TABLE b ()"},
+            ),
+        )
     assert tables(connection) == {"a"}
 
 
@@ -106,7 +122,10 @@ def test_tables_of_other_programs_are_in_nobodys_way(connection, tmp_path):
 def test_the_hint_makes_a_new_ledger_where_an_edited_file_is_refused(tmp_path, monkeypatch):
     home = tmp_path / "a home"
     files = schema_files.schema_files
-    with contextlib.closing(open_ledger(Settings(home=home))) as ledger, monkeypatch.context() as patched:
+    with (
+        contextlib.closing(open_ledger(Settings(home=home))) as ledger,
+        monkeypatch.context() as patched,
+    ):
         edited = [replace(file, sha256="0") for file in files()]
         patched.setattr(schema_files, "schema_files", lambda folder=None: edited)
         with pytest.raises(LedgerError) as refused:
@@ -118,14 +137,18 @@ def test_the_hint_makes_a_new_ledger_where_an_edited_file_is_refused(tmp_path, m
 
 
 def test_one_of_two_processes_makes_the_tables(connection, empty_database_url, tmp_path):
-    folder = write(tmp_path, **{"1": f"CREATE TABLE a (); {SLEEP.format(0.5)}", "2": "CREATE TABLE b ()"})
+    folder = write(
+        tmp_path, **{"1": f"CREATE TABLE a (); {SLEEP.format(0.5)}", "2": "CREATE TABLE b ()"}
+    )
     both = [start(empty_database_url, folder) for _ in range(2)]
     outputs = [process.communicate() for process in both]
     assert sorted(output.strip() for output, _ in outputs) == ["['1', '2']", "[]"], outputs
     assert tables(connection) == {"a", "b"}
 
 
-def test_a_process_that_waits_long_for_another_ends(connection, empty_database_url, tmp_path, monkeypatch):
+def test_a_process_that_waits_long_for_another_ends(
+    connection, empty_database_url, tmp_path, monkeypatch
+):
     monkeypatch.setattr(schema_files, "_LOCK_TIMEOUT", "1s")
     with psycopg.connect(empty_database_url) as other:  # in a transaction, as one that migrates is
         other.execute("SELECT pg_advisory_xact_lock(%s)", (schema_files._LOCK,))
@@ -139,14 +162,21 @@ def test_a_process_that_makes_the_tables_says_so(empty_database_url, monkeypatch
     told = []
     settings = Settings(database_url=empty_database_url)
     for _ in range(2):
-        open_ledger(settings, Waits(lambda waits: told.extend(wait.sentence for wait in waits))).close()
+        open_ledger(
+            settings, Waits(lambda waits: told.extend(wait.sentence for wait in waits))
+        ).close()
     assert len([sentence for sentence in told if "whose tables are made" in sentence]) == 1
 
 
-def test_a_process_killed_while_it_makes_tables_is_in_nobodys_way(connection, empty_database_url, tmp_path):
+def test_a_process_killed_while_it_makes_tables_is_in_nobodys_way(
+    connection, empty_database_url, tmp_path
+):
     folder = write(tmp_path, **{"1": f"CREATE TABLE a (); {SLEEP.format(600)}"})
     with start(empty_database_url, folder) as process:
-        query = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_sleep(600)%' AND pid <> pg_backend_pid()"
+        query = (
+            "SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_sleep(600)%' AND pid <> "
+            "pg_backend_pid()"
+        )
         while not (sleeping := connection.execute(query).fetchone()):
             assert process.poll() is None, process.stderr.read()
         process.kill()

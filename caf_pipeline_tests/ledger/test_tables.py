@@ -16,8 +16,10 @@ COLUMNS = [column for table in METADATA.tables.values() for column in table.colu
 
 REFLECT = """
     WITH tables AS (SELECT oid, relname FROM pg_class
-        WHERE relnamespace = CAST(:schema AS regnamespace) AND relkind = 'r' AND relname <> :applied)
-    SELECT relname || '.' || attname AS name, concat_ws(' ', format_type(atttypid, atttypmod), 'COLLATE ' || collname,
+        WHERE relnamespace = CAST(:schema AS regnamespace) AND relkind = 'r' AND relname <>
+            :applied)
+    SELECT relname || '.' || attname AS name, concat_ws(' ', format_type(atttypid, atttypmod),
+        'COLLATE ' || collname,
         CASE WHEN attnotnull THEN 'NOT NULL' END, 'DEFAULT ' || pg_get_expr(adbin, adrelid),
         'IDENTITY ' || nullif(CAST(attidentity AS text), ''),
         'GENERATED ' || nullif(CAST(attgenerated AS text), '')) AS definition
@@ -27,17 +29,22 @@ REFLECT = """
     WHERE attnum > 0 AND NOT attisdropped
     UNION ALL
     SELECT relname || ', order of columns', string_agg(attname, ', ' ORDER BY attnum)
-    FROM pg_attribute JOIN tables ON attrelid = tables.oid WHERE attnum > 0 AND NOT attisdropped GROUP BY relname
+    FROM pg_attribute JOIN tables ON attrelid = tables.oid WHERE attnum > 0 AND NOT attisdropped
+        GROUP BY relname
     UNION ALL
     SELECT relname || ', constraint ' || conname, pg_get_constraintdef(pg_constraint.oid)
     FROM pg_constraint JOIN tables ON conrelid = tables.oid WHERE contype NOT IN ('n', 't')
     UNION ALL
-    SELECT relname || ', index ' || CAST(indexrelid AS regclass), pg_get_indexdef(indexrelid, 0, true)
+    SELECT relname || ', index ' || CAST(indexrelid AS regclass), pg_get_indexdef(indexrelid, 0,
+        true)
     FROM pg_index JOIN tables ON indrelid = tables.oid
 """
-"""A line for each column, constraint and index. NOT NULL is of the columns: it is a constraint, too, since Postgres 18.
+"""A line for each column, constraint and index.
 
-The triggers are with the functions in `sql/`."""
+NOT NULL is of the columns: it is a constraint, too, since Postgres 18.
+
+The triggers are with the functions in `sql/`.
+"""
 
 CHANGES = [
     ("ALTER COLUMN number TYPE bigint", "caf_files.number"),
@@ -54,13 +61,15 @@ CHANGES = [
     ("DROP COLUMN nonce", "caf_files.nonce"),
     ("DROP CONSTRAINT caf_files_state_check", "caf_files, constraint caf_files_state_check"),
     (
-        "DROP CONSTRAINT sealed_before, ADD CONSTRAINT sealed_before CHECK (sealed_at IS NOT NULL OR state <> 'sealed')",
+        "DROP CONSTRAINT sealed_before, ADD CONSTRAINT sealed_before CHECK (sealed_at IS NOT NULL "
+        "OR state <> 'sealed')",
         "caf_files, constraint sealed_before",
     ),
     ("DROP CONSTRAINT caf_files_name_key", "caf_files, constraint caf_files_name_key"),
     ("DROP CONSTRAINT caf_files_plan_id_fkey", "caf_files, constraint caf_files_plan_id_fkey"),
     (
-        "DROP CONSTRAINT caf_files_plan_id_fkey, ADD FOREIGN KEY (plan_id) REFERENCES plans ON DELETE CASCADE",
+        "DROP CONSTRAINT caf_files_plan_id_fkey, ADD FOREIGN KEY (plan_id) REFERENCES plans ON "
+        "DELETE CASCADE",
         "caf_files, constraint caf_files_plan_id_fkey",
     ),
 ]
@@ -68,19 +77,28 @@ CHANGES = [
 
 INDEX_CHANGES = {
     "no predicate": "CREATE INDEX caf_files_by_located ON caf_files (source_id, located_at)",
-    "another predicate": "CREATE INDEX caf_files_by_located ON caf_files (source_id, located_at) WHERE located_at IS NULL",
-    "another column": "CREATE INDEX caf_files_by_located ON caf_files (plan_id, located_at) WHERE located_at IS NOT NULL",
-    "another order": "CREATE INDEX caf_files_by_located ON caf_files (source_id DESC, located_at) WHERE located_at IS NOT NULL",
-    "unique": "CREATE UNIQUE INDEX caf_files_by_located ON caf_files (source_id, located_at) WHERE located_at IS NOT NULL",
-    "another method": "CREATE INDEX caf_files_by_located ON caf_files USING brin (source_id) WHERE located_at IS NOT NULL",
+    "another predicate": "CREATE INDEX caf_files_by_located ON caf_files (source_id, located_at) "
+    "WHERE located_at IS NULL",
+    "another column": "CREATE INDEX caf_files_by_located ON caf_files (plan_id, located_at) WHERE "
+    "located_at IS NOT NULL",
+    "another order": "CREATE INDEX caf_files_by_located ON caf_files (source_id DESC, located_at) "
+    "WHERE located_at IS NOT NULL",
+    "unique": "CREATE UNIQUE INDEX caf_files_by_located ON caf_files (source_id, located_at) WHERE "
+    "located_at IS NOT NULL",
+    "another method": "CREATE INDEX caf_files_by_located ON caf_files USING brin (source_id) WHERE "
+    "located_at IS NOT NULL",
 }
 
 
 @pytest.fixture(scope="module")
 def both_schemas(databases):
-    """A transaction, in which the schema "scratch" has the declared tables beside those of `sql/`."""
+    """A transaction, in which the schema "scratch" has the declared tables beside those of
+    `sql/`.
+    """
     with databases.taken() as database:
-        engine = create_engine(make_url(database.url).set(drivername="postgresql+psycopg"), poolclass=NullPool)
+        engine = create_engine(
+            make_url(database.url).set(drivername="postgresql+psycopg"), poolclass=NullPool
+        )
         with engine.connect() as connection:
             connection.execute(CreateSchema("scratch"))
             connection.execute(text("SET LOCAL search_path TO scratch"))
@@ -98,7 +116,9 @@ def connection(both_schemas):
 
 def reflect(connection, schema):
     """Return the definition of each column, constraint and index of a schema, by table and name."""
-    connection.execute(text(f"SET LOCAL search_path TO {schema}"))  # so that no definition names the schema
+    connection.execute(
+        text(f"SET LOCAL search_path TO {schema}")
+    )  # so that no definition names the schema
     rows = connection.execute(text(REFLECT), {"schema": schema, "applied": APPLIED})
     return {row.name: row.definition for row in rows}
 
@@ -107,7 +127,11 @@ def differences(connection):
     """Return what differs: both definitions, first that of `sql/`, by table and name."""
     made, declared = reflect(connection, "public"), reflect(connection, "scratch")
     names = sorted(made.keys() | declared.keys())
-    return {name: (made.get(name), declared.get(name)) for name in names if made.get(name) != declared.get(name)}
+    return {
+        name: (made.get(name), declared.get(name))
+        for name in names
+        if made.get(name) != declared.get(name)
+    }
 
 
 def test_the_declared_tables_are_those_of_sql(connection):
@@ -148,7 +172,9 @@ def test_table_and_columns_have_comments(table):
     assert [column.name for column in table.columns if not column.comment] == []
 
 
-@pytest.mark.parametrize("column", [column for column in COLUMNS if REFERS_TO in column.info], ids=str)
+@pytest.mark.parametrize(
+    "column", [column for column in COLUMNS if REFERS_TO in column.info], ids=str
+)
 def test_references_without_foreign_key_name_a_column(column):
     assert column.info[REFERS_TO] in {str(other) for other in COLUMNS}
 

@@ -1,4 +1,6 @@
-"""The transaction log on Postgres and its double in memory: the contract, and what only real processes can show."""
+"""The transaction log on Postgres and its double in memory: the contract, and what only real
+processes can show.
+"""
 
 import signal
 import subprocess
@@ -14,7 +16,15 @@ from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.store.protocol import Copy, Posting
-from caf_pipeline_tests.contracts.ledger import POSTING, ROOT, archive, bring_to, end, holder, register
+from caf_pipeline_tests.contracts.ledger import (
+    POSTING,
+    ROOT,
+    archive,
+    bring_to,
+    end,
+    holder,
+    register,
+)
 from caf_pipeline_tests.contracts.transaction_log import (
     ACCOUNT,
     OTHER,
@@ -56,7 +66,9 @@ class TestTransactionLog(TransactionLogContract):
     def take_over(self, database_url):
         def take(account):
             with psycopg.connect(database_url) as connection:
-                connection.execute("UPDATE leases SET epoch = epoch + 1 WHERE name = %s", (f"account/{account}",))
+                connection.execute(
+                    "UPDATE leases SET epoch = epoch + 1 WHERE name = %s", (f"account/{account}",)
+                )
 
         return take
 
@@ -126,7 +138,10 @@ def test_a_commit_is_durable_even_where_the_server_answers_early(log, database, 
             " INSERT INTO noted VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$"
         )
         admin.execute("CREATE TABLE noted (setting text)")
-        admin.execute("CREATE TRIGGER note BEFORE INSERT OR UPDATE ON transactions FOR EACH ROW EXECUTE FUNCTION note()")
+        admin.execute(
+            "CREATE TRIGGER note BEFORE INSERT OR UPDATE ON transactions FOR EACH ROW EXECUTE "
+            "FUNCTION note()"
+        )
     database.close()  # so that the next connection has the database's setting
     settle(log, commit(log, signed(1)), "included")
     with psycopg.connect(database_url) as connection:
@@ -164,9 +179,13 @@ except CafError as error:
 
 @contextmanager
 def child(database_url, chunk, body="", *, seconds=3600.0):
-    """A process that has asked for a post; each line that it is told lets it go on to owning, committing and ending."""
+    """A process that has asked for a post; each line that it is told lets it go on to owning,
+    committing and ending.
+    """
     command = [sys.executable, "-c", CHILD, database_url, str(seconds), chunk, body]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert heard(process) == "asked"
             yield process
@@ -185,7 +204,10 @@ def tell(process):
 
 @pytest.mark.thorough
 def test_of_two_processes_that_commit_for_one_account_at_once_one_wins(database_url, log, chunks):
-    with child(database_url, chunks[0], "one", seconds=1.5) as one, child(database_url, chunks[0], "two", seconds=1.5) as two:
+    with (
+        child(database_url, chunks[0], "one", seconds=1.5) as one,
+        child(database_url, chunks[0], "two", seconds=1.5) as two,
+    ):
         both = (one, two)
         for process in both:
             tell(process)
@@ -199,7 +221,9 @@ def test_of_two_processes_that_commit_for_one_account_at_once_one_wins(database_
 
 
 @pytest.mark.thorough
-def test_a_run_killed_between_asking_and_committing_leaves_its_post_waiting(database_url, log, chunks):
+def test_a_run_killed_between_asking_and_committing_leaves_its_post_waiting(
+    database_url, log, chunks
+):
     with child(database_url, chunks[0]) as process:
         tell(process)
         assert heard(process) == "owned"
@@ -228,7 +252,10 @@ def test_a_run_that_was_paused_beyond_its_lease_commits_nothing(database_url, le
         assert heard(process) == "owned"
         process.send_signal(signal.SIGSTOP)
         with psycopg.connect(database_url) as connection:  # as if its lease had run out
-            connection.execute("UPDATE leases SET expires_at = to_timestamp(0) WHERE name = %s", (f"account/{ACCOUNT}",))
+            connection.execute(
+                "UPDATE leases SET expires_at = to_timestamp(0) WHERE name = %s",
+                (f"account/{ACCOUNT}",),
+            )
         with ledger.transactions(holder("run-2")).lease(ACCOUNT):
             process.send_signal(signal.SIGCONT)
             tell(process)
@@ -241,7 +268,9 @@ def test_of_commits_at_once_under_one_lease_with_a_chunk_in_common_one_wins(log,
 
     def attempt(number):
         try:
-            log.commit(lease, signed(number), [chunks[number % 2], chunks[2], chunks[(number + 1) % 2]])
+            log.commit(
+                lease, signed(number), [chunks[number % 2], chunks[2], chunks[(number + 1) % 2]]
+            )
         except LedgerError:
             return 0
         return 1
@@ -326,12 +355,17 @@ def test_a_withdrawal_and_a_commit_at_once_never_both_happen(ledger, log, damage
 
 
 def test_a_repair_and_a_commit_at_once_never_both_happen(ledger, log, damaged, database_url):
-    """A commit that waits for the repair's lock must not take the copy for what it was before the wait."""
+    """A commit that waits for the repair's lock must not take the copy for what it was before the
+    wait.
+    """
     ask(log, damaged)
     with ThreadPoolExecutor(1) as pool, psycopg.connect(database_url) as repair:
         repair.execute("SELECT FROM caf_files FOR NO KEY UPDATE")
         committed = pool.submit(commit, log, signed(2), damaged)
-        while not committed.done() and not repair.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone():
+        while (
+            not committed.done()
+            and not repair.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone()
+        ):
             pass
         repair.execute("UPDATE chunk_copies SET state = 'verified'")
         repair.commit()
@@ -406,7 +440,9 @@ def test_a_damaged_chunk_is_posted_again_only_when_that_is_asked_for(log, damage
     assert log.start_of(ACCOUNT, damaged) == 99
 
 
-def test_a_second_post_that_the_ledger_does_not_know_yet_is_not_paid_for_again(ledger, log, damaged):
+def test_a_second_post_that_the_ledger_does_not_know_yet_is_not_paid_for_again(
+    ledger, log, damaged
+):
     ask(log, damaged)
     settle(log, commit(log, signed(2), damaged), "included", 99)
     ask(log, damaged)  # by the next run, after a crash
@@ -440,13 +476,16 @@ def test_a_chunk_archived_without_transactions_has_no_start_in_the_log(ledger, l
 
 
 @pytest.mark.parametrize(
-    ("purpose", "outcome", "kept"), [("buy", "included", 30), ("buy", "failed", 90), ("post", "included", 90)]
+    ("purpose", "outcome", "kept"),
+    [("buy", "included", 30), ("buy", "failed", 90), ("post", "included", 90)],
 )
 def test_a_purchase_that_is_settled_later_may_end_earlier(ledger, log, purpose, outcome, kept):
     now = datetime.now(UTC)
 
     def read(days: int) -> datetime | None:
-        ledger.storage_plans.record(ACCOUNT, read_at=now, balance=1, plan=(1000, 10, now + timedelta(days=days)))
+        ledger.storage_plans.record(
+            ACCOUNT, read_at=now, balance=1, plan=(1000, 10, now + timedelta(days=days))
+        )
         return ledger.storage_plans.list()[0].latest_end
 
     read(90)

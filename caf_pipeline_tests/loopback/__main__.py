@@ -24,8 +24,10 @@ def _amount(text: str) -> tuple[str, int]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m caf_pipeline_tests.loopback",
-        description="A Jackal network on this machine: a chain's REST servers and providers, on ports of 127.0.0.1.",
-        epilog="What is given at the first start of a folder holds for later ones, unless it is given again.",
+        description="A Jackal network on this machine: a chain's REST servers and providers, on "
+        "ports of 127.0.0.1.",
+        epilog="What is given at the first start of a folder holds for later ones, unless it is "
+        "given again.",
     )
     parser.add_argument("--folder", type=Path, required=True, help="where everything is kept")
     parser.add_argument("--port", type=int, help="of the first LCD; 0 for a free one")
@@ -33,25 +35,46 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lcds", type=int, help="REST servers of the chain (1)")
     parser.add_argument("--chain-id", help="(loopback-1)")
     parser.add_argument("--block-seconds", type=float, help="between blocks (1)")
-    parser.add_argument("--fund", type=_amount, action="append", metavar="ADDRESS=UJKL", help="at genesis; may be repeated")
-    parser.add_argument("--space", type=_amount, action="append", metavar="ADDRESS=BYTES", help="bought at genesis")
+    parser.add_argument(
+        "--fund",
+        type=_amount,
+        action="append",
+        metavar="ADDRESS=UJKL",
+        help="at genesis; may be repeated",
+    )
+    parser.add_argument(
+        "--space", type=_amount, action="append", metavar="ADDRESS=BYTES", help="bought at genesis"
+    )
     parser.add_argument("--space-days", type=int, help="for how long it is bought (365)")
-    parser.add_argument("--version", help="of the chain's software (5.1.0); before 5.1 it verifies proofs of type 0 only")
+    parser.add_argument(
+        "--version",
+        help="of the chain's software (5.1.0); before 5.1 it verifies proofs of type 0 only",
+    )
     parser.add_argument("--proof-window", type=int, help="blocks (50)")
-    parser.add_argument("--no-zero-draws", type=int, choices=(0, 1), help="whether leaf 0 is never drawn (0)")
+    parser.add_argument(
+        "--no-zero-draws", type=int, choices=(0, 1), help="whether leaf 0 is never drawn (0)"
+    )
     parser.add_argument("--min-gas-price", type=float, help="ujkl (0.002)")
     parser.add_argument("--price", type=int, help="ujkl for a GB and 30 days (25000)")
     parser.add_argument("--provider-space", type=int, help="bytes of each provider (1 TiB)")
     parser.add_argument("--upload-seconds", type=float, help="for which an upload is read (600)")
     parser.add_argument("--reply-seconds", type=float, help="after which no reply is written (300)")
-    parser.add_argument("--job-seconds", type=float, help="for which a finished upload is remembered (600)")
-    parser.add_argument("--clock-days", type=float, help="of the chain's clock ahead of this machine's (0)")
-    parser.add_argument("--while-stdin-is-open", action="store_true", help="end when standard input does")
+    parser.add_argument(
+        "--job-seconds", type=float, help="for which a finished upload is remembered (600)"
+    )
+    parser.add_argument(
+        "--clock-days", type=float, help="of the chain's clock ahead of this machine's (0)"
+    )
+    parser.add_argument(
+        "--while-stdin-is-open", action="store_true", help="end when standard input does"
+    )
     return parser
 
 
 def _wait_for_end_of_input(over: SimpleQueue[None]) -> None:
-    while os.read(sys.stdin.fileno(), 1024):  # not by sys.stdin, whose lock would be in the way of the interpreter's end
+    while os.read(
+        sys.stdin.fileno(), 1024
+    ):  # not by sys.stdin, whose lock would be in the way of the interpreter's end
         pass
     over.put(None)
 
@@ -59,8 +82,9 @@ def _wait_for_end_of_input(over: SimpleQueue[None]) -> None:
 def told_to_end() -> SimpleQueue[None]:
     """Return a queue that gets an entry at each SIGTERM and SIGINT from now on.
 
-    Both come at Ctrl-C: from the terminal, and from the program that started this one. A second one that came while an Event is
-    set, or while its wait ends, would wait for ever for the lock of that Event.
+    Both come at Ctrl-C: from the terminal, and from the program that started this one. A second one
+    that came while an Event is set, or while its wait ends, would wait for ever for the lock of
+    that Event.
     """
     over = SimpleQueue[None]()
 

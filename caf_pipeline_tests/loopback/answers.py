@@ -1,4 +1,5 @@
-"""The chain's records as the JSON of its REST: ordinary base64, 64-bit integers as strings, errors of the grpc-gateway.
+"""The chain's records as the JSON of its REST: ordinary base64, 64-bit integers as strings, errors
+of the grpc-gateway.
 
 Source: answers of a Cosmos SDK node, and the notes on Jackal's protocol for the storage module.
 """
@@ -10,7 +11,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from caf_pipeline_tests.loopback.chain_state import Account, Event, Included, Plan, PostedFile, Proof
+from caf_pipeline_tests.loopback.chain_state import (
+    Account,
+    Event,
+    Included,
+    Plan,
+    PostedFile,
+    Proof,
+)
 from caf_pipeline_tests.loopback.options import Options
 from caf_pipeline_tests.loopback.transactions import (
     DENOM,
@@ -67,7 +75,8 @@ def time_text(time: datetime) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f").rstrip("0").rstrip(".") + "Z"
 
 
-# --- storage ---------------------------------------------------------------------------------------------------------
+# --- storage
+# ------------------------------------------------------------------------------------------
 
 
 def file(posted: PostedFile) -> Answer:
@@ -80,7 +89,10 @@ def file(posted: PostedFile) -> Answer:
         "file_size": str(posted.size_bytes),
         "proof_interval": str(posted.proof_interval),
         "proof_type": str(posted.proof_type),
-        "proofs": [f"{prover}/{posted.owner}/{posted.merkle.hex()}/{posted.start}/" for prover in posted.provers],
+        "proofs": [
+            f"{prover}/{posted.owner}/{posted.merkle.hex()}/{posted.start}/"
+            for prover in posted.provers
+        ],
         "max_proofs": str(posted.max_proofs),
         "note": posted.note,
     }
@@ -125,7 +137,9 @@ def provider(address: str, url: str, options: Options) -> Answer:
 
 
 def params(options: Options) -> Answer:
-    """Return the storage module's parameters; those that no client needs are the published defaults."""
+    """Return the storage module's parameters; those that no client needs are the published
+    defaults.
+    """
     return {
         "deposit_account": "jkl1778a6x4e6t074ajvs7l76wpa2xd0s4pt0tqq57",
         "proof_window": str(options.proof_window),
@@ -143,7 +157,8 @@ def params(options: Options) -> Answer:
     }
 
 
-# --- accounts, blocks ------------------------------------------------------------------------------------------------
+# --- accounts, blocks
+# ------------------------------------------------------------------------------------------
 
 
 def account(one: Account) -> Answer:
@@ -192,7 +207,9 @@ def node_info(chain_id: str, version: str) -> Answer:
 def block(chain_id: str, height: int, time: datetime, transactions: Sequence[bytes]) -> Answer:
     """Return a block; its hashes are those of no real header."""
     block_hash = text(hashlib.sha256(f"{chain_id}/{height}".encode()).digest())
-    last_hash = text(hashlib.sha256(f"{chain_id}/{height - 1}".encode()).digest()) if height > 1 else None
+    last_hash = (
+        text(hashlib.sha256(f"{chain_id}/{height - 1}".encode()).digest()) if height > 1 else None
+    )
     header = {
         "version": {"block": "11", "app": "0"},
         "chain_id": chain_id,
@@ -202,12 +219,22 @@ def block(chain_id: str, height: int, time: datetime, transactions: Sequence[byt
         "proposer_address": text(bytes(20)),
     }
     block_id = {"hash": block_hash, "part_set_header": {"total": 1, "hash": block_hash}}
-    last_commit = {"height": str(height - 1), "round": 0, "block_id": header["last_block_id"], "signatures": []}
-    body = {"header": header, "data": {"txs": [text(one) for one in transactions]}, "evidence": {"evidence": []}}
+    last_commit = {
+        "height": str(height - 1),
+        "round": 0,
+        "block_id": header["last_block_id"],
+        "signatures": [],
+    }
+    body = {
+        "header": header,
+        "data": {"txs": [text(one) for one in transactions]},
+        "evidence": {"evidence": []},
+    }
     return {"block_id": block_id, "block": body | {"last_commit": last_commit}}
 
 
-# --- transactions ----------------------------------------------------------------------------------------------------
+# --- transactions
+# ------------------------------------------------------------------------------------------
 
 
 def broadcast(hash_: str, *, code: int = 0, codespace: str = "", log: str = "[]") -> Answer:
@@ -250,7 +277,9 @@ def included(one: Included) -> Answer:
         "gas_used": str(one.gas_used),
         "tx": {"@type": "/cosmos.tx.v1beta1.Tx"} | tx,
         "timestamp": one.time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "events": [_block_event(event) for events in (_ante_events(one), *one.events) for event in events],
+        "events": [
+            _block_event(event) for events in (_ante_events(one), *one.events) for event in events
+        ],
     }
     return {"tx": tx, "tx_response": response}
 
@@ -271,11 +300,17 @@ def _short(log: Answer) -> Answer:
 
 
 def _log_event(event: Event) -> Answer:
-    return {"type": event.type, "attributes": [{"key": key, "value": value} for key, value in event.attributes]}
+    return {
+        "type": event.type,
+        "attributes": [{"key": key, "value": value} for key, value in event.attributes],
+    }
 
 
 def _block_event(event: Event) -> Answer:
-    attributes = [{"key": text(key.encode()), "value": text(value.encode()), "index": True} for key, value in event.attributes]
+    attributes = [
+        {"key": text(key.encode()), "value": text(value.encode()), "index": True}
+        for key, value in event.attributes
+    ]
     return {"type": event.type, "attributes": attributes}
 
 

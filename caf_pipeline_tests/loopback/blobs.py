@@ -1,7 +1,8 @@
 """The bytes that one provider has, by their root: files, whole or not there.
 
-A real provider keeps a file as blocks that files share. Of that this one keeps what shows: when a file is deleted, others
-that begin with the same 2 MiB pieces have lost those, until they are uploaded again.
+A real provider keeps a file as blocks that files share. Of that this one keeps what shows: when a
+file is deleted, others that begin with the same 2 MiB pieces have lost those, until they are
+uploaded again.
 """
 
 import os
@@ -46,7 +47,9 @@ class BlobStore:
 
     def roots(self) -> list[str]:
         """Return all that is here."""
-        return sorted(file.name for file in self._folder.iterdir() if file.is_file() and not file.suffix)
+        return sorted(
+            file.name for file in self._folder.iterdir() if file.is_file() and not file.suffix
+        )
 
     def put(self, upload: Path, root: str) -> None:
         """Take an upload's bytes over."""

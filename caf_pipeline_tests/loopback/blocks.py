@@ -1,8 +1,9 @@
 """The chain: a mempool, and a block every so often.
 
-A transaction is checked when it comes, waits, and is done in the next block. What waits and can no longer be done when a
-block is through (its sequence is taken, its timeout height is behind) is dropped without a trace, as Tendermint's recheck
-does; one that is included too late fails with its code, and costs nothing.
+A transaction is checked when it comes, waits, and is done in the next block. What waits and can no
+longer be done when a block is through (its sequence is taken, its timeout height is behind) is
+dropped without a trace, as Tendermint's recheck does; one that is included too late fails with its
+code, and costs nothing.
 """
 
 import threading
@@ -50,7 +51,13 @@ class Chain:
         world: the state after the newest block.
     """
 
-    def __init__(self, options: Options, database: Database, orders: Orders, can_prove: Callable[[Holding, int], bool]) -> None:
+    def __init__(
+        self,
+        options: Options,
+        database: Database,
+        orders: Orders,
+        can_prove: Callable[[Holding, int], bool],
+    ) -> None:
         self.options = options
         self.database = database
         self.orders = orders
@@ -59,7 +66,9 @@ class Chain:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._pending: dict[str, Pending] = {}
-        self._cache: OrderedDict[str, None] = OrderedDict()  # in memory only: a node that starts again has forgotten
+        self._cache: OrderedDict[str, None] = (
+            OrderedDict()
+        )  # in memory only: a node that starts again has forgotten
         self._foreign: list[str] = []
         self._order = 0
         self.holdings: dict[str, Holding] = database.load("holding", Holding)
@@ -69,7 +78,8 @@ class Chain:
         self.purge: Callable[[Holding], None] = lambda holding: None
         """Called where a provider finds that a file of its is gone from the chain."""
 
-    # --- memory ------------------------------------------------------------------------------------------------------
+    # --- memory
+    # --------------------------------------------------------------------------------
 
     def _load(self) -> World:
         height = self.database.last_block()
@@ -78,11 +88,16 @@ class Chain:
             height = 1
         time = self.database.block_time(height)
         assert time is not None
-        world = World(height, time, {kind: self.database.load(kind, type_) for kind, type_ in WORLD_KINDS.items()})
+        world = World(
+            height,
+            time,
+            {kind: self.database.load(kind, type_) for kind, type_ in WORLD_KINDS.items()},
+        )
         self._unlisted = {
             key: holding
             for key, holding in self.holdings.items()
-            if holding.file in world.files and holding.provider not in world.files[holding.file].provers
+            if holding.file in world.files
+            and holding.provider not in world.files[holding.file].provers
         }
         self._load_mempool()
         return world
@@ -103,7 +118,9 @@ class Chain:
         options = self.options
         changes: Changes = {}
         for number, address in enumerate(dict.fromkeys([*options.fund, *options.space])):
-            changes["account", address] = Account(address, number, balance=options.fund.get(address, 0))
+            changes["account", address] = Account(
+                address, number, balance=options.fund.get(address, 0)
+            )
         for address, size_bytes in options.space.items():
             end = now + timedelta(days=options.space_days)
             changes["plan", address] = Plan(address, size_bytes, 0, now, end)
@@ -140,7 +157,8 @@ class Chain:
         with self._lock:
             return dict(self._pending)
 
-    # --- the mempool -------------------------------------------------------------------------------------------------
+    # --- the mempool
+    # --------------------------------------------------------------------------------
 
     def broadcast(self, raw: bytes, seen: World) -> str:
         """Take a transaction as a node does whose newest block is that of `seen`; return its hash.
@@ -171,7 +189,13 @@ class Chain:
         """Return the gas that a transaction would use; raises Refused."""
         with self._lock:
             transaction = parse(raw)
-            run_messages(transaction, Draft(self.world), self.options, height=self.world.height + 1, time=self.now())
+            run_messages(
+                transaction,
+                Draft(self.world),
+                self.options,
+                height=self.world.height + 1,
+                time=self.now(),
+            )
             return transaction.gas
 
     def _check(self, transaction: SignedTransaction, seen: World) -> None:
@@ -197,7 +221,8 @@ class Chain:
         while len(self._cache) > CACHED_HASHES:
             self._cache.popitem(last=False)
 
-    # --- blocks ------------------------------------------------------------------------------------------------------
+    # --- blocks
+    # --------------------------------------------------------------------------------
 
     def make_block(self) -> World:
         """Make one block and return its state."""
@@ -215,13 +240,20 @@ class Chain:
             changes |= {("holding", key): None for key in gone}
             self.database.save(changes, block=(height, time))
             self._let_go(gone)
-            self._pending = {hash_: pending for hash_, pending in left.items() if hash_ not in evicted}
+            self._pending = {
+                hash_: pending for hash_, pending in left.items() if hash_ not in evicted
+            }
             self._worlds.append(world)
             self.world = world
             return world
 
-    def _include(self, draft: Draft, height: int, time: datetime, spent: Collection[str]) -> list[str]:
-        """Do what is due. What lost its sequence to another program is not: no proposer would have both."""
+    def _include(
+        self, draft: Draft, height: int, time: datetime, spent: Collection[str]
+    ) -> list[str]:
+        """Do what is due.
+
+        What lost its sequence to another program is not: no proposer would have both.
+        """
         done = []
         for pending in self._pending.values():
             if pending.due_height > height or pending.address in spent:
@@ -236,18 +268,31 @@ class Chain:
     def _recheck(self, left: Mapping[str, Pending], world: World) -> list[str]:
         """Return what waits and can never be done any more."""
         draft = Draft(world)
-        evicted = [pending.hash for pending in left.values() if not self._still_good(pending, draft, world.height)]
+        evicted = [
+            pending.hash
+            for pending in left.values()
+            if not self._still_good(pending, draft, world.height)
+        ]
         for hash_ in evicted:
             self._cache.pop(hash_, None)
         return evicted
 
     def _prove(self, draft: Draft, height: int) -> list[str]:
-        """Let providers prove; return the keys of holdings whose files are gone. Who was dropped waits to join again."""
-        settled = proving.list_new(draft, list(self._unlisted.values()), self._can_prove, self.options, height=height)
+        """Let providers prove; return the keys of holdings whose files are gone.
+
+        Who was dropped waits to join again.
+        """
+        settled = proving.list_new(
+            draft, list(self._unlisted.values()), self._can_prove, self.options, height=height
+        )
         for holding in settled:
             del self._unlisted[holding.key]
-        deleted = [key for key, holding in self.holdings.items() if draft.get("file", holding.file) is None]
-        dropped = proving.renew(draft, self.world, self.holdings, self._can_prove, self.options, height=height)
+        deleted = [
+            key for key, holding in self.holdings.items() if draft.get("file", holding.file) is None
+        ]
+        dropped = proving.renew(
+            draft, self.world, self.holdings, self._can_prove, self.options, height=height
+        )
         self._unlisted |= {key: self.holdings[key] for key in dropped if key in self.holdings}
         return deleted
 
@@ -268,10 +313,13 @@ class Chain:
         self._foreign.clear()
         return spent
 
-    # --- providers and tests -----------------------------------------------------------------------------------------
+    # --- providers and tests
+    # --------------------------------------------------------------------------------
 
     def hold(self, provider: str, file: PostedFile, *, delay: int = 0) -> None:
-        """Note that a provider has taken a file, and will prove it, `delay` blocks later than it could."""
+        """Note that a provider has taken a file, and will prove it, `delay` blocks later than it
+        could.
+        """
         with self._lock:
             holding = Holding(provider, file.key, file.merkle.hex(), self.world.height + 1 + delay)
             self.database.save({("holding", holding.key): holding})
@@ -296,7 +344,9 @@ class Chain:
             self.change("account", address, replace(account, balance=account.balance + amount))
 
     def drop_proofs(self, file: PostedFile, provider: str | None) -> None:
-        """Take one or all providers off a file; they have forgotten it, and its bytes stay where they are."""
+        """Take one or all providers off a file; they have forgotten it, and its bytes stay where
+        they are.
+        """
         with self._lock:
             draft = Draft(self.world)
             for prover in file.provers:

@@ -1,7 +1,9 @@
-"""What the chain knows: its records, the state of all of them at one block, and the database that keeps them.
+"""What the chain knows: its records, the state of all of them at one block, and the database that
+keeps them.
 
-A `World` never changes: a block makes the next one, so that readers need no lock and a node that lags answers from an
-older one. A `Draft` collects changes on top of a world or of another draft, and is merged or forgotten as a whole.
+A `World` never changes: a block makes the next one, so that readers need no lock and a node that
+lags answers from an older one. A `Draft` collects changes on top of a world or of another draft,
+and is merged or forgotten as a whole.
 """
 
 import sqlite3
@@ -42,7 +44,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PostedFile:
-    """A file as it was posted. `provers` are the addresses whose proofs are listed, oldest first."""
+    """A file as it was posted. `provers` are the addresses whose proofs are listed, oldest
+    first.
+    """
 
     merkle: bytes
     owner: str
@@ -63,7 +67,9 @@ class PostedFile:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """One provider's proof of one file: the height of its last proof or of its joining, and the leaf of the next one."""
+    """One provider's proof of one file: the height of its last proof or of its joining, and the
+    leaf of the next one.
+    """
 
     provider: str
     file: str
@@ -114,7 +120,10 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A file that a provider has taken, whether listed or not. It proves from block `ready_height` on."""
+    """A file that a provider has taken, whether listed or not.
+
+    It proves from block `ready_height` on.
+    """
 
     provider: str
     file: str
@@ -145,7 +154,9 @@ class World:
 
     height: int
     time: datetime
-    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {kind: MappingProxyType({}) for kind in WORLD_KINDS})
+    tables: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=lambda: {kind: MappingProxyType({}) for kind in WORLD_KINDS}
+    )
 
     def get(self, kind: str, key: str) -> Any:
         """Return a record or None."""
@@ -211,7 +222,8 @@ class Draft:
 class Database:
     """The records on disk. Every `save` is one transaction and outlives the process, killed or not.
 
-    A power cut may take the last blocks: a commit that waits for the disk would stall blocks behind gigabytes of uploads.
+    A power cut may take the last blocks: a commit that waits for the disk would stall blocks behind
+    gigabytes of uploads.
     """
 
     def __init__(self, path: Path) -> None:
@@ -220,43 +232,65 @@ class Database:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.execute(
-            "CREATE TABLE IF NOT EXISTS records (kind TEXT, key TEXT, value BLOB, PRIMARY KEY (kind, key)) WITHOUT ROWID"
+            "CREATE TABLE IF NOT EXISTS records (kind TEXT, key TEXT, value BLOB, PRIMARY KEY "
+            "(kind, key)) WITHOUT ROWID"
         )
-        self._connection.execute("CREATE TABLE IF NOT EXISTS blocks (height INTEGER PRIMARY KEY, time TEXT NOT NULL)")
-        self._connection.execute("CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER) WITHOUT ROWID")
+        self._connection.execute(
+            "CREATE TABLE IF NOT EXISTS blocks (height INTEGER PRIMARY KEY, time TEXT NOT NULL)"
+        )
+        self._connection.execute(
+            "CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER) WITHOUT "
+            "ROWID"
+        )
 
     def load(self, kind: str, type_: type[T]) -> dict[str, T]:
         """Return all records of a kind, by key."""
         with self._lock:
-            rows = self._connection.execute("SELECT key, value FROM records WHERE kind = ? ORDER BY key", (kind,)).fetchall()
+            rows = self._connection.execute(
+                "SELECT key, value FROM records WHERE kind = ? ORDER BY key", (kind,)
+            ).fetchall()
         return {key: msgspec.json.decode(value, type=type_) for key, value in rows}
 
     def save(self, changes: Changes, *, block: tuple[int, datetime] | None = None) -> None:
         """Write the changes, and a block, in one transaction."""
         gone = [name for name, value in changes.items() if value is None]
-        new = [(*name, msgspec.json.encode(value)) for name, value in changes.items() if value is not None]
+        new = [
+            (*name, msgspec.json.encode(value))
+            for name, value in changes.items()
+            if value is not None
+        ]
         with self._lock:
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.executemany("DELETE FROM records WHERE kind = ? AND key = ?", gone)
             self._connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", new)
             if block:
-                self._connection.execute("INSERT INTO blocks VALUES (?, ?)", (block[0], block[1].isoformat()))
+                self._connection.execute(
+                    "INSERT INTO blocks VALUES (?, ?)", (block[0], block[1].isoformat())
+                )
             self._connection.execute("COMMIT")
 
     def block_time(self, height: int) -> datetime | None:
         """Return when a block was made."""
         with self._lock:
-            row = self._connection.execute("SELECT time FROM blocks WHERE height = ?", (height,)).fetchone()
+            row = self._connection.execute(
+                "SELECT time FROM blocks WHERE height = ?", (height,)
+            ).fetchone()
         return datetime.fromisoformat(row[0]) if row else None
 
     def last_block(self) -> int:
         """Return the height of the newest block; 0 where there is none."""
         with self._lock:
-            return int(self._connection.execute("SELECT coalesce(max(height), 0) FROM blocks").fetchone()[0])
+            return int(
+                self._connection.execute("SELECT coalesce(max(height), 0) FROM blocks").fetchone()[
+                    0
+                ]
+            )
 
     def count(self, names: Iterable[str]) -> None:
         """Add one to each counter."""
-        statement = "INSERT INTO counters VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET value = value + 1"
+        statement = (
+            "INSERT INTO counters VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET value = value + 1"
+        )
         with self._lock:
             self._connection.execute("BEGIN IMMEDIATE")
             self._connection.executemany(statement, [(name,) for name in names])

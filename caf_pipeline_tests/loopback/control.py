@@ -1,18 +1,19 @@
 """What a test may ask and order. On a port of its own, and under /loopback/ on every LCD.
 
-    GET  /loopback/state                                    everything, for assertions
-    POST /loopback/misbehave       {"provider": 0, …}       see `misbehaviour`
-    POST /loopback/well-behaved                             takes all of that back
-    POST /loopback/advance         {"blocks": 10}           makes blocks at once, also on a halted chain
-    POST /loopback/fund            {"address", "amount"}    ujkl
-    POST /loopback/grant           {"address", "bytes", "days"}   a plan, by fiat; 0 days or fewer: one that is over
-    POST /loopback/expire          {"address"}              ends its plan
-    POST /loopback/spend-sequence  {"address"}              another program uses one up, in the next block
-    POST /loopback/drop-proofs     {"merkle", "provider"?}  takes proofs off the files of a root; hex
-    POST /loopback/delete-blob     {"provider", "merkle"}   a provider loses the bytes of a root; it does not know it
-    POST /loopback/lose-range      {"provider", "merkle", "start", "end"}   it no longer answers for it
-    POST /loopback/kill-provider   {"provider"}             it is gone in the middle of everything, its uploads with it
-    POST /loopback/start-provider  {"provider"}             it is there again, with what it had on its disk
+    GET  /loopback/state                                    everything, for assertions POST
+    /loopback/misbehave       {"provider": 0, …}       see `misbehaviour` POST
+    /loopback/well-behaved                             takes all of that back POST /loopback/advance
+    {"blocks": 10}           makes blocks at once, also on a halted chain POST /loopback/fund
+    {"address", "amount"}    ujkl POST /loopback/grant           {"address", "bytes", "days"}   a
+    plan, by fiat; 0 days or fewer: one that is over POST /loopback/expire          {"address"}
+    ends its plan POST /loopback/spend-sequence  {"address"}              another program uses one
+    up, in the next block POST /loopback/drop-proofs     {"merkle", "provider"?}  takes proofs off
+    the files of a root; hex POST /loopback/delete-blob     {"provider", "merkle"}   a provider
+    loses the bytes of a root; it does not know it POST /loopback/lose-range      {"provider",
+    "merkle", "start", "end"}   it no longer answers for it POST /loopback/kill-provider
+    {"provider"}             it is gone in the middle of everything, its uploads with it POST
+    /loopback/start-provider  {"provider"}             it is there again, with what it had on its
+    disk
 
 Every order answers with the height after it.
 """
@@ -35,7 +36,11 @@ JSON: Final = "application/json"
 
 
 class Control:
-    """Takes orders. `listeners` are those of providers and LCDs by their conduct's name, whose ports it opens and closes."""
+    """Takes orders.
+
+    `listeners` are those of providers and LCDs by their conduct's name, whose ports it opens and
+    closes.
+    """
 
     def __init__(self, chain: Chain, providers: Sequence[Provider]) -> None:
         self._chain = chain
@@ -73,7 +78,8 @@ class Control:
             return
         request.answer(200, json.dumps(answer).encode(), JSON)
 
-    # --- orders ------------------------------------------------------------------------------------------------------
+    # --- orders
+    # --------------------------------------------------------------------------------
 
     def _misbehave(self, order: Mapping[str, Any]) -> None:
         self._chain.orders.order(order)
@@ -86,8 +92,14 @@ class Control:
     def obey(self) -> None:
         """Open and close ports as the orders in force say."""
         refusals = [
-            *((one, self._chain.orders.provider(index).refuse) for index, one in enumerate(self.provider_listeners)),
-            *((one, self._chain.orders.node(index).refuse) for index, one in enumerate(self.lcd_listeners)),
+            *(
+                (one, self._chain.orders.provider(index).refuse)
+                for index, one in enumerate(self.provider_listeners)
+            ),
+            *(
+                (one, self._chain.orders.node(index).refuse)
+                for index, one in enumerate(self.lcd_listeners)
+            ),
         ]
         for listener, refuses in refusals:
             if refuses:
@@ -112,7 +124,9 @@ class Control:
 
     def _expire(self, order: Mapping[str, Any]) -> None:
         plan = self._chain.world.plans[str(order["address"])]
-        self._chain.change("plan", plan.address, replace(plan, end=self._chain.now() - timedelta(seconds=1)))
+        self._chain.change(
+            "plan", plan.address, replace(plan, end=self._chain.now() - timedelta(seconds=1))
+        )
 
     def _spend_sequence(self, order: Mapping[str, Any]) -> None:
         self._chain.spend_sequence(str(order["address"]))
@@ -129,7 +143,9 @@ class Control:
 
     def _lose_range(self, order: Mapping[str, Any]) -> None:
         root = bytes.fromhex(order["merkle"]).hex()
-        self._providers[int(order["provider"])].blobs.lose_range(root, int(order["start"]), int(order["end"]))
+        self._providers[int(order["provider"])].blobs.lose_range(
+            root, int(order["start"]), int(order["end"])
+        )
 
     def _kill_provider(self, order: Mapping[str, Any]) -> None:
         index = int(order["provider"])
@@ -142,7 +158,8 @@ class Control:
         self._chain.orders.order({"provider": index, "refuse": False, "never_prove": False})
         self.obey()
 
-    # --- state -------------------------------------------------------------------------------------------------------
+    # --- state
+    # --------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Return what the network knows. Roots in hex, sizes and coins as numbers."""
@@ -154,9 +171,16 @@ class Control:
         return {
             "chain_id": chain.options.chain_id,
             "height": world.height,
-            "accounts": {one.address: {"balance": one.balance, "sequence": one.sequence} for one in world.accounts.values()},
+            "accounts": {
+                one.address: {"balance": one.balance, "sequence": one.sequence}
+                for one in world.accounts.values()
+            },
             "plans": {
-                one.address: {"space_bytes": one.space_bytes, "used_bytes": one.used_bytes, "end": one.end.isoformat()}
+                one.address: {
+                    "space_bytes": one.space_bytes,
+                    "used_bytes": one.used_bytes,
+                    "end": one.end.isoformat(),
+                }
                 for one in world.plans.values()
             },
             "charged": {one.address: one.used_bytes for one in world.plans.values()},
@@ -171,8 +195,12 @@ class Control:
                     "max_proofs": file.max_proofs,
                     "note": file.note,
                     "providers": list(file.provers),
-                    "last_proven": {one: world.proofs[f"{one}/{file.key}"].last_proven for one in file.provers},
-                    "to_prove": {one: world.proofs[f"{one}/{file.key}"].to_prove for one in file.provers},
+                    "last_proven": {
+                        one: world.proofs[f"{one}/{file.key}"].last_proven for one in file.provers
+                    },
+                    "to_prove": {
+                        one: world.proofs[f"{one}/{file.key}"].to_prove for one in file.provers
+                    },
                 }
                 for file in sorted(world.files.values(), key=lambda file: (file.start, file.key))
             ],
@@ -184,7 +212,9 @@ class Control:
                     "log": one.log,
                     "posts": len(_posts(one)),
                 }
-                for one in sorted(world.transactions.values(), key=lambda one: (one.height, one.hash))
+                for one in sorted(
+                    world.transactions.values(), key=lambda one: (one.height, one.hash)
+                )
             ],
             "mempool": list(chain.pending),
             "broadcasts": counters["broadcast"],
@@ -199,7 +229,9 @@ class Control:
                 for one in self._providers
             ],
             "uploads_by_root": {
-                name.removeprefix("root "): count for name, count in counters.items() if name.startswith("root ")
+                name.removeprefix("root "): count
+                for name, count in counters.items()
+                if name.startswith("root ")
             },
         }
 

@@ -1,4 +1,6 @@
-"""HTTP/1.1 over real sockets, with the sockets in reach: answers can be cut, throttled, late or nonsense."""
+"""HTTP/1.1 over real sockets, with the sockets in reach: answers can be cut, throttled, late or
+nonsense.
+"""
 
 import contextlib
 import http.client
@@ -13,8 +15,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
-READ_BYTES: Final = 128 << 10  # at once from a socket, and to the disk: of a MiB Linux takes two to three times as long
-DRAINED_BYTES: Final = 256 << 10  # Go's server reads so much of a body that nobody wanted, and closes where there is more
+READ_BYTES: Final = (
+    128 << 10
+)  # at once from a socket, and to the disk: of a MiB Linux takes two to three times as long
+DRAINED_BYTES: Final = (
+    256 << 10
+)  # Go's server reads so much of a body that nobody wanted, and closes where there is more
 HUGE_BYTES: Final = 64 << 20
 IDLE_SECONDS: Final = 120
 
@@ -43,7 +49,10 @@ class Request(BaseHTTPRequestHandler):
         self.body = Body(self)
         split = urlsplit(self.path)
         self.route = unquote(split.path)
-        self.query = {name: values[-1] for name, values in parse_qs(split.query, keep_blank_values=True).items()}
+        self.query = {
+            name: values[-1]
+            for name, values in parse_qs(split.query, keep_blank_values=True).items()
+        }
         try:
             self.server.application(self)
             self.body.drain()
@@ -221,12 +230,16 @@ class Server(ThreadingHTTPServer):
         with self._lock:
             for connection in self._connections:
                 with contextlib.suppress(OSError):  # the other side was first
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                    )
                     connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say what is wrong with this program; a client that gives up is none of that."""
-        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError, http.client.HTTPException)):
+        if not isinstance(
+            sys.exc_info()[1], (ConnectionError, TimeoutError, http.client.HTTPException)
+        ):
             super().handle_error(request, client_address)
 
 
@@ -251,7 +264,9 @@ class Listener:
             if self._server is None:
                 self._server = Server(self.port, self._application)
                 self.port = self._server.server_address[1]
-                threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True).start()
+                threading.Thread(
+                    target=self._server.serve_forever, args=(0.1,), daemon=True
+                ).start()
 
     def close(self, *, reset: bool = False) -> None:
         """Take none; those that are open are the application's, or end with `reset`."""

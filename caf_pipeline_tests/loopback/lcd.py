@@ -1,7 +1,8 @@
 """REST of one node of the chain ("LCD"): which path asks what.
 
-A node answers from a state that may be some blocks old. Paths are looked up after their quoting is undone, as the gateway does:
-a root in quoted ordinary base64 falls apart at its slashes (501), and hex is read as the base64 of another root (404).
+A node answers from a state that may be some blocks old. Paths are looked up after their quoting is
+undone, as the gateway does: a root in quoted ordinary base64 falls apart at its slashes (501), and
+hex is read as the base64 of another root (404).
 """
 
 import base64
@@ -40,7 +41,9 @@ class Node:
         self._chain = chain
         self._providers = providers
         cosmos = "/cosmos/{}/v1beta1"
-        tendermint, auth, bank, tx = (cosmos.format(one) for one in ("base/tendermint", "auth", "bank", "tx"))
+        tendermint, auth, bank, tx = (
+            cosmos.format(one) for one in ("base/tendermint", "auth", "bank", "tx")
+        )
         routes: list[tuple[str, str, Route]] = [
             ("GET", f"{tendermint}/node_info", self._node_info),
             ("GET", f"{tendermint}/syncing", self._syncing),
@@ -87,7 +90,9 @@ class Node:
             answer, status = self._answer(request, world), 200
         except GatewayError as error:
             answer, status = error.answer(), error.status
-        headers = {"Grpc_Metadata_X_Cosmos_Block_Height": str(world.height)} if status == 200 else {}
+        headers = (
+            {"Grpc_Metadata_X_Cosmos_Block_Height": str(world.height)} if status == 200 else {}
+        )
         request.answer(status, json.dumps(answer, indent=2).encode(), answers.JSON, **headers)
 
     def _answer(self, request: Request, world: World) -> Answer:
@@ -102,11 +107,14 @@ class Node:
     def _chain_id(self) -> str:
         return self._chain.orders.node(self.index).chain_id or self._chain.options.chain_id
 
-    # --- tendermint --------------------------------------------------------------------------------------------------
+    # --- tendermint
+    # --------------------------------------------------------------------------------
 
     def _node_info(self, world: World, query: Query) -> Answer:
         said = self._chain.orders.node(self.index).version
-        return answers.node_info(self._chain_id, self._chain.options.version if said is None else said)
+        return answers.node_info(
+            self._chain_id, self._chain.options.version if said is None else said
+        )
 
     def _syncing(self, world: World, query: Query) -> Answer:
         return {"syncing": False}
@@ -117,17 +125,21 @@ class Node:
     def _block(self, world: World, query: Query, height: str) -> Answer:
         number = _integer(height, "height")
         if number <= 0:
-            raise answers.invalid(f"height must be greater than 0, but got {number}: invalid request")
+            raise answers.invalid(
+                f"height must be greater than 0, but got {number}: invalid request"
+            )
         if number > world.height:
             raise answers.invalid(
-                "rpc error: code = InvalidArgument desc = requested block height is bigger then the chain length: invalid request"
+                "rpc error: code = InvalidArgument desc = requested block height is bigger then "
+                "the chain length: invalid request"
             )
         made = self._chain.database.block_time(number)
         assert made is not None
         bodies = [one.body for one in world.transactions.values() if one.height == number]
         return answers.block(self._chain_id, number, made, bodies)
 
-    # --- accounts ----------------------------------------------------------------------------------------------------
+    # --- accounts
+    # --------------------------------------------------------------------------------
 
     def _account(self, world: World, query: Query, address: str) -> Answer:
         _check_address(address)
@@ -143,16 +155,26 @@ class Node:
     def _balance(self, world: World, query: Query, address: str) -> Answer:
         denom = query.get("denom", "")
         if not denom:
-            raise answers.invalid("rpc error: code = InvalidArgument desc = invalid denom: invalid request")
-        return {"balance": {"denom": denom, "amount": str(_balance(world, address) if denom == DENOM else 0)}}
+            raise answers.invalid(
+                "rpc error: code = InvalidArgument desc = invalid denom: invalid request"
+            )
+        return {
+            "balance": {
+                "denom": denom,
+                "amount": str(_balance(world, address) if denom == DENOM else 0),
+            }
+        }
 
-    # --- transactions ------------------------------------------------------------------------------------------------
+    # --- transactions
+    # --------------------------------------------------------------------------------
 
     def _broadcast(self, world: World, sent: Any) -> Answer:
         mode = sent.get("mode", "BROADCAST_MODE_UNSPECIFIED")
         raw = _transaction_bytes(sent)
         if mode not in MODES:
-            raise GatewayError(500, 2, "unsupported return type unspecified; supported types: sync, async, block")
+            raise GatewayError(
+                500, 2, "unsupported return type unspecified; supported types: sync, async, block"
+            )
         self._chain.database.count(["broadcast"])
         cut = self._chain.orders.chain().cut_broadcast
         if cut == "drop":
@@ -161,7 +183,9 @@ class Node:
             answer = answers.broadcast(self._chain.broadcast(raw, world))
         except Refused as refused:
             hash_ = transaction_hash(raw)
-            answer = answers.broadcast(hash_, code=refused.code, codespace=refused.codespace, log=refused.log)
+            answer = answers.broadcast(
+                hash_, code=refused.code, codespace=refused.codespace, log=refused.log
+            )
         if "ASYNC" in mode:
             answer = answers.broadcast(transaction_hash(raw), log="")
         if cut:
@@ -172,8 +196,13 @@ class Node:
         try:
             gas = self._chain.simulate(_transaction_bytes(sent))
         except Refused as refused:
-            raise answers.invalid(f"rpc error: code = InvalidArgument desc = {refused.log}: invalid request") from refused
-        return {"gas_info": {"gas_wanted": "0", "gas_used": str(gas)}, "result": {"data": "", "log": "[]", "events": []}}
+            raise answers.invalid(
+                f"rpc error: code = InvalidArgument desc = {refused.log}: invalid request"
+            ) from refused
+        return {
+            "gas_info": {"gas_wanted": "0", "gas_used": str(gas)},
+            "result": {"data": "", "log": "[]", "events": []},
+        }
 
     def _transaction(self, world: World, query: Query, hash: str) -> Answer:
         try:
@@ -185,7 +214,8 @@ class Node:
             raise answers.not_found(f"tx not found: {hash}")
         return answers.included(found)
 
-    # --- files -------------------------------------------------------------------------------------------------------
+    # --- files
+    # --------------------------------------------------------------------------------
 
     def _params(self, world: World, query: Query) -> Answer:
         return {"params": answers.params(self._chain.options)}
@@ -196,14 +226,21 @@ class Node:
 
     def _files_of_root(self, world: World, query: Query, merkle: str) -> Answer:
         prefix = f"{_root(merkle).hex()}/"
-        page, pagination = _page(sorted(key for key in world.files if key.startswith(prefix)), query)
+        page, pagination = _page(
+            sorted(key for key in world.files if key.startswith(prefix)), query
+        )
         return {"files": [answers.file(world.files[key]) for key in page], "pagination": pagination}
 
     def _files_of_note(self, world: World, query: Query, key: str, value: str) -> Answer:
-        """Look through all files, whoever owns them: a page is so many files looked at, however few of them fit."""
+        """Look through all files, whoever owns them: a page is so many files looked at, however few
+        of them fit.
+        """
         page, pagination = _page(sorted(world.files), query)
         files = [world.files[one] for one in page]
-        return {"files": [answers.file(one) for one in files if _says(one, key, value)], "pagination": pagination}
+        return {
+            "files": [answers.file(one) for one in files if _says(one, key, value)],
+            "pagination": pagination,
+        }
 
     def _file(self, world: World, query: Query, merkle: str, owner: str, start: str) -> Answer:
         found = world.files.get(f"{_root(merkle).hex()}/{owner}/{_integer(start, 'start')}/")
@@ -213,10 +250,16 @@ class Node:
 
     def _find_file(self, world: World, query: Query, merkle: str) -> Answer:
         prefix = f"{_root(merkle).hex()}/"
-        provers = [prover for key, file in world.files.items() if key.startswith(prefix) for prover in file.provers]
+        provers = [
+            prover
+            for key, file in world.files.items()
+            if key.startswith(prefix)
+            for prover in file.provers
+        ]
         return {"provider_ips": [self._providers[prover] for prover in dict.fromkeys(provers)]}
 
-    # --- providers ---------------------------------------------------------------------------------------------------
+    # --- providers
+    # --------------------------------------------------------------------------------
 
     def _list_providers(self, world: World, query: Query) -> Answer:
         page, pagination = _page(sorted(self._providers), query)
@@ -236,14 +279,23 @@ class Node:
         return {"providers": [{"address": one} for one in sorted(active)]}
 
     def _proofs(self, world: World, query: Query, provider: str) -> Answer:
-        page, pagination = _page(sorted(key for key, one in world.proofs.items() if one.provider == provider), query)
-        return {"proofs": [answers.proof(world.proofs[key]) for key in page], "pagination": pagination}
+        page, pagination = _page(
+            sorted(key for key, one in world.proofs.items() if one.provider == provider), query
+        )
+        return {
+            "proofs": [answers.proof(world.proofs[key]) for key in page],
+            "pagination": pagination,
+        }
 
-    # --- space -------------------------------------------------------------------------------------------------------
+    # --- space
+    # --------------------------------------------------------------------------------
 
     def _plans(self, world: World, query: Query) -> Answer:
         page, pagination = _page(sorted(world.plans), query)
-        return {"storage_payment_info": [answers.plan(world.plans[key]) for key in page], "pagination": pagination}
+        return {
+            "storage_payment_info": [answers.plan(world.plans[key]) for key in page],
+            "pagination": pagination,
+        }
 
     def _plan(self, world: World, query: Query, address: str) -> Answer:
         if address not in world.plans:
@@ -253,7 +305,9 @@ class Node:
     def _price(self, world: World, query: Query, days: str, size_bytes: str) -> Answer:
         if _integer(days, "duration") < 30:
             raise GatewayError(500, 2, "duration can't be less than 1 month: unknown request")
-        return {"price": str(self._chain.options.price_of(_integer(size_bytes, "bytes"), int(days)))}
+        return {
+            "price": str(self._chain.options.price_of(_integer(size_bytes, "bytes"), int(days)))
+        }
 
     def _stats(self, world: World, query: Query) -> Answer:
         active = [plan for plan in world.plans.values() if plan.end > world.time]
@@ -271,7 +325,8 @@ class Node:
         }
 
 
-# --- what requests say -----------------------------------------------------------------------------------------------
+# --- what requests say
+# ------------------------------------------------------------------------------------------
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -302,7 +357,9 @@ def _base64(given: str, parameter: str) -> bytes:
             return base64.b64decode(text, validate=True)
         except binascii.Error:
             continue
-    raise answers.invalid(f"type mismatch, parameter: {parameter}, error: illegal base64 data at input byte 0")
+    raise answers.invalid(
+        f"type mismatch, parameter: {parameter}, error: illegal base64 data at input byte 0"
+    )
 
 
 def _root(given: str) -> bytes:
@@ -318,7 +375,9 @@ def _integer(given: str, parameter: str) -> int:
 
 def _check_address(address: str) -> None:
     if bech32.bech32_decode(address)[1] is None:
-        raise answers.invalid(f"decoding bech32 failed: invalid bech32 string length {len(address)}: invalid request")
+        raise answers.invalid(
+            f"decoding bech32 failed: invalid bech32 string length {len(address)}: invalid request"
+        )
 
 
 def _balance(world: World, address: str) -> int:
@@ -344,4 +403,7 @@ def _page(keys: Sequence[str], query: Query) -> tuple[Iterable[str], Answer]:
     start = _base64(asked, "pagination.key").decode(errors="replace") if asked else ""
     left = [key for key in keys if key >= start][0 if asked else offset :]
     next_key = answers.text(left[limit].encode()) if len(left) > limit else None
-    return left[:limit], {"next_key": next_key, "total": str(len(keys) if counted and not asked else 0)}
+    return left[:limit], {
+        "next_key": next_key,
+        "total": str(len(keys) if counted and not asked else 0),
+    }

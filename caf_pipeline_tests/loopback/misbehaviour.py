@@ -1,8 +1,12 @@
-"""What a test may order: how the chain, its nodes and the providers go wrong. All of it outlives a restart.
+"""What a test may order: how the chain, its nodes and the providers go wrong.
 
-An order names whom it is for (`provider`, `lcd`, or neither for the chain) and what differs from good behaviour:
+All of it outlives a restart.
 
-    {"provider": 0, "drop_upload_after": 100000, "times": 1}      {"lcd": 1, "lag": 5}      {"halted": true}
+An order names whom it is for (`provider`, `lcd`, or neither for the chain) and what differs from
+good behaviour:
+
+    {"provider": 0, "drop_upload_after": 100000, "times": 1}      {"lcd": 1, "lag": 5}
+    {"halted": true}
 
 Orders for the same one add up.
 """
@@ -19,11 +23,11 @@ from caf_pipeline_tests.loopback.chain_state import Database
 class ProviderConduct:
     """How a provider behaves.
 
-    Attributes:
-        drop_upload_after: cut the connection after so many bytes of an upload's body; nothing is stored.
-        drop_reply: take an upload, store and prove it, and cut the connection instead of answering.
-        never_prove: say that all is done, and prove nothing, also nothing again.
-        leaves: of each file only so many can be proven, from the first on; it serves all the same what it is asked for, as one
+    Attributes: drop_upload_after: cut the connection after so many bytes of an upload's body;
+        nothing is stored. drop_reply: take an upload, store and prove it, and cut the connection
+        instead of answering. never_prove: say that all is done, and prove nothing, also nothing
+        again. leaves: of each file only so many can be proven, from the first on; it serves all the
+        same what it is asked for, as one
             does that fetches it from another provider.
         flip_byte: serve downloads with this byte of the file inverted; -1 for all of them.
         upload_rate: bytes a second that it reads.
@@ -35,9 +39,12 @@ class ProviderConduct:
         hang_seconds: wait so long before each answer.
         lose_jobs: know no job, ever.
         error_status: fail every upload with this text.
-        cut_download_after: cut each download's connection after so many bytes of body, without any error.
-        closes_lost: close the connection of a download that touches a lost range, instead of saying nothing.
-        nonsense: answer everything with "html", "huge" (64 MiB of JSON) or "short" (less than was announced).
+        cut_download_after: cut each download's connection after so many bytes of body, without any
+        error.
+        closes_lost: close the connection of a download that touches a lost range, instead of saying
+        nothing.
+        nonsense: answer everything with "html", "huge" (64 MiB of JSON) or "short" (less than was
+        announced).
         times: after so many uploads that it spoiled, behave; 0 for ever.
     """
 
@@ -63,7 +70,9 @@ class ProviderConduct:
     @property
     def spoils_uploads(self) -> bool:
         """Whether `times` counts."""
-        return bool(self.drop_upload_after is not None or self.drop_reply or self.error_status or self.full)
+        return bool(
+            self.drop_upload_after is not None or self.drop_reply or self.error_status or self.full
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +104,12 @@ class NodeConduct:
 class ChainConduct:
     """How the chain behaves.
 
-    Attributes:
-        halted: make no blocks; those that are ordered are made all the same.
-        delay_inclusion: blocks that a new transaction waits in the mempool.
-        swallow_broadcast: answer that all is well, and forget the transaction.
-        cut_broadcast: cut the connection of a broadcast without an answer: "accept" takes the transaction, "drop" does not.
-        forget_mempool: lose what waits when the network is started again.
-        mempool_full: take no transaction.
+    Attributes: halted: make no blocks; those that are ordered are made all the same.
+        delay_inclusion: blocks that a new transaction waits in the mempool. swallow_broadcast:
+        answer that all is well, and forget the transaction. cut_broadcast: cut the connection of a
+        broadcast without an answer: "accept" takes the transaction, "drop" does not.
+        forget_mempool: lose what waits when the network is started again. mempool_full: take no
+        transaction.
     """
 
     halted: bool = False
@@ -147,7 +155,9 @@ class Orders:
             name, kind = f"lcd {int(changes.pop('lcd'))}", _NODE
         known = {one.name for one in fields(kind)}
         if wrong := changes.keys() - known:
-            raise ValueError(f"{name} knows no {', '.join(sorted(wrong))}; it knows {', '.join(sorted(known))}")
+            raise ValueError(
+                f"{name} knows no {', '.join(sorted(wrong))}; it knows {', '.join(sorted(known))}"
+            )
         with self._lock:
             merged = self._kept.get(name, {}) | changes
             replace(kind(), **merged)

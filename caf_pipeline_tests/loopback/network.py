@@ -1,9 +1,8 @@
 """The loopback network as a process of its own, for tests and the demo.
 
 with LoopbackNetwork(folder, fund={address: 10**9}, space={address: 10**12}) as network:
-    network.misbehave(provider=0, drop_reply=True, times=1)
-    …
-    network.kill(); network.start()     # the same ports, and nothing forgotten that a real network would know
+    network.misbehave(provider=0, drop_reply=True, times=1) … network.kill(); network.start()     #
+    the same ports, and nothing forgotten that a real network would know
 """
 
 import subprocess
@@ -59,15 +58,28 @@ class LoopbackNetwork:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
-    # --- the process -------------------------------------------------------------------------------------------------
+    # --- the process
+    # --------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start it, or start it again from what its folder holds; returns when it answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "caf_pipeline_tests.loopback", "--folder", str(self.folder), *self._arguments()]
+        command = [
+            sys.executable,
+            "-m",
+            "caf_pipeline_tests.loopback",
+            "--folder",
+            str(self.folder),
+            *self._arguments(),
+        ]
         with open(self.folder / "log.txt", "ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--while-stdin-is-open"],
@@ -80,10 +92,15 @@ class LoopbackNetwork:
         line = self._process.stdout.readline()
         if not line:
             self.kill()
-            raise RuntimeError(f"the loopback network does not start: {(self.folder / 'log.txt').read_text()[-2000:]}")
+            raise RuntimeError(
+                "the loopback network does not start: "
+                f"{(self.folder / 'log.txt').read_text()[-2000:]}"
+            )
         addresses = loads(line)
         self.lcds, self.providers = addresses["lcd"], addresses["providers"]
-        self._control = httpx.Client(base_url=addresses["control"], timeout=START_SECONDS, verify=False)  # loads no certificates
+        self._control = httpx.Client(
+            base_url=addresses["control"], timeout=START_SECONDS, verify=False
+        )  # loads no certificates
         self.provider_addresses = [one["address"] for one in self.state()["providers"]]
 
     def _arguments(self) -> list[str]:
@@ -91,9 +108,14 @@ class LoopbackNetwork:
         for name, value in self._options.items():
             option = f"--{name.replace('_', '-')}"
             if isinstance(value, Mapping):
-                arguments += [text for key, amount in value.items() for text in (option, f"{key}={amount}")]
+                arguments += [
+                    text for key, amount in value.items() for text in (option, f"{key}={amount}")
+                ]
             else:
-                arguments += [option, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+                arguments += [
+                    option,
+                    ",".join(map(str, value)) if isinstance(value, tuple) else str(value),
+                ]
         return arguments
 
     def stop(self) -> None:
@@ -120,7 +142,8 @@ class LoopbackNetwork:
             self._control.close()
             self._control = None
 
-    # --- orders; each returns the height after it --------------------------------------------------------------------
+    # --- orders; each returns the height after it
+    # --------------------------------------------------------------------
 
     def _order(self, name: str, **order: Any) -> int:
         assert self._control, "the network does not run"
@@ -130,7 +153,9 @@ class LoopbackNetwork:
         return int(answer.json()["height"])
 
     def misbehave(self, **order: Any) -> int:
-        """Let a provider (`provider=0, …`), an LCD (`lcd=0, …`) or the chain misbehave; see `misbehaviour`."""
+        """Let a provider (`provider=0, …`), an LCD (`lcd=0, …`) or the chain misbehave; see
+        `misbehaviour`.
+        """
         return self._order("misbehave", **order)
 
     def well_behaved(self) -> int:
@@ -167,18 +192,29 @@ class LoopbackNetwork:
         return self._order("delete-blob", provider=provider, merkle=merkle_root.hex())
 
     def lose_range(self, provider: int, merkle_root: bytes, start_byte: int, end_byte: int) -> int:
-        """Let a provider lose a range of a root's bytes, as a real one does: it stays listed and sends nothing of the range."""
-        return self._order("lose-range", provider=provider, merkle=merkle_root.hex(), start=start_byte, end=end_byte)
+        """Let a provider lose a range of a root's bytes, as a real one does: it stays listed and
+        sends nothing of the range.
+        """
+        return self._order(
+            "lose-range",
+            provider=provider,
+            merkle=merkle_root.hex(),
+            start=start_byte,
+            end=end_byte,
+        )
 
     def kill_provider(self, provider: int) -> int:
-        """Let a provider be gone, its open connections, uploads and jobs with it; its disk stays."""
+        """Let a provider be gone, its open connections, uploads and jobs with it; its disk
+        stays.
+        """
         return self._order("kill-provider", provider=provider)
 
     def start_provider(self, provider: int) -> int:
         """Let a killed provider be there again."""
         return self._order("start-provider", provider=provider)
 
-    # --- questions ---------------------------------------------------------------------------------------------------
+    # --- questions
+    # --------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Return everything that the network knows; see `control`."""
@@ -186,8 +222,12 @@ class LoopbackNetwork:
         state: dict[str, Any] = self._control.get("/loopback/state").json()
         return state
 
-    def wait_for(self, condition: Callable[[dict[str, Any]], Any], seconds: float = START_SECONDS) -> dict[str, Any]:
-        """Return the first state that meets a condition; raises TimeoutError where none does in time."""
+    def wait_for(
+        self, condition: Callable[[dict[str, Any]], Any], seconds: float = START_SECONDS
+    ) -> dict[str, Any]:
+        """Return the first state that meets a condition; raises TimeoutError where none does in
+        time.
+        """
         deadline = time.monotonic() + seconds
         while True:
             state = self.state()

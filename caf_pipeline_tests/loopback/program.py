@@ -37,10 +37,16 @@ class Program:
         self._database = Database(folder / DATABASE)
         self._orders = Orders(self._database)
         self._addresses = [provider_address(index) for index in range(options.providers)]
-        blobs = {address: BlobStore(folder / f"provider-{index}") for index, address in enumerate(self._addresses)}
+        blobs = {
+            address: BlobStore(folder / f"provider-{index}")
+            for index, address in enumerate(self._addresses)
+        }
         self._chain = Chain(options, self._database, self._orders, partial(self._can_prove, blobs))
         self._chain.purge = lambda holding: blobs[holding.provider].delete(holding.root)
-        self._providers = [Provider(index, address, self._chain, blobs[address]) for index, address in enumerate(self._addresses)]
+        self._providers = [
+            Provider(index, address, self._chain, blobs[address])
+            for index, address in enumerate(self._addresses)
+        ]
         self._control = Control(self._chain, self._providers)
 
     def _can_prove(self, blobs: dict[str, BlobStore], holding: Holding, leaf: int) -> bool:
@@ -62,9 +68,15 @@ class Program:
         self._control.provider_listeners, self._control.lcd_listeners = providers, lcds
         self._control.obey()
         self._chain.start()
-        return {"lcd": [one.url for one in lcds], "providers": [one.url for one in providers], "control": control.url}
+        return {
+            "lcd": [one.url for one in lcds],
+            "providers": [one.url for one in providers],
+            "control": control.url,
+        }
 
-    def _open(self, ports: dict[str, int], name: str, application: Callable[[Request], None]) -> Listener:
+    def _open(
+        self, ports: dict[str, int], name: str, application: Callable[[Request], None]
+    ) -> Listener:
         listener = Listener(ports.get(name, 0), application)
         ports[name] = listener.port
         return listener
@@ -88,5 +100,7 @@ class Program:
         temporary.replace(self._folder / PORTS)
 
     def stop(self) -> None:
-        """Finish the block under way; ports and threads end with the process, which may be killed at any time anyway."""
+        """Finish the block under way; ports and threads end with the process, which may be killed
+        at any time anyway.
+        """
         self._chain.stop()

@@ -1,7 +1,8 @@
 """A provider's HTTP: uploads in both versions, jobs, downloads.
 
-Every answer is `text/plain`, except downloads and `/api/jobs`, and a JSON text ends with a line feed; no route looks at the
-method. Texts and orders of checks are those of a real provider (sequoia 017bbee).
+Every answer is `text/plain`, except downloads and `/api/jobs`, and a JSON text ends with a line
+feed; no route looks at the method. Texts and orders of checks are those of a real provider (sequoia
+017bbee).
 
 What this network adds where no measurement tells: how a full provider says so.
 """
@@ -27,7 +28,9 @@ from caf_pipeline_tests.loopback.uploads import Form, FormError, read_form
 
 HASHED_TYPES: Final = (0, 3)
 LATE_PROOF_BLOCKS: Final = 3
-"""A file of the wrong size is not proven when it comes, but by the round over all that the provider has."""
+"""A file of the wrong size is not proven when it comes, but by the round over all that the provider
+has.
+"""
 
 NO_SPACE: Final = "no space left on device"
 
@@ -35,7 +38,9 @@ NO_SPACE: Final = "no space left on device"
 class _Failed(Exception):
     """An upload that does not go on; `stored` where the bytes are kept all the same."""
 
-    def __init__(self, message: str, *, status: int = 500, progress: int = 0, job_status: str = "") -> None:
+    def __init__(
+        self, message: str, *, status: int = 500, progress: int = 0, job_status: str = ""
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.progress = progress
@@ -72,7 +77,9 @@ class Provider:
         self.blobs = blobs
         self._chain = chain
         self._lock = threading.Lock()
-        self._jobs: dict[str, _Job] = {}  # in memory only: a provider that starts again has forgotten
+        self._jobs: dict[
+            str, _Job
+        ] = {}  # in memory only: a provider that starts again has forgotten
         self._routes: list[tuple[re.Pattern[str], Callable[..., None]]] = [
             (re.compile(r"/"), self._index),
             (re.compile(r"/version"), self._version),
@@ -109,13 +116,18 @@ class Provider:
                 return
         request.answer(404, b"404 page not found\n", TEXT, X_Content_Type_Options="nosniff")
 
-    # --- small answers -----------------------------------------------------------------------------------------------
+    # --- small answers
+    # --------------------------------------------------------------------------------
 
     def _index(self, request: Request) -> None:
         _answer(request, 200, {"status": "online", "address": self.address})
 
     def _version(self, request: Request) -> None:
-        _answer(request, 200, {"version": "loopback", "build": "", "chain-id": self._chain.options.chain_id})
+        _answer(
+            request,
+            200,
+            {"version": "loopback", "build": "", "chain-id": self._chain.options.chain_id},
+        )
 
     def _space(self, request: Request) -> None:
         total, used = self._chain.options.provider_space, self.blobs.used_bytes
@@ -152,7 +164,8 @@ class Provider:
             if job.done_at is not None and job.done_at < before:
                 del self._jobs[id_]
 
-    # --- downloads ---------------------------------------------------------------------------------------------------
+    # --- downloads
+    # --------------------------------------------------------------------------------
 
     def _download(self, request: Request, name: str) -> None:
         try:
@@ -178,7 +191,8 @@ class Provider:
         )
         serve_file(request, self.blobs.path(root), delivery)
 
-    # --- uploads -----------------------------------------------------------------------------------------------------
+    # --- uploads
+    # --------------------------------------------------------------------------------
 
     def _upload(self, request: Request) -> None:
         form = self._read(request)
@@ -189,7 +203,12 @@ class Provider:
             proof_type = _number(form.fields.get("type") or "0", "proof type")
             file = self._posted(merkle, sender, start)
             cid = self._store(form, file, proof_type)
-            answer = {"merkle": base64.b64encode(merkle).decode(), "owner": sender, "start": start, "cid": cid}
+            answer = {
+                "merkle": base64.b64encode(merkle).decode(),
+                "owner": sender,
+                "start": start,
+                "cid": cid,
+            }
             self._reply(request, 200, answer)
         except _Failed as failed:
             self._reply(request, failed.status, {"error": str(failed)})
@@ -216,7 +235,10 @@ class Provider:
             job.cid = self._store(form, file, file.proof_type, wrong_size_is_well=True)
             job.progress, job.status, job.done_at = 100, "done!", time.monotonic()
         except _Failed as failed:
-            job.progress, job.status = failed.progress or job.progress, f"Error: {failed.job_status}"
+            job.progress, job.status = (
+                failed.progress or job.progress,
+                f"Error: {failed.job_status}",
+            )
         finally:
             form.file.unlink(missing_ok=True)
         self._reply(request, 202, {"job_id": job_id})
@@ -248,14 +270,17 @@ class Provider:
         file = self._chain.world.files.get(f"{merkle.hex()}/{sender}/{start}/")
         if file is None:
             raise _Failed(
-                f"failed to find file on chain with merkle: {merkle.hex()}, owner: {sender}, start: {start} | "
+                f"failed to find file on chain with merkle: {merkle.hex()}, owner: {sender}, "
+                f"start: {start} | "
                 "rpc error: code = NotFound desc = not found: key not found",
                 progress=10,
                 job_status="No such file on chain",
             )
         return file
 
-    def _store(self, form: Form, file: PostedFile, proof_type: int, *, wrong_size_is_well: bool = False) -> str:
+    def _store(
+        self, form: Form, file: PostedFile, proof_type: int, *, wrong_size_is_well: bool = False
+    ) -> str:
         """Take the bytes, where they are those that were posted; return the file's content id."""
         root = file.merkle.hex()
         if form.fields.get("merkle") != root:
@@ -265,10 +290,16 @@ class Provider:
                 job_status="Merkle does not match",
             )
         if len(file.provers) >= file.max_proofs and self.address not in file.provers:
-            raise _Failed("cannot accept file that I cannot claim", progress=30, job_status="Can't claim")
+            raise _Failed(
+                "cannot accept file that I cannot claim", progress=30, job_status="Can't claim"
+            )
         size_bytes = form.file.stat().st_size
         self._check_space(size_bytes)
-        found = merkle_root(form.file, proof_type).hex() if size_bytes and proof_type in HASHED_TYPES else ""
+        found = (
+            merkle_root(form.file, proof_type).hex()
+            if size_bytes and proof_type in HASHED_TYPES
+            else ""
+        )
         if found != root:
             raise _unwritten(f"merkle does not match {found} != {root}")
         self.blobs.put(form.file, root)
@@ -276,7 +307,10 @@ class Provider:
         self._chain.hold(self.address, file, delay=LATE_PROOF_BLOCKS if wrong_size else 0)
         self._chain.database.count([f"upload {self.address}", f"root {root}"])
         if wrong_size and not wrong_size_is_well:
-            raise _Failed(f"cannot accept file that doesn't match the chain data {size_bytes} != {file.size_bytes}")
+            raise _Failed(
+                f"cannot accept file that doesn't match the chain data {size_bytes} != "
+                f"{file.size_bytes}"
+            )
         return "bafy" + hashlib.sha256(file.merkle).hexdigest()[:55]
 
     def _check_space(self, size_bytes: int) -> None:
@@ -304,17 +338,27 @@ def _names(form: Form) -> tuple[bytes, str, int]:
         merkle = None
     if merkle is None:
         raise _Failed("cannot parse merkle: encoding/hex: invalid byte", status=400)
-    return merkle, form.fields.get("sender", ""), _number(form.fields.get("start", ""), "start block")
+    return (
+        merkle,
+        form.fields.get("sender", ""),
+        _number(form.fields.get("start", ""), "start block"),
+    )
 
 
 def _number(text: str, what: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,19}", text):
-        raise _Failed(f'cannot parse {what}: strconv.ParseInt: parsing "{text}": invalid syntax', status=400)
+        raise _Failed(
+            f'cannot parse {what}: strconv.ParseInt: parsing "{text}": invalid syntax', status=400
+        )
     return int(text)
 
 
 def _unwritten(reason: str) -> _Failed:
-    return _Failed(f"failed to write file to disk: {reason}", progress=40, job_status=f"Could not write file to disk {reason}")
+    return _Failed(
+        f"failed to write file to disk: {reason}",
+        progress=40,
+        job_status=f"Could not write file to disk {reason}",
+    )
 
 
 def _answer(request: Request, status: int, answer: dict[str, Any]) -> None:

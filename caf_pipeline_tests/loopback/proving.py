@@ -1,12 +1,14 @@
 """Who proves which file at a block.
 
-A provider that has a file and is not listed with it joins at the next block, while places are free: that alone writes the
-height and 0 as the leaf to prove. It proves in the same block, and then once in each later window of blocks, counted from the
-file's start. A proof that is verified writes the height and draws the leaf of the next one; one that fails writes nothing. Who
-missed a whole window is dropped, and joins again as soon as it has the bytes and a place.
+A provider that has a file and is not listed with it joins at the next block, while places are free:
+that alone writes the height and 0 as the leaf to prove. It proves in the same block, and then once
+in each later window of blocks, counted from the file's start. A proof that is verified writes the
+height and draws the leaf of the next one; one that fails writes nothing. Who missed a whole window
+is dropped, and joins again as soon as it has the bytes and a place.
 
-Real: the chain lists a provider before it checks the proof, so one whose proofs all fail stays listed for a window, is dropped,
-and joins again; the last leaf is never drawn. Left out: the proofs themselves; having the bytes is proof.
+Real: the chain lists a provider before it checks the proof, so one whose proofs all fail stays
+listed for a window, is dropped, and joins again; the last leaf is never drawn. Left out: the proofs
+themselves; having the bytes is proof.
 """
 
 import hashlib
@@ -23,15 +25,23 @@ CanProve = Callable[[Holding, int], bool]
 """Whether a provider has this leaf of a file and is willing."""
 
 
-def list_new(draft: Draft, waiting: Iterable[Holding], can_prove: CanProve, options: Options, *, height: int) -> list[Holding]:
-    """List providers with what they hold; return what is settled, be it that the file is gone or the provider listed."""
+def list_new(
+    draft: Draft, waiting: Iterable[Holding], can_prove: CanProve, options: Options, *, height: int
+) -> list[Holding]:
+    """List providers with what they hold; return what is settled, be it that the file is gone or
+    the provider listed.
+    """
     settled = []
     for holding in waiting:
         file: PostedFile | None = draft.get("file", holding.file)
         if file is None or holding.provider in file.provers:
             settled.append(holding)
             continue
-        if holding.ready_height > height or len(file.provers) >= file.max_proofs or not can_prove(holding, 0):
+        if (
+            holding.ready_height > height
+            or len(file.provers) >= file.max_proofs
+            or not can_prove(holding, 0)
+        ):
             continue
         draft.put("file", file.key, replace(file, provers=(*file.provers, holding.provider)))
         joined = Proof(holding.provider, file.key, height)
@@ -42,7 +52,13 @@ def list_new(draft: Draft, waiting: Iterable[Holding], can_prove: CanProve, opti
 
 
 def renew(
-    draft: Draft, world: World, holdings: Mapping[str, Holding], can_prove: CanProve, options: Options, *, height: int
+    draft: Draft,
+    world: World,
+    holdings: Mapping[str, Holding],
+    can_prove: CanProve,
+    options: Options,
+    *,
+    height: int,
 ) -> list[str]:
     """Prove again in a file's new window, and drop who has missed the last one.
 
@@ -76,7 +92,9 @@ def _prove(draft: Draft, file: PostedFile, proof: Proof, options: Options, *, he
 
 
 def _drawn(file: PostedFile, seed: str, options: Options) -> int:
-    """Draw from 0 to the last leaf but one; 0 only where nothing else is left, if the options say so."""
+    """Draw from 0 to the last leaf but one; 0 only where nothing else is left, if the options say
+    so.
+    """
     number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
     leaves = -(-file.size_bytes // LEAF_BYTES)
     if leaves <= 2:
@@ -89,4 +107,8 @@ def drop(draft: Draft, proof: Proof) -> None:
     draft.put("proof", proof.key, None)
     file: PostedFile | None = draft.get("file", proof.file)
     if file:
-        draft.put("file", file.key, replace(file, provers=tuple(one for one in file.provers if one != proof.provider)))
+        draft.put(
+            "file",
+            file.key,
+            replace(file, provers=tuple(one for one in file.provers if one != proof.provider)),
+        )

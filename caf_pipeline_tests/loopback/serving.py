@@ -1,7 +1,8 @@
-"""A file over HTTP as Go's `http.ServeContent` gives it: ranges of all kinds, HEAD, no ETag and no Last-Modified.
+"""A file over HTTP as Go's `http.ServeContent` gives it: ranges of all kinds, HEAD, no ETag and no
+Last-Modified.
 
-A reply that takes longer than the server's limit ends short of its Content-Length, and nothing says so.
-Source: RFC 9110, section 14; the behaviour of net/http/fs.go.
+A reply that takes longer than the server's limit ends short of its Content-Length, and nothing says
+so. Source: RFC 9110, section 14; the behaviour of net/http/fs.go.
 """
 
 import secrets
@@ -24,14 +25,12 @@ _NOT_TEXT: Final = frozenset(set(range(0x20)) - {0x09, 0x0A, 0x0C, 0x0D, 0x1B})
 class Delivery:
     """How bytes leave.
 
-    Attributes:
-        deadline: by `time.monotonic`, after which the connection is cut.
-        rate: bytes a second at most; 0 for no limit.
-        flip_byte: the byte of the file that is inverted; -1 for all, None for none.
-        cut_after: cut the connection after so many bytes of body.
-        unreadable_bytes: at the beginning of the file, at which the connection is cut.
-        lost: a range of the file, end exclusive. A GET that touches it gets no byte: it hangs until the client leaves.
-        closes: whether such a GET is cut instead.
+    Attributes: deadline: by `time.monotonic`, after which the connection is cut. rate: bytes a
+        second at most; 0 for no limit. flip_byte: the byte of the file that is inverted; -1 for
+        all, None for none. cut_after: cut the connection after so many bytes of body.
+        unreadable_bytes: at the beginning of the file, at which the connection is cut. lost: a
+        range of the file, end exclusive. A GET that touches it gets no byte: it hangs until the
+        client leaves. closes: whether such a GET is cut instead.
     """
 
     deadline: float
@@ -58,8 +57,12 @@ def serve_file(request: Request, path: Path, delivery: Delivery) -> None:
         try:
             ranges = parse_ranges(wanted, size_bytes)
         except ValueError as error:
-            headers = {"Content_Range": f"bytes */{size_bytes}"} if isinstance(error, NoOverlap) else {}
-            request.answer(416, f"{error}\n".encode(), TEXT, X_Content_Type_Options="nosniff", **headers)
+            headers = (
+                {"Content_Range": f"bytes */{size_bytes}"} if isinstance(error, NoOverlap) else {}
+            )
+            request.answer(
+                416, f"{error}\n".encode(), TEXT, X_Content_Type_Options="nosniff", **headers
+            )
             return
         if request.command != "HEAD" and _touches(ranges or [(0, size_bytes)], delivery.lost):
             if not delivery.closes:
@@ -81,7 +84,9 @@ def _touches(ranges: Sequence[tuple[int, int]], lost: tuple[int, int] | None) ->
 
 
 def _hang(request: Request, deadline: float) -> None:
-    """Send nothing until the client closes the connection, or the deadline of the answer has passed."""
+    """Send nothing until the client closes the connection, or the deadline of the answer has
+    passed.
+    """
     while (remaining := deadline - time.monotonic()) > 0:
         readable, _, _ = select.select([request.connection], [], [], min(remaining, 0.2))
         if readable:  # the end of the connection: nothing else is sent before the answer
@@ -134,7 +139,9 @@ def _sniff(head: bytes) -> str:
     return "application/octet-stream" if _NOT_TEXT.intersection(head) else TEXT
 
 
-def _send_head(request: Request, status: int, content_type: str, length: int, headers: dict[str, str]) -> None:
+def _send_head(
+    request: Request, status: int, content_type: str, length: int, headers: dict[str, str]
+) -> None:
     request.send_response(status)
     request.send_header("Accept-Ranges", "bytes")
     request.send_header("Content-Length", str(length))
@@ -144,12 +151,15 @@ def _send_head(request: Request, status: int, content_type: str, length: int, he
     request.end_headers()
 
 
-def _send_many(sender: "_Sender", ranges: Sequence[tuple[int, int]], *, size_bytes: int, content_type: str) -> None:
+def _send_many(
+    sender: "_Sender", ranges: Sequence[tuple[int, int]], *, size_bytes: int, content_type: str
+) -> None:
     request = sender.request
     boundary = secrets.token_hex(30)
     heads = [
         f"{'' if number == 0 else chr(13) + chr(10)}--{boundary}\r\n"
-        f"Content-Range: bytes {start}-{end - 1}/{size_bytes}\r\nContent-Type: {content_type}\r\n\r\n".encode()
+        f"Content-Range: bytes {start}-{end - 1}/{size_bytes}\r\nContent-Type: "
+        f"{content_type}\r\n\r\n".encode()
         for number, (start, end) in enumerate(ranges)
     ]
     tail = f"\r\n--{boundary}--\r\n".encode()

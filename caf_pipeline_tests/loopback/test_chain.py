@@ -1,4 +1,6 @@
-"""The loopback chain keeps the notes on Jackal's protocol, row by row, and where they are silent a real SDK node's words."""
+"""The loopback chain keeps the notes on Jackal's protocol, row by row, and where they are silent a
+real SDK node's words.
+"""
 
 import base64
 import json
@@ -44,7 +46,10 @@ def user(network: LoopbackNetwork, client: httpx.Client) -> ChainUser:
 def own_network(folder: Path, **options: Any) -> Iterator[ChainUser]:
     """A halted network with options of its own."""
     given = {"fund": {ADDRESS: FUNDS}, "space": {ADDRESS: SPACE}, "block_seconds": 0.1} | options
-    with LoopbackNetwork(folder, **given) as network, httpx.Client(timeout=30, verify=False) as client:
+    with (
+        LoopbackNetwork(folder, **given) as network,
+        httpx.Client(timeout=30, verify=False) as client,
+    ):
         network.misbehave(halted=True)
         yield ChainUser(network, client)
 
@@ -54,7 +59,8 @@ def some_post(user: ChainUser, **changes: Any) -> ChainMessage:
     return user.post_message(root_of(content), 1000, **changes)
 
 
-# --- broadcasts ------------------------------------------------------------------------------------------------------
+# --- broadcasts
+# ------------------------------------------------------------------------------------------
 
 
 def spoiled(raw: bytes) -> bytes:
@@ -62,27 +68,69 @@ def spoiled(raw: bytes) -> bytes:
 
 
 REFUSED: list[tuple[str, Callable[[ChainUser], bytes], int, str]] = [
-    ("fee too low", lambda user: user.sign(some_post(user), fee=10), 13, "insufficient fees; got: 10ujkl required: 500ujkl"),
-    ("no fee", lambda user: user.sign(some_post(user), fee=0), 13, "insufficient fees; got:  required: 500ujkl"),
-    ("timeout passed", lambda user: user.sign(some_post(user), timeout_height=1), 30, "timeout height: 1: tx timeout height"),
+    (
+        "fee too low",
+        lambda user: user.sign(some_post(user), fee=10),
+        13,
+        "insufficient fees; got: 10ujkl required: 500ujkl",
+    ),
+    (
+        "no fee",
+        lambda user: user.sign(some_post(user), fee=0),
+        13,
+        "insufficient fees; got:  required: 500ujkl",
+    ),
+    (
+        "timeout passed",
+        lambda user: user.sign(some_post(user), timeout_height=1),
+        30,
+        "timeout height: 1: tx timeout height",
+    ),
     (
         "sequence too high",
         lambda user: user.sign(some_post(user), sequence=user.account()[1] + 1),
         32,
         "account sequence mismatch",
     ),
-    ("spoiled signature", lambda user: spoiled(user.sign(some_post(user))), 4, "signature verification failed"),
-    ("other chain", lambda user: user.sign(some_post(user), chain_id="jackal-1"), 4, "chain-id (loopback-1): unauthorized"),
-    ("other account", lambda user: user.sign(some_post(user), account_number=77), 4, "account number (0)"),
-    ("fee above the balance", lambda user: user.sign(some_post(user), fee=10**15), 5, "insufficient funds: insufficient funds"),
+    (
+        "spoiled signature",
+        lambda user: spoiled(user.sign(some_post(user))),
+        4,
+        "signature verification failed",
+    ),
+    (
+        "other chain",
+        lambda user: user.sign(some_post(user), chain_id="jackal-1"),
+        4,
+        "chain-id (loopback-1): unauthorized",
+    ),
+    (
+        "other account",
+        lambda user: user.sign(some_post(user), account_number=77),
+        4,
+        "account number (0)",
+    ),
+    (
+        "fee above the balance",
+        lambda user: user.sign(some_post(user), fee=10**15),
+        5,
+        "insufficient funds: insufficient funds",
+    ),
     ("no gas", lambda user: user.sign(some_post(user), gas_limit=20_000), 11, "gasWanted: 20000"),
     ("no transaction", lambda user: b"\x00garbage", 2, "tx parse error"),
-    ("unknown message", lambda user: user.sign(ChainMessage("/a.b.MsgC", b"")), 2, "unable to resolve type URL /a.b.MsgC"),
+    (
+        "unknown message",
+        lambda user: user.sign(ChainMessage("/a.b.MsgC", b"")),
+        2,
+        "unable to resolve type URL /a.b.MsgC",
+    ),
     ("no message", lambda user: user.sign(), 18, "must contain at least one message"),
 ]
 
 
-@pytest.mark.parametrize(("make", "code", "log"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+@pytest.mark.parametrize(
+    ("make", "code", "log"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
+)
 def test_a_transaction_that_is_wrong_is_refused_with_its_code(user, make, code, log):
     answer = user.broadcast(make(user))
     assert (answer["code"], answer["codespace"], answer["height"]) == (code, "sdk", "0")
@@ -93,10 +141,13 @@ def test_a_transaction_that_is_wrong_is_refused_with_its_code(user, make, code, 
 def test_an_old_sequence_is_refused_with_the_expected_one(user):
     user.do(some_post(user))
     number, sequence = user.account()
-    answer = user.broadcast(user.sign(some_post(user), account_number=number, sequence=sequence - 1))
+    answer = user.broadcast(
+        user.sign(some_post(user), account_number=number, sequence=sequence - 1)
+    )
     assert answer["code"] == 32
     assert answer["raw_log"] == (
-        f"account sequence mismatch, expected {sequence}, got {sequence - 1}: incorrect account sequence"
+        f"account sequence mismatch, expected {sequence}, got {sequence - 1}: incorrect account "
+        "sequence"
     )
 
 
@@ -104,7 +155,8 @@ def test_an_account_that_was_never_paid_is_unknown(user, client):
     stranger = ChainUser(user.network, client, OTHER_WORDS)
     assert stranger.get(f"/cosmos/auth/v1beta1/accounts/{stranger.address}").json() == {
         "code": 5,
-        "message": f"rpc error: code = NotFound desc = account {stranger.address} not found: key not found",
+        "message": f"rpc error: code = NotFound desc = account {stranger.address} not found: key "
+        "not found",
         "details": [],
     }
     answer = stranger.broadcast(stranger.sign(some_post(stranger), account_number=0, sequence=0))
@@ -130,7 +182,9 @@ def test_a_node_that_started_again_has_forgotten_its_cache(user):
 
 def test_transactions_may_wait_one_behind_the_other(user):
     number, sequence = user.account()
-    first, second = (user.sign(some_post(user), account_number=number, sequence=sequence + n) for n in (0, 1))
+    first, second = (
+        user.sign(some_post(user), account_number=number, sequence=sequence + n) for n in (0, 1)
+    )
     assert [user.broadcast(raw)["code"] for raw in (first, second)] == [0, 0]
     user.network.advance(1)
     assert [user.look_up(raw)["code"] for raw in (first, second)] == [0, 0]
@@ -139,12 +193,16 @@ def test_transactions_may_wait_one_behind_the_other(user):
 def test_a_broadcast_needs_base64_and_a_mode(user):
     url = f"{user.network.lcd}/cosmos/tx/v1beta1/txs"
     broken = user.client.post(url, json={"tx_bytes": "!!", "mode": "BROADCAST_MODE_SYNC"})
-    assert (broken.status_code, broken.json()["message"]) == (400, "illegal base64 data at input byte 0")
+    assert (broken.status_code, broken.json()["message"]) == (
+        400,
+        "illegal base64 data at input byte 0",
+    )
     assert user.client.post(url, json={"tx_bytes": "AAAA"}).status_code == 500
     assert user.client.post(url, content=b"x").status_code == 400
 
 
-# --- blocks ----------------------------------------------------------------------------------------------------------
+# --- blocks
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_transaction_is_found_by_its_hash_once_it_is_included(user):
@@ -160,8 +218,12 @@ def test_a_transaction_is_found_by_its_hash_once_it_is_included(user):
 def test_the_start_is_the_height_of_inclusion_in_the_data_and_in_the_event(user):
     done = user.do(some_post(user), some_post(user))
     assert messages.post_starts(done["data"]) == [int(done["height"])] * 2
-    events = [event for log in done["logs"] for event in log["events"] if event["type"] == "post_file"]
-    assert [{one["key"]: one["value"] for one in event["attributes"]}["start"] for event in events] == [done["height"]] * 2
+    events = [
+        event for log in done["logs"] for event in log["events"] if event["type"] == "post_file"
+    ]
+    assert [
+        {one["key"]: one["value"] for one in event["attributes"]}["start"] for event in events
+    ] == [done["height"]] * 2
 
 
 def test_eight_posts_fit_in_one_transaction_of_some_455000_gas(user):
@@ -170,18 +232,58 @@ def test_eight_posts_fit_in_one_transaction_of_some_455000_gas(user):
 
 
 FAILING: list[tuple[str, Callable[[ChainUser], ChainMessage], int, str, str]] = [
-    ("note that is not JSON", lambda user: some_post(user, note="{"), 17, "sdk", "note is not valid json `{`"),
+    (
+        "note that is not JSON",
+        lambda user: some_post(user, note="{"),
+        17,
+        "sdk",
+        "note is not valid json `{`",
+    ),
     ("no note", lambda user: some_post(user, note=""), 17, "sdk", "note is not valid json ``"),
     ("empty file", lambda user: user.post_message(b"", 0), 18, "sdk", "invalid request"),
-    ("no space", lambda user: user.post_message(b"r", SPACE), 4, "sdk", "storage account does not have enough space available"),
-    ("29 days", lambda user: messages.buy_storage(user.address, 10**12, 29), 1, "undefined", "less than 1 month"),
-    ("too little", lambda user: messages.buy_storage(user.address, 10**9 - 1, 30), 1, "undefined", "less than a gb"),
-    ("too dear", lambda user: messages.buy_storage(user.address, 10**18, 30), 5, "sdk", "cannot send tokens from account"),
-    ("nothing to delete", lambda user: user.delete_message(Post(b"", b"r", ADDRESS, 1, 3)), 22, "sdk", "file not found"),
+    (
+        "no space",
+        lambda user: user.post_message(b"r", SPACE),
+        4,
+        "sdk",
+        "storage account does not have enough space available",
+    ),
+    (
+        "29 days",
+        lambda user: messages.buy_storage(user.address, 10**12, 29),
+        1,
+        "undefined",
+        "less than 1 month",
+    ),
+    (
+        "too little",
+        lambda user: messages.buy_storage(user.address, 10**9 - 1, 30),
+        1,
+        "undefined",
+        "less than a gb",
+    ),
+    (
+        "too dear",
+        lambda user: messages.buy_storage(user.address, 10**18, 30),
+        5,
+        "sdk",
+        "cannot send tokens from account",
+    ),
+    (
+        "nothing to delete",
+        lambda user: user.delete_message(Post(b"", b"r", ADDRESS, 1, 3)),
+        22,
+        "sdk",
+        "file not found",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("make", "code", "codespace", "log"), [row[1:] for row in FAILING], ids=[row[0] for row in FAILING])
+@pytest.mark.parametrize(
+    ("make", "code", "codespace", "log"),
+    [row[1:] for row in FAILING],
+    ids=[row[0] for row in FAILING],
+)
 def test_a_message_that_fails_costs_its_fee_and_its_sequence(user, make, code, codespace, log):
     balance, (_, sequence), files = user.balance(), user.account(), user.network.state()["files"]
     done = user.do(make(user), fee=1000)
@@ -199,7 +301,10 @@ def test_a_transaction_without_enough_gas_fails_in_the_block(user):
 def test_posts_of_one_transaction_happen_all_or_none(user):
     files = user.network.state()["files"]
     done = user.do(some_post(user), some_post(user), some_post(user, note="no"))
-    assert (done["code"], done["raw_log"][:45]) == (17, "failed to execute message; message index: 2: ")
+    assert (done["code"], done["raw_log"][:45]) == (
+        17,
+        "failed to execute message; message index: 2: ",
+    )
     assert user.network.state()["files"] == files
 
 
@@ -226,17 +331,26 @@ def test_the_same_root_again_is_a_new_file_and_costs_again(user):
     first, second = user.post(content), user.post(content)
     assert second.start > first.start
     listed = user.storage(f"files/merkle/{names.root_in_path(first.root)}").json()["files"]
-    assert sorted(int(one["start"]) for one in listed) == [first.start, second.start]  # keys are text: 100 comes before 99
+    assert sorted(int(one["start"]) for one in listed) == [
+        first.start,
+        second.start,
+    ]  # keys are text: 100 comes before 99
     assert user.network.state()["posts_by_root"][first.root.hex()] == 2
 
 
 def test_a_proof_interval_is_the_chain_s_own(user):
     answer = user.storage(user.post(random_content(500)).path).json()["file"]
-    assert answer["proof_interval"] == user.storage("params").json()["params"]["proof_window"] == "100"
+    assert (
+        answer["proof_interval"] == user.storage("params").json()["params"]["proof_window"] == "100"
+    )
 
 
 def test_space_that_is_bought_takes_the_place_of_the_plan(user, client):
-    buyer = ChainUser(user.network, client, "legal winner thank year wave sausage worth useful legal winner thank yellow")
+    buyer = ChainUser(
+        user.network,
+        client,
+        "legal winner thank year wave sausage worth useful legal winner thank yellow",
+    )
     user.network.fund(buyer.address, 10**9)
     assert buyer.storage("price_check/60/2000000000").json() == {"price": "100000"}
     assert buyer.do(messages.buy_storage(buyer.address, 2 * 10**9, 60), fee=1000)["code"] == 0
@@ -249,18 +363,30 @@ def test_space_that_is_bought_takes_the_place_of_the_plan(user, client):
     assert plan["end"].endswith("Z")
 
 
-def test_what_is_left_of_a_plan_is_taken_off_a_purchase_and_its_events_say_what_was_paid(user, client):
-    buyer = ChainUser(user.network, client, "letter advice cage absurd amount doctor acoustic avoid letter advice cage above")
+def test_what_is_left_of_a_plan_is_taken_off_a_purchase_and_its_events_say_what_was_paid(
+    user, client
+):
+    buyer = ChainUser(
+        user.network,
+        client,
+        "letter advice cage absurd amount doctor acoustic avoid letter advice cage above",
+    )
     user.network.fund(buyer.address, 10**9)
     buyer.do(messages.buy_storage(buyer.address, 10**9, 30), fee=1000)
     left = buyer.balance()
     done = buyer.do(messages.buy_storage(buyer.address, 3 * 10**9, 30), fee=1000)
     paid = left - buyer.balance() - 1000
     assert 2 * 25_000 <= paid <= 2 * 25_000 + 100  # a block or two of the first plan are used up
-    assert answers.parse_transaction(answers.ChainAnswer({"tx_response": done}, "q")).moved[buyer.address] == -paid
+    assert (
+        answers.parse_transaction(answers.ChainAnswer({"tx_response": done}, "q")).moved[
+            buyer.address
+        ]
+        == -paid
+    )
 
 
-# --- time ------------------------------------------------------------------------------------------------------------
+# --- time
+# ------------------------------------------------------------------------------------------
 
 
 def test_what_waits_past_its_timeout_height_is_dropped_without_a_trace(user):
@@ -272,7 +398,9 @@ def test_what_waits_past_its_timeout_height_is_dropped_without_a_trace(user):
 
 
 def test_what_is_included_a_block_too_late_fails_and_costs_nothing(user):
-    raw = user.sign(some_post(user), timeout_height=user.height())  # a node takes it up to this height, no block can
+    raw = user.sign(
+        some_post(user), timeout_height=user.height()
+    )  # a node takes it up to this height, no block can
     balance, account = user.balance(), user.account()
     assert user.broadcast(raw)["code"] == 0
     user.network.advance(1)
@@ -355,7 +483,10 @@ def test_a_node_can_be_gone_fail_hide_transactions_or_be_of_another_chain(user):
 def test_a_node_can_answer_nonsense(user, kind):
     user.network.misbehave(lcd=1, nonsense=kind)
     try:
-        assert "block" not in user.get("/cosmos/base/tendermint/v1beta1/blocks/latest", lcd=1).text[:100]
+        assert (
+            "block"
+            not in user.get("/cosmos/base/tendermint/v1beta1/blocks/latest", lcd=1).text[:100]
+        )
     except httpx.RemoteProtocolError:
         assert kind == "short"
 
@@ -375,7 +506,11 @@ def test_blocks_have_heights_and_times_and_go_on_by_themselves(network, client):
 
 @pytest.mark.parametrize(
     ("height", "message"),
-    [("99999999", "bigger then the chain length"), ("0", "height must be greater than 0"), ("x", 'parsing "x"')],
+    [
+        ("99999999", "bigger then the chain length"),
+        ("0", "height must be greater than 0"),
+        ("x", 'parsing "x"'),
+    ],
 )
 def test_a_block_that_is_not_there_is_a_bad_request(user, height, message):
     answer = user.get(f"/cosmos/base/tendermint/v1beta1/blocks/{height}")
@@ -383,13 +518,17 @@ def test_a_block_that_is_not_there_is_a_bad_request(user, height, message):
     assert message in answer.json()["message"]
 
 
-# --- questions -------------------------------------------------------------------------------------------------------
+# --- questions
+# ------------------------------------------------------------------------------------------
 
 
 def test_an_account_a_balance_and_a_node_look_like_a_real_one_s(user):
     user.do(some_post(user))
     account = user.get(f"/cosmos/auth/v1beta1/accounts/{ADDRESS}").json()["account"]
-    assert (account["@type"], account["account_number"]) == ("/cosmos.auth.v1beta1.BaseAccount", "0")
+    assert (account["@type"], account["account_number"]) == (
+        "/cosmos.auth.v1beta1.BaseAccount",
+        "0",
+    )
     assert base64.b64decode(account["pub_key"]["key"]) == user.wallet.public_key
     balances = user.get(f"/cosmos/bank/v1beta1/balances/{ADDRESS}").json()
     assert balances["balances"] == [{"denom": "ujkl", "amount": str(user.balance())}]
@@ -399,7 +538,11 @@ def test_an_account_a_balance_and_a_node_look_like_a_real_one_s(user):
 
 
 def root_with_a_slash() -> bytes:
-    return next(root for n in range(1000) if b"/" in base64.b64encode(root := root_of(random_content(10, n)))[:20])
+    return next(
+        root
+        for n in range(1000)
+        if b"/" in base64.b64encode(root := root_of(random_content(10, n)))[:20]
+    )
 
 
 def test_a_file_tells_everything_with_base64_and_integers_as_strings(user):
@@ -424,12 +567,18 @@ def test_a_root_in_a_path_is_url_safe_base64_with_padding(user):
     root = root_with_a_slash()
     user.do(user.post_message(root, 10))
     plain, safe = base64.b64encode(root).decode(), names.root_in_path(root)
-    answers = {form: user.storage(f"files/merkle/{form}") for form in (safe, root.hex(), safe.rstrip("="))}
+    answers = {
+        form: user.storage(f"files/merkle/{form}") for form in (safe, root.hex(), safe.rstrip("="))
+    }
     assert [answer.status_code for answer in answers.values()] == [200, 200, 400]
     assert [len(answer.json().get("files", [])) for answer in answers.values()] == [1, 0, 0]
     path = f"{STORAGE}/files/{{}}/{ADDRESS}/{user.height()}"
     quoted = plain.replace("/", "%2F").replace("+", "%2B").replace("=", "%3D")
-    assert [user.get(path.format(form)).status_code for form in (safe, root.hex(), quoted)] == [200, 404, 501]
+    assert [user.get(path.format(form)).status_code for form in (safe, root.hex(), quoted)] == [
+        200,
+        404,
+        501,
+    ]
     unknown = user.get(path.format(root.hex())).json()
     assert (unknown["code"], "not found" in unknown["message"]) == (5, True)
 
@@ -492,7 +641,9 @@ def test_a_provider_is_active_by_its_address_alone_and_looked_up_by_it(user):
     provider = user.storage(f"providers/{address}").json()["provider"]
     assert (provider["ip"], provider["totalspace"]) == (user.network.providers[0], str(1 << 40))
     assert user.storage("providers/jkl1nobody").status_code == 404
-    assert user.storage(f"find_file/{names.root_in_path(post.root)}").json() == {"provider_ips": [provider["ip"]]}
+    assert user.storage(f"find_file/{names.root_in_path(post.root)}").json() == {
+        "provider_ips": [provider["ip"]]
+    }
 
 
 def test_a_price_is_for_a_month_at_least(user):
@@ -500,13 +651,21 @@ def test_a_price_is_for_a_month_at_least(user):
     assert user.storage("price_check/29/1000000000").status_code == 500
 
 
-# --- proofs ----------------------------------------------------------------------------------------------------------
+# --- proofs
+# ------------------------------------------------------------------------------------------
 
 
 def last_proven(user: ChainUser, post: Post, provider: int = 0) -> int | None:
     proofs = user.storage(f"proofs/{user.network.provider_addresses[provider]}").json()["proofs"]
     root = base64.b64encode(post.root).decode()
-    return next((int(one["last_proven"]) for one in proofs if (one["merkle"], one["start"]) == (root, str(post.start))), None)
+    return next(
+        (
+            int(one["last_proven"])
+            for one in proofs
+            if (one["merkle"], one["start"]) == (root, str(post.start))
+        ),
+        None,
+    )
 
 
 def test_a_proof_is_listed_at_the_next_block_and_renewed_in_every_window(user):
@@ -515,7 +674,9 @@ def test_a_proof_is_listed_at_the_next_block_and_renewed_in_every_window(user):
     assert user.provers(post) == []
     user.network.advance(1)
     proof = user.storage(post.path).json()["file"]["proofs"]
-    assert proof == [f"{user.network.provider_addresses[0]}/{ADDRESS}/{post.root.hex()}/{post.start}/"]
+    assert proof == [
+        f"{user.network.provider_addresses[0]}/{ADDRESS}/{post.root.hex()}/{post.start}/"
+    ]
     first = last_proven(user, post)
     user.network.advance(100)
     second = last_proven(user, post)
@@ -548,10 +709,14 @@ def proof_of(user: ChainUser, post: Post, provider: int = 0) -> tuple[int, int] 
 
 
 def version_of(user: ChainUser, lcd: int = 0) -> str:
-    return user.get("/cosmos/base/tendermint/v1beta1/node_info", lcd).json()["application_version"]["version"]
+    return user.get("/cosmos/base/tendermint/v1beta1/node_info", lcd).json()["application_version"][
+        "version"
+    ]
 
 
-def test_a_provider_whose_proofs_fail_is_dropped_and_joins_again_which_moves_its_height_and_nothing_else(tmp_path):
+def test_a_provider_whose_proofs_fail_is_dropped_and_joins_again_which_moves_its_height_and_nothing_else(  # noqa: E501
+    tmp_path,
+):
     with own_network(tmp_path, proof_window=10, version="5.0.1") as user:
         assert version_of(user) == "5.0.1"
         post = user.post(random_content(40_000))
@@ -559,7 +724,10 @@ def test_a_provider_whose_proofs_fail_is_dropped_and_joins_again_which_moves_its
         user.network.advance(15)
         assert proof_of(user, post) == (post.start + 1, 0)
         user.network.advance(10)
-        assert proof_of(user, post) == (post.start + 21, 0)  # dropped at the first block of the window, back at the next
+        assert proof_of(user, post) == (
+            post.start + 21,
+            0,
+        )  # dropped at the first block of the window, back at the next
         assert len(user.provers(post)) == 1
         type_0 = user.post(random_content(40_000), proof_type=0)
         user.upload(type_0)
@@ -606,7 +774,10 @@ def test_a_node_may_name_another_version_than_the_truth(tmp_path):
 
 def test_a_strangers_deletion_removes_the_bytes_of_a_post_that_stays_listed(tmp_path):
     stranger_address = Wallet(OTHER_WORDS).address
-    wealth = {"fund": {ADDRESS: FUNDS, stranger_address: FUNDS}, "space": {ADDRESS: SPACE, stranger_address: SPACE}}
+    wealth = {
+        "fund": {ADDRESS: FUNDS, stranger_address: FUNDS},
+        "space": {ADDRESS: SPACE, stranger_address: SPACE},
+    }
     with own_network(tmp_path, proof_window=10, **wealth) as user:
         post = user.post(random_content(40_000))
         user.upload(post)
@@ -642,7 +813,8 @@ def test_proofs_can_be_dropped_and_come_back_with_the_bytes(user):
     assert len(user.provers(post)) == 1
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+# --- memory
+# ------------------------------------------------------------------------------------------
 
 
 def test_everything_outlives_sigkill(user):
@@ -673,7 +845,14 @@ def test_a_mempool_can_be_forgotten(user):
 
 
 def test_a_network_ends_in_order_when_told_to_or_when_its_starter_is_gone(tmp_path):
-    command = [sys.executable, "-m", "caf_pipeline_tests.loopback", "--folder", str(tmp_path), "--while-stdin-is-open"]
+    command = [
+        sys.executable,
+        "-m",
+        "caf_pipeline_tests.loopback",
+        "--folder",
+        str(tmp_path),
+        "--while-stdin-is-open",
+    ]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     for end in (lambda one: one.terminate(), lambda one: one.stdin.close()):
         with subprocess.Popen(command, **pipes) as started:
@@ -688,15 +867,22 @@ def test_many_posts_and_uploads_at_once_are_all_taken_once(tmp_path):
         number, sequence = user.account()
         contents = [random_content(50_000) for _ in range(12)]
         sent = [user.post_message(root_of(one), len(one)) for one in contents]
-        signed = [user.sign(one, account_number=number, sequence=sequence + n) for n, one in enumerate(sent)]
+        signed = [
+            user.sign(one, account_number=number, sequence=sequence + n)
+            for n, one in enumerate(sent)
+        ]
         assert {user.broadcast(raw)["code"] for raw in signed} == {0}
         start = user.network.advance(1)
         posts = [Post(one, root_of(one), ADDRESS, start, 3) for one in contents]
         user.network.misbehave(halted=False)
         with ThreadPoolExecutor(12) as pool:
             jobs = [(post, provider) for post in posts for provider in range(3)]
-            assert {answer.status_code for answer in pool.map(lambda job: user.upload(*job), jobs)} == {202}
-        state = user.network.wait_for(lambda state: all(len(file["providers"]) == 3 for file in state["files"]))
+            assert {
+                answer.status_code for answer in pool.map(lambda job: user.upload(*job), jobs)
+            } == {202}
+        state = user.network.wait_for(
+            lambda state: all(len(file["providers"]) == 3 for file in state["files"])
+        )
         assert set(state["uploads_by_root"].values()) == {3}
     assert log_of(tmp_path) == ""
 
@@ -708,7 +894,10 @@ def test_orders_that_make_no_sense_are_refused(network):
 
 def test_a_simulation_tells_the_gas_and_needs_no_fee(user):
     raw = user.sign(some_post(user), fee=0, gas_limit=0)
-    answer = user.client.post(f"{user.network.lcd}/cosmos/tx/v1beta1/simulate", json={"tx_bytes": base64.b64encode(raw).decode()})
+    answer = user.client.post(
+        f"{user.network.lcd}/cosmos/tx/v1beta1/simulate",
+        json={"tx_bytes": base64.b64encode(raw).decode()},
+    )
     assert answer.json()["gas_info"]["gas_used"] == "105000"
 
 
@@ -724,7 +913,8 @@ def test_a_file_is_unknown_by_another_start(user):
     assert user.storage(replace(post, start=post.start + 1).path).status_code == 404
 
 
-# --- the program -----------------------------------------------------------------------------------------------------
+# --- the program
+# ------------------------------------------------------------------------------------------
 
 
 TOLD_AT_EVERY_LINE = """

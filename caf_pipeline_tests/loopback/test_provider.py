@@ -1,4 +1,6 @@
-"""The loopback providers keep the notes on Jackal's protocol: every row of "Provider HTTP API", by raw requests and sockets."""
+"""The loopback providers keep the notes on Jackal's protocol: every row of "Provider HTTP API", by
+raw requests and sockets.
+"""
 
 import base64
 import re
@@ -37,19 +39,35 @@ def user(network: LoopbackNetwork, client: httpx.Client) -> ChainUser:
 
 @contextmanager
 def own_network(folder: Path, **options: Any) -> Iterator[ChainUser]:
-    given = {"fund": {ADDRESS: FUNDS}, "space": {ADDRESS: SPACE}, "block_seconds": 0.1, "providers": 2}
-    with LoopbackNetwork(folder, **given | options) as network, httpx.Client(timeout=60, verify=False) as client:
+    given = {
+        "fund": {ADDRESS: FUNDS},
+        "space": {ADDRESS: SPACE},
+        "block_seconds": 0.1,
+        "providers": 2,
+    }
+    with (
+        LoopbackNetwork(folder, **given | options) as network,
+        httpx.Client(timeout=60, verify=False) as client,
+    ):
         network.misbehave(halted=True)
         yield ChainUser(network, client)
 
 
-def upload_body(post: Post, *, names: tuple[str, ...] = ("sender", "merkle", "start", "file"), end: bool = True) -> bytes:
+def upload_body(
+    post: Post, *, names: tuple[str, ...] = ("sender", "merkle", "start", "file"), end: bool = True
+) -> bytes:
     """Return a form with these parts in this order, its boundary being `cut`."""
     parts = []
     for name in names:
         head = f'--cut\r\nContent-Disposition: form-data; name="{name}"'
         value = post.content if name == "file" else post.form[name].encode()
-        parts.append(head.encode() + (b'; filename="x"' if name == "file" else b"") + b"\r\n\r\n" + value + b"\r\n")
+        parts.append(
+            head.encode()
+            + (b'; filename="x"' if name == "file" else b"")
+            + b"\r\n\r\n"
+            + value
+            + b"\r\n"
+        )
     return b"".join(parts) + (b"--cut--\r\n" if end else b"")
 
 
@@ -57,11 +75,15 @@ FORM = {"Content-Type": "multipart/form-data; boundary=cut"}
 
 
 def send(user: ChainUser, path: str, content: bytes, **headers: str) -> httpx.Response:
-    return user.client.post(user.network.providers[0] + path, content=content, headers=FORM | headers)
+    return user.client.post(
+        user.network.providers[0] + path, content=content, headers=FORM | headers
+    )
 
 
 def talk(user: ChainUser, *pieces: bytes, until: bytes = b"") -> bytes:
-    """Send pieces on a socket of their own, and return all that comes back until the end or `until`."""
+    """Send pieces on a socket of their own, and return all that comes back until the end or
+    `until`.
+    """
     address = urlsplit(user.network.providers[0])
     with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
         for piece in pieces:
@@ -77,7 +99,8 @@ def receive(connection: socket.socket, until: bytes = b"") -> bytes:
     return received
 
 
-# --- uploads that are well -------------------------------------------------------------------------------------------
+# --- uploads that are well
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("proof_type", [0, 3])
@@ -87,7 +110,11 @@ def test_the_first_version_stores_and_answers_with_the_file(user, proof_type):
         answer = user.upload(post, version=1)
         assert (answer.status_code, answer.headers["Content-Type"]) == (200, TEXT)
         assert answer.text.endswith("\n")
-        expected = {"merkle": base64.b64encode(post.root).decode(), "owner": ADDRESS, "start": post.start}
+        expected = {
+            "merkle": base64.b64encode(post.root).decode(),
+            "owner": ADDRESS,
+            "start": post.start,
+        }
         assert answer.json() == expected | {"cid": answer.json()["cid"]}
     user.network.advance(1)
     assert user.provers(post) == user.network.provider_addresses[:1]
@@ -100,18 +127,35 @@ def test_the_second_version_accepts_when_all_is_done(user, proof_type):
     assert user.status(post).status_code == 404
     for _ in range(2):
         answer = user.upload(post, type=None)
-        assert (answer.status_code, answer.headers["Content-Type"], answer.json()) == (202, TEXT, {"job_id": post.job})
+        assert (answer.status_code, answer.headers["Content-Type"], answer.json()) == (
+            202,
+            TEXT,
+            {"job_id": post.job},
+        )
         done = user.status(post)
         assert (done.status_code, done.headers["Content-Type"]) == (200, TEXT)
-        expected = {"merkle": base64.b64encode(post.root).decode(), "owner": ADDRESS, "start": post.start}
-        assert done.json() == expected | {"cid": done.json()["cid"], "progress": 100, "status": "done!"}
+        expected = {
+            "merkle": base64.b64encode(post.root).decode(),
+            "owner": ADDRESS,
+            "start": post.start,
+        }
+        assert done.json() == expected | {
+            "cid": done.json()["cid"],
+            "progress": 100,
+            "status": "done!",
+        }
     jobs = user.client.get(user.network.providers[0] + "/api/jobs")
     assert jobs.headers["Content-Type"] == "application/json"
     assert post.job in [job["id"] for job in jobs.json()["jobs"]]
 
 
 @pytest.mark.parametrize(
-    "names", [("file", "start", "merkle", "sender"), ("sender", "file", "merkle", "start"), ("start", "sender", "merkle", "file")]
+    "names",
+    [
+        ("file", "start", "merkle", "sender"),
+        ("sender", "file", "merkle", "start"),
+        ("start", "sender", "merkle", "file"),
+    ],
 )
 def test_parts_come_in_any_order(user, names):
     post = user.post(random_content(5000))
@@ -123,8 +167,16 @@ def test_chunked_uploads_and_expectations_are_understood(user):
     post = user.post(random_content(300_000))
     body = upload_body(post)
     pieces = iter([body[at : at + 70_000] for at in range(0, len(body), 70_000)])
-    assert user.client.post(f"{user.network.providers[0]}/v2/upload", content=pieces, headers=FORM).status_code == 202
-    head = f"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM['Content-Type']}\r\nExpect: 100-continue\r\n"
+    assert (
+        user.client.post(
+            f"{user.network.providers[0]}/v2/upload", content=pieces, headers=FORM
+        ).status_code
+        == 202
+    )
+    head = (
+        f"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM['Content-Type']}\r\nExpect: "
+        "100-continue\r\n"
+    )
     body = upload_body(post, names=("type", "sender", "merkle", "start", "file"))
     answer = talk(user, f"{head}Content-Length: {len(body)}\r\n\r\n".encode(), body)
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
@@ -132,9 +184,14 @@ def test_chunked_uploads_and_expectations_are_understood(user):
 
 def test_no_route_looks_at_the_method(user):
     post = user.post(random_content(5000))
-    put = user.client.put(f"{user.network.providers[0]}/v2/upload", content=upload_body(post), headers=FORM)
+    put = user.client.put(
+        f"{user.network.providers[0]}/v2/upload", content=upload_body(post), headers=FORM
+    )
     assert put.status_code == 202
-    assert user.client.post(f"{user.network.providers[0]}/download/{post.root.hex()}").content == post.content
+    assert (
+        user.client.post(f"{user.network.providers[0]}/download/{post.root.hex()}").content
+        == post.content
+    )
 
 
 def test_nothing_is_known_of_a_job_before_the_body_is_through(user):
@@ -143,7 +200,8 @@ def test_nothing_is_known_of_a_job_before_the_body_is_through(user):
     address = urlsplit(user.network.providers[0])
     with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
         head = (
-            f"POST /v2/upload HTTP/1.1\r\nHost: x\r\nContent-Type: {FORM['Content-Type']}\r\nContent-Length: {len(body)}\r\n\r\n"
+            "POST /v2/upload HTTP/1.1\r\nHost: x\r\nContent-Type: "
+            f"{FORM['Content-Type']}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         connection.sendall(head.encode() + body[:-10])
         unknown = user.status(post)
@@ -163,14 +221,20 @@ def test_a_second_post_of_a_root_needs_an_upload_of_its_own(user):
     assert len(user.provers(again)) == 1
 
 
-# --- uploads that are not --------------------------------------------------------------------------------------------
+# --- uploads that are not
+# ------------------------------------------------------------------------------------------
 
 REFUSED: list[tuple[str, dict[str, Any], tuple[int, str], tuple[int, str]]] = [
-    # what is wrong, the change to the form, and the answer of the first version and job of the second
+    # what is wrong, the change to the form, and the answer of the first version and job of the
+    # second
     (
         "other owner",
         {"sender": "jkl1somebody"},
-        (500, r"failed to find file on chain with merkle: [0-9a-f]{64}, owner: jkl1somebody, .*not found"),
+        (
+            500,
+            r"failed to find file on chain with merkle: [0-9a-f]{64}, owner: jkl1somebody, .*not "
+            r"found",
+        ),
         (10, r"Error: No such file on chain"),
     ),
     (
@@ -196,12 +260,16 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[int, str], tuple[int, str]]] = [
 
 def changed(post: Post, changes: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Return the changes for this post, and the job that they make."""
-    changes = changes | ({"merkle": post.root.hex().upper()} if changes.get("merkle") == "upper" else {})
+    changes = changes | (
+        {"merkle": post.root.hex().upper()} if changes.get("merkle") == "upper" else {}
+    )
     owner, start = changes.get("sender", post.owner), int(changes.get("start", post.start))
     return changes, replace(post, owner=owner, start=start).job
 
 
-@pytest.mark.parametrize(("changes", "first", "second"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
+@pytest.mark.parametrize(
+    ("changes", "first", "second"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
+)
 def test_an_upload_that_is_not_what_was_posted_is_refused(user, changes, first, second):
     post = user.post(random_content(5000))
     changes, job = changed(post, changes)
@@ -226,7 +294,9 @@ def test_an_upload_that_is_not_what_was_posted_is_refused(user, changes, first, 
     ],
 )
 def test_a_field_that_cannot_be_read_is_a_bad_request(user, path, changes, error):
-    answer = user.upload(user.post(random_content(500)), version=2 if "v2" in path else 1, **changes)
+    answer = user.upload(
+        user.post(random_content(500)), version=2 if "v2" in path else 1, **changes
+    )
     assert (answer.status_code, error in answer.json()["error"]) == (400, True)
 
 
@@ -255,7 +325,10 @@ def test_what_all_places_are_taken_for_is_refused(user):
     user.upload(post, 0)
     user.network.advance(1)
     answer = user.upload(post, 1, version=1)
-    assert (answer.status_code, answer.json()) == (500, {"error": "cannot accept file that I cannot claim"})
+    assert (answer.status_code, answer.json()) == (
+        500,
+        {"error": "cannot accept file that I cannot claim"},
+    )
     user.upload(post, 1)
     assert user.status(post, 1).json()["status"] == "Error: Can't claim"
     assert user.upload(post, 0, version=1).status_code == 200
@@ -269,13 +342,17 @@ def test_a_size_that_differs_from_the_chain_s_is_refused_by_one_version_and_stor
         "cannot accept file that doesn't match the chain data 5000 != 4000",
     )
     assert user.upload(other).status_code == 202
-    assert (user.status(other).json()["progress"], user.status(other).json()["status"]) == (100, "done!")
+    assert (user.status(other).json()["progress"], user.status(other).json()["status"]) == (
+        100,
+        "done!",
+    )
     user.network.advance(5)
     for post in (one, other):
         assert (len(user.provers(post)), user.download(post.root).content) == (1, post.content)
 
 
-# --- downloads -------------------------------------------------------------------------------------------------------
+# --- downloads
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +432,11 @@ def test_ranges_that_are_more_than_the_file_get_the_file(user, stored):
 
 def test_head_tells_the_length(user, stored):
     answer = user.client.head(f"{user.network.providers[0]}/download/{stored.root.hex()}")
-    assert (answer.status_code, answer.headers["Content-Length"], answer.content) == (200, "1000000", b"")
+    assert (answer.status_code, answer.headers["Content-Length"], answer.content) == (
+        200,
+        "1000000",
+        b"",
+    )
 
 
 def test_an_unknown_root_is_an_error_of_the_server(user):
@@ -367,17 +448,25 @@ def test_an_unknown_root_is_an_error_of_the_server(user):
 
 def test_an_unknown_path_is_404_in_plain_text(user):
     answer = user.client.get(f"{user.network.providers[0]}/v3/upload")
-    assert (answer.status_code, answer.headers["Content-Type"], answer.text) == (404, TEXT, "404 page not found\n")
+    assert (answer.status_code, answer.headers["Content-Type"], answer.text) == (
+        404,
+        TEXT,
+        "404 page not found\n",
+    )
 
 
 def test_a_provider_names_itself_and_its_chain(user):
     url = user.network.providers[1]
-    assert user.client.get(url).json() == {"status": "online", "address": user.network.provider_addresses[1]}
+    assert user.client.get(url).json() == {
+        "status": "online",
+        "address": user.network.provider_addresses[1],
+    }
     assert user.client.get(f"{url}/version").json()["chain-id"] == user.network.chain_id
     assert user.client.get(f"{url}/api/client/space").json()["total_space"] == 1 << 40
 
 
-# --- deletion --------------------------------------------------------------------------------------------------------
+# --- deletion
+# ------------------------------------------------------------------------------------------
 
 
 def test_deleting_one_of_two_posts_takes_the_bytes_of_both(user):
@@ -410,7 +499,8 @@ def test_deleting_a_file_damages_what_begins_like_it_until_that_is_uploaded_agai
     assert user.download(kept.root).content == kept.content
 
 
-# --- limits ----------------------------------------------------------------------------------------------------------
+# --- limits
+# ------------------------------------------------------------------------------------------
 
 
 def test_an_upload_that_is_read_too_long_is_cut_and_nothing_is_stored(tmp_path):
@@ -427,13 +517,17 @@ def test_an_upload_that_is_read_too_long_is_cut_and_nothing_is_stored(tmp_path):
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChainUser]:
     """A user of providers that answer within half a second or never, and forget at once."""
-    with own_network(tmp_path_factory.mktemp("impatient"), reply_seconds=0.5, job_seconds=0) as user:
+    with own_network(
+        tmp_path_factory.mktemp("impatient"), reply_seconds=0.5, job_seconds=0
+    ) as user:
         yield user
         user.network.well_behaved()
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_an_upload_that_is_through_after_the_reply_s_time_ends_without_an_answer_and_is_stored(impatient, version):
+def test_an_upload_that_is_through_after_the_reply_s_time_ends_without_an_answer_and_is_stored(
+    impatient, version
+):
     user = impatient
     post = user.post(random_content(2 * MIB))
     user.network.misbehave(provider=0, upload_rate=2 * MIB)
@@ -466,7 +560,8 @@ def test_a_job_that_went_well_is_forgotten_and_one_that_failed_is_not(impatient)
     assert [user.status(post).status_code for post in (well, failed)] == [404, 200]
 
 
-# --- misbehaviour ----------------------------------------------------------------------------------------------------
+# --- misbehaviour
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_dropped_upload_leaves_nothing_and_is_dropped_as_often_as_told(user):
@@ -505,14 +600,18 @@ def test_wrong_bytes_can_be_served(user, flipped):
     got = user.download(post.root).content
     wrong = [n for n in range(len(got)) if got[n] != post.content[n]]
     assert wrong == ([flipped] if flipped >= 0 else list(range(200_000)))
-    assert (user.download(post.root, Range="bytes=0-99").content == post.content[:100]) is (flipped >= 0)
+    assert (user.download(post.root, Range="bytes=0-99").content == post.content[:100]) is (
+        flipped >= 0
+    )
 
 
 def test_a_download_can_end_anywhere(user):
     post = user.post(random_content(200_000))
     user.upload(post)
     user.network.misbehave(provider=0, cut_download_after=100_001)
-    body = talk(user, f"GET /download/{post.root.hex()} HTTP/1.1\r\nHost: x\r\n\r\n".encode()).partition(b"\r\n\r\n")[2]
+    body = talk(
+        user, f"GET /download/{post.root.hex()} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+    ).partition(b"\r\n\r\n")[2]
     assert body == post.content[:100_001]
 
 
@@ -520,7 +619,10 @@ def test_a_provider_can_fail_be_full_forget_jobs_or_say_what_it_likes(user):
     post = user.post(random_content(5000))
     user.network.misbehave(provider=0, full=True)
     user.upload(post)
-    assert user.status(post).json()["status"] == "Error: Could not write file to disk no space left on device"
+    assert (
+        user.status(post).json()["status"]
+        == "Error: Could not write file to disk no space left on device"
+    )
     user.network.misbehave(provider=0, full=False, error_status="the dog ate it")
     user.upload(post)
     assert user.status(post).json()["status"] == "Error: the dog ate it"
@@ -557,7 +659,10 @@ def test_jobs_are_forgotten_over_a_restart_and_bytes_are_proven_all_the_same(use
 def test_a_provider_without_space_takes_nothing(tmp_path):
     with own_network(tmp_path, provider_space=6000) as user:
         first, second = (user.post(random_content(5000)) for _ in range(2))
-        assert (user.upload(first, version=1).status_code, user.upload(second, version=1).status_code) == (200, 500)
+        assert (
+            user.upload(first, version=1).status_code,
+            user.upload(second, version=1).status_code,
+        ) == (200, 500)
 
 
 def test_uploads_are_counted_by_provider_and_by_root(user):
@@ -567,6 +672,16 @@ def test_uploads_are_counted_by_provider_and_by_root(user):
     user.upload(post, 1)
     user.upload(post, 1, content=b"wrong")
     state = user.network.state()
-    counted = [(new["uploads"] - old["uploads"]) for old, new in zip(before, state["providers"], strict=True)]
-    begun = [(new["uploads_begun"] - old["uploads_begun"]) for old, new in zip(before, state["providers"], strict=True)]
-    assert (counted[:2], begun[:2], state["uploads_by_root"][post.root.hex()]) == ([1, 1], [1, 2], 2)
+    counted = [
+        (new["uploads"] - old["uploads"])
+        for old, new in zip(before, state["providers"], strict=True)
+    ]
+    begun = [
+        (new["uploads_begun"] - old["uploads_begun"])
+        for old, new in zip(before, state["providers"], strict=True)
+    ]
+    assert (counted[:2], begun[:2], state["uploads_by_root"][post.root.hex()]) == (
+        [1, 1],
+        [1, 2],
+        2,
+    )

@@ -1,10 +1,11 @@
 """What a transaction says, whether the chain takes it, and what it does.
 
-A transaction goes through the ante checks (fee, timeout, signer, sequence, signature), which pay its fee and use up its
-sequence, and then through its messages, which happen all or not at all. What fails in the ante checks costs nothing.
+A transaction goes through the ante checks (fee, timeout, signer, sequence, signature), which pay
+its fee and use up its sequence, and then through its messages, which happen all or not at all. What
+fails in the ante checks costs nothing.
 
-Codes and texts are those of Cosmos SDK 0.45 and of canine-chain's storage module, whose errors are the SDK's own, so their
-codespace is "sdk", too.
+Codes and texts are those of Cosmos SDK 0.45 and of canine-chain's storage module, whose errors are
+the SDK's own, so their codespace is "sdk", too.
 """
 
 import hashlib
@@ -19,7 +20,14 @@ from coincurve import PublicKey
 from coincurve.ecdsa import cdata_to_der, deserialize_compact
 from Crypto.Hash import RIPEMD160
 
-from caf_pipeline_tests.loopback.chain_state import Account, Draft, Event, Included, Plan, PostedFile
+from caf_pipeline_tests.loopback.chain_state import (
+    Account,
+    Draft,
+    Event,
+    Included,
+    Plan,
+    PostedFile,
+)
 from caf_pipeline_tests.loopback.options import GB, Options
 from caf_pipeline_tests.loopback.wire import Fields, WireError, field
 
@@ -29,7 +37,8 @@ TYPE_URL: Final = "/canine_chain.storage.Msg"
 PUBLIC_KEY: Final = "/cosmos.crypto.secp256k1.PubKey"
 SIGN_MODE_DIRECT: Final = 1
 
-# Of a real chain: one post took about 105,000 gas, eight together about 452,000. The others are guesses.
+# Of a real chain: one post took about 105,000 gas, eight together about 452,000. The others are
+# guesses.
 BASE_GAS: Final = 55_000
 MESSAGE_GAS: Final = {"PostFile": 50_000, "BuyStorage": 40_000, "DeleteFile": 30_000}
 ANTE_GAS: Final = 40_000
@@ -134,7 +143,8 @@ def address_of(public_key: bytes) -> str:
     return encode_address(digest)
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
+# --- reading
+# ------------------------------------------------------------------------------------------
 
 
 def parse(raw: bytes) -> SignedTransaction:
@@ -179,7 +189,9 @@ def _message(any_: Fields) -> Message:
                 note=value.text(8),
             )
         case "BuyStorage":
-            return BuyStorage(value.text(1), value.text(2), value.signed(3), value.signed(4), value.text(5))
+            return BuyStorage(
+                value.text(1), value.text(2), value.signed(3), value.signed(4), value.text(5)
+            )
         case "DeleteFile":
             return DeleteFile(value.text(1), value.bytes(2), value.signed(3))
     raise WireError(f"unable to resolve type URL {type_url}")
@@ -195,18 +207,24 @@ def _coins(coins: list[Fields]) -> int:
     return amount
 
 
-# --- the ante checks -------------------------------------------------------------------------------------------------
+# --- the ante checks
+# ------------------------------------------------------------------------------------------
 
 
-def check(transaction: SignedTransaction, draft: Draft, options: Options, *, height: int, minimum_fee: bool) -> None:
+def check(
+    transaction: SignedTransaction,
+    draft: Draft,
+    options: Options,
+    *,
+    height: int,
+    minimum_fee: bool,
+) -> None:
     """Do what comes before the messages: pay the fee, use up the sequence.
 
-    Args:
-        transaction: to be checked.
-        draft: changed where all is well; a sequence that is too high or too low is compared with the draft's.
-        options: of the network.
-        height: the last block's where a node decides whether to take it, the block's own in a block.
-        minimum_fee: whether the node's own gas price counts, as it does before the mempool only.
+    Args: transaction: to be checked. draft: changed where all is well; a sequence that is too high
+        or too low is compared with the draft's. options: of the network. height: the last block's
+        where a node decides whether to take it, the block's own in a block. minimum_fee: whether
+        the node's own gas price counts, as it does before the mempool only.
 
     Raises:
         Refused.
@@ -215,14 +233,24 @@ def check(transaction: SignedTransaction, draft: Draft, options: Options, *, hei
         required = math.ceil(options.min_gas_price * transaction.gas_limit)
         if transaction.fee < required:
             got = f"{transaction.fee}{DENOM}" if transaction.fee else ""
-            raise Refused(13, f"insufficient fees; got: {got} required: {required}{DENOM}: insufficient fee")
+            raise Refused(
+                13, f"insufficient fees; got: {got} required: {required}{DENOM}: insufficient fee"
+            )
     _validate_basic(transaction)
     if 0 < transaction.timeout_height < height:
-        raise Refused(30, f"block height: {height}, timeout height: {transaction.timeout_height}: tx timeout height")
+        raise Refused(
+            30,
+            f"block height: {height}, timeout height: {transaction.timeout_height}: tx timeout "
+            "height",
+        )
     if len(transaction.memo) > MEMO_CHARACTERS:
         count = len(transaction.memo)
         limit = MEMO_CHARACTERS
-        raise Refused(12, f"maximum number of characters is {limit} but received {count} characters: memo too large")
+        raise Refused(
+            12,
+            f"maximum number of characters is {limit} but received {count} characters: memo too "
+            "large",
+        )
     if transaction.gas_limit < ANTE_GAS:
         _out_of_gas(transaction, ANTE_GAS)
     account: Account | None = draft.get("account", transaction.signer)
@@ -231,12 +259,18 @@ def check(transaction: SignedTransaction, draft: Draft, options: Options, *, hei
     try:
         account = _paid(account, transaction.fee)
     except Refused as refused:
-        raise Refused(refused.code, f"{refused.log}: insufficient funds") from refused  # a real node says it twice
+        raise Refused(
+            refused.code, f"{refused.log}: insufficient funds"
+        ) from refused  # a real node says it twice
     _check_signature(transaction, account, options.chain_id)
     draft.put(
         "account",
         account.address,
-        replace(account, sequence=account.sequence + 1, public_key=account.public_key or transaction.public_key),
+        replace(
+            account,
+            sequence=account.sequence + 1,
+            public_key=account.public_key or transaction.public_key,
+        ),
     )
 
 
@@ -252,7 +286,9 @@ def _validate_basic(transaction: SignedTransaction) -> None:
         raise Refused(15, "no signatures supplied")
     if len(signers) != len(transaction.signatures):
         count = len(transaction.signatures)
-        raise Refused(4, f"wrong number of signers; expected {len(signers)}, got {count}: unauthorized")
+        raise Refused(
+            4, f"wrong number of signers; expected {len(signers)}, got {count}: unauthorized"
+        )
     if len(signers) > 1:
         raise Refused(4, "several signers are beyond this network: unauthorized")
 
@@ -262,12 +298,18 @@ def _check_address(address: str, what: str) -> None:
     if data is None:
         raise Refused(7, f"{what} (decoding bech32 failed: invalid bech32 string): invalid address")
     if prefix != PREFIX:
-        raise Refused(7, f"invalid creator prefix ({prefix} is not a valid prefix here. Expected `{PREFIX}`): invalid address")
+        raise Refused(
+            7,
+            f"invalid creator prefix ({prefix} is not a valid prefix here. Expected `{PREFIX}`): "
+            "invalid address",
+        )
 
 
 def _paid(account: Account, amount: int) -> Account:
     if account.balance < amount:
-        raise Refused(5, f"{account.balance}{DENOM} is smaller than {amount}{DENOM}: insufficient funds")
+        raise Refused(
+            5, f"{account.balance}{DENOM} is smaller than {amount}{DENOM}: insufficient funds"
+        )
     return replace(account, balance=account.balance - amount)
 
 
@@ -276,15 +318,30 @@ def _check_signature(transaction: SignedTransaction, account: Account, chain_id:
         raise Refused(4, "this network verifies SIGN_MODE_DIRECT only: unauthorized")
     key = transaction.public_key or account.public_key
     if not key or address_of(key) != account.address:
-        raise Refused(8, f"pubKey does not match signer address {account.address} with signer index: 0: invalid pubkey")
+        raise Refused(
+            8,
+            f"pubKey does not match signer address {account.address} with signer index: 0: invalid "
+            "pubkey",
+        )
     if transaction.sequence != account.sequence:
         expected, got = account.sequence, transaction.sequence
-        raise Refused(32, f"account sequence mismatch, expected {expected}, got {got}: incorrect account sequence")
-    document = field(1, transaction.body) + field(2, transaction.auth) + field(3, chain_id.encode()) + field(4, account.number)
+        raise Refused(
+            32,
+            f"account sequence mismatch, expected {expected}, got {got}: incorrect account "
+            "sequence",
+        )
+    document = (
+        field(1, transaction.body)
+        + field(2, transaction.auth)
+        + field(3, chain_id.encode())
+        + field(4, account.number)
+    )
     if not _is_signed(transaction.signatures[0], document, key):
         number = account.number
         raise Refused(
-            4, f"signature verification failed; please verify account number ({number}) and chain-id ({chain_id}): unauthorized"
+            4,
+            f"signature verification failed; please verify account number ({number}) and chain-id "
+            f"({chain_id}): unauthorized",
         )
 
 
@@ -300,10 +357,13 @@ def _is_signed(signature: bytes, document: bytes, key: bytes) -> bool:
 
 def _out_of_gas(transaction: SignedTransaction, used: int) -> NoReturn:
     wanted = transaction.gas_limit
-    raise Refused(11, f"out of gas in location: WriteFlat; gasWanted: {wanted}, gasUsed: {used}: out of gas")
+    raise Refused(
+        11, f"out of gas in location: WriteFlat; gasWanted: {wanted}, gasUsed: {used}: out of gas"
+    )
 
 
-# --- the messages ----------------------------------------------------------------------------------------------------
+# --- the messages
+# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +373,9 @@ class _Result:
     events: tuple[Event, ...]
 
 
-def deliver(transaction: SignedTransaction, draft: Draft, options: Options, *, height: int, time: datetime) -> Included:
+def deliver(
+    transaction: SignedTransaction, draft: Draft, options: Options, *, height: int, time: datetime
+) -> Included:
     """Do a transaction in a block: change the draft, and return how it went."""
     included = Included(
         hash=transaction.hash,
@@ -337,11 +399,15 @@ def deliver(transaction: SignedTransaction, draft: Draft, options: Options, *, h
         results = run_messages(transaction, draft, options, height=height, time=time)
     except Refused as refused:
         return replace(included, code=refused.code, codespace=refused.codespace, log=refused.log)
-    data = b"".join(field(1, field(1, f"{TYPE_URL}{one.name}".encode()) + field(2, one.data)) for one in results)
+    data = b"".join(
+        field(1, field(1, f"{TYPE_URL}{one.name}".encode()) + field(2, one.data)) for one in results
+    )
     return replace(included, data=data, events=tuple(one.events for one in results))
 
 
-def run_messages(transaction: SignedTransaction, draft: Draft, options: Options, *, height: int, time: datetime) -> list[_Result]:
+def run_messages(
+    transaction: SignedTransaction, draft: Draft, options: Options, *, height: int, time: datetime
+) -> list[_Result]:
     """Do a transaction's messages, all or none; raises Refused."""
     messages = Draft(draft)
     results = []
@@ -361,12 +427,17 @@ def run_messages(transaction: SignedTransaction, draft: Draft, options: Options,
     return results
 
 
-def _post(message: PostFile, draft: Draft, options: Options, height: int, time: datetime) -> _Result:
+def _post(
+    message: PostFile, draft: Draft, options: Options, height: int, time: datetime
+) -> _Result:
     try:
         json.loads(message.note, parse_constant=_no_constant)
     except ValueError:
-        raise Refused(17, f"note is not valid json `{message.note}`: JSON unmarshal error") from None
-    # That an empty root fails was measured, with which code was not; the other two are this network's own strictness.
+        raise Refused(
+            17, f"note is not valid json `{message.note}`: JSON unmarshal error"
+        ) from None
+    # That an empty root fails was measured, with which code was not; the other two are this
+    # network's own strictness.
     if not message.merkle or message.size_bytes <= 0 or message.max_proofs <= 0:
         raise Refused(18, "a file needs a root, a size and a number of proofs: invalid request")
     plan: Plan | None = draft.get("plan", message.creator)
@@ -376,7 +447,11 @@ def _post(message: PostFile, draft: Draft, options: Options, height: int, time: 
         raise Refused(4, "storage account is expired: unauthorized")
     used = plan.used_bytes + message.size_bytes * message.max_proofs
     if used > plan.space_bytes:
-        raise Refused(4, f"storage account does not have enough space available {used} > {plan.space_bytes}: unauthorized")
+        raise Refused(
+            4,
+            f"storage account does not have enough space available {used} > {plan.space_bytes}: "
+            "unauthorized",
+        )
     draft.put("plan", plan.address, replace(plan, used_bytes=used))
     file = PostedFile(
         merkle=message.merkle,
@@ -390,7 +465,9 @@ def _post(message: PostFile, draft: Draft, options: Options, height: int, time: 
         note=message.note,
     )
     draft.put("file", file.key, file)
-    posted = Event("post_file", (("signer", file.owner), ("file", file.merkle.hex()), ("start", str(height))))
+    posted = Event(
+        "post_file", (("signer", file.owner), ("file", file.merkle.hex()), ("start", str(height)))
+    )
     return _Result("PostFile", field(2, height), (_action("PostFile"), posted))
 
 
@@ -399,7 +476,10 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _buy(message: BuyStorage, draft: Draft, options: Options, time: datetime) -> _Result:
-    """Sell space: it takes the place of what was bought before, and begins now. What is left of that is taken off its price."""
+    """Sell space: it takes the place of what was bought before, and begins now.
+
+    What is left of that is taken off its price.
+    """
     if message.days < 30:
         raise Refused(UNREGISTERED[0], "duration can't be less than 1 month", UNREGISTERED[1])
     if message.denom != DENOM:
@@ -409,23 +489,31 @@ def _buy(message: BuyStorage, draft: Draft, options: Options, time: datetime) ->
     plan: Plan | None = draft.get("plan", message.for_address)
     used = plan.used_bytes if plan else 0
     if used > message.size_bytes:
-        raise Refused(UNREGISTERED[0], "cannot buy less than your current gb usage", UNREGISTERED[1])
+        raise Refused(
+            UNREGISTERED[0], "cannot buy less than your current gb usage", UNREGISTERED[1]
+        )
     account: Account = draft.get("account", message.creator)
     price = options.price_of(message.size_bytes, message.days)
     if plan is not None and plan.end > time:
-        price = max(0, price - options.price_of(plan.space_bytes, (plan.end - time) / timedelta(days=1)))
+        price = max(
+            0, price - options.price_of(plan.space_bytes, (plan.end - time) / timedelta(days=1))
+        )
     try:
         account = _paid(account, price)
     except Refused as refused:
         raise Refused(refused.code, f"cannot send tokens from account: {refused.log}") from refused
     draft.put("account", account.address, account)
     end = time + timedelta(days=message.days)
-    draft.put("plan", message.for_address, Plan(message.for_address, message.size_bytes, used, time, end))
+    draft.put(
+        "plan", message.for_address, Plan(message.for_address, message.size_bytes, used, time, end)
+    )
     return _Result("BuyStorage", b"", (_action("BuyStorage"), *payment(message.creator, price)))
 
 
 def _delete(message: DeleteFile, draft: Draft) -> _Result:
-    file: PostedFile | None = draft.get("file", f"{message.merkle.hex()}/{message.creator}/{message.start}/")
+    file: PostedFile | None = draft.get(
+        "file", f"{message.merkle.hex()}/{message.creator}/{message.start}/"
+    )
     if file is None:
         raise Refused(22, "file not found: key not found")
     if file.expires:
@@ -443,11 +531,19 @@ def _delete(message: DeleteFile, draft: Draft) -> _Result:
 
 
 def payment(payer: str, amount: int) -> tuple[Event, ...]:
-    """Return the bank module's events of a payment to a module of the chain, which passes part of it on. 0 is said as ""."""
+    """Return the bank module's events of a payment to a module of the chain, which passes part of
+    it on. 0 is said as "".
+    """
     coins, share = (f"{one}{DENOM}" if one else "" for one in (amount, amount * 2 // 5))
     return (
-        Event("coin_spent", (("spender", payer), ("amount", coins), ("spender", MODULE), ("amount", share))),
-        Event("coin_received", (("receiver", MODULE), ("amount", coins), ("receiver", POOL), ("amount", share))),
+        Event(
+            "coin_spent",
+            (("spender", payer), ("amount", coins), ("spender", MODULE), ("amount", share)),
+        ),
+        Event(
+            "coin_received",
+            (("receiver", MODULE), ("amount", coins), ("receiver", POOL), ("amount", share)),
+        ),
         Event("transfer", (("recipient", MODULE), ("sender", payer), ("amount", coins))),
     )
 

@@ -1,4 +1,5 @@
-"""A multipart form whose file goes to disk as it comes: memory is the same for any size, parts may come in any order.
+"""A multipart form whose file goes to disk as it comes: memory is the same for any size, parts may
+come in any order.
 
 Error texts are those of Go's mime/multipart as a real provider passes them on.
 """
@@ -39,9 +40,13 @@ def read_form(request: Request, folder: Path) -> Form:
     """
     kind, options = parse_options_header(request.headers.get("Content-Type", ""))
     if kind != b"multipart/form-data":
-        raise FormError("cannot create multipart reader: request Content-Type isn't multipart/form-data")
+        raise FormError(
+            "cannot create multipart reader: request Content-Type isn't multipart/form-data"
+        )
     if not options.get(b"boundary"):
-        raise FormError("cannot create multipart reader: no multipart boundary param in Content-Type")
+        raise FormError(
+            "cannot create multipart reader: no multipart boundary param in Content-Type"
+        )
     number, name = tempfile.mkstemp(prefix="upload-", dir=folder)
     file = Path(name)
     try:
@@ -50,7 +55,10 @@ def read_form(request: Request, folder: Path) -> Form:
             reader.read(request, options[b"boundary"])
         if not reader.has_file:
             raise FormError("no file found in multipart form")
-        return Form(file, {name: bytes(value).decode(errors="replace") for name, value in reader.fields.items()})
+        return Form(
+            file,
+            {name: bytes(value).decode(errors="replace") for name, value in reader.fields.items()},
+        )
     except BaseException:
         file.unlink()
         raise

@@ -1,4 +1,5 @@
-"""Protobuf without a schema: enough to read what clients send, and apart from the code that they write it with.
+"""Protobuf without a schema: enough to read what clients send, and apart from the code that they
+write it with.
 
 Source: protobuf.dev, "Encoding". Groups and packed fields do not occur here.
 """

@@ -1,4 +1,6 @@
-"""CAF files of other programs, taken over: what becomes of each member, and what all else says of such a chunk."""
+"""CAF files of other programs, taken over: what becomes of each member, and what all else says of
+such a chunk.
+"""
 
 import contextlib
 import dataclasses
@@ -19,7 +21,14 @@ from caf_pipeline.inventory.objects import S3Object, is_supported
 from caf_pipeline.ledger import import_chunk
 from caf_pipeline.ledger.records import posting_of
 from caf_pipeline.maintenance import rebuild
-from caf_pipeline.maintenance.adopt import TEMPORARY, AdoptionKind, Terms, adopt_files, adopt_from_chain, chunk_of_root
+from caf_pipeline.maintenance.adopt import (
+    TEMPORARY,
+    AdoptionKind,
+    Terms,
+    adopt_files,
+    adopt_from_chain,
+    chunk_of_root,
+)
 from caf_pipeline.maintenance.deletion.assessment import ChunkAssessor, ProgressReporter
 from caf_pipeline.maintenance.deletion.deletable import Unsafe
 from caf_pipeline.maintenance.doctor.examine import _amiss
@@ -37,7 +46,11 @@ from caf_pipeline_tests.support.snapshots import damage_page
 from caf_pipeline_tests.support.tiers import sampled
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "caf"
-WRITTEN = [one for one in json.loads((VECTORS / "manifest.json").read_text()) if one["name"].startswith(("go_", "ts_"))]
+WRITTEN = [
+    one
+    for one in json.loads((VECTORS / "manifest.json").read_text())
+    if one["name"].startswith(("go_", "ts_"))
+]
 
 
 class Bucket(MemorySource):
@@ -92,25 +105,43 @@ def body_of(context, key) -> bytes:
 
 @pytest.mark.parametrize("proof_type", [0, 3])
 @pytest.mark.parametrize("vector", sampled(WRITTEN, every=3), ids=lambda one: one["name"])
-def test_what_gocaf_and_the_worker_wrote_is_adopted_and_given_back(open_context, vector, proof_type):
+def test_what_gocaf_and_the_worker_wrote_is_adopted_and_given_back(
+    open_context, vector, proof_type
+):
     path = VECTORS / vector["file"]
     content = path.read_bytes()
-    members = {bytes.fromhex(one["key_hex"]): content[one["start"] : one["end"]] for one in vector["gocaf"]["files"]}
+    members = {
+        bytes.fromhex(one["key_hex"]): content[one["start"] : one["end"]]
+        for one in vector["gocaf"]["files"]
+    }
     objects = {key.decode(): body for key, body in members.items() if is_supported(key)}
     context = open_context(objects)
     (done,) = adopt(context, post(context, path, proof_type))
-    assert (done.kind, done.rows) == ((AdoptionKind.ADOPTED if objects else AdoptionKind.NO_OBJECT), len(objects))
-    assert sum(done.left_out.values()) == len(members) - len(objects) == done.left_out.get(LeftOut.UNSUPPORTED_KEY, 0)
+    assert (done.kind, done.rows) == (
+        (AdoptionKind.ADOPTED if objects else AdoptionKind.NO_OBJECT),
+        len(objects),
+    )
+    assert (
+        sum(done.left_out.values())
+        == len(members) - len(objects)
+        == done.left_out.get(LeftOut.UNSUPPORTED_KEY, 0)
+    )
     for key, body in objects.items():
         assert body_of(context, key) == body
     assert all(
-        row["sha256"] == hashlib.sha256(objects[row["file_path"]]).digest() for row in rows_of(context.ledger)["file_locations"]
+        row["sha256"] == hashlib.sha256(objects[row["file_path"]]).digest()
+        for row in rows_of(context.ledger)["file_locations"]
     )
 
 
-def test_the_inventory_of_an_adoption_stays_however_many_are_taken_meanwhile(open_context, tmp_path):
+def test_the_inventory_of_an_adoption_stays_however_many_are_taken_meanwhile(
+    open_context, tmp_path
+):
     context = open_context({"a": b"1", "b": b"2"})
-    files = [post(context, write(tmp_path / key, {key: body})) for key, body in (("a", b"1"), ("b", b"2"))]
+    files = [
+        post(context, write(tmp_path / key, {key: body}))
+        for key, body in (("a", b"1"), ("b", b"2"))
+    ]
     with contextlib.closing(adopt_files(context, files, Terms())) as adopting:
         assert next(adopting).rows == 1
         for _ in range(inventories.WHOLE_KEPT):
@@ -119,9 +150,17 @@ def test_the_inventory_of_an_adoption_stays_however_many_are_taken_meanwhile(ope
 
 
 @pytest.mark.thorough
-def test_each_member_that_is_no_object_is_left_out_for_its_reason_and_the_next_plan_has_its_object(open_context, tmp_path):
-    members = {name: name.encode() * 9 for name in ("same", "gone", "flipped", "longer", "parts", "ours", "n" * 1025)}
-    bodies = {key: members[key] for key in ("same", "longer", "parts")} | {"flipped": members["flipped"][::-1], "other": b"1"}
+def test_each_member_that_is_no_object_is_left_out_for_its_reason_and_the_next_plan_has_its_object(
+    open_context, tmp_path
+):
+    members = {
+        name: name.encode() * 9
+        for name in ("same", "gone", "flipped", "longer", "parts", "ours", "n" * 1025)
+    }
+    bodies = {key: members[key] for key in ("same", "longer", "parts")} | {
+        "flipped": members["flipped"][::-1],
+        "other": b"1",
+    }
     md5 = hashlib.md5(members["longer"], usedforsecurity=False).hexdigest()
     bodies["longer"] += b"!"  # the ETag is that of the member, the size is not
     context = open_context({"ours": members["ours"]})
@@ -130,7 +169,9 @@ def test_each_member_that_is_no_object_is_left_out_for_its_reason_and_the_next_p
     context.objects.etags = {"longer": md5, "parts": "0123456789abcdef0123456789abcdef-2"}
     inventories.take_inventory(context)
     told = {}
-    (done,) = adopt(context, post(context, write(tmp_path / "a.caf", members)), tell=told.__setitem__)
+    (done,) = adopt(
+        context, post(context, write(tmp_path / "a.caf", members)), tell=told.__setitem__
+    )
     assert (done.kind, done.members, done.rows) == (AdoptionKind.ADOPTED, 7, 1)
     assert told == {
         "gone": "not_in_inventory",
@@ -158,19 +199,35 @@ def test_an_inventory_that_is_damaged_adopts_nothing(open_context, tmp_path):
     assert not rows_of(context.ledger)["file_locations"]
 
 
-def test_an_object_in_two_files_is_adopted_once_and_adopting_again_changes_nothing(open_context, tmp_path):
+def test_an_object_in_two_files_is_adopted_once_and_adopting_again_changes_nothing(
+    open_context, tmp_path
+):
     members = {f"key-{number}": os.urandom(500) for number in range(4)}
     context = open_context(members)
-    first = post(context, write(tmp_path / "1.caf", {key: members[key] for key in ("key-0", "key-1")}))
-    second = post(context, write(tmp_path / "2.caf", {key: members[key] for key in ("key-1", "key-2")}))
+    first = post(
+        context, write(tmp_path / "1.caf", {key: members[key] for key in ("key-0", "key-1")})
+    )
+    second = post(
+        context, write(tmp_path / "2.caf", {key: members[key] for key in ("key-1", "key-2")})
+    )
     third = post(context, write(tmp_path / "3.caf", {"key-1": members["key-1"]}))
     dry = adopt(context, first, dry_run=True)
     assert (dry[0].kind, dry[0].rows, context.ledger.chunks.list()) == (AdoptionKind.ADOPTED, 2, [])
     done = adopt(context, first, second, third)
-    assert [(one.kind, one.rows) for one in done] == [("adopted", 2), ("adopted", 1), ("nothing_new", 0)]
-    assert [one.chunk for one in done[:2]] == [str(chunk_of_root("src", merkle_root(one, 3))[0]) for one in (first, second)]
+    assert [(one.kind, one.rows) for one in done] == [
+        ("adopted", 2),
+        ("adopted", 1),
+        ("nothing_new", 0),
+    ]
+    assert [one.chunk for one in done[:2]] == [
+        str(chunk_of_root("src", merkle_root(one, 3))[0]) for one in (first, second)
+    ]
     before = rows_of(context.ledger)
-    assert [one.kind for one in adopt(context, first, second, third)] == ["known", "known", "nothing_new"]
+    assert [one.kind for one in adopt(context, first, second, third)] == [
+        "known",
+        "known",
+        "nothing_new",
+    ]
     assert [one.kind for one in adopt_from_chain(context, Terms())].count("known") == 2
     assert rows_of(context.ledger) == before
     assert [one for one in rebuild.rebuild(context) if not one.complete] == []
@@ -179,13 +236,21 @@ def test_an_object_in_two_files_is_adopted_once_and_adopting_again_changes_nothi
 
 def test_parts_of_keys_that_the_worker_adds_are_left_out(open_context, tmp_path):
     context = open_context({"a/b": b"1", "c": b"2"})
-    path = post(context, write(tmp_path / "batch.caf", {"task-1/a/b": b"1", "task-2/a/b": b"1", "task-2/c": b"2", "c": b"2"}))
+    path = post(
+        context,
+        write(
+            tmp_path / "batch.caf",
+            {"task-1/a/b": b"1", "task-2/a/b": b"1", "task-2/c": b"2", "c": b"2"},
+        ),
+    )
     (done,) = adopt(context, path, strip=1)
     assert (done.rows, done.left_out) == (2, {LeftOut.REPEATED: 1, LeftOut.UNSUPPORTED_KEY: 1})
     assert (body_of(context, "a/b"), body_of(context, "c")) == (b"1", b"2")
 
 
-def test_a_lost_ledger_that_has_adopted_files_only_still_asks_the_store_before_it_plans(open_context, tmp_path):
+def test_a_lost_ledger_that_has_adopted_files_only_still_asks_the_store_before_it_plans(
+    open_context, tmp_path
+):
     context = open_context({"a": b"1", "b": b"2"})
     adopt(context, post(context, write(tmp_path / "a.caf", {"a": b"1"})))
     packed = write(tmp_path / "packed.caf", {"b": b"2"})
@@ -195,7 +260,7 @@ def test_a_lost_ledger_that_has_adopted_files_only_still_asks_the_store_before_i
 
 
 def test_members_that_share_bytes_with_one_before_them_are_left_out(open_context, tmp_path):
-    index = b'{"format_version":"1.0","files":{"a":{"start_byte":0,"end_byte":3},"b":{"start_byte":2,"end_byte":4}}}'
+    index = b'{"format_version":"1.0","files":{"a":{"start_byte":0,"end_byte":3},"b":{"start_byte":2,"end_byte":4}}}'  # noqa: E501
     path = tmp_path / "a.caf"
     path.write_bytes(b"1234" + index + len(index).to_bytes(4, "little"))
     context = open_context({"a": b"123", "b": b"34"})
@@ -205,8 +270,10 @@ def test_members_that_share_bytes_with_one_before_them_are_left_out(open_context
 
 def test_an_index_with_a_key_twice_is_told_and_read_where_that_is_asked_for(open_context, tmp_path):
     context = open_context({"a": b"12", "b": b"3"})
-    twice = b'{"format_version":"1.0","files":{"a":{"start_byte":2,"end_byte":3},"b":{"start_byte":2,"end_byte":3},"a":'
-    (tmp_path / "twice.caf").write_bytes(caf_bytes(b"123", twice + b'{"start_byte":0,"end_byte":2}}}'))
+    twice = b'{"format_version":"1.0","files":{"a":{"start_byte":2,"end_byte":3},"b":{"start_byte":2,"end_byte":3},"a":'  # noqa: E501
+    (tmp_path / "twice.caf").write_bytes(
+        caf_bytes(b"123", twice + b'{"start_byte":0,"end_byte":2}}}')
+    )
     path = post(context, tmp_path / "twice.caf")
     for done in (adopt(context, path), adopt_from_chain(context, Terms())):
         assert ["twice" in str(one.error) for one in done] == [True]
@@ -214,7 +281,9 @@ def test_an_index_with_a_key_twice_is_told_and_read_where_that_is_asked_for(open
     assert (body_of(context, "a"), body_of(context, "b")) == (b"12", b"3")
 
 
-def test_what_is_not_ours_on_the_chain_or_no_caf_is_refused_and_nothing_is_changed(open_context, tmp_path):
+def test_what_is_not_ours_on_the_chain_or_no_caf_is_refused_and_nothing_is_changed(
+    open_context, tmp_path
+):
     context = open_context({"a": b"1"})
     path = write(tmp_path / "a.caf", {"a": b"1"})
     (missing,) = adopt(context, path)
@@ -231,7 +300,9 @@ def test_what_is_not_ours_on_the_chain_or_no_caf_is_refused_and_nothing_is_chang
     assert [isinstance(one.error, ArchiveError) for one in done] == [False, True, True]
     crafted = sorted(VECTORS.glob("x_*.caf"))
     assert {one.kind for one in adopt(context, *crafted)} == {AdoptionKind.REFUSED}
-    corrupt(context.store._chunk_path(next(iter(context.store.posted_as(merkle_root(path, 3)))).posting))
+    corrupt(
+        context.store._chunk_path(next(iter(context.store.posted_as(merkle_root(path, 3)))).posting)
+    )
     (wrong,) = adopt(context, path)
     assert "0 of 1 copy" in str(wrong.error)
     (lied,) = adopt_from_chain(context, Terms())
@@ -239,7 +310,9 @@ def test_what_is_not_ours_on_the_chain_or_no_caf_is_refused_and_nothing_is_chang
     assert context.ledger.chunks.list() == []
 
 
-def test_an_adoption_that_fails_while_rows_are_loaded_leaves_nothing_and_is_done_again(open_context, tmp_path, monkeypatch):
+def test_an_adoption_that_fails_while_rows_are_loaded_leaves_nothing_and_is_done_again(
+    open_context, tmp_path, monkeypatch
+):
     context = open_context({"a": b"1"})
     path = post(context, write(tmp_path / "a.caf", {"a": b"1"}))
     empty = rows_of(context.ledger)
@@ -255,9 +328,13 @@ def test_an_adoption_that_fails_while_rows_are_loaded_leaves_nothing_and_is_done
     assert [one.kind for one in adopt_from_chain(context, Terms())] == ["adopted"]
 
 
-def test_an_adopted_chunk_is_never_safe_has_no_headers_and_is_proven_and_repaired_like_any(open_context, tmp_path):
+def test_an_adopted_chunk_is_never_safe_has_no_headers_and_is_proven_and_repaired_like_any(
+    open_context, tmp_path
+):
     context = open_context({"a": b"1" * 50_000, "b": b"2"})
-    (done,) = adopt(context, post(context, write(tmp_path / "a.caf", {"a": b"1" * 50_000, "c": b"2"})))
+    (done,) = adopt(
+        context, post(context, write(tmp_path / "a.caf", {"a": b"1" * 50_000, "c": b"2"}))
+    )
     (chunk,) = context.ledger.chunks.list()
     assert chunk.adopted
     assert prove_chunk(context, done.chunk).explanation == ""
@@ -277,11 +354,14 @@ def test_an_adopted_chunk_is_never_safe_has_no_headers_and_is_proven_and_repaire
         repair_chunk(context, done.chunk)
 
 
-def test_an_adopted_object_that_is_written_again_is_archived_with_its_headers(open_context, tmp_path):
+def test_an_adopted_object_that_is_written_again_is_archived_with_its_headers(
+    open_context, tmp_path
+):
     context = open_context({"a": b"1"})
     adopt(context, post(context, write(tmp_path / "a.caf", {"a": b"1"})))
     later = dataclasses.replace(
-        context.objects.object("a"), last_modified=context.objects.object("a").last_modified.replace(year=2027)
+        context.objects.object("a"),
+        last_modified=context.objects.object("a").last_modified.replace(year=2027),
     )
 
     def again(key) -> S3Object:
@@ -291,5 +371,8 @@ def test_an_adopted_object_that_is_written_again_is_archived_with_its_headers(op
     context.objects.headers["a"] = ObjectHeaders("text/plain")
     (name,) = archive_everything(context)
     rows = rows_of(context.ledger)["file_locations"]
-    assert {row["chunk"] for row in rows} == {name, *(chunk.name for chunk in context.ledger.chunks.list() if chunk.adopted)}
+    assert {row["chunk"] for row in rows} == {
+        name,
+        *(chunk.name for chunk in context.ledger.chunks.list() if chunk.adopted),
+    }
     assert body_of(context, "a") == b"1"

@@ -1,4 +1,6 @@
-"""The bulk look: which chunks the store's lists make suspect, what a list cannot do, and what a pass asks and leaves."""
+"""The bulk look: which chunks the store's lists make suspect, what a list cannot do, and what a
+pass asks and leaves.
+"""
 
 import base64
 import hashlib
@@ -21,21 +23,33 @@ from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.postgres import connected
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
 from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, ScriptedLcd, Told
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 
 LOCATED = """
-    WITH plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count, object_bytes)
-        SELECT source_id, '00000000', '', 's', 'f', 1, 1 FROM sources WHERE name = 'src' RETURNING *),
-    files AS (INSERT INTO caf_files (name, source_id, plan_id, number, state, object_count, object_bytes, expected_size_bytes,
+    WITH plan AS (INSERT INTO plans (source_id, name, sha256, snapshot, folder, object_count,
+        object_bytes)
+        SELECT source_id, '00000000', '', 's', 'f', 1, 1 FROM sources WHERE name = 'src' RETURNING
+            *),
+    files AS (INSERT INTO caf_files (name, source_id, plan_id, number, state, object_count,
+        object_bytes, expected_size_bytes,
         located_at, sealed_at)
-        SELECT 'src-00000000-' || to_char(number, 'fm000000'), source_id, plan_id, number, 'located', 1, 1, 1000, now(), now()
+        SELECT 'src-00000000-' || to_char(number, 'fm000000'), source_id, plan_id, number,
+            'located', 1, 1, 1000, now(), now()
         FROM plan, generate_series(1, %(count)s) AS number RETURNING caf_file_id, number),
-    copies AS (INSERT INTO chunk_copies (caf_file_id, store, state, merkle_root, proof_type, owner, start, posted_at, verified_at)
-        SELECT caf_file_id, 'jackal', 'verified', sha256(CAST(number::text AS bytea)), 0, 'jkl1owner', 1, now(), now() FROM files)
+    copies AS (INSERT INTO chunk_copies (caf_file_id, store, state, merkle_root, proof_type, owner,
+        start, posted_at, verified_at)
+        SELECT caf_file_id, 'jackal', 'verified', sha256(CAST(number::text AS bytea)), 0,
+            'jkl1owner', 1, now(), now() FROM files)
     INSERT INTO replicas (caf_file_id, store, provider, proof)
-    SELECT caf_file_id, 'jackal', provider, '' FROM files, unnest(CAST(%(providers)s AS text[])) AS provider
+    SELECT caf_file_id, 'jackal', provider, '' FROM files, unnest(CAST(%(providers)s AS text[])) AS
+        provider
 """
 PROVIDERS = ["jkl1anna", "jkl1bert", "jkl1carl"]
 
@@ -75,17 +89,25 @@ def states(context):
     return {chunk.state for chunk in context.ledger.chunks.list(context.source)}
 
 
-# --- what is suspected -----------------------------------------------------------------------------------------------
+# --- what is suspected
+# ------------------------------------------------------------------------------------------
 
 
 def test_sound_chunks_are_looked_at_and_none_is_suspected(context, names):
     found = look_in_bulk(context)
     assert (found.chunks, found.listed, found.copies) == (len(names), len(names), 3 * len(names))
-    assert (found.suspected, found.trouble, found.left_out, suspected(context)) == (set(), "", [], [])
+    assert (found.suspected, found.trouble, found.left_out, suspected(context)) == (
+        set(),
+        "",
+        [],
+        [],
+    )
     assert context.ledger.bulk_looks.suspicions(context.store.name, "src") == (found.began, 0)
 
 
-def test_a_chunk_that_the_list_does_not_have_is_looked_at_first_in_the_same_run_and_found_damaged(context, store, names):
+def test_a_chunk_that_the_list_does_not_have_is_looked_at_first_in_the_same_run_and_found_damaged(
+    context, store, names
+):
     for _ in prove_oldest(context, 9):
         pass  # the last one is now the one that was looked at last
     store.forget(posting(context, names[-1]))
@@ -96,7 +118,9 @@ def test_a_chunk_that_the_list_does_not_have_is_looked_at_first_in_the_same_run_
     assert suspected(context) == []
 
 
-def test_a_copy_that_was_listed_and_is_no_more_makes_suspect_though_enough_are_left(context, store, names):
+def test_a_copy_that_was_listed_and_is_no_more_makes_suspect_though_enough_are_left(
+    context, store, names
+):
     store.required_copies = 2
     store.unlisted = {"bert"}
     look_in_bulk(context)
@@ -105,8 +129,13 @@ def test_a_copy_that_was_listed_and_is_no_more_makes_suspect_though_enough_are_l
     assert suspected(context) == []
 
 
-def test_a_last_proof_of_a_copy_that_is_too_old_makes_suspect_and_one_that_is_not_does_not(context, store, names, database):
-    store.height, store.proven = 1050, {"bert": 850}  # windows begin with the start, a bit more than 100, and have 100 blocks
+def test_a_last_proof_of_a_copy_that_is_too_old_makes_suspect_and_one_that_is_not_does_not(
+    context, store, names, database
+):
+    store.height, store.proven = (
+        1050,
+        {"bert": 850},
+    )  # windows begin with the start, a bit more than 100, and have 100 blocks
     look_in_bulk(context)
     assert suspected(context) == []
     store.proven = {"bert": 750}
@@ -116,7 +145,9 @@ def test_a_last_proof_of_a_copy_that_is_too_old_makes_suspect_and_one_that_is_no
     assert {copy.windows for name in names for copy in context.ledger.replicas.list(name)} == {0}
 
 
-def test_a_copy_without_a_proof_in_the_whole_list_of_its_provider_makes_suspect(context, store, names):
+def test_a_copy_without_a_proof_in_the_whole_list_of_its_provider_makes_suspect(
+    context, store, names
+):
     whole, lacking = store.proof_pages, posting(context, names[0]).merkle_root
 
     def without(provider):
@@ -131,7 +162,11 @@ def test_a_copy_without_a_proof_in_the_whole_list_of_its_provider_makes_suspect(
 def test_what_a_whole_later_list_finds_sound_is_suspected_no_more(context, store, names, database):
     posts, store.posts = store.posts, {}  # a node that lists nothing
     found = look_in_bulk(context)
-    assert (found.suspected_chunks, suspected(context), states(context)) == (len(names), sorted(names), {ChunkState.LOCATED})
+    assert (found.suspected_chunks, suspected(context), states(context)) == (
+        len(names),
+        sorted(names),
+        {ChunkState.LOCATED},
+    )
     store.posts = posts
     assert next(prove_oldest(context, 1)).proven  # the truth is found by the look alone
     make_due(database)
@@ -139,10 +174,13 @@ def test_what_a_whole_later_list_finds_sound_is_suspected_no_more(context, store
     assert suspected(context) == []
 
 
-# --- what the list cannot do -----------------------------------------------------------------------------------------
+# --- what the list cannot do
+# -----------------------------------------------------------------------------------------
 
 
-def test_a_list_that_breaks_off_makes_none_suspect_is_told_and_the_looks_go_on(context, store, names, database):
+def test_a_list_that_breaks_off_makes_none_suspect_is_told_and_the_looks_go_on(
+    context, store, names, database
+):
     whole = store.file_pages
 
     def broken(archive_id):
@@ -182,7 +220,9 @@ def test_a_chunk_that_is_located_or_looked_at_while_pages_are_read_is_not_suspec
         archive_chunk(context, third)
         prove_chunk(context, first)
         store.unlisted = {"bert"}
-        return iter([[replace(file, providers=["anna", "carl"]) for file in page] for page in pages])
+        return iter(
+            [[replace(file, providers=["anna", "carl"]) for file in page] for page in pages]
+        )
 
     store.file_pages = meanwhile
     look_in_bulk(context)
@@ -192,12 +232,16 @@ def test_a_chunk_that_is_located_or_looked_at_while_pages_are_read_is_not_suspec
 def test_more_pages_than_a_pass_may_read_are_left_out_and_told(context, store, names, monkeypatch):
     monkeypatch.setattr(bulk_look, "PROVIDER_PAGES", 1)
     found = look_in_bulk(context)
-    assert found.left_out == [f"proofs of {provider} after 1 page" for provider in ("anna", "bert", "carl")]
+    assert found.left_out == [
+        f"proofs of {provider} after 1 page" for provider in ("anna", "bert", "carl")
+    ]
     assert suspected(context) == []  # of what was not read nothing is missing
     assert context.ledger.bulk_looks.suspicions(context.store.name, "src") == (None, 0)
 
 
-def test_of_a_list_of_files_that_is_too_long_nothing_is_missing(context, store, names, database, monkeypatch):
+def test_of_a_list_of_files_that_is_too_long_nothing_is_missing(
+    context, store, names, database, monkeypatch
+):
     monkeypatch.setattr(bulk_look, "FILE_PAGES", 1)
     found = look_in_bulk(context)
     assert (found.listed, found.suspected, found.left_out) == (1, set(), ["files after 1 page"])
@@ -209,10 +253,13 @@ def test_a_store_without_lists_has_no_pass(context, store, names):
     assert suspected(context) == []
 
 
-# --- many runs -------------------------------------------------------------------------------------------------------
+# --- many runs
+# ------------------------------------------------------------------------------------------
 
 
-def test_one_pass_an_hour_serves_all_sources_and_a_dead_one_blocks_the_next_for_minutes_only(context, store, names, database):
+def test_one_pass_an_hour_serves_all_sources_and_a_dead_one_blocks_the_next_for_minutes_only(
+    context, store, names, database
+):
     store.forget(posting(context, names[0]))
     look_in_bulk(context)
     other = replace(context, source="another", holder=this_process("run-2"))
@@ -222,7 +269,9 @@ def test_one_pass_an_hour_serves_all_sources_and_a_dead_one_blocks_the_next_for_
         minutes = "SELECT extract(epoch FROM next_at - now()) / 60 FROM bulk_looks"
         assert 45 < connection.execute(minutes).scalar_one() <= 50
     make_due(database)
-    assert context.ledger.bulk_looks.begin(store.name, bulk_look.RETRY_SECONDS)  # and its process dies
+    assert context.ledger.bulk_looks.begin(
+        store.name, bulk_look.RETRY_SECONDS
+    )  # and its process dies
     assert look_in_bulk(other) is None
     make_due(database)
     assert look_in_bulk(other).chunks == len(names)
@@ -239,7 +288,9 @@ def test_no_pass_begins_beside_one_that_takes_long(tmp_path, database, store):
         assert look_in_bulk(context) is None
 
 
-def test_suspected_chunks_that_cannot_be_looked_at_block_neither_other_suspected_ones_nor_the_rest(context, store, names):
+def test_suspected_chunks_that_cannot_be_looked_at_block_neither_other_suspected_ones_nor_the_rest(
+    context, store, names
+):
     unanswered, gone, *others = names
     assert len(others) >= 2
     asked, root = store.read, posting(context, unanswered).merkle_root
@@ -262,7 +313,9 @@ def test_suspected_chunks_that_cannot_be_looked_at_block_neither_other_suspected
     assert gone not in suspected(context)
 
 
-def test_one_look_in_four_is_kept_for_chunks_that_are_not_suspected(context, store, names, ledger, database):
+def test_one_look_in_four_is_kept_for_chunks_that_are_not_suspected(
+    context, store, names, ledger, database
+):
     first, *others = names
     began, _ = ledger.bulk_looks.located_copies()
     ledger.bulk_looks.suspect(began, [ledger.chunks.get(name).caf_file_id for name in others])
@@ -272,25 +325,37 @@ def test_one_look_in_four_is_kept_for_chunks_that_are_not_suspected(context, sto
     assert {report.chunk.name for report in prove_oldest(context, 4)} >= {first}
 
 
-# --- on Jackal -------------------------------------------------------------------------------------------------------
+# --- on Jackal
+# ------------------------------------------------------------------------------------------
 
 
 class ListingNode(ScriptedLcd):
-    """A node that lists so many files of the archive, each with three providers, in pages of what is asked for."""
+    """A node that lists so many files of the archive, each with three providers, in pages of what
+    is asked for.
+    """
 
     def __init__(self, archive_id, count):
         super().__init__()
         self.archive_id, self.count = archive_id, count
-        self.answers[f"files/note/caf_pipeline/{archive_id}"] = lambda params: self.page(params, "files", self.file)
+        self.answers[f"files/note/caf_pipeline/{archive_id}"] = lambda params: self.page(
+            params, "files", self.file
+        )
         self.answers["params"] = Told({"params": {"proof_window": "50"}})
         for provider in PROVIDERS:
-            self.answers[f"proofs/{provider}"] = lambda params: self.page(params, "proofs", self.proof)
+            self.answers[f"proofs/{provider}"] = lambda params: self.page(
+                params, "proofs", self.proof
+            )
 
     def page(self, params, name, entry):
         first = int(base64.b64decode(params["pagination.key"])) if "pagination.key" in params else 1
         end = min(first + int(params["pagination.limit"]), self.count + 1)
         following = base64.b64encode(str(end).encode()).decode() if end <= self.count else None
-        return Told({name: [entry(number) for number in range(first, end)], "pagination": {"next_key": following}})
+        return Told(
+            {
+                name: [entry(number) for number in range(first, end)],
+                "pagination": {"next_key": following},
+            }
+        )
 
     @staticmethod
     def place(number):
@@ -299,8 +364,19 @@ class ListingNode(ScriptedLcd):
 
     def file(self, number):
         proofs = [f"{provider}/jkl1owner/00/1/" for provider in PROVIDERS]
-        sizes = {"expires": "0", "file_size": "1000", "proof_interval": "50", "proof_type": "3", "max_proofs": "3"}
-        return {**self.place(number), **sizes, "proofs": proofs, "note": archive_note(self.archive_id)}
+        sizes = {
+            "expires": "0",
+            "file_size": "1000",
+            "proof_interval": "50",
+            "proof_type": "3",
+            "max_proofs": "3",
+        }
+        return {
+            **self.place(number),
+            **sizes,
+            "proofs": proofs,
+            "note": archive_note(self.archive_id),
+        }
 
     def proof(self, number):
         return {**self.place(number), "last_proven": "90", "chunk_to_prove": "1"}
@@ -330,7 +406,12 @@ def on_jackal(tmp_path, ledger, database):
 def test_what_is_asked_grows_with_the_pages_and_not_with_the_chunks(on_jackal, count, pages):
     context, node = on_jackal(count)
     found = look_in_bulk(context)
-    assert (found.listed, found.copies, found.suspected, found.pages) == (count, 3 * count, set(), pages)
+    assert (found.listed, found.copies, found.suspected, found.pages) == (
+        count,
+        3 * count,
+        set(),
+        pages,
+    )
     asked = [path for path in node.asked if path.startswith(("files", "proofs"))]
     assert len(asked) == pages
     assert len(node.asked) <= 2 * pages + 5  # each page after a look at how far the node is
@@ -351,12 +432,18 @@ def test_a_node_that_falls_behind_in_the_middle_of_the_pages_cuts_the_pass_off(o
     assert suspected(context) == []
 
 
-def test_the_doctor_asks_by_pages_too_and_one_by_one_only_for_what_the_list_does_not_have(on_jackal):
+def test_the_doctor_asks_by_pages_too_and_one_by_one_only_for_what_the_list_does_not_have(
+    on_jackal,
+):
     context, node = on_jackal(300)
     list(examine(context, alive=lambda holder: True))
     assert [path for path in node.asked if path.startswith("files/") and "note" not in path] == []
     node.count -= 1
     node.asked.clear()
     list(examine(context, alive=lambda holder: True))
-    assert {path.split("?")[0] for path in node.asked if "note" not in path and path.startswith("files/")} != set()
+    assert {
+        path.split("?")[0]
+        for path in node.asked
+        if "note" not in path and path.startswith("files/")
+    } != set()
     assert len(node.asked) < 30

@@ -20,11 +20,30 @@ from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.ledger_rows import LOCATED_SCHEMA
 from caf_pipeline.inventory.manifest import MANIFEST_SCHEMA
 from caf_pipeline.inventory.objects import S3Object, is_supported
-from caf_pipeline.maintenance.deletion.deletable import ChunkAssessment, Decisions, LocatedRows, Unsafe, tallied
-from caf_pipeline.maintenance.deletion.files import REPORT_COLUMNS, BatchManifest, Report, require_manifest, require_report
+from caf_pipeline.maintenance.deletion.deletable import (
+    ChunkAssessment,
+    Decisions,
+    LocatedRows,
+    Unsafe,
+    tallied,
+)
+from caf_pipeline.maintenance.deletion.files import (
+    REPORT_COLUMNS,
+    BatchManifest,
+    Report,
+    require_manifest,
+    require_report,
+)
 from caf_pipeline.maintenance.full_read import RangeCheck
 from caf_pipeline.steps.compare_headers import REWRITTEN_SCHEMA
-from caf_pipeline_tests.support.snapshots import MOMENT, Known, thing, use_small_windows, write_snapshot, write_standing
+from caf_pipeline_tests.support.snapshots import (
+    MOMENT,
+    Known,
+    thing,
+    use_small_windows,
+    write_snapshot,
+    write_standing,
+)
 
 GOOD, BAD = 1, 2
 HEADERS_OF_ALL = ObjectHeaders("text/plain", user_metadata={"owner": "ü", "a": ""})
@@ -88,22 +107,43 @@ class Decided:
 
 
 def write_rewritten(path: Path, rows: Iterable[tuple[S3Object, str]]) -> Path:
-    rows = [{"key": obj.key, "last_modified": obj.last_modified, "detail": detail} for obj, detail in rows]
+    rows = [
+        {"key": obj.key, "last_modified": obj.last_modified, "detail": detail}
+        for obj, detail in rows
+    ]
     pq.write_table(pa.Table.from_pylist(rows, REWRITTEN_SCHEMA), path)
     return path
 
 
-def decide(folder: Path, objects: list[S3Object], rows=(), known=(), assessments=ASSESSMENTS, *, rewritten=()) -> Decided:
+def decide(
+    folder: Path,
+    objects: list[S3Object],
+    rows=(),
+    known=(),
+    assessments=ASSESSMENTS,
+    *,
+    rewritten=(),
+) -> Decided:
     folder.mkdir(exist_ok=True)
     snapshot = write_snapshot(folder / "s.parquet", *[[each] for each in objects])
-    located, standing = write_located(folder / "l.parquet", list(rows)), write_standing(folder / "k.parquet", list(known))
-    decisions = Decisions(snapshot.path, located, standing, write_rewritten(folder / "r.parquet", rewritten), assessments)
+    located, standing = (
+        write_located(folder / "l.parquet", list(rows)),
+        write_standing(folder / "k.parquet", list(known)),
+    )
+    decisions = Decisions(
+        snapshot.path,
+        located,
+        standing,
+        write_rewritten(folder / "r.parquet", rewritten),
+        assessments,
+    )
     decided = [each for batch in decisions.batches() for each in batch.to_pylist()]
     assert len(decided) == snapshot.object_count
     return Decided(decided, decisions.gone_count, decisions.gone_examples)
 
 
-# --- one object ------------------------------------------------------------------------------------------------------
+# --- one object
+# ------------------------------------------------------------------------------------------
 
 
 def test_an_object_that_is_the_same_in_a_good_chunk_is_safe(tmp_path):
@@ -114,7 +154,10 @@ def test_an_object_that_is_the_same_in_a_good_chunk_is_safe(tmp_path):
 def test_an_object_in_a_chunk_that_is_not_good_has_the_chunks_reason(tmp_path):
     obj = thing(b"a")
     decided = decide(tmp_path, [obj], [row(obj, BAD)])
-    assert (decided.reasons(), decided.details()) == (["one_window"], ["proven in 1 of 2 proof windows"])
+    assert (decided.reasons(), decided.details()) == (
+        ["one_window"],
+        ["proven in 1 of 2 proof windows"],
+    )
 
 
 def test_an_object_in_a_chunk_that_nobody_looked_at_is_not_safe(tmp_path):
@@ -123,28 +166,42 @@ def test_an_object_in_a_chunk_that_nobody_looked_at_is_not_safe(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "now", [thing(b"a", etag="other"), thing(b"a", size=2), thing(b"a", version="v2"), thing(b"a", etag="other", size=1)]
+    "now",
+    [
+        thing(b"a", etag="other"),
+        thing(b"a", size=2),
+        thing(b"a", version="v2"),
+        thing(b"a", etag="other", size=1),
+    ],
 )
 def test_another_object_under_the_key_is_changed(tmp_path, now):
     assert decide(tmp_path, [now], [row(thing(b"a"))]).reasons() == ["changed"]
 
 
 def test_an_older_version_that_is_archived_says_nothing_of_the_newer_one(tmp_path):
-    assert decide(tmp_path, [thing(b"a", version="v2")], [row(thing(b"a", version="v1"))]).reasons() == ["changed"]
+    assert decide(
+        tmp_path, [thing(b"a", version="v2")], [row(thing(b"a", version="v1"))]
+    ).reasons() == ["changed"]
 
 
 def test_a_version_with_another_etag_than_the_archived_one_is_changed(tmp_path):
-    assert decide(tmp_path, [thing(b"a", version="v1", etag="x")], [row(thing(b"a", version="v1"))]).reasons() == ["changed"]
+    assert decide(
+        tmp_path, [thing(b"a", version="v1", etag="x")], [row(thing(b"a", version="v1"))]
+    ).reasons() == ["changed"]
 
 
 def test_a_version_id_that_looks_like_an_etag_identity_is_no_match(tmp_path):
     archived = thing(b"a", etag="e", size=1)
-    assert decide(tmp_path, [thing(b"a", version="etag:e:1")], [row(archived)]).reasons() == ["changed"]
+    assert decide(tmp_path, [thing(b"a", version="etag:e:1")], [row(archived)]).reasons() == [
+        "changed"
+    ]
 
 
 def test_a_key_that_was_listed_twice_without_versions_is_not_safe(tmp_path):
     first, second = thing(b"a", etag="1"), thing(b"a", etag="2", minute=1)
-    assert decide(tmp_path, [first, second, thing(b"b")], [row(first), row(second), row(thing(b"b"))]).reasons() == [
+    assert decide(
+        tmp_path, [first, second, thing(b"b")], [row(first), row(second), row(thing(b"b"))]
+    ).reasons() == [
         "changed",
         "changed",
         None,
@@ -168,7 +225,10 @@ def test_a_row_that_is_a_part_of_an_object_does_not_make_it_safe(tmp_path):
 
 def in_parts(obj: S3Object, chunks=(GOOD, GOOD, GOOD)) -> list[dict]:
     """The locations of an object of 9 bytes in three parts."""
-    return [row(obj, chunk, part=part, part_count=3, end_byte=13) for part, chunk in enumerate(chunks, 1)]
+    return [
+        row(obj, chunk, part=part, part_count=3, end_byte=13)
+        for part, chunk in enumerate(chunks, 1)
+    ]
 
 
 def test_an_object_in_parts_is_as_safe_as_the_worst_of_its_chunks(tmp_path):
@@ -234,13 +294,21 @@ def test_a_key_equal_to_the_encoded_form_of_another_is_not_taken_for_it(tmp_path
 
 def test_a_changed_object_that_is_claimed_again_is_claimed(tmp_path):
     now = thing(b"a", etag="new")
-    decided = decide(tmp_path, [now], [row(thing(b"a"))], [Known(b"a", now.object_version, "claimed")])
+    decided = decide(
+        tmp_path, [now], [row(thing(b"a"))], [Known(b"a", now.object_version, "claimed")]
+    )
     assert decided.reasons() == ["claimed"]
 
 
 def test_located_keys_that_are_not_listed_are_gone(tmp_path):
     here = thing(b"here")
-    rows = [row(here), row(thing(b"here", etag="old")), row(thing(b"x", etag="1")), row(thing(b"x", etag="2")), row(thing(b"y"))]
+    rows = [
+        row(here),
+        row(thing(b"here", etag="old")),
+        row(thing(b"x", etag="1")),
+        row(thing(b"x", etag="2")),
+        row(thing(b"y")),
+    ]
     decided = decide(tmp_path, [here], rows)
     assert (decided.reasons(), decided.gone, decided.gone_examples) == ([None], 2, [b"x", b"y"])
 
@@ -249,9 +317,13 @@ def test_a_rewritten_object_is_decided_once_with_its_detail(tmp_path):
     archived = thing(b"a")
     later = MOMENT + timedelta(days=1)
     again = replace(archived, last_modified=later, rewritten_at=later)
-    decided = decide(tmp_path, [again], [row(archived)], rewritten=[(again, "no SHA-256"), (again, "no SHA-256")])
+    decided = decide(
+        tmp_path, [again], [row(archived)], rewritten=[(again, "no SHA-256"), (again, "no SHA-256")]
+    )
     assert (decided.reasons(), decided.details()) == (["rewritten"], ["no SHA-256"])
-    decided = decide(tmp_path, [again], [row(archived), row(again)], rewritten=[(again, "no SHA-256")])
+    decided = decide(
+        tmp_path, [again], [row(archived), row(again)], rewritten=[(again, "no SHA-256")]
+    )
     assert (decided.reasons(), decided.details()) == ([None], [""])
 
 
@@ -264,7 +336,10 @@ def test_a_file_that_cannot_be_read_is_an_integrity_error(tmp_path):
     write_located(tmp_path / "l.parquet", [])
     (tmp_path / "l.parquet").write_bytes(b"nonsense")
     snapshot = write_snapshot(tmp_path / "s.parquet", [thing(b"a")])
-    standing, rewritten = write_standing(tmp_path / "k.parquet", []), write_rewritten(tmp_path / "r.parquet", [])
+    standing, rewritten = (
+        write_standing(tmp_path / "k.parquet", []),
+        write_rewritten(tmp_path / "r.parquet", []),
+    )
     with pytest.raises(IntegrityError):
         list(Decisions(snapshot.path, tmp_path / "l.parquet", standing, rewritten, []).batches())
 
@@ -274,48 +349,80 @@ def test_sums_are_kept_by_reason_and_by_skip(tmp_path):
         tmp_path,
         [thing(b"a", size=3), thing(b"b", size=4), thing(b"c", size=5)],
         [row(thing(b"c", size=5))],
-        [Known(b"a", "etag:e:3", "skipped", "changed"), Known(b"b", "etag:e:4", "skipped", "access_denied")],
+        [
+            Known(b"a", "etag:e:3", "skipped", "changed"),
+            Known(b"b", "etag:e:4", "skipped", "access_denied"),
+        ],
     )
     from caf_pipeline.maintenance.deletion.deletable import DECISION_SCHEMA
 
     sums = tallied([pa.RecordBatch.from_pylist(decided.rows, schema=DECISION_SCHEMA)])
-    assert sorted(sums, key=str) == [("skipped", "access_denied", 1, 4), ("skipped", "changed", 1, 3), (None, "", 1, 5)]
+    assert sorted(sums, key=str) == [
+        ("skipped", "access_denied", 1, 4),
+        ("skipped", "changed", 1, 3),
+        (None, "", 1, 5),
+    ]
 
 
-# --- all objects: properties over random worlds ----------------------------------------------------------------------
+# --- all objects: properties over random worlds
+# ----------------------------------------------------------------------
 
-keys = st.one_of(st.sampled_from([b"a", b"b"]), st.sampled_from([b"a/b", *ODD_KEYS]), st.text(min_size=1, max_size=4).map(
-    lambda text: text.encode("utf-8", "surrogatepass")), st.binary(min_size=1, max_size=3))  # fmt: skip
+keys = st.one_of(
+    st.sampled_from([b"a", b"b"]),
+    st.sampled_from([b"a/b", *ODD_KEYS]),
+    st.text(min_size=1, max_size=4).map(
+        # fmt: skip  # noqa: RUF028
+        lambda text: text.encode("utf-8", "surrogatepass")
+    ),
+    st.binary(min_size=1, max_size=3),
+)
 objects = st.builds(
     lambda key, etag, size, version: thing(key, etag=etag, size=size, version=version),
-    keys, st.sampled_from(["e", "f"]), st.integers(0, 2), st.sampled_from([None, None, "v1", "v2", "v,3"]),
+    keys, st.sampled_from(["e", "f"]), st.integers(0, 2), st.sampled_from([None, None, "v1", "v2", "v,3"]),  # noqa: E501
 )  # fmt: skip
 
 
 @st.composite
 def worlds(draw):
-    """Objects as listed now; locations, claims and skips of these and others; an assessment on each of three chunks."""
-    listed = draw(st.lists(objects, max_size=25, unique_by=lambda obj: (obj.key, obj.object_version)))
+    """Objects as listed now; locations, claims and skips of these and others; an assessment on each
+    of three chunks.
+    """
+    listed = draw(
+        st.lists(objects, max_size=25, unique_by=lambda obj: (obj.key, obj.object_version))
+    )
     if listed and draw(st.booleans()):  # a key that changed while it was listed
         listed.append(replace(listed[0], etag="twin"))
         listed = list({(obj.key, obj.object_version): obj for obj in listed}.values())
     others = draw(st.lists(objects, max_size=10))
-    archived = {(obj.key, obj.object_version): obj for obj in [*listed, *others] if is_supported(obj.key)}
+    archived = {
+        (obj.key, obj.object_version): obj for obj in [*listed, *others] if is_supported(obj.key)
+    }
     located, known = [], []
     for obj in archived.values():
         place = draw(st.sampled_from(["located", "located", "claimed", "skipped", "nowhere"]))
         if place == "located":
             located.append(row(obj, draw(st.integers(1, 4))))
         elif place != "nowhere":
-            known.append(Known(obj.key, obj.object_version, place, "changed" if place == "skipped" else None))
+            known.append(
+                Known(obj.key, obj.object_version, place, "changed" if place == "skipped" else None)
+            )
     reasons = st.sampled_from([None, None, Unsafe.DAMAGED, Unsafe.NOT_READ_BACK])
-    return listed, located, known, [ChunkAssessment(number, f"src-{number}", draw(reasons)) for number in (1, 2, 3)]
+    return (
+        listed,
+        located,
+        known,
+        [ChunkAssessment(number, f"src-{number}", draw(reasons)) for number in (1, 2, 3)],
+    )
 
 
 def expected_safe(listed, located, assessments) -> set[tuple[bytes, str | None]]:
     """The rule in plain Python, as an operator would say it."""
     good = {assessment.caf_file_id for assessment in assessments if assessment.reason is None}
-    rows = {(each["key"], each["object_version"]): each for each in located if each["caf_file_id"] in good}
+    rows = {
+        (each["key"], each["object_version"]): each
+        for each in located
+        if each["caf_file_id"] in good
+    }
     without_id = [obj.key for obj in listed if obj.version_id is None]
     return {
         (obj.key, obj.version_id)
@@ -341,11 +448,19 @@ def test_list_and_report_part_the_inventory_and_the_list_has_what_is_safe(tmp_pa
     with_versions = any(obj.version_id for obj in listed)
     listed_safe = written(folder, batch, with_versions=with_versions)
     reported = pq.read_table(folder / "r.parquet").to_pylist()
-    safe = {(key, None if version in (None, "null") else version) for _, key, version in listed_safe}
-    unsafe = {(each["key"], each["version_id"], each["etag"], each["size_bytes"]) for each in reported}
+    safe = {
+        (key, None if version in (None, "null") else version) for _, key, version in listed_safe
+    }
+    unsafe = {
+        (each["key"], each["version_id"], each["etag"], each["size_bytes"]) for each in reported
+    }
     assert safe == expected_safe(listed, located, assessments)
     assert len(listed_safe) + len(reported) == len(listed)
-    assert unsafe == {(o.key, o.version_id, o.etag, o.size_bytes) for o in listed if (o.key, o.version_id) not in safe}
+    assert unsafe == {
+        (o.key, o.version_id, o.etag, o.size_bytes)
+        for o in listed
+        if (o.key, o.version_id) not in safe
+    }
     assert all(each["reason"] for each in reported)
 
 
@@ -355,11 +470,18 @@ def as_batch(decided: Decided) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(decided.rows, schema=DECISION_SCHEMA)
 
 
-def written(folder: Path, batch: pa.RecordBatch, *, with_versions: bool, bucket="bucket") -> list[tuple]:
-    """Write both files; read the list as a program that knows nothing of ours does: (bucket, key, version id)."""
+def written(
+    folder: Path, batch: pa.RecordBatch, *, with_versions: bool, bucket="bucket"
+) -> list[tuple]:
+    """Write both files; read the list as a program that knows nothing of ours does: (bucket, key,
+    version id).
+    """
     import pyarrow.compute as pc
 
-    manifest, report = BatchManifest(folder / "m.csv", "t", bucket=bucket, with_versions=with_versions), None
+    manifest, report = (
+        BatchManifest(folder / "m.csv", "t", bucket=bucket, with_versions=with_versions),
+        None,
+    )
     report = Report(folder / "r.parquet", "t")
     is_safe = pc.is_null(batch.column("reason"))
     manifest.add(batch.filter(is_safe))
@@ -370,18 +492,25 @@ def written(folder: Path, batch: pa.RecordBatch, *, with_versions: bool, bucket=
     report.abort()
     if not (folder / "m.csv").exists():
         return []
-    lines = list(csv.reader(io.StringIO((folder / "m.csv").read_text(encoding="ascii"), newline="")))
+    lines = list(
+        csv.reader(io.StringIO((folder / "m.csv").read_text(encoding="ascii"), newline=""))
+    )
     assert {len(line) for line in lines} <= {3 if with_versions else 2}
-    return [(line[0], unquote_to_bytes(line[1]), line[2] if with_versions else None) for line in lines]
+    return [
+        (line[0], unquote_to_bytes(line[1]), line[2] if with_versions else None) for line in lines
+    ]
 
 
-# --- the files -------------------------------------------------------------------------------------------------------
+# --- the files
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [None, "3/L4kqtJlcpXroDTDmJ".replace("/", "-")])
 def test_every_kind_of_key_comes_back_from_the_list_byte_for_byte(tmp_path, version):
     odd = [thing(key, version=version) for key in sorted(ODD_KEYS)]
-    lines = written(tmp_path, as_batch(decide(tmp_path / "d", odd, map(row, odd))), with_versions=bool(version))
+    lines = written(
+        tmp_path, as_batch(decide(tmp_path / "d", odd, map(row, odd))), with_versions=bool(version)
+    )
     assert lines == [("bucket", key, version) for key in sorted(ODD_KEYS)]
 
 
@@ -394,7 +523,9 @@ def test_keys_are_encoded_as_everywhere_in_this_project(tmp_path):
 
 def test_an_object_without_a_version_id_among_others_is_named_null(tmp_path):
     objects = [thing(b"a", version="v1"), thing(b"b")]
-    lines = written(tmp_path, as_batch(decide(tmp_path / "d", objects, map(row, objects))), with_versions=True)
+    lines = written(
+        tmp_path, as_batch(decide(tmp_path / "d", objects, map(row, objects))), with_versions=True
+    )
     assert lines == [("bucket", b"a", "v1"), ("bucket", b"b", "null")]
 
 
@@ -454,7 +585,14 @@ def test_a_csv_report_holds_every_kind_of_key_and_detail(tmp_path):
     odd = sorted([thing(key) for key in [*ODD_KEYS, b"\xff"]], key=lambda obj: obj.key)
     detail = 'with "quotes", commas\nand lines'
     assessments = [ChunkAssessment(GOOD, "src-1", Unsafe.DAMAGED, detail)]
-    batch = as_batch(decide(tmp_path, odd, [row(obj) for obj in odd if is_supported(obj.key)], assessments=assessments))
+    batch = as_batch(
+        decide(
+            tmp_path,
+            odd,
+            [row(obj) for obj in odd if is_supported(obj.key)],
+            assessments=assessments,
+        )
+    )
     report = Report(tmp_path / "r.csv", "t")
     report.add(batch)
     report.publish()
@@ -486,7 +624,8 @@ def test_a_full_disk_leaves_what_was_there(small_disk, tmp_path):
     assert list(small_disk.iterdir()) == [target]
 
 
-# --- rows against manifests and bytes --------------------------------------------------------------------------------
+# --- rows against manifests and bytes
+# --------------------------------------------------------------------------------
 
 
 def manifest_row(obj: S3Object, **changes) -> dict:
@@ -511,14 +650,23 @@ def manifest_row(obj: S3Object, **changes) -> dict:
 
 
 def differing(folder: Path, rows: list[dict], manifest: list[dict], chunk: int = GOOD) -> int:
-    pq.write_table(pa.Table.from_pylist(manifest, schema=MANIFEST_SCHEMA), folder / "manifest.parquet")
-    return LocatedRows(write_located(folder / "l.parquet", rows)).differing(chunk, folder / "manifest.parquet")
+    pq.write_table(
+        pa.Table.from_pylist(manifest, schema=MANIFEST_SCHEMA), folder / "manifest.parquet"
+    )
+    return LocatedRows(write_located(folder / "l.parquet", rows)).differing(
+        chunk, folder / "manifest.parquet"
+    )
 
 
 def test_rows_that_are_in_the_manifest_agree_with_it(tmp_path):
     objects = [*(thing(key, size=7) for key in ODD_KEYS), thing(b"v", version="v1")]
     rows = [*map(row, objects), row(thing(b"of another chunk"), BAD)]
-    assert differing(tmp_path, rows, [*map(manifest_row, objects), manifest_row(thing(b"not located here"))]) == 0
+    assert (
+        differing(
+            tmp_path, rows, [*map(manifest_row, objects), manifest_row(thing(b"not located here"))]
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -552,7 +700,10 @@ def test_a_row_with_other_checksums_than_the_manifest_differs(tmp_path, changes)
 
 
 def test_a_row_of_an_object_that_the_manifest_has_as_skipped_differs(tmp_path):
-    assert differing(tmp_path, [row(thing(b"a"))], [manifest_row(thing(b"a"), skip_reason="changed")]) == 1
+    assert (
+        differing(tmp_path, [row(thing(b"a"))], [manifest_row(thing(b"a"), skip_reason="changed")])
+        == 1
+    )
 
 
 def test_a_manifest_without_the_columns_is_an_integrity_error(tmp_path):
@@ -591,6 +742,11 @@ def test_ranges_are_compared_in_one_pass_whatever_the_pieces(piece, ranges, wron
 
 def test_a_chunks_ranges_come_in_order(tmp_path):
     objects = [thing(b"%03d" % number) for number in range(20)]
-    rows = [row(obj, 1 + number % 2, start_byte=1000 - number, end_byte=1000) for number, obj in enumerate(objects)]
+    rows = [
+        row(obj, 1 + number % 2, start_byte=1000 - number, end_byte=1000)
+        for number, obj in enumerate(objects)
+    ]
     ranges = list(LocatedRows(write_located(tmp_path / "l.parquet", rows)).ranges(1))
-    assert ranges == sorted((each["start_byte"], 1000, each["sha256"]) for each in rows if each["caf_file_id"] == 1)
+    assert ranges == sorted(
+        (each["start_byte"], 1000, each["sha256"]) for each in rows if each["caf_file_id"] == 1
+    )

@@ -1,4 +1,5 @@
-"""The doctor: each kind of thing that a crash leaves is found, told without any change, mended, and found no more.
+"""The doctor: each kind of thing that a crash leaves is found, told without any change, mended, and
+found no more.
 
 What crashes leave is made by processes that are really killed, where a crash can leave it at all.
 """
@@ -26,10 +27,24 @@ from caf_pipeline.system.folder_lock import writing_into
 from caf_pipeline.system.parquet import DEFAULT_BUDGET, Query
 from caf_pipeline_tests.contracts.ledger import settled
 from caf_pipeline_tests.support import crashes, dying_runs
-from caf_pipeline_tests.support.crashes import everything, examined, found, killed, mended, run_killed, says, started
+from caf_pipeline_tests.support.crashes import (
+    everything,
+    examined,
+    found,
+    killed,
+    mended,
+    run_killed,
+    says,
+    started,
+)
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
 from caf_pipeline_tests.support.tiers import sampled
 
 LONG = "600"
@@ -43,7 +58,9 @@ S = ChunkState
 
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch):
-    monkeypatch.setattr(findings, "BETWEEN_STEPS_SECONDS", 0.05)  # no run of these tests is between two steps for long
+    monkeypatch.setattr(
+        findings, "BETWEEN_STEPS_SECONDS", 0.05
+    )  # no run of these tests is between two steps for long
 
 
 @pytest.fixture
@@ -61,7 +78,10 @@ def name(context):
 
 @pytest.fixture
 def told_then_mended(context, tmp_path, database_url):
-    """Holds what every kind is held to: told without a change, mended, and found no more. Returns what was done."""
+    """Holds what every kind is held to: told without a change, mended, and found no more.
+
+    Returns what was done.
+    """
 
     def check(*expected, context=context):
         before = everything(tmp_path, database_url)
@@ -99,11 +119,14 @@ def test_a_source_in_good_order_gives_no_finding(context):
     assert found(context, told=True) == []
 
 
-# --- leases ----------------------------------------------------------------------------------------------------------
+# --- leases
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["chunk", "plan/src", "account/jackal-1/jkl1x"])
-def test_the_lease_of_a_killed_process_is_given_back_and_keeps_its_epoch(name, told_then_mended, database_url, ledger, what):
+def test_the_lease_of_a_killed_process_is_given_back_and_keeps_its_epoch(
+    name, told_then_mended, database_url, ledger, what
+):
     what = f"chunk/{name}" if what == "chunk" else what
     killed("lease", database_url, what, LONG)
     (dead,) = ledger.leases.list()
@@ -113,8 +136,12 @@ def test_the_lease_of_a_killed_process_is_given_back_and_keeps_its_epoch(name, t
         assert lease.epoch > dead.epoch
 
 
-def test_a_lease_of_another_machine_is_given_back_once_it_has_run_out(context, told_then_mended, database_url, ledger):
-    with ledger.leases.hold("plan/src", replace(this_process("far away"), boot_id="another machine")):
+def test_a_lease_of_another_machine_is_given_back_once_it_has_run_out(
+    context, told_then_mended, database_url, ledger
+):
+    with ledger.leases.hold(
+        "plan/src", replace(this_process("far away"), boot_id="another machine")
+    ):
         assert found(context, told=True) == []
         sql(database_url, "UPDATE leases SET expires_at = now() - interval '1 s'")
         told_then_mended((Kind.LEASE, "plan/src"))
@@ -122,7 +149,9 @@ def test_a_lease_of_another_machine_is_given_back_once_it_has_run_out(context, t
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("paused", [False, True])
-def test_the_lease_of_a_live_process_is_left_even_of_a_paused_one(context, database_url, ledger, paused):
+def test_the_lease_of_a_live_process_is_left_even_of_a_paused_one(
+    context, database_url, ledger, paused
+):
     with started("lease", database_url, "plan/src", "0.5" if paused else LONG) as holder:
         if paused:
             holder.send_signal(signal.SIGSTOP)
@@ -140,19 +169,24 @@ def test_the_lease_of_a_live_process_is_left_even_of_a_paused_one(context, datab
         assert says(holder) == "kept"
 
 
-# --- the staging folder ----------------------------------------------------------------------------------------------
+# --- the staging folder
+# ------------------------------------------------------------------------------------------
 
 
 def test_files_of_a_withdrawn_chunk_are_removed(context, name, told_then_mended):
     chunk_steps.withdraw(context, name)
-    left = [f"{name}.{ending}" for ending in ("1.part", "1.journal", "1.packed", "packed.json", "caf")]
+    left = [
+        f"{name}.{ending}" for ending in ("1.part", "1.journal", "1.packed", "packed.json", "caf")
+    ]
     touch(context.staging(), *left)
     told_then_mended(*((Kind.STAGED, each) for each in left))
     assert names(context.staging()) == []
 
 
 @pytest.mark.thorough
-def test_what_a_killed_run_left_of_a_located_chunk_is_removed(context, name, told_then_mended, tmp_path, database_url):
+def test_what_a_killed_run_left_of_a_located_chunk_is_removed(
+    context, name, told_then_mended, tmp_path, database_url
+):
     run_killed(tmp_path, database_url, name, at="load_locations", packing={"part_size": "64KiB"})
     touch(context.staging(), f"{name}.1.download")
     assert context.ledger.chunks.get(name).state is S.LOCATED
@@ -167,10 +201,15 @@ def test_what_a_killed_run_left_of_a_located_chunk_is_removed(context, name, tol
     assert names(context.staging()) == []
 
 
-def test_leftovers_of_a_sealed_chunk_are_removed_and_its_sealed_file_stays(context, name, told_then_mended):
+def test_leftovers_of_a_sealed_chunk_are_removed_and_its_sealed_file_stays(
+    context, name, told_then_mended
+):
     archive_chunk(context, name, until=chunk_steps.seal_chunk)
     before = names(context.staging())
-    left = [f"{name}.1.{ending}" for ending in ("part", "journal", "copy", "manifest", "packed", "download")]
+    left = [
+        f"{name}.1.{ending}"
+        for ending in ("part", "journal", "copy", "manifest", "packed", "download")
+    ]
     touch(context.staging(), *left)
     told_then_mended(*((Kind.STAGED, each) for each in left))
     assert names(context.staging()) == before
@@ -202,11 +241,19 @@ def test_files_that_are_not_ours_are_told_and_left(context, name):
     assert [one.name for one in told] == ["folder", "notes.txt", "other-00000000-00001.1.part"]
 
 
-def test_a_packing_of_a_chunk_that_the_ledger_does_not_know_is_removed_and_a_sealed_file_is_told(context, told_then_mended):
-    whole = ["src-00000000-00001.caf", "src-00000000-00002.1.packed", "src-00000000-00002.packed.json"]
+def test_a_packing_of_a_chunk_that_the_ledger_does_not_know_is_removed_and_a_sealed_file_is_told(
+    context, told_then_mended
+):
+    whole = [
+        "src-00000000-00001.caf",
+        "src-00000000-00002.1.packed",
+        "src-00000000-00002.packed.json",
+    ]
     touch(context.staging(), "src-00000000-00001.1.part", *whole)
     told_then_mended((Kind.STAGED, "src-00000000-00001.1.part"))
-    assert [(told.name, told.actor) for told in examined(context)] == [(each, Actor.OPERATOR) for each in whole]
+    assert [(told.name, told.actor) for told in examined(context)] == [
+        (each, Actor.OPERATOR) for each in whole
+    ]
     assert names(context.staging()) == whole
 
 
@@ -230,7 +277,9 @@ def test_a_run_between_two_steps_is_left_what_it_has(context, name, monkeypatch)
 
 
 @pytest.mark.thorough
-def test_a_run_that_begins_between_the_look_and_the_mending_keeps_what_it_has(context, name, database_url):
+def test_a_run_that_begins_between_the_look_and_the_mending_keeps_what_it_has(
+    context, name, database_url
+):
     chunk_steps.withdraw(context, name)
     touch(context.staging(), f"{name}.1.part")
     (finding,) = examined(context)
@@ -253,11 +302,14 @@ def test_a_reservation_of_a_packing_that_goes_on_is_left(context, name):
     assert found(context) == []
 
 
-# --- inventories, plans, half copies ---------------------------------------------------------------------------------
+# --- inventories, plans, half copies
+# ---------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
-def test_what_a_killed_inventory_left_is_removed_and_a_live_one_is_left(context, told_then_mended, tmp_path, database_url):
+def test_what_a_killed_inventory_left_is_removed_and_a_live_one_is_left(
+    context, told_then_mended, tmp_path, database_url
+):
     with started("inventory", database_url, str(tmp_path)) as inventory:
         (path,) = context.inventories().iterdir()
         inventory.send_signal(signal.SIGSTOP)
@@ -270,7 +322,9 @@ def test_what_a_killed_inventory_left_is_removed_and_a_live_one_is_left(context,
 
 def test_a_listing_that_the_next_one_goes_on_with_is_left_until_it_is_too_old(context, monkeypatch):
     def broken(**_):
-        yield context.objects.objects()[:2]  # the first of which is known to have no further version
+        yield context.objects.objects()[
+            :2
+        ]  # the first of which is known to have no further version
         raise SourceUnreachable("no answer")
 
     monkeypatch.setattr(list_source, "PIECE_OBJECTS", 1)
@@ -290,7 +344,9 @@ def test_where_a_live_query_spills_is_left(context, name):
         assert found(context) == []
 
 
-def test_what_killed_plans_left_is_removed_and_registered_plans_stay(context, name, told_then_mended):
+def test_what_killed_plans_left_is_removed_and_registered_plans_stay(
+    context, name, told_then_mended
+):
     before = names(context.plans())
     left = [context.plans() / each for each in (".cutting-x", ".accounting-x", "0123abcd")]
     for folder in left:
@@ -300,7 +356,9 @@ def test_what_killed_plans_left_is_removed_and_registered_plans_stay(context, na
 
 
 @pytest.mark.parametrize("name_of_it", [".restoring-x", ".adopting-x", ".searching-x"])
-def test_what_a_killed_rebuild_or_search_left_is_removed_and_a_live_one_is_left(context, told_then_mended, name_of_it):
+def test_what_a_killed_rebuild_or_search_left_is_removed_and_a_live_one_is_left(
+    context, told_then_mended, name_of_it
+):
     left = context.staging() / name_of_it
     touch(left, "manifest.parquet")
     with writing_into(context.staging()):
@@ -309,7 +367,12 @@ def test_what_a_killed_rebuild_or_search_left_is_removed_and_a_live_one_is_left(
     assert names(context.staging()) == []
 
 
-def test_plans_of_a_lost_ledger_are_left_while_the_store_may_have_chunks_of_them(context, tmp_path, new_ledger, monkeypatch):  # noqa: F811
+def test_plans_of_a_lost_ledger_are_left_while_the_store_may_have_chunks_of_them(
+    context,
+    tmp_path,
+    new_ledger,
+    monkeypatch,
+):
     (name,) = archive_everything(context)
     before = names(context.plans())
     lost = a_run_context(tmp_path, context.objects, new_ledger(), target="8MiB")
@@ -326,13 +389,17 @@ def test_plans_of_a_lost_ledger_are_left_while_the_store_may_have_chunks_of_them
     assert names(context.plans()) == before
 
 
-def test_a_first_copy_is_left_after_a_second_one_was_ordered(context, tmp_path, new_ledger):  # noqa: F811
+def test_a_first_copy_is_left_after_a_second_one_was_ordered(context, tmp_path, new_ledger):
     (name,) = archive_everything(context)
     with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
         context.ledger.moves.move(lease, name, S.LOCATED, S.DAMAGED, reason="lost")
         context.ledger.moves.move(lease, name, S.DAMAGED, S.WITHDRAWN)
-    lost = a_run_context(tmp_path, context.objects, new_ledger(), target="8MiB", packing={"part_size": "128KiB"})
-    lost.objects.bodies = dict(context.objects.bodies) | {"later": b"x"}  # so that its plan is another one
+    lost = a_run_context(
+        tmp_path, context.objects, new_ledger(), target="8MiB", packing={"part_size": "128KiB"}
+    )
+    lost.objects.bodies = dict(context.objects.bodies) | {
+        "later": b"x"
+    }  # so that its plan is another one
     archive_everything(lost)
     assert mended(lost) == []
     assert len(lost.ledger.chunks.list()) == 1
@@ -341,13 +408,19 @@ def test_a_first_copy_is_left_after_a_second_one_was_ordered(context, tmp_path, 
 def test_a_plan_that_is_cut_at_this_moment_is_left(context, database_url, monkeypatch):
     seen = []
     original = Plans.register
-    monkeypatch.setattr(Plans, "register", lambda *given: (seen.append(found(context, told=True)), original(*given))[1])
+    monkeypatch.setattr(
+        Plans,
+        "register",
+        lambda *given: (seen.append(found(context, told=True)), original(*given))[1],
+    )
     cut_plan(context, take_inventory(context))
     assert seen == [[]]
 
 
 @pytest.mark.thorough
-def test_a_half_copy_into_a_folder_store_is_removed_once_nobody_has_its_chunk(context, name, told_then_mended, database_url):
+def test_a_half_copy_into_a_folder_store_is_removed_once_nobody_has_its_chunk(
+    context, name, told_then_mended, database_url
+):
     archive_chunk(context, name, until=chunk_steps.post_file)
     chunks = context.store.folder / "chunks"
     left = chunks / f".part-{context.ledger.chunks.get(name).merkle_root.hex()}.caf-abc"
@@ -359,15 +432,20 @@ def test_a_half_copy_into_a_folder_store_is_removed_once_nobody_has_its_chunk(co
     assert names(chunks) == []
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------
+# --- rows
+# ------------------------------------------------------------------------------------------
 
 
-def test_rows_of_a_chunk_that_the_ledger_does_not_have_are_removed(context, name, told_then_mended, database_url):
+def test_rows_of_a_chunk_that_the_ledger_does_not_have_are_removed(
+    context, name, told_then_mended, database_url
+):
     archive_chunk(context, name)
     sql(
         database_url,
-        "INSERT INTO file_locations (source_id, file_path, version_id, etag, size_bytes, caf_file_id, start_byte, end_byte,"
-        " last_modified, sha256) SELECT source_id, 'stray', 'v', '', 0, 999, 0, 0, now(), '' FROM sources",
+        "INSERT INTO file_locations (source_id, file_path, version_id, etag, size_bytes, "
+        "caf_file_id, start_byte, end_byte,"
+        " last_modified, sha256) SELECT source_id, 'stray', 'v', '', 0, 999, 0, 0, now(), '' FROM "
+        "sources",
     )
     sql(
         database_url,
@@ -378,7 +456,9 @@ def test_rows_of_a_chunk_that_the_ledger_does_not_have_are_removed(context, name
     every_object_reads_back(context)
 
 
-def test_claims_of_a_chunk_that_claims_nothing_are_ended(context, name, told_then_mended, database_url):
+def test_claims_of_a_chunk_that_claims_nothing_are_ended(
+    context, name, told_then_mended, database_url
+):
     chunk_steps.withdraw(context, name)
     sql(
         database_url,
@@ -389,11 +469,15 @@ def test_claims_of_a_chunk_that_claims_nothing_are_ended(context, name, told_the
     assert settled(context.ledger, [("stray", "v")]) == set()
 
 
-def test_the_rows_of_damaged_expired_and_withdrawn_chunks_are_history_and_stay(context, name, tmp_path, database_url):
+def test_the_rows_of_damaged_expired_and_withdrawn_chunks_are_history_and_stay(
+    context, name, tmp_path, database_url
+):
     archive_chunk(context, name)
     for state in (S.DAMAGED, S.WITHDRAWN):
         with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
-            context.ledger.moves.move(lease, name, context.ledger.chunks.get(name).state, state, reason="lost")
+            context.ledger.moves.move(
+                lease, name, context.ledger.chunks.get(name).state, state, reason="lost"
+            )
         before = everything(tmp_path, database_url)["file_locations"]
         assert Kind.ROWS not in {kind for kind, _ in found(context, told=True)}
         assert everything(tmp_path, database_url)["file_locations"] == before
@@ -407,7 +491,9 @@ def test_a_chunk_with_fewer_locations_than_members_is_told(context, name, databa
     assert told.found == "59 locations of 60 members"
 
 
-def test_kept_locations_that_are_not_those_of_the_ledger_are_removed(context, name, told_then_mended, database_url):
+def test_kept_locations_that_are_not_those_of_the_ledger_are_removed(
+    context, name, told_then_mended, database_url
+):
     archive_chunk(context, name)
     assert account_for(context, take_inventory(context)).holds
     lie = "etag = 'other'"
@@ -417,10 +503,13 @@ def test_kept_locations_that_are_not_those_of_the_ledger_are_removed(context, na
     assert account_for(context, take_inventory(context)).unaccounted == 1
 
 
-# --- chunks ----------------------------------------------------------------------------------------------------------
+# --- chunks
+# ------------------------------------------------------------------------------------------
 
 
-def test_a_located_chunk_that_the_store_no_longer_has_becomes_damaged(context, name, told_then_mended):
+def test_a_located_chunk_that_the_store_no_longer_has_becomes_damaged(
+    context, name, told_then_mended
+):
     archive_chunk(context, name)
     for path in (context.store.folder / "chunks").iterdir():
         path.unlink()
@@ -444,7 +533,13 @@ def test_chunks_that_are_planned_and_not_begun_are_told_in_one_line(context, nam
 
 
 @pytest.mark.parametrize(
-    "step", [chunk_steps.load_batch, chunk_steps.seal_chunk, chunk_steps.post_file, chunk_steps.verify_stored]
+    "step",
+    [
+        chunk_steps.load_batch,
+        chunk_steps.seal_chunk,
+        chunk_steps.post_file,
+        chunk_steps.verify_stored,
+    ],
 )
 def test_a_chunk_that_a_run_left_is_told_with_what_the_next_run_does(context, name, step):
     archive_chunk(context, name, until=step)
@@ -452,19 +547,32 @@ def test_a_chunk_that_a_run_left_is_told_with_what_the_next_run_does(context, na
     assert (told.kind, told.name, told.actor) == (Kind.CHUNK, name, Actor.RUN)
 
 
-# --- the doctor itself -----------------------------------------------------------------------------------------------
+# --- the doctor itself
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def wrecked(context, name, database_url):
-    """A source with something of each kind that a folder store can have; and what is right when all of it is mended."""
+    """A source with something of each kind that a folder store can have; and what is right when all
+    of it is mended.
+    """
     archive_chunk(context, name)
     right = names(context.plans()), names(context.inventories())
-    touch(context.staging(), f"{name}.1.part", f"{name}.1.journal", f"{name}.caf", "src-00000000-00001.1.part", "notes.txt")
+    touch(
+        context.staging(),
+        f"{name}.1.part",
+        f"{name}.1.journal",
+        f"{name}.caf",
+        "src-00000000-00001.1.part",
+        "notes.txt",
+    )
     touch(context.plans() / ".cutting-x", "a")
     touch(context.plans() / "0123abcd", "a", "b")
     touch(context.inventories(), ".src-1.parquet.tmp")
-    touch(context.store.folder / "chunks", f".part-{context.ledger.chunks.get(name).merkle_root.hex()}.caf-abc")
+    touch(
+        context.store.folder / "chunks",
+        f".part-{context.ledger.chunks.get(name).merkle_root.hex()}.caf-abc",
+    )
     with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
         context.ledger.staging.reserve(lease, name, str(context.staging()), 1000, 0)
     sql(
@@ -486,7 +594,9 @@ def wrecked(context, name, database_url):
         assert (names(context.plans()), names(context.inventories())) == right
         assert len(names(context.store.folder / "chunks")) == 1
         assert context.ledger.staging.list() == context.ledger.leases.list() == []
-        assert [(rows.locations, rows.claims) for rows in context.ledger.stray_rows.by_chunk("src")] == [(60, 0)]
+        assert [
+            (rows.locations, rows.claims) for rows in context.ledger.stray_rows.by_chunk("src")
+        ] == [(60, 0)]
         every_object_reads_back(context)
 
     return is_right
@@ -505,7 +615,9 @@ def test_a_doctor_that_is_killed_at_any_moment_is_followed_by_one_that_ends_righ
 
 
 @pytest.mark.thorough
-def test_two_doctors_at_once_do_no_harm_and_the_next_one_ends_right(wrecked, context, tmp_path, database_url):
+def test_two_doctors_at_once_do_no_harm_and_the_next_one_ends_right(
+    wrecked, context, tmp_path, database_url
+):
     doctors = [crashes.doctor_process(tmp_path, database_url) for _ in range(2)]
     for doctor in doctors:
         doctor.join(PATIENCE_SECONDS)

@@ -1,4 +1,6 @@
-"""The doctor on Jackal: what is signed and not settled, posted and not recorded, stored and not known, and no longer listed."""
+"""The doctor on Jackal: what is signed and not settled, posted and not recorded, stored and not
+known, and no longer listed.
+"""
 
 import itertools
 
@@ -16,10 +18,22 @@ from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline_tests.support import dying_runs
 from caf_pipeline_tests.support.chain_user import ChainUser
-from caf_pipeline_tests.support.crashes import everything, examined, found, mended, run_killed, started
+from caf_pipeline_tests.support.crashes import (
+    everything,
+    examined,
+    found,
+    mended,
+    run_killed,
+    started,
+)
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
 
 _numbers = itertools.count(1)
 LONG = "600"  # seconds of a lease that does not run out while a test runs
@@ -27,7 +41,9 @@ LONG = "600"  # seconds of a lease that does not run out while a test runs
 
 @pytest.fixture
 def settings(network):
-    """Settings of a source whose bucket, and with it its archive, no other test on this network has."""
+    """Settings of a source whose bucket, and with it its archive, no other test on this network
+    has.
+    """
     network.grant(ADDRESS, SPACE)
     source = {"bucket": f"b-{next(_numbers)}", "target_size": "8MiB", "public": True}
     return {"jackal": jackal_settings(network, proof_seconds=20), "sources": {"src": source}}
@@ -35,7 +51,9 @@ def settings(network):
 
 @pytest.fixture
 def context(tmp_path, ledger, settings):
-    context = a_run_context(tmp_path, dying_runs.a_steady_source(), ledger, store=open_jackal_store, **settings)
+    context = a_run_context(
+        tmp_path, dying_runs.a_steady_source(), ledger, store=open_jackal_store, **settings
+    )
     yield context
     context.store.close()
 
@@ -88,7 +106,9 @@ def ends_right(network, context, name):
 
 
 @pytest.mark.thorough
-def test_a_transaction_that_was_signed_by_a_killed_run_is_settled_and_paid_once(killed_at, context, name, network, unchanged):
+def test_a_transaction_that_was_signed_by_a_killed_run_is_settled_and_paid_once(
+    killed_at, context, name, network, unchanged
+):
     killed_at("commit")
     (signed,) = context.ledger.stray_rows.unsettled()
     told = by_kind(context)[Kind.TRANSACTION]
@@ -103,7 +123,9 @@ def test_a_transaction_that_was_signed_by_a_killed_run_is_settled_and_paid_once(
 
 
 @pytest.mark.thorough
-def test_a_transaction_is_left_to_the_live_run_that_owns_the_account(killed_at, context, database_url):
+def test_a_transaction_is_left_to_the_live_run_that_owns_the_account(
+    killed_at, context, database_url
+):
     killed_at("commit")
     (signed,) = context.ledger.stray_rows.unsettled()
     with started("lease", database_url, f"account/{signed.account}", LONG):
@@ -116,7 +138,9 @@ def test_a_transaction_is_left_to_the_live_run_that_owns_the_account(killed_at, 
 def test_a_transaction_of_another_wallet_is_told(killed_at, context, database_url):
     killed_at("commit")
     with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("SET session_replication_role = replica")  # its posts name the account, too
+        connection.execute(
+            "SET session_replication_role = replica"
+        )  # its posts name the account, too
         connection.execute("UPDATE transactions SET account = 'jackal-1/jkl1other'")
     told = by_kind(context)[Kind.TRANSACTION]
     assert (told.actor, told.mend) == (Actor.OPERATOR, None)
@@ -124,7 +148,9 @@ def test_a_transaction_of_another_wallet_is_told(killed_at, context, database_ur
 
 
 @pytest.mark.thorough
-def test_a_chain_that_is_away_keeps_nothing_else_from_being_mended(killed_at, context, name, network, database_url):
+def test_a_chain_that_is_away_keeps_nothing_else_from_being_mended(
+    killed_at, context, name, network, database_url
+):
     killed_at("commit")
     (context.staging() / f"{name}.1.download").write_bytes(b"left")
     network.kill()
@@ -146,7 +172,9 @@ def test_a_chain_that_is_away_keeps_nothing_else_from_being_mended(killed_at, co
     ends_right(network, context, name)
 
 
-def test_a_post_that_was_included_and_not_recorded_is_told_and_finished_by_the_next_run(killed_at, context, name, network):
+def test_a_post_that_was_included_and_not_recorded_is_told_and_finished_by_the_next_run(
+    killed_at, context, name, network
+):
     killed_at("record_posting", before=True)
     mended(context)
     told = by_kind(context)
@@ -156,16 +184,22 @@ def test_a_post_that_was_included_and_not_recorded_is_told_and_finished_by_the_n
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_the_ledger_does_not_know_is_restored(context, name, network, tmp_path, database_url):
+def test_a_chunk_that_the_ledger_does_not_know_is_restored(
+    context, name, network, tmp_path, database_url
+):
     def rows(connection):
         return connection.execute(
-            "SELECT file_path, version_id, start_byte, end_byte, etag, last_modified, sha256 FROM file_locations ORDER BY 1"
+            "SELECT file_path, version_id, start_byte, end_byte, etag, last_modified, sha256 FROM "
+            "file_locations ORDER BY 1"
         ).fetchall()
 
     archive_chunk(context, name)
     with psycopg.connect(database_url, autocommit=True) as connection:
         located = rows(connection)
-        connection.execute("TRUNCATE file_locations, claims, replicas, posts, transaction_posts, transactions, caf_files CASCADE")
+        connection.execute(
+            "TRUNCATE file_locations, claims, replicas, posts, transaction_posts, transactions, "
+            "caf_files CASCADE"
+        )
         before = everything(tmp_path, database_url)
         assert (Kind.FILE, name) in found(context)
         assert everything(tmp_path, database_url) == before
@@ -177,14 +211,20 @@ def test_a_chunk_that_the_ledger_does_not_know_is_restored(context, name, networ
 
 
 @pytest.mark.thorough
-def test_an_abandoned_chunk_and_a_double_post_are_told_with_the_space_they_take(context, name, network):
+def test_an_abandoned_chunk_and_a_double_post_are_told_with_the_space_they_take(
+    context, name, network
+):
     archive_chunk(context, name, until=chunk_steps.post_file)
     with context.ledger.leases.hold(f"chunk/{name}", context.holder) as lease:
         context.ledger.moves.move(lease, name, ChunkState.POSTED, ChunkState.ABANDONED)
     chunk = context.ledger.chunks.get(name)
     with httpx.Client() as client:
         user = ChainUser(network, client)
-        user.do(user.post_message(chunk.merkle_root, chunk.stored_size_bytes, note=archive_note(context.archive_id)))
+        user.do(
+            user.post_message(
+                chunk.merkle_root, chunk.stored_size_bytes, note=archive_note(context.archive_id)
+            )
+        )
     mended(context)
     told = [one for one in examined(context) if one.kind is Kind.FILE]
     assert [one.actor for one in told] == [Actor.NOBODY, Actor.NOBODY]
@@ -192,7 +232,9 @@ def test_an_abandoned_chunk_and_a_double_post_are_told_with_the_space_they_take(
     assert all(f"{chunk.stored_size_bytes} bytes" in one.remedy for one in told)
 
 
-def test_what_another_wallet_posts_under_our_archive_is_neither_restored_nor_told_of_each_time(context, name, network):
+def test_what_another_wallet_posts_under_our_archive_is_neither_restored_nor_told_of_each_time(
+    context, name, network
+):
     archive_chunk(context, name)
     words = "legal winner thank year wave sausage worth useful legal winner thank yellow"
     with httpx.Client() as client:

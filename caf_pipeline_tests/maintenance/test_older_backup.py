@@ -1,4 +1,6 @@
-"""A ledger that was restored from an older backup: nothing that was posted since is paid for twice, nothing is lost."""
+"""A ledger that was restored from an older backup: nothing that was posted since is paid for twice,
+nothing is lost.
+"""
 
 import dataclasses
 import itertools
@@ -27,7 +29,12 @@ from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import new_ledger  # noqa: F401 - a fixture
 from caf_pipeline_tests.support.postgres import connected
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 
 _numbers = itertools.count(1)
@@ -50,14 +57,18 @@ def wallet(network):
 @pytest.fixture
 def context(tmp_path, ledger, network, wallet):
     settings = settings_of(network, wallet.words)
-    context = a_run_context(tmp_path / "first", MemorySource(bodies()), ledger, store=open_jackal_store, **settings)
+    context = a_run_context(
+        tmp_path / "first", MemorySource(bodies()), ledger, store=open_jackal_store, **settings
+    )
     yield context
     context.store.close()
 
 
 @pytest.fixture
 def in_folders(tmp_path, ledger):
-    return a_run_context(tmp_path / "first", MemorySource(bodies()), ledger, store=SeveralFolders(tmp_path / "store"))
+    return a_run_context(
+        tmp_path / "first", MemorySource(bodies()), ledger, store=SeveralFolders(tmp_path / "store")
+    )
 
 
 @pytest.fixture
@@ -72,7 +83,9 @@ def backed_up(context, tmp_path):
 
 
 def restored(context, path):
-    """Restore the ledger, and end the pause; what was packed is gone from staging, as on another machine."""
+    """Restore the ledger, and end the pause; what was packed is gone from staging, as on another
+    machine.
+    """
     database = context.ledger.database
     backup.restore(backup.Programs(database, embedded=True), path, reason="a test")
     context.ledger.controls.set("paused", None)
@@ -98,7 +111,9 @@ def everything_reads_back(context):
 
 
 def a_chunk_archived_since(context, tmp_path, *, until=None):
-    """Back up while a chunk is planned, or further; archive it, overwrite an object, restore the backup."""
+    """Back up while a chunk is planned, or further; archive it, overwrite an object, restore the
+    backup.
+    """
     (chunk,) = plan(context).chunks
     if until:
         archive_chunk(context, chunk.name, until=until)
@@ -150,10 +165,16 @@ def test_new_archive_archives_again_what_the_ledger_does_not_know(context, tmp_p
 
 
 @pytest.fixture
-def another_home(tmp_path, network, wallet, new_ledger):  # noqa: F811
+def another_home(tmp_path, network, wallet, new_ledger):
     """Another source with a ledger of its own, and the same wallet."""
     settings = settings_of(network, wallet.words)
-    other = a_run_context(tmp_path / "other", MemorySource(bodies()), new_ledger(), store=open_jackal_store, **settings)
+    other = a_run_context(
+        tmp_path / "other",
+        MemorySource(bodies()),
+        new_ledger(),
+        store=open_jackal_store,
+        **settings,
+    )
     yield other
     other.store.close()
 
@@ -162,7 +183,9 @@ def test_posts_of_another_archive_cost_one_look(context, another_home, monkeypat
     archive_everything(context)
     archive_everything(another_home)
     looks, record = [], TransactionLog.record_look
-    monkeypatch.setattr(TransactionLog, "record_look", lambda *args: (looks.append(args[3]), record(*args)))
+    monkeypatch.setattr(
+        TransactionLog, "record_look", lambda *args: (looks.append(args[3]), record(*args))
+    )
     for number in range(2):
         context.objects.bodies[f"new-{number}"] = b"new"
         run(context)
@@ -189,13 +212,15 @@ def test_a_liar_cannot_have_its_file_taken_for_a_chunk(in_folders, tmp_path):
     for provider in context.store.folders:
         file = context.store.file(provider, posting)
         corrupt(file, file.stat().st_size // 2)
-    assert not any(kind is Kind.FILE and "restored, with" in done for kind, _, done in mended(context))
+    assert not any(
+        kind is Kind.FILE and "restored, with" in done for kind, _, done in mended(context)
+    )
     assert context.ledger.chunks.get(name).state is ChunkState.PLANNED
     with pytest.raises(StoredAlready):
         run(context)
 
 
-def test_rebuild_keeps_both_of_two_files_of_one_name(in_folders, tmp_path, new_ledger):  # noqa: F811
+def test_rebuild_keeps_both_of_two_files_of_one_name(in_folders, tmp_path, new_ledger):
     context = in_folders
     old = context.objects.bodies["key-1"]
     name = a_chunk_archived_since(context, tmp_path)

@@ -1,4 +1,6 @@
-"""A ledger that is lost and rebuilt from what the store lists: row by row, and whatever lies there beside our chunks."""
+"""A ledger that is lost and rebuilt from what the store lists: row by row, and whatever lies there
+beside our chunks.
+"""
 
 import dataclasses
 import json
@@ -30,14 +32,30 @@ from caf_pipeline_tests.support.forged_chunks import Forgery, a_row, a_skip, put
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.new_ledgers import make_ledger, rows_of
 from caf_pipeline_tests.support.plans import MOMENT
-from caf_pipeline_tests.support.run_contexts import a_run_context, account_for_plan, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    account_for_plan,
+    archive_everything,
+    plan,
+)
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 
-RESTORED = ("sources", "plans", "chunks", "replicas", "file_locations", "skipped_objects", "claims", "log_times")
+RESTORED = (
+    "sources",
+    "plans",
+    "chunks",
+    "replicas",
+    "file_locations",
+    "skipped_objects",
+    "claims",
+    "log_times",
+)
 
 
 class Versions(MemorySource):
-    """A source in which a key may have versions: `key@2` is version 2 of `key`, later than version 1."""
+    """A source in which a key may have versions: `key@2` is version 2 of `key`, later than version
+    1.
+    """
 
     def objects(self):
         found = [self.object(name) for name in self.bodies]
@@ -57,7 +75,12 @@ class Versions(MemorySource):
 
 def a_source():
     bodies = {f"key-{number:02d}": os.urandom(60_000) for number in range(30)}
-    bodies |= {key: key.encode() * 5 for key in ODD_KEYS} | {"empty": b"", "a/": b"", ".caf/chunk": b"x", ".caf/chunk~": b"y"}
+    bodies |= {key: key.encode() * 5 for key in ODD_KEYS} | {
+        "empty": b"",
+        "a/": b"",
+        ".caf/chunk": b"x",
+        ".caf/chunk~": b"y",
+    }
     bodies |= {"versions@1": b"one", "versions@2": b"two"}
     log = (Path(__file__).parents[1] / "vectors" / "clps" / "two_files_0.12.1b0.clps").read_bytes()
     bodies |= {"log": log, "log-damaged": log[:100]}
@@ -92,7 +115,9 @@ def archived(origin, tmp_path):
 @pytest.fixture
 def lost(archived, ledger, tmp_path):
     """The same source and store, and an empty ledger."""
-    return a_run_context(tmp_path / "second", archived.objects, ledger, store=archived.store, target="512KiB")
+    return a_run_context(
+        tmp_path / "second", archived.objects, ledger, store=archived.store, target="512KiB"
+    )
 
 
 def kinds(outcomes):
@@ -162,7 +187,9 @@ def test_a_rebuild_that_is_ended_is_gone_on_with(archived, lost):
 
 def test_a_dry_run_tells_and_writes_nothing(archived, lost):
     outcomes = list(rebuild.rebuild(lost, dry_run=True))
-    assert {outcome.finding.name for outcome in outcomes} == {chunk.name for chunk in archived.ledger.chunks.list()}
+    assert {outcome.finding.name for outcome in outcomes} == {
+        chunk.name for chunk in archived.ledger.chunks.list()
+    }
     assert [outcome.rows for outcome in outcomes] == [None] * len(outcomes)
     assert lost.ledger.chunks.list() == []
 
@@ -188,7 +215,8 @@ def test_nothing_of_staging_is_left(archived, lost):
     assert list(lost.staging().iterdir()) == []
 
 
-# --- copies ----------------------------------------------------------------------------------------------------------
+# --- copies
+# ------------------------------------------------------------------------------------------
 
 
 def a_posting(context):
@@ -254,13 +282,17 @@ def test_copies_that_differ_in_what_is_read_are_refused_and_named(archived, lost
     posting = a_posting(archived)
     file = lost.store.file("bert", posting)
     corrupt(file, at if at > 0 else file.stat().st_size + at)
-    (refused,) = [one.finding for one in rebuild.rebuild(lost) if one.finding.kind is not FileKind.CHUNK]
+    (refused,) = [
+        one.finding for one in rebuild.rebuild(lost) if one.finding.kind is not FileKind.CHUNK
+    ]
     assert refused.kind is FileKind.DIFFERING
     assert "anna, carl differ from bert" in refused.why
     assert refused.file.posting == posting
     chunks = {row["chunk"] for row in rows_of(lost.ledger)["file_locations"]}
     assert len(chunks) == len(archived.ledger.chunks.list()) - 1
-    (damaged,) = [one for one in rebuild.rebuild(lost, whole=True) if one.finding.kind is not FileKind.KNOWN]
+    (damaged,) = [
+        one for one in rebuild.rebuild(lost, whole=True) if one.finding.kind is not FileKind.KNOWN
+    ]
     assert "bert gives other bytes than its Merkle root says" in damaged.fault
     assert damaged.finding.chunk.read_from == ("anna", "carl")
     assert rows_of(lost.ledger)["file_locations"] == rows_of(archived.ledger)["file_locations"]
@@ -272,33 +304,51 @@ def test_copies_of_which_none_has_the_root_are_never_believed(archived, lost):
     for number, provider in enumerate(lost.store.folders):
         file = lost.store.file(provider, posting)
         corrupt(file, file.stat().st_size - 1000 - number)
-    (refused,) = [one.finding for one in rebuild.rebuild(lost, whole=True) if one.finding.kind is not FileKind.CHUNK]
+    (refused,) = [
+        one.finding
+        for one in rebuild.rebuild(lost, whole=True)
+        if one.finding.kind is not FileKind.CHUNK
+    ]
     assert refused.kind is not FileKind.KNOWN
     assert refused.file.posting == posting
     assert len(lost.ledger.chunks.list()) == len(archived.ledger.chunks.list()) - 1
 
 
-def test_a_copy_that_is_wrong_in_an_object_is_told_by_its_hash_and_the_chunk_comes_back_damaged(archived, lost):
+def test_a_copy_that_is_wrong_in_an_object_is_told_by_its_hash_and_the_chunk_comes_back_damaged(
+    archived, lost
+):
     posting = a_posting(archived)
-    (chunk,) = [one for one in archived.ledger.chunks.list() if one.merkle_root == posting.merkle_root]
+    (chunk,) = [
+        one for one in archived.ledger.chunks.list() if one.merkle_root == posting.merkle_root
+    ]
     sample = next(one for one in archived.ledger.chunks.get(chunk.name).samples if one.offset > 512)
     corrupt(lost.store.file("bert", posting), sample.offset + 7)
     (outcome,) = [one for one in rebuild.rebuild(lost) if one.fault]
     assert "2 of 3 copies" in outcome.fault
     assert "bert gives other bytes of 'key-" in outcome.fault
     restored = lost.ledger.chunks.get(chunk.name)
-    assert (restored.state, restored.samples) == (ChunkState.DAMAGED, archived.ledger.chunks.get(chunk.name).samples)
+    assert (restored.state, restored.samples) == (
+        ChunkState.DAMAGED,
+        archived.ledger.chunks.get(chunk.name).samples,
+    )
     report = repair_chunk(lost, chunk.name)
-    assert (report.chunk.state, report.origin, len(report.copies)) == (ChunkState.LOCATED, "provider", 3)
+    assert (report.chunk.state, report.origin, len(report.copies)) == (
+        ChunkState.LOCATED,
+        "provider",
+        3,
+    )
 
 
-# --- what is no chunk of ours ----------------------------------------------------------------------------------------
+# --- what is no chunk of ours
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def bare(tmp_path, ledger):
     """A run context of which nothing is archived."""
-    return a_run_context(tmp_path, a_source(), ledger, store=SeveralFolders(tmp_path / "store"), target="512KiB")
+    return a_run_context(
+        tmp_path, a_source(), ledger, store=SeveralFolders(tmp_path / "store"), target="512KiB"
+    )
 
 
 def found(context):
@@ -313,14 +363,23 @@ def test_a_chunk_made_by_hand_as_ours_are_is_restored(bare, tmp_path):
     outcome, rows = found(bare)
     assert (outcome.finding.kind, outcome.rows, rows) == (FileKind.CHUNK, 2, 2)
     chunk = bare.ledger.chunks.get(forged.name)
-    assert (chunk.state, chunk.start, chunk.member_count, chunk.skipped_count) == (ChunkState.LOCATED, posting.start, 2, 1)
+    assert (chunk.state, chunk.start, chunk.member_count, chunk.skipped_count) == (
+        ChunkState.LOCATED,
+        posting.start,
+        2,
+        1,
+    )
     assert (chunk.object_count, chunk.released_count, chunk.number) == (3, 0, 1)
     assert bare.ledger.plans.is_name_taken("src", forged.plan)
 
 
 def test_a_plan_without_a_hash_gets_one_that_no_plan_can_have(bare, tmp_path):
     put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
-    put(bare.store, Forgery(bare.archive_id, {"d": b"4"}, number=2).write(tmp_path / "y"), bare.archive_id)
+    put(
+        bare.store,
+        Forgery(bare.archive_id, {"d": b"4"}, number=2).write(tmp_path / "y"),
+        bare.archive_id,
+    )
     list(rebuild.rebuild(bare))
     (row,) = rows_of(bare.ledger)["plans"]
     assert len(row["sha256"]) > 32
@@ -328,7 +387,11 @@ def test_a_plan_without_a_hash_gets_one_that_no_plan_can_have(bare, tmp_path):
 
 
 def test_what_was_planned_and_put_off_is_told_by_the_manifest(bare, tmp_path):
-    told = {"plan_sha256": bytes.fromhex("0a0b0c0d") + b"x" * 28, "planned_objects": 5, "planned_bytes": 99}
+    told = {
+        "plan_sha256": bytes.fromhex("0a0b0c0d") + b"x" * 28,
+        "planned_objects": 5,
+        "planned_bytes": 99,
+    }
     put(bare.store, Forgery(bare.archive_id, described=told).write(tmp_path / "x"), bare.archive_id)
     outcome, _ = found(bare)
     chunk = bare.ledger.chunks.get(outcome.finding.name)
@@ -355,9 +418,13 @@ def bloated(path):
     rows = rows.set_column(place, pa.field("key", keys.type, nullable=False), keys)
     described = pq.read_metadata(path).metadata
     # Its Arrow schema, which would tell that the text is in a dictionary, is not written along.
-    with pq.ParquetWriter(path, rows.schema.remove_metadata(), compression="zstd", store_schema=False) as writer:
+    with pq.ParquetWriter(
+        path, rows.schema.remove_metadata(), compression="zstd", store_schema=False
+    ) as writer:
         writer.write_table(rows.replace_schema_metadata(None))
-        writer.add_key_value_metadata({name: text for name, text in described.items() if name != b"ARROW:schema"})
+        writer.add_key_value_metadata(
+            {name: text for name, text in described.items() if name != b"ARROW:schema"}
+        )
     assert path.stat().st_size < 50_000
 
 
@@ -373,27 +440,48 @@ def row_with(**changes):
 
 SPOOFS = {
     "no head": ({"head": b"x" * 512}, "does not begin with the head"),
-    "a head of another format": ({"head": b'{"format":"other/1"}'.ljust(512)}, "has the format 'other/1'"),
+    "a head of another format": (
+        {"head": b'{"format":"other/1"}'.ljust(512)},
+        "has the format 'other/1'",
+    ),
     "a head that is not an object": ({"head": b"7".ljust(512)}, "does not begin with the head"),
     "a head that is nested deep": ({"head": b"[" * 512}, "does not begin with the head"),
     "another archive": ({"archive_id": "f" * 32}, "names the archive 'ffff"),
     "another source": ({"source": "other"}, "does not belong to source src"),
     "a plan that is none": ({"plan": "nonsense"}, "does not belong to source src"),
     "a number of six digits": ({"number": 123_456}, "does not belong to source src"),
-    "a manifest of another chunk": ({"described": {"chunk": "src-0a0b0c0d-09999"}}, "names the chunk"),
-    "a manifest that is no Parquet": ({"change_manifest": lambda path: path.write_bytes(b"PAR1" * 20)}, "cannot be read"),
-    "an empty manifest": ({"change_manifest": lambda path: path.write_bytes(b"")}, "does not end with a member"),
-    "a cut manifest": ({"change_manifest": lambda path: os.truncate(path, path.stat().st_size // 2)}, "cannot be read"),
+    "a manifest of another chunk": (
+        {"described": {"chunk": "src-0a0b0c0d-09999"}},
+        "names the chunk",
+    ),
+    "a manifest that is no Parquet": (
+        {"change_manifest": lambda path: path.write_bytes(b"PAR1" * 20)},
+        "cannot be read",
+    ),
+    "an empty manifest": (
+        {"change_manifest": lambda path: path.write_bytes(b"")},
+        "does not end with a member",
+    ),
+    "a cut manifest": (
+        {"change_manifest": lambda path: os.truncate(path, path.stat().st_size // 2)},
+        "cannot be read",
+    ),
     "other columns": ({"change_manifest": widened}, "columns"),
     "a row group that is too large": ({"change_manifest": one_group}, "row group"),
     "a text that is bloated": ({"change_manifest": bloated}, "a text of 2000000 bytes"),
     "a later format": ({"change_manifest": of_format}, "caf-pipeline/9"),
     "no object": ({"bodies": {}}, "holds no object"),
-    "a row too many": ({"skipped": [a_row("c", b"", 518)]}, "names member 'c', which the index does not have"),
+    "a row too many": (
+        {"skipped": [a_row("c", b"", 518)]},
+        "names member 'c', which the index does not have",
+    ),
     "a member too many": ({"extra_member": True}, "the index has 5 members"),
     "another range": (row_with(start_byte=514), "at another range"),
     "another size": (row_with(size_bytes=4), "at another range"),
-    "a range of another member": (row_with(member="a", start_byte=512, end_byte=515), "another member, too"),
+    "a range of another member": (
+        row_with(member="a", start_byte=512, end_byte=515),
+        "another member, too",
+    ),
     "a SHA-256 that is missing": (row_with(sha256=None), "no SHA-256"),
     "an object twice": ({"skipped": [a_skip("b", size_bytes=3)]}, "names 'b' twice"),
     "keys out of order": ({"bodies": {"b": b"1", "a": b"2"}}, "order of keys"),
@@ -401,15 +489,24 @@ SPOOFS = {
     "a key with a NUL": ({"bodies": {"a\0": b"1"}}, "no chunk can hold"),
     "a key that is too long": ({"bodies": {"a" * 1025: b"1"}}, "no chunk can hold"),
     "an ETag with a NUL": (row_with(etag="\0"), "which version"),
-    "a time of writing beside a version id": (row_with(version_id="v", rewritten_at=MOMENT), "rewritten_at"),
-    "a time of writing that is not LastModified": (row_with(rewritten_at=MOMENT + timedelta(days=1)), "rewritten_at"),
+    "a time of writing beside a version id": (
+        row_with(version_id="v", rewritten_at=MOMENT),
+        "rewritten_at",
+    ),
+    "a time of writing that is not LastModified": (
+        row_with(rewritten_at=MOMENT + timedelta(days=1)),
+        "rewritten_at",
+    ),
     "a negative size": ({"skipped": [a_skip("c", size_bytes=-1)]}, "a size of -1"),
     "a reason that there is not": ({"skipped": [a_skip("c", "boredom")]}, "an unknown reason"),
     "fewer planned than there are": (
         {"described": {"plan_sha256": bytes.fromhex("0a0b0c0d") + b"x" * 28, "planned_objects": 1}},
         "2 objects, of 1",
     ),
-    "a hash of another plan": ({"described": {"plan_sha256": b"x" * 32, "planned_objects": 2}}, "as no packing writes it"),
+    "a hash of another plan": (
+        {"described": {"plan_sha256": b"x" * 32, "planned_objects": 2}},
+        "as no packing writes it",
+    ),
     "an index that is longer than any": ({"footer": b"\xff\xff\xff\xff"}, "footer"),
     "an index that is longer than the file": ({"footer": b"\xff\xff\x00\x00"}, ""),
     "an index that is none": ({"change_index": lambda index: b"{" * len(index)}, "index"),
@@ -457,7 +554,9 @@ def a_part(archive_id, **changes):
 
 @pytest.mark.parametrize("name", NO_PARTS)
 def test_a_part_that_cannot_be_gives_no_row(bare, tmp_path, name):
-    put(bare.store, a_part(bare.archive_id, **NO_PARTS[name]).write(tmp_path / "x"), bare.archive_id)
+    put(
+        bare.store, a_part(bare.archive_id, **NO_PARTS[name]).write(tmp_path / "x"), bare.archive_id
+    )
     assert kinds(rebuild.rebuild(bare)) == [FileKind.NO_CHUNK]
     assert bare.ledger.chunks.list() == []
 
@@ -515,7 +614,9 @@ def test_the_same_chunk_posted_twice_is_restored_once(bare, tmp_path):
 
 def test_two_proven_files_of_one_name_are_both_kept(bare, tmp_path):
     first, second = Forgery(bare.archive_id), Forgery(bare.archive_id, {"a": b"other", "c": b"3"})
-    postings = [put(bare.store, forged.write(tmp_path / "x"), bare.archive_id) for forged in (first, second)]
+    postings = [
+        put(bare.store, forged.write(tmp_path / "x"), bare.archive_id) for forged in (first, second)
+    ]
     outcomes = list(rebuild.rebuild(bare))
     assert kinds(outcomes) == [FileKind.CHUNK] * 2
     names = [first.name, f"src-{postings[1].merkle_root.hex()[:12]}-00001"]
@@ -530,7 +631,11 @@ def test_two_proven_files_of_one_name_are_both_kept(bare, tmp_path):
 
 def test_file_whose_name_is_taken_and_root_is_wrong_is_refused(bare, tmp_path):
     put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
-    other = put(bare.store, Forgery(bare.archive_id, {"c": b"3" * 1000}).write(tmp_path / "y"), bare.archive_id)
+    other = put(
+        bare.store,
+        Forgery(bare.archive_id, {"c": b"3" * 1000}).write(tmp_path / "y"),
+        bare.archive_id,
+    )
     for provider in bare.store.folders:  # where the object is, which all copies may agree on
         corrupt(bare.store.file(provider, other), 700)
     outcomes = {outcome.finding.kind: outcome for outcome in rebuild.rebuild(bare)}
@@ -542,7 +647,9 @@ def test_file_whose_name_is_taken_and_root_is_wrong_is_refused(bare, tmp_path):
 def test_second_file_of_known_objects_is_superseded_and_remembered(bare, tmp_path):
     put(bare.store, Forgery(bare.archive_id).write(tmp_path / "x"), bare.archive_id)
     list(rebuild.rebuild(bare))
-    again = put(bare.store, Forgery(bare.archive_id, {"a": b"one"}).write(tmp_path / "y"), bare.archive_id)
+    again = put(
+        bare.store, Forgery(bare.archive_id, {"a": b"one"}).write(tmp_path / "y"), bare.archive_id
+    )
     outcomes = {outcome.finding.kind: outcome for outcome in rebuild.rebuild(bare)}
     assert outcomes.keys() == {FileKind.KNOWN, FileKind.SUPERSEDED}
     assert bare.ledger.rebuilds.left_posts("src") == {again.merkle_root}
@@ -556,7 +663,9 @@ def test_a_stored_file_takes_the_place_of_a_planned_chunk(bare):
     outcome, rows = found(bare)
     assert (outcome.finding.kind, outcome.complete, rows) == (FileKind.CHUNK, True, 2)
     assert bare.ledger.chunks.get(name).state is ChunkState.LOCATED
-    assert not any(row["file_path"] == "empty" for row in rows_of(bare.ledger)["claims"])  # the next plan has it
+    assert not any(
+        row["file_path"] == "empty" for row in rows_of(bare.ledger)["claims"]
+    )  # the next plan has it
 
 
 def test_a_chunk_whose_object_is_claimed_is_told_of_and_not_restored(bare):
@@ -570,20 +679,35 @@ def test_a_chunk_whose_object_is_claimed_is_told_of_and_not_restored(bare):
     assert "'empty'" in outcome.finding.why
 
 
-# --- the same object in several chunks -------------------------------------------------------------------------------
+# --- the same object in several chunks
+# -------------------------------------------------------------------------------
 
 
-def test_an_object_of_two_chunks_is_located_once_and_a_chunk_of_nothing_else_is_not_restored(bare, tmp_path):
+def test_an_object_of_two_chunks_is_located_once_and_a_chunk_of_nothing_else_is_not_restored(
+    bare, tmp_path
+):
     first = put(bare.store, Forgery(bare.archive_id).write(tmp_path / "1"), bare.archive_id)
-    put(bare.store, Forgery(bare.archive_id, {"b": b"two", "c": b"3"}, number=2).write(tmp_path / "2"), bare.archive_id)
-    put(bare.store, Forgery(bare.archive_id, {"a": b"one"}, number=3).write(tmp_path / "3"), bare.archive_id)
+    put(
+        bare.store,
+        Forgery(bare.archive_id, {"b": b"two", "c": b"3"}, number=2).write(tmp_path / "2"),
+        bare.archive_id,
+    )
+    put(
+        bare.store,
+        Forgery(bare.archive_id, {"a": b"one"}, number=3).write(tmp_path / "3"),
+        bare.archive_id,
+    )
     outcomes = list(rebuild.rebuild(bare))
     assert [outcome.rows for outcome in outcomes] == [2, 1, None]
     assert (outcomes[2].finding.kind, outcomes[2].complete) == (FileKind.SUPERSEDED, True)
     assert "every object" in outcomes[2].finding.why
     assert len(bare.ledger.chunks.list()) == 2
     rows = rows_of(bare.ledger)["file_locations"]
-    assert [(row["file_path"], row["chunk"][-1]) for row in rows] == [("a", "1"), ("b", "1"), ("c", "2")]
+    assert [(row["file_path"], row["chunk"][-1]) for row in rows] == [
+        ("a", "1"),
+        ("b", "1"),
+        ("c", "2"),
+    ]
     assert bare.ledger.lookup.locate("src", "b").posting == first
 
 
@@ -592,7 +716,10 @@ def test_what_was_skipped_and_archived_later_is_skipped_no_more_in_any_order(bar
     skipped = a_skip("z", size_bytes=3)
     bodies = [{"a": b"1"}, {"b": b"1"}, {"c": b"1", "z": b"abc"}]
     for number, body in enumerate(bodies, 1):
-        skips = [skipped | {"skip_detail": f"by {number}"}, a_skip("zz", skip_detail=f"by {number}")]
+        skips = [
+            skipped | {"skip_detail": f"by {number}"},
+            a_skip("zz", skip_detail=f"by {number}"),
+        ]
         forged = Forgery(bare.archive_id, body, number=number, skipped=skips[number == 3 :])
         put(bare.store, forged.write(tmp_path / str(number)), bare.archive_id)
     findings = list(rebuild.find_chunks(bare))
@@ -610,4 +737,6 @@ def test_an_empty_ledger_takes_over_the_id_of_the_folder(tmp_path, databases):
         lost = a_run_context(tmp_path, MemorySource({}), second)
         assert [outcome.rows for outcome in rebuild.rebuild(lost)] == [1]
         assert second.folder_store.folder_store() == first.folder_store.folder_store()
-        assert (tmp_path / "store" / MARKER).read_text().strip() == second.folder_store.folder_store()
+        assert (
+            tmp_path / "store" / MARKER
+        ).read_text().strip() == second.folder_store.folder_store()

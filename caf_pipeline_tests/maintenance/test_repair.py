@@ -1,4 +1,6 @@
-"""Repairs: from where a chunk's bytes come, what is stored again, and what a repair that fails leaves."""
+"""Repairs: from where a chunk's bytes come, what is stored again, and what a repair that fails
+leaves.
+"""
 
 import os
 
@@ -51,7 +53,11 @@ def damage(context, name, *providers):
 def ends_right(context, name):
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
     assert prove_chunk(context, name).proven
-    assert [copy.provider for copy in context.ledger.replicas.list(name) if copy.listed and not copy.fault] == [*EVERYBODY]
+    assert [
+        copy.provider
+        for copy in context.ledger.replicas.list(name)
+        if copy.listed and not copy.fault
+    ] == [*EVERYBODY]
     for key, body in context.objects.bodies.items():
         assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
 
@@ -91,10 +97,16 @@ def test_a_staged_file_with_another_root_is_not_taken(context, store):
 
 
 def test_a_provider_whose_bytes_differ_between_the_samples_is_not_believed(tmp_path, ledger, store):
-    context = a_run_context(tmp_path, MemorySource({"large": os.urandom(8 << 20)}), ledger, store=store, target="16MiB")
+    context = a_run_context(
+        tmp_path, MemorySource({"large": os.urandom(8 << 20)}), ledger, store=store, target="16MiB"
+    )
     (name,) = archive_everything(context)
     samples = context.ledger.chunks.get(name).samples
-    between = next(at for at in range(8 << 20) if all(not one.offset <= at < one.offset + one.length for one in samples))
+    between = next(
+        at
+        for at in range(8 << 20)
+        if all(not one.offset <= at < one.offset + one.length for one in samples)
+    )
     corrupt(store.file("bert", posting(context, name)), at=between)
     damage(context, name, "anna")
     store.away = {"carl"}
@@ -115,7 +127,9 @@ def test_a_chunk_that_is_right_needs_nothing(context, name):
     assert (report.origin, report.chunk.state) == ("none needed", ChunkState.LOCATED)
 
 
-def test_a_damaged_chunk_that_is_listed_and_right_and_not_known_to_be_proven_stays_damaged(context, store, name):
+def test_a_damaged_chunk_that_is_listed_and_right_and_not_known_to_be_proven_stays_damaged(
+    context, store, name
+):
     store.window, store.now = 4, 9
     assert "not proven since window 4" in prove_chunk(context, name).chunk.reason
     store.window, store.unverified = 9, {"anna", "bert", "carl"}  # dropped, and joined again
@@ -127,7 +141,9 @@ def test_a_damaged_chunk_that_is_listed_and_right_and_not_known_to_be_proven_sta
     assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
-def test_a_damaged_file_of_two_leaves_is_located_again_when_all_of_it_was_read(tmp_path, ledger, store):
+def test_a_damaged_file_of_two_leaves_is_located_again_when_all_of_it_was_read(
+    tmp_path, ledger, store
+):
     context = a_run_context(tmp_path, MemorySource({"key": b"body"}), ledger, store=store)
     (name,) = archive_everything(context)
     store.unverified, store.now, store.window = {*EVERYBODY}, 4, 4
@@ -149,7 +165,10 @@ def test_a_chunk_whose_post_is_gone_is_posted_again_and_the_report_says_so(conte
     store.forget(before)
     prove_chunk(context, name)
     report = repair_chunk(context, name)
-    assert (report.posted_again, report.origin) == (True, "provider")  # who had it once has it still
+    assert (report.posted_again, report.origin) == (
+        True,
+        "provider",
+    )  # who had it once has it still
     assert posting(context, name).start > before.start
     ends_right(context, name)
 
@@ -185,7 +204,9 @@ def test_providers_that_do_not_answer_are_no_reason_to_store_anything_again(cont
 
 def test_a_repair_needs_room_and_removes_kept_files_for_it(tmp_path, ledger, store):
     source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(20)})
-    context = a_run_context(tmp_path, source, ledger, store=store, target="500KiB", packing={"staging_limit": "600KiB"})
+    context = a_run_context(
+        tmp_path, source, ledger, store=store, target="500KiB", packing={"staging_limit": "600KiB"}
+    )
     store.hold = 3600
     first, *_, last = archive_everything(context)
     assert [path.name for path in context.staging().iterdir()] == [f"{last}.caf"]
@@ -210,7 +231,9 @@ MOMENTS = 20
 
 
 def break_off(patch, context, fatal):
-    """Let the repair end before or after the n-th call of something that leaves a trace; return the moments that passed."""
+    """Let the repair end before or after the n-th call of something that leaves a trace; return the
+    moments that passed.
+    """
     moments = []
 
     def pass_moment():
@@ -241,7 +264,9 @@ def break_off(patch, context, fatal):
 
 
 @pytest.mark.parametrize("fatal", sampled(range(1, MOMENTS + 1), every=5))
-def test_a_repair_that_breaks_off_at_any_moment_is_finished_by_the_next(context, store, name, monkeypatch, fatal):
+def test_a_repair_that_breaks_off_at_any_moment_is_finished_by_the_next(
+    context, store, name, monkeypatch, fatal
+):
     store.forget(posting(context, name))
     prove_chunk(context, name)
     with monkeypatch.context() as patch:

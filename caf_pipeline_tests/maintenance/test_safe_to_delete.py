@@ -1,4 +1,6 @@
-"""What may be deleted at a source: the steps over a store of several folders, over Jackal, and over a real S3 server."""
+"""What may be deleted at a source: the steps over a store of several folders, over Jackal, and over
+a real S3 server.
+"""
 
 import ast
 import csv
@@ -48,7 +50,12 @@ from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.postgres import connected
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 from caf_pipeline_tests.support.tiers import sampled
 
@@ -87,13 +94,17 @@ def pass_window(context, store):
 
 
 class Answer:
-    """What one question gave: the report, the list as another program reads it, and the reasons of the others."""
+    """What one question gave: the report, the list as another program reads it, and the reasons of
+    the others.
+    """
 
     def __init__(self, context, folder, **options):
         self.file, self.report_file = folder / "list.csv", folder / "rest.parquet"
         self.told: list[str] = []
         reporter = assessment.ProgressReporter(tell=self.told.append)
-        self.found = find_deletable(context, self.file, report=self.report_file, reporter=reporter, **options)
+        self.found = find_deletable(
+            context, self.file, report=self.report_file, reporter=reporter, **options
+        )
         self.listed = read_list(self.file) if self.file.exists() else []
         self.rest = pq.read_table(self.report_file).to_pylist()
         assert len(self.listed) == self.found.safe_objects
@@ -123,7 +134,11 @@ def posting(context, name):
 
 
 def keys_of(context, name) -> set[str]:
-    return {key for key in BODIES if (found := context.ledger.lookup.locate("src", key)) and found.chunk == name}
+    return {
+        key
+        for key in BODIES
+        if (found := context.ledger.lookup.locate("src", key)) and found.chunk == name
+    }
 
 
 A_BYTE_LESS = "end_byte = end_byte - 1"
@@ -131,7 +146,9 @@ A_BYTE_LESS = "end_byte = end_byte - 1"
 
 def tamper(database, change: str, key: str = "key-000") -> None:
     with connected(database) as connection:
-        connection.execute(f"UPDATE file_locations SET {change} WHERE file_path = %(key)s", {"key": key})
+        connection.execute(
+            f"UPDATE file_locations SET {change} WHERE file_path = %(key)s", {"key": key}
+        )
 
 
 def flip_between_samples(context, name, *providers) -> None:
@@ -149,20 +166,26 @@ def flip_between_samples(context, name, *providers) -> None:
             file.write(bytes([byte ^ 1]))
 
 
-# --- what is safe ----------------------------------------------------------------------------------------------------
+# --- what is safe
+# ------------------------------------------------------------------------------------------
 
 
 def test_everything_is_safe_once_it_is_proven_twice_and_read_back(context, tmp_path, proven):
     answer = Answer(context, tmp_path)
     assert answer.keys == sorted(BODIES)
     assert {bucket for bucket, *_ in answer.listed} == {"b"}
-    assert (answer.found.everything_is_safe, answer.found.safe_bytes) == (True, sum(map(len, BODIES.values())))
+    assert (answer.found.everything_is_safe, answer.found.safe_bytes) == (
+        True,
+        sum(map(len, BODIES.values())),
+    )
     assert answer.found.read_back[0] == len(proven)
     assert all(context.ledger.chunks.get(name).read_back_at for name in proven)
 
 
 @pytest.mark.thorough
-def test_the_inventory_of_a_list_stays_however_many_are_taken_meanwhile(context, tmp_path, proven, monkeypatch):
+def test_the_inventory_of_a_list_stays_however_many_are_taken_meanwhile(
+    context, tmp_path, proven, monkeypatch
+):
     recheck = deletion.recheck
 
     def recheck_slowly(*args):
@@ -194,10 +217,15 @@ def test_a_chunk_is_read_back_once(context, store, tmp_path, proven, monkeypatch
 def test_a_source_without_objects_has_nothing_to_delete(context, tmp_path, proven):
     context.objects.bodies.clear()
     answer = Answer(context, tmp_path)
-    assert (answer.found.everything_is_safe, answer.found.manifest, answer.found.gone) == (True, None, len(BODIES))
+    assert (answer.found.everything_is_safe, answer.found.manifest, answer.found.gone) == (
+        True,
+        None,
+        len(BODIES),
+    )
 
 
-# --- why something is not safe ---------------------------------------------------------------------------------------
+# --- why something is not safe
+# ---------------------------------------------------------------------------------------
 
 
 def test_what_is_proven_in_one_window_waits_for_the_next(context, store, tmp_path, names):
@@ -212,7 +240,9 @@ def test_what_is_proven_in_one_window_waits_for_the_next(context, store, tmp_pat
 
 
 @pytest.mark.parametrize("between", sampled([1, 2, 40], every=3))
-def test_two_windows_count_only_if_they_follow_each_other(context, store, tmp_path, proven, between):
+def test_two_windows_count_only_if_they_follow_each_other(
+    context, store, tmp_path, proven, between
+):
     store.window = store.now = store.now + between
     answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"one_window"}
@@ -221,7 +251,9 @@ def test_two_windows_count_only_if_they_follow_each_other(context, store, tmp_pa
     assert Answer(context, tmp_path).keys == sorted(BODIES)
 
 
-def test_a_window_whose_proof_is_not_known_to_be_verified_does_not_count(context, store, tmp_path, proven):
+def test_a_window_whose_proof_is_not_known_to_be_verified_does_not_count(
+    context, store, tmp_path, proven
+):
     store.unverified = {"bert"}
     answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"one_window"}
@@ -229,23 +261,34 @@ def test_a_window_whose_proof_is_not_known_to_be_verified_does_not_count(context
 
 
 @pytest.mark.thorough
-def test_two_windows_stay_counted_for_the_window_after_them_and_no_longer(context, store, tmp_path, proven):
+def test_two_windows_stay_counted_for_the_window_after_them_and_no_longer(
+    context, store, tmp_path, proven
+):
     assert Answer(context, tmp_path).keys == sorted(BODIES)
     store.unverified = {"anna", "bert", "carl"}
     store.window = store.now = store.now + 1
     assert Answer(context, tmp_path).keys == sorted(BODIES)
-    store.window = store.now = store.now + 1  # by now they may have been dropped, and have joined again
+    store.window = store.now = (
+        store.now + 1
+    )  # by now they may have been dropped, and have joined again
     assert set(Answer(context, tmp_path).reasons.values()) == {"one_window"}
 
 
-def test_where_the_present_window_is_the_one_that_is_lacking_it_is_said_until_when_to_look(context, store, tmp_path, names):
+def test_where_the_present_window_is_the_one_that_is_lacking_it_is_said_until_when_to_look(
+    context, store, tmp_path, names
+):
     store.window, store.now = 4, 5
     details = Answer(context, tmp_path).details
-    assert details == {"proven in 1 of 2 proof windows in a row; look again before this window ends in about 60 minutes"}
+    assert details == {
+        "proven in 1 of 2 proof windows in a row; look again before this window ends in about 60 "
+        "minutes"
+    }
 
 
 @pytest.mark.thorough
-def test_what_came_back_from_a_copy_that_is_gone_is_read_back_from_one_that_counts(context, store, tmp_path, proven):
+def test_what_came_back_from_a_copy_that_is_gone_is_read_back_from_one_that_counts(
+    context, store, tmp_path, proven
+):
     store.required_copies = 2
     assert Answer(context, tmp_path).keys == sorted(BODIES)
     store.unlisted = {"anna"}
@@ -256,7 +299,9 @@ def test_what_came_back_from_a_copy_that_is_gone_is_read_back_from_one_that_coun
 
 @pytest.fixture
 def small(tmp_path, ledger, store):
-    """A run context with one chunk of no more than two leaves, of which the chain shows no verified proof; its name."""
+    """A run context with one chunk of no more than two leaves, of which the chain shows no verified
+    proof; its name.
+    """
     context = a_run_context(tmp_path, MemorySource({"key": b"body"}), ledger, store=store)
     store.unverified = {"anna", "bert", "carl"}
     (name,) = archive_everything(context)
@@ -264,18 +309,25 @@ def small(tmp_path, ledger, store):
     return context, name
 
 
-def test_a_file_of_two_leaves_is_safe_once_each_copy_was_read_as_a_whole_in_two_windows(small, store, tmp_path):
+def test_a_file_of_two_leaves_is_safe_once_each_copy_was_read_as_a_whole_in_two_windows(
+    small, store, tmp_path
+):
     context, _ = small
     store.window = store.now = 3
     answer = Answer(context, tmp_path)
     assert answer.reasons == {"key": "one_window"}
-    assert all(detail.startswith("read back as a whole in 1 of 2 proof windows; ") for detail in answer.details)
+    assert all(
+        detail.startswith("read back as a whole in 1 of 2 proof windows; ")
+        for detail in answer.details
+    )
     assert Answer(context, tmp_path).reasons == {"key": "one_window"}
     store.window = store.now = 9
     assert Answer(context, tmp_path).keys == ["key"]
 
 
-def test_a_file_of_two_leaves_of_which_one_copy_was_not_read_in_two_windows_is_not_safe(small, store, tmp_path):
+def test_a_file_of_two_leaves_of_which_one_copy_was_not_read_in_two_windows_is_not_safe(
+    small, store, tmp_path
+):
     context, _ = small
     store.window = store.now = 3
     Answer(context, tmp_path)
@@ -290,13 +342,18 @@ def test_every_look_at_a_file_of_two_leaves_finds_a_wrong_byte(small, store, tmp
     context, name = small
     store.window = store.now = 3
     assert prove_chunk(context, name).verdict == "unverified"
-    corrupt(store.file("carl", posting(context, name)), at=context.ledger.chunks.get(name).stored_size_bytes // 2)
+    corrupt(
+        store.file("carl", posting(context, name)),
+        at=context.ledger.chunks.get(name).stored_size_bytes // 2,
+    )
     assert prove_chunk(context, name).chunk.state is ChunkState.DAMAGED
 
 
 def test_windows_of_fewer_copies_than_required_do_not_count(context, store, tmp_path, proven):
     with connected(context.ledger.database) as connection:
-        connection.execute("UPDATE replicas SET windows = 0, last_window = NULL WHERE provider = 'bert'")
+        connection.execute(
+            "UPDATE replicas SET windows = 0, last_window = NULL WHERE provider = 'bert'"
+        )
     assert set(Answer(context, tmp_path).reasons.values()) == {"one_window"}
 
 
@@ -308,7 +365,9 @@ def test_a_chunk_that_lost_a_copy_has_too_few(context, store, tmp_path, proven):
 
 
 def test_objects_of_a_damaged_chunk_are_not_safe(context, store, tmp_path, proven):
-    store.file("anna", posting(context, proven[0])).write_bytes(b"x" * context.ledger.chunks.get(proven[0]).stored_size_bytes)
+    store.file("anna", posting(context, proven[0])).write_bytes(
+        b"x" * context.ledger.chunks.get(proven[0]).stored_size_bytes
+    )
     answer = Answer(context, tmp_path)
     assert answer.reasons == dict.fromkeys(keys_of(context, proven[0]), "damaged")
     assert answer.keys == sorted(BODIES.keys() - keys_of(context, proven[0]))
@@ -336,21 +395,37 @@ def test_an_object_replaced_by_one_of_the_same_size_is_changed(context, tmp_path
 
 
 @pytest.mark.usefixtures("proven")
-def test_what_was_written_again_is_compared_also_where_a_filter_leaves_it_out(context, ledger, store, tmp_path):
+def test_what_was_written_again_is_compared_also_where_a_filter_leaves_it_out(
+    context, ledger, store, tmp_path
+):
     class WrittenAgain(MemorySource):
         def object(self, key):
-            return replace(super().object(key), last_modified=MOMENT + timedelta(days=key in ("key-000", "key-001")))
+            return replace(
+                super().object(key),
+                last_modified=MOMENT + timedelta(days=key in ("key-000", "key-001")),
+            )
 
-    checksums = {key: Checksum("sha256", hashlib.sha256(BODIES[key]).digest()) for key in ("key-000", "key-001")}
-    objects = WrittenAgain(context.objects.bodies, headers={"key-001": ObjectHeaders("text/html")}, checksums=checksums)
+    checksums = {
+        key: Checksum("sha256", hashlib.sha256(BODIES[key]).digest())
+        for key in ("key-000", "key-001")
+    }
+    objects = WrittenAgain(
+        context.objects.bodies, headers={"key-001": ObjectHeaders("text/html")}, checksums=checksums
+    )
     sources = {"src": {"bucket": "b", "public": True, "exclude": ["key-00*"]}}
-    answer = Answer(a_run_context(tmp_path, objects, ledger, store=store, sources=sources), tmp_path)
+    answer = Answer(
+        a_run_context(tmp_path, objects, ledger, store=store, sources=sources), tmp_path
+    )
     assert (answer.found.safe_objects, answer.reasons) == (29, {"key-001": "metadata_changed"})
 
 
 @pytest.mark.parametrize("has_checksum", [False, True])
-def test_other_bytes_with_the_same_etag_are_safe_once_archived(ledger, store, new_bucket, tmp_path, has_checksum):
-    checksum, detail = ({"ChecksumAlgorithm": "SHA256"}, OTHER_BYTES) if has_checksum else ({}, WITHOUT_CHECKSUM)
+def test_other_bytes_with_the_same_etag_are_safe_once_archived(
+    ledger, store, new_bucket, tmp_path, has_checksum
+):
+    checksum, detail = (
+        ({"ChecksumAlgorithm": "SHA256"}, OTHER_BYTES) if has_checksum else ({}, WITHOUT_CHECKSUM)
+    )
     context = a_run_context(tmp_path, new_bucket.source(), ledger, store=store)
     new_bucket.put("k", FIRST, **checksum)
     archive_everything(context)
@@ -371,7 +446,9 @@ def test_other_bytes_with_the_same_etag_are_safe_once_archived(ledger, store, ne
 
 
 @pytest.mark.thorough
-def test_an_object_that_comes_after_the_archive_is_not_planned_and_then_claimed(context, tmp_path, proven):
+def test_an_object_that_comes_after_the_archive_is_not_planned_and_then_claimed(
+    context, tmp_path, proven
+):
     context.objects.bodies["new"] = b"n"
     assert Answer(context, tmp_path).reasons == {"new": "not_planned"}
     (chunk,) = plan(context).chunks
@@ -388,16 +465,27 @@ def test_a_skipped_object_has_its_reason(context, tmp_path, store):
     answer = Answer(context, tmp_path)
     assert answer.reasons == {"key-003": "skipped"}
     (told,) = answer.found.not_safe
-    assert (told.skip, told.objects, told.size_bytes, list(told.examples)) == ("cold_storage", 1, 100_000, [("key-003", "")])
+    assert (told.skip, told.objects, told.size_bytes, list(told.examples)) == (
+        "cold_storage",
+        1,
+        100_000,
+        [("key-003", "")],
+    )
 
 
 def test_an_object_that_the_source_no_longer_has_is_told_as_gone(context, tmp_path, proven):
     del context.objects.bodies["key-001"]
     found = Answer(context, tmp_path).found
-    assert (found.gone, list(found.gone_examples), found.everything_is_safe) == (1, ["key-001"], True)
+    assert (found.gone, list(found.gone_examples), found.everything_is_safe) == (
+        1,
+        ["key-001"],
+        True,
+    )
 
 
-def test_a_chunk_of_which_nobody_answers_keeps_only_its_own_objects(context, store, tmp_path, proven):
+def test_a_chunk_of_which_nobody_answers_keeps_only_its_own_objects(
+    context, store, tmp_path, proven
+):
     Answer(context, tmp_path)
     root = posting(context, proven[0]).merkle_root
     original = store.read
@@ -408,7 +496,9 @@ def test_a_chunk_of_which_nobody_answers_keeps_only_its_own_objects(context, sto
         return original(at, *arguments, **named)
 
     store.read = read
-    assert Answer(context, tmp_path).reasons == dict.fromkeys(keys_of(context, proven[0]), "not_looked_at")
+    assert Answer(context, tmp_path).reasons == dict.fromkeys(
+        keys_of(context, proven[0]), "not_looked_at"
+    )
     assert context.ledger.chunks.get(proven[0]).state is ChunkState.LOCATED
 
 
@@ -428,7 +518,9 @@ def test_a_chunk_that_another_run_holds_is_left_for_the_next_time(tmp_path, data
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("change", ["sha256 = sha256('x')", "start_byte = start_byte + 1"])
-def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(context, tmp_path, proven, database, change):
+def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(
+    context, tmp_path, proven, database, change
+):
     tamper(database, change)
     answer = Answer(context, tmp_path)
     chunk = context.ledger.lookup.locate("src", "key-000").chunk
@@ -438,16 +530,25 @@ def test_a_row_that_does_not_tell_of_the_stored_bytes_is_found_by_reading_them(c
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("change", ["sha256 = sha256('x')", "start_byte = start_byte + 1", A_BYTE_LESS, "header_set = NULL"])
-def test_a_row_that_changes_after_the_chunk_was_read_back_is_found_by_the_manifest(context, tmp_path, proven, database, change):
+@pytest.mark.parametrize(
+    "change",
+    ["sha256 = sha256('x')", "start_byte = start_byte + 1", A_BYTE_LESS, "header_set = NULL"],
+)
+def test_a_row_that_changes_after_the_chunk_was_read_back_is_found_by_the_manifest(
+    context, tmp_path, proven, database, change
+):
     assert Answer(context, tmp_path).found.everything_is_safe
     tamper(database, change)
     answer = Answer(context, tmp_path)
-    assert answer.reasons == dict.fromkeys(keys_of(context, context.ledger.lookup.locate("src", "key-000").chunk), "disagrees")
+    assert answer.reasons == dict.fromkeys(
+        keys_of(context, context.ledger.lookup.locate("src", "key-000").chunk), "disagrees"
+    )
 
 
 @pytest.mark.thorough
-def test_a_row_that_takes_the_identity_of_a_newer_object_does_not_make_it_safe(context, tmp_path, proven, database):
+def test_a_row_that_takes_the_identity_of_a_newer_object_does_not_make_it_safe(
+    context, tmp_path, proven, database
+):
     context.objects.bodies["key-000"] = bytes(len(BODIES["key-000"]))
     assert Answer(context, tmp_path).reasons == {"key-000": "changed"}
     now = context.objects.object("key-000")
@@ -456,7 +557,9 @@ def test_a_row_that_takes_the_identity_of_a_newer_object_does_not_make_it_safe(c
 
 
 @pytest.mark.thorough
-def test_a_manifest_that_one_provider_gives_wrong_is_asked_of_the_next(context, store, tmp_path, proven, monkeypatch):
+def test_a_manifest_that_one_provider_gives_wrong_is_asked_of_the_next(
+    context, store, tmp_path, proven, monkeypatch
+):
     Answer(context, tmp_path)
     original = assessment._save_manifest
     asked = []
@@ -472,12 +575,15 @@ def test_a_manifest_that_one_provider_gives_wrong_is_asked_of_the_next(context, 
     assert asked == ["anna", "bert"] * len(proven)
 
 
-# --- reading back ----------------------------------------------------------------------------------------------------
+# --- reading back
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def large(tmp_path, ledger, store, monkeypatch):
-    """A run context with one chunk that its samples do not cover, and of which no look reads an object; its name."""
+    """A run context with one chunk that its samples do not cover, and of which no look reads an
+    object; its name.
+    """
     monkeypatch.setattr(type(ledger.chunks), "any_object", lambda *_: None)
     bodies = {f"key-{number:03d}": os.urandom(300_000) for number in range(20)}
     context = a_run_context(tmp_path, MemorySource(bodies), ledger, store=store, target="8MiB")
@@ -486,7 +592,9 @@ def large(tmp_path, ledger, store, monkeypatch):
     return context, name
 
 
-def test_a_wrong_byte_that_no_sample_sees_is_found_by_reading_back_and_the_next_provider_is_asked(large, tmp_path):
+def test_a_wrong_byte_that_no_sample_sees_is_found_by_reading_back_and_the_next_provider_is_asked(
+    large, tmp_path
+):
     context, name = large
     flip_between_samples(context, name, "anna")
     assert prove_chunk(context, name).proven
@@ -507,7 +615,9 @@ def test_no_look_at_samples_takes_back_what_reading_everything_found(large, tmp_
     assert [copy.provider for copy in context.ledger.replicas.list(name) if copy.fault] == ["anna"]
 
 
-def test_a_repaired_chunk_is_safe_after_two_more_windows_and_another_read_back(large, store, tmp_path):
+def test_a_repaired_chunk_is_safe_after_two_more_windows_and_another_read_back(
+    large, store, tmp_path
+):
     context, name = large
     flip_between_samples(context, name, "anna")
     Answer(context, tmp_path)
@@ -520,8 +630,12 @@ def test_a_repaired_chunk_is_safe_after_two_more_windows_and_another_read_back(l
     assert Answer(context, tmp_path).found.everything_is_safe
 
 
-def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_again(context, store, tmp_path, proven):
-    store.file("anna", posting(context, proven[0])).write_bytes(b"x" * context.ledger.chunks.get(proven[0]).stored_size_bytes)
+def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_again(
+    context, store, tmp_path, proven
+):
+    store.file("anna", posting(context, proven[0])).write_bytes(
+        b"x" * context.ledger.chunks.get(proven[0]).stored_size_bytes
+    )
     repair_chunk(context, proven[0])
     answer = Answer(context, tmp_path)
     assert answer.reasons == dict.fromkeys(keys_of(context, proven[0]), "one_window")
@@ -530,7 +644,9 @@ def test_a_copy_that_the_repair_itself_finds_wrong_is_proven_again(context, stor
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_comes_while_rows_are_exported_is_not_read_back_without_them(context, store, tmp_path, proven, monkeypatch):
+def test_a_chunk_that_comes_while_rows_are_exported_is_not_read_back_without_them(
+    context, store, tmp_path, proven, monkeypatch
+):
     original = context.ledger.exports.located
 
     def export(source, path):
@@ -543,10 +659,15 @@ def test_a_chunk_that_comes_while_rows_are_exported_is_not_read_back_without_the
     monkeypatch.setattr(context.ledger.exports, "located", export)
     answer = Answer(context, tmp_path)
     assert "late" in answer.reasons
-    assert context.ledger.chunks.get(context.ledger.lookup.locate("src", "late").chunk).read_back_at is None
+    assert (
+        context.ledger.chunks.get(context.ledger.lookup.locate("src", "late").chunk).read_back_at
+        is None
+    )
 
 
-def test_a_repair_that_leaves_the_wrong_byte_where_it_is_does_not_succeed(large, store, tmp_path, monkeypatch):
+def test_a_repair_that_leaves_the_wrong_byte_where_it_is_does_not_succeed(
+    large, store, tmp_path, monkeypatch
+):
     context, name = large
     flip_between_samples(context, name, "anna")
     Answer(context, tmp_path)
@@ -565,7 +686,11 @@ def test_a_provider_that_does_not_answer_is_passed_over_without_damage(large, st
 
 def test_a_chunk_that_nobody_gives_back_is_not_read_back(large, store, tmp_path, monkeypatch):
     context, _ = large
-    monkeypatch.setattr(assessment, "read_back", lambda *_, **__: (_ for _ in ()).throw(StoreUnreachable("line down")))
+    monkeypatch.setattr(
+        assessment,
+        "read_back",
+        lambda *_, **__: (_ for _ in ()).throw(StoreUnreachable("line down")),
+    )
     answer = Answer(context, tmp_path)
     assert set(answer.reasons.values()) == {"not_read_back"}
     assert all("anna does not answer: line down" in detail for detail in answer.details)
@@ -598,10 +723,15 @@ def test_progress_adds_up_to_what_is_read(context, tmp_path, proven):
             pass
 
     find_deletable(context, tmp_path / "l.csv", reporter=assessment.ProgressReporter(progress=Bar))
-    assert sum(done) == totals[0] == sum(context.ledger.chunks.get(name).stored_size_bytes for name in proven)
+    assert (
+        sum(done)
+        == totals[0]
+        == sum(context.ledger.chunks.get(name).stored_size_bytes for name in proven)
+    )
 
 
-# --- nothing half-done -----------------------------------------------------------------------------------------------
+# --- nothing half-done
+# ------------------------------------------------------------------------------------------
 
 
 def leaves(context, folder, error, match=None, **options):
@@ -631,16 +761,26 @@ def test_a_source_that_is_away_ends_the_question(context, tmp_path, proven):
     leaves(context, tmp_path, SourceUnreachable)
 
 
-def test_an_object_that_was_not_decided_on_ends_the_question(context, tmp_path, proven, monkeypatch):
+def test_an_object_that_was_not_decided_on_ends_the_question(
+    context, tmp_path, proven, monkeypatch
+):
     original = deletion.Decisions.batches
-    monkeypatch.setattr(deletion.Decisions, "batches", lambda self, **named: (b.slice(1) for b in original(self, **named)))
+    monkeypatch.setattr(
+        deletion.Decisions,
+        "batches",
+        lambda self, **named: (b.slice(1) for b in original(self, **named)),
+    )
     leaves(context, tmp_path, IntegrityError, match="30 objects .* but 29")
 
 
-def test_an_object_that_was_decided_on_twice_ends_the_question(context, tmp_path, proven, monkeypatch):
+def test_an_object_that_was_decided_on_twice_ends_the_question(
+    context, tmp_path, proven, monkeypatch
+):
     original = deletion.Decisions.batches
     monkeypatch.setattr(
-        deletion.Decisions, "batches", lambda self, **named: (b for batch in original(self, **named) for b in (batch, batch))
+        deletion.Decisions,
+        "batches",
+        lambda self, **named: (b for batch in original(self, **named) for b in (batch, batch)),
     )
     leaves(context, tmp_path, IntegrityError, match="30 objects .* but 60")
 
@@ -673,16 +813,22 @@ def test_the_same_question_asked_twice_at_once_is_asked_once(context, tmp_path, 
 
 
 @pytest.mark.thorough
-def test_a_question_whose_lease_was_taken_over_writes_nothing(tmp_path, database, proven, context, monkeypatch):
+def test_a_question_whose_lease_was_taken_over_writes_nothing(
+    tmp_path, database, proven, context, monkeypatch
+):
     lease = HeldLease(LedgerEngine(database), "deletion/src", context.holder, seconds=0.5)
     others = context.ledger.leases.hold
     monkeypatch.setattr(
-        context.ledger.leases, "hold", lambda name, holder, **more: lease if name == lease.name else others(name, holder, **more)
+        context.ledger.leases,
+        "hold",
+        lambda name, holder, **more: lease if name == lease.name else others(name, holder, **more),
     )
     original = context.objects.list_pages
 
     def listing(**named):
-        """Let another run take the lease, as it may from one that is paused for long, and go on when that is noticed."""
+        """Let another run take the lease, as it may from one that is paused for long, and go on
+        when that is noticed.
+        """
         with connected(database) as connection:
             connection.execute("UPDATE leases SET epoch = epoch + 1 WHERE name = 'deletion/src'")
         noticed = False
@@ -697,32 +843,44 @@ def test_a_question_whose_lease_was_taken_over_writes_nothing(tmp_path, database
     leaves(context, tmp_path, LeaseLost)
 
 
-def test_a_chunk_that_is_found_damaged_while_the_source_is_listed_is_not_safe(context, tmp_path, proven, monkeypatch):
+def test_a_chunk_that_is_found_damaged_while_the_source_is_listed_is_not_safe(
+    context, tmp_path, proven, monkeypatch
+):
     original = context.objects.list_pages
 
     def listing(**named):
         with context.ledger.leases.hold(chunk_lease(proven[0]), this_process("the watch")) as lease:
-            context.ledger.moves.move(lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch")
+            context.ledger.moves.move(
+                lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch"
+            )
         yield from original(**named)
 
     monkeypatch.setattr(context.objects, "list_pages", listing)
-    assert Answer(context, tmp_path).reasons == dict.fromkeys(keys_of(context, proven[0]), "not_looked_at")
+    assert Answer(context, tmp_path).reasons == dict.fromkeys(
+        keys_of(context, proven[0]), "not_looked_at"
+    )
 
 
-def test_a_chunk_that_is_found_damaged_while_the_list_is_written_ends_the_question(context, tmp_path, proven, monkeypatch):
+def test_a_chunk_that_is_found_damaged_while_the_list_is_written_ends_the_question(
+    context, tmp_path, proven, monkeypatch
+):
     original = deletion.Decisions.batches
 
     def batches(self, **named):
         yield from original(self, **named)
         with context.ledger.leases.hold(chunk_lease(proven[0]), this_process("the watch")) as lease:
-            context.ledger.moves.move(lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch")
+            context.ledger.moves.move(
+                lease, proven[0], ChunkState.LOCATED, ChunkState.DAMAGED, reason="seen by the watch"
+            )
 
     monkeypatch.setattr(deletion.Decisions, "batches", batches)
     leaves(context, tmp_path, LedgerError, match="while the list was written")
 
 
 @pytest.mark.thorough
-def test_an_object_that_changes_while_chunks_are_read_is_seen(context, store, tmp_path, proven, monkeypatch):
+def test_an_object_that_changes_while_chunks_are_read_is_seen(
+    context, store, tmp_path, proven, monkeypatch
+):
     original = store.read
 
     def read(at, *arguments, **named):
@@ -748,7 +906,8 @@ def test_a_folder_proves_nothing_over_time(tmp_path, ledger):
         find_deletable(context, tmp_path / "list.csv")
 
 
-# --- Jackal and S3 as they are ---------------------------------------------------------------------------------------
+# --- Jackal and S3 as they are
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -759,7 +918,14 @@ def on_jackal(tmp_path, ledger, network, new_bucket):
     def make(**changes):
         sources = {"src": {"bucket": new_bucket.name, "target_size": "1MiB", "public": True}}
         settings = jackal_settings(network, proof_seconds=20, **changes)
-        context = a_run_context(tmp_path, new_bucket.source(), ledger, store=open_jackal_store, jackal=settings, sources=sources)
+        context = a_run_context(
+            tmp_path,
+            new_bucket.source(),
+            ledger,
+            store=open_jackal_store,
+            jackal=settings,
+            sources=sources,
+        )
         opened.append(context.store)
         return context
 
@@ -771,8 +937,12 @@ def on_jackal(tmp_path, ledger, network, new_bucket):
 
 def next_window(context, network):
     """Make blocks until every chunk is in its next window and was proven in it."""
-    postings = [chunk_steps.posting_of(chunk) for chunk in context.ledger.chunks.list("src", [ChunkState.LOCATED])]
-    # All at once, before any block: the chunks' windows begin a few blocks apart, and none may be led past its next one.
+    postings = [
+        chunk_steps.posting_of(chunk)
+        for chunk in context.ledger.chunks.list("src", [ChunkState.LOCATED])
+    ]
+    # All at once, before any block: the chunks' windows begin a few blocks apart, and none may be
+    # led past its next one.
     following = [(at, context.store.current_window(at) + 1) for at in postings]
     for at, window in following:
         while context.store.current_window(at) < window:
@@ -786,10 +956,15 @@ def next_window(context, network):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("versions", [False, True])
-def test_two_real_windows_make_a_bucket_safe_to_delete(on_jackal, network, new_bucket, tmp_path, versions):
+def test_two_real_windows_make_a_bucket_safe_to_delete(
+    on_jackal, network, new_bucket, tmp_path, versions
+):
     if versions:
         new_bucket.keep_versions()
-    put = {key: new_bucket.put(key, os.urandom(50_000)) for key in ("a, b", 'q"', "100%", "p+q", "é/ü", "plain")}
+    put = {
+        key: new_bucket.put(key, os.urandom(50_000))
+        for key in ("a, b", 'q"', "100%", "p+q", "é/ü", "plain")
+    }
     context = on_jackal()
     (name,) = archive_everything(context)
     first = Answer(context, tmp_path)
@@ -800,7 +975,9 @@ def test_two_real_windows_make_a_bucket_safe_to_delete(on_jackal, network, new_b
     answer = Answer(context, tmp_path)
     assert answer.found.everything_is_safe, answer.rest
     ids = {key: (done["VersionId"],) if versions else () for key, done in put.items()}
-    assert answer.listed == [(new_bucket.name, key.encode(), *ids[key]) for key in sorted(put, key=str.encode)]
+    assert answer.listed == [
+        (new_bucket.name, key.encode(), *ids[key]) for key in sorted(put, key=str.encode)
+    ]
 
 
 @pytest.mark.thorough
@@ -817,13 +994,17 @@ def test_a_new_version_leaves_the_old_one_out_of_the_list(on_jackal, network, ne
     new_bucket.delete("deleted")
     answer = Answer(context, tmp_path)
     assert answer.reasons == {"replaced": "changed"}
-    assert [(key, version) for _, key, version in answer.listed if key == b"null"] == [(b"null", "null")]
+    assert [(key, version) for _, key, version in answer.listed if key == b"null"] == [
+        (b"null", "null")
+    ]
     assert answer.keys == ["kept", "null"]
     assert answer.found.gone_examples == ["deleted"]
 
 
 @pytest.mark.thorough
-def test_headers_that_changed_make_an_object_unsafe_until_it_is_archived_again(on_jackal, network, new_bucket, tmp_path):
+def test_headers_that_changed_make_an_object_unsafe_until_it_is_archived_again(
+    on_jackal, network, new_bucket, tmp_path
+):
     sha256 = {"ChecksumAlgorithm": "SHA256"}
     for key in ("same", "rewritten", "changed"):
         new_bucket.put(key, key.encode() * 10_000, Metadata={"a": "1"})
@@ -838,7 +1019,9 @@ def test_headers_that_changed_make_an_object_unsafe_until_it_is_archived_again(o
     assert (answer.keys, answer.reasons) == (["rewritten", "same"], {"changed": "metadata_changed"})
     archive_everything(context)
     again = Answer(context, tmp_path)
-    assert set(again.reasons.values()) <= {"one_window"}  # of the new chunk; windows of the two pass at different blocks
+    assert set(again.reasons.values()) <= {
+        "one_window"
+    }  # of the new chunk; windows of the two pass at different blocks
 
 
 def test_a_provider_that_flips_a_byte_damages_the_chunk(on_jackal, network, new_bucket, tmp_path):
@@ -861,10 +1044,14 @@ def test_the_question_leaves_the_bucket_as_it_was(on_jackal, new_bucket, tmp_pat
     context = on_jackal()
     archive_everything(context)
     Answer(context, tmp_path)
-    assert [each["Key"] for each in new_bucket.client.list_objects_v2(Bucket=new_bucket.name)["Contents"]] == ["key"]
+    assert [
+        each["Key"]
+        for each in new_bucket.client.list_objects_v2(Bucket=new_bucket.name)["Contents"]
+    ] == ["key"]
 
 
-# --- nothing here deletes --------------------------------------------------------------------------------------------
+# --- nothing here deletes
+# ------------------------------------------------------------------------------------------
 
 ASKED_OF_SOURCES = {
     "list_objects_v2",
@@ -884,11 +1071,17 @@ OF_S3 = sorted((PACKAGE / "source" / "s3").glob("*.py"))
 
 
 def attributes_of(module: Path, *owners: str) -> set[str]:
-    """Return the attributes that a module uses of names, or of attributes of any object, called so."""
+    """Return the attributes that a module uses of names, or of attributes of any object, called
+    so.
+    """
     found = set()
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute):
-            owner = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+            owner = (
+                node.value.attr
+                if isinstance(node.value, ast.Attribute)
+                else getattr(node.value, "id", "")
+            )
             if owner in owners:
                 found.add(node.attr)
     return found
@@ -904,25 +1097,39 @@ WRITES = {
     },
     "queue.py": {"receive_message", "delete_message_batch"},
 }
-"""What two modules may ask besides: where a restore writes to, and the queue of a bucket's events."""
+"""What two modules may ask besides: where a restore writes to, and the queue of a bucket's
+events.
+"""
 
 
 def test_only_requests_that_change_nothing_are_sent_to_sources():
     used = {module.name: attributes_of(module, "client", "_client") for module in OF_S3}
-    assert {"list_objects_v2", "get_object"} <= set().union(*used.values())  # or this looks in the wrong place
+    assert {"list_objects_v2", "get_object"} <= set().union(
+        *used.values()
+    )  # or this looks in the wrong place
     for name, asked in used.items():
         assert asked <= ASKED_OF_SOURCES | NO_REQUESTS | WRITES.get(name, set()), name
 
 
 def test_what_writes_into_buckets_is_for_restores_alone():
-    importers = {path.name for path in PACKAGE.rglob("*.py") if "s3.target" in path.read_text(encoding="utf-8")}
+    importers = {
+        path.name
+        for path in PACKAGE.rglob("*.py")
+        if "s3.target" in path.read_text(encoding="utf-8")
+    }
     assert importers == {"run_wiring.py"}
 
 
 def test_gets_are_all_that_awscrt_is_asked_for():
     [module] = [module for module in OF_S3 if module.name == "get_client.py"]
-    calls = [node for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
-    named = [(getattr(call.func, "attr", "") or getattr(call.func, "id", ""), call) for call in calls]
+    calls = [
+        node
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    ]
+    named = [
+        (getattr(call.func, "attr", "") or getattr(call.func, "id", ""), call) for call in calls
+    ]
     assert [ast.unparse(call.args[0]) for name, call in named if name == "HttpRequest"] == ["'GET'"]
     [asked] = [call for name, call in named if name == "make_request"]
     assert {word.arg: word.value for word in asked.keywords}["operation_name"].value == "GetObject"
@@ -930,13 +1137,30 @@ def test_gets_are_all_that_awscrt_is_asked_for():
 
 @pytest.mark.thorough
 def test_no_module_but_these_has_a_client_of_s3():
-    clients = {"boto3", "botocore", "dagster_aws", "aiobotocore", "s3fs", "awscrt.s3", "awscrt.http"}
+    clients = {
+        "boto3",
+        "botocore",
+        "dagster_aws",
+        "aiobotocore",
+        "s3fs",
+        "awscrt.s3",
+        "awscrt.http",
+    }
     for path in PACKAGE.rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        names = {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
         names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         if names & clients or {name.split(".")[0] for name in names} & clients:
-            assert path in {*OF_S3, PACKAGE / "defs" / "source_resource.py", PACKAGE / "system" / "ranges.py"}, path
+            assert path in {
+                *OF_S3,
+                PACKAGE / "defs" / "source_resource.py",
+                PACKAGE / "system" / "ranges.py",
+            }, path
             text_ = path.read_text(encoding="utf-8")
             writes = () if path.name == "target.py" else ("put_object", "upload_file", "PUT_OBJECT")
             for word in ("delete_object", "delete_bucket", "put_bucket", "copy_object", *writes):

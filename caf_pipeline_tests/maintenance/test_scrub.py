@@ -60,13 +60,23 @@ def test_what_was_seen_of_each_copy_is_recorded(context, store, name):
     ]
 
 
-def test_a_chunk_of_which_too_few_copies_are_known_to_be_proven_is_unverified_and_stays_located(context, store, name):
+def test_a_chunk_of_which_too_few_copies_are_known_to_be_proven_is_unverified_and_stays_located(
+    context, store, name
+):
     store.window = store.now = 4
     store.unverified = {"bert"}
     report = prove_chunk(context, name)
-    assert (report.verdict, report.proven, report.chunk.state) == ("unverified", False, ChunkState.LOCATED)
+    assert (report.verdict, report.proven, report.chunk.state) == (
+        "unverified",
+        False,
+        ChunkState.LOCATED,
+    )
     assert report.unverified.startswith("2 of 3 copies show a verified proof (bert: ")
-    assert {copy.provider: copy.windows for copy in context.ledger.replicas.list(name)} == {"anna": 1, "bert": 0, "carl": 1}
+    assert {copy.provider: copy.windows for copy in context.ledger.replicas.list(name)} == {
+        "anna": 1,
+        "bert": 0,
+        "carl": 1,
+    }
     store.unverified = set()
     assert prove_chunk(context, name).verdict == "proven"
 
@@ -106,7 +116,9 @@ class Forgetful:
             right = b"".join(honest(at, start, end, **named))
             if named.get("provider") == provider and self.learns:
                 self.asked.append((start, end))
-            elif named.get("provider") == provider and not any(begin <= start and end <= until for begin, until in self.asked):
+            elif named.get("provider") == provider and not any(
+                begin <= start and end <= until for begin, until in self.asked
+            ):
                 right = bytes(len(right))
             return iter([right])
 
@@ -116,7 +128,9 @@ class Forgetful:
         self.learns = False
 
 
-def test_a_provider_that_keeps_only_what_it_was_asked_for_before_is_found_by_an_object_it_cannot_foresee(tmp_path, ledger, store):
+def test_a_provider_that_keeps_only_what_it_was_asked_for_before_is_found_by_an_object_it_cannot_foresee(  # noqa: E501
+    tmp_path, ledger, store
+):
     bodies = {f"key-{number:04d}": os.urandom(4_000) for number in range(1500)}
     context = a_run_context(tmp_path, MemorySource(bodies), ledger, store=store, target="8MiB")
     bert = Forgetful(store, "bert")
@@ -124,7 +138,9 @@ def test_a_provider_that_keeps_only_what_it_was_asked_for_before_is_found_by_an_
     assert prove_chunk(context, name).proven
     bert.stop()
     looks = 0
-    while prove_chunk(context, name).proven:  # samples are a sixth of the chunk: an object in them is no evidence
+    while prove_chunk(
+        context, name
+    ).proven:  # samples are a sixth of the chunk: an object in them is no evidence
         looks += 1
         assert looks < 50
     assert "bert: read as a whole: " in context.ledger.chunks.get(name).reason
@@ -146,7 +162,9 @@ def test_a_listed_copy_that_is_proven_no_more_is_damage(context, store, name):
     assert "not proven since window 4" in report.explanation
 
 
-def test_the_first_look_compares_every_sample_and_an_object_and_later_ones_two_places(context, store, name, monkeypatch):
+def test_the_first_look_compares_every_sample_and_an_object_and_later_ones_two_places(
+    context, store, name, monkeypatch
+):
     asked = []
     original = store.read
 
@@ -166,8 +184,12 @@ def test_fewer_copies_than_required_make_a_chunk_damaged(context, store, name):
     store.unlisted = {"bert"}
     report = prove_chunk(context, name)
     assert (report.proven, report.chunk.state) == (False, ChunkState.DAMAGED)
-    assert report.chunk.reason == report.explanation == "2 of 3 copies are right (listed: anna, carl)"
-    assert {copy.provider for copy in context.ledger.replicas.list(name) if not copy.listed} == {"bert"}
+    assert (
+        report.chunk.reason == report.explanation == "2 of 3 copies are right (listed: anna, carl)"
+    )
+    assert {copy.provider for copy in context.ledger.replicas.list(name) if not copy.listed} == {
+        "bert"
+    }
 
 
 def test_wrong_bytes_make_a_chunk_damaged_naming_who_gave_them(context, store, name):
@@ -202,7 +224,10 @@ def test_a_damaged_chunks_objects_are_still_found_at_a_right_copy(context, store
 
     overwrite(store.file("anna", posting(context, name)))
     prove_chunk(context, name)
-    assert b"".join(fetch(context.ledger.lookup, store, "src", "key-000").pieces) == context.objects.bodies["key-000"]
+    assert (
+        b"".join(fetch(context.ledger.lookup, store, "src", "key-000").pieces)
+        == context.objects.bodies["key-000"]
+    )
 
 
 def test_a_store_out_of_reach_is_an_error_and_no_damage(context, store, name):

@@ -29,7 +29,9 @@ def script():
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
-    """A folder and an environment in which `python3` has what the page names, and nothing of this project."""
+    """A folder and an environment in which `python3` has what the page names, and nothing of this
+    project.
+    """
     folder = tmp_path_factory.mktemp("elsewhere")
     packages, programs = folder / "packages", folder / "bin"
     packages.mkdir()
@@ -38,10 +40,15 @@ def elsewhere(tmp_path_factory):
         for path in Path(__import__(package).__file__).parents[1].glob(f"{package}*"):
             (packages / path.name).symlink_to(path)
     python = programs / "python3"
-    # -S: what is installed beside the interpreter is not there, so that this project is not, either.
+    # -S: what is installed beside the interpreter is not there, so that this project is not,
+    # either.
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     python.chmod(0o755)
-    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(packages), "LANG": "C.UTF-8"}
+    environment = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "PYTHONPATH": str(packages),
+        "LANG": "C.UTF-8",
+    }
     return folder, environment
 
 
@@ -61,14 +68,22 @@ def sh(text, folder, environment):
 
 @pytest.fixture(params=[0, 3])
 def archived(request, tmp_path, ledger, network):
-    """An archive of a wallet of its own, of several chunks with one proof type, and that wallet's address."""
+    """An archive of a wallet of its own, of several chunks with one proof type, and that wallet's
+    address.
+    """
     wallet = new_wallet()
     network.fund(wallet.address, 10**9)
     network.grant(wallet.address, 10**9)
-    bodies = {f"key-{number}": os.urandom(150_000) for number in range(5)} | {key: key.encode() for key in ODD_KEYS}
+    bodies = {f"key-{number}": os.urandom(150_000) for number in range(5)} | {
+        key: key.encode() for key in ODD_KEYS
+    }
     source = MemorySource(bodies | {"empty": b"", ".caf/manifest.parquet": b"not ours"})
-    settings = jackal_settings(network, mnemonic=wallet.words, proof_type=request.param, proof_seconds=8)
-    context = a_run_context(tmp_path, source, ledger, target="512KiB", store=open_jackal_store, jackal=settings)
+    settings = jackal_settings(
+        network, mnemonic=wallet.words, proof_type=request.param, proof_seconds=8
+    )
+    context = a_run_context(
+        tmp_path, source, ledger, target="512KiB", store=open_jackal_store, jackal=settings
+    )
     archive_everything(context)
     yield context, wallet.address
     context.store.close()
@@ -88,14 +103,20 @@ def test_nothing_of_this_project_is_there(elsewhere):
     folder, environment = elsewhere
     for module in ("caf_pipeline", "httpx", "dagster"):
         done = subprocess.run(
-            ["python3", "-c", f"import {module}"], cwd=folder, env=environment, capture_output=True, check=False
+            ["python3", "-c", f"import {module}"],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            check=False,
         )
         assert b"ModuleNotFoundError" in done.stderr
     assert "import caf" not in script()
 
 
 @pytest.mark.thorough
-def test_every_object_is_listed_fetched_and_found_right_at_every_provider(archived, elsewhere, tmp_path):
+def test_every_object_is_listed_fetched_and_found_right_at_every_provider(
+    archived, elsewhere, tmp_path
+):
     context, address = archived
     said = run_page(context, address, elsewhere, tmp_path / "visitor").splitlines()
     assert said[-1] == "everything is right"
@@ -114,7 +135,10 @@ def test_a_flipped_byte_of_an_object_is_found(archived, elsewhere, tmp_path, net
     context, address = archived
     location = context.ledger.lookup.locate("src", "key-3")
     holders = context.store.holders(location.posting)
-    network.misbehave(provider=network.provider_addresses.index(holders[0]), flip_byte=location.row.start_byte + 77)
+    network.misbehave(
+        provider=network.provider_addresses.index(holders[0]),
+        flip_byte=location.row.start_byte + 77,
+    )
     said = run_page(context, address, elsewhere, tmp_path / "visitor").splitlines()
     assert said[-1].endswith("checks FAILED")
     assert sum(line.startswith("WRONG 'key-3' ") for line in said) == 1
@@ -132,7 +156,9 @@ def test_a_stranger_with_the_same_note_is_left_out(archived, elsewhere, tmp_path
     network.fund(stranger.address, 10**9)
     network.grant(stranger.address, 10**9)
     with httpx.Client() as client:
-        post = ChainUser(network, client, stranger.words).post(os.urandom(1000), note=archive_note(context.archive_id))
+        post = ChainUser(network, client, stranger.words).post(
+            os.urandom(1000), note=archive_note(context.archive_id)
+        )
     said = run_page(context, address, elsewhere, tmp_path / "visitor")
     assert said.endswith("everything is right\n")
     assert post.root.hex() not in said

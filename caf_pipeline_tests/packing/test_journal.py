@@ -64,7 +64,9 @@ def entries(log):
 
 
 def goes_on_right(whole, folder, part, journal):
-    """Pack on from these files, and return what was resumed: the chunk is the undisturbed one in any case."""
+    """Pack on from these files, and return what was resumed: the chunk is the undisturbed one in
+    any case.
+    """
     packing = Packing(folder, a_source())
     packing.put(part, journal)
     packed = packing.run()
@@ -125,12 +127,16 @@ def test_packing_goes_on_right_from_a_damaged_journal(whole, tmp_path, tenth):
 
 
 @pytest.mark.parametrize("tenth", range(10))
-def test_a_flipped_byte_in_the_part_ends_the_prefix_at_the_checkpoint_before_it(whole, tmp_path, tenth):
+def test_a_flipped_byte_in_the_part_ends_the_prefix_at_the_checkpoint_before_it(
+    whole, tmp_path, tenth
+):
     at = (whole.said[-1].durable_bytes - 1) * tenth // 9
     part = bytearray(whole.bytes)
     part[at] ^= 1
     packed = goes_on_right(whole, tmp_path / "chunk", bytes(part), whole.log)
-    assert packed.resumed_bytes == max((said.durable_bytes for said in whole.said if said.durable_bytes <= at), default=0)
+    assert packed.resumed_bytes == max(
+        (said.durable_bytes for said in whole.said if said.durable_bytes <= at), default=0
+    )
     assert packed.not_resumed
 
 
@@ -138,7 +144,9 @@ def test_a_flipped_byte_in_the_part_ends_the_prefix_at_the_checkpoint_before_it(
 def test_a_part_shorter_than_its_journal_says_is_resumed_where_it_is_whole(whole, tmp_path, tenth):
     size = whole.said[-1].durable_bytes * tenth // 10
     packed = goes_on_right(whole, tmp_path / "chunk", whole.bytes[:size], whole.log)
-    assert packed.resumed_bytes == max((said.durable_bytes for said in whole.said if said.durable_bytes <= size), default=0)
+    assert packed.resumed_bytes == max(
+        (said.durable_bytes for said in whole.said if said.durable_bytes <= size), default=0
+    )
 
 
 def test_a_journal_that_went_on_after_a_crash_is_read_to_its_end(whole, tmp_path):
@@ -152,7 +160,8 @@ def test_a_journal_that_went_on_after_a_crash_is_read_to_its_end(whole, tmp_path
     assert packing.part.read_bytes() == whole.bytes
 
 
-# --- journals that lie ---------------------------------------------------------------------------------------------
+# --- journals that lie
+# ------------------------------------------------------------------------------------------
 
 
 def changed(said, **changes):
@@ -160,7 +169,9 @@ def changed(said, **changes):
 
 
 def lies(whole):
-    """Rightly numbered entries in place of the fifth checkpoint, each of which says something that is not so."""
+    """Rightly numbered entries in place of the fifth checkpoint, each of which says something that
+    is not so.
+    """
     true = whole.said[4]
     (member,) = true.outcomes
     inside = next(number for number, said in enumerate(whole.said) if said.open and number > 5)
@@ -169,15 +180,27 @@ def lies(whole):
     yield "a tree that is none", 4, changed(true, tree=b"")
     yield "other objects", 4, changed(true, objects_sha256=bytes(32))
     yield "a gap", 4, changed(true, outcomes=[changed(member, start_byte=member.start_byte + 1)])
-    yield "an end before its start", 4, changed(true, outcomes=[changed(member, end_byte=member.start_byte - 1)])
+    yield (
+        "an end before its start",
+        4,
+        changed(true, outcomes=[changed(member, end_byte=member.start_byte - 1)]),
+    )
     yield (
         "a longer member",
         4,
-        changed(true, outcomes=[changed(member, end_byte=member.end_byte + 1)], boundary=true.boundary + 1),
+        changed(
+            true,
+            outcomes=[changed(member, end_byte=member.end_byte + 1)],
+            boundary=true.boundary + 1,
+        ),
     )
     yield "more than is staged", 4, changed(true, durable_bytes=1 << 34)
     yield "less than its members", 4, changed(true, durable_bytes=1)
-    yield "more objects than the plan has", 4, changed(true, outcomes=[SkippedObject(SkipReason.DELETED, "")] * 500)
+    yield (
+        "more objects than the plan has",
+        4,
+        changed(true, outcomes=[SkippedObject(SkipReason.DELETED, "")] * 500),
+    )
     yield "an open member of none", 4, changed(true, open=OpenMember(0, bytes(32)))
     yield (
         "an open member larger than the object",
@@ -187,7 +210,11 @@ def lies(whole):
     yield (
         "an open member that shrinks",
         inside,
-        changed(whole.said[inside], open=OpenMember(1, bytes(32)), durable_bytes=whole.said[inside].boundary + 1),
+        changed(
+            whole.said[inside],
+            open=OpenMember(1, bytes(32)),
+            durable_bytes=whole.said[inside].boundary + 1,
+        ),
     )
     yield "another opening in its middle", 4, whole.opening
 
@@ -195,7 +222,9 @@ def lies(whole):
 @pytest.mark.parametrize("number", range(14))
 def test_a_lying_journal_is_believed_up_to_the_lie(whole, tmp_path, number):
     what, at, lie = list(lies(whole))[number]
-    log = written(tmp_path / "lying.journal", [whole.opening, *whole.said[:at], lie, *whole.said[at + 1 :]]).read_bytes()
+    log = written(
+        tmp_path / "lying.journal", [whole.opening, *whole.said[:at], lie, *whole.said[at + 1 :]]
+    ).read_bytes()
     packed = goes_on_right(whole, tmp_path / "chunk", whole.bytes, log)
     assert packed.resumed_bytes == whole.said[at - 1].durable_bytes, what
 
@@ -213,15 +242,23 @@ def test_a_lying_journal_is_believed_up_to_the_lie(whole, tmp_path, number):
     ],
 )
 def test_a_journal_of_another_opening_is_not_resumed(whole, tmp_path, field, value):
-    path = written(tmp_path / "foreign.journal", [changed(whole.opening, **{field: value}), *whole.said])
+    path = written(
+        tmp_path / "foreign.journal", [changed(whole.opening, **{field: value}), *whole.said]
+    )
     found, why = read(path, whole.opening)
     assert found == []
     assert field.replace("_", " ") in why
-    assert goes_on_right(whole, tmp_path / "chunk", whole.bytes, path.read_bytes()).resumed_bytes == 0
+    assert (
+        goes_on_right(whole, tmp_path / "chunk", whole.bytes, path.read_bytes()).resumed_bytes == 0
+    )
 
 
 def test_a_journal_of_another_chunk_is_not_resumed(whole, tmp_path):
-    other = Packing(tmp_path / "other", a_source(), identity=ChunkIdentity("0" * 32, "src", "x-1", "0", "snapshot", MOMENT))
+    other = Packing(
+        tmp_path / "other",
+        a_source(),
+        identity=ChunkIdentity("0" * 32, "src", "x-1", "0", "snapshot", MOMENT),
+    )
     other.run()
     packed = goes_on_right(whole, tmp_path / "chunk", *other.files())
     assert packed.resumed_bytes == 0
@@ -235,18 +272,27 @@ def test_the_opening_tells_chunks_of_one_plan_apart(whole):
 
 
 def test_a_journal_that_goes_on_with_entries_of_another_is_believed_up_to_them(whole, tmp_path):
-    """As a disk may leave it after a loss of power: old blocks of a file that is gone, in the place of new ones."""
-    other = Packing(tmp_path / "other", a_source(), identity=replace(IDENTITY, chunk="src-00000000-00002"))
+    """As a disk may leave it after a loss of power: old blocks of a file that is gone, in the place
+    of new ones.
+    """
+    other = Packing(
+        tmp_path / "other", a_source(), identity=replace(IDENTITY, chunk="src-00000000-00002")
+    )
     other.run()
     own, foreign = entries(whole.log), entries(other.journal.read_bytes())
-    assert [entry.end for entry in own] == [entry.end for entry in foreign]  # so that one fits where the other was
+    assert [entry.end for entry in own] == [
+        entry.end for entry in foreign
+    ]  # so that one fits where the other was
     mixed = whole.log[: own[9].end] + other.journal.read_bytes()[foreign[9].end :]
     path = tmp_path / "mixed.journal"
     path.write_bytes(mixed)
     found, why = read(path, whole.opening)
     assert [said for _, said in found] == whole.said[:9]
     assert why == "its entry 10 is missing, or of another journal"
-    assert goes_on_right(whole, tmp_path / "chunk", whole.bytes, mixed).resumed_bytes == whole.said[8].durable_bytes
+    assert (
+        goes_on_right(whole, tmp_path / "chunk", whole.bytes, mixed).resumed_bytes
+        == whole.said[8].durable_bytes
+    )
 
 
 def test_reordered_and_repeated_entries_end_the_prefix(whole, tmp_path):
@@ -269,9 +315,19 @@ def test_huge_claims_cost_no_memory(whole, tmp_path):
     huge.write_bytes(whole.log)
     os.truncate(huge, 1 << 40)
     assert len(checkpoints(huge, whole.opening)) == len(whole.said)
-    crowded = msgspec.msgpack.encode([1, [[1, "deleted", ""]] * (MAX_OUTCOMES + 1), bytes(32), 512, b"", 512, None])
-    too_long = msgspec.msgpack.encode([1, [], bytes(32), 512, b"x" * (MAX_ENTRY_BYTES // 2), 512, None])
-    for content in (crowded, too_long, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x91" * 100_000):
+    crowded = msgspec.msgpack.encode(
+        [1, [[1, "deleted", ""]] * (MAX_OUTCOMES + 1), bytes(32), 512, b"", 512, None]
+    )
+    too_long = msgspec.msgpack.encode(
+        [1, [], bytes(32), 512, b"x" * (MAX_ENTRY_BYTES // 2), 512, None]
+    )
+    for content in (
+        crowded,
+        too_long,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\x91" * 100_000,
+    ):
         writer, path = LogWriter(), tmp_path / "claims.journal"
         path.write_bytes(writer.entry(bytes(16), content))
         assert checkpoints(path, whole.opening) == []
@@ -289,11 +345,17 @@ def test_a_checkpoint_is_due_where_headers_are_long(tmp_path, field):
     source = a_source(small=20, large=0)
     value = {"k": "x" * 8000} if field == "user_metadata" else "x" * 8000
     source.headers = {key: ObjectHeaders(**{field: value}) for key in source.bodies}
-    packing = Packing(tmp_path, source, pace=CheckpointPace(due_outcomes_bytes=20_000, due_seconds=3600))
+    packing = Packing(
+        tmp_path, source, pace=CheckpointPace(due_outcomes_bytes=20_000, due_seconds=3600)
+    )
     packing.run()
     found = [said for _, said in checkpoints(packing.journal, packing.packer().opening)]
     assert max(len(said.outcomes) for said in found) <= 6
-    assert all(outcome.headers == ObjectHeaders(**{field: value}) for said in found for outcome in said.outcomes)
+    assert all(
+        outcome.headers == ObjectHeaders(**{field: value})
+        for said in found
+        for outcome in said.outcomes
+    )
 
 
 def test_an_append_that_failed_leaves_no_half_entry(whole, tmp_path):
@@ -311,4 +373,6 @@ def test_a_journal_is_a_small_part_of_the_chunk(tmp_path):
     packing = Packing(tmp_path, a_source(small=2000, large=0), pace=CheckpointPace())
     packing.run()
     assert packing.journal.stat().st_size < 100 * 2003
-    assert isinstance(checkpoints(packing.journal, packing.packer().opening)[0][1].outcomes[0], PackedMember)
+    assert isinstance(
+        checkpoints(packing.journal, packing.packer().opening)[0][1].outcomes[0], PackedMember
+    )

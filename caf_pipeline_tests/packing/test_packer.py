@@ -32,7 +32,9 @@ from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.plans import MOMENT, plan_of
 
 PART = 64 * 1024
-SETTINGS = PackingSettings.model_validate({"part_size": PART, "window_size": 1 << 20, "fetch_threads": 4})
+SETTINGS = PackingSettings.model_validate(
+    {"part_size": PART, "window_size": 1 << 20, "fetch_threads": 4}
+)
 IDENTITY = ChunkIdentity("0" * 32, "src", "src-00000000-00001", "00000000", "snapshot", MOMENT)
 
 
@@ -41,7 +43,9 @@ def pack(packer, plan, folder):
     journal = Journal.open(folder / "chunk.journal", packer.opening)
     try:
         part = PartFile.create(folder / "chunk.part")
-        return packer.pack(read_chunk_objects(plan.folder, 1), part, folder / "manifest.part", journal)
+        return packer.pack(
+            read_chunk_objects(plan.folder, 1), part, folder / "manifest.part", journal
+        )
     finally:
         journal.close()
 
@@ -49,7 +53,17 @@ def pack(packer, plan, folder):
 class Packing:
     """A chunk packed from a memory source, and what can be asked of it."""
 
-    def __init__(self, folder, source, *, target=8 << 20, limit=32 << 30, give_up=False, proof_type=3, settings=SETTINGS):
+    def __init__(
+        self,
+        folder,
+        source,
+        *,
+        target=8 << 20,
+        limit=32 << 30,
+        give_up=False,
+        proof_type=3,
+        settings=SETTINGS,
+    ):
         self.folder = folder
         self.source = source
         self.plan = plan_of(folder / "plan", source.objects(), target_size_bytes=target)
@@ -80,20 +94,30 @@ def bodies(count, size_bytes=1000):
 
 
 def test_every_member_reads_back_with_its_sha256_and_range(tmp_path):
-    source = MemorySource(bodies(20) | {"empty": b"", "large": os.urandom(5 * PART + 17), "exact": os.urandom(2 * PART)})
+    source = MemorySource(
+        bodies(20)
+        | {"empty": b"", "large": os.urandom(5 * PART + 17), "exact": os.urandom(2 * PART)}
+    )
     packing = Packing(tmp_path, source)
     reader = packing.chunk.reader
     for row in packing.rows():
         body = reader.read(row["member"])
         assert body == source.bodies[row["key"]]
         assert (row["sha256"], row["size_bytes"]) == (hashlib.sha256(body).digest(), len(body))
-        assert (reader[row["member"]].start_byte, reader[row["member"]].end_byte) == (row["start_byte"], row["end_byte"])
+        assert (reader[row["member"]].start_byte, reader[row["member"]].end_byte) == (
+            row["start_byte"],
+            row["end_byte"],
+        )
     assert packing.packed.member_count == len(source.bodies) == len(packing.rows())
 
 
 @pytest.mark.parametrize("proof_type", [0, 3])
 def test_the_root_is_that_of_the_staged_file(tmp_path, proof_type):
-    packing = Packing(tmp_path, MemorySource(bodies(50, 30_000) | {"z": os.urandom(3_000_000)}), proof_type=proof_type)
+    packing = Packing(
+        tmp_path,
+        MemorySource(bodies(50, 30_000) | {"z": os.urandom(3_000_000)}),
+        proof_type=proof_type,
+    )
     assert packing.packed.merkle_root == merkle_root(packing.staged, proof_type)
     assert packing.packed.caf_size_bytes == packing.staged.stat().st_size
 
@@ -118,7 +142,10 @@ def test_the_file_is_never_larger_than_planned(tmp_path):
     assert packing.packed.caf_size_bytes <= packing.plan.chunks[0].expected_size_bytes
 
 
-@pytest.mark.parametrize("reason", [SkipReason.CHANGED, SkipReason.DELETED, SkipReason.COLD_STORAGE, SkipReason.ACCESS_DENIED])
+@pytest.mark.parametrize(
+    "reason",
+    [SkipReason.CHANGED, SkipReason.DELETED, SkipReason.COLD_STORAGE, SkipReason.ACCESS_DENIED],
+)
 def test_an_unavailable_object_is_skipped_with_its_reason_and_the_rest_goes_on(tmp_path, reason):
     source = MemorySource(bodies(5), unavailable={"key-0002": (reason, -1)})
     packing = Packing(tmp_path, source)
@@ -129,11 +156,19 @@ def test_an_unavailable_object_is_skipped_with_its_reason_and_the_rest_goes_on(t
 
 
 def test_an_object_that_changes_in_its_middle_leaves_no_byte_of_it(tmp_path):
-    content = {"a": os.urandom(100), "b": os.urandom(6 * PART), "c": os.urandom(3 * PART), "d": b"d"}
+    content = {
+        "a": os.urandom(100),
+        "b": os.urandom(6 * PART),
+        "c": os.urandom(3 * PART),
+        "d": b"d",
+    }
     (tmp_path / "whole").mkdir()
     (tmp_path / "broken").mkdir()
     without = Packing(tmp_path / "whole", MemorySource({key: content[key] for key in "acd"}))
-    broken = Packing(tmp_path / "broken", MemorySource(content, unavailable={"b": (SkipReason.CHANGED, 4 * PART)}))
+    broken = Packing(
+        tmp_path / "broken",
+        MemorySource(content, unavailable={"b": (SkipReason.CHANGED, 4 * PART)}),
+    )
     end = without.chunk.reader["d"].end_byte
     assert broken.staged.read_bytes()[:end] == without.staged.read_bytes()[:end]
     assert broken.packed.merkle_root == merkle_root(broken.staged, 3)
@@ -154,7 +189,10 @@ def test_a_body_that_differs_from_s3s_own_checksum_is_not_archived(tmp_path):
     for key in ("key-0001", "large"):
         source.checksums[key] = Checksum("crc32", b"\0\0\0\0")
     packing = Packing(tmp_path, source, give_up=True)
-    assert sorted(row["key"] for row in packing.rows() if row["skip_reason"] == "unreadable") == ["key-0001", "large"]
+    assert sorted(row["key"] for row in packing.rows() if row["skip_reason"] == "unreadable") == [
+        "key-0001",
+        "large",
+    ]
 
 
 def test_a_body_that_has_s3s_own_checksum_is_archived(tmp_path):
@@ -172,9 +210,15 @@ def test_s3s_own_checksums_are_not_asked_for_where_the_settings_say_so(tmp_path)
 
 
 def test_headers_and_user_metadata_are_in_the_manifest(tmp_path):
-    headers = ObjectHeaders(content_type="text/plain", cache_control="no-store", user_metadata={"owner": "æ"})
+    headers = ObjectHeaders(
+        content_type="text/plain", cache_control="no-store", user_metadata={"owner": "æ"}
+    )
     (row,) = Packing(tmp_path, MemorySource({"a": b"x"}, headers={"a": headers})).rows()
-    assert (row["content_type"], row["cache_control"], row["content_language"]) == ("text/plain", "no-store", None)
+    assert (row["content_type"], row["cache_control"], row["content_language"]) == (
+        "text/plain",
+        "no-store",
+        None,
+    )
     assert row["user_metadata"] == [("owner", "æ")]
 
 
@@ -191,7 +235,9 @@ def test_a_chunk_that_its_metadata_would_overfill_closes_earlier(tmp_path):
 
 
 def test_a_single_object_that_its_metadata_lifts_over_the_limit_is_skipped(tmp_path):
-    source = MemorySource({"a": os.urandom(900_000)}, headers={"a": ObjectHeaders(user_metadata={"m": "x" * 200_000})})
+    source = MemorySource(
+        {"a": os.urandom(900_000)}, headers={"a": ObjectHeaders(user_metadata={"m": "x" * 200_000})}
+    )
     packing = Packing(tmp_path, source, target=1 << 20, limit=1 << 20)
     assert [row["skip_reason"] for row in packing.rows()] == ["too_large"]
 
@@ -217,21 +263,45 @@ def test_a_full_disk_is_told_before_anything_is_fetched(tmp_path, small_disk):
 
 
 def test_objects_with_our_names_are_members_like_any_other(tmp_path):
-    source = MemorySource({".caf/chunk": b"theirs", ".caf/manifest.parquet": b"theirs too", "a": b"a"})
+    source = MemorySource(
+        {".caf/chunk": b"theirs", ".caf/manifest.parquet": b"theirs too", "a": b"a"}
+    )
     packing = Packing(tmp_path, source)
     assert packing.chunk.reader.read(".caf/chunk") == b"theirs"
     assert [row["key"] for row in packing.rows()] == sorted(source.bodies)
 
 
 def test_keys_of_every_kind_are_members(tmp_path):
-    names = ["../x", "/abs", "a//b", ".", "..", "dir/", "a", "a/b", "__proto__", "1", "é", "e\u0301", "\n", '"', "%2F", "\\", " "]
+    names = [
+        "../x",
+        "/abs",
+        "a//b",
+        ".",
+        "..",
+        "dir/",
+        "a",
+        "a/b",
+        "__proto__",
+        "1",
+        "é",
+        "e\u0301",
+        "\n",
+        '"',
+        "%2F",
+        "\\",
+        " ",
+    ]
     source = MemorySource({name: name.encode() for name in names} | {"k" * 1024: b"long"})
     packing = Packing(tmp_path, source)
-    assert {row["key"]: packing.chunk.reader.read(row["member"]) for row in packing.rows()} == source.bodies
+    assert {
+        row["key"]: packing.chunk.reader.read(row["member"]) for row in packing.rows()
+    } == source.bodies
 
 
 def test_progress_counts_every_object_once(tmp_path):
-    packing = Packing(tmp_path, MemorySource(bodies(10, 500), unavailable={"key-0003": (SkipReason.DELETED, -1)}))
+    packing = Packing(
+        tmp_path, MemorySource(bodies(10, 500), unavailable={"key-0003": (SkipReason.DELETED, -1)})
+    )
     assert sum(objects for objects, _ in packing.told) == 10
     assert sum(size_bytes for _, size_bytes in packing.told) == 9 * 500
 
@@ -239,7 +309,9 @@ def test_progress_counts_every_object_once(tmp_path):
 def test_the_real_reader_of_the_format_sees_only_members(tmp_path):
     packing = Packing(tmp_path, MemorySource(bodies(3)))
     keys = [member.key for member in CafReader.open(StagedSource(packing.staged)).members]
-    assert sorted(keys) == sorted([".caf/chunk", ".caf/manifest.parquet", "key-0000", "key-0001", "key-0002"])
+    assert sorted(keys) == sorted(
+        [".caf/chunk", ".caf/manifest.parquet", "key-0000", "key-0001", "key-0002"]
+    )
 
 
 class SlowWriter:
@@ -283,7 +355,9 @@ SMALL_WINDOW = {"window_bytes": 1 << 20, "part_bytes": PART}
 
 
 class BeginningSource(MemorySource):
-    """Begins all but some keys; what is begun and not yet waited for is in `begun`, and fails for the keys of `broken`."""
+    """Begins all but some keys; what is begun and not yet waited for is in `begun`, and fails for
+    the keys of `broken`.
+    """
 
     def __init__(self, bodies, broken=(), unable=()):
         super().__init__(bodies)
@@ -294,7 +368,9 @@ class BeginningSource(MemorySource):
         if obj.key.decode() in self.unable:
             return None
         self.begun.append(obj.key.decode())
-        self.most = max(self.most, sum(key not in self.broken for key in self.begun))  # what has failed is under way no more
+        self.most = max(
+            self.most, sum(key not in self.broken for key in self.begun)
+        )  # what has failed is under way no more
         return Begun(self, obj)
 
 
@@ -318,8 +394,15 @@ class Begun:
 
 
 @settings(max_examples=30)
-@given(data=st.data(), sizes=st.lists(st.sampled_from([0, 1, 1000, BEGUN_BYTES, BEGUN_BYTES + 1, 3 * PART]), max_size=30))
-def test_objects_that_were_begun_failed_or_are_read_in_threads_come_in_order(tmp_path_factory, data, sizes):
+@given(
+    data=st.data(),
+    sizes=st.lists(
+        st.sampled_from([0, 1, 1000, BEGUN_BYTES, BEGUN_BYTES + 1, 3 * PART]), max_size=30
+    ),
+)
+def test_objects_that_were_begun_failed_or_are_read_in_threads_come_in_order(
+    tmp_path_factory, data, sizes
+):
     made = {f"key-{number:04d}": os.urandom(size) for number, size in enumerate(sizes)}
     some = st.sets(st.sampled_from(sorted(made))) if made else st.just(set())
     source = BeginningSource(made, broken=data.draw(some), unable=data.draw(some))
@@ -327,17 +410,24 @@ def test_objects_that_were_begun_failed_or_are_read_in_threads_come_in_order(tmp
     threads = data.draw(st.integers(1, 4))
     objects = read_chunk_objects(plan.folder, 1) if made else []
     fetched = {}
-    with OrderedFetch(source, objects, window_bytes=1 << 20, part_bytes=2 * PART, threads=threads) as fetch:
+    with OrderedFetch(
+        source, objects, window_bytes=1 << 20, part_bytes=2 * PART, threads=threads
+    ) as fetch:
         while planned := fetch.next_object():
             parts = list(fetch.parts(planned))
             fetched[planned.object.key.decode()] = b"".join(part.body for part, _ in parts)
             if len(parts) == 1:
                 body = parts[0][0].body
-                assert parts[0][1] == (hashlib.sha256(body).digest(), crc64nvme(body).to_bytes(8, "big"))
+                assert parts[0][1] == (
+                    hashlib.sha256(body).digest(),
+                    crc64nvme(body).to_bytes(8, "big"),
+                )
     assert list(fetched.items()) == list(made.items())
     assert source.most <= BEGUN_AHEAD * threads
     small = {key for key, body in made.items() if len(body) <= BEGUN_BYTES}
-    assert sorted(key for key, *_ in source.reads if key in small) == sorted(small & (source.broken | source.unable))
+    assert sorted(key for key, *_ in source.reads if key in small) == sorted(
+        small & (source.broken | source.unable)
+    )
 
 
 def test_what_was_begun_and_failed_is_read_again_side_by_side(tmp_path):
@@ -355,7 +445,9 @@ def test_what_was_begun_and_failed_is_read_again_side_by_side(tmp_path):
 
 def test_a_begun_body_whose_checksum_differs_is_read_again(tmp_path):
     source = BeginningSource(bodies(3))
-    source.checksums["key-0001"] = Checksum("crc32", zlib.crc32(source.bodies["key-0001"]).to_bytes(4, "big"))
+    source.checksums["key-0001"] = Checksum(
+        "crc32", zlib.crc32(source.bodies["key-0001"]).to_bytes(4, "big")
+    )
     right, source.bodies["key-0001"] = source.bodies["key-0001"], bytes(1000)
     read = source.read
     source.read = lambda *wanted: (source.bodies.update({"key-0001": right}), read(*wanted))[1]
@@ -368,7 +460,10 @@ def test_nothing_that_was_begun_is_left_behind_by_a_packing_that_ends_early(tmp_
     source = BeginningSource(bodies(50))
     plan = plan_of(tmp_path, source.objects(), target_size_bytes=8 << 20)
     objects = read_chunk_objects(plan.folder, 1)
-    with contextlib.suppress(ZeroDivisionError), OrderedFetch(source, objects, **SMALL_WINDOW, threads=2) as fetch:
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        OrderedFetch(source, objects, **SMALL_WINDOW, threads=2) as fetch,
+    ):
         list(fetch.parts(fetch.next_object()))
         raise ZeroDivisionError
     assert source.begun

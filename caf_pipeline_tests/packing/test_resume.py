@@ -1,4 +1,6 @@
-"""A packing that was broken off is gone on with: the same bytes come out, and little is fetched twice."""
+"""A packing that was broken off is gone on with: the same bytes come out, and little is fetched
+twice.
+"""
 
 import errno
 import os
@@ -54,7 +56,9 @@ def undisturbed(folder, source, **changes):
 
 
 def broken_off(folder, source, after, **changes):
-    """A packing whose process was killed: its files are those at the last checkpoint, and its room is still reserved."""
+    """A packing whose process was killed: its files are those at the last checkpoint, and its room
+    is still reserved.
+    """
     packing = Packing(folder, source, **changes)
     with pytest.raises(Broken):
         packing.run(break_after=after)
@@ -62,7 +66,8 @@ def broken_off(folder, source, after, **changes):
     return packing
 
 
-# --- the same bytes ------------------------------------------------------------------------------------------------
+# --- the same bytes
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after", range(1, 30, 3))
@@ -72,7 +77,10 @@ def test_a_resumed_chunk_is_that_of_an_undisturbed_packing(tmp_path, after):
     resumed = second.run()
     assert second.part.read_bytes() == first.part.read_bytes()
     assert resumed.merkle_root == packed.merkle_root
-    assert (resumed.member_count, resumed.member_bytes) == (packed.member_count, packed.member_bytes)
+    assert (resumed.member_count, resumed.member_bytes) == (
+        packed.member_count,
+        packed.member_bytes,
+    )
     assert resumed.resumed_bytes > 512
 
 
@@ -84,7 +92,13 @@ def test_a_resumed_chunk_tells_the_times_of_the_same_logs(tmp_path, after):
     def source():
         made = a_source()
         return SteadySource(
-            made.bodies | {"a001-log": log, "a010": log[:100], "b-large": log + made.bodies["b-large"], "d": untimed}
+            made.bodies
+            | {
+                "a001-log": log,
+                "a010": log[:100],
+                "b-large": log + made.bodies["b-large"],
+                "d": untimed,
+            }
         )
 
     first, packed = undisturbed(tmp_path / "whole", source())
@@ -102,7 +116,9 @@ def test_a_resumed_chunk_has_every_header_and_skip(tmp_path):
     def source():
         made = a_source()
         made.headers = {
-            key: ObjectHeaders(content_type=f"text/{number}", user_metadata={"n": str(number), "a": "æ"})
+            key: ObjectHeaders(
+                content_type=f"text/{number}", user_metadata={"n": str(number), "a": "æ"}
+            )
             for number, key in enumerate(made.bodies)
         }
         made.unavailable = {"a003": (SkipReason.CHANGED, -1), "a007": (SkipReason.COLD_STORAGE, -1)}
@@ -118,7 +134,9 @@ def test_a_resumed_chunk_has_every_header_and_skip(tmp_path):
 def test_a_chunk_of_several_row_groups_is_the_same_after_a_kill_in_each(tmp_path):
     chance = {f"k{number:05d}": b"%d" % number for number in range(9000)}
     first, _ = undisturbed(tmp_path / "whole", SteadySource(chance), pace=CheckpointPace())
-    second = broken_off(tmp_path / "broken", SteadySource(chance), 3000, pace=CheckpointPace(due_outcomes=500))
+    second = broken_off(
+        tmp_path / "broken", SteadySource(chance), 3000, pace=CheckpointPace(due_outcomes=500)
+    )
     for after in (5000, 8000):
         with pytest.raises(Broken):
             second.run(break_after=after)
@@ -132,7 +150,9 @@ def test_progress_counts_resumed_objects_too(tmp_path):
     assert sum(objects for objects, _ in packing.told) == len(packing.source.bodies)
 
 
-def test_a_second_ctrl_c_while_the_last_checkpoint_is_saved_keeps_what_was_safe(tmp_path, monkeypatch):
+def test_a_second_ctrl_c_while_the_last_checkpoint_is_saved_keeps_what_was_safe(
+    tmp_path, monkeypatch
+):
     packing = Packing(tmp_path, a_source())
     packer = packing.packer(break_after=10)
 
@@ -143,7 +163,10 @@ def test_a_second_ctrl_c_while_the_last_checkpoint_is_saved_keeps_what_was_safe(
     journal = Journal.open(packing.journal, packer.opening)
     with pytest.raises(KeyboardInterrupt):
         packer.pack(
-            read_chunk_objects(packing.plan.folder, 1), PartFile.create(packing.part), tmp_path / "chunk.manifest", journal
+            read_chunk_objects(packing.plan.folder, 1),
+            PartFile.create(packing.part),
+            tmp_path / "chunk.manifest",
+            journal,
         )
     journal.close()
     assert packer.kept_bytes > 512  # by which the caller knows that the files are to stay
@@ -159,7 +182,8 @@ def test_a_packing_without_a_journal_is_packed_again_and_says_why(tmp_path):
     assert packed.not_resumed == "its journal has no opening"
 
 
-# --- inside a large object -----------------------------------------------------------------------------------------
+# --- inside a large object
+# -----------------------------------------------------------------------------------------
 
 
 def in_the_middle(folder, source=None):
@@ -218,7 +242,9 @@ def test_a_kill_behind_the_rollback_of_a_large_object_resumes_with_its_skip(tmp_
 def test_what_was_packed_behind_an_object_that_was_rolled_back_is_resumed(tmp_path, begun):
     gone = a_source()
     gone.unavailable = {"b-large": (SkipReason.CHANGED, 4 * PART)}
-    packing = in_the_middle(tmp_path) if begun == "in the run before" else Packing(tmp_path, a_source())
+    packing = (
+        in_the_middle(tmp_path) if begun == "in the run before" else Packing(tmp_path, a_source())
+    )
     packing.source.unavailable = gone.unavailable
     whole = packing.run()
     finished = packing.part.read_bytes()
@@ -234,7 +260,10 @@ def test_damage_behind_a_rolled_back_object_costs_only_what_follows_it(tmp_path)
     finished = packing.part.read_bytes()
     for key in ("c000", "a003", "c001"):
         at = finished.index(packing.source.bodies[key])
-        packing.put(finished[:at] + bytes([finished[at] ^ 1]) + finished[at + 1 :], packing.journal.read_bytes())
+        packing.put(
+            finished[:at] + bytes([finished[at] ^ 1]) + finished[at + 1 :],
+            packing.journal.read_bytes(),
+        )
         assert packing.run().resumed_bytes == at
         assert packing.part.read_bytes() == finished
 
@@ -263,10 +292,13 @@ def test_an_object_with_another_checksum_is_fetched_from_its_start_by_the_next_r
     assert ("b-large", 0, PART) in packing.source.reads
 
 
-# --- how much is fetched twice -------------------------------------------------------------------------------------
+# --- how much is fetched twice
+# -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("window", "part"), [("64MiB", "8MiB"), ("1GiB", "16MiB"), ("1GiB", "1GiB"), ("1MiB", "64KiB")])
+@pytest.mark.parametrize(
+    ("window", "part"), [("64MiB", "8MiB"), ("1GiB", "16MiB"), ("1GiB", "1GiB"), ("1MiB", "64KiB")]
+)
 def test_what_a_kill_costs_is_bounded_whatever_the_settings(window, part):
     settings = PackingSettings.model_validate({"window_size": window, "part_size": part})
     pace = pace_of(settings)
@@ -290,20 +322,26 @@ def test_a_kill_costs_no_more_than_what_was_not_safe_and_the_window(tmp_path, af
 
 
 @pytest.mark.thorough
-def test_a_killed_process_costs_no_more_than_what_was_not_safe_and_the_window(tmp_path, ledger, database_url):
+def test_a_killed_process_costs_no_more_than_what_was_not_safe_and_the_window(
+    tmp_path, ledger, database_url
+):
     context = a_run_context(tmp_path, a_steady_source(), ledger, target="8MiB")
     (chunk,) = plan(context).chunks
     log = tmp_path / "reads"
     run_logged(tmp_path, database_url, chunk.name, fatal=60)
     run_logged(tmp_path, database_url, chunk.name)
-    fetched = sum(int(end) - int(start) for _, start, end in map(str.split, log.read_text().splitlines()))
+    fetched = sum(
+        int(end) - int(start) for _, start, end in map(str.split, log.read_text().splitlines())
+    )
     size_bytes = sum(map(len, context.objects.bodies.values()))
     assert fetched - size_bytes <= dying_runs.OFTEN.ahead_bytes + (1 << 20) + 2 * PART
     ends_right(context, chunk.name)
 
 
 def run_logged(folder, url, chunk, *, fatal=0):
-    return dying_runs.run(folder, url, chunk, fatal=fatal, source=LoggedSource(str(folder / "reads")))
+    return dying_runs.run(
+        folder, url, chunk, fatal=fatal, source=LoggedSource(str(folder / "reads"))
+    )
 
 
 class LoggedSource:
@@ -318,7 +356,8 @@ class LoggedSource:
         return source
 
 
-# --- real kills ----------------------------------------------------------------------------------------------------
+# --- real kills
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -329,9 +368,14 @@ def context(tmp_path, ledger):
 def root_of_undisturbed(context, name, folder):
     chunk = context.ledger.chunks.get(name)
     with context.ledger.leases.hold(chunk_lease(name), context.holder) as lease:
-        packer = pack_chunk.packer_of(context, lease, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number))
+        packer = pack_chunk.packer_of(
+            context, lease, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number)
+        )
         objects = read_chunk_objects(Path(chunk.plan_folder), chunk.number)
-        part, journal = PartFile.create(folder / "undisturbed"), Journal.open(folder / "undisturbed.journal", packer.opening)
+        part, journal = (
+            PartFile.create(folder / "undisturbed"),
+            Journal.open(folder / "undisturbed.journal", packer.opening),
+        )
         try:
             return packer.pack(objects, part, folder / "manifest", journal).merkle_root
         finally:
@@ -340,22 +384,32 @@ def root_of_undisturbed(context, name, folder):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fatal", [45, 75])
-def test_a_killed_run_is_resumed_to_the_chunk_of_an_undisturbed_one(context, tmp_path, database_url, fatal):
+def test_a_killed_run_is_resumed_to_the_chunk_of_an_undisturbed_one(
+    context, tmp_path, database_url, fatal
+):
     (chunk,) = plan(context).chunks
     assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=fatal) is None
     dying_runs.run(tmp_path, database_url, chunk.name)
     ends_right(context, chunk.name)
-    assert context.ledger.chunks.get(chunk.name).merkle_root == root_of_undisturbed(context, chunk.name, tmp_path)
+    assert context.ledger.chunks.get(chunk.name).merkle_root == root_of_undisturbed(
+        context, chunk.name, tmp_path
+    )
 
 
 def safe_bytes(context, name):
     """How much of the chunk a next run finds to be safe."""
     chunk = context.ledger.chunks.get(name)
-    packer = pack_chunk.packer_of(context, None, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number))
+    packer = pack_chunk.packer_of(
+        context, None, chunk, read_chunk_plan(Path(chunk.plan_folder), chunk.number)
+    )
     left, _ = find_left(leftovers(context, name))
     journal = Journal.open(left.path.with_suffix(".journal"), packer.opening)
     try:
-        return max(said.durable_bytes for _, said in journal.checkpoints() if said.durable_bytes <= left.size_bytes)
+        return max(
+            said.durable_bytes
+            for _, said in journal.checkpoints()
+            if said.durable_bytes <= left.size_bytes
+        )
     finally:
         journal.close()
         left.close()
@@ -363,7 +417,9 @@ def safe_bytes(context, name):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("second", sampled(range(1, 40, 2), every=5))
-def test_a_run_that_is_killed_while_it_resumes_leaves_all_that_was_safe(context, tmp_path, database_url, second):
+def test_a_run_that_is_killed_while_it_resumes_leaves_all_that_was_safe(
+    context, tmp_path, database_url, second
+):
     (chunk,) = plan(context).chunks
     assert dying_runs.run(tmp_path, database_url, chunk.name, fatal=60) is None
     before = safe_bytes(context, chunk.name)
@@ -372,7 +428,9 @@ def test_a_run_that_is_killed_while_it_resumes_leaves_all_that_was_safe(context,
     assert safe_bytes(context, chunk.name) >= before
     dying_runs.run(tmp_path, database_url, chunk.name)
     ends_right(context, chunk.name)
-    assert context.ledger.chunks.get(chunk.name).merkle_root == root_of_undisturbed(context, chunk.name, tmp_path)
+    assert context.ledger.chunks.get(chunk.name).merkle_root == root_of_undisturbed(
+        context, chunk.name, tmp_path
+    )
 
 
 def paused(folder, url, chunk, *, pause_at="key-040", lease_seconds=1.5):
@@ -399,7 +457,9 @@ def woken(process):
 
 
 @pytest.mark.thorough
-def test_a_paused_run_that_wakes_after_its_lease_was_taken_changes_nothing(tmp_path, database, database_url):
+def test_a_paused_run_that_wakes_after_its_lease_was_taken_changes_nothing(
+    tmp_path, database, database_url
+):
     ledger = Ledger(database, lease_seconds=1.5)
     context = a_run_context(tmp_path, a_steady_source(), ledger, run="second", target="8MiB")
     (chunk,) = plan(context).chunks
@@ -415,7 +475,9 @@ def test_a_paused_run_that_wakes_after_its_lease_was_taken_changes_nothing(tmp_p
 
 
 @pytest.mark.thorough
-def test_a_paused_run_that_wakes_while_the_next_packs_shares_no_byte_with_it(tmp_path, database, database_url):
+def test_a_paused_run_that_wakes_while_the_next_packs_shares_no_byte_with_it(
+    tmp_path, database, database_url
+):
     ledger = Ledger(database, lease_seconds=1.5)
     source = a_steady_source()
     context = a_run_context(tmp_path, source, ledger, run="second", target="8MiB")
@@ -437,7 +499,9 @@ def test_a_paused_run_that_wakes_while_the_next_packs_shares_no_byte_with_it(tmp
 
 
 @pytest.mark.thorough
-def test_a_paused_run_that_wakes_before_it_tidies_removes_nothing_of_the_next(tmp_path, database, database_url):
+def test_a_paused_run_that_wakes_before_it_tidies_removes_nothing_of_the_next(
+    tmp_path, database, database_url
+):
     ledger = Ledger(database, lease_seconds=1.5)
     source = a_steady_source()
     context = a_run_context(tmp_path, source, ledger, run="second", target="8MiB")
@@ -474,12 +538,17 @@ def test_what_staging_refuses_a_run_without_its_lease_is_a_lost_lease(context, e
         refused_by_staging(context, chunk.name, error, slept=False)
 
 
-# --- full disks, and what others leave in staging ------------------------------------------------------------------
+# --- full disks, and what others leave in staging
+# ------------------------------------------------------------------
 
 
-def test_a_disk_that_is_full_while_journalling_ends_the_packing_and_loses_nothing(tmp_path, small_disk):
+def test_a_disk_that_is_full_while_journalling_ends_the_packing_and_loses_nothing(
+    tmp_path, small_disk
+):
     source = a_source(small=40, large=2)
-    source.headers = {key: ObjectHeaders(user_metadata={"m": os.urandom(15_000).hex()}) for key in source.bodies}
+    source.headers = {
+        key: ObjectHeaders(user_metadata={"m": os.urandom(15_000).hex()}) for key in source.bodies
+    }
     first, _ = undisturbed(tmp_path / "whole", source)
     packing = Packing(small_disk, source)
     with pytest.raises(StagingError):
@@ -507,7 +576,10 @@ def test_a_failed_run_is_resumed_and_the_report_says_so(context):
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
     report = chunk_steps.seal_chunk(context, name)
     assert report.resumed_bytes > 1_000_000
-    assert (report.not_resumed, {key for key, _, _ in context.objects.reads}) == ("", {f"key-{n:03d}" for n in range(50, 60)})
+    assert (report.not_resumed, {key for key, _, _ in context.objects.reads}) == (
+        "",
+        {f"key-{n:03d}" for n in range(50, 60)},
+    )
     assert [file.kind for file in leftovers(context, name)] == ["sealed", "record"]
 
 
@@ -565,7 +637,11 @@ def test_a_withdrawn_chunk_leaves_neither_part_nor_journal(context):
 
 def test_a_kept_prefix_does_not_count_twice_against_the_limit(tmp_path, ledger):
     context = a_run_context(
-        tmp_path, a_steady_source(), ledger, target="8MiB", packing={"part_size": "64KiB", "staging_limit": "3MiB"}
+        tmp_path,
+        a_steady_source(),
+        ledger,
+        target="8MiB",
+        packing={"part_size": "64KiB", "staging_limit": "3MiB"},
     )
     name = broken_chunk(context)
     archive_chunk(context, name)
@@ -592,7 +668,8 @@ def test_leftovers_name_every_file_of_the_folder(context):
     assert found == {("part", name, True), ("journal", name, True), ("foreign", "", False)}
 
 
-# --- flipped bytes of a sealed chunk -------------------------------------------------------------------------------
+# --- flipped bytes of a sealed chunk
+# -------------------------------------------------------------------------------
 
 
 def flip(path, at):
@@ -604,9 +681,15 @@ def flip(path, at):
 def between_samples(context, name):
     """A byte that no sample covers."""
     chunk = context.ledger.chunks.get(name)
-    covered = {at // 4096 for sample in chunk.samples for at in range(sample.offset, sample.offset + sample.length, 4096)}
+    covered = {
+        at // 4096
+        for sample in chunk.samples
+        for at in range(sample.offset, sample.offset + sample.length, 4096)
+    }
     covered |= {(sample.offset + sample.length) // 4096 for sample in chunk.samples}
-    return next(at for at in range(4096, chunk.stored_size_bytes, 4096) if at // 4096 not in covered)
+    return next(
+        at for at in range(4096, chunk.stored_size_bytes, 4096) if at // 4096 not in covered
+    )
 
 
 def test_a_flipped_byte_is_found_before_another_run_posts_the_chunk(context, tmp_path, ledger):
@@ -641,7 +724,9 @@ class CheckingStore:
 def refusing(tmp_path, ledger):
     context = a_run_context(tmp_path, a_steady_source(), ledger, target="8MiB")
     store = CheckingStore(context.store)
-    return a_run_context(tmp_path, a_steady_source(), ledger, target="8MiB", store=lambda *_: store), store
+    return a_run_context(
+        tmp_path, a_steady_source(), ledger, target="8MiB", store=lambda *_: store
+    ), store
 
 
 def test_a_file_that_was_damaged_after_the_post_is_packed_again_and_uploaded(tmp_path, ledger):

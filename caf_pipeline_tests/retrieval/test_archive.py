@@ -1,4 +1,6 @@
-"""The archive as other programs read it: what is asked for, by how many requests, and what a remembered location can do."""
+"""The archive as other programs read it: what is asked for, by how many requests, and what a
+remembered location can do.
+"""
 
 import asyncio
 import contextlib
@@ -11,7 +13,13 @@ import psycopg
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import IntegrityError, LedgerError, NotLocated, StoreUnreachable, UsageError
+from caf_pipeline.errors import (
+    IntegrityError,
+    LedgerError,
+    NotLocated,
+    StoreUnreachable,
+    UsageError,
+)
 from caf_pipeline.retrieval import bulk, object_file
 from caf_pipeline.retrieval.archive import Archive
 from caf_pipeline.retrieval.async_archive import AsyncArchive
@@ -27,7 +35,9 @@ BODIES = {f"dir/{number:03}": os.urandom(500 + number) for number in range(200)}
 
 @pytest.fixture
 def context(tmp_path, ledger):
-    context = a_run_context(tmp_path, MemorySource(dict(BODIES)), ledger, store=BreakingFolders(tmp_path / "store"))
+    context = a_run_context(
+        tmp_path, MemorySource(dict(BODIES)), ledger, store=BreakingFolders(tmp_path / "store")
+    )
     archive_everything(context)
     context.store.asked.clear()
     return context
@@ -54,21 +64,30 @@ def test_one_object_is_one_request_and_all_of_a_chunk_are_one_too(context, archi
     assert len(context.store.asked) == 2
     wanted = random.sample(sorted(BODIES), len(BODIES))
     reads = list(archive.read_many("src", wanted))
-    assert {one.number: one.body for one in reads} == {number: BODIES[key] for number, key in enumerate(wanted)}
+    assert {one.number: one.body for one in reads} == {
+        number: BODIES[key] for number, key in enumerate(wanted)
+    }
     assert all(one.compared and one.key == wanted[one.number] for one in reads)
     assert len(context.store.asked) == 3
 
 
-def test_what_is_far_apart_or_too_much_for_one_request_is_asked_for_in_the_order_of_offsets(context, archive, monkeypatch):
+def test_what_is_far_apart_or_too_much_for_one_request_is_asked_for_in_the_order_of_offsets(
+    context, archive, monkeypatch
+):
     monkeypatch.setattr(bulk, "MERGE_GAP_BYTES", 1000)
     monkeypatch.setattr(bulk, "REQUEST_BYTES", 4000)
     keys = sorted(BODIES)
     wanted = [*keys[:30], keys[100], keys[199]]
-    assert {one.key: one.body for one in archive.read_many("src", reversed(wanted))} == {key: BODIES[key] for key in wanted}
+    assert {one.key: one.body for one in archive.read_many("src", reversed(wanted))} == {
+        key: BODIES[key] for key in wanted
+    }
     asked = sorted(context.store.asked, key=lambda one: one[1])
     assert all(end - start <= 4000 for _, start, end in asked)
     assert len(asked) < len(wanted) / 3
-    assert sum(end - start for _, start, end in asked) < sum(len(BODIES[key]) for key in wanted) + 30 * 1000
+    assert (
+        sum(end - start for _, start, end in asked)
+        < sum(len(BODIES[key]) for key in wanted) + 30 * 1000
+    )
 
 
 @pytest.mark.parametrize("in_memory", [0, 600, 1 << 20])
@@ -78,7 +97,9 @@ def test_any_ranges_are_what_slices_of_the_bytes_are(context, archive, monkeypat
     monkeypatch.setattr(bulk, "REQUEST_BYTES", 5000)
     dice = random.Random(5)
     edges = [None, 0, 1, -1, 5, -5, 300, 10_000, -10_000]
-    wanted = [(dice.choice(sorted(BODIES)), dice.choice(edges), dice.choice(edges)) for _ in range(400)]
+    wanted = [
+        (dice.choice(sorted(BODIES)), dice.choice(edges), dice.choice(edges)) for _ in range(400)
+    ]
     reads = sorted(archive.read_many("src", wanted), key=lambda one: one.number)
     assert [one.body for one in reads] == [BODIES[key][start:end] for key, start, end in wanted]
     for one in reads:
@@ -87,7 +108,9 @@ def test_any_ranges_are_what_slices_of_the_bytes_are(context, archive, monkeypat
     assert len(context.store.asked) < len(wanted) / 3
 
 
-def test_a_lying_provider_spoils_no_object_and_where_all_lie_only_that_one_is_refused(context, archive):
+def test_a_lying_provider_spoils_no_object_and_where_all_lie_only_that_one_is_refused(
+    context, archive
+):
     put_at(context, archive, "dir/003", "anna")
     put_at(context, archive, "dir/005", offset=1)
     reads = {one.key: one for one in archive.read_many("src", BODIES)}
@@ -99,7 +122,9 @@ def test_a_lying_provider_spoils_no_object_and_where_all_lie_only_that_one_is_re
         _ = reads["dir/005"].body
 
 
-def test_a_provider_that_gives_everything_wrong_is_left_with_its_first_request(context, archive, monkeypatch):
+def test_a_provider_that_gives_everything_wrong_is_left_with_its_first_request(
+    context, archive, monkeypatch
+):
     for module in (bulk, object_file):
         monkeypatch.setattr(module, "IN_MEMORY_BYTES", 600)
     for key in BODIES:
@@ -112,7 +137,9 @@ def test_a_provider_that_gives_everything_wrong_is_left_with_its_first_request(c
         for provider in ("bert", "carl"):
             put_at(context, archive, key, provider, offset=2)
     reads = {one.key: one for one in archive.read_many("src", BODIES)}
-    assert [key for key, one in reads.items() if isinstance(one.error, IntegrityError)] == sorted(BODIES)[:3]
+    assert [key for key, one in reads.items() if isinstance(one.error, IntegrityError)] == sorted(
+        BODIES
+    )[:3]
     assert all(one.body == BODIES[key] for key, one in reads.items() if not one.error)
 
 
@@ -135,7 +162,9 @@ def test_providers_that_are_away_are_not_asked_for_each_object(context, archive)
 
 def test_what_is_not_archived_says_why_and_keeps_nothing_else_from_being_read(context, archive):
     context.ledger.skips.record("src", [skip("cold")])
-    reads = {one.key: one for one in archive.read_many("src", ["dir/001", "cold", "never", "dir/002"])}
+    reads = {
+        one.key: one for one in archive.read_many("src", ["dir/001", "cold", "never", "dir/002"])
+    }
     assert (reads["dir/001"].body, reads["dir/002"].body) == (BODIES["dir/001"], BODIES["dir/002"])
     assert "it was skipped as cold_storage" in str(reads["cold"].error)
     assert str(reads["never"].error) == "'never' of source src is not archived"
@@ -178,9 +207,16 @@ def test_what_can_be_no_source_is_not_located_as_any_other_that_is_not_there(arc
 
 
 @pytest.mark.parametrize(
-    ("moment", "error"), [(MOMENT.replace(tzinfo=None), UsageError), ("2026-01-01", TypeError), (MOMENT.date(), TypeError)]
+    ("moment", "error"),
+    [
+        (MOMENT.replace(tzinfo=None), UsageError),
+        ("2026-01-01", TypeError),
+        (MOMENT.date(), TypeError),
+    ],
 )
-def test_what_is_no_time_with_a_zone_is_refused_also_where_nothing_is_archived(archive, moment, error):
+def test_what_is_no_time_with_a_zone_is_refused_also_where_nothing_is_archived(
+    archive, moment, error
+):
     for asked in (
         lambda: archive.read("src", "dir/001", as_of=moment),
         lambda: archive.find("src", "never", as_of=moment),
@@ -194,21 +230,29 @@ def test_what_is_no_time_with_a_zone_is_refused_also_where_nothing_is_archived(a
 def test_times_that_utc_has_not_are_times_like_others(archive):
     first = datetime.min.replace(tzinfo=timezone(timedelta(hours=14)))
     last = datetime.max.replace(tzinfo=timezone(timedelta(hours=-14)))
-    with pytest.raises(NotLocated, match=r"'dir/001' of source src is not archived as it was at 0001-01-01 00:00:00[+]14:00"):
+    with pytest.raises(
+        NotLocated,
+        match=r"'dir/001' of source src is not archived as it was at 0001-01-01 00:00:00[+]14:00",
+    ):
         archive.read("src", "dir/001", as_of=first)
     assert list(archive.ls("src", recursive=True, as_of=first)) == []
     assert archive.read("src", "dir/001", as_of=last) == BODIES["dir/001"]
     assert {one.status for one in archive.ls("src", recursive=True, as_of=last)} == {"archived"}
 
 
-@pytest.mark.parametrize("one", [None, b"dir/001", ("dir/001", 0), (b"dir", 0, 4), ("dir/001", "0", "4"), ("dir/001", 0.5, 4)])
+@pytest.mark.parametrize(
+    "one",
+    [None, b"dir/001", ("dir/001", 0), (b"dir", 0, 4), ("dir/001", "0", "4"), ("dir/001", 0.5, 4)],
+)
 def test_what_is_neither_a_key_nor_a_range_of_one_is_refused(archive, one):
     with pytest.raises(TypeError, match=r"is neither a key nor [(]key, start, end[)]"):
         list(archive.read_many("src", ["dir/001", one]))
 
 
 def test_one_text_is_not_read_as_keys_of_a_character_each(archive):
-    with pytest.raises(TypeError, match=r"several keys and ranges, and not one text: \['dir/001'\]"):
+    with pytest.raises(
+        TypeError, match=r"several keys and ranges, and not one text: \['dir/001'\]"
+    ):
         next(archive.read_many("src", "dir/001"))
 
 
@@ -224,7 +268,11 @@ def test_a_batch_is_one_look_up_and_memory_does_not_hold_all(context, archive, m
 
 def test_by_a_closed_archive_nothing_is_read(context, archive, tmp_path):
     archive.read("src", "dir/001")  # its location is remembered
-    file, listed, listed_on = archive.open("src", "dir/002"), archive.ls("src"), archive.ls("src", recursive=True)
+    file, listed, listed_on = (
+        archive.open("src", "dir/002"),
+        archive.ls("src"),
+        archive.ls("src", recursive=True),
+    )
     reads, reads_on = archive.read_many("src", BODIES), archive.read_many("src", BODIES)
     begun = archive.open("src", "dir/003")
     assert all((next(listed_on), next(reads_on), begun.read(1)))
@@ -251,7 +299,8 @@ def test_by_a_closed_archive_nothing_is_read(context, archive, tmp_path):
     assert (context.store.asked, list(tmp_path.glob("one"))) == ([], [])
 
 
-# --- what is remembered --------------------------------------------------------------------------------------------------
+# --- what is remembered
+# ------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -259,11 +308,15 @@ def counted_look_ups(lookup, monkeypatch):
     asked = []
     locate = lookup.locate
     with monkeypatch.context() as patched:
-        patched.setattr(lookup, "locate", lambda *args, **more: asked.append(args) or locate(*args, **more))
+        patched.setattr(
+            lookup, "locate", lambda *args, **more: asked.append(args) or locate(*args, **more)
+        )
         yield asked
 
 
-def test_a_look_up_is_used_again_for_a_moment_and_only_where_the_bytes_are_compared(context, archive, monkeypatch):
+def test_a_look_up_is_used_again_for_a_moment_and_only_where_the_bytes_are_compared(
+    context, archive, monkeypatch
+):
     with counted_look_ups(context.ledger.lookup, monkeypatch) as asked:
         for _ in range(3):
             assert archive.read("src", "dir/001") == BODIES["dir/001"]
@@ -281,14 +334,18 @@ def test_a_location_that_was_given_up_meanwhile_is_looked_up_again(context, arch
     archive.read("src", "dir/001")
     end(context.ledger, before.chunk, ChunkState.EXPIRED)
     context.store.forget(before.posting)
-    with pytest.raises(NotLocated, match=f"was archived in chunk {before.chunk}, which is 'expired'"):
+    with pytest.raises(
+        NotLocated, match=f"was archived in chunk {before.chunk}, which is 'expired'"
+    ):
         archive.read("src", "dir/001")
     assert archive_everything(context)
     assert archive.read("src", "dir/001") == BODIES["dir/001"]
     assert archive.find("src", "dir/001").location.chunk != before.chunk
 
 
-def test_a_remembered_location_gives_no_wrong_byte_and_its_failure_is_told_once(context, archive, monkeypatch):
+def test_a_remembered_location_gives_no_wrong_byte_and_its_failure_is_told_once(
+    context, archive, monkeypatch
+):
     archive.read("src", "dir/001")
     put_at(context, archive, "dir/001")
     context.store.asked.clear()
@@ -305,31 +362,47 @@ def test_few_look_ups_are_remembered(context, archive, monkeypatch):
     assert len(asked) == 4
 
 
-def test_a_database_that_is_away_is_said_and_the_archive_reads_again_once_it_is_back(context, archive, database, postgres_url):
+def test_a_database_that_is_away_is_said_and_the_archive_reads_again_once_it_is_back(
+    context, archive, database, postgres_url
+):
     name = database.name
     with psycopg.connect(postgres_url, autocommit=True) as admin:
         admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
-        for ask in (lambda: archive.read("src", "dir/001"), lambda: list(archive.read_many("src", ["dir/001"]))):
+        admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
+        )
+        for ask in (
+            lambda: archive.read("src", "dir/001"),
+            lambda: list(archive.read_many("src", ["dir/001"])),
+        ):
             with pytest.raises(LedgerError, match=name):
                 ask()
         admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
     assert archive.read("src", "dir/001") == BODIES["dir/001"]
 
 
-# --- by await ------------------------------------------------------------------------------------------------------------
+# --- by await
+# ------------------------------------------------------------------------------------------
 
 
 def test_by_await_the_same_is_read(context, archive, tmp_path):
     async def read():
         async with AsyncArchive(archive) as awaited:
-            one, two = await asyncio.gather(awaited.read("src", "dir/001"), awaited.read("src", "dir/002"))
+            one, two = await asyncio.gather(
+                awaited.read("src", "dir/001"), awaited.read("src", "dir/002")
+            )
             with await awaited.open("src", "dir/003") as file:
                 three = await asyncio.to_thread(file.read)
-            many = {read.key: read.body async for read in awaited.read_many("src", ["dir/004", "dir/005"])}
+            many = {
+                read.key: read.body
+                async for read in awaited.read_many("src", ["dir/004", "dir/005"])
+            }
             listed = [entry async for entry in awaited.ls("src")]
             await awaited.save("src", "dir/006", tmp_path / "six")
-            assert (await awaited.sources(), (await awaited.find("src", "dir/006")).location.size_bytes) == (["src"], 506)
+            assert (
+                await awaited.sources(),
+                (await awaited.find("src", "dir/006")).location.size_bytes,
+            ) == (["src"], 506)
             async for _ in awaited.read_many("src", BODIES):
                 break
             return [one, two, three, *(many[key] for key in sorted(many))], listed
@@ -342,10 +415,18 @@ def test_by_await_the_same_is_read(context, archive, tmp_path):
 
 def test_by_await_there_are_the_same_methods(context):
     closed = []
-    asyncio.run(AsyncArchive(Archive(context.ledger.lookup, context.store, lambda: closed.append(True))).close())
+    asyncio.run(
+        AsyncArchive(
+            Archive(context.ledger.lookup, context.store, lambda: closed.append(True))
+        ).close()
+    )
     assert closed
     plain, awaited = (
-        {name: inspect.signature(method).parameters for name, method in vars(one).items() if name[0] != "_"}
+        {
+            name: inspect.signature(method).parameters
+            for name, method in vars(one).items()
+            if name[0] != "_"
+        }
         for one in (Archive, AsyncArchive)
     )
     assert plain == awaited

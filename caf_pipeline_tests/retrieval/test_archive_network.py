@@ -1,4 +1,6 @@
-"""The archive opened from settings, on a network: what providers are asked for, those that are slow, and references to them."""
+"""The archive opened from settings, on a network: what providers are asked for, those that are
+slow, and references to them.
+"""
 
 import hashlib
 import os
@@ -15,7 +17,10 @@ from caf_pipeline_tests.support.command_line import archive_source, source_text
 from caf_pipeline_tests.support.jackal_command_line import jackal_command_line, wallet_with_space
 from caf_pipeline_tests.support.s3_server import make_bucket
 
-BODIES = {f"dir/{number:02}": os.urandom(50_000 + number) for number in range(15)} | {"dir/empty": b"", "a b#ü%41": b"odd"}
+BODIES = {f"dir/{number:02}": os.urandom(50_000 + number) for number in range(15)} | {
+    "dir/empty": b"",
+    "a b#ü%41": b"odd",
+}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +70,9 @@ def test_providers_that_trickle_are_left_for_one_that_does_not(archive, network,
     assert {one.key: one.body for one in archive.read_many("src", BODIES)} == BODIES
 
 
-def test_a_restore_is_few_requests_and_providers_that_lie_spoil_none_of_it(caf, network, archive, new_bucket, tmp_path):
+def test_a_restore_is_few_requests_and_providers_that_lie_spoil_none_of_it(
+    caf, network, archive, new_bucket, tmp_path
+):
     def restored(folder):
         before = downloads(network)
         assert caf("restore", "src", str(folder)).status == 0
@@ -75,20 +82,33 @@ def test_a_restore_is_few_requests_and_providers_that_lie_spoil_none_of_it(caf, 
     assert restored(tmp_path / "out") == 1
     assert restored(tmp_path / "out") == 0
     before = downloads(network)
-    assert caf("restore", "src", f"s3://{new_bucket.name}/", "--endpoint-url", new_bucket.endpoint).status == 0
+    assert (
+        caf(
+            "restore", "src", f"s3://{new_bucket.name}/", "--endpoint-url", new_bucket.endpoint
+        ).status
+        == 0
+    )
     listed = new_bucket.client.list_objects_v2(Bucket=new_bucket.name)["Contents"]
     assert {
-        one["Key"]: new_bucket.client.get_object(Bucket=new_bucket.name, Key=one["Key"])["Body"].read() for one in listed
+        one["Key"]: new_bucket.client.get_object(Bucket=new_bucket.name, Key=one["Key"])[
+            "Body"
+        ].read()
+        for one in listed
     } == BODIES
     assert downloads(network) - before < len(BODIES) / 2  # the manifest's, too
     location = archive.find("src", "dir/05").location
     *lying, _ = archive.store.holders(location.posting)
     for one in lying:
-        network.misbehave(provider=network.provider_addresses.index(one), flip_byte=location.row.start_byte)
-    assert restored(tmp_path / "other") <= 1 + len(lying) + 1  # together with its neighbours, then alone by each provider
+        network.misbehave(
+            provider=network.provider_addresses.index(one), flip_byte=location.row.start_byte
+        )
+    assert (
+        restored(tmp_path / "other") <= 1 + len(lying) + 1
+    )  # together with its neighbours, then alone by each provider
 
 
-# --- references ----------------------------------------------------------------------------------------------------------
+# --- references
+# ------------------------------------------------------------------------------------------
 
 
 def test_by_references_fsspec_reads_the_objects_from_a_provider_with_no_code_of_ours(caf, network):
@@ -96,7 +116,9 @@ def test_by_references_fsspec_reads_the_objects_from_a_provider_with_no_code_of_
     assert (done.status, done.out) == (0, b"")
     assert "references to 17 objects in 1 chunk are in 'all.json'" in done.err
     before = downloads(network)
-    fs = fsspec.filesystem("reference", fo=str(caf.folder / "all.json"), fs={"http": {}, "https": {}})
+    fs = fsspec.filesystem(
+        "reference", fo=str(caf.folder / "all.json"), fs={"http": {}, "https": {}}
+    )
     assert fs.cat(list(BODIES)) == BODIES
     assert fs.cat_file("dir/03", 10, 20) == BODIES["dir/03"][10:20]
     with fs.open("dir/04") as file:
@@ -110,14 +132,22 @@ def test_references_in_parquet_name_the_sha256_of_what_they_lead_to(caf):
     rows = pq.read_table(caf.folder / "dir.parquet").to_pylist()
     assert [row["key"] for row in rows] == [key for key in sorted(BODIES) if key.startswith("dir/")]
     for row in rows:
-        assert (row["size"], row["sha256"]) == (len(BODIES[row["key"]]), hashlib.sha256(BODIES[row["key"]]).digest())
+        assert (row["size"], row["sha256"]) == (
+            len(BODIES[row["key"]]),
+            hashlib.sha256(BODIES[row["key"]]).digest(),
+        )
     last = rows[3]
-    got = httpx.get(last["path"], headers={"Range": f"bytes={last['offset']}-{last['offset'] + last['size'] - 1}"})
+    got = httpx.get(
+        last["path"],
+        headers={"Range": f"bytes={last['offset']}-{last['offset'] + last['size'] - 1}"},
+    )
     assert (got.status_code, got.content) == (206, BODIES[last["key"]])
 
 
 @pytest.mark.thorough
-def test_references_lead_to_a_provider_that_answers_and_where_none_does_no_file_is_written(caf, network, archive):
+def test_references_lead_to_a_provider_that_answers_and_where_none_does_no_file_is_written(
+    caf, network, archive
+):
     posting = archive.find("src", "dir/05").location.posting
     holding = [network.provider_addresses.index(one) for one in archive.store.holders(posting)]
     for one in holding[:-1]:
@@ -125,7 +155,13 @@ def test_references_lead_to_a_provider_that_answers_and_where_none_does_no_file_
     assert caf("export-references", "src", "-o", "one.json").status == 0
     assert network.providers[holding[-1]] in (caf.folder / "one.json").read_text()
     network.misbehave(provider=holding[-1], refuse=True)
-    one_sentence(caf("export-references", "src", "-o", "none.json"), 7, "no provider gives an object of chunk")
-    one_sentence(caf("export-references", "src", "-o", "none.txt"), 2, "neither in .json nor in .parquet")
+    one_sentence(
+        caf("export-references", "src", "-o", "none.json"),
+        7,
+        "no provider gives an object of chunk",
+    )
+    one_sentence(
+        caf("export-references", "src", "-o", "none.txt"), 2, "neither in .json nor in .parquet"
+    )
     one_sentence(caf("export-references", "src", "x/", "-o", "none.json"), 11, "begins with 'x/'")
     assert not list(caf.folder.glob("*none*"))

@@ -14,12 +14,16 @@ from caf_pipeline_tests.retrieval.test_object_file import BreakingFolders
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.run_contexts import a_run_context, archive_everything
 
-BODIES = {f"key-{number:02}": os.urandom(1000) for number in range(40)} | {"key-20-large": os.urandom(SMALL_BYTES + 1)}
+BODIES = {f"key-{number:02}": os.urandom(1000) for number in range(40)} | {
+    "key-20-large": os.urandom(SMALL_BYTES + 1)
+}
 
 
 @pytest.fixture
 def context(tmp_path, ledger):
-    context = a_run_context(tmp_path, MemorySource(BODIES), ledger, store=BreakingFolders(tmp_path / "folders"))
+    context = a_run_context(
+        tmp_path, MemorySource(BODIES), ledger, store=BreakingFolders(tmp_path / "folders")
+    )
     archive_everything(context)
     context.store.asked.clear()
     return context
@@ -37,7 +41,9 @@ def checked(context):
 
 
 @pytest.mark.parametrize("batch_objects", [check.BATCH_OBJECTS, 15])
-def test_every_object_is_read_and_told_in_order_by_few_requests(context, monkeypatch, batch_objects):
+def test_every_object_is_read_and_told_in_order_by_few_requests(
+    context, monkeypatch, batch_objects
+):
     monkeypatch.setattr(check, "BATCH_OBJECTS", batch_objects)
     found = checked(context)
     assert [one.location.row.key for one in found] == sorted(BODIES)
@@ -46,7 +52,9 @@ def test_every_object_is_read_and_told_in_order_by_few_requests(context, monkeyp
 
 
 def test_who_breaks_off_is_named_with_what_others_had_to_give_and_no_more(context):
-    context.store.breaks["anna"] = 20_500  # the first 20 and a half of them lie together, before the large one
+    context.store.breaks["anna"] = (
+        20_500  # the first 20 and a half of them lie together, before the large one
+    )
     found = checked(context)
     assert [one.location.row.key for one in found if one.failed] == ["key-20", "key-20-large"]
     assert not any(one.error for one in found)

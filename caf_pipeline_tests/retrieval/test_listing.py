@@ -1,4 +1,6 @@
-"""What is archived, listed: each key once, what `caf get` gives, whatever the keys are and wherever pages end."""
+"""What is archived, listed: each key once, what `caf get` gives, whatever the keys are and wherever
+pages end.
+"""
 
 import os
 from dataclasses import replace
@@ -47,7 +49,10 @@ def keys_of(ledger, prefix="", **more):
 
 def level_of(ledger, prefix="", **more):
     """Return keys, and common prefixes in brackets."""
-    return [one.row.key if isinstance(one, Location) else [one] for one in list_level(ledger.lookup, SOURCE, prefix, **more)]
+    return [
+        one.row.key if isinstance(one, Location) else [one]
+        for one in list_level(ledger.lookup, SOURCE, prefix, **more)
+    ]
 
 
 def in_order(keys):
@@ -59,7 +64,9 @@ def level_by_hand(keys, prefix):
     below = [(key, key[len(prefix) :]) for key in in_order(keys) if key.startswith(prefix)]
     return list(
         {
-            str(one): one for key, rest in below for one in [[prefix + rest[: rest.index("/") + 1]] if "/" in rest else key]
+            str(one): one
+            for key, rest in below
+            for one in [[prefix + rest[: rest.index("/") + 1]] if "/" in rest else key]
         }.values()
     )
 
@@ -87,7 +94,23 @@ def test_every_key_comes_once_in_the_order_of_bytes_as_a_look_up_gives_it(ledger
 @pytest.mark.usefixtures("_page")
 @pytest.mark.parametrize(
     "prefix",
-    sampled(["", "a", "a/", "a/b", "a//", "a%", "a_", "a\\", "\ud7ff", "\U0010ffff", "a\U0010ffff", "nothing"], every=3),
+    sampled(
+        [
+            "",
+            "a",
+            "a/",
+            "a/b",
+            "a//",
+            "a%",
+            "a_",
+            "a\\",
+            "\ud7ff",
+            "\U0010ffff",
+            "a\U0010ffff",
+            "nothing",
+        ],
+        every=3,
+    ),
 )
 def test_a_prefix_is_bytes_and_no_pattern(ledger, prefix):
     keys = [
@@ -114,7 +137,9 @@ def test_a_prefix_is_bytes_and_no_pattern(ledger, prefix):
 
 
 parts_of_keys = st.lists(
-    st.sampled_from(["a", "/", "b", "\x01", "\ud7ff", "\ue000", "\U0010ffff", "%", "_", "\\"]), min_size=1, max_size=6
+    st.sampled_from(["a", "/", "b", "\x01", "\ud7ff", "\ue000", "\U0010ffff", "%", "_", "\\"]),
+    min_size=1,
+    max_size=6,
 )
 
 
@@ -131,7 +156,10 @@ def test_any_keys_are_listed_by_any_prefix_as_s3_lists_them(ledger, monkeypatch,
     assert [one.row.key for one in list_objects(ledger.lookup, source, prefix)] == [
         key for key in in_order(keys) if key.startswith(prefix)
     ]
-    level = [one.row.key if isinstance(one, Location) else [one] for one in list_level(ledger.lookup, source, prefix)]
+    level = [
+        one.row.key if isinstance(one, Location) else [one]
+        for one in list_level(ledger.lookup, source, prefix)
+    ]
     assert level == level_by_hand(keys, prefix)
 
 
@@ -156,8 +184,12 @@ def test_what_no_key_begins_with_finds_nothing(ledger, prefix):
         ("\U0010ffff", 0),
     ],
 )
-def test_skipped_keys_that_are_not_supported_are_counted_below_a_prefix_as_they_are_in_the_bucket(ledger, prefix, count):
-    register(ledger, [], skips=[skip("my%20dir/%FF", SkipReason.UNSUPPORTED_KEY), skip("my%20dir/x")])
+def test_skipped_keys_that_are_not_supported_are_counted_below_a_prefix_as_they_are_in_the_bucket(
+    ledger, prefix, count
+):
+    register(
+        ledger, [], skips=[skip("my%20dir/%FF", SkipReason.UNSUPPORTED_KEY), skip("my%20dir/x")]
+    )
     assert listing.count_not_archived(ledger.lookup, SOURCE, prefix) == (0, count)
 
 
@@ -169,11 +201,20 @@ def test_what_is_out_of_good_standing_is_not_listed_and_no_folder_of_it_either(l
 
 
 @pytest.mark.usefixtures("_page")
-def test_what_is_gone_or_older_is_listed_as_such_and_left_out_where_only_the_current_is_wanted(ledger):
+def test_what_is_gone_or_older_is_listed_as_such_and_left_out_where_only_the_current_is_wanted(
+    ledger,
+):
     archive(ledger, ["a/gone", "a/kept", "b/gone", "older"])
-    register_plan(ledger, plan_record(), [planned(1, ["older"])], claims((1, "older"), version="newer"))
-    stated = [CurrentException(*one) for one in (("a/gone", LATER, None), ("b/gone", LATER, None), ("older", LATER, "newer"))]
-    ledger.content.record_planned(InventoryRecord(SOURCE, "src-20240102T000000000000Z", LATER), stated)
+    register_plan(
+        ledger, plan_record(), [planned(1, ["older"])], claims((1, "older"), version="newer")
+    )
+    stated = [
+        CurrentException(*one)
+        for one in (("a/gone", LATER, None), ("b/gone", LATER, None), ("older", LATER, "newer"))
+    ]
+    ledger.content.record_planned(
+        InventoryRecord(SOURCE, "src-20240102T000000000000Z", LATER), stated
+    )
     listed = {one.row.key: one.status for one in list_objects(ledger.lookup, SOURCE)}
     assert listed == {"a/gone": "gone", "a/kept": "current", "b/gone": "gone", "older": "older"}
     assert keys_of(ledger, wanted=is_current) == ["a/kept"]
@@ -185,12 +226,15 @@ def test_a_folder_costs_one_page_however_many_keys_it_has(ledger, monkeypatch):
     archive(ledger, [f"{folder}/{number:03}" for folder in "abc" for number in range(200)])
     pages = []
     ask = ledger.lookup.archived_keys
-    monkeypatch.setattr(ledger.lookup, "archived_keys", lambda *args: pages.append(args) or ask(*args))
+    monkeypatch.setattr(
+        ledger.lookup, "archived_keys", lambda *args: pages.append(args) or ask(*args)
+    )
     assert level_of(ledger) == [["a/"], ["b/"], ["c/"]]
     assert len(pages) == 4
 
 
-# --- as of a time --------------------------------------------------------------------------------------------------------
+# --- as of a time
+# ------------------------------------------------------------------------------------------
 
 DAY = timedelta(days=1)
 
@@ -205,10 +249,14 @@ def version(ledger, key, number, day):
 
 
 def state(ledger, day, *exceptions):
-    """Let an inventory of a day state what is current: (key, version), or None where the key is gone."""
+    """Let an inventory of a day state what is current: (key, version), or None where the key is
+    gone.
+    """
     at = EARLY + day * DAY
     stated = [CurrentException(key, at, named) for key, named in exceptions]
-    ledger.content.record_planned(InventoryRecord(SOURCE, f"src-{at:%Y%m%dT%H%M%S}000000Z", at), stated)
+    ledger.content.record_planned(
+        InventoryRecord(SOURCE, f"src-{at:%Y%m%dT%H%M%S}000000Z", at), stated
+    )
 
 
 def as_of(ledger, day, prefix=""):
@@ -226,13 +274,22 @@ def test_as_of_a_time_a_key_is_listed_with_the_version_that_was_modified_last_up
     version(ledger, "dir/b", 1, 2)
     assert as_of(ledger, 0.99) == {}
     assert as_of(ledger, 1) == as_of(ledger, 1.99) == {"a": ("v1", "archived")}
-    assert as_of(ledger, 2) == as_of(ledger, 3) == {"a": ("v2", "archived"), "dir/b": ("v1", "archived")}
+    assert (
+        as_of(ledger, 2)
+        == as_of(ledger, 3)
+        == {"a": ("v2", "archived"), "dir/b": ("v1", "archived")}
+    )
     assert as_of(ledger, 9)["a"] == ("v3", "archived")
-    level = [one if isinstance(one, str) else one.row.key for one in list_level(ledger.lookup, SOURCE, as_of=EARLY + DAY)]
+    level = [
+        one if isinstance(one, str) else one.row.key
+        for one in list_level(ledger.lookup, SOURCE, as_of=EARLY + DAY)
+    ]
     assert level == ["a"]
 
 
-def test_as_of_a_time_a_key_is_gone_only_from_when_an_inventory_missed_it_to_when_it_came_back(ledger):
+def test_as_of_a_time_a_key_is_gone_only_from_when_an_inventory_missed_it_to_when_it_came_back(
+    ledger,
+):
     register(ledger, ["x"])
     version(ledger, "a", 1, 1)
     state(ledger, 3, ("a", None))
@@ -275,8 +332,13 @@ def test_as_of_a_time_what_is_known_of_it_and_not_archived_is_said(ledger):
 def test_what_was_not_archived_as_of_a_time_is_not_located_and_the_versions_are_named(ledger):
     register(ledger, ["x"])
     version(ledger, "a", 1, 1)
-    assert fetch(ledger.lookup, None, SOURCE, "a", as_of=EARLY + DAY).location.row.object_version == "v1"
-    with pytest.raises(NotLocated, match="'a' of source src is not archived as it was at 2024-01-01 00:00:00 UTC") as refused:
+    assert (
+        fetch(ledger.lookup, None, SOURCE, "a", as_of=EARLY + DAY).location.row.object_version
+        == "v1"
+    )
+    with pytest.raises(
+        NotLocated, match="'a' of source src is not archived as it was at 2024-01-01 00:00:00 UTC"
+    ) as refused:
         fetch(ledger.lookup, None, SOURCE, "a", as_of=EARLY)
     assert "v1 (2024-01-02 00:00:00 UTC)" in refused.value.hint
     with pytest.raises(UsageError, match="exclude"):
@@ -296,7 +358,9 @@ def test_a_listing_as_of_a_time_reads_no_table_from_its_beginning(ledger, databa
         with connected(database) as connection:
             connection.execute("SELECT pg_stat_force_next_flush()")
         with connected(database) as connection:
-            read = connection.execute("SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname <> 'sources'")
+            read = connection.execute(
+                "SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname <> 'sources'"
+            )
             return dict(map(tuple, read))
 
     before = read_from_the_beginning()

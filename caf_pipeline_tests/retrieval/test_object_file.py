@@ -1,4 +1,6 @@
-"""An object as a file: what is handed out, what was compared of it, and who is asked; providers lie and break off."""
+"""An object as a file: what is handed out, what was compared of it, and who is asked; providers lie
+and break off.
+"""
 
 import hashlib
 import io
@@ -29,7 +31,9 @@ BODY = CHUNK[START:END]
 
 
 class BreakingFolders(SeveralFolders):
-    """Providers that break off after so many bytes of an answer; what they were asked is written down."""
+    """Providers that break off after so many bytes of an answer; what they were asked is written
+    down.
+    """
 
     def __init__(self, folder):
         super().__init__(folder)
@@ -66,17 +70,27 @@ def streamed(monkeypatch):
 
 def whole(posting, body=BODY):
     sha256 = hashlib.sha256(body).digest()
-    return Location(LocationRow("a/key", "v1", "v1", START, END, "etag", MOMENT, sha256), "src-1-1", posting)
+    return Location(
+        LocationRow("a/key", "v1", "v1", START, END, "etag", MOMENT, sha256), "src-1-1", posting
+    )
 
 
 def in_parts(posting, *cuts):
     """The same bytes as parts of one chunk each: here all of one."""
     edges = [START, *cuts, END]
     parts = [
-        LocatedRange(first, last, hashlib.sha256(CHUNK[first:last]).digest(), f"src-1-{number}", posting)
+        LocatedRange(
+            first, last, hashlib.sha256(CHUNK[first:last]).digest(), f"src-1-{number}", posting
+        )
         for number, (first, last) in enumerate(pairwise(edges), 1)
     ]
-    return Location(LocationRow("a/key", "v1", "v1", 0, END - START, "etag", MOMENT, b""), "src-1-1", posting, None, parts)
+    return Location(
+        LocationRow("a/key", "v1", "v1", 0, END - START, "etag", MOMENT, b""),
+        "src-1-1",
+        posting,
+        None,
+        parts,
+    )
 
 
 @pytest.fixture(params=["whole", "in parts"])
@@ -98,7 +112,16 @@ def test_an_object_is_a_file_like_any_other(store, location):
         for _ in range(60):
             match dice.randrange(4):
                 case 0:
-                    where = dice.choice([0, 49_000, len(BODY) - 10, len(BODY), len(BODY) + 5, dice.randrange(len(BODY))])
+                    where = dice.choice(
+                        [
+                            0,
+                            49_000,
+                            len(BODY) - 10,
+                            len(BODY),
+                            len(BODY) + 5,
+                            dice.randrange(len(BODY)),
+                        ]
+                    )
                     assert file.seek(where) == known.seek(where)
                 case 1:
                     step = dice.randrange(-30, 30) if known.tell() > 30 else 3
@@ -115,7 +138,14 @@ def test_an_object_is_a_file_like_any_other(store, location):
         assert (file.readable(), file.seekable(), file.writable()) == (True, True, False)
     buffered = io.BufferedReader(ObjectFile(location, store))
     buffered.close()
-    for closed in (lambda: file.read(1), lambda: file.seek(0), file.tell, file.readable, file.seekable, buffered.tell):
+    for closed in (
+        lambda: file.read(1),
+        lambda: file.seek(0),
+        file.tell,
+        file.readable,
+        file.seekable,
+        buffered.tell,
+    ):
         with pytest.raises(ValueError, match="closed"):
             closed()
 
@@ -123,7 +153,11 @@ def test_an_object_is_a_file_like_any_other(store, location):
 @pytest.mark.usefixtures("_sized")
 def test_it_is_read_through_pythons_own_buffer(store, location):
     with io.BufferedReader(ObjectFile(location, store), 1 << 16) as file:
-        assert (file.read(10), file.seek(3_000_000), file.read(10)) == (BODY[:10], 3_000_000, BODY[3_000_000:3_000_010])
+        assert (file.read(10), file.seek(3_000_000), file.read(10)) == (
+            BODY[:10],
+            3_000_000,
+            BODY[3_000_000:3_000_010],
+        )
 
 
 def test_a_place_between_two_bytes_is_refused(store, location):
@@ -140,7 +174,9 @@ def test_a_place_before_the_beginning_is_refused(store, location):
 
 def test_what_is_too_short_to_be_a_zip_file_is_none(store, posting):
     short = whole(posting, BODY[:9])
-    with io.BufferedReader(ObjectFile(replace(short, row=replace(short.row, end_byte=START + 9)), store)) as file:
+    with io.BufferedReader(
+        ObjectFile(replace(short, row=replace(short.row, end_byte=START + 9)), store)
+    ) as file:
         assert not zipfile.is_zipfile(file)
         file.seek(0)
         assert file.read() == BODY[:9]
@@ -171,10 +207,15 @@ def test_where_a_holder_breaks_off_the_next_goes_on_at_the_same_byte(store, loca
     store.breaks = {"anna": 10_000, "bert": 20_000}
     file = ObjectFile(location, store)
     assert (file.read(), file.compared) == (BODY, True)
-    assert [one[:2] for one in store.asked[:3]] == [("anna", START), ("bert", START + 10_000), ("carl", START + 30_000)]
+    assert [one[:2] for one in store.asked[:3]] == [
+        ("anna", START),
+        ("bert", START + 10_000),
+        ("carl", START + 30_000),
+    ]
 
 
-# --- what was compared ---------------------------------------------------------------------------------------------------
+# --- what was compared
+# ------------------------------------------------------------------------------------------
 
 
 def test_no_wrong_byte_of_what_fits_into_memory_is_ever_handed_out(store, location, posting):
@@ -261,7 +302,9 @@ def test_of_parts_each_is_compared_before_its_end_is_handed_out(store, posting):
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("liar", ["anna", "bert"])
-def test_where_several_gave_a_wrong_body_the_one_that_is_right_is_found(store, posting, monkeypatch, streams, liar):
+def test_where_several_gave_a_wrong_body_the_one_that_is_right_is_found(
+    store, posting, monkeypatch, streams, liar
+):
     if streams:
         monkeypatch.setattr(object_file, "IN_MEMORY_BYTES", -1)
     store.breaks = {"anna": 2_000_000}
@@ -302,7 +345,8 @@ def test_comparing_keeps_nothing_and_tells_who_gave_it_wrong(store, location, po
         found.compare()
 
 
-# --- on a network --------------------------------------------------------------------------------------------------------
+# --- on a network
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -323,10 +367,15 @@ def opened(network):
 @pytest.mark.usefixtures("_sized")
 @pytest.mark.parametrize(
     "conduct",
-    sampled([{"refuse": True}, {"fail": 503}, {"nonsense": "short"}, {"cut_download_after": 1 << 20}], every=2),
+    sampled(
+        [{"refuse": True}, {"fail": 503}, {"nonsense": "short"}, {"cut_download_after": 1 << 20}],
+        every=2,
+    ),
     ids=str,
 )
-def test_an_object_comes_right_from_providers_of_which_one_is_away_or_breaks_off(opened, stored, network, conduct):
+def test_an_object_comes_right_from_providers_of_which_one_is_away_or_breaks_off(
+    opened, stored, network, conduct
+):
     posting, (first, *_) = stored
     network.misbehave(provider=first, **conduct)
     with ObjectFile(whole(posting), opened.store) as file:
@@ -335,13 +384,17 @@ def test_an_object_comes_right_from_providers_of_which_one_is_away_or_breaks_off
         assert file.read(10) == BODY[3_000_000:3_000_010]
 
 
-def test_two_lying_providers_of_three_do_not_keep_an_object_from_being_read_right(opened, stored, network):
+def test_two_lying_providers_of_three_do_not_keep_an_object_from_being_read_right(
+    opened, stored, network
+):
     posting, (first, second, _) = stored
     for number in (first, second):
         network.misbehave(provider=number, flip_byte=START + 77)
     with ObjectFile(whole(posting), opened.store) as file:
         assert file.read() == BODY
-    assert Found(whole(posting), opened.store).compare().keys() <= {network.provider_addresses[one] for one in (first, second)}
+    assert Found(whole(posting), opened.store).compare().keys() <= {
+        network.provider_addresses[one] for one in (first, second)
+    }
 
 
 @pytest.mark.usefixtures("streamed")

@@ -44,9 +44,15 @@ def test_the_metadata_of_a_large_archive_are_two_range_reads(context):
 def test_a_small_object_is_read_once_and_no_wrong_byte_of_it_is_given_out(context):
     found = fetch(context.ledger.lookup, context.store, "src", "small")
     ranges = ObjectRanges(found)
-    assert (ranges.read(10, 20), ranges.read_prefix(5)[0], ranges.read_suffix(5)[0]) == (SMALL[10:20], SMALL[:5], SMALL[-5:])
+    assert (ranges.read(10, 20), ranges.read_prefix(5)[0], ranges.read_suffix(5)[0]) == (
+        SMALL[10:20],
+        SMALL[:5],
+        SMALL[-5:],
+    )
     assert len(context.store.asked) == 1
     for provider in context.store.folders:
-        corrupt(context.store.file(provider, found.location.posting), at=found.location.row.start_byte)
+        corrupt(
+            context.store.file(provider, found.location.posting), at=found.location.row.start_byte
+        )
     with pytest.raises(IntegrityError):
         ObjectRanges(found).read(10, 20)

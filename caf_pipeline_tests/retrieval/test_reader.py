@@ -1,4 +1,6 @@
-"""One object back: compared before a byte is handed out, from the next holder where one is wrong or away."""
+"""One object back: compared before a byte is handed out, from the next holder where one is wrong or
+away.
+"""
 
 import hashlib
 import os
@@ -11,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from caf_pipeline.chunk_state import ChunkState
-from caf_pipeline.errors import IntegrityError, NotLocated, StoredChunkMissing, StoreUnreachable, UsageError
+from caf_pipeline.errors import (
+    IntegrityError,
+    NotLocated,
+    StoredChunkMissing,
+    StoreUnreachable,
+    UsageError,
+)
 from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Location
@@ -93,7 +101,9 @@ def test_a_chunk_that_nobody_holds_is_missing(store, posting):
         next(found(store, posting).pieces)
 
 
-def test_a_file_is_saved_from_the_next_holder_and_holds_nothing_of_the_first(store, posting, tmp_path):
+def test_a_file_is_saved_from_the_next_holder_and_holds_nothing_of_the_first(
+    store, posting, tmp_path
+):
     corrupt(store.file("anna", posting), at=1_500_000)
     save(found(store, posting), tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == CHUNK[1000:2_000_000]
@@ -156,7 +166,9 @@ def test_a_pipe_is_given_no_byte_of_a_wrong_object(store, posting, tmp_path):
 
 
 @pytest.mark.parametrize("path", ["", "/", "folder"])
-def test_a_folder_in_the_place_of_the_file_is_said_before_anything_is_read(store, posting, tmp_path, path, monkeypatch):
+def test_a_folder_in_the_place_of_the_file_is_said_before_anything_is_read(
+    store, posting, tmp_path, path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     store.forget(posting)
@@ -179,7 +191,9 @@ def test_an_object_larger_than_memory_allows_is_compared_on_disk(store, posting,
     assert b"".join(found(store, posting, 0, len(CHUNK)).pieces) == CHUNK
 
 
-def test_a_disk_without_room_for_the_comparison_is_one_sentence(store, posting, small_disk, monkeypatch):
+def test_a_disk_without_room_for_the_comparison_is_one_sentence(
+    store, posting, small_disk, monkeypatch
+):
     monkeypatch.setattr(reader, "IN_MEMORY_BYTES", 64 << 10)
     one = Found(found(store, posting, 0, len(CHUNK)).location, store, small_disk)
     with pytest.raises(UsageError, match="No space left"):
@@ -207,14 +221,28 @@ def test_a_key_that_a_chunk_under_way_has_is_said_to_be_with_the_chunks_state(le
     for state in (ChunkState.PACKING, ChunkState.PARKED):
         end(ledger, chunk, state)
         message, hint = why(ledger, "key")
-        assert message == f"'key' of source src is not archived yet: chunk {chunk} has it, which is '{state}'"
+        assert (
+            message
+            == f"'key' of source src is not archived yet: chunk {chunk} has it, which is '{state}'"
+        )
         assert ("caf unpark" in hint) == (state is ChunkState.PARKED)
 
 
 def test_a_key_that_was_skipped_is_said_to_be_with_the_reason_and_when_it_is_tried_again(ledger):
-    register(ledger, ["other"], skips=[skip("cold"), skip("a%FFb", SkipReason.UNSUPPORTED_KEY), skip("late", SkipReason.WAITING)])
+    register(
+        ledger,
+        ["other"],
+        skips=[
+            skip("cold"),
+            skip("a%FFb", SkipReason.UNSUPPORTED_KEY),
+            skip("late", SkipReason.WAITING),
+        ],
+    )
     message, hint = why(ledger, "cold")
-    assert message == "'cold' of source src is not archived: it was skipped as cold_storage (as S3 said)"
+    assert (
+        message
+        == "'cold' of source src is not archived: it was skipped as cold_storage (as S3 said)"
+    )
     assert hint.startswith("it may be planned again from 20")
     assert why(ledger, "a\udcffb")[1] == "it is not planned again by itself"
     assert "waits for a chunk to be filled" in why(ledger, "late")[0]
@@ -229,7 +257,9 @@ def test_of_several_versions_that_were_skipped_the_latest_is_said(ledger, now, v
         replace(skip("key", now), object_version=last, last_modified=MOMENT + timedelta(days=1)),
     ]
     register(ledger, ["other"], skips=skips)
-    assert ("waits for a chunk" if now is SkipReason.WAITING else "as cold_storage") in why(ledger, "key")[0]
+    assert ("waits for a chunk" if now is SkipReason.WAITING else "as cold_storage") in why(
+        ledger, "key"
+    )[0]
     assert "as changed" in why(ledger, "key", first)[0]
 
 
@@ -244,9 +274,15 @@ def test_a_key_of_a_chunk_that_is_lost_is_said_to_be(ledger):
 def test_of_a_version_that_is_not_archived_it_is_said_why_or_which_ones_are(ledger):
     archive(ledger, ["key"])
     ledger.skips.record(SOURCE, [replace(skip("key"), object_version="v2")])
-    assert "version 'v2', is not archived: it was skipped as cold_storage" in why(ledger, "key", "v2")[0]
+    assert (
+        "version 'v2', is not archived: it was skipped as cold_storage"
+        in why(ledger, "key", "v2")[0]
+    )
     message, hint = why(ledger, "key", "v3")
-    assert (message, VERSION in hint) == ("'key' of source src is not archived as version 'v3'", True)
+    assert (message, VERSION in hint) == (
+        "'key' of source src is not archived as version 'v3'",
+        True,
+    )
 
 
 def test_an_unknown_source_and_an_unknown_key_are_said_to_be(ledger):

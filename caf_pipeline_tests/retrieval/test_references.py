@@ -35,7 +35,9 @@ def test_an_object_in_a_folder_is_read_by_its_reference(store, posting, tmp_path
     assert fs.cat("a/key") == BODY
 
 
-def test_an_object_in_parts_is_in_parquet_and_counted_where_json_cannot_have_it(store, posting, tmp_path):
+def test_an_object_in_parts_is_in_parquet_and_counted_where_json_cannot_have_it(
+    store, posting, tmp_path
+):
     location = in_parts(posting, 50_000, 2_500_000)
     sums = write_references([location], store, tmp_path / "refs.json")
     assert (sums.objects, sums.in_parts, sums.chunks) == (1, 1, 0)
@@ -43,11 +45,16 @@ def test_an_object_in_parts_is_in_parquet_and_counted_where_json_cannot_have_it(
     write_references([location], store, tmp_path / "refs.parquet")
     rows = pq.read_table(tmp_path / "refs.parquet").to_pylist()
     assert [(row["part"], row["parts"]) for row in rows] == [(0, 3), (1, 3), (2, 3)]
-    assert b"".join(CHUNK[row["offset"] : row["offset"] + row["size"]] for row in rows) == CHUNK[START:END]
+    assert (
+        b"".join(CHUNK[row["offset"] : row["offset"] + row["size"]] for row in rows)
+        == CHUNK[START:END]
+    )
 
 
 @pytest.mark.parametrize(("name", "counted"), [("refs.json", 1), ("refs.parquet", 0)])
-def test_keys_that_fsspec_does_not_read_by_json_are_counted(store, posting, tmp_path, name, counted):
+def test_keys_that_fsspec_does_not_read_by_json_are_counted(
+    store, posting, tmp_path, name, counted
+):
     without = whole(posting)
     folder = replace(without, row=replace(without.row, key="a/key/"))
     sums = write_references([without, folder], store, tmp_path / name)
@@ -65,7 +72,9 @@ def test_what_a_link_leads_to_is_written_and_the_link_stays(store, posting, tmp_
 
 
 @pytest.mark.parametrize("name", ["refs.json", "refs.parquet"])
-def test_references_are_on_the_disk_before_they_have_their_name(store, posting, tmp_path, monkeypatch, name):
+def test_references_are_on_the_disk_before_they_have_their_name(
+    store, posting, tmp_path, monkeypatch, name
+):
     synced, replace_file = [], os.replace
     before_named = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
@@ -101,7 +110,9 @@ def test_a_provider_that_gives_other_bytes_gets_no_reference_and_alone_it_is_tol
 
 
 @pytest.mark.thorough
-def test_what_cannot_be_written_or_read_leaves_the_file_as_it_was(store, posting, tmp_path, small_disk):
+def test_what_cannot_be_written_or_read_leaves_the_file_as_it_was(
+    store, posting, tmp_path, small_disk
+):
     with pytest.raises(StagingError, match="cannot be written"):
         write_references(repeat(whole(posting), 200_000), store, small_disk / "refs.json")
     assert not [path for path in small_disk.iterdir() if path.suffix in (".json", ".partial")]

@@ -11,7 +11,9 @@ from caf_pipeline.system.files_below import NotRestored
 from caf_pipeline_tests.support.plans import MOMENT
 
 LOCATION = Location(
-    LocationRow("key", "v1", "v1", 0, 10, "etag", MOMENT, bytes(32)), "src-1-1", Posting(bytes(64), "owner", 7, 10)
+    LocationRow("key", "v1", "v1", 0, 10, "etag", MOMENT, bytes(32)),
+    "src-1-1",
+    Posting(bytes(64), "owner", 7, 10),
 )
 
 
@@ -29,7 +31,11 @@ def test_wrong_bytes_of_one_object_are_the_result_however_many_failed_before_it(
 @pytest.mark.parametrize("ended", [None, StoreUnreachable("the network is away")])
 def test_only_what_another_try_can_bring_back_goes_on(ended):
     sums = RestoreSums()
-    sums.add(RestoredObject(LOCATION, RestoreOutcome.FAILED, error=ObjectMissing("no provider has 'key'")))
+    sums.add(
+        RestoredObject(
+            LOCATION, RestoreOutcome.FAILED, error=ObjectMissing("no provider has 'key'")
+        )
+    )
     failure = sums.failure(ended)
     assert (type(failure), failure.exit_code) == (ObjectMissing, 9)
     assert ("goes on" in failure.hint, "caf repair" in failure.hint) == (ended is not None, True)

@@ -1,4 +1,6 @@
-"""Objects restored to a folder together with their neighbours: by how many requests, and what one that fails costs others."""
+"""Objects restored to a folder together with their neighbours: by how many requests, and what one
+that fails costs others.
+"""
 
 import errno
 import os
@@ -33,7 +35,9 @@ BODIES = SMALL | {"dir/100-large": os.urandom(SMALL_BYTES + 1), "dir/empty": b""
 
 
 class BadSpot(BreakingFolders):
-    """Providers none of which gives one byte of their chunks, and which give nothing before so many reads are under way."""
+    """Providers none of which gives one byte of their chunks, and which give nothing before so many
+    reads are under way.
+    """
 
     spot = -1
     meeting = threading.Barrier(1)
@@ -55,7 +59,13 @@ def bodies():
 
 @pytest.fixture
 def context(tmp_path, ledger, bodies):
-    context = a_run_context(tmp_path, MemorySource(dict(bodies)), ledger, target="8MiB", store=BadSpot(tmp_path / "store"))
+    context = a_run_context(
+        tmp_path,
+        MemorySource(dict(bodies)),
+        ledger,
+        target="8MiB",
+        store=BadSpot(tmp_path / "store"),
+    )
     archive_everything(context)
     context.store.asked.clear()
     return context
@@ -63,13 +73,17 @@ def context(tmp_path, ledger, bodies):
 
 @pytest.fixture
 def restore(context, tmp_path):
-    """Restores to a folder; returns what became of each object, in turn, and then the files by their paths."""
+    """Restores to a folder; returns what became of each object, in turn, and then the files by
+    their paths.
+    """
 
     def run(*, force=False, most=None):
         with FilesBelow(tmp_path / "out", force=force) as files:
             files.own()
             target = RestoreFolder(files, context.store, force=force, dry_run=False)
-            with closing(restore_objects(list_objects(context.ledger.lookup, "src"), target)) as outcomes:
+            with closing(
+                restore_objects(list_objects(context.ledger.lookup, "src"), target)
+            ) as outcomes:
                 done = list(islice(outcomes, most))
         return done, files_in(tmp_path / "out")
 
@@ -78,11 +92,17 @@ def restore(context, tmp_path):
 
 def files_in(folder):
     """Return what is below a folder, by path."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize("batch", [{}, {"BATCH_BYTES": 10_000}, {"BATCH_OBJECTS": 11}])
-def test_neighbours_are_few_requests_and_what_is_there_is_none(context, restore, monkeypatch, batch):
+def test_neighbours_are_few_requests_and_what_is_there_is_none(
+    context, restore, monkeypatch, batch
+):
     for name, value in batch.items():
         monkeypatch.setattr(restore_folder, name, value)
     done, files = restore()
@@ -103,20 +123,27 @@ def test_an_object_that_no_provider_gives_keeps_no_neighbour_from_being_restored
         corrupt(context.store.file(provider, wrong.posting), at=wrong.row.start_byte)
     done, files = restore()
     assert files == {key: body for key, body in BODIES.items() if key not in {"dir/020", "dir/030"}}
-    assert {one.location.row.key: one.error.permanent for one in done if one.error} == {"dir/020": False, "dir/030": True}
+    assert {one.location.row.key: one.error.permanent for one in done if one.error} == {
+        "dir/020": False,
+        "dir/030": True,
+    }
     assert sum(one.outcome is RestoreOutcome.FAILED for one in done) == 2
 
 
 def test_providers_that_are_away_are_not_asked_for_every_object(context, restore):
     context.store.away = set(context.store.folders)
-    with pytest.raises(StoreUnreachable, match=f"{UNREAD_IN_A_ROW} objects in a row could not be read"):
+    with pytest.raises(
+        StoreUnreachable, match=f"{UNREAD_IN_A_ROW} objects in a row could not be read"
+    ):
         restore()
     assert len(context.store.asked) < 3 * len(BODIES) / 2
 
 
 @pytest.mark.parametrize("bodies", [{"a": os.urandom(5 << 20), "b": os.urandom(5 << 20)}])
 @pytest.mark.parametrize("in_memory", [8 << 20, 1 << 20], ids=["in memory", "in files"])
-def test_objects_that_fill_a_request_are_read_side_by_side(context, restore, bodies, monkeypatch, in_memory):
+def test_objects_that_fill_a_request_are_read_side_by_side(
+    context, restore, bodies, monkeypatch, in_memory
+):
     monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", in_memory)
     context.store.meeting = threading.Barrier(len(bodies), timeout=PATIENCE_SECONDS)
     done, files = restore()
@@ -124,7 +151,9 @@ def test_objects_that_fill_a_request_are_read_side_by_side(context, restore, bod
 
 
 @pytest.mark.parametrize("bodies", [BODIES | {"a": bytes(700), "a/b": b"1", "a/c": bytes(800)}])
-def test_objects_too_large_for_memory_get_their_names_in_turn_and_cost_no_other(context, restore, bodies, monkeypatch):
+def test_objects_too_large_for_memory_get_their_names_in_turn_and_cost_no_other(
+    context, restore, bodies, monkeypatch
+):
     monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", 600)
     wrong, *_ = list_objects(context.ledger.lookup, "src", "dir/130")
     for provider in context.store.folders:
@@ -140,27 +169,50 @@ def test_objects_too_large_for_memory_get_their_names_in_turn_and_cost_no_other(
 
 
 LONG = "a/" + "n" * 300
-NESTED = ["a", "a/b", "a/c", "a/c/d", "a/c/d/e", "a/c/d/e/", "a/c/d/e//f", "a/c/d/.caf~e/g", "..", "../b", LONG, f"{LONG}/o"]
+NESTED = [
+    "a",
+    "a/b",
+    "a/c",
+    "a/c/d",
+    "a/c/d/e",
+    "a/c/d/e/",
+    "a/c/d/e//f",
+    "a/c/d/.caf~e/g",
+    "..",
+    "../b",
+    LONG,
+    f"{LONG}/o",
+]
 
 
 @pytest.mark.parametrize("bodies", [{key: key.encode() for key in NESTED}])
-def test_keys_that_are_each_others_folders_all_have_files_in_whatever_order_they_come(context, tmp_path, bodies):
+def test_keys_that_are_each_others_folders_all_have_files_in_whatever_order_they_come(
+    context, tmp_path, bodies
+):
     listed = list(list_objects(context.ledger.lookup, "src"))
     for number in range(6):
         folder = tmp_path / f"out{number}"
         for _ in range(2):
             Random(number).shuffle(listed)
             with FilesBelow(folder, force=False) as files:
-                done = list(RestoreFolder(files, context.store, force=False, dry_run=False).restore(listed))
+                done = list(
+                    RestoreFolder(files, context.store, force=False, dry_run=False).restore(listed)
+                )
             assert [one.error for one in done if one.error] == []
-            assert {key_of(path.split("/")): body for path, body in files_in(folder).items()} == bodies
+            assert {
+                key_of(path.split("/")): body for path, body in files_in(folder).items()
+            } == bodies
         assert {one.outcome for one in done} == {RestoreOutcome.EQUAL}
 
 
 @pytest.mark.parametrize("bodies", [{key: key.encode() for key in NESTED}])
-@pytest.mark.parametrize("in_the_way", [["a"], ["a", ".caf~a"], [".caf~..", "a/c", "a/.caf+" + "n" * 200]], ids=len)
+@pytest.mark.parametrize(
+    "in_the_way", [["a"], ["a", ".caf~a"], [".caf~..", "a/c", "a/.caf+" + "n" * 200]], ids=len
+)
 @pytest.mark.parametrize("make", [os.mkfifo, partial(os.symlink, "gone/too")], ids=["pipe", "link"])
-def test_a_key_and_those_below_it_have_files_where_something_else_has_the_name(context, tmp_path, bodies, in_the_way, make):
+def test_a_key_and_those_below_it_have_files_where_something_else_has_the_name(
+    context, tmp_path, bodies, in_the_way, make
+):
     listed = list(list_objects(context.ledger.lookup, "src"))
     for number in range(3):
         for name in in_the_way:
@@ -171,11 +223,18 @@ def test_a_key_and_those_below_it_have_files_where_something_else_has_the_name(c
         for dry_run in (True, False, True, False):
             Random(number).shuffle(listed)
             with FilesBelow(tmp_path / f"out{number}", force=False) as files:
-                done = list(RestoreFolder(files, context.store, force=False, dry_run=dry_run).restore(listed))
+                done = list(
+                    RestoreFolder(files, context.store, force=False, dry_run=dry_run).restore(
+                        listed
+                    )
+                )
             assert [one.error for one in done if one.error] == []
             outcomes.append({one.outcome for one in done})
         assert outcomes == [{RestoreOutcome.RESTORED}] * 2 + [{RestoreOutcome.EQUAL}] * 2
-        assert {key_of(path.split("/")): body for path, body in files_in(tmp_path / f"out{number}").items()} == bodies
+        assert {
+            key_of(path.split("/")): body
+            for path, body in files_in(tmp_path / f"out{number}").items()
+        } == bodies
 
 
 @pytest.mark.parametrize("bodies", [{"a": b"1", "b": b"2"}])
@@ -188,17 +247,24 @@ def test_what_the_folder_refuses_is_not_said_to_go_on_by_itself(context, restore
     sums = RestoreSums()
     for one in done:
         sums.add(one)
-    assert sums.failure(None).hint == "what was refused there is refused again until the reason given with it is gone"
+    assert (
+        sums.failure(None).hint
+        == "what was refused there is refused again until the reason given with it is gone"
+    )
     context.store.away = set(context.store.folders)
     (tmp_path / "out" / "b").unlink()
     for one in restore()[0]:
         sums.add(one)
-    assert sums.failure(None).hint.startswith("the same restore goes on, and leaves what is there; what was refused there")
+    assert sums.failure(None).hint.startswith(
+        "the same restore goes on, and leaves what is there; what was refused there"
+    )
 
 
 @pytest.mark.parametrize("bodies", [{"a": bytes(700), "b": bytes(700), "c/d": bytes(700)}])
 @pytest.mark.parametrize("in_memory", [8 << 20, 600], ids=["in memory", "in files"])
-def test_a_private_file_that_is_replaced_stays_private(restore, bodies, monkeypatch, tmp_path, in_memory):
+def test_a_private_file_that_is_replaced_stays_private(
+    restore, bodies, monkeypatch, tmp_path, in_memory
+):
     monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", in_memory)
     (tmp_path / "out" / "c").mkdir(parents=True)
     (tmp_path / "new").touch()
@@ -211,10 +277,19 @@ def test_a_private_file_that_is_replaced_stays_private(restore, bodies, monkeypa
 
 
 @pytest.mark.parametrize("bodies", [{f"{number}": os.urandom(400_000) for number in range(4)}])
-def test_a_full_disk_ends_a_restore_and_leaves_whole_files_alone(context, small_disk, bodies, monkeypatch):
+def test_a_full_disk_ends_a_restore_and_leaves_whole_files_alone(
+    context, small_disk, bodies, monkeypatch
+):
     monkeypatch.setattr(restore_folder, "IN_MEMORY_BYTES", 1000)
-    with FilesBelow(small_disk, force=False) as files, pytest.raises(StagingError, match="No space left"):
-        list(RestoreFolder(files, context.store, force=False, dry_run=False).restore(list_objects(context.ledger.lookup, "src")))
+    with (
+        FilesBelow(small_disk, force=False) as files,
+        pytest.raises(StagingError, match="No space left"),
+    ):
+        list(
+            RestoreFolder(files, context.store, force=False, dry_run=False).restore(
+                list_objects(context.ledger.lookup, "src")
+            )
+        )
     assert files_in(small_disk).items() <= bodies.items()
 
 
@@ -244,7 +319,9 @@ class OneNameForSome:
     ],
     ids=["case", "normal form"],
 )
-def test_of_two_keys_that_are_one_name_the_second_never_replaces_the_first(restore, bodies, monkeypatch, fold):
+def test_of_two_keys_that_are_one_name_the_second_never_replaces_the_first(
+    restore, bodies, monkeypatch, fold
+):
     monkeypatch.setattr(files_below, "os", OneNameForSome(fold))
     for force in (False, True, True):
         done, files = restore(force=force)
@@ -255,19 +332,29 @@ def test_of_two_keys_that_are_one_name_the_second_never_replaces_the_first(resto
 
 
 @pytest.mark.parametrize("bodies", [{"dir/A": b"same", "dir/a": b"same", "dir/b": b"same"}])
-def test_one_file_is_not_taken_for_two_keys_that_have_the_same_content(restore, monkeypatch, bodies, tmp_path):
+def test_one_file_is_not_taken_for_two_keys_that_have_the_same_content(
+    restore, monkeypatch, bodies, tmp_path
+):
     monkeypatch.setattr(files_below, "os", OneNameForSome(str.lower))
     restore()
     done, _ = restore()
-    assert [one.outcome for one in done] == [RestoreOutcome.EQUAL, RestoreOutcome.FAILED, RestoreOutcome.EQUAL]
-    (tmp_path / "out" / "dir" / "b").unlink()  # who saves room by links has made one file of equal ones
+    assert [one.outcome for one in done] == [
+        RestoreOutcome.EQUAL,
+        RestoreOutcome.FAILED,
+        RestoreOutcome.EQUAL,
+    ]
+    (
+        tmp_path / "out" / "dir" / "b"
+    ).unlink()  # who saves room by links has made one file of equal ones
     os.link(tmp_path / "out" / "dir" / "a", tmp_path / "out" / "dir" / "b")
     done, _ = restore()
     assert done[2].outcome is RestoreOutcome.EQUAL
 
 
 @pytest.mark.parametrize("bodies", [{"a": b"1", "b": b"2"}])
-def test_a_file_that_may_not_be_read_is_left_and_its_object_is_written_nowhere_else(restore, monkeypatch, bodies, tmp_path):
+def test_a_file_that_may_not_be_read_is_left_and_its_object_is_written_nowhere_else(
+    restore, monkeypatch, bodies, tmp_path
+):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "a").write_bytes(b"mine")
 

@@ -39,6 +39,8 @@ def test_where_the_work_fails_all_else_that_it_wrote_is_yielded_and_nothing_is_w
         written.append(one)
         return one
 
-    assert isinstance(take_all(side_by_side(range(100), write, 3, drains=True), taken.append), SourceDenied)
+    assert isinstance(
+        take_all(side_by_side(range(100), write, 3, drains=True), taken.append), SourceDenied
+    )
     assert taken == sorted(written)
     assert {1, 2} <= set(taken)

@@ -1,4 +1,6 @@
-"""GETs against a server that answers what moto never does: S3's error codes, broken bodies, odd ranges."""
+"""GETs against a server that answers what moto never does: S3's error codes, broken bodies, odd
+ranges.
+"""
 
 import base64
 import gc
@@ -32,12 +34,27 @@ from caf_pipeline.source.s3.get_client import BegunGet, GetClient
 from caf_pipeline.source.s3.source import open_s3_source
 from caf_pipeline_tests.contracts.object_source import listed
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
-from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET, ScriptedAnswer, s3_error, serving, settings_for
+from caf_pipeline_tests.support.s3_server import (
+    KEY_ID,
+    SECRET,
+    ScriptedAnswer,
+    s3_error,
+    serving,
+    settings_for,
+)
 
 MOMENT = datetime(2026, 11, 1, tzinfo=UTC)
-GET_OK = {"ETag": '"e1"', "Last-Modified": "Sun, 01 Nov 2026 12:30:15 GMT", "Accept-Ranges": "bytes"}
+GET_OK = {
+    "ETag": '"e1"',
+    "Last-Modified": "Sun, 01 Nov 2026 12:30:15 GMT",
+    "Accept-Ranges": "bytes",
+}
 
-SSE_C = "The object was stored using a form of Server Side Encryption. The correct parameters must be provided."
+SSE_C = (
+    "The object was stored using a form of Server Side Encryption. The correct parameters "
+    "must "
+    "be provided."
+)
 
 
 def thing(size: int = 5, version: str | None = None, checksum: str = "") -> S3Object:
@@ -59,7 +76,8 @@ def answers(server, *given: ScriptedAnswer):
     return server.source()
 
 
-# --- what is asked -------------------------------------------------------------------------------------------------
+# --- what is asked
+# ------------------------------------------------------------------------------------------
 
 
 def test_an_object_without_version_is_pinned_by_its_quoted_etag(scripted_s3):
@@ -95,7 +113,8 @@ def test_whoever_pays_says_so_and_whoever_is_anonymous_does_not_sign(scripted_s3
     assert "authorization" not in anonymous.headers
 
 
-# --- what is answered ----------------------------------------------------------------------------------------------
+# --- what is answered
+# ------------------------------------------------------------------------------------------
 
 REASONS = [
     (s3_error(412, "PreconditionFailed"), "changed"),
@@ -188,10 +207,16 @@ def test_a_range_that_is_not_what_was_asked_for_is_not_taken(scripted_s3, answer
         answers(scripted_s3, answer).read(thing(), 2, 4)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # awscrt tells of it on stderr, too
-@pytest.mark.parametrize(("bounds", "answer"), [((0, 5), ok()), ((2, 4), partial(b"te", "bytes 2-3/5"))])
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # awscrt tells of it on stderr, too
+@pytest.mark.parametrize(
+    ("bounds", "answer"), [((0, 5), ok()), ((2, 4), partial(b"te", "bytes 2-3/5"))]
+)
 @pytest.mark.parametrize("said", ["caf\xe9", "caf\xc3\xa9"])
-def test_header_bytes_that_are_no_ascii_are_kept_as_boto3_reads_them(scripted_s3, said, bounds, answer):
+def test_header_bytes_that_are_no_ascii_are_kept_as_boto3_reads_them(
+    scripted_s3, said, bounds, answer
+):
     answer.headers |= {
         "x-amz-meta-Name": said,
         "Content-Type": "text/plain",
@@ -213,7 +238,10 @@ def test_header_bytes_that_are_no_ascii_are_kept_as_boto3_reads_them(scripted_s3
         ({"x-amz-checksum-sha256": "q83v", "x-amz-checksum-type": "COMPOSITE"}, set()),
         ({"x-amz-checksum-sha256": "q83v-2"}, set()),
         ({"x-amz-checksum-sha256": "not base64"}, set()),
-        ({"x-amz-checksum-sha256": "q83v", "x-amz-checksum-crc64nvme": "q83v"}, {"sha256", "crc64nvme"}),
+        (
+            {"x-amz-checksum-sha256": "q83v", "x-amz-checksum-crc64nvme": "q83v"},
+            {"sha256", "crc64nvme"},
+        ),
     ],
 )
 def test_a_head_has_the_checksums_of_the_full_object_alone(scripted_s3, headers, algorithms):
@@ -225,7 +253,8 @@ def test_a_head_has_the_checksums_of_the_full_object_alone(scripted_s3, headers,
     assert (request.method, request.headers["x-amz-checksum-mode"]) == ("HEAD", "ENABLED")
 
 
-# --- what is begun -------------------------------------------------------------------------------------------------
+# --- what is begun
+# ------------------------------------------------------------------------------------------
 
 
 def test_an_object_that_is_begun_costs_one_request_and_is_what_is_read(scripted_s3):
@@ -242,7 +271,9 @@ def test_an_object_that_is_begun_costs_one_request_and_is_what_is_read(scripted_
     }
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # awscrt tells of it on stderr, too
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # awscrt tells of it on stderr, too
 @pytest.mark.parametrize(
     "answer",
     [
@@ -263,7 +294,9 @@ def test_what_was_begun_and_came_to_nothing_is_left_to_be_read(scripted_s3, answ
     assert len(scripted_s3.requests) == 1
 
 
-def test_what_was_begun_without_credentials_or_of_a_key_that_is_no_text_is_left_to_be_read(scripted_s3):
+def test_what_was_begun_without_credentials_or_of_a_key_that_is_no_text_is_left_to_be_read(
+    scripted_s3,
+):
     source = answers(scripted_s3, ok())
     assert source.begin(replace(thing(), key=b"\xff")) is None
     source._reading.gets._credentials = None
@@ -310,19 +343,29 @@ def test_errors_that_awscrt_makes_pythons_own_can_be_tried_again():
     assert is_transient(broken.value)
 
 
-# --- checksums -----------------------------------------------------------------------------------------------------
+# --- checksums
+# ------------------------------------------------------------------------------------------
 
 CRC = base64.b64encode(b"\1\2\3\4").decode()
 
 
 def head(**headers: str) -> ScriptedAnswer:
-    return ScriptedAnswer(200, b"", GET_OK | {name.replace("_", "-"): value for name, value in headers.items()}, length=5)
+    return ScriptedAnswer(
+        200,
+        b"",
+        GET_OK | {name.replace("_", "-"): value for name, value in headers.items()},
+        length=5,
+    )
 
 
 @pytest.mark.parametrize(
     ("listed_as", "answer", "digest"),
     [
-        ("CRC32/FULL_OBJECT", head(x_amz_checksum_crc32=CRC, x_amz_checksum_type="FULL_OBJECT"), b"\1\2\3\4"),
+        (
+            "CRC32/FULL_OBJECT",
+            head(x_amz_checksum_crc32=CRC, x_amz_checksum_type="FULL_OBJECT"),
+            b"\1\2\3\4",
+        ),
         ("CRC32", head(x_amz_checksum_crc32=CRC), b"\1\2\3\4"),
         ("CRC32", head(x_amz_checksum_crc32=f"{CRC}-3"), None),
         ("CRC32", head(x_amz_checksum_crc32=CRC, x_amz_checksum_type="COMPOSITE"), None),
@@ -334,8 +377,16 @@ def test_a_checksum_is_told_where_it_covers_the_full_object(scripted_s3, listed_
     found = answers(scripted_s3, answer).full_object_checksum(thing(checksum=listed_as))
     assert (found.digest if found else None) == digest
     [request] = scripted_s3.requests
-    assert (request.method, request.headers["x-amz-checksum-mode"], request.headers["if-match"]) == ("HEAD", "ENABLED", '"e1"')
-    got = answers(scripted_s3, replace(answer, body=b"bytes")).read(thing(checksum=listed_as), 0, 5).checksum
+    assert (
+        request.method,
+        request.headers["x-amz-checksum-mode"],
+        request.headers["if-match"],
+    ) == ("HEAD", "ENABLED", '"e1"')
+    got = (
+        answers(scripted_s3, replace(answer, body=b"bytes"))
+        .read(thing(checksum=listed_as), 0, 5)
+        .checksum
+    )
     assert got == found
     assert [request.method for request in scripted_s3.requests] == ["HEAD", "GET"]
 
@@ -356,9 +407,15 @@ def test_an_object_whose_listing_names_no_checksum_is_not_asked_for_one(scripted
 
 @pytest.mark.parametrize(
     ("headers", "digest"),
-    [({"x-amz-checksum-crc32": CRC}, b"\1\2\3\4"), ({"x-amz-checksum-crc32": f"{CRC}-3"}, None), ({}, None)],
+    [
+        ({"x-amz-checksum-crc32": CRC}, b"\1\2\3\4"),
+        ({"x-amz-checksum-crc32": f"{CRC}-3"}, None),
+        ({}, None),
+    ],
 )
-def test_an_object_whose_report_names_no_checksum_is_asked_for_any_with_its_body(scripted_s3, headers, digest):
+def test_an_object_whose_report_names_no_checksum_is_asked_for_any_with_its_body(
+    scripted_s3, headers, digest
+):
     answer = ok()
     answer.headers |= headers
     scripted_s3.answer = lambda request: answer
@@ -366,13 +423,17 @@ def test_an_object_whose_report_names_no_checksum_is_asked_for_any_with_its_body
     assert source.full_object_checksum(thing()) is None
     found = source.begin(thing()).part().checksum
     assert (found.digest if found else None) == digest
-    assert [(request.method, request.headers["x-amz-checksum-mode"]) for request in scripted_s3.requests] == [("GET", "ENABLED")]
+    assert [
+        (request.method, request.headers["x-amz-checksum-mode"]) for request in scripted_s3.requests
+    ] == [("GET", "ENABLED")]
     source.read(thing(checksum="CRC32/COMPOSITE"), 0, 5)
     assert "x-amz-checksum-mode" not in scripted_s3.requests[1].headers
 
 
 @pytest.mark.parametrize("checksum", ["", "CRC32/COMPOSITE", "MD5/FULL_OBJECT", "SHA256/SOMETHING"])
-def test_nothing_is_asked_where_the_listing_names_no_checksum_of_the_full_object(scripted_s3, checksum):
+def test_nothing_is_asked_where_the_listing_names_no_checksum_of_the_full_object(
+    scripted_s3, checksum
+):
     assert answers(scripted_s3, head()).full_object_checksum(thing(checksum=checksum)) is None
     assert scripted_s3.requests == []
 
@@ -398,7 +459,8 @@ def test_a_head_that_fails_is_explained_by_a_get(scripted_s3, status, get, outco
     assert caught.value.reason == outcome
 
 
-# --- servers and credentials ---------------------------------------------------------------------------------------
+# --- servers and credentials
+# ---------------------------------------------------------------------------------------
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -406,7 +468,8 @@ NOBODY = "http://127.0.0.1:1"
 def test_an_endpoint_where_nobody_is_is_unreachable():
     source = open_s3_source("demo", settings_for(NOBODY, "bucket"), attempts=2)
     with pytest.raises(
-        SourceUnreachable, match=r"endpoint http://127\.0\.0\.1:1 cannot be reached: connection refused"
+        SourceUnreachable,
+        match=r"endpoint http://127\.0\.0\.1:1 cannot be reached: connection refused",
     ) as caught:
         listed(source)
     assert "endpoint_url" in caught.value.hint
@@ -416,7 +479,9 @@ def test_an_endpoint_where_nobody_is_is_unreachable():
 
 def test_a_source_without_credentials_says_which_to_set(scripted_s3):
     source = open_s3_source(
-        "demo", settings_for(scripted_s3.endpoint, "bucket", access_key_id=None, secret_access_key=None), attempts=2
+        "demo",
+        settings_for(scripted_s3.endpoint, "bucket", access_key_id=None, secret_access_key=None),
+        attempts=2,
     )
     for ask in (lambda: listed(source), lambda: source.read(thing(), 0, 5)):
         with pytest.raises(SourceDenied, match="no usable credentials") as caught:
@@ -427,11 +492,16 @@ def test_a_source_without_credentials_says_which_to_set(scripted_s3):
 
 @pytest.fixture
 def profile(tmp_path, monkeypatch):
-    """A profile whose credentials are temporary and come from a process; returns the file that holds them."""
+    """A profile whose credentials are temporary and come from a process; returns the file that
+    holds them.
+    """
     file = tmp_path / "credentials.json"
     print_file = f"import pathlib; print(pathlib.Path({str(file)!r}).read_text())"
     (tmp_path / "print.py").write_text(print_file)
-    config = f"[profile work]\nregion = eu-test-1\ncredential_process = {sys.executable} {tmp_path / 'print.py'}\n"
+    config = (
+        f"[profile work]\nregion = eu-test-1\ncredential_process = {sys.executable} "
+        f"{tmp_path / 'print.py'}\n"
+    )
     (tmp_path / "config").write_text(config)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     return file
@@ -439,14 +509,23 @@ def profile(tmp_path, monkeypatch):
 
 def temporary(key_id: str, lasts: timedelta) -> str:
     expiration = (datetime.now(UTC) + lasts).isoformat()
-    keys = {"AccessKeyId": key_id, "SecretAccessKey": "s", "SessionToken": f"token of {key_id}", "Expiration": expiration}
+    keys = {
+        "AccessKeyId": key_id,
+        "SecretAccessKey": "s",
+        "SessionToken": f"token of {key_id}",
+        "Expiration": expiration,
+    }
     return json.dumps({"Version": 1, **keys})
 
 
-def test_the_credentials_of_a_profile_sign_and_are_renewed_while_the_source_is_open(scripted_s3, profile):
+def test_the_credentials_of_a_profile_sign_and_are_renewed_while_the_source_is_open(
+    scripted_s3, profile
+):
     profile.write_text(temporary("FIRST", timedelta(minutes=1)))
     scripted_s3.answer = lambda request: ok()
-    settings = settings_for(scripted_s3.endpoint, "bucket", profile="work", access_key_id=None, secret_access_key=None)
+    settings = settings_for(
+        scripted_s3.endpoint, "bucket", profile="work", access_key_id=None, secret_access_key=None
+    )
     source = open_s3_source("demo", settings)
     source.read(thing(), 0, 5)
     profile.write_text(temporary("SECOND", timedelta(hours=1)))
@@ -456,7 +535,9 @@ def test_the_credentials_of_a_profile_sign_and_are_renewed_while_the_source_is_o
     assert "Credential=FIRST/" in first.headers["authorization"]
     assert "/eu-test-1/s3/" in first.headers["authorization"]
     assert first.headers["x-amz-security-token"] == "token of FIRST"
-    assert [request.headers["x-amz-security-token"] for request in (second, third)] == ["token of SECOND"] * 2
+    assert [request.headers["x-amz-security-token"] for request in (second, third)] == [
+        "token of SECOND"
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -471,14 +552,18 @@ def test_a_variable_of_aws_that_is_of_no_use_is_named(changes, words, monkeypatc
     for name, value in changes.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError, match=words) as caught:
-        open_s3_source("demo", settings_for("", "bucket", access_key_id=None, secret_access_key=None))
+        open_s3_source(
+            "demo", settings_for("", "bucket", access_key_id=None, secret_access_key=None)
+        )
     assert next(iter(changes)) in caught.value.hint
 
 
 def test_half_of_the_credentials_is_named(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
     with pytest.raises(SettingsError, match="AWS_SECRET_ACCESS_KEY is missing"):
-        open_s3_source("demo", settings_for(NOBODY, "bucket", access_key_id=None, secret_access_key=None))
+        open_s3_source(
+            "demo", settings_for(NOBODY, "bucket", access_key_id=None, secret_access_key=None)
+        )
 
 
 def test_a_profile_that_there_is_not_is_named():
@@ -496,7 +581,11 @@ def test_an_arn_that_is_no_access_point_is_named(scripted_s3):
     [
         ({"bucket": "plain"}, "https://plain.s3.eu-west-1.amazonaws.com", ""),
         ({"bucket": "with.dots"}, "https://s3.eu-west-1.amazonaws.com", "/with.dots"),
-        ({"bucket": "plain", "bucket_region": "us-west-2"}, "https://plain.s3.us-west-2.amazonaws.com", ""),
+        (
+            {"bucket": "plain", "bucket_region": "us-west-2"},
+            "https://plain.s3.us-west-2.amazonaws.com",
+            "",
+        ),
         ({"bucket": "plain", "region": "us-east-1"}, "https://plain.s3.amazonaws.com", ""),
         (
             {"bucket": "plain", "region": "us-east-1", "bucket_region": "us-west-2"},
@@ -504,8 +593,16 @@ def test_an_arn_that_is_no_access_point_is_named(scripted_s3):
             "",
         ),
         ({"bucket": "plain", "path_style": True}, "https://s3.eu-west-1.amazonaws.com", "/plain"),
-        ({"bucket": "plain", "endpoint": "http://127.0.0.1:9000"}, "http://127.0.0.1:9000", "/plain"),
-        ({"bucket": "plain", "endpoint": "https://s3.example.org", "path_style": False}, "https://plain.s3.example.org", ""),
+        (
+            {"bucket": "plain", "endpoint": "http://127.0.0.1:9000"},
+            "http://127.0.0.1:9000",
+            "/plain",
+        ),
+        (
+            {"bucket": "plain", "endpoint": "https://s3.example.org", "path_style": False},
+            "https://plain.s3.example.org",
+            "",
+        ),
     ],
 )
 def test_gets_go_to_the_endpoint_of_boto3(asked, endpoint, path):
@@ -555,7 +652,9 @@ def tunnel():
             asked.append(self.rfile.readline().split()[1].decode())
             while self.rfile.readline().strip():
                 pass
-            with socket.create_connection(("127.0.0.1", int(asked[-1].rpartition(":")[2]))) as there:
+            with socket.create_connection(
+                ("127.0.0.1", int(asked[-1].rpartition(":")[2]))
+            ) as there:
                 self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
                 back = threading.Thread(target=pump, args=(there, self.connection))
                 back.start()
@@ -609,7 +708,9 @@ def test_an_unknown_certificate_is_not_trusted(tls_s3):
         listed(source)
     assert caught.value.permanent
     assert "AWS_CA_BUNDLE" in caught.value.hint
-    with pytest.raises(ObjectReadFailed, match="no TLS connection comes about, as where a certificate is not valid"):
+    with pytest.raises(
+        ObjectReadFailed, match="no TLS connection comes about, as where a certificate is not valid"
+    ):
         source.read(thing(), 0, 5)
 
 

@@ -1,4 +1,6 @@
-"""Listings as S3 and its look-alikes write them, the wrong ones too: what is decoded, retried, refused."""
+"""Listings as S3 and its look-alikes write them, the wrong ones too: what is decoded, retried,
+refused.
+"""
 
 import re
 from urllib.parse import quote, quote_plus
@@ -9,7 +11,13 @@ from botocore.parsers import create_parser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caf_pipeline.errors import BucketMissing, ListingRefused, SourceDenied, SourceError, SourceUnreachable
+from caf_pipeline.errors import (
+    BucketMissing,
+    ListingRefused,
+    SourceDenied,
+    SourceError,
+    SourceUnreachable,
+)
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.s3.clients import build_client
 from caf_pipeline.source.s3.listing import Loop, Undecodable, decode_key
@@ -20,17 +28,37 @@ TIME = "2026-11-01T12:30:15.000Z"
 
 
 def entry(key: str, **changes: str | None) -> str:
-    fields = {"Key": key, "LastModified": TIME, "ETag": '"e1"', "Size": "3", "StorageClass": "STANDARD"} | changes
-    return "".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields.items() if value is not None)
+    fields = {
+        "Key": key,
+        "LastModified": TIME,
+        "ETag": '"e1"',
+        "Size": "3",
+        "StorageClass": "STANDARD",
+    } | changes
+    return "".join(
+        f"<{name}>{escape(value)}</{name}>" for name, value in fields.items() if value is not None
+    )
 
 
-def page(*keys: str, more: str = "", encoding: str = "url", count: int | None = None, **changes: str | None) -> ScriptedAnswer:
+def page(
+    *keys: str,
+    more: str = "",
+    encoding: str = "url",
+    count: int | None = None,
+    **changes: str | None,
+) -> ScriptedAnswer:
     contents = "".join(f"<Contents>{entry(key, **changes)}</Contents>" for key in keys)
     contents += "" if count is None else f"<KeyCount>{count}</KeyCount>"
-    return listing(contents, more=f"<NextContinuationToken>{more}</NextContinuationToken>" if more else "", encoding=encoding)
+    return listing(
+        contents,
+        more=f"<NextContinuationToken>{more}</NextContinuationToken>" if more else "",
+        encoding=encoding,
+    )
 
 
-def listing(contents: str, more: str = "", encoding: str = "url", truncated: bool | None = None) -> ScriptedAnswer:
+def listing(
+    contents: str, more: str = "", encoding: str = "url", truncated: bool | None = None
+) -> ScriptedAnswer:
     head = f"<EncodingType>{encoding}</EncodingType>" if encoding else ""
     said = "true" if (bool(more) if truncated is None else truncated) else "false"
     body = f"<ListResult>{head}<IsTruncated>{said}</IsTruncated>{more}{contents}</ListResult>"
@@ -38,11 +66,15 @@ def listing(contents: str, more: str = "", encoding: str = "url", truncated: boo
 
 
 UNVERSIONED = ScriptedAnswer(200, b"<VersioningConfiguration/>")
-VERSIONED = ScriptedAnswer(200, b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>")
+VERSIONED = ScriptedAnswer(
+    200, b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
+)
 
 
 def script(server, *answers: ScriptedAnswer, versioning: ScriptedAnswer = UNVERSIONED):
-    """Give the answers one after another, the last for ever, and `versioning` to the question for that."""
+    """Give the answers one after another, the last for ever, and `versioning` to the question for
+    that.
+    """
     left = list(answers)
 
     def answer(request):
@@ -54,7 +86,8 @@ def script(server, *answers: ScriptedAnswer, versioning: ScriptedAnswer = UNVERS
     return server.source()
 
 
-# --- keys ----------------------------------------------------------------------------------------------------------
+# --- keys
+# ------------------------------------------------------------------------------------------
 
 
 @given(st.binary(min_size=1))
@@ -77,7 +110,9 @@ def test_keys_are_decoded_as_the_answer_says_that_they_are_encoded(text, encodin
     assert decode_key(text, encoding) == key
 
 
-@pytest.mark.parametrize("text", ["%", "a%", "a%4", "%zz", "%4g", "%%41", "%u0041", "a%\u0664\u0661"])
+@pytest.mark.parametrize(
+    "text", ["%", "a%", "a%4", "%zz", "%4g", "%%41", "%u0041", "a%\u0664\u0661"]
+)
 def test_a_percent_sign_without_two_hexadecimal_digits_is_refused(text):
     with pytest.raises(Undecodable):
         decode_key(text, "url")
@@ -88,14 +123,24 @@ def test_keys_that_are_not_utf8_stay_apart(scripted_s3):
     assert [obj.key for obj in listed(source)] == [b"bad\xfe", b"bad\xff"]
 
 
-# --- entries -------------------------------------------------------------------------------------------------------
+# --- entries
+# ------------------------------------------------------------------------------------------
 
 TEXT = st.text(st.characters(exclude_categories=["C"]), max_size=8)
 TIMES = st.sampled_from(
-    [TIME, "2026-11-01T12:30:15Z", "2026-11-01T13:30:15+01:00", "Sun, 01 Nov 2026 12:30:15 GMT", "1793536215"]
+    [
+        TIME,
+        "2026-11-01T12:30:15Z",
+        "2026-11-01T13:30:15+01:00",
+        "Sun, 01 Nov 2026 12:30:15 GMT",
+        "1793536215",
+    ]
 )
 FIELDS = {
-    **dict.fromkeys(["Key", "ETag", "VersionId", "StorageClass", "ChecksumType", "ChecksumAlgorithm", "Owner"], TEXT),
+    **dict.fromkeys(
+        ["Key", "ETag", "VersionId", "StorageClass", "ChecksumType", "ChecksumAlgorithm", "Owner"],
+        TEXT,
+    ),
     "Size": st.integers().map(str),
     "LastModified": TIMES,
     "IsLatest": st.sampled_from(["true", "false", ""]),
@@ -105,7 +150,10 @@ ENTRIES = st.lists(st.fixed_dictionaries({}, optional=FIELDS), max_size=4)
 
 
 def elements(kind: str, entries: list[dict[str, str]]) -> str:
-    each = ("".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields.items()) for fields in entries)
+    each = (
+        "".join(f"<{name}>{escape(value)}</{name}>" for name, value in fields.items())
+        for fields in entries
+    )
     return "".join(f"<{kind}>{fields}</{kind}>" for fields in each)
 
 
@@ -117,18 +165,27 @@ def boto3_client():
 @pytest.mark.parametrize("operation", ["ListObjectsV2", "ListObjectVersions"])
 @given(ENTRIES, ENTRIES, st.sampled_from(["", ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"']))
 def test_entries_are_read_as_boto3_reads_them(boto3_client, operation, some, others, namespace):
-    kinds = ("Version", "DeleteMarker") if operation == "ListObjectVersions" else ("Contents", "Contents")
-    rest = "<IsTruncated>true</IsTruncated><Name>b</Name><CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes>"
+    kinds = (
+        ("Version", "DeleteMarker")
+        if operation == "ListObjectVersions"
+        else ("Contents", "Contents")
+    )
+    rest = "<IsTruncated>true</IsTruncated><Name>b</Name><CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes>"  # noqa: E501
     body = f"<R{namespace}>{elements(kinds[0], some)}{rest}{elements(kinds[1], others)}</R>"
     answer = {"status_code": 200, "headers": {}, "body": body.encode()}
     model = boto3_client.meta.service_model.operation_model(operation)
     parser = create_parser("rest-xml")
     expected = parser.parse(answer, model.output_shape)
     for kind in expected.keys() & {"Contents", "Versions", "DeleteMarkers"}:
-        expected[kind] = [{name: entry[name] for name in entry.keys() & READ} for entry in expected[kind]]
+        expected[kind] = [
+            {name: entry[name] for name in entry.keys() & READ} for entry in expected[kind]
+        ]
     ours: dict[str, object] = {}
     boto3_client.meta.events.emit(
-        f"before-parse.s3.{operation}", operation_model=model, response_dict=answer, customized_response_dict=ours
+        f"before-parse.s3.{operation}",
+        operation_model=model,
+        response_dict=answer,
+        customized_response_dict=ours,
     )
     assert bool(ours) == bool(some or others)
     assert parser.parse(answer, model.output_shape) | ours == expected
@@ -137,14 +194,20 @@ def test_entries_are_read_as_boto3_reads_them(boto3_client, operation, some, oth
 def test_all_that_boto3_knows_of_an_entry_is_read_or_known_to_be_left_out(boto3_client):
     known = {
         name
-        for operation, kinds in {"ListObjectsV2": ["Contents"], "ListObjectVersions": ["Versions", "DeleteMarkers"]}.items()
+        for operation, kinds in {
+            "ListObjectsV2": ["Contents"],
+            "ListObjectVersions": ["Versions", "DeleteMarkers"],
+        }.items()
         for kind in kinds
-        for name in boto3_client.meta.service_model.operation_model(operation).output_shape.members[kind].member.members
+        for name in boto3_client.meta.service_model.operation_model(operation)
+        .output_shape.members[kind]
+        .member.members
     }
     assert known - READ == {"Owner", "RestoreStatus"}
 
 
-# --- circles -------------------------------------------------------------------------------------------------------
+# --- circles
+# ------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 30), st.integers(1, 30))
@@ -158,21 +221,30 @@ def test_a_sequence_that_repeats_is_found_out_and_no_other(lead, period):
 @pytest.mark.parametrize("tokens", [["t"], ["t", "u"], ["s", "t", "u", "t", "u"]])
 def test_a_listing_that_goes_in_circles_is_refused(scripted_s3, tokens):
     scripted_s3.answer = lambda request: (
-        UNVERSIONED if "versioning" in request.query else page("a", more=tokens[len(scripted_s3.requests) % len(tokens)])
+        UNVERSIONED
+        if "versioning" in request.query
+        else page("a", more=tokens[len(scripted_s3.requests) % len(tokens)])
     )
     with pytest.raises(ListingRefused, match="circles"):
         listed(scripted_s3.source())
     assert len(scripted_s3.requests) < 20
 
 
-# --- what is asked -------------------------------------------------------------------------------------------------
+# --- what is asked
+# ------------------------------------------------------------------------------------------
 
 
 def test_pages_are_asked_for_with_the_token_and_who_pays(scripted_s3):
     script(scripted_s3, page("p/a", more="t/1+="), page("p/b"))
-    assert [obj.key for obj in listed(scripted_s3.source("p/", requester_pays=True), after=b"p/ 0")] == [b"p/a", b"p/b"]
+    assert [
+        obj.key for obj in listed(scripted_s3.source("p/", requester_pays=True), after=b"p/ 0")
+    ] == [b"p/a", b"p/b"]
     _, first, second = scripted_s3.requests
-    assert (first.query["prefix"], first.query["start-after"], first.query["encoding-type"]) == ("p/", "p/ 0", "url")
+    assert (first.query["prefix"], first.query["start-after"], first.query["encoding-type"]) == (
+        "p/",
+        "p/ 0",
+        "url",
+    )
     assert second.query["continuation-token"] == "t/1+="
     assert {request.headers["x-amz-request-payer"] for request in (first, second)} == {"requester"}
 
@@ -183,7 +255,9 @@ def test_nothing_is_asked_before_the_first_page_is_wanted(scripted_s3):
 
 
 def test_a_server_that_ignores_where_to_start_is_filtered(scripted_s3):
-    assert [obj.key for obj in listed(script(scripted_s3, page("a", "b", "c")), after=b"b")] == [b"c"]
+    assert [obj.key for obj in listed(script(scripted_s3, page("a", "b", "c")), after=b"b")] == [
+        b"c"
+    ]
 
 
 def test_an_empty_page_in_the_middle_is_no_end(scripted_s3):
@@ -192,7 +266,14 @@ def test_an_empty_page_in_the_middle_is_no_end(scripted_s3):
 
 
 def test_empty_pages_do_not_count_against_the_bound(scripted_s3):
-    source = script(scripted_s3, page(more="1"), page("a", more="2"), page(more="3"), page("b", more="4"), page("c"))
+    source = script(
+        scripted_s3,
+        page(more="1"),
+        page("a", more="2"),
+        page(more="3"),
+        page("b", more="4"),
+        page("c"),
+    )
     assert [len(objects) for objects in source.list_pages(max_pages=2)] == [1, 1]
 
 
@@ -205,7 +286,10 @@ def test_an_anonymous_listing_is_not_signed(scripted_s3):
 @pytest.mark.parametrize(
     ("fields", "checksum"),
     [
-        ({"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"}, "CRC64NVME/FULL_OBJECT"),
+        (
+            {"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"},
+            "CRC64NVME/FULL_OBJECT",
+        ),
         ({"ChecksumAlgorithm": "SHA256", "ChecksumType": "COMPOSITE"}, "SHA256/COMPOSITE"),
         ({"ChecksumAlgorithm": "SHA1"}, "SHA1"),
         ({"ChecksumType": "FULL_OBJECT"}, ""),
@@ -216,17 +300,24 @@ def test_the_checksum_is_kept_as_listed(scripted_s3, fields, checksum):
     assert [obj.checksum for obj in listed(script(scripted_s3, page("a", **fields)))] == [checksum]
 
 
-# --- versions ------------------------------------------------------------------------------------------------------
+# --- versions
+# ------------------------------------------------------------------------------------------
 
 
 def version(key: str, version_id: str, latest: bool, tag: str = "Version") -> str:
     size = None if tag == "DeleteMarker" else "3"
-    return f"<{tag}>{entry(key, VersionId=version_id, IsLatest=str(latest).lower(), Size=size)}</{tag}>"
+    return f"<{tag}>{entry(key, VersionId=version_id, IsLatest=str(latest).lower(), Size=size)}</{tag}>"  # noqa: E501
 
 
 def test_of_versions_the_latest_is_taken_and_no_deleted_object(scripted_s3):
-    more = "<NextKeyMarker>b+%2B%C3%A9</NextKeyMarker><NextVersionIdMarker>v/3</NextVersionIdMarker>"
-    first = version("a", "v2", True) + version("a", "v1", False) + version("b+%2B%C3%A9", "v4", True, "DeleteMarker")
+    more = (
+        "<NextKeyMarker>b+%2B%C3%A9</NextKeyMarker><NextVersionIdMarker>v/3</NextVersionIdMarker>"
+    )
+    first = (
+        version("a", "v2", True)
+        + version("a", "v1", False)
+        + version("b+%2B%C3%A9", "v4", True, "DeleteMarker")
+    )
     second = version("b+%2B%C3%A9", "v3", False) + version("c", "null", True)
     source = script(scripted_s3, listing(first, more), listing(second), versioning=VERSIONED)
     assert [(obj.key, obj.version_id) for obj in listed(source)] == [(b"a", "v2"), (b"c", None)]
@@ -235,21 +326,33 @@ def test_of_versions_the_latest_is_taken_and_no_deleted_object(scripted_s3):
 
 
 def test_versions_are_gone_on_with_after_a_key(scripted_s3):
-    source = script(scripted_s3, listing(version("b", "v1", True) + version("c", "v1", True)), versioning=VERSIONED)
+    source = script(
+        scripted_s3,
+        listing(version("b", "v1", True) + version("c", "v1", True)),
+        versioning=VERSIONED,
+    )
     assert [obj.key for obj in listed(source, after=b"b")] == [b"c"]
     assert scripted_s3.requests[1].query["key-marker"] == "b"
 
 
 @pytest.mark.parametrize(
     "refusal",
-    [s3_error(403, "AccessDenied"), s3_error(501, "NotImplemented"), s3_error(405, "MethodNotAllowed"), s3_error(400, "X")],
+    [
+        s3_error(403, "AccessDenied"),
+        s3_error(501, "NotImplemented"),
+        s3_error(405, "MethodNotAllowed"),
+        s3_error(400, "X"),
+    ],
 )
-def test_a_bucket_that_does_not_say_whether_it_keeps_versions_is_listed_without(scripted_s3, refusal):
+def test_a_bucket_that_does_not_say_whether_it_keeps_versions_is_listed_without(
+    scripted_s3, refusal
+):
     source = script(scripted_s3, page("a"), versioning=refusal)
     assert [(obj.key, obj.version_id) for obj in listed(source)] == [(b"a", None)]
 
 
-# --- refusals ------------------------------------------------------------------------------------------------------
+# --- refusals
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -286,11 +389,14 @@ def test_a_listing_that_breaks_the_protocol_is_refused(scripted_s3, answer, mess
 @pytest.mark.parametrize("count", [None, 0, 1, 2, 1001, 50493])
 def test_a_page_whose_number_counts_something_else_is_taken(scripted_s3, count):
     """SeaweedFS said 0, Swift says nothing, s3ninja how many keys there are in all."""
-    assert [obj.key for obj in listed(script(scripted_s3, page("a", "b", count=count)))] == [b"a", b"b"]
+    assert [obj.key for obj in listed(script(scripted_s3, page("a", "b", count=count)))] == [
+        b"a",
+        b"b",
+    ]
 
 
 def test_prefixes_that_nobody_asked_for_count_among_the_keys_of_a_page(scripted_s3):
-    body = f"<Contents>{entry('a')}</Contents><CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes><KeyCount>2</KeyCount>"
+    body = f"<Contents>{entry('a')}</Contents><CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes><KeyCount>2</KeyCount>"  # noqa: E501
     assert [obj.key for obj in listed(script(scripted_s3, listing(body)))] == [b"a"]
 
 
@@ -301,16 +407,32 @@ def test_a_listing_that_ignores_the_prefix_is_refused(scripted_s3):
 
 
 def test_an_empty_storage_class_is_the_usual_one_as_in_a_report(scripted_s3):
-    assert [obj.storage_class for obj in listed(script(scripted_s3, page("a", StorageClass="")))] == ["STANDARD"]
+    assert [
+        obj.storage_class for obj in listed(script(scripted_s3, page("a", StorageClass="")))
+    ] == ["STANDARD"]
 
 
-@pytest.mark.parametrize("marker", ["<NextKeyMarker>%FF</NextKeyMarker>", "<NextKeyMarker>%z</NextKeyMarker>", ""])
+@pytest.mark.parametrize(
+    "marker", ["<NextKeyMarker>%FF</NextKeyMarker>", "<NextKeyMarker>%z</NextKeyMarker>", ""]
+)
 def test_versions_that_go_on_nowhere_are_refused(scripted_s3, marker):
     with pytest.raises(ListingRefused):
-        listed(script(scripted_s3, listing(version("a", "1", True), marker, truncated=True), versioning=VERSIONED))
+        listed(
+            script(
+                scripted_s3,
+                listing(version("a", "1", True), marker, truncated=True),
+                versioning=VERSIONED,
+            )
+        )
 
 
-DENIED = ["InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "RequestTimeTooSkewed"]
+DENIED = [
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "ExpiredToken",
+    "InvalidToken",
+    "RequestTimeTooSkewed",
+]
 
 
 @pytest.mark.parametrize("first", ["versioning", "listing"])
@@ -318,16 +440,28 @@ DENIED = ["InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "Invali
     ("answer", "error", "words"),
     [
         *[(s3_error(403, code), SourceDenied, "refuses") for code in DENIED],
-        (s3_error(404, "NoSuchBucket"), BucketMissing, "there is no bucket 'bucket-of-script' at http"),
-        (s3_error(404, "XAdminUserNotFound"), ListingRefused, "refuses to be listed: XAdminUserNotFound"),
+        (
+            s3_error(404, "NoSuchBucket"),
+            BucketMissing,
+            "there is no bucket 'bucket-of-script' at http",
+        ),
+        (
+            s3_error(404, "XAdminUserNotFound"),
+            ListingRefused,
+            "refuses to be listed: XAdminUserNotFound",
+        ),
         (s3_error(400, "AuthorizationHeaderMalformed"), SourceDenied, "refuses the credentials"),
         (s3_error(503, "SlowDown"), SourceUnreachable, "SlowDown"),
         (s3_error(500, "InternalError"), SourceUnreachable, "InternalError"),
         (ScriptedAnswer(502, b"<html>"), SourceUnreachable, "502"),
     ],
 )
-def test_what_concerns_the_whole_source_is_told_with_a_hint(scripted_s3, first, answer, error, words):
-    source = script(scripted_s3, answer, versioning=answer if first == "versioning" else UNVERSIONED)
+def test_what_concerns_the_whole_source_is_told_with_a_hint(
+    scripted_s3, first, answer, error, words
+):
+    source = script(
+        scripted_s3, answer, versioning=answer if first == "versioning" else UNVERSIONED
+    )
     with pytest.raises(error, match=words) as caught:
         listed(source)
     assert caught.value.hint
@@ -342,22 +476,46 @@ HTML = {"Content-Type": "text/html; charset=utf-8"}
 @pytest.mark.parametrize(
     ("answer", "words", "hint"),
     [
-        (s3_error(403, "InvalidAccessKeyId"), "does not know it", "CAF_SOURCES__DEMO__ACCESS_KEY_ID"),
-        (s3_error(403, "SignatureDoesNotMatch"), "secret key does not belong", "CAF_SOURCES__DEMO__SECRET_ACCESS_KEY"),
-        (s3_error(404, "NoSuchBucket"), "there is no bucket 'bucket-of-script'", "sources.demo.bucket"),
+        (
+            s3_error(403, "InvalidAccessKeyId"),
+            "does not know it",
+            "CAF_SOURCES__DEMO__ACCESS_KEY_ID",
+        ),
+        (
+            s3_error(403, "SignatureDoesNotMatch"),
+            "secret key does not belong",
+            "CAF_SOURCES__DEMO__SECRET_ACCESS_KEY",
+        ),
+        (
+            s3_error(404, "NoSuchBucket"),
+            "there is no bucket 'bucket-of-script'",
+            "sources.demo.bucket",
+        ),
         (s3_error(403, "AccessDenied"), "may not be listed", "s3:ListBucket"),
         (
-            s3_error(400, "AuthorizationHeaderMalformed", message="the region is wrong; expecting 'eu-test-1'"),
+            s3_error(
+                400,
+                "AuthorizationHeaderMalformed",
+                message="the region is wrong; expecting 'eu-test-1'",
+            ),
             "is in region 'eu-test-1'",
             "set sources.demo.region to 'eu-test-1'",
         ),
-        (ScriptedAnswer(200, b"<html>Please log in</html>", HTML), "is not S3: it answers with something that is", "S3 API"),
+        (
+            ScriptedAnswer(200, b"<html>Please log in</html>", HTML),
+            "is not S3: it answers with something that is",
+            "S3 API",
+        ),
         (
             ScriptedAnswer(404, b"<html><br></html>", HTML),
             "is not S3: it answers with a web page with HTTP status 404",
             "sources.demo.endpoint_url",
         ),
-        (ScriptedAnswer(403, b"<html><br></html>", HTML), "is not S3: it answers with a web page", "S3 API"),
+        (
+            ScriptedAnswer(403, b"<html><br></html>", HTML),
+            "is not S3: it answers with a web page",
+            "S3 API",
+        ),
         (ScriptedAnswer(404, b"not found"), "is not S3: it answers with HTTP status 404", "S3 API"),
         (
             ScriptedAnswer(301, b"", {"Location": "https://s3.here/"}),
@@ -376,7 +534,9 @@ def test_what_is_wrong_with_a_source_is_told_apart(scripted_s3, answer, words, h
 
 def test_a_web_page_that_is_no_xml_is_told(scripted_s3):
     scripted_s3.answer = lambda request: ScriptedAnswer(200, b"<html><br></html>", HTML)
-    with pytest.raises(SourceUnreachable, match="is not S3, or is out of order: it answers with a web page"):
+    with pytest.raises(
+        SourceUnreachable, match="is not S3, or is out of order: it answers with a web page"
+    ):
         listed(scripted_s3.source())
 
 
@@ -385,7 +545,8 @@ DOCTYPES = {
     "an entity bomb": f"<!DOCTYPE x [{BOMB}]><x>&e9;</x>",
     "an external entity": '<!DOCTYPE x [<!ENTITY e SYSTEM "file:///etc/passwd">]><x>&e;</x>',
     "a parameter entity": '<!DOCTYPE x [<!ENTITY % e SYSTEM "http://127.0.0.1:1/"> %e;]><x/>',
-    "a harmless entity": '<!DOCTYPE x [<!ENTITY e "k">]>' + page("&e;").body.decode().replace("&amp;", "&"),
+    "a harmless entity": '<!DOCTYPE x [<!ENTITY e "k">]>'
+    + page("&e;").body.decode().replace("&amp;", "&"),
 }
 
 
@@ -395,16 +556,24 @@ DOCTYPES = {
 def test_a_document_type_in_an_answer_is_refused(scripted_s3, first, body, headers):
     answer = ScriptedAnswer(200, body.encode(), headers)
     with pytest.raises(ListingRefused, match="document type declaration") as caught:
-        listed(script(scripted_s3, answer, versioning=answer if first == "versioning" else UNVERSIONED))
+        listed(
+            script(scripted_s3, answer, versioning=answer if first == "versioning" else UNVERSIONED)
+        )
     assert "500" not in str(caught.value)
-    assert len(scripted_s3.requests) == 1 + (first == "listing")  # asking again would change nothing
+    assert len(scripted_s3.requests) == 1 + (
+        first == "listing"
+    )  # asking again would change nothing
 
 
 @pytest.mark.parametrize("first", ["versioning", "listing"])
 def test_malformed_xml_is_reported_without_a_status(scripted_s3, first):
-    answer = ScriptedAnswer(200, b"<ListBucketResult><Contents>", {"Content-Type": "application/xml"})
+    answer = ScriptedAnswer(
+        200, b"<ListBucketResult><Contents>", {"Content-Type": "application/xml"}
+    )
     with pytest.raises(SourceUnreachable, match="not valid S3 XML: no element found") as caught:
-        listed(script(scripted_s3, answer, versioning=answer if first == "versioning" else UNVERSIONED))
+        listed(
+            script(scripted_s3, answer, versioning=answer if first == "versioning" else UNVERSIONED)
+        )
     assert "500" not in str(caught.value)
 
 
@@ -422,7 +591,9 @@ def test_a_listing_that_is_not_permitted_names_the_permission(scripted_s3):
 
 def test_a_bucket_of_another_region_names_the_setting(scripted_s3):
     # boto3 asks by a HEAD where the bucket is; this server does not say.
-    scripted_s3.answer = lambda request: ScriptedAnswer() if request.method == "HEAD" else s3_error(301, "PermanentRedirect")
+    scripted_s3.answer = lambda request: (
+        ScriptedAnswer() if request.method == "HEAD" else s3_error(301, "PermanentRedirect")
+    )
     with pytest.raises(SourceError, match="another region") as caught:
         listed(scripted_s3.source())
     assert "sources.demo.region" in caught.value.hint
@@ -431,7 +602,11 @@ def test_a_bucket_of_another_region_names_the_setting(scripted_s3):
 def test_a_page_that_fails_transiently_is_asked_for_again(scripted_s3):
     source = script(scripted_s3, page("a", more="1"), s3_error(503, "SlowDown"), page("b"))
     assert [obj.key for obj in listed(source)] == [b"a", b"b"]
-    assert scripted_s3.requests[-1].query["continuation-token"] == scripted_s3.requests[-2].query["continuation-token"] == "1"
+    assert (
+        scripted_s3.requests[-1].query["continuation-token"]
+        == scripted_s3.requests[-2].query["continuation-token"]
+        == "1"
+    )
 
 
 def test_a_page_that_was_cut_off_is_asked_for_again(scripted_s3):

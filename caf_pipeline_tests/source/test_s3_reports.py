@@ -1,4 +1,7 @@
-"""S3 Inventory's reports on a real server: what is taken of them, and which are refused. Written by pyarrow, in each format."""
+"""S3 Inventory's reports on a real server: what is taken of them, and which are refused.
+
+Written by pyarrow, in each format.
+"""
 
 import gzip
 import hashlib
@@ -13,7 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, SourceDenied, SourceUnreachable, UsageError
+from caf_pipeline.errors import (
+    BucketMissing,
+    CafError,
+    ReportRefused,
+    SettingsError,
+    SourceDenied,
+    SourceUnreachable,
+    UsageError,
+)
 from caf_pipeline.inventory.objects import VersionCounts
 from caf_pipeline.inventory.snapshot import SnapshotWriter, read_objects
 from caf_pipeline.source.protocol import ReportCounts
@@ -52,7 +63,9 @@ def taken(source, folder, name=""):
     report = source.open_report(name)
     files, counts = [], ReportCounts()
     folder.mkdir(exist_ok=True)
-    with SnapshotWriter(folder / "snapshot.parquet", source="demo", listed_at=report.taken_at, report=report.url) as snapshot:
+    with SnapshotWriter(
+        folder / "snapshot.parquet", source="demo", listed_at=report.taken_at, report=report.url
+    ) as snapshot:
         for file, each in report.fetch(folder):
             files.append(file)
             counts.add(each)
@@ -67,10 +80,18 @@ def keys_taken(source, folder, name="") -> list[bytes]:
 
 def fields(obj):
     """Return an object's fields; a report does not tell the type of a checksum."""
-    return (obj.key, obj.object_version, obj.version_id, obj.size_bytes, obj.last_modified, obj.storage_class)
+    return (
+        obj.key,
+        obj.object_version,
+        obj.version_id,
+        obj.size_bytes,
+        obj.last_modified,
+        obj.storage_class,
+    )
 
 
-# --- the same as a listing -------------------------------------------------------------------------------------------
+# --- the same as a listing
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +103,16 @@ def every_key(s3_server):
     return bucket
 
 
-@pytest.mark.parametrize("columns", [tuple(SCHEMA.names), CURRENT_ONLY], ids=["all versions", "current only"])
+@pytest.mark.parametrize(
+    "columns", [tuple(SCHEMA.names), CURRENT_ONLY], ids=["all versions", "current only"]
+)
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_a_report_gives_the_same_snapshot_as_a_listing(every_key, destination, tmp_path, file_format, columns):
-    reports = writer(every_key, destination, file_format=file_format, columns=columns, files=FILES_AT_ONCE + 2)
+def test_a_report_gives_the_same_snapshot_as_a_listing(
+    every_key, destination, tmp_path, file_format, columns
+):
+    reports = writer(
+        every_key, destination, file_format=file_format, columns=columns, files=FILES_AT_ONCE + 2
+    )
     reports.write()
     objects, _ = taken(every_key.source(inventory=reports.folder), tmp_path)
     there = listed(every_key.source())
@@ -96,7 +123,9 @@ def test_a_report_gives_the_same_snapshot_as_a_listing(every_key, destination, t
 
 @pytest.mark.parametrize("status", ["Enabled", "Suspended"])
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_of_all_versions_the_current_objects_are_taken_as_a_listing_does(new_bucket, destination, tmp_path, file_format, status):
+def test_of_all_versions_the_current_objects_are_taken_as_a_listing_does(
+    new_bucket, destination, tmp_path, file_format, status
+):
     new_bucket.put("of before", b"0")
     new_bucket.keep_versions()
     for key, body in (("a", b"1"), ("a", b"22"), ("gone", b"3"), ("of before", b"44"), ("b", b"5")):
@@ -125,15 +154,29 @@ def test_only_keys_under_the_prefix_are_taken(every_key, destination, tmp_path, 
     assert 0 < counts.outside_prefix == len(KEYS) - len(objects)
 
 
-def test_storage_classes_encryption_and_uploads_in_parts_are_counted(new_bucket, destination, tmp_path):
+def test_storage_classes_encryption_and_uploads_in_parts_are_counted(
+    new_bucket, destination, tmp_path
+):
     new_bucket.put("a")
     (row,) = listed_rows(new_bucket.client, new_bucket.name)
-    rows = [row, row | {"key": "b", "storage_class": "GLACIER", "encryption_status": "SSE-C", "is_multipart_uploaded": True}]
+    rows = [
+        row,
+        row
+        | {
+            "key": "b",
+            "storage_class": "GLACIER",
+            "encryption_status": "SSE-C",
+            "is_multipart_uploaded": True,
+        },
+    ]
     reports = writer(new_bucket, destination)
     reports.write(rows=rows)
     objects, counts = taken(new_bucket.source(inventory=reports.folder), tmp_path)
     assert [obj.storage_class for obj in objects] == ["STANDARD", "GLACIER"]
-    assert (counts.storage_classes, counts.encryption) == ({"STANDARD": 1, "GLACIER": 1}, {"SSE-S3": 1, "SSE-C": 1})
+    assert (counts.storage_classes, counts.encryption) == (
+        {"STANDARD": 1, "GLACIER": 1},
+        {"SSE-S3": 1, "SSE-C": 1},
+    )
     assert counts.multipart == 1
 
 
@@ -143,7 +186,10 @@ def test_a_file_that_a_manifest_names_twice_counts_once(new_bucket, destination,
         new_bucket.put("a", body)
     reports = writer(new_bucket, destination)
     body = WRITERS["Parquet"](listed_rows(new_bucket.client, new_bucket.name), SCHEMA.names)
-    key, md5 = f"{reports.prefix}data/1.parquet", hashlib.md5(body, usedforsecurity=False).hexdigest()
+    key, md5 = (
+        f"{reports.prefix}data/1.parquet",
+        hashlib.md5(body, usedforsecurity=False).hexdigest(),
+    )
     reports.put(key, body)
     reports.write_files([], files=[{"key": key, "size": len(body), "MD5checksum": md5}] * 2)
     source = new_bucket.source(inventory=reports.folder)
@@ -152,7 +198,9 @@ def test_a_file_that_a_manifest_names_twice_counts_once(new_bucket, destination,
     assert (source.open_report().file_count, source.open_report().size_bytes) == (1, len(body))
 
 
-def test_a_row_that_is_in_two_files_is_one_object_and_two_rows_of_what_is_counted(new_bucket, destination, tmp_path):
+def test_a_row_that_is_in_two_files_is_one_object_and_two_rows_of_what_is_counted(
+    new_bucket, destination, tmp_path
+):
     new_bucket.keep_versions()
     for body in (b"1", b"22"):
         new_bucket.put("a", body)
@@ -181,7 +229,8 @@ def test_columns_that_are_not_needed_may_be_missing(new_bucket, destination, tmp
     assert (counts.encryption, counts.multipart) == ({"unknown": 1}, 0)
 
 
-# --- keys --------------------------------------------------------------------------------------------------------------
+# --- keys
+# ------------------------------------------------------------------------------------------
 
 
 def as_array(texts: list[str]) -> pa.Array:
@@ -207,9 +256,12 @@ def test_keys_of_a_batch_are_decoded_or_refused_as_those_of_a_listing(texts):
 
 
 @pytest.mark.parametrize(
-    ("written", "key"), [("bad%FF", b"bad\xff"), ("%00", b"\0"), ("a+b%2Bc", b"a b+c"), ("%0A%0D%22%2C", b'\n\r",')]
+    ("written", "key"),
+    [("bad%FF", b"bad\xff"), ("%00", b"\0"), ("a+b%2Bc", b"a b+c"), ("%0A%0D%22%2C", b'\n\r",')],
 )
-def test_any_bytes_that_a_csv_report_encodes_are_the_key(new_bucket, destination, tmp_path, written, key):
+def test_any_bytes_that_a_csv_report_encodes_are_the_key(
+    new_bucket, destination, tmp_path, written, key
+):
     reports = writer(new_bucket, destination, file_format="CSV", columns=CURRENT_ONLY)
     reports.write_files([csv_file(new_bucket.name, Key=written)])
     assert keys_taken(new_bucket.source(inventory=reports.folder), tmp_path) == [key]
@@ -220,10 +272,13 @@ def test_keys_of_parquet_and_orc_are_taken_as_they_are_written(new_bucket, desti
         new_bucket.put("a+b%20c%zz")
         reports = writer(new_bucket, destination, file_format=file_format)
         reports.write()
-        assert keys_taken(new_bucket.source(inventory=reports.folder), tmp_path / file_format) == [b"a+b%20c%zz"]
+        assert keys_taken(new_bucket.source(inventory=reports.folder), tmp_path / file_format) == [
+            b"a+b%20c%zz"
+        ]
 
 
-# --- which report --------------------------------------------------------------------------------------------------------
+# --- which report
+# ------------------------------------------------------------------------------------------
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 
@@ -234,7 +289,13 @@ def three_days(new_bucket, destination):
     reports = writer(new_bucket, destination)
     names = {}
     for days in (2, 0, 1):
-        (row,) = [{**dict.fromkeys(SCHEMA.names), **one_object(new_bucket.name), "key": f"{days} days ago"}]
+        (row,) = [
+            {
+                **dict.fromkeys(SCHEMA.names),
+                **one_object(new_bucket.name),
+                "key": f"{days} days ago",
+            }
+        ]
         names[days] = reports.write(NOW - days * DAY, rows=[row])
     return reports, names
 
@@ -251,7 +312,9 @@ def one_object(bucket: str) -> dict:
     }
 
 
-def test_the_newest_report_is_taken_and_its_time_is_that_of_its_manifest(new_bucket, tmp_path, three_days):
+def test_the_newest_report_is_taken_and_its_time_is_that_of_its_manifest(
+    new_bucket, tmp_path, three_days
+):
     source = new_bucket.source(inventory=three_days[0].folder)
     assert source.open_report().taken_at == NOW
     assert keys_taken(source, tmp_path) == [b"0 days ago"]
@@ -269,16 +332,28 @@ def test_less_than_a_day_is_no_date_of_a_report(new_bucket, three_days):
     source = new_bucket.source(inventory=reports.folder)
     for end in range(10, len(names[1]) + 1):
         assert source.open_report(names[1][:end]).url.endswith(f"{names[1]}/")
-    for name in (*(names[1][:end] for end in range(1, 10)), f"{names[1]}/", f"{names[1][:9]}x", " ", "today"):
-        with pytest.raises(UsageError, match="is neither the day of an inventory report nor the name of its folder") as refused:
+    for name in (
+        *(names[1][:end] for end in range(1, 10)),
+        f"{names[1]}/",
+        f"{names[1][:9]}x",
+        " ",
+        "today",
+    ):
+        with pytest.raises(
+            UsageError, match="is neither the day of an inventory report nor the name of its folder"
+        ) as refused:
             source.open_report(name)
         assert "YYYY-MM-DD" in refused.value.hint
 
 
 @pytest.mark.parametrize("missing", ["manifest.json", "manifest.checksum"])
-def test_a_report_without_its_manifest_is_not_complete_and_the_one_before_is_taken(new_bucket, tmp_path, three_days, missing):
+def test_a_report_without_its_manifest_is_not_complete_and_the_one_before_is_taken(
+    new_bucket, tmp_path, three_days, missing
+):
     reports, names = three_days
-    new_bucket.client.delete_object(Bucket=reports.destination, Key=f"{reports.prefix}{names[0]}/{missing}")
+    new_bucket.client.delete_object(
+        Bucket=reports.destination, Key=f"{reports.prefix}{names[0]}/{missing}"
+    )
     source = new_bucket.source(inventory=reports.folder)
     assert keys_taken(source, tmp_path) == [b"1 days ago"]
     with pytest.raises(ReportRefused, match=f"no complete inventory report of {names[0]}"):
@@ -300,17 +375,20 @@ def test_a_source_without_the_setting_has_no_reports(new_bucket):
         new_bucket.source().open_report()
 
 
-# --- reports that are refused --------------------------------------------------------------------------------------------
+# --- reports that are refused
+# ------------------------------------------------------------------------------------------
 
 
 def csv_file(bucket: str, columns=CURRENT_ONLY, **values: str) -> bytes:
     """Return a CSV file of one row as S3 writes it, some of its values replaced."""
     row = {
-        "Bucket": bucket, "Key": "k", "VersionId": "", "IsLatest": "true", "IsDeleteMarker": "false", "Size": "1",
-        "LastModifiedDate": "2026-11-01T12:30:15.000Z", "ETag": "e1", "StorageClass": "STANDARD", "IsMultipartUploaded": "false",
+        "Bucket": bucket, "Key": "k", "VersionId": "", "IsLatest": "true", "IsDeleteMarker": "false", "Size": "1",  # noqa: E501
+        "LastModifiedDate": "2026-11-01T12:30:15.000Z", "ETag": "e1", "StorageClass": "STANDARD", "IsMultipartUploaded": "false",  # noqa: E501
         "ReplicationStatus": "", "EncryptionStatus": "SSE-S3", "ChecksumAlgorithm": "",
     } | values  # fmt: skip
-    return gzip.compress((",".join(f'"{row[CSV_NAMES[name]]}"' for name in columns) + "\n").encode())
+    return gzip.compress(
+        (",".join(f'"{row[CSV_NAMES[name]]}"' for name in columns) + "\n").encode()
+    )
 
 
 @pytest.mark.parametrize(
@@ -339,19 +417,32 @@ def csv_file(bucket: str, columns=CURRENT_ONLY, **values: str) -> bytes:
 def test_a_row_that_no_object_can_have_is_refused(new_bucket, destination, tmp_path, values, words):
     reports = writer(new_bucket, destination, file_format="CSV", columns=CURRENT_ONLY)
     good = csv_file(new_bucket.name)
-    raw = (",".join(f'"{value}"' for value in _row_of(new_bucket.name, values)) + "\n").encode("utf-8", "surrogateescape")
+    raw = (",".join(f'"{value}"' for value in _row_of(new_bucket.name, values)) + "\n").encode(
+        "utf-8", "surrogateescape"
+    )
     reports.write_files([good, gzip.compress(raw)])
     refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
 
 
 def _row_of(bucket: str, values: dict[str, str]) -> list[str]:
-    plain = gzip.decompress(csv_file(bucket)).decode().strip().removeprefix('"').removesuffix('"').split('","')
-    return [values.get(CSV_NAMES[name], value) for name, value in zip(CURRENT_ONLY, plain, strict=True)]
+    plain = (
+        gzip.decompress(csv_file(bucket))
+        .decode()
+        .strip()
+        .removeprefix('"')
+        .removesuffix('"')
+        .split('","')
+    )
+    return [
+        values.get(CSV_NAMES[name], value) for name, value in zip(CURRENT_ONLY, plain, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("size", [-1, (1 << 53) + 1])
 @pytest.mark.parametrize("file_format", ["ORC", "Parquet"])
-def test_an_impossible_size_is_refused_in_every_format(new_bucket, destination, tmp_path, file_format, size):
+def test_an_impossible_size_is_refused_in_every_format(
+    new_bucket, destination, tmp_path, file_format, size
+):
     reports = writer(new_bucket, destination, file_format=file_format)
     reports.write(rows=[dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"size": size}])
     refused(new_bucket.source(inventory=reports.folder), tmp_path, "impossible Size")
@@ -367,19 +458,32 @@ def test_an_impossible_size_is_refused_in_every_format(new_bucket, destination, 
         ({"last_modified_date": -(1 << 48)}, "an impossible LastModifiedDate"),
     ],
 )
-def test_what_no_request_or_no_date_can_be_is_refused(new_bucket, destination, tmp_path, values, words):
+def test_what_no_request_or_no_date_can_be_is_refused(
+    new_bucket, destination, tmp_path, values, words
+):
     new_bucket.keep_versions()
     reports = writer(new_bucket, destination)
-    reports.write(rows=[dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"version_id": "v1"} | values])
+    reports.write(
+        rows=[
+            dict.fromkeys(SCHEMA.names)
+            | one_object(new_bucket.name)
+            | {"version_id": "v1"}
+            | values
+        ]
+    )
     refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
 
 
-@pytest.mark.parametrize("column", ["version_id", "e_tag", "storage_class", "checksum_algorithm", "encryption_status"])
+@pytest.mark.parametrize(
+    "column", ["version_id", "e_tag", "storage_class", "checksum_algorithm", "encryption_status"]
+)
 def test_text_that_is_not_utf8_is_refused(new_bucket, destination, tmp_path, column):
     new_bucket.keep_versions()
     reports = writer(new_bucket, destination)
     row = dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name)
-    table = pa.table({name: pa.array([row[name]], SCHEMA.field(name).type) for name in SCHEMA.names})
+    table = pa.table(
+        {name: pa.array([row[name]], SCHEMA.field(name).type) for name in SCHEMA.names}
+    )
     text = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
     sink = pa.BufferOutputStream()
     pq.write_table(table.set_column(table.schema.get_field_index(column), column, text), sink)
@@ -389,13 +493,19 @@ def test_text_that_is_not_utf8_is_refused(new_bucket, destination, tmp_path, col
 
 def test_an_etag_of_a_server_that_writes_any_text_is_taken(new_bucket, destination, tmp_path):
     reports = writer(new_bucket, destination)
-    reports.write(rows=[dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"e_tag": "é" * 512}])
-    assert [obj.etag for obj in taken(new_bucket.source(inventory=reports.folder), tmp_path)[0]] == ["é" * 512]
+    reports.write(
+        rows=[dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"e_tag": "é" * 512}]
+    )
+    assert [
+        obj.etag for obj in taken(new_bucket.source(inventory=reports.folder), tmp_path)[0]
+    ] == ["é" * 512]
 
 
 def test_the_largest_size_that_can_be_is_taken(new_bucket, destination, tmp_path):
     reports = writer(new_bucket, destination)
-    reports.write(rows=[dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"size": 1 << 53}])
+    reports.write(
+        rows=[dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"size": 1 << 53}]
+    )
     ((obj,), _) = taken(new_bucket.source(inventory=reports.folder), tmp_path)
     assert obj.size_bytes == 1 << 53
 
@@ -410,7 +520,11 @@ def refused(source, folder, words, name="") -> CafError:
 
 
 BAD_FILES = {
-    "a truncated gzip": ("CSV", lambda body: body[:-9], "cannot be read: Truncated compressed stream"),
+    "a truncated gzip": (
+        "CSV",
+        lambda body: body[:-9],
+        "cannot be read: Truncated compressed stream",
+    ),
     "no gzip at all": ("CSV", gzip.decompress, "cannot be read"),
     "a damaged gzip": ("CSV", lambda body: body[:30] + b"\0\0\0" + body[33:], "cannot be read"),
     "nothing": ("CSV", lambda body: b"", "is empty"),
@@ -421,9 +535,14 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("case", BAD_FILES)
-def test_a_file_that_is_damaged_is_refused_although_its_checksum_is_right(new_bucket, destination, tmp_path, case):
+def test_a_file_that_is_damaged_is_refused_although_its_checksum_is_right(
+    new_bucket, destination, tmp_path, case
+):
     file_format, damage, words = BAD_FILES[case]
-    rows = [dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"key": f"k{number}"} for number in range(2000)]
+    rows = [
+        dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"key": f"k{number}"}
+        for number in range(2000)
+    ]
     body = WRITERS[file_format](rows, SCHEMA.names)
     reports = writer(new_bucket, destination, file_format=file_format)
     reports.write_files([body, damage(body)])
@@ -431,13 +550,22 @@ def test_a_file_that_is_damaged_is_refused_although_its_checksum_is_right(new_bu
 
 
 @pytest.mark.parametrize(
-    ("body", "words"), [(b"x" * 9, "has 9 bytes, and its manifest says"), (None, "has another MD5"), (b"", "has 0 bytes")]
+    ("body", "words"),
+    [
+        (b"x" * 9, "has 9 bytes, and its manifest says"),
+        (None, "has another MD5"),
+        (b"", "has 0 bytes"),
+    ],
 )
-def test_a_file_with_other_bytes_than_its_manifest_says_is_refused(every_key, destination, tmp_path, body, words):
+def test_a_file_with_other_bytes_than_its_manifest_says_is_refused(
+    every_key, destination, tmp_path, body, words
+):
     reports = writer(every_key, destination, config="damaged")
     reports.write()
     if body is None:
-        there = every_key.client.get_object(Bucket=destination.name, Key=reports.written[1])["Body"].read()
+        there = every_key.client.get_object(Bucket=destination.name, Key=reports.written[1])[
+            "Body"
+        ].read()
         body = there[:-1] + bytes([there[-1] ^ 1])
     reports.put(reports.written[1], body)
     refused(every_key.source(inventory=reports.folder), tmp_path, words)
@@ -447,49 +575,78 @@ def test_a_file_that_is_missing_is_told_by_its_name(every_key, destination, tmp_
     reports = writer(every_key, destination, config="missing")
     reports.write()
     every_key.client.delete_object(Bucket=destination.name, Key=reports.written[-1])
-    refused(every_key.source(inventory=reports.folder), tmp_path, f"the file s3://{destination.name}/{reports.written[-1]}")
+    refused(
+        every_key.source(inventory=reports.folder),
+        tmp_path,
+        f"the file s3://{destination.name}/{reports.written[-1]}",
+    )
 
 
 @pytest.mark.parametrize("left_out", ["size", "storage_class", "is_latest"])
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_a_schema_that_changes_between_files_is_refused(new_bucket, destination, tmp_path, file_format, left_out):
+def test_a_schema_that_changes_between_files_is_refused(
+    new_bucket, destination, tmp_path, file_format, left_out
+):
     row = dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name)
     reports = writer(new_bucket, destination, file_format=file_format)
     write = WRITERS[file_format]
     fewer = [name for name in SCHEMA.names if name != left_out]
     reports.write_files([write([row], SCHEMA.names), write([row], fewer)])
-    words = "cannot be read: CSV parse error" if file_format == "CSV" else f"has other columns than its manifest says: {left_out}"
+    words = (
+        "cannot be read: CSV parse error"
+        if file_format == "CSV"
+        else f"has other columns than its manifest says: {left_out}"
+    )
     refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
 
 
-def test_a_column_that_is_in_a_file_and_not_in_the_manifest_is_refused(new_bucket, destination, tmp_path):
+def test_a_column_that_is_in_a_file_and_not_in_the_manifest_is_refused(
+    new_bucket, destination, tmp_path
+):
     row = dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name)
     reports = writer(new_bucket, destination)
     files = [WRITERS["Parquet"]([row], SCHEMA.names)]
     reports.write_files(files, fileSchema=file_schema("Parquet", CURRENT_ONLY))
-    refused(new_bucket.source(inventory=reports.folder), tmp_path, "is_delete_marker, is_latest, version_id")
+    refused(
+        new_bucket.source(inventory=reports.folder),
+        tmp_path,
+        "is_delete_marker, is_latest, version_id",
+    )
 
 
 def test_a_column_of_another_type_is_refused(new_bucket, destination, tmp_path, monkeypatch):
     row = dict.fromkeys(SCHEMA.names) | one_object(new_bucket.name) | {"size": "1"}
     reports = writer(new_bucket, destination)
     at = SCHEMA.get_field_index("size")
-    monkeypatch.setattr("caf_pipeline_tests.support.inventory_reports.SCHEMA", SCHEMA.set(at, pa.field("size", pa.string())))
+    monkeypatch.setattr(
+        "caf_pipeline_tests.support.inventory_reports.SCHEMA",
+        SCHEMA.set(at, pa.field("size", pa.string())),
+    )
     reports.write_files([WRITERS["Parquet"]([row], SCHEMA.names)])
-    refused(new_bucket.source(inventory=reports.folder), tmp_path, "has a column size of type string")
+    refused(
+        new_bucket.source(inventory=reports.folder), tmp_path, "has a column size of type string"
+    )
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_missing_columns_are_named_before_a_file_is_fetched(new_bucket, destination, tmp_path, file_format):
+def test_missing_columns_are_named_before_a_file_is_fetched(
+    new_bucket, destination, tmp_path, file_format
+):
     columns = [name for name in SCHEMA.names if name not in ("size", "e_tag")]
     reports = writer(new_bucket, destination, file_format=file_format, columns=columns)
     reports.write_files([])
-    error = refused(new_bucket.source(inventory=reports.folder), tmp_path, "has no column Size, ETag")
+    error = refused(
+        new_bucket.source(inventory=reports.folder), tmp_path, "has no column Size, ETag"
+    )
     assert "add Size, ETag to the inventory's fields" in error.hint
 
 
-def test_a_report_must_tell_storage_classes_where_objects_are_left_out_by_them(new_bucket, destination, tmp_path):
-    source = new_bucket.source(inventory=writer(new_bucket, destination).folder, needs_storage_class=True)
+def test_a_report_must_tell_storage_classes_where_objects_are_left_out_by_them(
+    new_bucket, destination, tmp_path
+):
+    source = new_bucket.source(
+        inventory=writer(new_bucket, destination).folder, needs_storage_class=True
+    )
     without = [name for name in SCHEMA.names if name != "storage_class"]
     writer(new_bucket, destination, columns=without).write_files([], datetime.now(UTC) - 2 * DAY)
     error = refused(source, tmp_path, "has no column StorageClass")
@@ -503,12 +660,17 @@ def test_a_report_must_tell_storage_classes_where_objects_are_left_out_by_them(n
     refused(source, tmp_path / "later", "has a row without its StorageClass: key 'deleted'")
 
 
-def test_a_report_of_current_objects_only_is_refused_where_the_bucket_keeps_versions(new_bucket, destination, tmp_path):
+def test_a_report_of_current_objects_only_is_refused_where_the_bucket_keeps_versions(
+    new_bucket, destination, tmp_path
+):
     new_bucket.keep_versions()
     reports = writer(new_bucket, destination, columns=CURRENT_ONLY)
     reports.write()
     words = "has no column VersionId, IsLatest, IsDeleteMarker"
-    assert "list all versions" in refused(new_bucket.source(inventory=reports.folder), tmp_path, words).hint
+    assert (
+        "list all versions"
+        in refused(new_bucket.source(inventory=reports.folder), tmp_path, words).hint
+    )
 
 
 MANIFEST = {
@@ -530,7 +692,10 @@ MANIFEST = {
         (b"[" * 100_000, "is malformed"),
         (b"\xff", "is malformed"),
         *[
-            ({name: value for name, value in MANIFEST.items() if name != missing}, f"is malformed: it has no {missing}")
+            (
+                {name: value for name, value in MANIFEST.items() if name != missing},
+                f"is malformed: it has no {missing}",
+            )
             for missing in MANIFEST
         ],
         ({"creationTimestamp": "today"}, "is malformed"),
@@ -550,16 +715,24 @@ MANIFEST = {
 def test_a_manifest_that_is_malformed_is_refused(new_bucket, destination, tmp_path, raw, words):
     if isinstance(raw, dict):
         whole = raw if len(raw) == len(MANIFEST) - 1 else MANIFEST | raw
-        raw = json.dumps({**whole, **({"sourceBucket": new_bucket.name} if "sourceBucket" in whole else {})}).encode()
+        raw = json.dumps(
+            {**whole, **({"sourceBucket": new_bucket.name} if "sourceBucket" in whole else {})}
+        ).encode()
     reports = writer(new_bucket, destination)
     reports.write_manifest("2026-11-01T01-00Z", raw)
     refused(new_bucket.source(inventory=reports.folder), tmp_path, words)
 
 
-def test_a_manifest_with_another_checksum_is_refused_and_no_older_report_taken(new_bucket, tmp_path, three_days):
+def test_a_manifest_with_another_checksum_is_refused_and_no_older_report_taken(
+    new_bucket, tmp_path, three_days
+):
     reports, names = three_days
     reports.put(f"{reports.prefix}{names[0]}/manifest.checksum", b"0" * 32)
-    refused(new_bucket.source(inventory=reports.folder), tmp_path, "does not have the MD5 that its manifest.checksum says")
+    refused(
+        new_bucket.source(inventory=reports.folder),
+        tmp_path,
+        "does not have the MD5 that its manifest.checksum says",
+    )
 
 
 def test_a_report_of_another_bucket_is_refused(new_bucket, destination, tmp_path):
@@ -576,9 +749,12 @@ def test_a_report_of_a_time_to_come_is_refused(new_bucket, destination, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("only", "prefix", "refuses"), [("a/", "", True), ("a/", "a", True), ("a/", "a/b", False), ("", "", False)]
+    ("only", "prefix", "refuses"),
+    [("a/", "", True), ("a/", "a", True), ("a/", "a/b", False), ("", "", False)],
 )
-def test_an_inventory_that_leaves_out_some_of_the_source_is_refused(new_bucket, tmp_path, only, prefix, refuses):
+def test_an_inventory_that_leaves_out_some_of_the_source_is_refused(
+    new_bucket, tmp_path, only, prefix, refuses
+):
     reports = writer(new_bucket, new_bucket)
     reports.write(rows=[])
     described = {
@@ -586,7 +762,12 @@ def test_an_inventory_that_leaves_out_some_of_the_source_is_refused(new_bucket, 
         "IsEnabled": True,
         "IncludedObjectVersions": "All",
         "Schedule": {"Frequency": "Daily"},
-        "Destination": {"S3BucketDestination": {"Bucket": f"arn:aws:s3:::{new_bucket.name}", "Format": "Parquet"}},
+        "Destination": {
+            "S3BucketDestination": {
+                "Bucket": f"arn:aws:s3:::{new_bucket.name}",
+                "Format": "Parquet",
+            }
+        },
         **({"Filter": {"Prefix": only}} if only else {}),
     }
     new_bucket.client.put_bucket_inventory_configuration(
@@ -599,7 +780,8 @@ def test_an_inventory_that_leaves_out_some_of_the_source_is_refused(new_bucket, 
         assert keys_taken(source, tmp_path) == []
 
 
-# --- S3 that fails -------------------------------------------------------------------------------------------------------
+# --- S3 that fails
+# ------------------------------------------------------------------------------------------
 
 FOLDER = "s3://dest/reports/bucket-of-script/daily/"
 
@@ -607,16 +789,45 @@ FOLDER = "s3://dest/reports/bucket-of-script/daily/"
 @pytest.mark.parametrize(
     ("answer", "error", "words", "hint"),
     [
-        (s3_error(403, "AccessDenied"), SourceDenied, "may not be read with the credentials of source 'demo'", "kms:Decrypt"),
-        (s3_error(400, "KMS.DisabledException"), SourceDenied, "of source 'demo': KMS.DisabledException", "kms:Decrypt"),
-        (s3_error(403, "InvalidObjectState"), ReportRefused, "is in cold storage", "restore it there"),
-        (s3_error(404, "NoSuchBucket"), BucketMissing, "there is no bucket 'dest'", "sources.demo.inventory"),
-        (s3_error(403, "InvalidAccessKeyId"), SourceDenied, "refuses the access key", "CAF_SOURCES__DEMO__ACCESS_KEY_ID"),
+        (
+            s3_error(403, "AccessDenied"),
+            SourceDenied,
+            "may not be read with the credentials of source 'demo'",
+            "kms:Decrypt",
+        ),
+        (
+            s3_error(400, "KMS.DisabledException"),
+            SourceDenied,
+            "of source 'demo': KMS.DisabledException",
+            "kms:Decrypt",
+        ),
+        (
+            s3_error(403, "InvalidObjectState"),
+            ReportRefused,
+            "is in cold storage",
+            "restore it there",
+        ),
+        (
+            s3_error(404, "NoSuchBucket"),
+            BucketMissing,
+            "there is no bucket 'dest'",
+            "sources.demo.inventory",
+        ),
+        (
+            s3_error(403, "InvalidAccessKeyId"),
+            SourceDenied,
+            "refuses the access key",
+            "CAF_SOURCES__DEMO__ACCESS_KEY_ID",
+        ),
         (s3_error(503, "SlowDown"), SourceUnreachable, "SlowDown", "try again"),
     ],
 )
-def test_reports_that_cannot_be_read_are_told_apart_with_a_hint(scripted_s3, answer, error, words, hint):
-    scripted_s3.answer = lambda request: s3_error(404, "NoSuchConfiguration") if "inventory" in request.query else answer
+def test_reports_that_cannot_be_read_are_told_apart_with_a_hint(
+    scripted_s3, answer, error, words, hint
+):
+    scripted_s3.answer = lambda request: (
+        s3_error(404, "NoSuchConfiguration") if "inventory" in request.query else answer
+    )
     with pytest.raises(error, match=re.escape(words)) as caught:
         scripted_s3.source(inventory=FOLDER).open_report()
     assert hint in caught.value.hint
@@ -624,7 +835,9 @@ def test_reports_that_cannot_be_read_are_told_apart_with_a_hint(scripted_s3, ans
 
 def test_a_configuration_that_may_not_be_asked_for_is_not_needed(scripted_s3):
     scripted_s3.answer = lambda request: (
-        s3_error(403, "AccessDenied") if "inventory" in request.query else ScriptedAnswer(200, b"<ListBucketResult/>")
+        s3_error(403, "AccessDenied")
+        if "inventory" in request.query
+        else ScriptedAnswer(200, b"<ListBucketResult/>")
     )
     with pytest.raises(ReportRefused, match="no complete inventory report"):
         scripted_s3.source(inventory=FOLDER).open_report()
@@ -641,11 +854,18 @@ class Kept:
 
 
 @pytest.mark.parametrize(
-    "broken", [lambda body: ScriptedAnswer(200, body[:9], length=len(body)), lambda body: s3_error(503, "SlowDown")]
+    "broken",
+    [
+        lambda body: ScriptedAnswer(200, body[:9], length=len(body)),
+        lambda body: s3_error(503, "SlowDown"),
+    ],
 )
 def test_a_file_whose_body_breaks_off_is_fetched_again(scripted_s3, tmp_path, broken):
     reports = ReportWriter(kept := Kept(), "bucket-of-script", "dest", files=FILES_AT_ONCE)
-    dated = reports.write(NOW - DAY, rows=[dict.fromkeys(SCHEMA.names) | one_object("bucket-of-script")] * FILES_AT_ONCE)
+    dated = reports.write(
+        NOW - DAY,
+        rows=[dict.fromkeys(SCHEMA.names) | one_object("bucket-of-script")] * FILES_AT_ONCE,
+    )
     failed = set()
 
     def answer(request):
@@ -655,7 +875,10 @@ def test_a_file_whose_body_breaks_off_is_fetched_again(scripted_s3, tmp_path, br
             return ScriptedAnswer(200, b"<VersioningConfiguration/>")
         if "list-type" in request.query:
             found = f"<CommonPrefixes><Prefix>{reports.prefix}{dated}/</Prefix></CommonPrefixes>"
-            return ScriptedAnswer(200, f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>".encode())
+            return ScriptedAnswer(
+                200,
+                f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>".encode(),
+            )
         body = kept.bodies[request.path]
         if "/data/" in request.path and request.path not in failed:
             failed.add(request.path)

@@ -29,13 +29,17 @@ class TestWithVersions(ObjectSourceContract):
         new_bucket.keep_versions()
         return new_bucket
 
-    # moto writes the keys of a listing of versions into XML as they are, which cannot hold control characters.
-    @pytest.mark.parametrize("key", [key for key in KEYS if min(key) >= " " and key not in ("\uffff",)])
+    # moto writes the keys of a listing of versions into XML as they are, which cannot hold control
+    # characters.
+    @pytest.mark.parametrize(
+        "key", [key for key in KEYS if min(key) >= " " and key not in ("\uffff",)]
+    )
     def test_every_key_is_listed_and_read_as_itself(self, bucket, key):
         super().test_every_key_is_listed_and_read_as_itself(bucket, key)
 
 
-# --- versions ------------------------------------------------------------------------------------------------------
+# --- versions
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_version_that_was_overwritten_or_deleted_since_still_reads_as_listed(new_bucket):
@@ -81,12 +85,17 @@ def test_a_version_that_was_removed_for_good_is_deleted(new_bucket, key):
     assert caught.value.reason == SkipReason.DELETED
 
 
-# --- keys ----------------------------------------------------------------------------------------------------------
+# --- keys
+# ------------------------------------------------------------------------------------------
 
 
 pieces = st.one_of(
-    st.sampled_from(["/", "//", ".", "..", "%2F", "%2E", "%", "+", " ", "?", "#", "\\", "\x01", "~", "a"]),
-    st.text(st.characters(exclude_characters="\0\n", exclude_categories=["Cs"]), min_size=1, max_size=3),
+    st.sampled_from(
+        ["/", "//", ".", "..", "%2F", "%2E", "%", "+", " ", "?", "#", "\\", "\x01", "~", "a"]
+    ),
+    st.text(
+        st.characters(exclude_characters="\0\n", exclude_categories=["Cs"]), min_size=1, max_size=3
+    ),
 )
 
 
@@ -97,15 +106,27 @@ def test_any_key_is_read_as_itself(s3_server, key):
     bucket = make_bucket(s3_server, "bucket-of-keys")
     bucket.put(key, key.encode())
     answer = bucket.client.head_object(Bucket=bucket.name, Key=key)
-    obj = S3Object(key.encode(), None, answer["ETag"].strip('"'), answer["ContentLength"], answer["LastModified"])
+    obj = S3Object(
+        key.encode(),
+        None,
+        answer["ETag"].strip('"'),
+        answer["ContentLength"],
+        answer["LastModified"],
+    )
     assert whole(bucket.source(), obj) == key.encode()
 
 
-# --- headers -------------------------------------------------------------------------------------------------------
+# --- headers
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_get_and_a_head_give_the_same_headers_and_user_metadata(new_bucket):
-    metadata = {"content-type": "mine", "cache-control": "mine too", "storage-class": "x", "a": "=?UTF-8?B?w6k=?="}
+    metadata = {
+        "content-type": "mine",
+        "cache-control": "mine too",
+        "storage-class": "x",
+        "a": "=?UTF-8?B?w6k=?=",
+    }
     headers = {
         "ContentType": "text/x; charset=utf-8",
         "ContentEncoding": "gzip",
@@ -124,19 +145,27 @@ def test_a_get_and_a_head_give_the_same_headers_and_user_metadata(new_bucket):
     assert plain.headers.content_type == "text/x; charset=utf-8"
     assert plain.headers.content_disposition == 'attachment; filename="a"'
     assert (plain.headers.content_encoding, plain.headers.content_language) == ("gzip", "de")
-    assert (plain.headers.cache_control, plain.headers.expires) == ("no-store", "Tue, 01 Jan 2030 00:00:00 GMT")
+    assert (plain.headers.cache_control, plain.headers.expires) == (
+        "no-store",
+        "Tue, 01 Jan 2030 00:00:00 GMT",
+    )
     assert plain.headers.user_metadata == {"one": "1", **metadata}
     assert bytes(plain.body) == b"not really gzip"
     assert {obj.storage_class for obj in listed(source)} == {"STANDARD_IA"}
 
 
-# --- checksums -----------------------------------------------------------------------------------------------------
+# --- checksums
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ["a", "a//"])
 @pytest.mark.parametrize(
     ("algorithm", "digest"),
-    [("SHA256", hashlib.sha256(b"x").digest()), ("SHA1", hashlib.sha1(b"x").digest()), ("CRC32", zlib.crc32(b"x").to_bytes(4))],
+    [
+        ("SHA256", hashlib.sha256(b"x").digest()),
+        ("SHA1", hashlib.sha1(b"x").digest()),
+        ("CRC32", zlib.crc32(b"x").to_bytes(4)),
+    ],
 )
 def test_the_checksum_of_a_full_object_is_its_raw_digest(new_bucket, algorithm, digest, key):
     new_bucket.put(key, b"x", ChecksumAlgorithm=algorithm)
@@ -164,7 +193,8 @@ def test_the_checksum_of_an_object_that_changed_since_is_not_told(new_bucket):
     assert caught.value.reason == SkipReason.CHANGED
 
 
-# --- skips that moto knows -----------------------------------------------------------------------------------------
+# --- skips that moto knows
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ["a", "a/"])
@@ -181,13 +211,16 @@ def test_cold_storage_is_told_by_the_get_and_not_by_the_storage_class(new_bucket
     assert whole(source, obj) == b"x"
 
 
-# --- opening -------------------------------------------------------------------------------------------------------
+# --- opening
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_source_opens_from_its_settings_or_with_a_client_that_is_there(new_bucket):
     new_bucket.put("p/a", b"x")
     opened = open_s3_source("demo", new_bucket.settings(prefix="p/"), attempts=2)
-    given = open_s3_source("demo", new_bucket.settings(prefix="p/"), attempts=2, client=new_bucket.client)
+    given = open_s3_source(
+        "demo", new_bucket.settings(prefix="p/"), attempts=2, client=new_bucket.client
+    )
     assert listed(opened) == listed(given)
     assert whole(opened, listed(opened)[0]) == whole(given, listed(given)[0]) == b"x"
 

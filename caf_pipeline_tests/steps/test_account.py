@@ -1,4 +1,6 @@
-"""A chunk's manifest held against its part of the plan and its index: what contradicts them is found, and not sealed."""
+"""A chunk's manifest held against its part of the plan and its index: what contradicts them is
+found, and not sealed.
+"""
 
 import os
 from dataclasses import replace
@@ -94,7 +96,11 @@ def test_an_account_of_a_stored_chunk_says_where_it_differs_from_the_plan(contex
 @pytest.mark.parametrize(
     "changes",
     [
-        {"misplaced": lambda self, *row: "" if row[0] != "key-05" else f"the index has {row[0]} elsewhere"},
+        {
+            "misplaced": lambda self, *row: (
+                "" if row[0] != "key-05" else f"the index has {row[0]} elsewhere"
+            )
+        },
         {"miscounted": lambda self, members: f"the index has more than {members} members"},
     ],
     ids=["a member elsewhere", "a member more"],
@@ -110,21 +116,32 @@ def test_an_index_that_contradicts_the_manifest_is_not_sealed(context, name, mon
 def test_a_ledger_with_other_counts_is_told_apart(context, name, monkeypatch):
     archive_chunk(context, name)
     original = context.ledger.chunks.get
-    monkeypatch.setattr(context.ledger.chunks, "get", lambda name: replace(original(name), member_count=11, skipped_count=1))
-    assert "the ledger has 11 members, 1 skipped and 0 released" in account_for_chunk(context, name).explanation
+    monkeypatch.setattr(
+        context.ledger.chunks,
+        "get",
+        lambda name: replace(original(name), member_count=11, skipped_count=1),
+    )
+    assert (
+        "the ledger has 11 members, 1 skipped and 0 released"
+        in account_for_chunk(context, name).explanation
+    )
 
 
 def test_the_manifest_is_opened_once_while_sealing(context, name, monkeypatch):
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
     opened = []
     original = chunk_steps.ChunkFile.manifest
-    monkeypatch.setattr(chunk_steps.ChunkFile, "manifest", lambda self: opened.append(self.name) or original(self))
+    monkeypatch.setattr(
+        chunk_steps.ChunkFile, "manifest", lambda self: opened.append(self.name) or original(self)
+    )
     chunk_steps.seal_chunk(context, name)
     assert opened == [name]
 
 
 @pytest.mark.parametrize("rows", [1, 5, 2048])
-def test_the_report_of_a_seal_counts_skips_and_names_the_largest_members(context, source, name, monkeypatch, rows):
+def test_the_report_of_a_seal_counts_skips_and_names_the_largest_members(
+    context, source, name, monkeypatch, rows
+):
     monkeypatch.setattr("caf_pipeline.inventory.manifest.MANIFEST_GROUP_ROWS", rows)
     monkeypatch.setattr("caf_pipeline.inventory.plan.OBJECTS_PER_BATCH", 3)
     monkeypatch.setattr(account, "LARGEST_SHOWN", 3)
@@ -141,4 +158,8 @@ def test_the_report_of_a_chunk_whose_objects_were_all_skipped_counts_them(contex
     source.unavailable = dict.fromkeys(KEYS, ("deleted", 0))
     archive_chunk(context, name, until=chunk_steps.pack_chunk)
     report = chunk_steps.seal_chunk(context, name)
-    assert (report.chunk.state, report.skipped, report.largest) == (ChunkState.EMPTY, {SkipReason.DELETED: 12}, [])
+    assert (report.chunk.state, report.skipped, report.largest) == (
+        ChunkState.EMPTY,
+        {SkipReason.DELETED: 12},
+        [],
+    )

@@ -1,4 +1,6 @@
-"""The steps of a chunk: what each leaves, what a crash or another run leaves, and that running again ends right."""
+"""The steps of a chunk: what each leaves, what a crash or another run leaves, and that running
+again ends right.
+"""
 
 import os
 from dataclasses import replace
@@ -44,7 +46,10 @@ from caf_pipeline_tests.support.tiers import sampled
 
 @pytest.fixture
 def source():
-    return MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(40)} | {"empty": b"", "dir/": b""})
+    return MemorySource(
+        {f"key-{number:03d}": os.urandom(40_000) for number in range(40)}
+        | {"empty": b"", "dir/": b""}
+    )
 
 
 @pytest.fixture
@@ -154,7 +159,9 @@ def test_a_seal_that_meets_a_deadlock_may_be_repeated(context):
 
 
 def test_an_object_is_located_with_its_headers(context, source):
-    source.headers["empty"] = ObjectHeaders("text/plain", cache_control="no-store", user_metadata={"owner": "ü", "a": ""})
+    source.headers["empty"] = ObjectHeaders(
+        "text/plain", cache_control="no-store", user_metadata={"owner": "ü", "a": ""}
+    )
     archive_everything(context)
     location = context.ledger.lookup.locate("src", "empty")
     sets = context.ledger.lookup.header_sets([location.row.header_set])
@@ -187,10 +194,15 @@ def test_what_was_lost_from_staging_after_the_post_is_packed_to_the_same_root(co
     root = context.ledger.chunks.get(name).merkle_root
     chunk_steps.staged_path(context, name).unlink()
     archive_chunk(context, name)
-    assert (states(context)[name], context.ledger.chunks.get(name).merkle_root) == (ChunkState.LOCATED, root)
+    assert (states(context)[name], context.ledger.chunks.get(name).merkle_root) == (
+        ChunkState.LOCATED,
+        root,
+    )
 
 
-def test_a_posted_chunk_that_cannot_be_packed_to_the_same_root_is_abandoned_and_planned_again(context, source):
+def test_a_posted_chunk_that_cannot_be_packed_to_the_same_root_is_abandoned_and_planned_again(
+    context, source
+):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=chunk_steps.post_file)
     chunk_steps.staged_path(context, name).unlink()
@@ -221,7 +233,10 @@ def test_a_run_of_a_chunk_that_another_live_run_holds_ends_as_held(tmp_path, sou
     context = a_run_context(tmp_path, source, ledger)
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     other = a_run_context(tmp_path, source, ledger, run="run-2")
-    with context.ledger.leases.hold(chunk_lease(name), context.holder), pytest.raises(HeldByOther) as caught:
+    with (
+        context.ledger.leases.hold(chunk_lease(name), context.holder),
+        pytest.raises(HeldByOther) as caught,
+    ):
         chunk_steps.load_batch(other, name)
     assert caught.value.holder == "run-1"
 
@@ -372,7 +387,9 @@ def test_a_withdrawn_chunks_objects_are_planned_again_into_another_chunk(context
     assert not set(first) & set(second)
 
 
-@pytest.mark.parametrize("step", ["pack_chunk", "seal_chunk", "post_file", "upload_chunk", "verify_stored"])
+@pytest.mark.parametrize(
+    "step", ["pack_chunk", "seal_chunk", "post_file", "upload_chunk", "verify_stored"]
+)
 def test_a_parked_chunk_is_not_worked_on_until_it_is_unparked(context, step):
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name, until=getattr(chunk_steps, step))
@@ -386,7 +403,9 @@ def test_a_parked_chunk_is_not_worked_on_until_it_is_unparked(context, step):
 
 def fat_headers(source):
     """Let each object have more user metadata than a plan reserves room for."""
-    source.headers = {key: ObjectHeaders(user_metadata={"m": "x" * 30_000}) for key in source.bodies}
+    source.headers = {
+        key: ObjectHeaders(user_metadata={"m": "x" * 30_000}) for key in source.bodies
+    }
 
 
 def test_metadata_that_the_plan_did_not_know_of_closes_no_chunk_early(context, source):
@@ -419,7 +438,9 @@ class SlowStore(DirectoryStore):
 
 
 @pytest.mark.thorough
-def test_after_a_chunk_was_too_large_the_next_ones_fit_with_their_manifests(tmp_path, source, ledger):
+def test_after_a_chunk_was_too_large_the_next_ones_fit_with_their_manifests(
+    tmp_path, source, ledger
+):
     context = a_run_context(tmp_path, source, ledger, store=SlowStore(tmp_path / "store"))
     fat_headers(source)
     for chunk in plan(context).chunks:
@@ -440,7 +461,9 @@ def test_an_older_version_loaded_later_does_not_become_the_current_one(tmp_path,
     old = [chunk.name for chunk in plan(context).chunks]
     source.bodies["a"] = b"new!"
     original = source.object
-    source.object = lambda key: replace(original(key), last_modified=original(key).last_modified + timedelta(days=1))
+    source.object = lambda key: replace(
+        original(key), last_modified=original(key).last_modified + timedelta(days=1)
+    )
     new = [chunk.name for chunk in plan(context).chunks]
     for name in new:
         archive_chunk(context, name)
@@ -472,22 +495,36 @@ def test_the_plan_accounts_for_unsupported_and_too_large_objects(tmp_path, ledge
     context = a_run_context(tmp_path, Odd({"a": b"a"}), ledger)
     report = plan(context)
     assert [chunk.object_count for chunk in report.chunks] == [1]
-    skipped = {str(reason): count for reason, count in account_for_plan(context, report).skipped.items() if count}
+    skipped = {
+        str(reason): count
+        for reason, count in account_for_plan(context, report).skipped.items()
+        if count
+    }
     assert skipped == {"too_large": 1, "unsupported_key": 1}
     assert account_for_plan(context, report).holds
 
 
-def test_a_skipped_object_that_a_whole_inventory_lists_no_longer_is_history_until_it_is_listed_again(tmp_path, ledger):
+def test_a_skipped_object_that_a_whole_inventory_lists_no_longer_is_history_until_it_is_listed_again(  # noqa: E501
+    tmp_path, ledger
+):
     class Odd(MemorySource):
         listed = (b"bad\xff", b"huge", b"other\xff")
 
         def objects(self):
             one = super().object("a")
             sizes = {b"huge": 1 << 52}
-            return [one, *(replace(one, key=key, size_bytes=sizes.get(key, 1)) for key in sorted(self.listed))]
+            return [
+                one,
+                *(
+                    replace(one, key=key, size_bytes=sizes.get(key, 1))
+                    for key in sorted(self.listed)
+                ),
+            ]
 
     def skipped():
-        return {str(reason): count for reason, count in ledger.chunks.account("src").skipped.items()}
+        return {
+            str(reason): count for reason, count in ledger.chunks.account("src").skipped.items()
+        }
 
     source = Odd({"a": b"a"})
     context = a_run_context(tmp_path, source, ledger)
@@ -495,7 +532,10 @@ def test_a_skipped_object_that_a_whole_inventory_lists_no_longer_is_history_unti
     assert skipped() == {"too_large": 1, "unsupported_key": 2}
     source.listed = (b"other\xff",)
     planning.cut_plan(context, inventories.take_inventory(context, after=b"a"), new_archive=True)
-    assert skipped() == {"too_large": 1, "unsupported_key": 2}  # of a part of the source nothing ends
+    assert skipped() == {
+        "too_large": 1,
+        "unsupported_key": 2,
+    }  # of a part of the source nothing ends
     plan(context)
     assert skipped() == {"unsupported_key": 1}
     assert account_for_plan(context, plan(context)).skipped == {"unsupported_key": 1}
@@ -518,8 +558,12 @@ def test_a_window_of_keys_makes_a_snapshot_that_is_not_complete(context):
     assert sum(chunk.object_count for chunk in report.chunks) == 9
 
 
-def test_a_run_plans_the_snapshot_that_it_took_though_another_took_a_later_one(tmp_path, source, ledger):
-    one, other, third = (a_run_context(tmp_path, source, ledger, run=run) for run in ("run-1", "run-2", "run-3"))
+def test_a_run_plans_the_snapshot_that_it_took_though_another_took_a_later_one(
+    tmp_path, source, ledger
+):
+    one, other, third = (
+        a_run_context(tmp_path, source, ledger, run=run) for run in ("run-1", "run-2", "run-3")
+    )
     own = inventories.take_inventory(one, after=b"key-010", until=b"key-019")
     later = inventories.take_inventory(other, after=b"key-020", until=b"key-029")
     assert inventories.snapshot_to_plan(one).name == own.name

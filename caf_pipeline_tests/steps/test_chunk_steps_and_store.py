@@ -1,4 +1,6 @@
-"""The steps of a chunk and a store of several providers: what is asked before packing, what counts as a copy, what is kept."""
+"""The steps of a chunk and a store of several providers: what is asked before packing, what counts
+as a copy, what is kept.
+"""
 
 import os
 
@@ -20,7 +22,12 @@ from caf_pipeline.steps import chunk_steps
 from caf_pipeline.throttle import Throttle
 from caf_pipeline_tests.contracts.chunk_store import corrupt
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 
 
@@ -52,10 +59,14 @@ def uploaded_chunk(context):
 # --- before it is packed, and before it is posted ---
 
 
-def test_a_chunk_that_the_store_has_no_room_for_fails_before_a_byte_is_fetched(context, source, store):
+def test_a_chunk_that_the_store_has_no_room_for_fails_before_a_byte_is_fetched(
+    context, source, store
+):
     (chunk, *_) = plan(context).chunks
     store.free_bytes = 1000
-    with pytest.raises(StoreError, match=f"1000 bytes are free, {chunk.expected_size_bytes} are needed"):
+    with pytest.raises(
+        StoreError, match=f"1000 bytes are free, {chunk.expected_size_bytes} are needed"
+    ):
         archive_chunk(context, chunk.name)
     assert (source.reads, context.ledger.chunks.get(chunk.name).state) == ([], ChunkState.PLANNED)
 
@@ -64,10 +75,16 @@ def test_what_other_chunks_are_about_to_post_counts_before_packing(context, stor
     first, second = plan(context).chunks
     archive_chunk(context, first.name, until=chunk_steps.load_batch)
     archive_chunk(context, second.name, until=chunk_steps.load_batch)
-    assert store.admitted == [(first.expected_size_bytes, 0), (second.expected_size_bytes, first.expected_size_bytes)]
+    assert store.admitted == [
+        (first.expected_size_bytes, 0),
+        (second.expected_size_bytes, first.expected_size_bytes),
+    ]
     archive_chunk(context, first.name, until=chunk_steps.seal_chunk)
     chunk_steps.load_batch(context, second.name)
-    assert store.admitted[-1] == (second.expected_size_bytes, context.ledger.chunks.get(first.name).stored_size_bytes)
+    assert store.admitted[-1] == (
+        second.expected_size_bytes,
+        context.ledger.chunks.get(first.name).stored_size_bytes,
+    )
 
 
 def test_a_sealed_chunk_is_asked_for_again_with_its_size_and_beside_posts_only(context, store):
@@ -79,14 +96,22 @@ def test_a_sealed_chunk_is_asked_for_again_with_its_size_and_beside_posts_only(c
     assert store.admitted[0] == (context.ledger.chunks.get(first.name).stored_size_bytes, 0)
 
 
-def test_a_sealed_chunk_that_no_provider_takes_is_withdrawn_and_its_objects_are_cut_again(context, store):
+def test_a_sealed_chunk_that_no_provider_takes_is_withdrawn_and_its_objects_are_cut_again(
+    context, store
+):
     names = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, names[0], until=chunk_steps.seal_chunk)
     store.largest = 300_000
     with pytest.raises(ChunkTooLarge, match=r"is withdrawn: .* take too long") as caught:
         chunk_steps.post_file(context, names[0])
-    assert (caught.value.fitting_bytes, "in chunks that fit" in caught.value.hint) == (300_000, True)
-    assert (context.ledger.chunks.get(names[0]).state, staged_files(context)) == (ChunkState.WITHDRAWN, [])
+    assert (caught.value.fitting_bytes, "in chunks that fit" in caught.value.hint) == (
+        300_000,
+        True,
+    )
+    assert (context.ledger.chunks.get(names[0]).state, staged_files(context)) == (
+        ChunkState.WITHDRAWN,
+        [],
+    )
     report = plan(context)
     assert len(report.chunks) > 1
     assert all(chunk.expected_size_bytes <= 300_000 for chunk in report.chunks)
@@ -143,7 +168,9 @@ def test_a_posted_chunk_is_not_withdrawn(context):
 
 
 def test_enough_right_copies_are_recorded_and_a_wrong_one_is_not(tmp_path, source, ledger):
-    context = a_run_context(tmp_path, source, ledger, store=SeveralFolders(tmp_path / "several", required=2))
+    context = a_run_context(
+        tmp_path, source, ledger, store=SeveralFolders(tmp_path / "several", required=2)
+    )
     chunk = uploaded_chunk(context)
     corrupt(context.store.file("bert", chunk_steps.posting_of(chunk)))
     report = chunk_steps.verify_stored(context, chunk.name)
@@ -154,7 +181,9 @@ def test_enough_right_copies_are_recorded_and_a_wrong_one_is_not(tmp_path, sourc
 def test_too_few_right_copies_are_refused_naming_who_has_it_right_and_who_differs(context, store):
     chunk = uploaded_chunk(context)
     corrupt(store.file("bert", chunk_steps.posting_of(chunk)))
-    with pytest.raises(IntegrityError, match=r"2 of 3 copies .*right at anna, carl; bert: differs at bytes 0 to"):
+    with pytest.raises(
+        IntegrityError, match=r"2 of 3 copies .*right at anna, carl; bert: differs at bytes 0 to"
+    ):
         chunk_steps.verify_stored(context, chunk.name)
     assert context.ledger.chunks.get(chunk.name).state is ChunkState.UPLOADING
 
@@ -162,7 +191,9 @@ def test_too_few_right_copies_are_refused_naming_who_has_it_right_and_who_differ
 def test_a_copy_that_is_not_listed_or_does_not_answer_is_said_to_be_missing(context, store):
     chunk = uploaded_chunk(context)
     store.unlisted, store.away = {"anna"}, {"bert"}
-    with pytest.raises(NotProven, match=r"1 of 3 copies .*right at carl; bert does not answer: bert is away"):
+    with pytest.raises(
+        NotProven, match=r"1 of 3 copies .*right at carl; bert does not answer: bert is away"
+    ):
         chunk_steps.verify_stored(context, chunk.name)
     store.away = set()
     archive_chunk(context, chunk.name)
@@ -195,9 +226,13 @@ def test_a_located_chunk_stays_in_staging_for_as_long_as_the_store_wants(context
     assert staged_files(context) == [f"{name}.caf" for name in sorted(names)]
 
 
-def test_kept_files_make_room_for_a_chunk_that_is_packed_those_located_first_before_the_others(tmp_path, ledger, store):
+def test_kept_files_make_room_for_a_chunk_that_is_packed_those_located_first_before_the_others(
+    tmp_path, ledger, store
+):
     source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(60)})
-    context = a_run_context(tmp_path, source, ledger, store=store, target="500KiB", packing={"staging_limit": "1600KiB"})
+    context = a_run_context(
+        tmp_path, source, ledger, store=store, target="500KiB", packing={"staging_limit": "1600KiB"}
+    )
     store.hold = 3600
     names = archive_everything(context)
     assert len(names) > 4
@@ -209,26 +244,36 @@ def test_a_kept_file_that_a_run_works_with_is_not_removed(tmp_path, database, st
 
     ledger = Ledger(database, lease_seconds=1.5)
     source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(20)})
-    context = a_run_context(tmp_path, source, ledger, store=store, target="500KiB", packing={"staging_limit": "550KiB"})
+    context = a_run_context(
+        tmp_path, source, ledger, store=store, target="500KiB", packing={"staging_limit": "550KiB"}
+    )
     other = a_run_context(tmp_path, source, ledger, store=store, run="run-2", target="500KiB")
     store.hold = 3600
     first, second = [chunk.name for chunk in plan(context).chunks][:2]
     archive_chunk(context, first)
     with ledger.leases.hold(chunk_lease(first), other.holder):
         chunk_steps.load_batch(context, second)
-        chunk_steps.pack_chunk(context, second)  # kept files are no reason to refuse: they are not reserved
+        chunk_steps.pack_chunk(
+            context, second
+        )  # kept files are no reason to refuse: they are not reserved
         assert f"{first}.caf" in staged_files(context)
 
 
 def test_kept_files_are_not_counted_against_the_limit(tmp_path, source, ledger, store):
-    context = a_run_context(tmp_path, source, ledger, store=store, packing={"staging_limit": "1100KiB"})
+    context = a_run_context(
+        tmp_path, source, ledger, store=store, packing={"staging_limit": "1100KiB"}
+    )
     store.hold = 3600
     for name in archive_everything(context):
         assert context.ledger.chunks.get(name).state is ChunkState.LOCATED
 
 
-def test_a_chunk_that_does_not_fit_even_without_kept_files_is_refused(tmp_path, source, ledger, store):
-    context = a_run_context(tmp_path, source, ledger, store=store, packing={"staging_limit": "100KiB"})
+def test_a_chunk_that_does_not_fit_even_without_kept_files_is_refused(
+    tmp_path, source, ledger, store
+):
+    context = a_run_context(
+        tmp_path, source, ledger, store=store, packing={"staging_limit": "100KiB"}
+    )
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
     with pytest.raises(StagingError):
         archive_chunk(context, name)
@@ -251,7 +296,9 @@ def test_the_index_is_opened_once_while_sealing(context, monkeypatch):
 
 
 class Pausing:
-    """Controls whose pause ends when the throttle has waited so often; `looks` has what `look` saw at each wait."""
+    """Controls whose pause ends when the throttle has waited so often; `looks` has what `look` saw
+    at each wait.
+    """
 
     def __init__(self, look, *, waits=1):
         self.paused, self.waits, self.looks, self.now = "", waits, [], 0.0
@@ -272,7 +319,11 @@ class Pausing:
 def test_a_step_does_not_begin_while_everything_is_paused(tmp_path, source, ledger, store, state):
     context = a_run_context(tmp_path, source, ledger, store=store)
     (name, *_) = [chunk.name for chunk in plan(context).chunks]
-    steps = {"sealed": chunk_steps.seal_chunk, "uploading": chunk_steps.upload_chunk, "verified": chunk_steps.verify_stored}
+    steps = {
+        "sealed": chunk_steps.seal_chunk,
+        "uploading": chunk_steps.upload_chunk,
+        "verified": chunk_steps.verify_stored,
+    }
     if state in steps:
         archive_chunk(context, name, until=steps[state])
     pausing = Pausing(lambda: str(ledger.chunks.get(name).state), waits=3)
@@ -294,7 +345,15 @@ def test_a_packing_under_way_obeys_a_pause_in_the_middle_of_a_large_object(tmp_p
     source = Ordered({"large": os.urandom(40 * 65_536)})
     pausing = Pausing(lambda: str(ledger.chunks.get(name).state))
     packing = {"part_size": "64KiB", "window_size": "1MiB", "fetch_threads": 1}
-    context = a_run_context(tmp_path, source, ledger, store=store, target="8MiB", throttle=pausing.throttle, packing=packing)
+    context = a_run_context(
+        tmp_path,
+        source,
+        ledger,
+        store=store,
+        target="8MiB",
+        throttle=pausing.throttle,
+        packing=packing,
+    )
     (name,) = [chunk.name for chunk in plan(context).chunks]
     archive_chunk(context, name)
     assert pausing.looks == ["packing"]

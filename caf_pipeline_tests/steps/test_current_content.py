@@ -1,4 +1,6 @@
-"""What is current in the bucket is what the archive gives out, over puts, overwrites, deletions and restored versions."""
+"""What is current in the bucket is what the archive gives out, over puts, overwrites, deletions and
+restored versions.
+"""
 
 import hashlib
 import random
@@ -8,7 +10,13 @@ from datetime import timedelta
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from caf_pipeline.errors import NotLocated
 from caf_pipeline.inventory.manifest import IDENTITY_COLUMNS, row_identity
@@ -22,7 +30,13 @@ from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.md5_collision import FIRST, SECOND
 from caf_pipeline_tests.support.new_ledgers import rows_of
 from caf_pipeline_tests.support.postgres import connected
-from caf_pipeline_tests.support.run_contexts import a_run_context, account_for_plan, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    account_for_plan,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
 from caf_pipeline_tests.support.s3_server import make_bucket
 from caf_pipeline_tests.support.tiers import sampled
 
@@ -49,7 +63,11 @@ def headers_of(context, key="k"):
         .manifest()
         .rows(("key", *IDENTITY_COLUMNS, "content_type", "user_metadata"))
     )
-    (row,) = [row for row in rows if row["key"] == key and row_identity(row) == location.row.object_version]
+    (row,) = [
+        row
+        for row in rows
+        if row["key"] == key and row_identity(row) == location.row.object_version
+    ]
     return row["content_type"], dict(row["user_metadata"])
 
 
@@ -68,7 +86,8 @@ def context(tmp_path, bucket, ledger):
     return a_run_context(tmp_path, bucket.source(), ledger)
 
 
-# --- a bucket without versions -----------------------------------------------------------------------------------------
+# --- a bucket without versions
+# -----------------------------------------------------------------------------------------
 
 
 def test_content_that_comes_back_is_given_out_again_and_not_packed_again(context, bucket):
@@ -158,7 +177,9 @@ def test_a_chunk_that_is_loaded_late_does_not_make_its_older_content_current(con
 
 
 @pytest.mark.thorough
-def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(context, bucket, ledger, tmp_path):
+def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(
+    context, bucket, ledger, tmp_path
+):
     for body in (A, B, A):
         bucket.put("k", body, **SHA256)
         archive_everything(context)
@@ -171,14 +192,18 @@ def test_a_rebuilt_ledger_says_what_is_current_after_an_inventory(context, bucke
 
 
 @pytest.mark.thorough
-def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(context, bucket, ledger, database):
+def test_a_rebuilt_ledger_has_what_was_archived_again_for_its_headers(
+    context, bucket, ledger, database
+):
     for value in ("1", "2"):
         bucket.put("k", A, **SHA256, Metadata={"a": value})
         archive_everything(context)
         next_second()
     rows = rows_of(ledger)["file_locations"]
     with connected(database) as connection:
-        connection.execute("TRUNCATE sources, file_locations, current_exceptions, skipped_objects, leases CASCADE")
+        connection.execute(
+            "TRUNCATE sources, file_locations, current_exceptions, skipped_objects, leases CASCADE"
+        )
     ledger.sources.register("src", context.archive_id, context.address)
     assert all(outcome.complete for outcome in rebuild(context))
     assert rows_of(ledger)["file_locations"] == rows
@@ -216,7 +241,8 @@ def test_an_account_tells_current_older_and_gone_apart(context, bucket):
     assert (content.current_objects, content.older_objects, content.gone_objects) == (2, 1, 1)
 
 
-# --- headers -------------------------------------------------------------------------------------------------------------
+# --- headers
+# ------------------------------------------------------------------------------------------
 
 
 def test_the_same_bytes_with_the_same_headers_are_not_packed_again(context, bucket):
@@ -251,8 +277,8 @@ def test_a_look_finds_content_that_came_back(context, bucket):
 
 @pytest.mark.parametrize(
     "changed",
-    sampled([{"Metadata": {"a": "2"}}, {"Metadata": {}}, {"ContentType": "text/html"}, {"CacheControl": "no-cache"},
-     {"ContentDisposition": "inline"}, {"ContentLanguage": "de"}, {"ContentEncoding": "gzip"}], every=7),
+    sampled([{"Metadata": {"a": "2"}}, {"Metadata": {}}, {"ContentType": "text/html"}, {"CacheControl": "no-cache"},  # noqa: E501
+     {"ContentDisposition": "inline"}, {"ContentLanguage": "de"}, {"ContentEncoding": "gzip"}], every=7),  # noqa: E501
     ids=str,
 )  # fmt: skip
 def test_the_same_bytes_with_other_headers_are_archived_again_whole(context, bucket, changed):
@@ -263,7 +289,10 @@ def test_the_same_bytes_with_other_headers_are_archived_again_whole(context, buc
     bucket.put("k", A, **SHA256, **first | changed)
     archive_everything(context)
     expected = first | changed
-    assert (packed(context), headers_of(context)) == (2, (expected["ContentType"], expected["Metadata"]))
+    assert (packed(context), headers_of(context)) == (
+        2,
+        (expected["ContentType"], expected["Metadata"]),
+    )
     assert plan(context).comparison.requests == 0
 
 
@@ -278,7 +307,9 @@ def test_headers_that_come_back_are_given_out_again_and_not_packed_again(context
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "text/html"])
-def test_what_was_written_again_is_not_compared_while_it_is_left_out(tmp_path, context, bucket, ledger, content_type):
+def test_what_was_written_again_is_not_compared_while_it_is_left_out(
+    tmp_path, context, bucket, ledger, content_type
+):
     bucket.put("k", A, **SHA256, ContentType="text/plain")
     archive_everything(context)
     next_second()
@@ -286,18 +317,37 @@ def test_what_was_written_again_is_not_compared_while_it_is_left_out(tmp_path, c
     sources = {"src": {"bucket": "b", "public": True, "exclude": ["k"]}}
     filtered = a_run_context(tmp_path, bucket.source(), ledger, sources=sources)
     preview = preview_plan(filtered, inventories.take_inventory(filtered))
-    assert (preview.to_compare, preview.estimate.requests, preview.left_out) == (0, 0, {"exclude": 1})
+    assert (preview.to_compare, preview.estimate.requests, preview.left_out) == (
+        0,
+        0,
+        {"exclude": 1},
+    )
     for _ in range(2):
         report = plan(filtered)
-        assert (report.comparison.requests, report.plans, report.left_out) == (0, [], {"exclude": 1})
+        assert (report.comparison.requests, report.plans, report.left_out) == (
+            0,
+            [],
+            {"exclude": 1},
+        )
         account = account_for_plan(filtered, report)
-        assert (account.holds, account.left_out, current(filtered)[1].is_current) == (True, {"exclude": 1}, False)
+        assert (account.holds, account.left_out, current(filtered)[1].is_current) == (
+            True,
+            {"exclude": 1},
+            False,
+        )
     report = plan(context)
     for chunk in report.chunks:
         archive_chunk(context, chunk.name)
     assert report.comparison.requests == 1
-    assert (headers_of(context)[0], current(context)[1].is_current, plan(context).comparison.requests) == (content_type, True, 0)
-    assert (plan(filtered).comparison.requests, packed(context)) == (0, 1 if content_type == "text/plain" else 2)
+    assert (
+        headers_of(context)[0],
+        current(context)[1].is_current,
+        plan(context).comparison.requests,
+    ) == (content_type, True, 0)
+    assert (plan(filtered).comparison.requests, packed(context)) == (
+        0,
+        1 if content_type == "text/plain" else 2,
+    )
 
 
 def test_comparing_headers_asks_no_provider(context, bucket, monkeypatch):
@@ -305,12 +355,16 @@ def test_comparing_headers_asks_no_provider(context, bucket, monkeypatch):
     archive_everything(context)
     next_second()
     bucket.put("k", A, **SHA256, Metadata={"a": "1"})
-    monkeypatch.setattr(type(context.store), "holders", lambda *_: pytest.fail("the store was asked"))
+    monkeypatch.setattr(
+        type(context.store), "holders", lambda *_: pytest.fail("the store was asked")
+    )
     assert plan(context).comparison.equal == 1
 
 
 @pytest.mark.thorough
-def test_an_object_written_again_while_headers_are_compared_is_left_for_the_next_inventory(context, bucket):
+def test_an_object_written_again_while_headers_are_compared_is_left_for_the_next_inventory(
+    context, bucket
+):
     bucket.put("k", A, **SHA256)
     archive_everything(context)
     next_second()
@@ -323,11 +377,15 @@ def test_an_object_written_again_while_headers_are_compared_is_left_for_the_next
     assert headers_of(context)[1] == {"a": "2"}
 
 
-# --- bytes ---------------------------------------------------------------------------------------------------------------
+# --- bytes
+# ------------------------------------------------------------------------------------------
 
 
 def test_the_collision_pair_has_one_md5_and_two_sha256():
-    md5s, sha256s = ({algorithm(body).digest() for body in (FIRST, SECOND)} for algorithm in (hashlib.md5, hashlib.sha256))
+    md5s, sha256s = (
+        {algorithm(body).digest() for body in (FIRST, SECOND)}
+        for algorithm in (hashlib.md5, hashlib.sha256)
+    )
     assert (len(FIRST), len(md5s), len(sha256s)) == (len(SECOND), 1, 2)
 
 
@@ -340,10 +398,16 @@ def test_other_bytes_with_the_same_etag_are_archived(context, bucket, checksum):
     preview = preview_plan(context, inventories.take_inventory(context))
     assert (preview.to_compare, preview.estimate.requests) == (1, 2)
     report = plan(context)
-    assert (report.comparison.other_bytes, report.comparison.without_checksum) == ((1, 0) if checksum else (0, 1))
+    assert (report.comparison.other_bytes, report.comparison.without_checksum) == (
+        (1, 0) if checksum else (0, 1)
+    )
     for chunk in report.chunks:
         archive_chunk(context, chunk.name)
-    assert (current(context)[0], current(context)[1].is_current, packed(context)) == (SECOND, True, 2)
+    assert (current(context)[0], current(context)[1].is_current, packed(context)) == (
+        SECOND,
+        True,
+        2,
+    )
     settled = plan(context)
     assert (settled.chunks, settled.comparison.requests) == ([], 0)
 
@@ -397,7 +461,8 @@ def test_a_checksum_of_another_algorithm_is_not_comparable(context, bucket):
     assert plan(context).comparison.without_checksum == 1
 
 
-# --- versions ------------------------------------------------------------------------------------------------------------
+# --- versions
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_version_is_current_again_when_the_one_after_it_is_deleted(context, bucket):
@@ -433,7 +498,8 @@ def test_an_inventory_is_of_s3s_own_time(context, bucket):
     assert read_snapshot(snapshot.path).taken_at == snapshot.taken_at
 
 
-# --- anything, in any order ----------------------------------------------------------------------------------------------
+# --- anything, in any order
+# ------------------------------------------------------------------------------------------
 
 KEYS = ["a", "a/b", "ü"]
 BODIES = [b"", b"one", b"two, longer"]
@@ -441,9 +507,11 @@ METADATA = [{}, {"a": "1"}, {"a": "2"}]
 
 
 class BucketMachine(RuleBasedStateMachine):
-    """Whatever happens to a bucket between runs, the archive gives out what the bucket has, and packs no bytes twice.
+    """Whatever happens to a bucket between runs, the archive gives out what the bucket has, and
+    packs no bytes twice.
 
-    `switches`: the setting `versions` is another one now and then; chunks are small, and located in any order.
+    `switches`: the setting `versions` is another one now and then; chunks are small, and located in
+    any order.
     """
 
     def __init__(self, s3_server, folder, ledger, kind, *, switches=False):
@@ -457,9 +525,14 @@ class BucketMachine(RuleBasedStateMachine):
         self.other = self.context
         if switches:
             source = {"bucket": "b", "target_size": "6KiB", "public": True, "versions": "all"}
-            self.other = a_run_context(home, self.bucket.source(all_versions=True), ledger, sources={"src": source})
+            self.other = a_run_context(
+                home, self.bucket.source(all_versions=True), ledger, sources={"src": source}
+            )
         with connected(ledger.database) as connection:
-            connection.execute("TRUNCATE sources, claims, file_locations, current_exceptions, skipped_objects, leases CASCADE")
+            connection.execute(
+                "TRUNCATE sources, claims, file_locations, current_exceptions, skipped_objects, "
+                "leases CASCADE"
+            )
         ledger.sources.register("src", self.context.archive_id, self.context.address)
         self.written = set()
         self.archived = set()
@@ -470,7 +543,9 @@ class BucketMachine(RuleBasedStateMachine):
             self.bucket.put("a", b"of before", Metadata={"a": "1"}, **SHA256)
             self.bucket.keep_versions("Suspended")
 
-    @rule(key=st.sampled_from(KEYS), body=st.sampled_from(BODIES), metadata=st.sampled_from(METADATA))
+    @rule(
+        key=st.sampled_from(KEYS), body=st.sampled_from(BODIES), metadata=st.sampled_from(METADATA)
+    )
     def put(self, key, body, metadata):
         self.bucket.put(key, body, Metadata=metadata, **SHA256)
         self.written.add((key, body, str(metadata)))
@@ -486,15 +561,21 @@ class BucketMachine(RuleBasedStateMachine):
         versions = [*answer.get("Versions", []), *answer.get("DeleteMarkers", [])]
         if versions:
             one = versions[which % len(versions)]
-            self.bucket.client.delete_object(Bucket=self.bucket.name, Key=one["Key"], VersionId=one["VersionId"])
+            self.bucket.client.delete_object(
+                Bucket=self.bucket.name, Key=one["Key"], VersionId=one["VersionId"]
+            )
 
     @precondition(lambda self: self.kind != "unversioned")
     @rule(which=st.integers(0, 99))
     def restore_a_version(self, which):
-        versions = self.bucket.client.list_object_versions(Bucket=self.bucket.name).get("Versions", [])
+        versions = self.bucket.client.list_object_versions(Bucket=self.bucket.name).get(
+            "Versions", []
+        )
         if versions:
             one = versions[which % len(versions)]
-            found = self.bucket.client.get_object(Bucket=self.bucket.name, Key=one["Key"], VersionId=one["VersionId"])
+            found = self.bucket.client.get_object(
+                Bucket=self.bucket.name, Key=one["Key"], VersionId=one["VersionId"]
+            )
             self.put(one["Key"], found["Body"].read(), found["Metadata"])
 
     @precondition(lambda self: self.switches)
@@ -513,7 +594,9 @@ class BucketMachine(RuleBasedStateMachine):
             archive_chunk(self.context, chunk.name)
         account_for_plan(self.context, report)
         if self.context.all_versions:  # also of a key that no inventory saw before it was deleted
-            versions = self.bucket.client.list_object_versions(Bucket=self.bucket.name).get("Versions", [])
+            versions = self.bucket.client.list_object_versions(Bucket=self.bucket.name).get(
+                "Versions", []
+            )
             self.archived |= {one["Key"] for one in versions}
         self.compare()
         if self.context.all_versions:
@@ -539,7 +622,9 @@ class BucketMachine(RuleBasedStateMachine):
                 with pytest.raises(NotLocated):
                     current(self.context, key)
         content = self.context.ledger.chunks.account("src").content
-        assert (content is None) == (not listed and not self.archived) or content.current_objects == len(listed)
+        assert (content is None) == (
+            not listed and not self.archived
+        ) or content.current_objects == len(listed)
         if self.kind == "unversioned":
             assert packed(self.context) <= len(self.written)
 
@@ -551,10 +636,14 @@ class BucketMachine(RuleBasedStateMachine):
             answer = client.get_object(Bucket=name, Key=key, VersionId=one["VersionId"])
             rows, _ = self.context.ledger.lookup.versions("src", key, 1000)
             if one["VersionId"] == "null":
-                (row, *_) = [row for row in rows if (row.etag, row.end_byte - row.start_byte) == (etag, size)]
+                (row, *_) = [
+                    row for row in rows if (row.etag, row.end_byte - row.start_byte) == (etag, size)
+                ]
             else:
                 (row,) = [row for row in rows if row.object_version == one["VersionId"]]
-            found = fetch(self.context.ledger.lookup, self.context.store, "src", key, row.object_version)
+            found = fetch(
+                self.context.ledger.lookup, self.context.store, "src", key, row.object_version
+            )
             assert b"".join(found.pieces) == answer["Body"].read()
         account = self.context.ledger.chunks.account("src")
         if account.content:
@@ -563,7 +652,9 @@ class BucketMachine(RuleBasedStateMachine):
             assert counted + content.uncounted_objects == account.located_objects
             markers = client.list_object_versions(Bucket=name).get("DeleteMarkers", [])
             older = sum(not one["IsLatest"] for one in versions)
-            assert content.beside == VersionCounts(older, len(markers), sum(one["IsLatest"] for one in markers))
+            assert content.beside == VersionCounts(
+                older, len(markers), sum(one["IsLatest"] for one in markers)
+            )
 
     def teardown(self):
         self.run()
@@ -571,7 +662,9 @@ class BucketMachine(RuleBasedStateMachine):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["versioned", "unversioned", "suspended"])
-def test_the_archive_gives_out_what_the_bucket_has_whatever_happened_to_it(s3_server, ledger, tmp_path, kind):
+def test_the_archive_gives_out_what_the_bucket_has_whatever_happened_to_it(
+    s3_server, ledger, tmp_path, kind
+):
     run_state_machine_as_test(
         lambda: BucketMachine(s3_server, tmp_path, ledger, kind),
         settings=settings(max_examples=4, stateful_step_count=12),
@@ -580,7 +673,9 @@ def test_the_archive_gives_out_what_the_bucket_has_whatever_happened_to_it(s3_se
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["versioned", "suspended"])
-def test_with_every_version_archived_it_still_gives_out_what_the_bucket_has(s3_server, ledger, tmp_path, kind):
+def test_with_every_version_archived_it_still_gives_out_what_the_bucket_has(
+    s3_server, ledger, tmp_path, kind
+):
     run_state_machine_as_test(
         lambda: BucketMachine(s3_server, tmp_path, ledger, kind, switches=True),
         settings=settings(max_examples=5, stateful_step_count=12),

@@ -1,4 +1,6 @@
-"""Filters of a source: what they leave out is counted, in its one place, and planned once they do not leave it out any more."""
+"""Filters of a source: what they leave out is counted, in its one place, and planned once they do
+not leave it out any more.
+"""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -8,7 +10,12 @@ import pytest
 from caf_pipeline.steps import inventories, planning
 from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.run_contexts import a_run_context, account_for_plan, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    account_for_plan,
+    archive_everything,
+    plan,
+)
 
 KEYS = ["cache/1", "cache/2", "photos/a.jpg", "photos/b.jpg", "photos/b.tmp", "readme"]
 
@@ -21,7 +28,9 @@ def source():
 @pytest.fixture
 def run_context(tmp_path, source, ledger):
     def opened(**settings):
-        return a_run_context(tmp_path, source, ledger, sources={"src": {"bucket": "b", "public": True, **settings}})
+        return a_run_context(
+            tmp_path, source, ledger, sources={"src": {"bucket": "b", "public": True, **settings}}
+        )
 
     return opened
 
@@ -42,7 +51,12 @@ def test_what_filters_leave_out_is_not_planned_and_counted_by_the_filter(run_con
     report = plan(context)
     account = account_for_plan(context, report)
     assert report.left_out == LEFT_OUT
-    assert (account.objects, account.claimed, account.left_out, account.holds) == (7, 3, LEFT_OUT, True)
+    assert (account.objects, account.claimed, account.left_out, account.holds) == (
+        7,
+        3,
+        LEFT_OUT,
+        True,
+    )
 
 
 def test_what_a_filter_no_longer_leaves_out_is_planned(run_context):
@@ -69,7 +83,12 @@ def test_an_object_that_was_skipped_and_is_left_out_counts_once(run_context, sou
     context = run_context(**FILTERS)
     report = plan(context)
     account = account_for_plan(context, report)
-    assert (account.located, account.left_out, account.skipped, account.holds) == (6, {"exclude": 1}, {}, True)
+    assert (account.located, account.left_out, account.skipped, account.holds) == (
+        6,
+        {"exclude": 1},
+        {},
+        True,
+    )
     assert report.left_out == preview_plan(context, report.snapshot).left_out == account.left_out
     sums = context.ledger.chunks.account("src")
     assert (sums.skipped, sums.content.left_out) == ({}, {"exclude": 1})
@@ -85,14 +104,24 @@ def test_an_age_is_that_at_the_time_of_the_inventory(run_context):
 
 
 def test_a_sensor_sees_nothing_new_in_what_is_left_out(run_context):
-    assert inventories.look_for_new(run_context(include=["photos/*"]), after=b"", max_pages=5).new_objects == 3
+    assert (
+        inventories.look_for_new(
+            run_context(include=["photos/*"]), after=b"", max_pages=5
+        ).new_objects
+        == 3
+    )
     assert inventories.look_for_new(run_context(), after=b"", max_pages=5).new_objects == 7
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=2), timedelta(hours=-2)])
-def test_a_sensor_counts_ages_by_the_clock_that_a_plan_counts_them_by(run_context, source, monkeypatch, ahead):
+def test_a_sensor_counts_ages_by_the_clock_that_a_plan_counts_them_by(
+    run_context, source, monkeypatch, ahead
+):
     now = datetime.now(UTC)
-    listed = [replace(obj, last_modified=now + ahead - timedelta(hours=number)) for number, obj in enumerate(source.objects())]
+    listed = [
+        replace(obj, last_modified=now + ahead - timedelta(hours=number))
+        for number, obj in enumerate(source.objects())
+    ]
     monkeypatch.setattr(source, "objects", lambda: listed)
     monkeypatch.setattr(source, "clock", lambda: now + ahead)
     context = run_context(min_age="90m")
@@ -104,4 +133,8 @@ def test_keys_that_cannot_be_archived_stay_skipped_for_that(run_context, source)
     source.bodies["a\0b"] = b"x"
     context = run_context(include=["none"])
     account = account_for_plan(context, plan(context))
-    assert (account.left_out, account.skipped, account.holds) == ({"include": 7}, {"unsupported_key": 1}, True)
+    assert (account.left_out, account.skipped, account.holds) == (
+        {"include": 7},
+        {"unsupported_key": 1},
+        True,
+    )

@@ -1,4 +1,6 @@
-"""The first plan of a source in a ledger that has nothing of it: an empty home never archives, and pays, again."""
+"""The first plan of a source in a ledger that has nothing of it: an empty home never archives, and
+pays, again.
+"""
 
 import dataclasses
 import os
@@ -37,14 +39,19 @@ def first_plan(context, **options):
 
 
 def renamed(context, name, **changes):
-    """The same run context with the source renamed or moved; the settings then have no other source."""
-    settings = context.settings.model_copy(update={"sources": {name: SourceSettings(bucket="b", **changes)}})
+    """The same run context with the source renamed or moved; the settings then have no other
+    source.
+    """
+    settings = context.settings.model_copy(
+        update={"sources": {name: SourceSettings(bucket="b", **changes)}}
+    )
     context = dataclasses.replace(context, source=name, settings=settings)
     context.ledger.sources.register(name, context.archive_id, context.address)
     return context
 
 
-# --- a store in a folder ---------------------------------------------------------------------------------------------
+# --- a store in a folder
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -56,7 +63,7 @@ def archived(tmp_path, ledger):
 
 
 @pytest.fixture
-def emptied(archived, new_ledger):  # noqa: F811
+def emptied(archived, new_ledger):
     """The same with a ledger that knows nothing."""
     return dataclasses.replace(archived, lazy_ledger=Lazy.of(new_ledger()))
 
@@ -103,7 +110,9 @@ def test_once_it_is_rebuilt_it_is_planned_as_ever(emptied):
     assert len(first_plan(context).chunks) == 1
 
 
-def test_until_a_rebuild_that_was_ended_in_its_middle_is_gone_on_with_nothing_is_planned(emptied, archived):
+def test_until_a_rebuild_that_was_ended_in_its_middle_is_gone_on_with_nothing_is_planned(
+    emptied, archived
+):
     archived.objects.bodies["second"] = b"second"
     archive_everything(archived)
     context = registered(emptied)
@@ -114,7 +123,9 @@ def test_until_a_rebuild_that_was_ended_in_its_middle_is_gone_on_with_nothing_is
     with pytest.raises(StoredAlready, match="has not restored all") as refused:
         first_plan(context)
     assert "'caf rebuild src' goes on with it" in refused.value.hint
-    assert "has not restored all" in preview_plan(context, inventories.take_inventory(context)).warning
+    assert (
+        "has not restored all" in preview_plan(context, inventories.take_inventory(context)).warning
+    )
     list(rebuild.rebuild(context, dry_run=True))
     with pytest.raises(StoredAlready):
         first_plan(context)
@@ -122,7 +133,9 @@ def test_until_a_rebuild_that_was_ended_in_its_middle_is_gone_on_with_nothing_is
     assert first_plan(context).chunks == []
 
 
-def test_after_a_rebuild_that_left_a_chunk_out_nothing_is_planned_until_one_leaves_none_out(emptied, archived):
+def test_after_a_rebuild_that_left_a_chunk_out_nothing_is_planned_until_one_leaves_none_out(
+    emptied, archived
+):
     archived.objects.bodies["second"] = b"second"
     archive_everything(archived)
     context = registered(emptied)
@@ -137,7 +150,9 @@ def test_after_a_rebuild_that_left_a_chunk_out_nothing_is_planned_until_one_leav
     assert first_plan(context).chunks == []
 
 
-def test_a_rebuild_that_restores_nothing_beside_what_is_known_holds_plans_where_it_leaves_a_file_out(archived):
+def test_a_rebuild_that_restores_nothing_beside_what_is_known_holds_plans_where_it_leaves_a_file_out(  # noqa: E501
+    archived,
+):
     (post,) = (archived.store.folder / "posts").iterdir()
     shutil.copy(post, post.with_stem("ab" * 32))
     assert not all(outcome.complete for outcome in rebuild.rebuild(archived))
@@ -167,7 +182,9 @@ def test_a_source_of_another_name_at_the_same_address_counts_as_the_same(emptied
     with pytest.raises(StoredAlready, match="had another name"):
         first_plan(renamed(emptied, "photos"))
     beside = renamed(archived, "photos")
-    with pytest.raises(StoredAlready, match="those of source 'src', which has the same bucket and prefix") as refused:
+    with pytest.raises(
+        StoredAlready, match="those of source 'src', which has the same bucket and prefix"
+    ) as refused:
         first_plan(beside)
     assert "caf rebuild" in refused.value.hint
     assert "--new-archive" in refused.value.hint
@@ -179,13 +196,17 @@ def test_a_source_whose_address_changed_counts_as_the_same(emptied):
 
 
 @pytest.mark.thorough
-def test_files_of_a_source_that_the_ledger_or_the_settings_have_elsewhere_are_no_reason_to_refuse(archived, emptied):
+def test_files_of_a_source_that_the_ledger_or_the_settings_have_elsewhere_are_no_reason_to_refuse(
+    archived, emptied
+):
     assert len(first_plan(renamed(archived, "photos", prefix="photos/")).chunks) == 1
     context = renamed(emptied, "photos", prefix="photos/")
     with pytest.raises(StoredAlready):
         first_plan(context)
     both = {**context.settings.sources, **archived.settings.sources}
-    context = dataclasses.replace(context, settings=context.settings.model_copy(update={"sources": both}))
+    context = dataclasses.replace(
+        context, settings=context.settings.model_copy(update={"sources": both})
+    )
     assert len(first_plan(context).chunks) == 1
 
 
@@ -204,7 +225,7 @@ def test_a_source_with_nothing_in_it_asks_nothing(emptied, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_the_launchpad_plans_a_new_archive_only_where_it_is_ordered(pipeline, new_ledger):  # noqa: F811
+def test_the_launchpad_plans_a_new_archive_only_where_it_is_ordered(pipeline, new_ledger):
     pipeline.put(5)
     (chunk,) = pipeline.plan()
     assert pipeline.execute("archive_my_source", partition_key=chunk).success
@@ -219,7 +240,8 @@ def test_the_launchpad_plans_a_new_archive_only_where_it_is_ordered(pipeline, ne
     assert len(pipeline.chunks()) == 1
 
 
-# --- Jackal ----------------------------------------------------------------------------------------------------------
+# --- Jackal
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -230,7 +252,9 @@ def wallet(network):
 @pytest.fixture
 def context(tmp_path, ledger, network, wallet):
     settings = jackal_settings(network, mnemonic=wallet.words)
-    context = a_run_context(tmp_path, MemorySource(dict(BODIES)), ledger, store=open_jackal_store, jackal=settings)
+    context = a_run_context(
+        tmp_path, MemorySource(dict(BODIES)), ledger, store=open_jackal_store, jackal=settings
+    )
     yield context
     context.store.close()
 
@@ -240,8 +264,12 @@ def post(network, words, note):
         ChainUser(network, client, words).post(random_content(1000), note=note)
 
 
-@pytest.mark.parametrize("note", ["[]", '"text"', "5", '{"caf_pipeline":5}', archive_note("f" * 32)])
-def test_a_file_of_this_wallet_whose_note_cannot_be_read_or_names_an_unknown_archive_counts(context, network, wallet, note):
+@pytest.mark.parametrize(
+    "note", ["[]", '"text"', "5", '{"caf_pipeline":5}', archive_note("f" * 32)]
+)
+def test_a_file_of_this_wallet_whose_note_cannot_be_read_or_names_an_unknown_archive_counts(
+    context, network, wallet, note
+):
     post(network, wallet.words, note)
     with pytest.raises(StoredAlready):
         first_plan(context)
@@ -268,13 +296,16 @@ def test_a_chain_that_is_away_is_not_taken_for_one_that_has_nothing(context, net
 
 def test_without_a_wallet_it_is_not_known_whose_files_to_ask_for(tmp_path, ledger, network):
     settings = jackal_settings(network, mnemonic=None)
-    context = a_run_context(tmp_path, MemorySource(dict(BODIES)), ledger, store=open_jackal_store, jackal=settings)
+    context = a_run_context(
+        tmp_path, MemorySource(dict(BODIES)), ledger, store=open_jackal_store, jackal=settings
+    )
     with pytest.raises(MnemonicRefused):
         first_plan(context)
     context.store.close()
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+# --- the command
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -284,14 +315,21 @@ def make_home(tmp_path, network, wallet, s3_server, new_bucket):
 
     def make(name, ledger):
         (tmp_path / name).mkdir()
-        caf = jackal_command_line(tmp_path / name, network, wallet.words, CAF_DATABASE_URL=ledger.url)
+        caf = jackal_command_line(
+            tmp_path / name, network, wallet.words, CAF_DATABASE_URL=ledger.url
+        )
         caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
         return caf
 
     return make
 
 
-def test_the_settings_and_the_wallet_in_a_new_folder_pay_for_nothing(make_home, new_ledger, network, wallet):  # noqa: F811
+def test_the_settings_and_the_wallet_in_a_new_folder_pay_for_nothing(
+    make_home,
+    new_ledger,
+    network,
+    wallet,
+):
     first, second = make_home("first", new_ledger()), make_home("second", fresh := new_ledger())
     assert first("run").status == 0
     charged = network.state()["charged"][wallet.address]
@@ -304,7 +342,7 @@ def test_the_settings_and_the_wallet_in_a_new_folder_pay_for_nothing(make_home, 
 
 
 @pytest.mark.thorough
-def test_the_doctor_leaves_a_first_copy_as_it_is_beside_the_second(make_home, new_ledger):  # noqa: F811
+def test_the_doctor_leaves_a_first_copy_as_it_is_beside_the_second(make_home, new_ledger):
     first, second = make_home("first", new_ledger()), make_home("second", new_ledger())
     assert first("run").status == 0
     assert second("run", "--source", "src", "--new-archive").status == 0
@@ -316,7 +354,12 @@ def test_the_doctor_leaves_a_first_copy_as_it_is_beside_the_second(make_home, ne
 
 
 @pytest.mark.thorough
-def test_a_new_archive_is_paid_for_where_it_is_ordered_for_one_source(make_home, new_ledger, network, wallet):  # noqa: F811
+def test_a_new_archive_is_paid_for_where_it_is_ordered_for_one_source(
+    make_home,
+    new_ledger,
+    network,
+    wallet,
+):
     caf = make_home("home", ledger := new_ledger())
     post(network, wallet.words, archive_note("f" * 32))
     one_sentence(caf("run", "--new-archive"), 2, "SOURCE")

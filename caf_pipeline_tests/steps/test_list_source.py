@@ -1,4 +1,6 @@
-"""A source listed by several threads: the same snapshot as page by page, whatever keys, server and moment of death."""
+"""A source listed by several threads: the same snapshot as page by page, whatever keys, server and
+moment of death.
+"""
 
 import json
 import multiprocessing
@@ -26,7 +28,12 @@ from caf_pipeline.steps import list_source
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.waits import Waits
 from caf_pipeline_tests.contracts.object_source import KEYS
-from caf_pipeline_tests.support.listing_server import ListedKeys, by_component, by_utf16, listing_source
+from caf_pipeline_tests.support.listing_server import (
+    ListedKeys,
+    by_component,
+    by_utf16,
+    listing_source,
+)
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
 from caf_pipeline_tests.support.s3_server import s3_error
 from caf_pipeline_tests.support.snapshots import damage_page
@@ -41,7 +48,13 @@ NO_LEDGER = SimpleNamespace(  # all that a listing tells and asks the ledger
 
 def a_run_context(folder: Path, objects, *, waits=None, **source) -> RunContext:
     described = Settings(home=folder, sources={"src": {"bucket": "bucket-of-script", **source}})
-    return RunContext("src", described, this_process("run-1"), *map(Lazy.of, (objects, None, NO_LEDGER)), waits=waits or Waits())
+    return RunContext(
+        "src",
+        described,
+        this_process("run-1"),
+        *map(Lazy.of, (objects, None, NO_LEDGER)),
+        waits=waits or Waits(),
+    )
 
 
 def keys_of(snapshot) -> list[bytes]:
@@ -66,20 +79,31 @@ SHAPES = {
     "in sequence": [b"data/%06d" % number for number in range(400)],
     "random": HEX,
     "deep under one beginning": [b"a/very/deep/beginning/" * 5 + key for key in HEX],
-    "by days": [b"logs/2026/%02d/%02d/%d" % (month, day, n) for month in range(1, 13) for day in range(1, 29) for n in (1, 2)],
+    "by days": [
+        b"logs/2026/%02d/%02d/%d" % (month, day, n)
+        for month in range(1, 13)
+        for day in range(1, 29)
+        for n in (1, 2)
+    ],
     "beginnings of each other": [b"a" * length for length in range(1, 400)],
     "long": [b"x" * 1008 + key for key in HEX],
-    "beyond ASCII": ["".join(CHANCE.choices("日本語éü\U0001f600\U0010ffff\ue000", k=8)).encode() for _ in range(400)],
+    "beyond ASCII": [
+        "".join(CHANCE.choices("日本語éü\U0001f600\U0010ffff\ue000", k=8)).encode()
+        for _ in range(400)
+    ],
     "no UTF-8": [bytes(CHANCE.choices(range(1, 256), k=6)) for _ in range(400)],
     "control characters": [bytes(CHANCE.choices(range(1, 33), k=6)) for _ in range(400)],
     "folders": [b"/".join(CHANCE.choices([b"", b"a", b"-", b"b"], k=7)) + b"/" for _ in range(400)],
-    "of every kind": [key.encode() for key in KEYS] + [key.encode() + b"/" + more for key in KEYS[:50] for more in HEX[:5]],
+    "of every kind": [key.encode() for key in KEYS]
+    + [key.encode() + b"/" + more for key in KEYS[:50] for more in HEX[:5]],
 }
 
 
 @pytest.mark.parametrize("versioned", sampled([False, True], every=2))
 @pytest.mark.parametrize("shape", sampled(SHAPES, every=2))
-def test_a_listing_in_parts_has_each_object_once_and_in_order(scripted_s3, tmp_path, small_pieces, shape, versioned):
+def test_a_listing_in_parts_has_each_object_once_and_in_order(
+    scripted_s3, tmp_path, small_pieces, shape, versioned
+):
     keys = set(SHAPES[shape])
     if versioned and shape == "no UTF-8":
         pytest.skip("a listing of versions cannot be asked to go on at such a key, and says so")
@@ -97,11 +121,15 @@ def test_several_threads_list_at_once_and_ask_for_few_pages_more(scripted_s3, tm
     keys = set(SHAPES[shape])
     listed = ListedKeys(keys)
     starts = lambda: {request.query.get("start-after") for request in listed.pages}  # noqa: E731
-    take_inventory(a_run_context(tmp_path / "one", listed.serve(scripted_s3, page_keys=5), listing_threads=1))
+    take_inventory(
+        a_run_context(tmp_path / "one", listed.serve(scripted_s3, page_keys=5), listing_threads=1)
+    )
     assert starts() == {None}
     serial = len(listed.pages)
     listed.pages.clear()
-    take_inventory(a_run_context(tmp_path / "eight", listed.serve(scripted_s3, page_keys=5), listing_threads=8))
+    take_inventory(
+        a_run_context(tmp_path / "eight", listed.serve(scripted_s3, page_keys=5), listing_threads=8)
+    )
     assert len(starts()) > 4
     assert len(listed.pages) < 2 * serial
 
@@ -109,7 +137,11 @@ def test_several_threads_list_at_once_and_ask_for_few_pages_more(scripted_s3, tm
 def test_two_pages_are_listed_by_one_thread(scripted_s3, tmp_path):
     for attempt in range(40):  # whether another thread is there in time is chance
         listed = ListedKeys([b"%03d" % key for key in range(11 + attempt % 10)])
-        take_inventory(a_run_context(tmp_path / f"{attempt}", listed.serve(scripted_s3, page_keys=10), listing_threads=8))
+        take_inventory(
+            a_run_context(
+                tmp_path / f"{attempt}", listed.serve(scripted_s3, page_keys=10), listing_threads=8
+            )
+        )
         assert [request.query.get("start-after") for request in listed.pages] == [None, None]
 
 
@@ -119,14 +151,18 @@ def test_a_real_server_is_listed_in_parts_as_it_is_page_by_page(new_bucket, tmp_
     keys = KEYS
     if versioned:
         new_bucket.keep_versions()
-        keys = [key for key in KEYS if key.isprintable()]  # moto fails where a listing of versions goes on at another
+        keys = [
+            key for key in KEYS if key.isprintable()
+        ]  # moto fails where a listing of versions goes on at another
     for key in keys:
         new_bucket.put(key, key.encode())
     for key in keys[::3] if versioned else ():
         new_bucket.put(key, b"newer")
         new_bucket.delete(key + "deleted")
     parts = take_inventory(a_run_context(tmp_path / "parts", new_bucket.source(page_keys=3)))
-    serial = take_inventory(a_run_context(tmp_path / "serial", new_bucket.source(page_keys=1000), listing_threads=1))
+    serial = take_inventory(
+        a_run_context(tmp_path / "serial", new_bucket.source(page_keys=1000), listing_threads=1)
+    )
     assert list(read_objects(parts.path)) == list(read_objects(serial.path))
     assert keys_of(parts) == sorted(key.encode() for key in keys)
 
@@ -142,7 +178,9 @@ TEXT = st.text(min_size=1, max_size=4).map(lambda text: text.encode("utf-8", "re
     st.tuples(st.sampled_from([bytes, by_component]), st.booleans()),
 )
 @settings(max_examples=30)
-def test_any_keys_between_any_bounds_are_listed_in_whatever_order_the_server_has(scripted_s3, keys, size, bounds, server):
+def test_any_keys_between_any_bounds_are_listed_in_whatever_order_the_server_has(
+    scripted_s3, keys, size, bounds, server
+):
     (after, until), (order, starts) = bounds, server
     scripted_s3.requests.clear()
     listed = ListedKeys({key for key in keys if b"\0" not in key}, order=order, starts=starts)
@@ -156,10 +194,20 @@ def test_any_keys_between_any_bounds_are_listed_in_whatever_order_the_server_has
 
 
 @pytest.mark.parametrize(
-    "server", [{"order": by_component}, {"order": by_utf16}, {"order": lambda key: key[::-1]}, {"starts": False}]
+    "server",
+    [
+        {"order": by_component},
+        {"order": by_utf16},
+        {"order": lambda key: key[::-1]},
+        {"starts": False},
+    ],
 )
-@pytest.mark.parametrize("shape", sampled(["folders", "beyond ASCII", "random", "in sequence"], every=4))
-def test_a_server_with_an_order_of_its_own_loses_nothing(scripted_s3, tmp_path, small_pieces, shape, server):
+@pytest.mark.parametrize(
+    "shape", sampled(["folders", "beyond ASCII", "random", "in sequence"], every=4)
+)
+def test_a_server_with_an_order_of_its_own_loses_nothing(
+    scripted_s3, tmp_path, small_pieces, shape, server
+):
     keys = set(SHAPES[shape])
     objects = ListedKeys(keys, **server).serve(scripted_s3, page_keys=10)
     assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == sorted(keys)
@@ -167,16 +215,25 @@ def test_a_server_with_an_order_of_its_own_loses_nothing(scripted_s3, tmp_path, 
 
 
 def test_an_order_that_shows_only_where_two_parts_meet_loses_nothing(scripted_s3, tmp_path):
-    """Each page is in order: a first half, whose keys are listed last, lies before where the second part begins."""
+    """Each page is in order: a first half, whose keys are listed last, lies before where the second
+    part begins.
+    """
     keys = [b"%04d" % number for number in range(200)]
-    listed = ListedKeys(keys, order=lambda key: (b"0100" <= key < b"0105", key) if key != b"0150" else (False, b"0099x"))
-    assert keys_of(take_inventory(a_run_context(tmp_path, listed.serve(scripted_s3, page_keys=5)))) == sorted(keys)
+    listed = ListedKeys(
+        keys,
+        order=lambda key: (b"0100" <= key < b"0105", key) if key != b"0150" else (False, b"0099x"),
+    )
+    assert keys_of(
+        take_inventory(a_run_context(tmp_path, listed.serve(scripted_s3, page_keys=5)))
+    ) == sorted(keys)
 
 
 def test_a_server_that_refuses_to_begin_at_a_key_is_listed_from_the_begin(scripted_s3, tmp_path):
     listed = ListedKeys(HEX)
     objects = listed.serve(scripted_s3, page_keys=10)
-    scripted_s3.answer = lambda asked: s3_error(400, "InvalidArgument") if "start-after" in asked.query else listed(asked)
+    scripted_s3.answer = lambda asked: (
+        s3_error(400, "InvalidArgument") if "start-after" in asked.query else listed(asked)
+    )
     assert keys_of(take_inventory(a_run_context(tmp_path, objects))) == sorted(HEX)
 
 
@@ -194,7 +251,8 @@ def test_an_object_that_comes_where_two_parts_meet_is_no_disorder(scripted_s3, t
     assert any("start-after" in request.query for request in listed.pages[: len(listed.pages) // 2])
 
 
-# --- interrupted -----------------------------------------------------------------------------------------------------
+# --- interrupted
+# ------------------------------------------------------------------------------------------
 
 
 def _list_and_die(endpoint: str, folder: str) -> None:
@@ -204,10 +262,18 @@ def _list_and_die(endpoint: str, folder: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("versioned", [False, True])
-def test_a_listing_whose_process_was_killed_is_gone_on_with(scripted_s3, tmp_path, small_pieces, versioned):
-    process = multiprocessing.get_context("forkserver").Process(target=_list_and_die, args=(scripted_s3.endpoint, str(tmp_path)))
+def test_a_listing_whose_process_was_killed_is_gone_on_with(
+    scripted_s3, tmp_path, small_pieces, versioned
+):
+    process = multiprocessing.get_context("forkserver").Process(
+        target=_list_and_die, args=(scripted_s3.endpoint, str(tmp_path))
+    )
     fatal = 120 if versioned else 30
-    listed = ListedKeys(HEX, versioned=versioned, on_page=lambda number: number == fatal and os.kill(process.pid, signal.SIGKILL))
+    listed = ListedKeys(
+        HEX,
+        versioned=versioned,
+        on_page=lambda number: number == fatal and os.kill(process.pid, signal.SIGKILL),
+    )
     objects = listed.serve(scripted_s3, page_keys=10)
     before = datetime.now(UTC)
     process.start()
@@ -220,7 +286,10 @@ def test_a_listing_whose_process_was_killed_is_gone_on_with(scripted_s3, tmp_pat
     snapshot = take_inventory(a_run_context(tmp_path, objects))
     assert keys_of(snapshot) == sorted(HEX)
     assert before <= snapshot.listed_at <= between
-    assert (snapshot.taken_at, snapshot.listed_at) == (read_snapshot(snapshot.path).taken_at, snapshot.listed_at)
+    assert (snapshot.taken_at, snapshot.listed_at) == (
+        read_snapshot(snapshot.path).taken_at,
+        snapshot.listed_at,
+    )
     resumed = len(listed.pages)
     listed.pages.clear()
     again = take_inventory(a_run_context(tmp_path / "new", objects))
@@ -234,7 +303,9 @@ def interrupted(scripted_s3, tmp_path, small_pieces):
     """A listing that ended by an error half-way, and the server, which is well again."""
     listed = ListedKeys(HEX)
     objects = listed.serve(scripted_s3, page_keys=10)
-    scripted_s3.answer = lambda asked: s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
+    scripted_s3.answer = lambda asked: (
+        s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
+    )
     with pytest.raises(SourceDenied, match="refuses the credentials"):
         take_inventory(a_run_context(tmp_path, objects))
     scripted_s3.answer = listed
@@ -242,7 +313,9 @@ def interrupted(scripted_s3, tmp_path, small_pieces):
     return listed, objects
 
 
-def test_an_error_half_way_leaves_no_snapshot_and_what_was_listed_is_not_listed_again(interrupted, tmp_path):
+def test_an_error_half_way_leaves_no_snapshot_and_what_was_listed_is_not_listed_again(
+    interrupted, tmp_path
+):
     listed, objects = interrupted
     assert list(tmp_path.glob("inventories/src/*.parquet")) == []
     assert len(left_in(tmp_path)) == 1
@@ -251,7 +324,9 @@ def test_an_error_half_way_leaves_no_snapshot_and_what_was_listed_is_not_listed_
     assert left_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("changed", [{"prefix": "0"}, {"endpoint_url": "http://elsewhere"}, {"bucket": "another"}])
+@pytest.mark.parametrize(
+    "changed", [{"prefix": "0"}, {"endpoint_url": "http://elsewhere"}, {"bucket": "another"}]
+)
 def test_a_listing_of_something_else_is_not_gone_on_with(interrupted, tmp_path, changed):
     listed, objects = interrupted
     snapshot = take_inventory(a_run_context(tmp_path, objects, **changed))
@@ -261,7 +336,9 @@ def test_a_listing_of_something_else_is_not_gone_on_with(interrupted, tmp_path, 
 
 def test_bounds_are_part_of_what_is_listed(interrupted, tmp_path):
     _, objects = interrupted
-    assert keys_of(take_inventory(a_run_context(tmp_path, objects), after=b"8")) == sorted(key for key in HEX if key > b"8")
+    assert keys_of(take_inventory(a_run_context(tmp_path, objects), after=b"8")) == sorted(
+        key for key in HEX if key > b"8"
+    )
     assert len(left_in(tmp_path)) == 1  # the other one may still be gone on with
 
 
@@ -284,7 +361,9 @@ def test_a_listing_that_was_begun_by_a_clock_that_was_ahead_is_removed(interrupt
     [name] = left_in(tmp_path)
     record = tmp_path / "inventories" / "src" / name / "listing.json"
     said = json.loads(record.read_text())
-    record.write_text(json.dumps(said | {"listed_at": (datetime.now(UTC) + timedelta(days=300)).isoformat()}))
+    record.write_text(
+        json.dumps(said | {"listed_at": (datetime.now(UTC) + timedelta(days=300)).isoformat()})
+    )
     take_inventory(a_run_context(tmp_path, objects))
     assert len(listed.pages) >= 40
     assert left_in(tmp_path) == []
@@ -312,7 +391,9 @@ def test_a_listing_that_another_process_is_about_is_left_to_it(interrupted, tmp_
     assert left_in(tmp_path) == [name]
 
 
-def test_a_new_folder_that_another_process_removed_before_it_was_locked_is_made_again(scripted_s3, tmp_path, monkeypatch):
+def test_a_new_folder_that_another_process_removed_before_it_was_locked_is_made_again(
+    scripted_s3, tmp_path, monkeypatch
+):
     made = []
 
     def mkdtemp(**where):
@@ -341,7 +422,9 @@ def damage_name(piece: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda piece: damage_page(piece, "key"), damage_name])
-def test_a_damaged_piece_is_named_and_listed_again_by_the_next_listing(interrupted, tmp_path, damage):
+def test_a_damaged_piece_is_named_and_listed_again_by_the_next_listing(
+    interrupted, tmp_path, damage
+):
     listed, objects = interrupted
     piece, *_ = sorted(tmp_path.glob("inventories/src/.listing-*/*.parquet"))
     damage(piece)
@@ -354,11 +437,15 @@ def test_a_damaged_piece_is_named_and_listed_again_by_the_next_listing(interrupt
     assert left_in(tmp_path) == []
 
 
-def test_a_piece_that_says_another_range_than_it_was_written_for_is_not_believed(scripted_s3, tmp_path, small_pieces):
+def test_a_piece_that_says_another_range_than_it_was_written_for_is_not_believed(
+    scripted_s3, tmp_path, small_pieces
+):
     """Else the keys of that range would be in no inventory, and count as gone."""
     listed = ListedKeys(HEX)
     context = a_run_context(tmp_path, listed.serve(scripted_s3, page_keys=10), listing_threads=1)
-    scripted_s3.answer = lambda asked: s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
+    scripted_s3.answer = lambda asked: (
+        s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
+    )
     with pytest.raises(SourceDenied):
         take_inventory(context)
     scripted_s3.answer = listed
@@ -374,7 +461,9 @@ def test_a_short_listing_that_failed_begins_anew(scripted_s3, tmp_path):
     keys = set(HEX[:30])
     listed = ListedKeys(keys)
     objects = listed.serve(scripted_s3, page_keys=10)
-    scripted_s3.answer = lambda asked: s3_error(503, "SlowDown") if len(listed.pages) >= 2 else listed(asked)
+    scripted_s3.answer = lambda asked: (
+        s3_error(503, "SlowDown") if len(listed.pages) >= 2 else listed(asked)
+    )
     with pytest.raises(SourceUnreachable):
         take_inventory(a_run_context(tmp_path, objects))
     assert left_in(tmp_path) == []
@@ -393,7 +482,8 @@ def test_a_disk_that_is_full_ends_the_listing_with_one_error(scripted_s3, tmp_pa
     assert list(tmp_path.glob("inventories/src/*.parquet")) == []
 
 
-# --- the rate, and what is told --------------------------------------------------------------------------------------
+# --- the rate, and what is told
+# --------------------------------------------------------------------------------------
 
 
 def test_requests_are_spaced_out_over_all_threads(monkeypatch):
@@ -412,7 +502,9 @@ def test_each_request_counts_also_one_that_is_sent_again(scripted_s3, tmp_path, 
     listed = ListedKeys(HEX)
     objects = listed.serve(scripted_s3, page_keys=100)
     failing = [s3_error(503, "SlowDown")]
-    scripted_s3.answer = lambda asked: failing.pop() if failing and "versioning" not in asked.query else listed(asked)
+    scripted_s3.answer = lambda asked: (
+        failing.pop() if failing and "versioning" not in asked.query else listed(asked)
+    )
     take_inventory(a_run_context(tmp_path, objects))
     assert len(waited) == len(scripted_s3.requests) > len(listed.pages) + 1
 
@@ -421,11 +513,14 @@ def test_a_long_listing_says_how_many_objects_it_has(scripted_s3, tmp_path, monk
     told = []
     monkeypatch.setattr(list_source, "TOLD_SECONDS", 0.0)
     waits = Waits(lambda waits: told.extend(wait.sentence for wait in waits))
-    take_inventory(a_run_context(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10), waits=waits))
+    take_inventory(
+        a_run_context(tmp_path, ListedKeys(HEX).serve(scripted_s3, page_keys=10), waits=waits)
+    )
     assert any("the listing of 'src', which has 2" in sentence for sentence in told)
 
 
-# --- where a range is split ------------------------------------------------------------------------------------------
+# --- where a range is split
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

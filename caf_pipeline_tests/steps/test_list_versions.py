@@ -1,4 +1,6 @@
-"""A bucket with versions is listed by several threads as it is page by page: each version once, and no key in two parts."""
+"""A bucket with versions is listed by several threads as it is page by page: each version once, and
+no key in two parts.
+"""
 
 import random
 import tempfile
@@ -26,7 +28,10 @@ CHANCE = random.Random("versions")
 
 def some_versions(count: int, *, deleted: float = 0.0) -> list[str]:
     """Return version ids, of which about so many are delete markers."""
-    return [f"{'d' if CHANCE.random() < deleted else 'v'}{CHANCE.getrandbits(48):012x}" for _ in range(count)]
+    return [
+        f"{'d' if CHANCE.random() < deleted else 'v'}{CHANCE.getrandbits(48):012x}"
+        for _ in range(count)
+    ]
 
 
 KEYS = [f"{CHANCE.getrandbits(40):010x}".encode() for _ in range(60)]
@@ -40,19 +45,33 @@ HISTORIES = {
     "markers first": {key: ["d1", *some_versions(4)] for key in KEYS},
     "markers last": {key: [*some_versions(4), "d1"] for key in KEYS},
     "markers alone": {key: some_versions(CHANCE.randint(1, 4), deleted=1.0) for key in KEYS},
-    "beginnings of each other": {b"a" * length: some_versions(4, deleted=0.3) for length in range(1, 60)},
-    "with spaces and signs": {b"+% /" * (number % 3) + key: some_versions(5, deleted=0.3) for number, key in enumerate(KEYS)},
+    "beginnings of each other": {
+        b"a" * length: some_versions(4, deleted=0.3) for length in range(1, 60)
+    },
+    "with spaces and signs": {
+        b"+% /" * (number % 3) + key: some_versions(5, deleted=0.3)
+        for number, key in enumerate(KEYS)
+    },
 }
 
 
 def expected(history) -> list[tuple[bytes, str, bool, bool]]:
-    """Return key, version id and both flags of all versions, as a snapshot of versions of one time has them."""
-    rows = [(key, one, at == 0, one.startswith("d")) for key, versions in history.items() for at, one in enumerate(versions)]
+    """Return key, version id and both flags of all versions, as a snapshot of versions of one time
+    has them.
+    """
+    rows = [
+        (key, one, at == 0, one.startswith("d"))
+        for key, versions in history.items()
+        for at, one in enumerate(versions)
+    ]
     return sorted(rows)
 
 
 def rows_of(snapshot) -> list[tuple[bytes, str, bool, bool]]:
-    return [(obj.key, obj.version_id, obj.is_latest, obj.is_delete_marker) for obj in read_objects(snapshot.path)]
+    return [
+        (obj.key, obj.version_id, obj.is_latest, obj.is_delete_marker)
+        for obj in read_objects(snapshot.path)
+    ]
 
 
 def counts_of(history) -> VersionCounts:
@@ -71,10 +90,14 @@ def small_pieces(monkeypatch):
 
 @pytest.mark.parametrize("threads", sampled([1, 8], every=2))
 @pytest.mark.parametrize("shape", sampled(HISTORIES, every=3))
-def test_each_version_and_delete_marker_is_listed_once(scripted_s3, tmp_path, small_pieces, shape, threads):
+def test_each_version_and_delete_marker_is_listed_once(
+    scripted_s3, tmp_path, small_pieces, shape, threads
+):
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
-    snapshot = take_inventory(a_run_context(tmp_path, objects, versions="all", listing_threads=threads))
+    snapshot = take_inventory(
+        a_run_context(tmp_path, objects, versions="all", listing_threads=threads)
+    )
     assert rows_of(snapshot) == expected(history)
     assert snapshot.object_count == sum(not marker for *_, marker in expected(history))
     assert snapshot.beside == counts_of(history)
@@ -91,11 +114,15 @@ def test_of_the_current_versions_the_others_are_counted(scripted_s3, tmp_path, s
 
 @pytest.mark.parametrize("versions", ["current", "all"])
 @pytest.mark.parametrize("shape", sampled(HISTORIES, every=3))
-def test_a_version_that_is_listed_again_where_a_page_begins_counts_once(scripted_s3, tmp_path, small_pieces, shape, versions):
+def test_a_version_that_is_listed_again_where_a_page_begins_counts_once(
+    scripted_s3, tmp_path, small_pieces, shape, versions
+):
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history, repeats=True).serve(scripted_s3, page_keys=10)
     snapshot = take_inventory(a_run_context(tmp_path, objects, versions=versions))
-    assert rows_of(snapshot) == [row for row in expected(history) if versions == "all" or (row[2] and not row[3])]
+    assert rows_of(snapshot) == [
+        row for row in expected(history) if versions == "all" or (row[2] and not row[3])
+    ]
     assert snapshot.beside == counts_of(history)
 
 
@@ -103,20 +130,35 @@ def test_a_version_that_is_listed_again_where_a_page_begins_counts_once(scripted
 @pytest.mark.parametrize("versions", sampled(["all", "current"], every=2))
 @pytest.mark.parametrize("pages", sampled([3, 12, 25, 33], every=4))
 @pytest.mark.parametrize(
-    "shape", sampled(["some versions each", "one key of hundreds", "pages that end within each key", "markers last"], every=2)
+    "shape",
+    sampled(
+        [
+            "some versions each",
+            "one key of hundreds",
+            "pages that end within each key",
+            "markers last",
+        ],
+        every=2,
+    ),
 )
-def test_an_interrupted_listing_is_gone_on_with_in_the_middle_of_no_key(scripted_s3, tmp_path, shape, pages, versions):
+def test_an_interrupted_listing_is_gone_on_with_in_the_middle_of_no_key(
+    scripted_s3, tmp_path, shape, pages, versions
+):
     history = HISTORIES[shape]
     listed = ListedKeys((), history=history)
     objects = listed.serve(scripted_s3, page_keys=10)
     context = a_run_context(tmp_path, objects, versions=versions)
-    scripted_s3.answer = lambda asked: s3_error(403, "ExpiredToken") if len(listed.pages) >= pages else listed(asked)
+    scripted_s3.answer = lambda asked: (
+        s3_error(403, "ExpiredToken") if len(listed.pages) >= pages else listed(asked)
+    )
     with pytest.raises(SourceDenied):
         take_inventory(context)
     scripted_s3.answer = listed
     snapshot = take_inventory(context)
     wanted = expected(history)
-    assert rows_of(snapshot) == [row for row in wanted if versions == "all" or (row[2] and not row[3])]
+    assert rows_of(snapshot) == [
+        row for row in wanted if versions == "all" or (row[2] and not row[3])
+    ]
     assert snapshot.beside == counts_of(history)
     assert left_in(tmp_path) == []
 
@@ -124,7 +166,9 @@ def test_an_interrupted_listing_is_gone_on_with_in_the_middle_of_no_key(scripted
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("is_interrupted", [False, True])
 @pytest.mark.parametrize("is_refused_first", [False, True])
-def test_all_of_a_listing_has_version_ids_or_nothing_of_it(scripted_s3, tmp_path, is_refused_first, is_interrupted):
+def test_all_of_a_listing_has_version_ids_or_nothing_of_it(
+    scripted_s3, tmp_path, is_refused_first, is_interrupted
+):
     """The bucket may be asked whether it keeps versions when the listing begins, or only later."""
     with_ids, without = ListedKeys((), history=HISTORIES["one version each"]), ListedKeys(KEYS)
     objects = with_ids.serve(scripted_s3, page_keys=10)
@@ -141,12 +185,16 @@ def test_all_of_a_listing_has_version_ids_or_nothing_of_it(scripted_s3, tmp_path
     scripted_s3.answer = answer
     if is_interrupted:
         scripted_s3.answer = lambda asked: (
-            s3_error(403, "ExpiredToken") if len(with_ids.pages + without.pages) >= 6 else answer(asked)
+            s3_error(403, "ExpiredToken")
+            if len(with_ids.pages + without.pages) >= 6
+            else answer(asked)
         )
         with pytest.raises(SourceDenied):
             take_inventory(context)
         scripted_s3.answer = answer
-    listed = [(key, version_id is not None) for key, version_id, *_ in rows_of(take_inventory(context))]
+    listed = [
+        (key, version_id is not None) for key, version_id, *_ in rows_of(take_inventory(context))
+    ]
     assert listed == [(key, not is_refused_first) for key in sorted(KEYS)]
     assert len(asked_for_versioning) == 2
 
@@ -155,11 +203,15 @@ def test_a_listing_of_other_versions_is_not_gone_on_with(scripted_s3, tmp_path, 
     history = HISTORIES["some versions each"]
     listed = ListedKeys((), history=history)
     objects = listed.serve(scripted_s3, page_keys=10)
-    scripted_s3.answer = lambda asked: s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
+    scripted_s3.answer = lambda asked: (
+        s3_error(403, "ExpiredToken") if len(listed.pages) >= 25 else listed(asked)
+    )
     with pytest.raises(SourceDenied):
         take_inventory(a_run_context(tmp_path, objects))
     scripted_s3.answer = listed
-    assert rows_of(take_inventory(a_run_context(tmp_path, objects, versions="all"))) == expected(history)
+    assert rows_of(take_inventory(a_run_context(tmp_path, objects, versions="all"))) == expected(
+        history
+    )
 
 
 VERSIONS = st.lists(st.sampled_from("dv"), min_size=1, max_size=7).map(
@@ -171,17 +223,24 @@ VERSIONS = st.lists(st.sampled_from("dv"), min_size=1, max_size=7).map(
 @given(
     st.dictionaries(st.text("ab/é", min_size=1, max_size=3).map(str.encode), VERSIONS, max_size=8),
     st.integers(1, 4),
-    st.tuples(st.sampled_from([b"", b"a", b"ab", b"b"]), st.none() | st.sampled_from([b"a", b"ab", b"b/", b"\xc3\xa9"])),
+    st.tuples(
+        st.sampled_from([b"", b"a", b"ab", b"b"]),
+        st.none() | st.sampled_from([b"a", b"ab", b"b/", b"\xc3\xa9"]),
+    ),
 )
 @settings(max_examples=30)
 def test_any_versions_between_any_bounds_are_listed(scripted_s3, history, size, bounds):
     after, until = bounds
     listed = ListedKeys((), history=history)
     with tempfile.TemporaryDirectory() as folder:
-        context = a_run_context(Path(folder), listed.serve(scripted_s3, page_keys=size), versions="all")
+        context = a_run_context(
+            Path(folder), listed.serve(scripted_s3, page_keys=size), versions="all"
+        )
         assert rows_of(take_inventory(context)) == expected(history)
         part = take_inventory(context, after=after, until=until)
-        within = {key: history[key] for key in history if key > after and (until is None or key <= until)}
+        within = {
+            key: history[key] for key in history if key > after and (until is None or key <= until)
+        }
         assert (rows_of(part), part.beside) == (expected(within), counts_of(within))
 
 
@@ -194,10 +253,21 @@ def test_a_key_of_more_versions_than_are_held_is_sorted_on_disk(scripted_s3, tmp
 
 
 @pytest.mark.parametrize(
-    "shape", sampled(["one key of hundreds", "some versions each", "pages that end within each key", "markers alone"], every=2)
+    "shape",
+    sampled(
+        [
+            "one key of hundreds",
+            "some versions each",
+            "pages that end within each key",
+            "markers alone",
+        ],
+        every=2,
+    ),
 )
 def test_bounded_looks_come_round_and_cut_no_key(scripted_s3, tmp_path, ledger, shape):
-    """What a look ends with is where the next one begins: nothing of a key may be left behind it."""
+    """What a look ends with is where the next one begins: nothing of a key may be left behind
+    it.
+    """
     history = HISTORIES[shape]
     objects = ListedKeys((), history=history).serve(scripted_s3, page_keys=10)
     source = {"bucket": "b", "public": True, "versions": "all"}
@@ -217,12 +287,16 @@ def test_bounded_looks_come_round_and_cut_no_key(scripted_s3, tmp_path, ledger, 
 DELETED = {f"{number:03}".encode(): ["d2", "v1"] for number in range(50)} | {b"z": ["v1"]}
 
 
-def test_a_look_at_many_deleted_keys_ends_in_time_and_the_next_one_goes_on_there(scripted_s3, tmp_path, ledger):
+def test_a_look_at_many_deleted_keys_ends_in_time_and_the_next_one_goes_on_there(
+    scripted_s3, tmp_path, ledger
+):
     objects = ListedKeys((), history=DELETED).serve(scripted_s3, page_keys=10)
     context = with_ledger(tmp_path, objects, ledger)
     after, looks = b"", []
     while after is not None:
-        looks.append(inventories.look_for_new(context, after=after, max_pages=1, enough=lambda: True))
+        looks.append(
+            inventories.look_for_new(context, after=after, max_pages=1, enough=lambda: True)
+        )
         assert looks[-1].next_after is None or looks[-1].next_after > after
         after = looks[-1].next_after
     assert [look.new_objects for look in looks] == [0] * (len(looks) - 1) + [1]
@@ -244,7 +318,9 @@ def test_a_look_where_events_say_ends_in_time_at_many_deleted_keys(scripted_s3, 
     assert (found.to_plan, found.until, len(listed.pages)) == (True, b"001", 1)
 
 
-def test_whether_a_bucket_answers_is_one_request_where_all_keys_at_its_begin_are_deleted(scripted_s3, tmp_path, ledger):
+def test_whether_a_bucket_answers_is_one_request_where_all_keys_at_its_begin_are_deleted(
+    scripted_s3, tmp_path, ledger
+):
     listed = ListedKeys((), history=DELETED)
     context = with_ledger(tmp_path, listed.serve(scripted_s3, page_keys=10), ledger)
     (chunk,) = planning.cut_plan(context, take_inventory(context)).chunks

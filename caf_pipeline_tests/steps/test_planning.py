@@ -22,7 +22,13 @@ from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.postgres import connected
-from caf_pipeline_tests.support.run_contexts import a_run_context, account_for_plan, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    account_for_plan,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
 
 AGE = datetime.now(UTC) - MOMENT
 """Of the objects of a memory source."""
@@ -56,7 +62,9 @@ def waiting_keys(context):
 
 
 @pytest.mark.parametrize("year", [1, 999, 9999])
-def test_an_object_that_was_written_again_is_archived_whatever_time_is_listed_of_it(run_context, source, monkeypatch, year):
+def test_an_object_that_was_written_again_is_archived_whatever_time_is_listed_of_it(
+    run_context, source, monkeypatch, year
+):
     archive_everything(context := run_context())
     source.headers["key-000"] = ObjectHeaders(content_type="text/plain")
     first, *others = source.objects()
@@ -64,7 +72,9 @@ def test_an_object_that_was_written_again_is_archived_whatever_time_is_listed_of
     monkeypatch.setattr(source, "objects", lambda: listed)
     assert len(archive_everything(context)) == 1
     (location,) = [
-        one for one in context.ledger.lookup.versions("src", "key-000", 5)[0] if one.object_version != first.object_version
+        one
+        for one in context.ledger.lookup.versions("src", "key-000", 5)[0]
+        if one.object_version != first.object_version
     ]
     assert location.object_version == f"{first.object_version}:{year:04}-02-03T00:00:00.000000Z"
     assert context.ledger.chunks.account("src").located_objects == 31
@@ -76,12 +86,20 @@ def test_a_plan_that_would_have_too_many_chunks_becomes_several(run_context, sou
         monkeypatch.setattr(module, "MAX_CHUNKS", 2)
     context = run_context(target_size=100_000)
     report = plan(context)
-    assert [len([chunk for chunk in report.chunks if chunk.plan == one.name]) for one in report.plans] == [2] * 7 + [1]
+    assert [
+        len([chunk for chunk in report.chunks if chunk.plan == one.name]) for one in report.plans
+    ] == [2] * 7 + [1]
     assert max(chunk.number for chunk in report.chunks) == 2
     last = planning.last_plan(context)
-    assert (last.record.name, last.record.object_count) == (", ".join(one.name for one in report.plans), 30)
+    assert (last.record.name, last.record.object_count) == (
+        ", ".join(one.name for one in report.plans),
+        30,
+    )
     assert (last.record.object_bytes, last.chunks) == (30 * 40_000, {ChunkState.PLANNED: 15})
-    assert (account_for_plan(context, report).claimed, account_for_plan(context, report).holds) == (30, True)
+    assert (account_for_plan(context, report).claimed, account_for_plan(context, report).holds) == (
+        30,
+        True,
+    )
     for chunk in report.chunks:
         archive_chunk(context, chunk.name)
     assert context.ledger.chunks.account("src").located_objects == 30
@@ -104,7 +122,11 @@ def test_a_tail_smaller_than_the_least_chunk_waits_for_the_next_plan(run_context
     assert [chunk.object_count for chunk in report.chunks] == [26]
     assert waiting_keys(context) == [f"key-{number:03d}" for number in range(26, 30)]
     until = MOMENT + timedelta(seconds=LONG)
-    assert (report.waiting.objects, report.waiting.size_bytes, report.waiting.until) == (4, 160_000, until)
+    assert (report.waiting.objects, report.waiting.size_bytes, report.waiting.until) == (
+        4,
+        160_000,
+        until,
+    )
     assert context.ledger.chunks.account("src").waiting == report.waiting
 
 
@@ -134,19 +156,26 @@ def test_what_waited_for_max_wait_is_planned_however_little_it_is(run_context, s
     assert ([chunk.object_count for chunk in report.chunks], report.waiting) == ([4], None)
 
 
-@pytest.mark.parametrize("listed_at", [datetime.max.replace(tzinfo=UTC), datetime.now(UTC) + timedelta(days=3)])
+@pytest.mark.parametrize(
+    "listed_at", [datetime.max.replace(tzinfo=UTC), datetime.now(UTC) + timedelta(days=3)]
+)
 def test_an_object_of_a_time_to_come_waits_no_longer_than_max_wait_from_the_plan_that_saw_it_first(
     run_context, source, monkeypatch, ledger, listed_at
 ):
     def let_pass(**days):
         with connected(ledger.database) as connection:
-            connection.execute("UPDATE skipped_objects SET first_at = first_at - make_interval(days => %(days)s)", days)
+            connection.execute(
+                "UPDATE skipped_objects SET first_at = first_at - make_interval(days => %(days)s)",
+                days,
+            )
 
     listed = [replace(obj, last_modified=listed_at) for obj in source.objects()[:2]]
     monkeypatch.setattr(source, "objects", lambda: listed)
     context = run_context(min_chunk_size="512KiB", max_wait="7d")
     until, soon = datetime.now(UTC) + timedelta(days=7), timedelta(minutes=5)
-    assert abs(preview_plan(context, inventories.take_inventory(context)).waiting.until - until) < soon
+    assert (
+        abs(preview_plan(context, inventories.take_inventory(context)).waiting.until - until) < soon
+    )
     assert abs(plan(context).waiting.until - until) < soon
     let_pass(days=6)
     assert abs(plan(context).waiting.until - (until - timedelta(days=6))) < soon
@@ -154,7 +183,10 @@ def test_an_object_of_a_time_to_come_waits_no_longer_than_max_wait_from_the_plan
     found = preview_plan(context, inventories.take_inventory(context))
     assert (found.estimate.chunks, found.waiting) == (1, None)
     assert [archive_chunk(context, chunk.name) for chunk in plan(context).chunks]
-    assert (ledger.chunks.account("src").located_objects, ledger.chunks.account("src").waiting) == (2, None)
+    assert (ledger.chunks.account("src").located_objects, ledger.chunks.account("src").waiting) == (
+        2,
+        None,
+    )
 
 
 def test_by_default_nothing_waits(run_context, source):
@@ -176,7 +208,9 @@ def test_the_sensor_does_not_find_what_waits_as_new_before_its_time_is_over(run_
     plan(context)
     assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 0
     skips = [Skip.of(source.object("key-029"), SkipReason.WAITING, "")]
-    context.ledger.skips.record_waiting("src", skips, datetime.now(UTC) - timedelta(seconds=1), whole=False)
+    context.ledger.skips.record_waiting(
+        "src", skips, datetime.now(UTC) - timedelta(seconds=1), whole=False
+    )
     assert inventories.look_for_new(context, after=b"", max_pages=5).new_objects == 1
 
 
@@ -204,8 +238,13 @@ def test_waiting_does_not_count_as_a_skip_when_the_object_is_skipped_later(run_c
     source.unavailable = {"key-029": (SkipReason.COLD_STORAGE, -1)}
     for chunk in plan(run_context()).chunks:
         archive_chunk(context, chunk.name)
-    (state,) = {chunk.state for chunk in context.ledger.chunks.list("src") if chunk.object_count == 4}
-    assert (state, context.ledger.chunks.account("src").skipped) == (ChunkState.LOCATED, {SkipReason.COLD_STORAGE: 1})
+    (state,) = {
+        chunk.state for chunk in context.ledger.chunks.list("src") if chunk.object_count == 4
+    }
+    assert (state, context.ledger.chunks.account("src").skipped) == (
+        ChunkState.LOCATED,
+        {SkipReason.COLD_STORAGE: 1},
+    )
     assert due_again(context, "key-029") == pytest.approx(24 * 3600, abs=600)
 
 
@@ -213,7 +252,9 @@ def due_again(context, key):
     """Return in how many seconds a skipped object may be planned again."""
     with connected(context.ledger.database) as connection:
         found = connection.execute(
-            "SELECT extract(epoch FROM retry_at - now()) FROM skipped_objects WHERE file_path = %(key)s", {"key": key}
+            "SELECT extract(epoch FROM retry_at - now()) FROM skipped_objects WHERE file_path = "
+            "%(key)s",
+            {"key": key},
         )
         return float(found.scalar_one())
 
@@ -229,7 +270,9 @@ def test_a_snapshot_of_some_keys_says_nothing_of_the_others(run_context, source)
     assert (found.objects, found.current, found.older, found.gone) == (6, 5, 1, 2)
 
 
-def test_the_latest_snapshots_are_kept_fewer_of_all_keys_than_of_some(run_context, source, monkeypatch):
+def test_the_latest_snapshots_are_kept_fewer_of_all_keys_than_of_some(
+    run_context, source, monkeypatch
+):
     monkeypatch.setattr(inventories, "PARTIAL_KEPT", 2)
     context = run_context()
     whole = [inventories.take_inventory(context).path for _ in range(inventories.WHOLE_KEPT + 2)]
@@ -246,16 +289,23 @@ def test_what_dry_runs_list_of_another_prefix_pushes_no_inventory_of_the_source_
     snapshot = inventories.take_inventory(context)
     before = sorted(context.inventories().glob("*.parquet"))
     source = context.source_settings.model_copy(update={"prefix": "key-00"})
-    other = replace(context, settings=context.settings.model_copy(update={"sources": {"src": source}}))
+    other = replace(
+        context, settings=context.settings.model_copy(update={"sources": {"src": source}})
+    )
     for _ in range(inventories.WHOLE_KEPT + 1):
         last = inventories.take_inventory(other, to_plan=False).path
     assert inventories.latest_snapshot(context, complete=True) == snapshot
     assert sorted(context.inventories().glob("*.parquet")) == [*before, last]
 
 
-def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longer_lists_it(run_context, source):
+def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longer_lists_it(
+    run_context, source
+):
     context = run_context()
-    source.unavailable = {"key-003": (SkipReason.CHANGED, 0), "key-004": (SkipReason.ACCESS_DENIED, 0)}
+    source.unavailable = {
+        "key-003": (SkipReason.CHANGED, 0),
+        "key-004": (SkipReason.ACCESS_DENIED, 0),
+    }
     archive_everything(context)
 
     def counted():
@@ -282,11 +332,15 @@ def test_what_was_overwritten_counts_as_skipped_until_a_whole_inventory_no_longe
     assert counted() == ({SkipReason.ACCESS_DENIED: 1}, 1, (0, 1))
 
 
-def test_of_a_key_that_was_skipped_and_is_deleted_since_no_time_of_another_try_is_said(run_context, source):
+def test_of_a_key_that_was_skipped_and_is_deleted_since_no_time_of_another_try_is_said(
+    run_context, source
+):
     context = run_context()
     source.unavailable = {"key-004": (SkipReason.ACCESS_DENIED, 0)}
     archive_everything(context)
-    assert not_located(context.ledger.lookup, "src", "key-004").hint.startswith("it may be planned again from 20")
+    assert not_located(context.ledger.lookup, "src", "key-004").hint.startswith(
+        "it may be planned again from 20"
+    )
     del source.bodies["key-004"]
     planning.cut_plan(context, inventories.take_inventory(context))
     said = not_located(context.ledger.lookup, "src", "key-004")
@@ -294,15 +348,22 @@ def test_of_a_key_that_was_skipped_and_is_deleted_since_no_time_of_another_try_i
     assert said.hint.startswith("no inventory lists it any more")
 
 
-def test_what_is_due_again_counts_as_skipped_where_no_whole_inventory_was_planned(run_context, source):
+def test_what_is_due_again_counts_as_skipped_where_no_whole_inventory_was_planned(
+    run_context, source
+):
     context = run_context()
     source.unavailable = {"key-003": (SkipReason.CHANGED, 0)}
-    for chunk in planning.cut_plan(context, inventories.take_inventory(context, until=b"key-999")).chunks:
+    for chunk in planning.cut_plan(
+        context, inventories.take_inventory(context, until=b"key-999")
+    ).chunks:
         archive_chunk(context, chunk.name)
     with connected(context.ledger.database) as connection:  # hours pass
         connection.execute("UPDATE skipped_objects SET retry_at = now() - interval '1 hour'")
     (progress,) = context.ledger.progress.of(["src"])
-    assert (context.ledger.chunks.account("src").skipped, progress.skipped_objects) == ({SkipReason.CHANGED: 1}, 1)
+    assert (context.ledger.chunks.account("src").skipped, progress.skipped_objects) == (
+        {SkipReason.CHANGED: 1},
+        1,
+    )
     assert count_not_archived(context.ledger.lookup, "src", "key-00") == (0, 1)
 
 
@@ -326,7 +387,7 @@ def test_a_pause_holds_a_plan_before_it_begins_and_before_it_claims_anything(run
     assert context.ledger.chunks.account("src").claimed_objects == 30
 
 
-def test_a_plan_that_was_suspended_in_the_middle_of_its_claims_until_another_took_its_lease_writes_nothing(
+def test_a_plan_that_was_suspended_in_the_middle_of_its_claims_until_another_took_its_lease_writes_nothing(  # noqa: E501
     run_context, monkeypatch
 ):
     context, read = run_context(), planning.read_identities
@@ -335,7 +396,9 @@ def test_a_plan_that_was_suspended_in_the_middle_of_its_claims_until_another_too
         yield from read(folder)
         monkeypatch.setattr(planning, "read_identities", read)
         with connected(context.ledger.database) as connection:
-            connection.execute("UPDATE leases SET expires_at = now() - interval '1 second' WHERE name = 'plan/src'")
+            connection.execute(
+                "UPDATE leases SET expires_at = now() - interval '1 second' WHERE name = 'plan/src'"
+            )
         with context.ledger.leases.hold("plan/src", this_process("another")):
             planning._remove_unnamed(context)  # as the other one's plan begins
 
@@ -348,7 +411,9 @@ def test_a_plan_that_was_suspended_in_the_middle_of_its_claims_until_another_too
     assert context.ledger.chunks.account("src").located_objects == 30
 
 
-def test_a_plan_with_patience_waits_for_another_one_of_its_source_and_its_inventory_stays_meanwhile(run_context, monkeypatch):
+def test_a_plan_with_patience_waits_for_another_one_of_its_source_and_its_inventory_stays_meanwhile(
+    run_context, monkeypatch
+):
     context, held, lease = run_context(), [], RunContext.lease
 
     def held_twice(self, name):
@@ -363,16 +428,22 @@ def test_a_plan_with_patience_waits_for_another_one_of_its_source_and_its_invent
     monkeypatch.setattr(RunContext, "lease", held_twice)
     with pytest.raises(HeldByOther):
         planning.cut_plan(context, snapshot)
-    assert planning.cut_plan(context, inventories.take_inventory(context), patience_seconds=3600).chunks
+    assert planning.cut_plan(
+        context, inventories.take_inventory(context), patience_seconds=3600
+    ).chunks
     assert held == ["plan/src"] * 3
 
 
 def named_in_a_time_to_come(snapshot):
     """Let a snapshot have the name that it would have had by a clock that was ahead."""
-    return snapshot.path.rename(snapshot.path.with_name(f"src-2099{snapshot.name.removeprefix('src-')[4:]}.parquet"))
+    return snapshot.path.rename(
+        snapshot.path.with_name(f"src-2099{snapshot.name.removeprefix('src-')[4:]}.parquet")
+    )
 
 
-def test_snapshots_named_by_a_clock_that_was_ahead_are_in_the_way_of_no_later_one(run_context, source, monkeypatch):
+def test_snapshots_named_by_a_clock_that_was_ahead_are_in_the_way_of_no_later_one(
+    run_context, source, monkeypatch
+):
     monkeypatch.setattr(inventories, "PARTIAL_KEPT", 2)
     moments = (MOMENT + timedelta(hours=hours) for hours in count())
     monkeypatch.setattr(source.__class__, "clock", lambda _: next(moments))
@@ -394,7 +465,9 @@ def test_snapshots_named_by_a_clock_that_was_ahead_are_in_the_way_of_no_later_on
 
 
 @pytest.mark.parametrize("read", [planning.cut_plan, planning.account_for, preview_plan])
-def test_a_snapshot_that_is_read_stays_however_many_are_taken_meanwhile(run_context, monkeypatch, read):
+def test_a_snapshot_that_is_read_stays_however_many_are_taken_meanwhile(
+    run_context, monkeypatch, read
+):
     context = run_context()
     snapshot = inventories.take_inventory(context)
     identify = planning.identify_objects
@@ -420,5 +493,8 @@ def test_a_damaged_snapshot_is_taken_again_and_refused_until_then(run_context, s
         inventories.snapshot_to_plan(other)
     assert refused.value.hint == "take the inventory again"
     taken = inventories.take_inventory(context)
-    assert (inventories.snapshot_to_plan(context), inventories.snapshot_to_plan(other)) == (taken, taken)
+    assert (inventories.snapshot_to_plan(context), inventories.snapshot_to_plan(other)) == (
+        taken,
+        taken,
+    )
     assert inventories.latest_snapshot(context, complete=True) == taken

@@ -18,12 +18,19 @@ from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline.store.protocol import StorageCost
 from caf_pipeline_tests.support.memory_source import MemorySource
 from caf_pipeline_tests.support.postgres import connected
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
 
 
 @pytest.fixture
 def source():
-    return MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(30)} | {"empty": b""})
+    return MemorySource(
+        {f"key-{number:03d}": os.urandom(40_000) for number in range(30)} | {"empty": b""}
+    )
 
 
 @pytest.fixture
@@ -67,8 +74,12 @@ def test_a_preview_claims_nothing_and_leaves_no_file_but_the_inventory(context):
     assert list(context.plans().iterdir()) == []
 
 
-@pytest.mark.parametrize("error", [NotPublic("it is not public", hint="make it so"), StoreUnreachable("away"), None])
-def test_a_preview_says_what_would_keep_the_store_from_taking_all_of_its_chunks(tmp_path, source, ledger, error):
+@pytest.mark.parametrize(
+    "error", [NotPublic("it is not public", hint="make it so"), StoreUnreachable("away"), None]
+)
+def test_a_preview_says_what_would_keep_the_store_from_taking_all_of_its_chunks(
+    tmp_path, source, ledger, error
+):
     class Asked(DirectoryStore):
         def admit(self, **given):
             asked.append(given)
@@ -79,7 +90,13 @@ def test_a_preview_says_what_would_keep_the_store_from_taking_all_of_its_chunks(
     context = a_run_context(tmp_path, source, ledger, store=Asked(tmp_path / "store"), public=False)
     found = previewed(context)
     largest = asked[0]["stored_size_bytes"]
-    assert asked == [{"public": False, "stored_size_bytes": largest, "waiting_bytes": found.estimate.expected_bytes - largest}]
+    assert asked == [
+        {
+            "public": False,
+            "stored_size_bytes": largest,
+            "waiting_bytes": found.estimate.expected_bytes - largest,
+        }
+    ]
     said = "as things are, not all of it would be stored: it is not public; make it so"
     assert found.warning == (said if error and error.permanent else "")
     plan(context)
@@ -94,20 +111,38 @@ def test_what_is_archived_claimed_and_skipped_is_told_apart(context, source):
     archive_chunk(context, done)
     members = context.ledger.chunks.get(done).member_count
     source.bodies["denied"] = b"x"
-    context.ledger.skips.record("src", [Skip.of(source.object("denied"), SkipReason.ACCESS_DENIED, "not yet")])
+    context.ledger.skips.record(
+        "src", [Skip.of(source.object("denied"), SkipReason.ACCESS_DENIED, "not yet")]
+    )
     source.bodies["new"] = b"new"
     source.bodies["bad\x00key"] = b"x"
     found = previewed(context)
-    assert (found.located, found.claimed, found.estimate.statistics.objects) == (members, 31 - members, 1)
+    assert (found.located, found.claimed, found.estimate.statistics.objects) == (
+        members,
+        31 - members,
+        1,
+    )
     assert found.skipped == {"access_denied": 1, "unsupported_key": 1}
     last = found.difference
-    assert (last.plan, last.objects, last.chunks) == (found.previous.record.name, 1 - 31, found.estimate.chunks - 2)
+    assert (last.plan, last.objects, last.chunks) == (
+        found.previous.record.name,
+        1 - 31,
+        found.estimate.chunks - 2,
+    )
 
 
-@pytest.mark.parametrize(("key", "reason"), [("bad\x00key", "unsupported_key"), ("huge", "too_large")])
-def test_an_object_that_is_back_and_skipped_again_is_counted_once(context, source, monkeypatch, key, reason):
+@pytest.mark.parametrize(
+    ("key", "reason"), [("bad\x00key", "unsupported_key"), ("huge", "too_large")]
+)
+def test_an_object_that_is_back_and_skipped_again_is_counted_once(
+    context, source, monkeypatch, key, reason
+):
     terms = planning.plan_terms
-    monkeypatch.setattr(planning, "plan_terms", lambda *args: replace(terms(*args), limits=Limits(max_bytes=1 << 21)))
+    monkeypatch.setattr(
+        planning,
+        "plan_terms",
+        lambda *args: replace(terms(*args), limits=Limits(max_bytes=1 << 21)),
+    )
     monkeypatch.setattr(cutting, "MAX_CHUNKS", 2)
     source.bodies[key] = os.urandom(5 << 20)
     plan(context)
@@ -120,7 +155,9 @@ def test_an_object_that_is_back_and_skipped_again_is_counted_once(context, sourc
     assert found.skipped == planning.account_for(context, inventory).skipped == {reason: 1}
 
 
-def test_what_was_written_and_archived_since_an_inventory_changes_nothing_that_its_preview_tells(context, source):
+def test_what_was_written_and_archived_since_an_inventory_changes_nothing_that_its_preview_tells(
+    context, source
+):
     archive_everything(context)
     source.bodies["new"] = b"new"
     earlier = inventories.take_inventory(context)
@@ -129,7 +166,11 @@ def test_what_was_written_and_archived_since_an_inventory_changes_nothing_that_i
     archive_everything(context)
     found, account = preview.preview_plan(context, earlier), planning.account_for(context, earlier)
     assert (account.objects, account.located) == (32, 32)
-    assert (found.located, found.claimed, found.estimate.statistics.objects) == (account.located, account.claimed, 0)
+    assert (found.located, found.claimed, found.estimate.statistics.objects) == (
+        account.located,
+        account.claimed,
+        0,
+    )
 
 
 def test_more_chunks_than_a_plan_has_are_previewed_as_several_plans(context, source, monkeypatch):
@@ -149,7 +190,9 @@ class SlowStore(DirectoryStore):
         return self.fitting
 
 
-def test_chunks_that_are_cut_smaller_for_a_slow_store_are_compared_with_that_size(tmp_path, source, ledger):
+def test_chunks_that_are_cut_smaller_for_a_slow_store_are_compared_with_that_size(
+    tmp_path, source, ledger
+):
     store = SlowStore(tmp_path / "store")
     context = a_run_context(tmp_path, source, ledger, store=store)
     for chunk in plan(context).chunks:
@@ -180,7 +223,8 @@ def test_pauses_in_which_nothing_was_planned_do_not_count_as_time_of_archiving(c
         with connected(context.ledger.database) as connection:
             connection.execute(
                 "UPDATE caf_files SET created_at = created_at + make_interval(days => %(day)s),"
-                " located_at = created_at + make_interval(days => %(day)s, mins => 20) WHERE name = %(name)s",
+                " located_at = created_at + make_interval(days => %(day)s, mins => 20) WHERE name "
+                "= %(name)s",
                 {"day": day, "name": name},
             )
     rate = previewed(context).estimate.rate
@@ -197,12 +241,16 @@ def test_requests_and_egress_have_list_prices_at_aws_and_else_only_those_that_ar
 
 def test_requests_and_egress_are_priced_by_the_thousand_and_by_gib(tmp_path, source, ledger):
     described = {"bucket": "b", "target_size": "1MiB", "get_price": 5, "egress_price": 1024}
-    estimate = previewed(a_run_context(tmp_path, source, ledger, sources={"src": described})).estimate
+    estimate = previewed(
+        a_run_context(tmp_path, source, ledger, sources={"src": described})
+    ).estimate
     assert (estimate.requests, estimate.request_usd) == (31, pytest.approx(0.155))
     assert estimate.egress_usd == pytest.approx(1_200_000 / (1 << 20))
 
 
-def test_requests_are_as_many_as_are_sent_where_one_may_not_be_as_large_as_set(tmp_path, source, ledger, monkeypatch):
+def test_requests_are_as_many_as_are_sent_where_one_may_not_be_as_large_as_set(
+    tmp_path, source, ledger, monkeypatch
+):
     monkeypatch.setattr(writer, "LARGEST_PART_BYTES", 65_536)
     source.bodies |= {"exact": os.urandom(131_072), "one byte more": os.urandom(131_073)}
     packing = {"part_size": "128KiB", "window_size": "1MiB", "fetch_threads": 4}
@@ -223,11 +271,15 @@ class PricedStore(DirectoryStore):
         return StorageCost(3, 3 * stored_size_bytes, 30, 3 * stored_size_bytes, chunks)
 
 
-def test_the_store_says_what_the_space_costs_and_a_preview_goes_on_without_it(tmp_path, source, ledger):
+def test_the_store_says_what_the_space_costs_and_a_preview_goes_on_without_it(
+    tmp_path, source, ledger
+):
     store = PricedStore(tmp_path / "store")
     context = a_run_context(tmp_path, source, ledger, store=store)
     estimate = previewed(context).estimate
-    assert estimate.storage == StorageCost(3, 3 * estimate.expected_bytes, 30, 3 * estimate.expected_bytes, 2)
+    assert estimate.storage == StorageCost(
+        3, 3 * estimate.expected_bytes, 30, 3 * estimate.expected_bytes, 2
+    )
     store.answers = False
     estimate = previewed(context).estimate
     assert (estimate.storage, estimate.storage_unknown) == (None, "no node answers")
@@ -239,8 +291,16 @@ def test_a_store_that_charges_nothing_has_no_cost(context):
 
 
 def test_the_tail_that_would_wait_is_no_part_of_the_estimate(tmp_path, source, ledger):
-    described = {"bucket": "b", "target_size": "1MiB", "min_chunk_size": "512KiB", "max_wait": "3660d"}
+    described = {
+        "bucket": "b",
+        "target_size": "1MiB",
+        "min_chunk_size": "512KiB",
+        "max_wait": "3660d",
+    }
     found = previewed(a_run_context(tmp_path, source, ledger, sources={"src": described}))
-    assert (found.waiting.objects + found.estimate.statistics.objects, found.estimate.chunks) == (31, 1)
+    assert (found.waiting.objects + found.estimate.statistics.objects, found.estimate.chunks) == (
+        31,
+        1,
+    )
     assert found.claimed == 0
     assert found.as_json()["waiting"]["objects"] == found.waiting.objects

@@ -1,4 +1,6 @@
-"""An archive that is fed by inventory reports, or by reports and listings in turn: nothing twice, nothing wrongly gone."""
+"""An archive that is fed by inventory reports, or by reports and listings in turn: nothing twice,
+nothing wrongly gone.
+"""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,7 +17,12 @@ from caf_pipeline.steps.preview import preview_plan
 from caf_pipeline_tests.steps.test_current_content import A, B, current, next_second, packed
 from caf_pipeline_tests.support.inventory_reports import FORMATS, ReportWriter, listed_rows
 from caf_pipeline_tests.support.postgres import connected
-from caf_pipeline_tests.support.run_contexts import a_run_context, account_for_plan, archive_chunk, archive_everything
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    account_for_plan,
+    archive_chunk,
+    archive_everything,
+)
 from caf_pipeline_tests.support.s3_server import make_bucket
 
 LONG_AGO = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -45,9 +52,14 @@ def archive_report(context, name=""):
 
 
 def written(reports, moment: datetime, **keys: datetime):
-    """Write a report of this time that says that the bucket had these keys, last modified at these times."""
+    """Write a report of this time that says that the bucket had these keys, last modified at these
+    times.
+    """
     rows = {row["key"]: row for row in listed_rows(reports.client, reports.name)}
-    return reports.write(moment, rows=[rows[key] | {"last_modified_date": modified} for key, modified in keys.items()])
+    return reports.write(
+        moment,
+        rows=[rows[key] | {"last_modified_date": modified} for key, modified in keys.items()],
+    )
 
 
 @pytest.mark.thorough
@@ -69,7 +81,12 @@ def test_a_listing_after_a_report_and_a_report_after_a_listing_find_nothing_new(
     next_second()
     reports.write()
     again = plan_report(context)
-    assert (again.chunks, again.exceptions, again.comparison.requests, packed(context)) == ([], 0, 0, 3)
+    assert (again.chunks, again.exceptions, again.comparison.requests, packed(context)) == (
+        [],
+        0,
+        0,
+        3,
+    )
     accounting = account_for_plan(context, again)
     assert (accounting.located, accounting.older, accounting.gone) == (3, 0, 0)
 
@@ -86,7 +103,9 @@ def test_a_snapshot_says_which_report_it_is_of_and_has_its_time(context, new_buc
     assert inventories.take_report(context)[1].warning == ""
 
 
-def test_a_report_of_a_server_whose_clock_is_ahead_is_of_no_age(context, new_bucket, reports, monkeypatch, capsys):
+def test_a_report_of_a_server_whose_clock_is_ahead_is_of_no_age(
+    context, new_bucket, reports, monkeypatch, capsys
+):
     new_bucket.put("a", A)
     monkeypatch.setattr(Listing, "clock", lambda self: datetime.now(UTC) + DAY)
     reports.write(datetime.now(UTC).replace(microsecond=0) + timedelta(hours=2))
@@ -96,18 +115,26 @@ def test_a_report_of_a_server_whose_clock_is_ahead_is_of_no_age(context, new_buc
     assert f"of {snapshot.taken_at:%Y-%m-%d %H:%M:%S} UTC, 0 seconds old" in capsys.readouterr().out
 
 
-def test_a_source_that_was_never_planned_is_previewed_from_its_report(context, new_bucket, reports, ledger):
+def test_a_source_that_was_never_planned_is_previewed_from_its_report(
+    context, new_bucket, reports, ledger
+):
     new_bucket.put("a", A)
     reports.write()
     settings = context.settings.model_copy(update={"sources": {"new": context.source_settings}})
-    new = open_run_context(settings, "new", run="a preview", ledger=ledger, objects=context.objects, register=False)
+    new = open_run_context(
+        settings, "new", run="a preview", ledger=ledger, objects=context.objects, register=False
+    )
     assert preview_plan(new, inventories.take_report(new)[0]).estimate.statistics.objects == 1
     assert ledger.lookup.sources() == ["src"]
 
 
-def test_the_bucket_of_a_report_is_asked_once_whether_it_keeps_versions(context, new_bucket, reports, monkeypatch):
+def test_the_bucket_of_a_report_is_asked_once_whether_it_keeps_versions(
+    context, new_bucket, reports, monkeypatch
+):
     asked, keeps_versions = [], Listing.keeps_versions
-    monkeypatch.setattr(Listing, "keeps_versions", lambda listing: asked.append(1) or keeps_versions(listing))
+    monkeypatch.setattr(
+        Listing, "keeps_versions", lambda listing: asked.append(1) or keeps_versions(listing)
+    )
     new_bucket.put("a", A)
     reports.write()
     inventories.take_report(context)
@@ -121,7 +148,9 @@ def test_nothing_but_the_snapshot_is_left_on_the_disk(context, new_bucket, repor
     assert list(context.inventories().iterdir()) == [snapshot.path]
 
 
-def test_no_object_waits_longer_than_max_wait_for_the_age_of_its_report(context, new_bucket, reports):
+def test_no_object_waits_longer_than_max_wait_for_the_age_of_its_report(
+    context, new_bucket, reports
+):
     new_bucket.put("k", A)
     now = datetime.now(UTC).replace(microsecond=0)
     written(reports, now - 3 * DAY, k=now - 9 * DAY)
@@ -133,7 +162,8 @@ def test_no_object_waits_longer_than_max_wait_for_the_age_of_its_report(context,
     assert [chunk.object_count for chunk in planning.cut_plan(waiting, snapshot).chunks] == [1]
 
 
-# --- what a report tells, and what not -----------------------------------------------------------------------------------
+# --- what a report tells, and what not
+# -----------------------------------------------------------------------------------
 
 
 def test_a_key_that_a_later_report_no_longer_has_is_gone(context, new_bucket, reports):
@@ -152,7 +182,9 @@ def test_what_was_archived_since_a_report_is_not_gone(context, new_bucket, repor
     new_bucket.put("a", A)
     written(reports, datetime.now(UTC).replace(microsecond=0) - timedelta(hours=1), a=LONG_AGO)
     new_bucket.put("k", B)  # seen by the sensor, which lists a part of the bucket
-    planned = planning.cut_plan(context, inventories.take_inventory(context, after=b"b"), new_archive=True)
+    planned = planning.cut_plan(
+        context, inventories.take_inventory(context, after=b"b"), new_archive=True
+    )
     archive_chunk(context, planned.chunks[0].name)
     report = archive_report(context)
     assert report.exceptions == 0
@@ -161,7 +193,9 @@ def test_what_was_archived_since_a_report_is_not_gone(context, new_bucket, repor
     assert (accounting.located, accounting.older, accounting.gone) == (1, 0, 0)
 
 
-def test_what_was_archived_since_is_not_gone_where_the_ledger_was_restored(context, new_bucket, reports, ledger):
+def test_what_was_archived_since_is_not_gone_where_the_ledger_was_restored(
+    context, new_bucket, reports, ledger
+):
     new_bucket.put("k", B)
     archive_everything(context)
     with connected(ledger.database) as connection:
@@ -172,7 +206,9 @@ def test_what_was_archived_since_is_not_gone_where_the_ledger_was_restored(conte
 
 
 @pytest.mark.parametrize(("before", "gone"), [(REPORT_LAG / 2, False), (REPORT_LAG * 2, True)])
-def test_of_what_was_written_shortly_before_a_report_its_absence_tells_nothing(context, new_bucket, reports, before, gone):
+def test_of_what_was_written_shortly_before_a_report_its_absence_tells_nothing(
+    context, new_bucket, reports, before, gone
+):
     new_bucket.put("k", A)
     written(reports, LONG_AGO, k=LONG_AGO + DAY - before)
     archive_report(context)
@@ -183,7 +219,10 @@ def test_of_what_was_written_shortly_before_a_report_its_absence_tells_nothing(c
 
 
 def test_a_content_that_was_replaced_shortly_before_a_report_is_older(context, new_bucket, reports):
-    for body, moment in ((A, LONG_AGO + DAY - REPORT_LAG / 2), (B, LONG_AGO + DAY - REPORT_LAG / 3)):
+    for body, moment in (
+        (A, LONG_AGO + DAY - REPORT_LAG / 2),
+        (B, LONG_AGO + DAY - REPORT_LAG / 3),
+    ):
         new_bucket.put("k", body)
         written(reports, moment, k=moment)
         report = archive_report(context)
@@ -192,7 +231,9 @@ def test_a_content_that_was_replaced_shortly_before_a_report_is_older(context, n
     assert (content.current_objects, content.older_objects, content.uncounted_objects) == (1, 1, 0)
 
 
-def test_an_older_content_that_a_report_has_does_not_supersede_a_newer_one(context, new_bucket, reports):
+def test_an_older_content_that_a_report_has_does_not_supersede_a_newer_one(
+    context, new_bucket, reports
+):
     new_bucket.keep_versions()
     new_bucket.put("k", A)
     rows = listed_rows(reports.client, reports.name)
@@ -200,18 +241,23 @@ def test_an_older_content_that_a_report_has_does_not_supersede_a_newer_one(conte
     next_second()
     new_bucket.put("k", B)
     new_bucket.put("l", B)
-    planned = planning.cut_plan(context, inventories.take_inventory(context, until=b"k"), new_archive=True)
+    planned = planning.cut_plan(
+        context, inventories.take_inventory(context, until=b"k"), new_archive=True
+    )
     archive_chunk(context, planned.chunks[0].name)
     report = archive_report(context)
     assert (current(context)[0], current(context)[1].is_current) == (B, True)
     assert account_for_plan(context, report).older == 0
 
 
-# --- refused -------------------------------------------------------------------------------------------------------------
+# --- refused
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("later", ["a listing", "a report"])
-def test_a_report_older_than_what_was_archived_is_refused_and_changes_nothing(context, new_bucket, reports, later):
+def test_a_report_older_than_what_was_archived_is_refused_and_changes_nothing(
+    context, new_bucket, reports, later
+):
     new_bucket.put("k", A)
     name = reports.write(LONG_AGO, rows=[])
     if later == "a listing":
@@ -230,7 +276,11 @@ def test_a_report_older_than_what_was_archived_is_refused_and_changes_nothing(co
 def state_of(context):
     """Return what a refused report must not change."""
     files = {path.name: path.read_bytes() for path in context.inventories().iterdir()}
-    return files, context.ledger.chunks.account("src"), [chunk.name for chunk in context.ledger.chunks.list("src")]
+    return (
+        files,
+        context.ledger.chunks.account("src"),
+        [chunk.name for chunk in context.ledger.chunks.list("src")],
+    )
 
 
 def test_the_same_report_may_be_planned_again(context, new_bucket, reports):

@@ -1,4 +1,6 @@
-"""Objects that are larger than a chunk: split over chunks, located as a whole or not at all, read as one."""
+"""Objects that are larger than a chunk: split over chunks, located as a whole or not at all, read
+as one.
+"""
 
 import hashlib
 import os
@@ -64,7 +66,9 @@ def small_limits(monkeypatch):
 
 @pytest.fixture
 def source():
-    return MemorySource({"huge": HUGE, "huge~caf-p-1-4": b"label", "a": os.urandom(1000), "z": os.urandom(50_000)})
+    return MemorySource(
+        {"huge": HUGE, "huge~caf-p-1-4": b"label", "a": os.urandom(1000), "z": os.urandom(50_000)}
+    )
 
 
 @pytest.fixture
@@ -73,7 +77,9 @@ def context(tmp_path, source, ledger):
 
 
 @pytest.mark.parametrize("checksum", ["CRC32", "CRC64NVME"])
-def test_a_split_object_with_an_equal_checksum_is_not_archived_again(tmp_path, new_bucket, ledger, checksum):
+def test_a_split_object_with_an_equal_checksum_is_not_archived_again(
+    tmp_path, new_bucket, ledger, checksum
+):
     context = a_run_context(tmp_path, new_bucket.source(), ledger, target="128KiB")
     new_bucket.put("huge", FIRST + HUGE, ChecksumAlgorithm=checksum)
     archive_everything(context)
@@ -93,9 +99,15 @@ def test_the_crc64_of_a_split_object_follows_from_its_parts(context):
     assert huge.checksums["crc64nvme"] == crc64nvme(HUGE).to_bytes(8, "big")
 
 
-@pytest.mark.skipif(find_spec("yscope_clp_core") is None, reason="there is no clp-s: its wheel is for Linux on x86-64")
+@pytest.mark.skipif(
+    find_spec("yscope_clp_core") is None,
+    reason="there is no clp-s: its wheel is for Linux on x86-64",
+)
 def test_a_log_in_parts_is_searched_where_its_header_has_the_time(context, source, tmp_path):
-    records = [{"ts": 1_700_000_000_000 + n, "n": n, "text": random.Random(n).randbytes(200).hex()} for n in range(1500)]
+    records = [
+        {"ts": 1_700_000_000_000 + n, "n": n, "text": random.Random(n).randbytes(200).hex()}
+        for n in range(1500)
+    ]
     source.bodies["log"] = packed(tmp_path / "packed", records, "--timestamp-key", "ts")
     assert len(source.bodies["log"]) > LIMITS.max_bytes
     archive_everything(context)
@@ -106,7 +118,10 @@ def test_a_log_in_parts_is_searched_where_its_header_has_the_time(context, sourc
                 one.location.row.key: len(list(one.matches))
                 for one in searching.search(context.ledger.lookup, context.store, "src", "")
             }
-        assert (searching.listed, searching.not_recorded) == (5, 2)  # that in parts which is no log, too
+        assert (searching.listed, searching.not_recorded) == (
+            5,
+            2,
+        )  # that in parts which is no log, too
         return searched
 
     assert found() == {"log": 2}
@@ -114,7 +129,9 @@ def test_a_log_in_parts_is_searched_where_its_header_has_the_time(context, sourc
     assert found(first_ms=1_700_000_001_500) == {}
 
 
-def test_a_preview_says_at_least_how_many_plans_there_would_be(context, source, monkeypatch, capsys):
+def test_a_preview_says_at_least_how_many_plans_there_would_be(
+    context, source, monkeypatch, capsys
+):
     source.bodies |= {"huge-2": os.urandom(400_000), "huge-3": os.urandom(400_000)}
     for module in (cutting, preview):
         monkeypatch.setattr(module, "MAX_CHUNKS", 7)
@@ -138,7 +155,11 @@ def test_a_preview_of_several_plans_says_how_full_their_chunks_get(context, sour
 
 def parts_of(context):
     """The chunks that are to have a part, in order, but for those of parts that were given up."""
-    return [chunk.name for chunk in context.ledger.chunks.list("src") if chunk.part and not chunk.part_abandoned]
+    return [
+        chunk.name
+        for chunk in context.ledger.chunks.list("src")
+        if chunk.part and not chunk.part_abandoned
+    ]
 
 
 def whole_chunks(context):
@@ -146,13 +167,19 @@ def whole_chunks(context):
 
 
 def is_nowhere(context):
-    """Tell whether nothing says that the huge object is archived: look-ups, what plans and checks take of it, what is counted."""
+    """Tell whether nothing says that the huge object is archived: look-ups, what plans and checks
+    take of it, what is counted.
+    """
     ledger, folder = context.ledger, context.plans()
     ledger.exports.standing("src", folder / "standing.parquet")
     ledger.exports.located("src", folder / "located.parquet")
     standing = pq.read_table(folder / "standing.parquet").to_pylist()
     rows = pq.read_table(folder / "located.parquet").to_pylist()
-    whole = sum(chunk.member_count for chunk in ledger.chunks.list("src", [ChunkState.LOCATED]) if not chunk.part)
+    whole = sum(
+        chunk.member_count
+        for chunk in ledger.chunks.list("src", [ChunkState.LOCATED])
+        if not chunk.part
+    )
     listed = [obj for obj in context.objects.objects() if obj.key == b"huge"]
     held = [row["standing"] for row in standing if row["key"] == b"huge"]
     settled = ledger.content.settled_objects("src", listed)
@@ -172,14 +199,20 @@ def test_an_object_larger_than_a_chunk_is_split_and_reads_back_as_one(context, s
     archive_everything(context)
     parts = parts_of(context)
     assert len(parts) == 4
-    assert all(context.ledger.chunks.get(name).stored_size_bytes <= LIMITS.max_bytes for name in parts)
+    assert all(
+        context.ledger.chunks.get(name).stored_size_bytes <= LIMITS.max_bytes for name in parts
+    )
     for key, body in source.bodies.items():
         assert b"".join(fetch(context.ledger.lookup, context.store, "src", key).pieces) == body
     save(fetch(context.ledger.lookup, context.store, "src", "huge"), tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == HUGE
     location = context.ledger.lookup.locate("src", "huge")
     assert [one.chunk for one in location.ranges] == parts
-    assert (location.row.start_byte, location.row.end_byte, location.row.sha256) == (0, len(HUGE), b"")
+    assert (location.row.start_byte, location.row.end_byte, location.row.sha256) == (
+        0,
+        len(HUGE),
+        b"",
+    )
     assert {one.row.key: one.size_bytes for one in list_objects(context.ledger.lookup, "src")} == {
         key: len(body) for key, body in source.bodies.items()
     }
@@ -192,20 +225,32 @@ def test_a_part_has_its_object_its_number_and_its_range_in_the_manifest(context)
     opened = chunk_steps.open_chunk(context, chunk)
     assert "huge~caf-p-2-4" in opened.reader
     (row,) = opened.manifest().rows()
-    assert (row["key"], row["size_bytes"], row["part"], row["part_count"]) == ("huge", len(HUGE), 2, 4)
+    assert (row["key"], row["size_bytes"], row["part"], row["part_count"]) == (
+        "huge",
+        len(HUGE),
+        2,
+        4,
+    )
     assert (row["part_start_byte"], row["part_end_byte"]) == (100_000, 200_000)
     assert row["sha256"] == hashlib.sha256(HUGE[100_000:200_000]).digest()
     assert list(opened.manifest().locations()) == []
 
 
-MANY_HEADERS = ObjectHeaders(content_disposition="y" * 4000, user_metadata={f"name-{n}": "x" * 90 for n in range(20)})
+MANY_HEADERS = ObjectHeaders(
+    content_disposition="y" * 4000, user_metadata={f"name-{n}": "x" * 90 for n in range(20)}
+)
 
 
-def test_what_is_known_of_an_object_is_asked_once_however_many_parts_it_has(context, source, monkeypatch):
+def test_what_is_known_of_an_object_is_asked_once_however_many_parts_it_has(
+    context, source, monkeypatch
+):
     scans, register = [], ledger_plans.register_parts
 
     def counted(connection, *arguments):
-        seen = "SELECT seq_scan + idx_scan FROM pg_stat_xact_user_tables WHERE relname = 'object_parts'"
+        seen = (
+            "SELECT seq_scan + idx_scan FROM pg_stat_xact_user_tables WHERE relname = "
+            "'object_parts'"
+        )
         before = connection.exec_driver_sql(seen).scalar_one()
         register(connection, *arguments)
         scans.append(connection.exec_driver_sql(seen).scalar_one() - before)
@@ -216,8 +261,12 @@ def test_what_is_known_of_an_object_is_asked_once_however_many_parts_it_has(cont
     assert scans[0] < len(parts)
 
 
-@pytest.mark.parametrize(("size_bytes", "limit_bytes", "chunks"), [(142_000, 160_000, 2), (120_000, 60_000, 1)])
-def test_headers_that_no_listing_shows_keep_no_object_out(context, source, size_bytes, limit_bytes, chunks):
+@pytest.mark.parametrize(
+    ("size_bytes", "limit_bytes", "chunks"), [(142_000, 160_000, 2), (120_000, 60_000, 1)]
+)
+def test_headers_that_no_listing_shows_keep_no_object_out(
+    context, source, size_bytes, limit_bytes, chunks
+):
     """It nearly fills the largest chunk there can be, or is larger than what a slow store takes."""
     source.bodies = {"large": HUGE[:size_bytes]}
     source.headers["large"] = MANY_HEADERS
@@ -225,7 +274,10 @@ def test_headers_that_no_listing_shows_keep_no_object_out(context, source, size_
     (first,) = plan(context).chunks[:1]
     chunk_steps.withdraw(context, first.name)
     assert len(archive_everything(context)) == chunks
-    assert b"".join(fetch(context.ledger.lookup, context.store, "src", "large").pieces) == HUGE[:size_bytes]
+    assert (
+        b"".join(fetch(context.ledger.lookup, context.store, "src", "large").pieces)
+        == HUGE[:size_bytes]
+    )
 
 
 @pytest.mark.thorough
@@ -305,7 +357,9 @@ def test_it_counts_as_archived_when_all_parts_are_whichever_is_the_last(context,
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("packed", sampled(range(4), every=4))
-def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_archived(context, source, packed):
+def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_archived(
+    context, source, packed
+):
     plan(context)
     names = parts_of(context)
     for name in names[:packed]:
@@ -323,7 +377,10 @@ def test_an_object_that_changes_in_the_middle_is_nowhere_and_the_new_content_is_
     del source.unavailable["huge"]
     source.bodies["huge"] = os.urandom(300_000)
     archive_everything(context)
-    assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == source.bodies["huge"]
+    assert (
+        b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces)
+        == source.bodies["huge"]
+    )
 
 
 @pytest.mark.thorough
@@ -344,7 +401,9 @@ def test_the_same_content_planned_again_is_located_by_its_new_parts_alone(contex
         archive_chunk(context, chunk.name)
         assert is_nowhere(context)
     archive_chunk(context, again.chunks[-1].name)
-    assert [one.chunk for one in context.ledger.lookup.locate("src", "huge").ranges] == [chunk.name for chunk in again.chunks]
+    assert [one.chunk for one in context.ledger.lookup.locate("src", "huge").ranges] == [
+        chunk.name for chunk in again.chunks
+    ]
     assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
 
 
@@ -382,11 +441,15 @@ def test_when_a_located_part_is_lost_the_object_is_planned_again(context, source
     archive_everything(context)
     lost = context.ledger.chunks.get(parts_of(context)[1])
     with chunk_steps.lease_chunk(context, lost.name) as lease:
-        context.ledger.moves.move(lease, lost.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a test")
+        context.ledger.moves.move(
+            lease, lost.name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a test"
+        )
     assert context.ledger.lookup.locate("src", "huge")
     assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
     with chunk_steps.lease_chunk(context, lost.name) as lease:
-        context.ledger.moves.move(lease, lost.name, ChunkState.DAMAGED, ChunkState.WITHDRAWN, reason="a test")
+        context.ledger.moves.move(
+            lease, lost.name, ChunkState.DAMAGED, ChunkState.WITHDRAWN, reason="a test"
+        )
     assert is_nowhere(context)
     archive_everything(context)
     assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
@@ -425,7 +488,8 @@ def test_wrong_bytes_in_one_part_are_never_handed_out(context, tmp_path):
 
 TELL = "UPDATE file_locations SET {} WHERE part = 2"
 NO_WHOLE = {
-    "a gap and an overlap": "UPDATE object_parts SET start_byte = start_byte + 1, end_byte = end_byte + 1 WHERE part = 2",
+    "a gap and an overlap": "UPDATE object_parts SET start_byte = start_byte + 1, end_byte = "
+    "end_byte + 1 WHERE part = 2",
     "a row of another length": TELL.format("end_byte = end_byte - 1"),
     "a row of another content": TELL.format("etag = 'other'"),
     "a row of another version": TELL.format("version_id = 'v'"),
@@ -435,7 +499,8 @@ NO_WHOLE = {
     "another size": "UPDATE object_parts SET object_bytes = object_bytes + 1 WHERE part = 2",
     "another plan": "UPDATE object_parts SET plan_id = plan_id + 1 WHERE part = 2",
     "one that was given up": "UPDATE object_parts SET abandoned = true WHERE part = 2",
-    "a chunk that expired": "UPDATE chunk_copies SET state = 'expired' FROM object_parts AS own WHERE part = 2"
+    "a chunk that expired": "UPDATE chunk_copies SET state = 'expired' FROM object_parts AS own "
+    "WHERE part = 2"
     " AND own.caf_file_id = chunk_copies.caf_file_id",
 }
 
@@ -447,7 +512,9 @@ def test_parts_that_do_not_make_up_the_object_are_no_object(context):
         for name, change in NO_WHOLE.items():
             with connection.transaction(force_rollback=True):
                 if name == "another plan":
-                    connection.execute("SET LOCAL session_replication_role = replica")  # there is no other plan
+                    connection.execute(
+                        "SET LOCAL session_replication_role = replica"
+                    )  # there is no other plan
                 assert connection.execute(change).rowcount == 1, name
                 count = connection.execute("SELECT count(*) FROM objects_in_parts").scalar_one()
                 assert count == 0, name
@@ -504,24 +571,43 @@ def test_parts_that_are_located_at_the_same_time_make_the_object_located(context
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fatal", range(3, 90, 11))
-def test_runs_that_are_killed_between_and_within_chunks_end_right(tmp_path, ledger, database_url, fatal):
+def test_runs_that_are_killed_between_and_within_chunks_end_right(
+    tmp_path, ledger, database_url, fatal
+):
     context = a_run_context(tmp_path, dying_runs.a_split_source(), ledger, target="128KiB")
     plan(context)
     settings = {"target": "128KiB"}
     names = [chunk.name for chunk in ledger.chunks.list("src")]
     for name in names:
         assert is_nowhere(context) or name == names[-1]
-        killed = dying_runs.run(tmp_path, database_url, name, fatal=fatal, settings=settings, source=dying_runs.a_split_source)
+        killed = dying_runs.run(
+            tmp_path,
+            database_url,
+            name,
+            fatal=fatal,
+            settings=settings,
+            source=dying_runs.a_split_source,
+        )
         if killed is None:
-            dying_runs.run(tmp_path, database_url, name, settings=settings, source=dying_runs.a_split_source)
-    assert b"".join(fetch(ledger.lookup, context.store, "src", "huge").pieces) == context.objects.bodies["huge"]
-    assert (ledger.chunks.account("src").located_objects, ledger.chunks.account("src").claimed_objects) == (2, 0)
+            dying_runs.run(
+                tmp_path, database_url, name, settings=settings, source=dying_runs.a_split_source
+            )
+    assert (
+        b"".join(fetch(ledger.lookup, context.store, "src", "huge").pieces)
+        == context.objects.bodies["huge"]
+    )
+    assert (
+        ledger.chunks.account("src").located_objects,
+        ledger.chunks.account("src").claimed_objects,
+    ) == (2, 0)
     assert not plan(context).plan
     assert len(list((context.store.folder / "chunks").iterdir())) == len(names)
 
 
 def test_what_was_fetched_of_a_part_is_not_fetched_again(context, source, monkeypatch):
-    monkeypatch.setattr("caf_pipeline.packing.packer.pace_of", lambda settings: dying_runs.CheckpointPace(1, 1, 1))
+    monkeypatch.setattr(
+        "caf_pipeline.packing.packer.pace_of", lambda settings: dying_runs.CheckpointPace(1, 1, 1)
+    )
     plan(context)
     name = parts_of(context)[2]
     source.failing["huge"] = 280_000
@@ -537,16 +623,21 @@ def test_what_was_fetched_of_a_part_is_not_fetched_again(context, source, monkey
     assert min(begin for begin, _ in again) > 200_000
 
 
-# --- a store of several providers ------------------------------------------------------------------------------------
+# --- a store of several providers
+# ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def several(tmp_path, source, ledger):
-    return a_run_context(tmp_path, source, ledger, target="128KiB", store=SeveralFolders(tmp_path / "several"))
+    return a_run_context(
+        tmp_path, source, ledger, target="128KiB", store=SeveralFolders(tmp_path / "several")
+    )
 
 
 def safe_keys(context, tmp_path):
-    return find_deletable(context, tmp_path / "list.csv", report=tmp_path / "rest.parquet"), reasons(tmp_path / "rest.parquet")
+    return find_deletable(
+        context, tmp_path / "list.csv", report=tmp_path / "rest.parquet"
+    ), reasons(tmp_path / "rest.parquet")
 
 
 def reasons(path):
@@ -588,13 +679,16 @@ def test_an_object_in_parts_is_safe_to_delete_when_each_of_its_chunks_is(several
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("part", range(4))
-def test_one_part_with_too_few_copies_or_another_row_makes_the_object_unsafe(several, tmp_path, database_url, part):
+def test_one_part_with_too_few_copies_or_another_row_makes_the_object_unsafe(
+    several, tmp_path, database_url, part
+):
     names = archive_everything(several)
     pass_windows(several, names)
     one = several.ledger.lookup.locate("src", "huge").ranges[part]
     with connected(several.ledger.database) as connection:
         connection.execute(
-            "UPDATE file_locations SET sha256 = sha256(sha256) WHERE file_path = 'huge' AND part = %(part)s",
+            "UPDATE file_locations SET sha256 = sha256(sha256) WHERE file_path = 'huge' AND part = "
+            "%(part)s",
             {"part": part + 1},
         )
     found, why = safe_keys(several, tmp_path)
@@ -643,7 +737,9 @@ def test_parts_are_joined_again_from_the_store_alone(several, lost):
         assert outcome.finding.kind is FileKind.CHUNK
     assert rows_of(context.ledger) == rows_of(several.ledger)
     assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
-    assert [one.chunk for one in context.ledger.lookup.locate("src", "huge").ranges] == parts_of(several)
+    assert [one.chunk for one in context.ledger.lookup.locate("src", "huge").ranges] == parts_of(
+        several
+    )
     assert not plan(context).plan
 
 
@@ -684,7 +780,9 @@ def test_parts_of_two_plans_are_never_mixed(several, lost):
     for chunk in again.chunks[:3]:
         archive_chunk(several, chunk.name)
     list(rebuild(context))
-    assert [one.chunk for one in context.ledger.lookup.locate("src", "huge").ranges] == [chunk.name for chunk in again.chunks]
+    assert [one.chunk for one in context.ledger.lookup.locate("src", "huge").ranges] == [
+        chunk.name for chunk in again.chunks
+    ]
     assert b"".join(fetch(context.ledger.lookup, context.store, "src", "huge").pieces) == HUGE
     assert [chunk.part for chunk in plan(context).chunks] == [0]
 
@@ -695,18 +793,28 @@ def test_the_doctor_has_nothing_to_say_of_parts(several):
     for name in names[:2]:
         archive_chunk(several, name)
     archive_chunk(several, names[2], until=chunk_steps.seal_chunk)
-    assert [rows for rows in several.ledger.stray_rows.by_chunk("src") if rows.claims and rows.state is ChunkState.LOCATED] == []
-    assert [several.ledger.stray_rows.drop(rows.caf_file_id) for rows in several.ledger.stray_rows.by_chunk("src")] == [0] * 5
+    assert [
+        rows
+        for rows in several.ledger.stray_rows.by_chunk("src")
+        if rows.claims and rows.state is ChunkState.LOCATED
+    ] == []
+    assert [
+        several.ledger.stray_rows.drop(rows.caf_file_id)
+        for rows in several.ledger.stray_rows.by_chunk("src")
+    ] == [0] * 5
     for name in [*names[2:], *whole_chunks(several)]:
         archive_chunk(several, name)
     assert several.ledger.lookup.locate("src", "huge")
 
 
-# --- S3 --------------------------------------------------------------------------------------------------------------
+# --- S3
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("versions", [True, False], ids=["versions", "no versions"])
-def test_parts_are_read_from_s3_by_range_and_bound_to_the_content(tmp_path, new_bucket, ledger, versions):
+def test_parts_are_read_from_s3_by_range_and_bound_to_the_content(
+    tmp_path, new_bucket, ledger, versions
+):
     if versions:
         new_bucket.keep_versions()
     new_bucket.put("huge", HUGE)

@@ -1,4 +1,6 @@
-"""The steps over Jackal as the loopback network speaks it: archived, proven, damaged and repaired, on the real ledger."""
+"""The steps over Jackal as the loopback network speaks it: archived, proven, damaged and repaired,
+on the real ledger.
+"""
 
 import os
 import re
@@ -19,7 +21,12 @@ from caf_pipeline.system.quantities import show_size
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
 
 
 @pytest.fixture
@@ -29,7 +36,12 @@ def make_context(tmp_path, ledger, network):
     def make(**changes):
         source = MemorySource({f"key-{number:03d}": os.urandom(40_000) for number in range(10)})
         context = a_run_context(
-            tmp_path, source, ledger, store=open_jackal_store, jackal=jackal_settings(network, proof_seconds=8), **changes
+            tmp_path,
+            source,
+            ledger,
+            store=open_jackal_store,
+            jackal=jackal_settings(network, proof_seconds=8),
+            **changes,
         )
         opened.append(context.store)
         return context
@@ -59,7 +71,10 @@ def every_object_reads_back(context):
 def test_a_preview_says_what_the_chain_asks_for_all_copies_before_anything_is_posted(context):
     found = preview_plan(context, inventories.take_inventory(context)).estimate
     assert found.storage.charged_bytes == 3 * found.expected_bytes > 3 * 400_000
-    assert (found.storage.days, found.storage.price_ujkl) == (LEAST_DAYS, context.store.chain.price(LEAST_DAYS, LEAST_BYTES))
+    assert (found.storage.days, found.storage.price_ujkl) == (
+        LEAST_DAYS,
+        context.store.chain.price(LEAST_DAYS, LEAST_BYTES),
+    )
     assert found.storage.priced_as == "1,000,000,000 bytes, the least that is sold"
     assert found.storage.fees_ujkl > 0
     assert context.ledger.chunks.list("src") == []
@@ -80,7 +95,9 @@ def test_a_look_finds_a_proof_window_of_each_copy(context, name):
 
 
 @pytest.mark.thorough
-def test_a_chunk_that_lost_a_proof_is_damaged_and_brought_to_another_provider_without_a_second_post(context, name, network):
+def test_a_chunk_that_lost_a_proof_is_damaged_and_brought_to_another_provider_without_a_second_post(
+    context, name, network
+):
     chunk = context.ledger.chunks.get(name)
     gone = context.store.copies(chunk_steps.posting_of(chunk))[0].provider
     network.drop_proofs(chunk.merkle_root, network.provider_addresses.index(gone))
@@ -92,7 +109,9 @@ def test_a_chunk_that_lost_a_proof_is_damaged_and_brought_to_another_provider_wi
     every_object_reads_back(context)
 
 
-def test_a_lost_copy_is_found_by_the_look_and_brought_back_from_another_provider(context, name, network):
+def test_a_lost_copy_is_found_by_the_look_and_brought_back_from_another_provider(
+    context, name, network
+):
     chunk = context.ledger.chunks.get(name)
     chunk_steps.staged_path(context, name).unlink()
     listed = [copy.provider for copy in context.store.copies(chunk_steps.posting_of(chunk))]
@@ -124,7 +143,9 @@ def test_a_copy_that_lost_a_range_is_repaired(context, name, network, closes):
     network.lose_range(first, chunk.merkle_root, 0, chunk.stored_size_bytes // 2)
     report = prove_chunk(context, name)
     assert report.chunk.state is ChunkState.DAMAGED
-    assert [check.copy.provider for check in report.checks if check.fault] == [network.provider_addresses[first]]
+    assert [check.copy.provider for check in report.checks if check.fault] == [
+        network.provider_addresses[first]
+    ]
     assert repair_chunk(context, name).chunk.state is ChunkState.LOCATED
     assert network.state()["posts_by_root"][chunk.merkle_root.hex()] == 1
     assert prove_chunk(context, name).proven
@@ -180,7 +201,9 @@ def test_a_look_that_outlasts_proof_windows_damages_nothing(context, name, netwo
 def test_a_run_that_does_not_fit_the_bought_space_fails_before_a_byte_is_fetched(context, network):
     network.grant(ADDRESS, 100_000)
     (chunk,) = plan(context).chunks
-    with pytest.raises(PlanTooSmall, match=f"posted need {re.escape(show_size(3 * chunk.expected_size_bytes))};"):
+    with pytest.raises(
+        PlanTooSmall, match=f"posted need {re.escape(show_size(3 * chunk.expected_size_bytes))};"
+    ):
         archive_chunk(context, chunk.name)
     assert context.objects.reads == []
 

@@ -1,4 +1,6 @@
-"""Two machines with a ledger and a store in common, each with a home and a staging folder of its own."""
+"""Two machines with a ledger and a store in common, each with a home and a staging folder of its
+own.
+"""
 
 import shutil
 
@@ -11,7 +13,13 @@ from caf_pipeline.retrieval.reader import fetch
 from caf_pipeline.steps import chunk_steps
 from caf_pipeline.store.directory import DirectoryStore
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.run_contexts import CHUNK_STEPS, a_run_context, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    CHUNK_STEPS,
+    a_run_context,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
 from caf_pipeline_tests.support.tiers import sampled
 
 BODIES = {f"key-{number}": b"%d" % number * 5000 for number in range(8)}
@@ -26,7 +34,10 @@ def source():
 def homes(tmp_path, source, ledger):
     """The first has planned one chunk of everything."""
     store = DirectoryStore(tmp_path / "store")
-    first, second = (a_run_context(tmp_path / name, source, ledger, store=store, run=name) for name in ("first", "second"))
+    first, second = (
+        a_run_context(tmp_path / name, source, ledger, store=store, run=name)
+        for name in ("first", "second")
+    )
     plan(first)
     return first, second
 
@@ -62,10 +73,15 @@ def test_a_posted_chunk_whose_objects_changed_is_left_to_the_one_that_packed_it(
         assert str(first.staging()) in str(caught.value)
         assert first.ledger.chunks.get(name).state is ChunkState.POSTED
     archive_chunk(first, name)
-    assert b"".join(fetch(second.ledger.lookup, second.store, "src", "key-0").pieces) == BODIES["key-0"]
+    assert (
+        b"".join(fetch(second.ledger.lookup, second.store, "src", "key-0").pieces)
+        == BODIES["key-0"]
+    )
 
 
-def test_a_posted_chunk_whose_staging_is_lost_is_abandoned_by_who_takes_its_place(homes, source, tmp_path, ledger):
+def test_a_posted_chunk_whose_staging_is_lost_is_abandoned_by_who_takes_its_place(
+    homes, source, tmp_path, ledger
+):
     first, second = homes
     name = name_of(first)
     archive_chunk(first, name, until=chunk_steps.post_file)
@@ -74,17 +90,26 @@ def test_a_posted_chunk_whose_staging_is_lost_is_abandoned_by_who_takes_its_plac
     with pytest.raises(StoreError, match="where this run does not look"):
         archive_chunk(second, name)
     staging = str(first.staging())
-    at_its_place = a_run_context(tmp_path / "second", source, ledger, store=second.store, run="third", staging=staging)
+    at_its_place = a_run_context(
+        tmp_path / "second", source, ledger, store=second.store, run="third", staging=staging
+    )
     with pytest.raises(StoreError, match="gone or damaged"):
         archive_chunk(at_its_place, name)
     assert ledger.chunks.get(name).state is ChunkState.ABANDONED
     source.unavailable.clear()
     archive_everything(at_its_place)
-    assert b"".join(fetch(second.ledger.lookup, second.store, "src", "key-0").pieces) == BODIES["key-0"]
+    assert (
+        b"".join(fetch(second.ledger.lookup, second.store, "src", "key-0").pieces)
+        == BODIES["key-0"]
+    )
 
 
-@pytest.mark.parametrize("reached", [None, chunk_steps.load_batch, chunk_steps.seal_chunk, chunk_steps.post_file])
-def test_without_the_folder_of_plans_nothing_is_done_and_the_folder_is_named(homes, reached, tmp_path):
+@pytest.mark.parametrize(
+    "reached", [None, chunk_steps.load_batch, chunk_steps.seal_chunk, chunk_steps.post_file]
+)
+def test_without_the_folder_of_plans_nothing_is_done_and_the_folder_is_named(
+    homes, reached, tmp_path
+):
     first, second = homes
     name = name_of(first)
     if reached:
@@ -95,4 +120,6 @@ def test_without_the_folder_of_plans_nothing_is_done_and_the_folder_is_named(hom
         archive_chunk(second, name)
     (tmp_path / "away").rename(plans)
     archive_chunk(first, name)
-    assert b"".join(fetch(first.ledger.lookup, first.store, "src", "key-7").pieces) == BODIES["key-7"]
+    assert (
+        b"".join(fetch(first.ledger.lookup, first.store, "src", "key-7").pieces) == BODIES["key-7"]
+    )

@@ -1,4 +1,6 @@
-"""Every version of a bucket's keys in an archive: each has its row, and only what the bucket has as the latest is current."""
+"""Every version of a bucket's keys in an archive: each has its row, and only what the bucket has as
+the latest is current.
+"""
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -21,9 +23,27 @@ from caf_pipeline_tests.contracts.ledger import seal_facts
 from caf_pipeline_tests.maintenance.test_safe_to_delete import Answer, pass_window
 from caf_pipeline_tests.source.test_s3_listing import version
 from caf_pipeline_tests.steps.test_current_content import A, B, current, next_second, packed
-from caf_pipeline_tests.support.inventory_reports import FORMATS, OF_VERSIONS, SCHEMA, ReportWriter, listed_rows
-from caf_pipeline_tests.support.run_contexts import a_run_context, account_for_plan, archive_chunk, archive_everything, plan
-from caf_pipeline_tests.support.s3_server import Bucket, ScriptedAnswer, client_for, make_bucket, s3_error
+from caf_pipeline_tests.support.inventory_reports import (
+    FORMATS,
+    OF_VERSIONS,
+    SCHEMA,
+    ReportWriter,
+    listed_rows,
+)
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    account_for_plan,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
+from caf_pipeline_tests.support.s3_server import (
+    Bucket,
+    ScriptedAnswer,
+    client_for,
+    make_bucket,
+    s3_error,
+)
 from caf_pipeline_tests.support.several_folders import SeveralFolders
 from caf_pipeline_tests.support.tiers import sampled
 
@@ -43,7 +63,9 @@ def reports(s3_server, bucket):
 
 @pytest.fixture
 def run_context(tmp_path, bucket, reports, ledger):
-    """Return a run context with these settings of the source; all of them have one ledger and one folder."""
+    """Return a run context with these settings of the source; all of them have one ledger and one
+    folder.
+    """
 
     def opened(versions="all", *, store=None, **settings):
         source = {"bucket": "b", "public": True, "versions": versions, **settings}
@@ -68,7 +90,9 @@ def test_a_bucket_that_no_longer_says_whether_it_keeps_versions_is_not_archived_
     come_to(context := run_context("current"))
     reports.write(datetime.now(UTC).replace(microsecond=0))
     next_second()
-    monkeypatch.setattr(Listing, "_versioning", lambda _: {"ResponseMetadata": {"HTTPStatusCode": 403}})
+    monkeypatch.setattr(
+        Listing, "_versioning", lambda _: {"ResponseMetadata": {"HTTPStatusCode": 403}}
+    )
     with pytest.raises(SourceDenied, match="each would be archived once more") as caught:
         take(context)
     assert caught.value.hint == "grant s3:GetBucketVersioning"
@@ -82,7 +106,9 @@ def archive_report(context):
 
 
 def scripted_source(server):
-    return Bucket(server.endpoint, "bucket-of-script", client_for(server.endpoint)).source(all_versions=True)
+    return Bucket(server.endpoint, "bucket-of-script", client_for(server.endpoint)).source(
+        all_versions=True
+    )
 
 
 def body_of(context, key, version_id):
@@ -100,7 +126,9 @@ def versions_of(context, key="k"):
 
 
 @pytest.mark.parametrize("given_back", ["by withdrawing", "by closing early"])
-def test_an_older_version_is_not_called_current_because_the_latest_was_given_back(run_context, bucket, given_back):
+def test_an_older_version_is_not_called_current_because_the_latest_was_given_back(
+    run_context, bucket, given_back
+):
     """The latest version is in a chunk of its own; no inventory comes after its claim ended."""
     context = run_context(target_size=4096)
     bucket.put("k", b"a" * 3000)
@@ -121,7 +149,8 @@ def test_an_older_version_is_not_called_current_because_the_latest_was_given_bac
     assert (current(context)[0], current(context)[1].is_current) == (b"b" * 3000, True)
 
 
-# --- what is archived ------------------------------------------------------------------------------------------------
+# --- what is archived
+# ------------------------------------------------------------------------------------------
 
 
 def test_every_version_has_its_own_row_and_is_read_by_its_id(context, bucket):
@@ -139,7 +168,9 @@ def test_a_version_without_id_is_read_while_it_is_not_the_latest(tmp_path, new_b
     new_bucket.keep_versions()
     latest = {key: new_bucket.put(key, B)["VersionId"] for key in ("k", "large")}
     source = {"bucket": "b", "public": True, "versions": "all"}
-    context = a_run_context(tmp_path, new_bucket.source(all_versions=True), ledger, sources={"src": source})
+    context = a_run_context(
+        tmp_path, new_bucket.source(all_versions=True), ledger, sources={"src": source}
+    )
     report = plan(context)
     for chunk in report.chunks:
         archive_chunk(context, chunk.name)
@@ -151,12 +182,16 @@ def test_a_version_without_id_is_read_while_it_is_not_the_latest(tmp_path, new_b
     assert body_of(context, "large", large) == b"x" * 200_000
 
 
-def test_a_version_without_id_that_was_overwritten_since_is_never_archived_as_what_it_was(tmp_path, new_bucket, ledger):
+def test_a_version_without_id_that_was_overwritten_since_is_never_archived_as_what_it_was(
+    tmp_path, new_bucket, ledger
+):
     new_bucket.put("k", A)
     new_bucket.keep_versions()
     new_bucket.put("k", B)
     source = {"bucket": "b", "public": True, "versions": "all"}
-    context = a_run_context(tmp_path, new_bucket.source(all_versions=True), ledger, sources={"src": source})
+    context = a_run_context(
+        tmp_path, new_bucket.source(all_versions=True), ledger, sources={"src": source}
+    )
     report = plan(context)
     new_bucket.keep_versions("Suspended")
     new_bucket.put("k", b"over null")
@@ -164,7 +199,9 @@ def test_a_version_without_id_that_was_overwritten_since_is_never_archived_as_wh
         archive_chunk(context, chunk.name)
     account = account_for_plan(context, report)
     assert account.skipped["changed"] == 1
-    assert sha256(A).digest() not in {row.sha256 for row in context.ledger.lookup.versions("src", "k", 9)[0]}
+    assert sha256(A).digest() not in {
+        row.sha256 for row in context.ledger.lookup.versions("src", "k", 9)[0]
+    }
 
 
 def test_delete_markers_are_in_the_snapshot_and_never_archived(context, bucket):
@@ -230,25 +267,39 @@ def test_filters_act_on_each_version(run_context, bucket):
     for chunk in report.chunks:
         archive_chunk(context, chunk.name)
     account = account_for_plan(context, report)
-    assert (report.left_out, account.located, account.holds) == ({"exclude": 1, "max_size": 2}, 2, True)
+    assert (report.left_out, account.located, account.holds) == (
+        {"exclude": 1, "max_size": 2},
+        2,
+        True,
+    )
     assert (current(context)[0], current(context)[1].is_current) == (A, True)
     body, said = current(context, "other")
-    assert (body, said.is_current, said.gone_at) == (B, False, None)  # the bucket has what the filter leaves out
+    assert (body, said.is_current, said.gone_at) == (
+        B,
+        False,
+        None,
+    )  # the bucket has what the filter leaves out
     with pytest.raises(NotLocated):
         current(context, "left")
 
 
-# --- what is current -------------------------------------------------------------------------------------------------
+# --- what is current
+# ------------------------------------------------------------------------------------------
 
 
-def test_an_older_version_of_the_same_second_that_is_archived_later_is_not_current(run_context, bucket):
+def test_an_older_version_of_the_same_second_that_is_archived_later_is_not_current(
+    run_context, bucket
+):
     for _ in range(3):  # of some pairs, both are of one second
         bucket.put("k", A)
         latest = bucket.put("k", B)["VersionId"]
     archive_everything(run_context("current"))
     archive_everything(run_context())
     assert packed(run_context()) == 6
-    assert (run_context().ledger.lookup.locate("src", "k").row.object_version, current(run_context())[1].is_current) == (
+    assert (
+        run_context().ledger.lookup.locate("src", "k").row.object_version,
+        current(run_context())[1].is_current,
+    ) == (
         latest,
         True,
     )
@@ -261,12 +312,21 @@ def written(reports, moment, **changes):
 
 
 @pytest.mark.parametrize("first", sampled(["current", "all"], every=2))
-@pytest.mark.parametrize("since", [DAY, timedelta(minutes=5)], ids=["long ago", "shortly before the report"])
-def test_an_older_version_whose_time_is_later_is_not_current(run_context, bucket, reports, first, since):
-    """The time of an upload in parts is that of its begin, so that a version may have a later time than the next one."""
+@pytest.mark.parametrize(
+    "since", [DAY, timedelta(minutes=5)], ids=["long ago", "shortly before the report"]
+)
+def test_an_older_version_whose_time_is_later_is_not_current(
+    run_context, bucket, reports, first, since
+):
+    """The time of an upload in parts is that of its begin, so that a version may have a later time
+    than the next one.
+    """
     older, latest = bucket.put("k", A)["VersionId"], bucket.put("k", B)["VersionId"]
     moment = datetime.now(UTC).replace(microsecond=0) - DAY
-    times = {older: {"last_modified_date": moment - since}, latest: {"last_modified_date": moment - since - DAY}}
+    times = {
+        older: {"last_modified_date": moment - since},
+        latest: {"last_modified_date": moment - since - DAY},
+    }
     written(reports, moment, **times)
     archive_report(run_context(first))
     archive_report(run_context())
@@ -283,13 +343,21 @@ def test_a_restored_version_is_current_as_the_version_that_it_became(context, bu
     archive_everything(context)
     next_second()
     copied = bucket.client.copy_object(
-        Bucket=bucket.name, Key="k", CopySource={"Bucket": bucket.name, "Key": "k", "VersionId": first}
+        Bucket=bucket.name,
+        Key="k",
+        CopySource={"Bucket": bucket.name, "Key": "k", "VersionId": first},
     )["VersionId"]
     archive_everything(context)
-    assert (current(context)[0], context.ledger.lookup.locate("src", "k").row.object_version, packed(context)) == (A, copied, 3)
+    assert (
+        current(context)[0],
+        context.ledger.lookup.locate("src", "k").row.object_version,
+        packed(context),
+    ) == (A, copied, 3)
 
 
-def test_a_latest_version_that_could_not_be_archived_leaves_no_older_one_as_current(context, bucket):
+def test_a_latest_version_that_could_not_be_archived_leaves_no_older_one_as_current(
+    context, bucket
+):
     bucket.put("k", A)
     next_second()
     latest = bucket.put("k", B)["VersionId"]
@@ -304,12 +372,16 @@ def test_a_latest_version_that_could_not_be_archived_leaves_no_older_one_as_curr
     assert (current(context)[0], current(context)[1].is_current) == (A, True)
 
 
-def test_a_server_that_names_no_latest_version_makes_no_key_look_gone(tmp_path, scripted_s3, ledger):
+def test_a_server_that_names_no_latest_version_makes_no_key_look_gone(
+    tmp_path, scripted_s3, ledger
+):
     entries = version("k", "v2", latest=False) + version("k", "v1", latest=False)
     listing = f"<R><IsTruncated>false</IsTruncated>{entries}</R>".encode()
     enabled = b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
     scripted_s3.answer = lambda asked: ScriptedAnswer(
-        200, enabled if "versioning" in asked.query else listing, {"Content-Type": "application/xml"}
+        200,
+        enabled if "versioning" in asked.query else listing,
+        {"Content-Type": "application/xml"},
     )
     source = {"bucket": "b", "public": True, "versions": "all"}
     context = a_run_context(tmp_path, scripted_source(scripted_s3), ledger, sources={"src": source})
@@ -318,11 +390,14 @@ def test_a_server_that_names_no_latest_version_makes_no_key_look_gone(tmp_path, 
     assert (report.exceptions, account.claimed, account.current, account.gone) == (0, 2, 0, 0)
 
 
-# --- switching -------------------------------------------------------------------------------------------------------
+# --- switching
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
-def test_switching_to_all_versions_plans_the_older_ones_alone_and_back_plans_nothing(run_context, bucket):
+def test_switching_to_all_versions_plans_the_older_ones_alone_and_back_plans_nothing(
+    run_context, bucket
+):
     for body in (b"1", b"22", b"333"):
         bucket.put("k", body)
     bucket.put("other", A)
@@ -330,7 +405,10 @@ def test_switching_to_all_versions_plans_the_older_ones_alone_and_back_plans_not
     assert packed(run_context()) == 2
     preview = preview_plan(run_context(), inventories.take_inventory(run_context()))
     assert (preview.estimate.statistics.objects, preview.located) == (2, 2)
-    assert {name: preview.as_json()[name] for name in ("versions", "older_versions", "delete_markers", "deleted_keys")} == {
+    assert {
+        name: preview.as_json()[name]
+        for name in ("versions", "older_versions", "delete_markers", "deleted_keys")
+    } == {
         "versions": "all",
         "older_versions": 2,
         "delete_markers": 0,
@@ -341,7 +419,13 @@ def test_switching_to_all_versions_plans_the_older_ones_alone_and_back_plans_not
     next_second()  # what was written in the second of an inventory it may lack
     again = plan(run_context("current"))
     account = account_for_plan(run_context("current"), again)
-    assert (again.plans, again.exceptions, account.current, account.older, account.gone) == ([], 0, 2, 2, 0)
+    assert (again.plans, again.exceptions, account.current, account.older, account.gone) == (
+        [],
+        0,
+        2,
+        2,
+        0,
+    )
     assert (current(run_context())[0], current(run_context())[1].is_current) == (b"333", True)
     assert plan(run_context()).plans == []
 
@@ -352,7 +436,9 @@ def test_a_look_finds_older_versions_once_and_only_where_they_are_objects(run_co
     bucket.put("gone", A)
     bucket.delete("gone")
     archive_everything(run_context("current"))
-    look = lambda versions: inventories.look_for_new(run_context(versions), after=b"", max_pages=5).new_objects  # noqa: E731
+    look = lambda versions: (  # noqa: E731
+        inventories.look_for_new(run_context(versions), after=b"", max_pages=5).new_objects
+    )
     assert (look("current"), look("all")) == (0, 2)
     report = plan(run_context())
     assert look("all") == 0  # they are claimed
@@ -374,7 +460,9 @@ def test_an_inventory_of_a_part_has_the_versions_of_its_keys(context, bucket):
 
 
 @pytest.mark.parametrize("versions", ["current", "all"])
-def test_what_was_located_since_an_inventory_was_counted_is_not_said_to_be_current_unless_it_is(run_context, bucket, versions):
+def test_what_was_located_since_an_inventory_was_counted_is_not_said_to_be_current_unless_it_is(
+    run_context, bucket, versions
+):
     context = run_context(versions)
     bucket.put("k", A)
     bucket.put("k", B)
@@ -383,13 +471,20 @@ def test_what_was_located_since_an_inventory_was_counted_is_not_said_to_be_curre
     for chunk in archived.chunks:
         archive_chunk(context, chunk.name)
     content = context.ledger.chunks.account("src").content
-    assert (content.current_objects, content.uncounted_objects) == ((1, 0) if versions == "current" else (0, 2))
+    assert (content.current_objects, content.uncounted_objects) == (
+        (1, 0) if versions == "current" else (0, 2)
+    )
     account_for_plan(context, archived)
     content = context.ledger.chunks.account("src").content
-    assert (content.current_objects, content.older_objects, content.uncounted_objects) == (1, versions == "all", 0)
+    assert (content.current_objects, content.older_objects, content.uncounted_objects) == (
+        1,
+        versions == "all",
+        0,
+    )
 
 
-# --- reports ---------------------------------------------------------------------------------------------------------
+# --- reports
+# ------------------------------------------------------------------------------------------
 
 
 def without_checksum(path):
@@ -399,7 +494,9 @@ def without_checksum(path):
 
 @pytest.mark.parametrize("versions", ["current", "all"])
 @pytest.mark.parametrize("file_format", sampled(FORMATS, every=3))
-def test_a_report_has_the_same_versions_as_a_listing(run_context, bucket, reports, file_format, versions):
+def test_a_report_has_the_same_versions_as_a_listing(
+    run_context, bucket, reports, file_format, versions
+):
     bucket.keep_versions("Suspended")
     bucket.put("a", b"null")
     bucket.keep_versions()
@@ -417,7 +514,11 @@ def test_a_report_has_the_same_versions_as_a_listing(run_context, bucket, report
     listed = inventories.take_inventory(context)
     taken, _ = inventories.take_report(context)
     assert without_checksum(taken.path) == without_checksum(listed.path)
-    assert (taken.object_count, taken.object_bytes, taken.beside) == (listed.object_count, listed.object_bytes, listed.beside)
+    assert (taken.object_count, taken.object_bytes, taken.beside) == (
+        listed.object_count,
+        listed.object_bytes,
+        listed.beside,
+    )
     assert listed.beside.markers == 4
 
 
@@ -440,12 +541,15 @@ def test_a_report_of_current_versions_is_refused_where_all_are_asked_for(context
     bucket.put("k", A)
     reports.columns = tuple(name for name in SCHEMA.names if name not in OF_VERSIONS)
     reports.write()
-    with pytest.raises(ReportRefused, match="has no column VersionId, IsLatest, IsDeleteMarker") as refused:
+    with pytest.raises(
+        ReportRefused, match="has no column VersionId, IsLatest, IsDeleteMarker"
+    ) as refused:
         inventories.take_report(context)
     assert "let the inventory list all versions" in refused.value.hint
 
 
-# --- what may be deleted ---------------------------------------------------------------------------------------------
+# --- what may be deleted
+# ------------------------------------------------------------------------------------------
 
 
 def decided(context, folder):
@@ -457,7 +561,9 @@ def decided(context, folder):
     return {(key.decode(), version_id) for _, key, version_id in answer.listed}, rest, answer.found
 
 
-def test_each_archived_version_may_be_deleted_by_its_own_id_and_no_other(run_context, bucket, tmp_path):
+def test_each_archived_version_may_be_deleted_by_its_own_id_and_no_other(
+    run_context, bucket, tmp_path
+):
     store = SeveralFolders(tmp_path / "several")
     older, latest = (bucket.put("k", body)["VersionId"] for body in (A, B))
     gone = bucket.put("gone", A)["VersionId"]
@@ -468,30 +574,47 @@ def test_each_archived_version_may_be_deleted_by_its_own_id_and_no_other(run_con
     assert found.snapshot.beside == VersionCounts(older=2, markers=1, deleted_keys=1)
     context = run_context(store=store)
     safe, rest, found = decided(context, tmp_path)
-    assert (safe, rest) == ({("k", latest)}, {("k", older): "not_planned", ("gone", gone): "not_planned"})
+    assert (safe, rest) == (
+        {("k", latest)},
+        {("k", older): "not_planned", ("gone", gone): "not_planned"},
+    )
     archive_everything(context)
     newest = bucket.put("k", b"newest")["VersionId"]
     safe, rest, found = decided(context, tmp_path)
-    assert (safe, rest) == ({("k", older), ("k", latest), ("gone", gone)}, {("k", newest): "changed"})
+    assert (safe, rest) == (
+        {("k", older), ("k", latest), ("gone", gone)},
+        {("k", newest): "changed"},
+    )
     assert (found.gone, found.everything_is_safe) == (0, False)
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- what is refused
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_bucket_without_versions_is_refused_where_all_are_asked_for(tmp_path, new_bucket, ledger):
     new_bucket.put("k", A)
     context = a_run_context(
-        tmp_path, new_bucket.source(all_versions=True), ledger, sources={"src": {"bucket": "b", "versions": "all"}}
+        tmp_path,
+        new_bucket.source(all_versions=True),
+        ledger,
+        sources={"src": {"bucket": "b", "versions": "all"}},
     )
-    for ask in (inventories.take_inventory, lambda context: inventories.look_for_new(context, after=b"", max_pages=1)):
-        with pytest.raises(SettingsError, match=r"keeps no versions, and sources\.demo\.versions is 'all'") as refused:
+    for ask in (
+        inventories.take_inventory,
+        lambda context: inventories.look_for_new(context, after=b"", max_pages=1),
+    ):
+        with pytest.raises(
+            SettingsError, match=r"keeps no versions, and sources\.demo\.versions is 'all'"
+        ) as refused:
             ask(context)
         assert refused.value.hint == "set sources.demo.versions to 'current'"
     assert list((tmp_path / "home").rglob("*.parquet")) == []
 
 
-def test_a_bucket_that_may_not_be_asked_for_its_versioning_is_refused_where_all_are_asked_for(scripted_s3):
+def test_a_bucket_that_may_not_be_asked_for_its_versioning_is_refused_where_all_are_asked_for(
+    scripted_s3,
+):
     scripted_s3.answer = lambda asked: s3_error(403, "AccessDenied")
     with pytest.raises(SettingsError, match="does not say whether it keeps versions") as refused:
         next(iter(scripted_source(scripted_s3).list_pages()))

@@ -64,10 +64,18 @@ def test_a_copy_that_this_user_may_not_read_is_not_lost(tmp_path):
         store = DirectoryStore(Path("store"))
         posting = stored(store, staged_file(tmp_path, b"x" * 1000))
         (file,) = Path("store/chunks").iterdir()
-        for path, ask in ((file, lambda: list(store.read(posting, 0, 1))), (file.parent, lambda: store.copies(posting))):
+        for path, ask in (
+            (file, lambda: list(store.read(posting, 0, 1))),
+            (file.parent, lambda: store.copies(posting)),
+        ):
             mode = path.stat().st_mode
             path.chmod(0)
-            with ordinary_user(), pytest.raises(StoreUnreachable, match="cannot be read: Permission denied") as refused:
+            with (
+                ordinary_user(),
+                pytest.raises(
+                    StoreUnreachable, match="cannot be read: Permission denied"
+                ) as refused,
+            ):
                 ask()
             path.chmod(mode)
             assert "this user may read it" in refused.value.hint
@@ -88,7 +96,8 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
         store.post(to_store(store, staged_file(tmp_path, b"x")), MemoryLog())
 
 
-# --- which folder it is ----------------------------------------------------------------------------------------------
+# --- which folder it is
+# ------------------------------------------------------------------------------------------
 
 
 class FolderMemory:
@@ -209,19 +218,25 @@ def test_two_homes_share_the_id_of_one_folder(kept, tmp_path):
 @pytest.mark.parametrize("links", [True, False])
 def test_first_posts_side_by_side_write_one_id(tmp_path, monkeypatch, links):
     if not links:
-        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError("no hard links")))
+        monkeypatch.setattr(
+            os, "link", lambda *_: (_ for _ in ()).throw(PermissionError("no hard links"))
+        )
     ledgers = [FolderMemory() for _ in range(8)]
     stores = [DirectoryStore(tmp_path / "store", ledger) for ledger in ledgers]
 
     def bind(store):
         while True:
-            with contextlib.suppress(StoreAway):  # while another one writes the marker without links
+            with contextlib.suppress(
+                StoreAway
+            ):  # while another one writes the marker without links
                 store.bind()
                 return
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(bind, stores))
-    assert {ledger.folder_id for ledger in ledgers} == {(tmp_path / "store" / MARKER).read_text().strip()}
+    assert {ledger.folder_id for ledger in ledgers} == {
+        (tmp_path / "store" / MARKER).read_text().strip()
+    }
     assert [path.name for path in (tmp_path / "store").iterdir()] == [MARKER]
 
 
@@ -237,7 +252,11 @@ def test_a_marker_that_cannot_be_read_says_nothing(kept, tmp_path):
     tmp_path.chmod(0o755)
     store.folder.chmod(0)
     try:
-        with contextlib.chdir(tmp_path), ordinary_user(), pytest.raises(StoreUnreachable, match="cannot be read"):
+        with (
+            contextlib.chdir(tmp_path),
+            ordinary_user(),
+            pytest.raises(StoreUnreachable, match="cannot be read"),
+        ):
             DirectoryStore(Path("store")).copies(posting)
     finally:
         store.folder.chmod(0o755)

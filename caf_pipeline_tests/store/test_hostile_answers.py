@@ -1,7 +1,8 @@
-"""Chain nodes and providers that answer as no honest one would: one sentence comes out, in time, and in bounded memory.
+"""Chain nodes and providers that answer as no honest one would: one sentence comes out, in time,
+and in bounded memory.
 
-Whatever a server says, a query ends with a right answer or an error of the store. Limits on time are cut short here, and nothing
-is measured by the clock: what has no end would not come back.
+Whatever a server says, a query ends with a right answer or an error of the store. Limits on time
+are cut short here, and nothing is measured by the clock: what has no end would not come back.
 """
 
 import base64
@@ -13,7 +14,13 @@ import sys
 
 import pytest
 
-from caf_pipeline.errors import ChainUnreachable, IntegrityError, SettingsError, StoreError, StoreUnreachable
+from caf_pipeline.errors import (
+    ChainUnreachable,
+    IntegrityError,
+    SettingsError,
+    StoreError,
+    StoreUnreachable,
+)
 from caf_pipeline.store.jackal import provider as provider_module
 from caf_pipeline.store.jackal import provider_http
 from caf_pipeline.store.jackal.answers import FileProof
@@ -33,7 +40,9 @@ from caf_pipeline_tests.support.tiers import sampled
 OWNER, PROVIDER, HASH = "jkl1owner", "jkl1provider", "AB" * 32
 ROOT = b"\xfb\xff" * 32
 IN_PATH = base64.urlsafe_b64encode(ROOT).decode()
-MOST_BYTES = 192 << 20  # beyond what the program and its libraries take, which is another machine's own
+MOST_BYTES = (
+    192 << 20
+)  # beyond what the program and its libraries take, which is another machine's own
 FILE = {
     "merkle": base64.b64encode(ROOT).decode(),
     "owner": OWNER,
@@ -65,14 +74,29 @@ QUERIES = {
         {"balance": {"denom": "ujkl", "amount": "5"}},
         lambda chain: chain.balance(OWNER),
     ),
-    "plan": (f"payment_info/{OWNER}", {"storage_payment_info": PLAN}, lambda chain: chain.plan(OWNER)),
+    "plan": (
+        f"payment_info/{OWNER}",
+        {"storage_payment_info": PLAN},
+        lambda chain: chain.plan(OWNER),
+    ),
     "price": ("price_check/30/1000000000", {"price": "7"}, lambda chain: chain.price(30, 10**9)),
-    "file": (f"files/{IN_PATH}/{OWNER}/7", {"file": FILE}, lambda chain: chain.file(ROOT, OWNER, 7)),
+    "file": (
+        f"files/{IN_PATH}/{OWNER}/7",
+        {"file": FILE},
+        lambda chain: chain.file(ROOT, OWNER, 7),
+    ),
     "files_of_root": (f"files/merkle/{IN_PATH}", FILES, lambda chain: chain.files_of_root(ROOT)),
-    "files_of_archive": ("files/note/caf_pipeline/a1", FILES, lambda chain: list(chain.files_of_archive(OWNER, "a1"))),
+    "files_of_archive": (
+        "files/note/caf_pipeline/a1",
+        FILES,
+        lambda chain: list(chain.files_of_archive(OWNER, "a1")),
+    ),
     "providers": (
         "providers",
-        {"providers": [{"address": PROVIDER, "ip": "http://p.example", "totalspace": "9"}], "pagination": {"next_key": ""}},
+        {
+            "providers": [{"address": PROVIDER, "ip": "http://p.example", "totalspace": "9"}],
+            "pagination": {"next_key": ""},
+        },
         lambda chain: chain.providers(),
     ),
     "active_providers": (
@@ -90,7 +114,11 @@ QUERIES = {
         {"proofs": [PROOF], "pagination": {"next_key": None}},
         lambda chain: chain.proof(PROVIDER, ROOT, OWNER, 7),
     ),
-    "broadcast": ("/cosmos/tx/v1beta1/txs", {"tx_response": SENT}, lambda chain: chain.broadcast(b"signed")),
+    "broadcast": (
+        "/cosmos/tx/v1beta1/txs",
+        {"tx_response": SENT},
+        lambda chain: chain.broadcast(b"signed"),
+    ),
     "transaction": (
         f"/cosmos/tx/v1beta1/txs/{HASH}",
         {"tx_response": SENT | {"height": "9", "data": "", "txhash": HASH}},
@@ -108,7 +136,9 @@ def opened(url, *, silence_seconds=30.0, answer_seconds=60.0, **limits):
         seen[0] = max(seen[0], height)
 
     quick = {"attempts": 1, "silence_seconds": silence_seconds, "answer_seconds": answer_seconds}
-    with Chain(Nodes([url], CHAIN_ID, seen_height=lambda: seen[0], see_height=see, **quick), **limits) as chain:
+    with Chain(
+        Nodes([url], CHAIN_ID, seen_height=lambda: seen[0], see_height=see, **quick), **limits
+    ) as chain:
         yield chain
 
 
@@ -116,7 +146,9 @@ def good(node, name):
     """Give the right answer to a query, in its place."""
     place, right, _ = QUERIES[name]
     if right is None:
-        return json.loads((node.block(1) if place == "blocks/1" else node.block(node.height)).content())
+        return json.loads(
+            (node.block(1) if place == "blocks/1" else node.block(node.height)).content()
+        )
     return right
 
 
@@ -129,7 +161,8 @@ def node():
         yield node
 
 
-# --- a chain node's bytes --------------------------------------------------------------------------------------------
+# --- a chain node's bytes
+# ------------------------------------------------------------------------------------------
 
 
 def test_every_query_has_a_right_answer_here(node):
@@ -148,7 +181,9 @@ def in_its_place(node, hostile, place):
         if place is None or request.path.partition("?")[0].endswith(place):
             hostile(request, sock)
             return
-        path = request.path.removeprefix("/jackal/canine-chain/storage/").removeprefix("/cosmos/base/tendermint/v1beta1/")
+        path = request.path.removeprefix("/jackal/canine-chain/storage/").removeprefix(
+            "/cosmos/base/tendermint/v1beta1/"
+        )
         told = node.answers.get(path.partition("?")[0]) or node._of_itself(path.partition("?")[0])
         sock.sendall(answer(told.status, told.content(), Connection="close"))
 
@@ -156,10 +191,18 @@ def in_its_place(node, hostile, place):
 
 
 KINDS = {"endless": ENDLESS, "slow": SLOW, "wrong": WRONG, "JSON": NO_OBJECT}
-BYTES = {f"{kind}: {name}": hostile for kind, kinds in KINDS.items() for name, hostile in kinds.items()}
+BYTES = {
+    f"{kind}: {name}": hostile for kind, kinds in KINDS.items() for name, hostile in kinds.items()
+}
 SAMPLE = {f"{kind}: {next(iter(kinds))}" for kind, kinds in KINDS.items()}
-SAMPLED = [pytest.param(name, marks=pytest.mark.sample) if name in SAMPLE else name for name in BYTES]
-PLACES = {"at once": (None, "params"), "in the end": ("/params", "params"), "in a list": ("/providers", "providers")}
+SAMPLED = [
+    pytest.param(name, marks=pytest.mark.sample) if name in SAMPLE else name for name in BYTES
+]
+PLACES = {
+    "at once": (None, "params"),
+    "in the end": ("/params", "params"),
+    "in a list": ("/providers", "providers"),
+}
 
 
 SHORT = {"silence_seconds": 0.25, "answer_seconds": 0.3}
@@ -182,16 +225,27 @@ def test_whatever_bytes_a_node_sends_one_sentence_comes_out(name, node, fault):
 
 def test_a_slow_node_is_passed_over_for_the_next(node):
     with scripted(SLOW["interim answers"]) as script:
-        chain = Chain(Nodes([script.url, node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, answer_seconds=2))
+        chain = Chain(
+            Nodes(
+                [script.url, node.url],
+                CHAIN_ID,
+                seen_height=lambda: 0,
+                see_height=lambda _: None,
+                answer_seconds=2,
+            )
+        )
         with chain:
             assert chain.proof_window() == 9
 
 
-# --- a chain node's JSON ---------------------------------------------------------------------------------------------
+# --- a chain node's JSON
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sampled(QUERIES, every=4))
-def test_whatever_stands_in_an_answer_one_sentence_comes_out_or_a_value_of_the_right_kind(name, node):
+def test_whatever_stands_in_an_answer_one_sentence_comes_out_or_a_value_of_the_right_kind(
+    name, node
+):
     place, _, ask = QUERIES[name]
     right = good(node, name)
     if name == "proofs":
@@ -203,7 +257,10 @@ def test_whatever_stands_in_an_answer_one_sentence_comes_out_or_a_value_of_the_r
             chain._nodes._block_seconds = (6.0, 0.0)  # forgets what was measured
             try:
                 found = ask(chain)
-            except (StoreError, SettingsError) as error:  # settings: it says that it is a node of another chain
+            except (
+                StoreError,
+                SettingsError,
+            ) as error:  # settings: it says that it is a node of another chain
                 found, said = None, str(error)
             else:
                 said = ""
@@ -212,12 +269,15 @@ def test_whatever_stands_in_an_answer_one_sentence_comes_out_or_a_value_of_the_r
 
 
 def test_a_name_that_comes_twice_is_taken_once(node):
-    node.answers["params"] = Told(b'{"params":{"proof_window":"x","proof_window":"9"},"params":{"proof_window":"7"}}')
+    node.answers["params"] = Told(
+        b'{"params":{"proof_window":"x","proof_window":"9"},"params":{"proof_window":"7"}}'
+    )
     with opened(node.url) as chain:
         assert chain.proof_window() == 7
 
 
-# --- lists -----------------------------------------------------------------------------------------------------------
+# --- lists
+# ------------------------------------------------------------------------------------------
 
 LISTS = {
     "files_of_root": f"files/merkle/{IN_PATH}",
@@ -245,7 +305,9 @@ def without_match(name, told):
 def test_pages_without_end_have_an_end(name, count, node):
     numbers = itertools.count()
     node.answers.pop(QUERIES["last_proven"][0])
-    node.answers[LISTS[name]] = lambda params: without_match(name, page_of(name, count, f"key{next(numbers)}"))
+    node.answers[LISTS[name]] = lambda params: without_match(
+        name, page_of(name, count, f"key{next(numbers)}")
+    )
     with opened(node.url, max_pages=12) as chain, pytest.raises(ChainUnreachable):
         QUERIES[name][2](chain)
     assert next(numbers) <= 12
@@ -262,13 +324,19 @@ def test_a_page_that_leads_to_itself_is_asked_for_once(name, node):
 def test_pages_that_take_too_long_together_have_an_end(node):
     numbers = itertools.count()
     node.answers["providers"] = lambda params: page_of("providers", 0, f"key{next(numbers)}")
-    with opened(node.url, list_seconds=0.2) as chain, pytest.raises(ChainUnreachable, match=r"more than 0\.2 s"):
+    with (
+        opened(node.url, list_seconds=0.2) as chain,
+        pytest.raises(ChainUnreachable, match=r"more than 0\.2 s"),
+    ):
         chain.providers()
 
 
 def test_where_a_page_begins_has_a_limit(node):
     node.answers["providers"] = lambda params: page_of("providers", 0, "k" * 100_000)
-    with opened(node.url) as chain, pytest.raises(ChainUnreachable, match="100000 characters") as caught:
+    with (
+        opened(node.url) as chain,
+        pytest.raises(ChainUnreachable, match="100000 characters") as caught,
+    ):
         chain.providers()
     assert len(str(caught.value)) < 1000
 
@@ -284,7 +352,10 @@ def test_a_list_that_is_kept_has_a_limit(name, node):
 
 def test_posts_of_our_root_by_strangers_do_not_hide_ours(node):
     """Anybody may post a root again, as often as they pay for it."""
-    pages = [[FILE | {"owner": "jkl1stranger", "start": str(page * 500 + n)} for n in range(500)] for page in range(60)]
+    pages = [
+        [FILE | {"owner": "jkl1stranger", "start": str(page * 500 + n)} for n in range(500)]
+        for page in range(60)
+    ]
 
     def told(params):
         number = int(params.get("pagination.key", "0"))
@@ -299,7 +370,8 @@ def test_posts_of_our_root_by_strangers_do_not_hide_ours(node):
         assert chain.file(ROOT, OWNER, 7).owner == OWNER
 
 
-# --- a provider's bytes ----------------------------------------------------------------------------------------------
+# --- a provider's bytes
+# ------------------------------------------------------------------------------------------
 
 POSTING = Posting(ROOT[:32], OWNER, 7, 3_000_000)
 
@@ -317,7 +389,9 @@ class UploadControl:
 
 def upload(client, path):
     posting = Posting(ROOT[:32], OWNER, 7, path.stat().st_size)
-    return client.upload(Sending(posting, path, UploadControl(), proof_type=3, answer_seconds=0.3, known_before=True))
+    return client.upload(
+        Sending(posting, path, UploadControl(), proof_type=3, answer_seconds=0.3, known_before=True)
+    )
 
 
 @contextlib.contextmanager
@@ -369,24 +443,44 @@ def test_whatever_bytes_a_provider_sends_one_sentence_comes_out(name, staged, fa
                 said = ""
             assert len(said) < 1000, what
             assert said.isprintable(), what
-            # A provider need not tell its version or its room; a web server may say 200 to anything, and give any bytes without
-            # saying how many: no more than were asked for are taken, and their hash tells whoever reads them.
-            assert found in ("", None) or what == "upload" or (what == "download" and len(found) == 2_000_000 - 10), what
+            # A provider need not tell its version or its room; a web server may say 200 to
+            # anything, and give any bytes without saying how many: no more than were asked for are
+            # taken, and their hash tells whoever reads them.
+            assert (
+                found in ("", None)
+                or what == "upload"
+                or (what == "download" and len(found) == 2_000_000 - 10)
+            ), what
 
 
 @pytest.mark.usefixtures("short")
 def test_what_a_provider_says_cannot_move_the_cursor(staged):
-    evil = json.dumps({"error": "\x1b[2J\r\nok \u202e", "progress": 5, "status": "Error: \x1b[2J\n\u202e", "version": "\x07\n"})
-    with scripted(answer(500, evil)) as script, contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client:
+    evil = json.dumps(
+        {
+            "error": "\x1b[2J\r\nok \u202e",
+            "progress": 5,
+            "status": "Error: \x1b[2J\n\u202e",
+            "version": "\x07\n",
+        }
+    )
+    with (
+        scripted(answer(500, evil)) as script,
+        contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
+    ):
         with pytest.raises(StoreUnreachable) as caught:
             upload(client, staged)
         assert str(caught.value).isprintable()
-    with scripted(answer(200, evil)) as script, contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client:
+    with (
+        scripted(answer(200, evil)) as script,
+        contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
+    ):
         assert client.job(POSTING).error.isprintable()
         assert client.version().isprintable()
 
 
-@pytest.mark.parametrize("progress", ["NaN", "1e999", "-1e999", "true", '"100"', "[]", "9" * 4000, "null"])
+@pytest.mark.parametrize(
+    "progress", ["NaN", "1e999", "-1e999", "true", '"100"', "[]", "9" * 4000, "null"]
+)
 def test_progress_that_is_none_is_no_answer(progress):
     with scripted(answer(200, f'{{"progress":{progress},"status":"x"}}')) as script:
         client = ProviderClient(script.url, may_be_private=True)
@@ -398,7 +492,8 @@ def test_progress_that_is_none_is_no_answer(progress):
         assert not job.done
 
 
-# --- downloads -------------------------------------------------------------------------------------------------------
+# --- downloads
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("short")
@@ -466,7 +561,14 @@ def _at_most(size_bytes):
     def reply(request, sock):
         start = int(request.headers["range"].removeprefix("bytes=").partition("-")[0])
         end = min(start + size_bytes, 3_000_000)
-        sock.sendall(answer(206, b"x" * (end - start), Content_Range=f"bytes {start}-{end - 1}/3000000", Connection="close"))
+        sock.sendall(
+            answer(
+                206,
+                b"x" * (end - start),
+                Content_Range=f"bytes {start}-{end - 1}/3000000",
+                Connection="close",
+            )
+        )
 
     return reply
 
@@ -475,7 +577,11 @@ def _at_most(size_bytes):
 def test_a_provider_that_falls_silent_is_not_asked_again(monkeypatch, given_bytes):
     for name in ("ANSWER_SECONDS", "STALL_SECONDS"):
         monkeypatch.setattr(provider_module, name, 0.3)
-    given = answer(206, b"x" * given_bytes, 3_000_000, Content_Range="bytes 0-2999999/3000000") if given_bytes else b""
+    given = (
+        answer(206, b"x" * given_bytes, 3_000_000, Content_Range="bytes 0-2999999/3000000")
+        if given_bytes
+        else b""
+    )
     with (
         scripted(_then_silent(given)) as script,
         contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
@@ -492,7 +598,9 @@ def test_a_provider_that_falls_silent_behind_much_is_asked_for_the_rest(monkeypa
     def rest(request, sock):
         start = int(request.headers["range"].removeprefix("bytes=").partition("-")[0])
         assert start > 0
-        sock.sendall(answer(206, b"x" * (3_000_000 - start), Content_Range=f"bytes {start}-2999999/3000000"))
+        sock.sendall(
+            answer(206, b"x" * (3_000_000 - start), Content_Range=f"bytes {start}-2999999/3000000")
+        )
 
     with (
         scripted(_then_silent(begun), rest) as script,
@@ -514,11 +622,15 @@ def _then_silent(given):
 
 def test_more_bytes_than_asked_for_are_not_taken():
     reply = answer(206, b"x" * 1000, Content_Range="bytes 10-1009/3000000")
-    with scripted(reply) as script, contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client:
+    with (
+        scripted(reply) as script,
+        contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
+    ):
         assert b"".join(client.download(POSTING, 10, 20)) == b"x" * 10
 
 
-# --- uploads ---------------------------------------------------------------------------------------------------------
+# --- uploads
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("short")
@@ -563,7 +675,8 @@ def test_a_job_that_moves_for_ever_is_left(network, tmp_path):
     assert followed
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+# --- memory
+# ------------------------------------------------------------------------------------------
 
 
 def ask_everything(folder):
@@ -583,8 +696,15 @@ def ask_everything(folder):
                 contextlib.suppress(StoreError),
             ):
                 chain.proof_window()
-            with scripted(hostile) as script, contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client:
-                for ask in (client.version, lambda: upload(client, staged), lambda: list(client.download(POSTING, 0, 2_000_000))):
+            with (
+                scripted(hostile) as script,
+                contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
+            ):
+                for ask in (
+                    client.version,
+                    lambda: upload(client, staged),
+                    lambda: list(client.download(POSTING, 0, 2_000_000)),
+                ):
                     with contextlib.suppress(StoreError, IntegrityError):
                         ask()
     print(peak_bytes() - before)
@@ -592,8 +712,17 @@ def ask_everything(folder):
 
 @pytest.mark.thorough
 def test_memory_stays_bounded_whatever_is_answered(tmp_path):
-    code = f"from caf_pipeline_tests.store.test_hostile_answers import ask_everything; ask_everything({str(tmp_path)!r})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    code = (
+        "from caf_pipeline_tests.store.test_hostile_answers import ask_everything; "
+        f"ask_everything({str(tmp_path)!r})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout.split()[-1]) < MOST_BYTES
 
@@ -601,12 +730,16 @@ def test_memory_stays_bounded_whatever_is_answered(tmp_path):
 def ask_for_long_lists():
     """Meet lists of 170,000 entries, in pages as long as an answer may be."""
     before = peak_bytes()
-    entries = {"files_of_root": FILE, "files_of_archive": FILE, "providers": QUERIES["providers"][1]["providers"][0]}
+    entries = {
+        "files_of_root": FILE,
+        "files_of_archive": FILE,
+        "providers": QUERIES["providers"][1]["providers"][0],
+    }
     with ScriptedLcd() as node:
         for name, entry in entries.items():
             member = "providers" if name == "providers" else "files"
             content = json.dumps(entry)
-            page = f'{{"{member}":[{",".join([content] * (3_900_000 // len(content)))}],"pagination":{{"next_key":"KEY"}}}}'
+            page = f'{{"{member}":[{",".join([content] * (3_900_000 // len(content)))}],"pagination":{{"next_key":"KEY"}}}}'  # noqa: E501
             numbers = itertools.count()
 
             def told(params, page=page, numbers=numbers):
@@ -615,14 +748,27 @@ def ask_for_long_lists():
             node.answers[LISTS[name]] = told
             with opened(node.url, max_pages=12) as chain, contextlib.suppress(StoreError):
                 # What is asked by the archive comes one by one, and nobody keeps it.
-                asked = chain.files_of_archive(OWNER, "a1") if name == "files_of_archive" else QUERIES[name][2](chain)
+                asked = (
+                    chain.files_of_archive(OWNER, "a1")
+                    if name == "files_of_archive"
+                    else QUERIES[name][2](chain)
+                )
                 print(sum(1 for _ in asked), file=sys.stderr)
     print(peak_bytes() - before)
 
 
 @pytest.mark.thorough
 def test_memory_stays_bounded_under_long_lists():
-    code = "from caf_pipeline_tests.store.test_hostile_answers import ask_for_long_lists; ask_for_long_lists()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    code = (
+        "from caf_pipeline_tests.store.test_hostile_answers import ask_for_long_lists; "
+        "ask_for_long_lists()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout.split()[-1]) < MOST_BYTES

@@ -1,4 +1,6 @@
-"""Who would take a chunk is asked before its post is paid for: nothing is posted that no provider could be sent."""
+"""Who would take a chunk is asked before its post is paid for: nothing is posted that no provider
+could be sent.
+"""
 
 import os
 import threading
@@ -66,15 +68,24 @@ def refused(opened, staged, error, match):
     return raised.value
 
 
-def test_while_no_provider_answers_nothing_is_paid_and_once_they_do_it_is_posted(opened, network, staged):
+def test_while_no_provider_answers_nothing_is_paid_and_once_they_do_it_is_posted(
+    opened, network, staged
+):
     all_of(network, refuse=True)
-    error = refused(opened, staged, NoProvider, "3 copies of 300000 bytes are required, and 0 providers would take one now")
+    error = refused(
+        opened,
+        staged,
+        NoProvider,
+        "3 copies of 300000 bytes are required, and 0 providers would take one now",
+    )
     assert not error.permanent
     network.well_behaved()
     assert opened.posted(staged).start
 
 
-def test_fewer_providers_that_answer_than_copies_that_are_required_are_too_few(opened, network, staged):
+def test_fewer_providers_that_answer_than_copies_that_are_required_are_too_few(
+    opened, network, staged
+):
     for number in (0, 1):
         network.misbehave(provider=number, refuse=True)
     refused(opened, staged, NoProvider, "2 providers would take one now")
@@ -91,15 +102,24 @@ def test_a_gateway_that_answers_for_a_provider_that_is_down_is_no_provider(opene
     refused(opened, staged, NoProvider, "answers with 502")
 
 
-def test_providers_at_private_addresses_are_refused_for_good_where_the_settings_do_not_allow_them(open_with, staged):
+def test_providers_at_private_addresses_are_refused_for_good_where_the_settings_do_not_allow_them(
+    open_with, staged
+):
     opened = open_with(allow_private_addresses=False)
-    error = refused(opened, staged, UploadsRefused, "4 of 4 providers have addresses that are not public")
+    error = refused(
+        opened, staged, UploadsRefused, "4 of 4 providers have addresses that are not public"
+    )
     assert error.permanent
     assert "jackal.allow_private_addresses" in error.hint
 
 
 def test_fewer_providers_than_copies_are_required_is_said_with_both_numbers(open_with, staged):
-    error = refused(open_with(copies=5), staged, UploadsRefused, "lists 4 providers, and each chunk needs 5 copies")
+    error = refused(
+        open_with(copies=5),
+        staged,
+        UploadsRefused,
+        "lists 4 providers, and each chunk needs 5 copies",
+    )
     assert "required_copies" in error.hint
 
 
@@ -113,8 +133,15 @@ def test_providers_without_room_are_not_counted(opened, network, staged):
     refused(opened, staged, NoProvider, "has 299999 bytes free")
 
 
-def test_a_bandwidth_limit_under_which_no_upload_ends_in_time_is_refused_with_the_least_that_does(open_with, staged):
-    error = refused(open_with(bandwidth=1000), staged, UploadsRefused, "the bandwidth limit is 1000 bytes a second")
+def test_a_bandwidth_limit_under_which_no_upload_ends_in_time_is_refused_with_the_least_that_does(
+    open_with, staged
+):
+    error = refused(
+        open_with(bandwidth=1000),
+        staged,
+        UploadsRefused,
+        "the bandwidth limit is 1000 bytes a second",
+    )
     assert "--bandwidth 5556" in error.hint
     assert open_with(bandwidth=5556).posted(staged).start
 
@@ -133,7 +160,9 @@ def test_one_that_was_measured_as_too_slow_is_not_counted(opened, network, stage
 def test_no_thread_that_may_outlive_the_question_reads_the_ledger(opened, monkeypatch):
     readers = set()
     all_records = opened.records.all
-    monkeypatch.setattr(opened.records, "all", lambda: readers.add(threading.current_thread()) or all_records())
+    monkeypatch.setattr(
+        opened.records, "all", lambda: readers.add(threading.current_thread()) or all_records()
+    )
     opened.store.admit(public=True, stored_size_bytes=SIZE, waiting_bytes=0)
     assert readers == {threading.current_thread()}
 
@@ -147,14 +176,21 @@ def test_what_is_posted_is_found_whoever_answers(opened, network, staged):
 
 def test_many_chunks_ask_a_provider_once(opened, staged, monkeypatch):
     asked, version = [], ProviderClient.version
-    monkeypatch.setattr(ProviderClient, "version", lambda self, *given: asked.append(self.url) or version(self, *given))
+    monkeypatch.setattr(
+        ProviderClient,
+        "version",
+        lambda self, *given: asked.append(self.url) or version(self, *given),
+    )
     for number in range(5):
         staged.write_bytes(os.urandom(SIZE))
-        opened.store.post(to_store(opened.store, staged, name=f"src-00000000-{number:05d}"), opened.log)
+        opened.store.post(
+            to_store(opened.store, staged, name=f"src-00000000-{number:05d}"), opened.log
+        )
     assert len(asked) == len(set(asked))
 
 
-# --- the steps, and the command --------------------------------------------------------------------------------------
+# --- the steps, and the command
+# --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -191,11 +227,15 @@ def test_a_sealed_chunk_waits_unpaid_until_providers_are_back(context, network):
 
 
 @pytest.mark.thorough
-def test_after_the_proof_type_was_changed_a_posted_chunk_goes_on_with_its_own(tmp_path, context, network, ledger):
+def test_after_the_proof_type_was_changed_a_posted_chunk_goes_on_with_its_own(
+    tmp_path, context, network, ledger
+):
     (chunk,) = plan(context).chunks
     archive_chunk(context, chunk.name, until=chunk_steps.post_file)
     jackal = context.settings.jackal.model_copy(update={"proof_type": 0})
-    store = open_jackal_store(context.settings.model_copy(update={"jackal": jackal}), ledger, context.holder)
+    store = open_jackal_store(
+        context.settings.model_copy(update={"jackal": jackal}), ledger, context.holder
+    )
     all_of(network, lose_jobs=True)
     archive_chunk(replace(context, lazy_store=Lazy.of(store)), chunk.name)
     assert context.ledger.chunks.get(chunk.name).state is ChunkState.LOCATED
@@ -203,7 +243,9 @@ def test_after_the_proof_type_was_changed_a_posted_chunk_goes_on_with_its_own(tm
     store.close()
 
 
-def test_a_run_that_may_use_no_provider_ends_before_anything_is_paid(tmp_path, network, database_url, s3_server, new_bucket):
+def test_a_run_that_may_use_no_provider_ends_before_anything_is_paid(
+    tmp_path, network, database_url, s3_server, new_bucket
+):
     new_bucket.put("key", os.urandom(100_000))
     wallet = wallet_with_space(network)
     caf = jackal_command_line(tmp_path, network, wallet.words, CAF_DATABASE_URL=database_url)

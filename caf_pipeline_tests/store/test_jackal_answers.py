@@ -59,17 +59,42 @@ def test_a_file_is_read_with_its_providers():
 
 
 def test_answers_are_read():
-    assert answers.parse_account(answer({"account": {"account_number": "7", "sequence": "3", "pub_key": None}})) == Account(7, 3)
-    provider = {"address": "jkl1p", "ip": "https://p.example", "totalspace": "1000", "keybase_identity": ""}
+    assert answers.parse_account(
+        answer({"account": {"account_number": "7", "sequence": "3", "pub_key": None}})
+    ) == Account(7, 3)
+    provider = {
+        "address": "jkl1p",
+        "ip": "https://p.example",
+        "totalspace": "1000",
+        "keybase_identity": "",
+    }
     assert answers.parse_provider(answer(provider)) == Provider("jkl1p", "https://p.example", 1000)
-    sent = {"height": "0", "txhash": "AB", "codespace": "sdk", "code": 32, "data": "", "raw_log": "expected 4, got 3"}
-    assert answers.parse_broadcast(answer({"tx_response": sent})) == Broadcast(32, "sdk", "expected 4, got 3")
+    sent = {
+        "height": "0",
+        "txhash": "AB",
+        "codespace": "sdk",
+        "code": 32,
+        "data": "",
+        "raw_log": "expected 4, got 3",
+    }
+    assert answers.parse_broadcast(answer({"tx_response": sent})) == Broadcast(
+        32, "sdk", "expected 4, got 3"
+    )
     included = sent | {"height": "99", "code": 0, "codespace": "", "data": "0A", "raw_log": "[]"}
-    assert answers.parse_transaction(answer({"tx": {}, "tx_response": included})) == IncludedTransaction(99, 0, "", "[]", "0A")
+    assert answers.parse_transaction(
+        answer({"tx": {}, "tx_response": included})
+    ) == IncludedTransaction(99, 0, "", "[]", "0A")
 
 
 def moved_by(*events):
-    response = {"height": "99", "code": 0, "codespace": "", "data": "", "raw_log": "[]", "logs": [{"events": list(events)}]}
+    response = {
+        "height": "99",
+        "code": 0,
+        "codespace": "",
+        "data": "",
+        "raw_log": "[]",
+        "logs": [{"events": list(events)}],
+    }
     return answers.parse_transaction(answer({"tx_response": response})).moved
 
 
@@ -78,14 +103,33 @@ def bank(type_, *pairs):
 
 
 def test_what_messages_moved_is_read_from_the_events_of_the_bank():
-    spent = bank("coin_spent", ("spender", "us"), ("amount", "7ujkl,5uatom"), ("spender", "pool"), ("amount", "3ujkl"))
-    received = bank("coin_received", ("receiver", "pool"), ("amount", "7ujkl"), ("receiver", "us"), ("amount", "2ujkl"))
-    assert moved_by(spent, bank("transfer", ("sender", "us"), ("amount", "7ujkl")), received) == {"us": -5, "pool": 4}
+    spent = bank(
+        "coin_spent",
+        ("spender", "us"),
+        ("amount", "7ujkl,5uatom"),
+        ("spender", "pool"),
+        ("amount", "3ujkl"),
+    )
+    received = bank(
+        "coin_received",
+        ("receiver", "pool"),
+        ("amount", "7ujkl"),
+        ("receiver", "us"),
+        ("amount", "2ujkl"),
+    )
+    assert moved_by(spent, bank("transfer", ("sender", "us"), ("amount", "7ujkl")), received) == {
+        "us": -5,
+        "pool": 4,
+    }
     assert moved_by(bank("coin_spent", ("spender", "us"), ("amount", ""))) == {"us": 0}
-    assert moved_by({"type": "coin_spent", "attributes": [{"key": "spender", "value": "us"}, {"key": "amount"}]}) == {"us": 0}
+    assert moved_by(
+        {"type": "coin_spent", "attributes": [{"key": "spender", "value": "us"}, {"key": "amount"}]}
+    ) == {"us": 0}
 
 
-@pytest.mark.parametrize("event", [None, 5, {"type": "coin_spent"}, {"type": "coin_spent", "attributes": [{"key": 1}]}])
+@pytest.mark.parametrize(
+    "event", [None, 5, {"type": "coin_spent"}, {"type": "coin_spent", "attributes": [{"key": 1}]}]
+)
 def test_events_that_are_none_tell_nothing_and_are_no_failure(event):
     assert moved_by(event) is None
     assert moved_by() == {}
@@ -93,18 +137,31 @@ def test_events_that_are_none_tell_nothing_and_are_no_failure(event):
 
 def test_an_account_that_vests_is_read_like_a_plain_one():
     plain = {"account_number": "7", "sequence": "3"}
-    assert answers.parse_account(answer({"account": {"base_vesting_account": {"base_account": plain}}})) == Account(7, 3)
+    assert answers.parse_account(
+        answer({"account": {"base_vesting_account": {"base_account": plain}}})
+    ) == Account(7, 3)
 
 
 def test_a_plan_is_read_from_camel_case_with_nine_decimals():
-    value = {"storage_payment_info": {"spaceAvailable": "1000", "spaceUsed": "1200", "end": "2027-01-02T03:04:05.123456789Z"}}
+    value = {
+        "storage_payment_info": {
+            "spaceAvailable": "1000",
+            "spaceUsed": "1200",
+            "end": "2027-01-02T03:04:05.123456789Z",
+        }
+    }
     plan = answers.parse_plan(answer(value))
     assert plan == StoragePlan(1000, 1200, datetime(2027, 1, 2, 3, 4, 5, 123456, tzinfo=UTC))
     assert plan.free_bytes == 0
 
 
 def test_a_provider_that_registered_nonsense_as_its_space_offers_none():
-    assert answers.parse_provider(answer({"address": "a", "ip": "b", "totalspace": "much"})).total_bytes == 0
+    assert (
+        answers.parse_provider(
+            answer({"address": "a", "ip": "b", "totalspace": "much"})
+        ).total_bytes
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,8 +245,33 @@ def test_a_transaction_in_no_block_is_no_answer_of_a_chain():
 @pytest.mark.parametrize(
     ("version", "verifies"),
     [
-        *((version, True) for version in ("5.1.0", "v5.1.0", "5.1", "5.1.1-rc1", "5.1.0+dirty", " 5.10.2 ", "6.0.0", "10.0.0")),
-        *((version, False) for version in ("5.0.1", "v5.0.9", "5.1.0-rc1", "4.9.0", "", "main", "5", "5.1.x", "\u0665.1.0")),
+        *(
+            (version, True)
+            for version in (
+                "5.1.0",
+                "v5.1.0",
+                "5.1",
+                "5.1.1-rc1",
+                "5.1.0+dirty",
+                " 5.10.2 ",
+                "6.0.0",
+                "10.0.0",
+            )
+        ),
+        *(
+            (version, False)
+            for version in (
+                "5.0.1",
+                "v5.0.9",
+                "5.1.0-rc1",
+                "4.9.0",
+                "",
+                "main",
+                "5",
+                "5.1.x",
+                "\u0665.1.0",
+            )
+        ),
     ],
 )
 def test_versions_from_5_1_0_on_verify_type_3_and_what_is_not_readable_does_not(version, verifies):

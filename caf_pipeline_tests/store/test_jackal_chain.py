@@ -1,4 +1,6 @@
-"""Chain nodes that fail, lag, stand still and talk nonsense: what is believed, who is asked next, and which error comes out."""
+"""Chain nodes that fail, lag, stand still and talk nonsense: what is believed, who is asked next,
+and which error comes out.
+"""
 
 import base64
 import contextlib
@@ -24,7 +26,13 @@ from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.system.http import Limit
-from caf_pipeline_tests.support.scripted_lcd import CHAIN_ID, NOT_FOUND, NOT_IMPLEMENTED, ScriptedLcd, Told
+from caf_pipeline_tests.support.scripted_lcd import (
+    CHAIN_ID,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    ScriptedLcd,
+    Told,
+)
 
 OWNER = "jkl1owner"
 ROOT = b"\xfb\xff" * 32
@@ -53,7 +61,15 @@ def open_chain(heights):
 
         def open_chain(*urls, **changes):
             quick = {"attempts": 2, "first_wait_seconds": 0.001, "silence_seconds": 5.0}
-            chain = Chain(Nodes(urls, CHAIN_ID, seen_height=lambda: heights.height, see_height=heights.see, **(quick | changes)))
+            chain = Chain(
+                Nodes(
+                    urls,
+                    CHAIN_ID,
+                    seen_height=lambda: heights.height,
+                    see_height=heights.see,
+                    **(quick | changes),
+                )
+            )
             return stack.enter_context(chain)
 
         yield open_chain
@@ -104,13 +120,16 @@ def paged(*pages, name="files"):
     def answer(params):
         key = params.get("pagination.key")
         number = int(base64.b64decode(key)) if key else 0
-        following = base64.b64encode(str(number + 1).encode()).decode() if number + 1 < len(pages) else None
+        following = (
+            base64.b64encode(str(number + 1).encode()).decode() if number + 1 < len(pages) else None
+        )
         return Told({name: pages[number], "pagination": {"next_key": following, "total": "0"}})
 
     return answer
 
 
-# --- which node is asked ---------------------------------------------------------------------------------------------
+# --- which node is asked
+# ------------------------------------------------------------------------------------------
 
 
 def test_the_next_node_is_asked_where_one_does_not_answer(open_chain, nobody, node):
@@ -144,12 +163,17 @@ def test_with_no_node_that_answers_the_error_names_them_all(open_chain, nobody, 
 
 
 def test_a_failure_that_passes_is_not_seen(open_chain, node):
-    answers = [Told({"code": 14, "message": "try again", "details": []}, 503), Told({"params": {"proof_window": "9"}})]
+    answers = [
+        Told({"code": 14, "message": "try again", "details": []}, 503),
+        Told({"params": {"proof_window": "9"}}),
+    ]
     node.answers["params"] = lambda _: answers.pop(0)
     assert open_chain(node.url).proof_window() == 9
 
 
-@pytest.mark.parametrize("urls", [[], [""], ["localhost:1317"], ["ftp://a"], ["http://"], ["http://a:b"]])
+@pytest.mark.parametrize(
+    "urls", [[], [""], ["localhost:1317"], ["ftp://a"], ["http://"], ["http://a:b"]]
+)
 def test_what_is_no_address_is_a_settings_error(open_chain, urls):
     with pytest.raises(SettingsError, match=r"jackal\.lcd"):
         open_chain(*urls)
@@ -173,7 +197,8 @@ def test_a_node_of_another_chain_is_refused_at_once(open_chain, nodes, where):
     assert refused.value.permanent
 
 
-# --- heights ---------------------------------------------------------------------------------------------------------
+# --- heights
+# ------------------------------------------------------------------------------------------
 
 
 def test_the_greatest_height_is_remembered(chain, node, heights):
@@ -204,10 +229,14 @@ def test_a_node_that_is_behind_is_passed_over(open_chain, nodes, heights):
 
 
 def test_behind_one_address_an_answer_from_an_older_state_does_not_count(chain, node):
-    node.answers["params"] = Told({"params": {"proof_window": "9"}}, headers={"Grpc-Metadata-X-Cosmos-Block-Height": "99"})
+    node.answers["params"] = Told(
+        {"params": {"proof_window": "9"}}, headers={"Grpc-Metadata-X-Cosmos-Block-Height": "99"}
+    )
     with pytest.raises(ChainBehind, match="is at block 99; 100"):
         chain.proof_window()
-    node.answers["params"] = Told({"params": {"proof_window": "9"}}, headers={"Grpc-Metadata-X-Cosmos-Block-Height": "100"})
+    node.answers["params"] = Told(
+        {"params": {"proof_window": "9"}}, headers={"Grpc-Metadata-X-Cosmos-Block-Height": "100"}
+    )
     assert chain.proof_window() == 9
 
 
@@ -248,11 +277,14 @@ def test_the_time_between_blocks_is_measured_once(chain, node):
 @pytest.mark.parametrize("height", [1, 100])
 def test_a_chain_too_young_to_measure_or_without_old_blocks_has_usual_ones(chain, node, height):
     node.height = height
-    node.answers["blocks/1"] = Told({"code": 3, "message": "height 1 is not available", "details": []}, 400)
+    node.answers["blocks/1"] = Told(
+        {"code": 3, "message": "height 1 is not available", "details": []}, 400
+    )
     assert chain.block_seconds() == 6.0
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# --- answers
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -357,13 +389,17 @@ def test_an_answer_without_a_list_is_not_an_empty_list(chain, node):
 
 
 def test_files_of_another_root_do_not_count(chain, node):
-    node.answers[f"files/merkle/{IN_PATH}"] = Told({"files": [a_file(root=b"x" * 32), a_file(9)], "pagination": None})
+    node.answers[f"files/merkle/{IN_PATH}"] = Told(
+        {"files": [a_file(root=b"x" * 32), a_file(9)], "pagination": None}
+    )
     assert [one.start for one in chain.files_of_root(ROOT)] == [9]
 
 
 def test_a_wallet_that_never_received_anything_is_empty(chain, node):
     node.answers[f"/cosmos/auth/v1beta1/accounts/{OWNER}"] = NOT_FOUND
-    with pytest.raises(EmptyWallet, match="the wallet jkl1owner has no account on chain scripted-1"):
+    with pytest.raises(
+        EmptyWallet, match="the wallet jkl1owner has no account on chain scripted-1"
+    ):
         chain.account(OWNER)
 
 
@@ -382,7 +418,8 @@ def test_less_space_than_is_sold_has_no_price(chain, node):
     assert chain.price(30, 10**9) == 15
 
 
-# --- lists -----------------------------------------------------------------------------------------------------------
+# --- lists
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_list_is_read_over_its_pages_empty_ones_included(chain, node):
@@ -397,7 +434,12 @@ def test_a_page_that_is_too_long_is_asked_for_in_smaller_ones(chain, node):
     def pages(params):
         at, limit = int(params.get("pagination.key", "0")), int(params["pagination.limit"])
         following = at + limit if at + limit < len(files) else None
-        return Told({"files": files[at : at + limit], "pagination": {"next_key": following and str(following)}})
+        return Told(
+            {
+                "files": files[at : at + limit],
+                "pagination": {"next_key": following and str(following)},
+            }
+        )
 
     node.answers[f"files/merkle/{IN_PATH}"] = pages
     assert [one.start for one in chain.files_of_root(ROOT)] == list(range(1, 30))
@@ -412,7 +454,9 @@ def test_a_single_file_that_is_too_long_ends_the_list(chain, node):
 
 
 def test_a_list_without_an_end_is_given_up(chain, node):
-    node.answers[f"files/merkle/{IN_PATH}"] = Told({"files": [a_file(1)], "pagination": {"next_key": "AAE="}})
+    node.answers[f"files/merkle/{IN_PATH}"] = Told(
+        {"files": [a_file(1)], "pagination": {"next_key": "AAE="}}
+    )
     with pytest.raises(ChainUnreachable, match="AAE= came twice"):
         chain.files_of_root(ROOT)
 
@@ -420,18 +464,31 @@ def test_a_list_without_an_end_is_given_up(chain, node):
 def test_a_list_goes_on_at_another_node_where_one_fails(open_chain, nodes):
     first, second = nodes
     pages = paged([a_file(1)], [a_file(2)])
-    first.answers[f"files/merkle/{IN_PATH}"] = lambda params: Told(b"", 502) if params.get("pagination.key") else pages(params)
+    first.answers[f"files/merkle/{IN_PATH}"] = lambda params: (
+        Told(b"", 502) if params.get("pagination.key") else pages(params)
+    )
     second.answers[f"files/merkle/{IN_PATH}"] = pages
     assert [one.start for one in open_chain(first.url, second.url).files_of_root(ROOT)] == [1, 2]
 
 
 def test_an_archives_files_are_those_of_its_note_and_of_our_own(chain, node):
-    foreign = [a_file(2, owner="jkl1other"), a_file(3, note=archive_note("a2")), a_file(4, note="{}")]
+    foreign = [
+        a_file(2, owner="jkl1other"),
+        a_file(3, note=archive_note("a2")),
+        a_file(4, note="{}"),
+    ]
     node.answers["files/note/caf_pipeline/a1"] = paged([a_file(1), *foreign], [], [a_file(5)])
     assert [one.start for one in chain.files_of_archive(OWNER, "a1")] == [1, 5]
 
 
-NO_HEIGHT = Told({"code": 3, "message": "type mismatch, parameter: start, error: a1 is not valid", "details": []}, 400)
+NO_HEIGHT = Told(
+    {
+        "code": 3,
+        "message": "type mismatch, parameter: start, error: a1 is not valid",
+        "details": [],
+    },
+    400,
+)
 
 
 @pytest.mark.parametrize("refusal", [NOT_IMPLEMENTED, NOT_FOUND, NO_HEIGHT])
@@ -447,9 +504,14 @@ def test_an_archives_name_cannot_leave_its_place_in_the_path(chain, node):
 
 
 def test_active_providers_come_with_what_they_registered(chain, node):
-    registered = [{"address": f"jkl1p{number}", "ip": f"https://p{number}", "totalspace": "1000"} for number in range(3)]
+    registered = [
+        {"address": f"jkl1p{number}", "ip": f"https://p{number}", "totalspace": "1000"}
+        for number in range(3)
+    ]
     node.answers["providers"] = paged(registered[:2], registered[2:], name="providers")
-    node.answers["active_providers"] = Told({"providers": [{"address": "jkl1p2"}, {"address": "jkl1gone"}]})
+    node.answers["active_providers"] = Told(
+        {"providers": [{"address": "jkl1p2"}, {"address": "jkl1gone"}]}
+    )
     assert [one.url for one in chain.active_providers()] == ["https://p2"]
     node.answers["active_providers"] = Told({"providers": []})
     assert chain.active_providers() == []
@@ -479,8 +541,13 @@ def test_the_last_proof_is_asked_for_alone_where_the_chain_knows_how(chain, node
     assert chain.proof("jkl1p", ROOT, OWNER, 7).last_proven == 88
 
 
-@pytest.mark.parametrize("answer", [a_proof(6, 88), a_proof(7, 88, prover="jkl1q"), a_proof(7, 88) | {"owner": "jkl1other"}])
-def test_a_proof_of_another_file_or_provider_is_none_of_the_one_that_was_asked_for(chain, node, answer):
+@pytest.mark.parametrize(
+    "answer",
+    [a_proof(6, 88), a_proof(7, 88, prover="jkl1q"), a_proof(7, 88) | {"owner": "jkl1other"}],
+)
+def test_a_proof_of_another_file_or_provider_is_none_of_the_one_that_was_asked_for(
+    chain, node, answer
+):
     node.answers[f"proofs/jkl1p/{IN_PATH}/{OWNER}/7"] = Told({"proof": answer})
     node.answers["proofs/jkl1p"] = Told({"proofs": [answer]})
     assert chain.proof("jkl1p", ROOT, OWNER, 7) is None
@@ -488,12 +555,17 @@ def test_a_proof_of_another_file_or_provider_is_none_of_the_one_that_was_asked_f
 
 def test_only_a_drawn_leaf_tells_of_a_verified_proof(chain, node):
     for leaf, verified in (("0", False), ("12", True), (None, False), ("-1", False)):
-        answer = {name: value for name, value in (a_proof(7, 88) | {"chunk_to_prove": leaf}).items() if value is not None}
+        answer = {
+            name: value
+            for name, value in (a_proof(7, 88) | {"chunk_to_prove": leaf}).items()
+            if value is not None
+        }
         node.answers["proofs/jkl1p"] = Told({"proofs": [answer]})
         assert chain.proof("jkl1p", ROOT, OWNER, 7).verified is verified
 
 
-# --- the version of the software -------------------------------------------------------------------------------------
+# --- the version of the software
+# -------------------------------------------------------------------------------------
 
 
 def runs(node, version):
@@ -503,7 +575,9 @@ def runs(node, version):
 
 
 @pytest.mark.parametrize("version", ["5.0.1", "", "main", None, "5.1.0-rc1"])
-def test_type_3_is_refused_on_a_chain_that_may_not_verify_it_and_type_0_is_not(chain, node, version):
+def test_type_3_is_refused_on_a_chain_that_may_not_verify_it_and_type_0_is_not(
+    chain, node, version
+):
     runs(node, version)
     with pytest.raises(SettingsError, match="proof_type is 3") as refused:
         chain.require_verified(3)
@@ -511,7 +585,9 @@ def test_type_3_is_refused_on_a_chain_that_may_not_verify_it_and_type_0_is_not(c
     chain.require_verified(0)
 
 
-def test_of_several_nodes_the_oldest_software_counts_and_those_that_do_not_answer_are_passed_over(open_chain, nobody):
+def test_of_several_nodes_the_oldest_software_counts_and_those_that_do_not_answer_are_passed_over(
+    open_chain, nobody
+):
     with ScriptedLcd() as old, ScriptedLcd() as new:
         runs(new, "v5.1.0")
         runs(old, "5.0.1")
@@ -522,20 +598,32 @@ def test_of_several_nodes_the_oldest_software_counts_and_those_that_do_not_answe
             open_chain(nobody).require_verified(3)
 
 
-# --- transactions ----------------------------------------------------------------------------------------------------
+# --- transactions
+# ------------------------------------------------------------------------------------------
 
 SENT = "/cosmos/tx/v1beta1/txs"
 
 
 def test_a_transaction_is_sent_and_the_answer_is_the_nodes(chain, node):
-    node.answers[SENT] = Told({"tx_response": {"code": 13, "codespace": "sdk", "raw_log": "insufficient fees", "data": ""}})
+    node.answers[SENT] = Told(
+        {
+            "tx_response": {
+                "code": 13,
+                "codespace": "sdk",
+                "raw_log": "insufficient fees",
+                "data": "",
+            }
+        }
+    )
     assert chain.broadcast(b"bytes").code == 13
 
 
 def test_a_broadcast_that_got_no_answer_is_sent_to_the_next_node(open_chain, nodes):
     first, second = nodes
     first.answers[SENT] = Told(b"{}", cut=0)
-    second.answers[SENT] = Told({"tx_response": {"code": 0, "codespace": "", "raw_log": "[]", "data": ""}})
+    second.answers[SENT] = Told(
+        {"tx_response": {"code": 0, "codespace": "", "raw_log": "[]", "data": ""}}
+    )
     assert open_chain(first.url, second.url).broadcast(b"bytes").code == 0
 
 
@@ -547,14 +635,18 @@ def test_a_node_without_an_index_knows_no_transaction(chain, node):
 
 def test_another_node_is_asked_where_the_first_keeps_no_index(open_chain, nodes):
     first, second = nodes
-    first.answers["/cosmos/tx/v1beta1/txs/AB"] = Told({"code": 2, "message": "transaction indexing is disabled"}, 500)
+    first.answers["/cosmos/tx/v1beta1/txs/AB"] = Told(
+        {"code": 2, "message": "transaction indexing is disabled"}, 500
+    )
     response = {"height": "90", "code": 0, "codespace": "", "raw_log": "[]", "data": ""}
     second.answers["/cosmos/tx/v1beta1/txs/AB"] = Told({"tx_response": response})
     assert open_chain(first.url, second.url).transaction("AB").height == 90
 
 
 def test_a_transaction_that_no_index_could_tell_of_is_no_answer(chain, node):
-    node.answers["/cosmos/tx/v1beta1/txs/AB"] = Told({"code": 13, "message": "internal", "details": []}, 500)
+    node.answers["/cosmos/tx/v1beta1/txs/AB"] = Told(
+        {"code": 13, "message": "internal", "details": []}, 500
+    )
     with pytest.raises(StoreUnreachable):
         chain.transaction("AB")
 
@@ -562,7 +654,10 @@ def test_a_transaction_that_no_index_could_tell_of_is_no_answer(chain, node):
 def test_threads_share_a_chain(chain, node):
     node.answers["params"] = Told({"params": {"proof_window": "9"}})
     found = []
-    threads = [threading.Thread(target=lambda: found.extend(chain.proof_window() for _ in range(20))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: found.extend(chain.proof_window() for _ in range(20)))
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -588,7 +683,9 @@ def test_one_lying_node_changes_no_confirmed_end(open_chain, nodes, liar, lie):
     with ScriptedLcd() as third:
         every = [*nodes, third]
         for number, node in enumerate(every):
-            node.answers[f"payment_info/{OWNER}"] = of_plan(lie if number == liar else "2027-01-02T00:00:00Z")
+            node.answers[f"payment_info/{OWNER}"] = of_plan(
+                lie if number == liar else "2027-01-02T00:00:00Z"
+            )
         plan, _ = open_chain(*(node.url for node in every)).confirmed_plan(OWNER)
     assert plan.ends_at.year == 2027
 

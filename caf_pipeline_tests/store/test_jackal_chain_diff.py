@@ -10,8 +10,17 @@ from caf_pipeline_tests.support.chunk_rows import a_chunk
 OWNER = "jkl1owner"
 
 
-def a_file(root: bytes = b"r" * 32, *, start: int = 7, expires: int = 0, owner: str = OWNER, copies: int = 3) -> ChainFile:
-    proofs = tuple(f"jkl1provider{number}/{owner}/{root.hex()}/{start}/" for number in range(copies))
+def a_file(
+    root: bytes = b"r" * 32,
+    *,
+    start: int = 7,
+    expires: int = 0,
+    owner: str = OWNER,
+    copies: int = 3,
+) -> ChainFile:
+    proofs = tuple(
+        f"jkl1provider{number}/{owner}/{root.hex()}/{start}/" for number in range(copies)
+    )
     return ChainFile(root, owner, start, expires, 1_000, 3, 3, "{}", proofs)
 
 
@@ -54,10 +63,17 @@ def test_files_of_other_owners_are_left_out():
     assert compared([a_file(owner="jkl1other")], []).foreign == []
 
 
-def test_the_file_of_a_chunk_that_another_wallet_posted_is_listed_and_ends_not_with_this_ones_space():
+def test_the_file_of_a_chunk_that_another_wallet_posted_is_listed_and_ends_not_with_this_ones_space():  # noqa: E501
     file, chunk = a_file(owner="jkl1before"), a_chunk(owner="jkl1before")
-    found = compare([file], [chunk], owner=OWNER, required_copies=3, expiring_at=500, plan_ends=True)
-    assert (found.listed, found.missing, found.foreign, found.expiring) == ([(chunk, file)], [], [], set())
+    found = compare(
+        [file], [chunk], owner=OWNER, required_copies=3, expiring_at=500, plan_ends=True
+    )
+    assert (found.listed, found.missing, found.foreign, found.expiring) == (
+        [(chunk, file)],
+        [],
+        [],
+        set(),
+    )
     assert compared([a_file()], [chunk]).missing == [chunk]
 
 

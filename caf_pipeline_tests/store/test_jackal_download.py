@@ -16,7 +16,9 @@ SIZE = len(DATA)
 
 @pytest.fixture(scope="module")
 def kept(network, tmp_path_factory):
-    """A file with copies at three of the four providers: its posting, and their numbers, in order."""
+    """A file with copies at three of the four providers: its posting, and their numbers, in
+    order.
+    """
     path = tmp_path_factory.mktemp("reading") / "chunk.caf"
     path.write_bytes(DATA)
     return store_once(network, path)
@@ -36,7 +38,9 @@ def read(opened, posting, start=0, end=SIZE, **options):
 def rank(opened, numbers):
     """Let providers have been measured, the fastest first."""
     for place, number in enumerate(numbers):
-        opened.records.set(opened.network.provider_addresses[number], download_rate=1e9 / (place + 1))
+        opened.records.set(
+            opened.network.provider_addresses[number], download_rate=1e9 / (place + 1)
+        )
 
 
 def asked(opened, before):
@@ -64,7 +68,9 @@ def test_holders_that_failed_of_late_come_last(opened, kept):
     assert opened.store.holders(posting) == [addresses[number] for number in (second, third, first)]
 
 
-@pytest.mark.parametrize("conduct", [{"refuse": True}, {"fail": 500}, {"nonsense": "html"}, {"nonsense": "short"}])
+@pytest.mark.parametrize(
+    "conduct", [{"refuse": True}, {"fail": 500}, {"nonsense": "html"}, {"nonsense": "short"}]
+)
 def test_the_next_holder_is_asked_where_one_fails(opened, kept, network, conduct):
     posting, (first, second, third) = kept
     rank(opened, (first, second, third))
@@ -73,8 +79,12 @@ def test_the_next_holder_is_asked_where_one_fails(opened, kept, network, conduct
     assert opened.records.all()[network.provider_addresses[first]].failures == 1
 
 
-@pytest.mark.parametrize("direct_from_bytes", [1, provider.DIRECT_FROM_BYTES], ids=["past httpcore", "by httpcore"])
-def test_a_download_that_is_cut_is_resumed_at_the_same_provider(opened, kept, network, monkeypatch, direct_from_bytes):
+@pytest.mark.parametrize(
+    "direct_from_bytes", [1, provider.DIRECT_FROM_BYTES], ids=["past httpcore", "by httpcore"]
+)
+def test_a_download_that_is_cut_is_resumed_at_the_same_provider(
+    opened, kept, network, monkeypatch, direct_from_bytes
+):
     monkeypatch.setattr(provider, "DIRECT_FROM_BYTES", direct_from_bytes)
     posting, (first, second, third) = kept
     rank(opened, (first, second, third))
@@ -148,7 +158,9 @@ def test_a_chain_that_is_away_does_not_keep_a_known_file_from_being_read(opened,
     assert read(opened, posting) == DATA
 
 
-def test_a_file_whose_holders_are_not_known_is_read_from_anybody_while_the_chain_is_away(opened, kept, network):
+def test_a_file_whose_holders_are_not_known_is_read_from_anybody_while_the_chain_is_away(
+    opened, kept, network
+):
     posting, _ = kept
     opened.store._selection.listed()
     chain_away(network)

@@ -1,4 +1,6 @@
-"""A provider's time limits, scaled down: it reads an upload for 4 s, and can reply for 2 s after a request's beginning."""
+"""A provider's time limits, scaled down: it reads an upload for 4 s, and can reply for 2 s after a
+request's beginning.
+"""
 
 import os
 
@@ -43,11 +45,16 @@ def slow_down(network, **rate):
 
 
 @pytest.mark.thorough
-def test_an_upload_whose_answer_comes_too_late_is_stored_and_not_sent_again(opened, network, staged):
+def test_an_upload_whose_answer_comes_too_late_is_stored_and_not_sent_again(
+    opened, network, staged
+):
     slow_down(network, upload_rate=SIZE / 3)
     before = opened.begun()
     assert opened.providers_of(opened.stored(staged)) == {0, 1}
-    assert {number: count - before[number] for number, count in opened.begun().items()} == {0: 1, 1: 1}
+    assert {number: count - before[number] for number, count in opened.begun().items()} == {
+        0: 1,
+        1: 1,
+    }
 
 
 @pytest.mark.thorough

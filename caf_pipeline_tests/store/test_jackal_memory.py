@@ -42,8 +42,17 @@ def test_an_upload_and_a_download_stay_under_200_mebibytes(network, tmp_path):
     opened = open_store(network, copies=2)
     posting = opened.posted(path)
     opened.store.close()
-    arguments = [network.lcd, network.chain_id, posting.merkle_root.hex(), posting.owner, str(posting.start), str(path)]
-    run = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True)
+    arguments = [
+        network.lcd,
+        network.chain_id,
+        posting.merkle_root.hex(),
+        posting.owner,
+        str(posting.start),
+        str(path),
+    ]
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True
+    )
     told = json.loads(run.stdout)
     assert told["read"] == SIZE
     assert told["peak"] < LIMIT

@@ -1,8 +1,9 @@
 """The chain's messages as bytes.
 
-The transactions' bytes were made by mospy-wallet 0.6.0 on protobuf 7.36.2, with messages described to it by their field
-numbers: `Transaction(account=Account(seed_phrase=WORDS, hrp="jkl", slip44=118, account_number=17, next_sequence=…), gas=…,
-chain_id="jackal-1")`, `set_fee(…, "ujkl")`, `add_raw_msg(…)`, `_tx_body.timeout_height = …`, `get_tx_bytes()`.
+The transactions' bytes were made by mospy-wallet 0.6.0 on protobuf 7.36.2, with messages described
+to it by their field numbers: `Transaction(account=Account(seed_phrase=WORDS, hrp="jkl", slip44=118,
+account_number=17, next_sequence=…), gas=…, chain_id="jackal-1")`, `set_fee(…, "ujkl")`,
+`add_raw_msg(…)`, `_tx_body.timeout_height = …`, `get_tx_bytes()`.
 """
 
 import hashlib
@@ -23,7 +24,13 @@ from caf_pipeline.store.jackal.messages import (
     sign_transaction,
     transaction_messages,
 )
-from caf_pipeline.store.jackal.names import archive_note, archive_of, job_id, root_in_path, transaction_hash
+from caf_pipeline.store.jackal.names import (
+    archive_note,
+    archive_of,
+    job_id,
+    root_in_path,
+    transaction_hash,
+)
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline_tests.store.test_jackal_wallet import ADDRESS, WORDS
 
@@ -55,26 +62,41 @@ def wallet():
 
 
 def a_post(wallet):
-    return post_file(wallet.address, ROOT, 32 * 2**30, copies=3, proof_type=3, note=archive_note("a1b2"))
+    return post_file(
+        wallet.address, ROOT, 32 * 2**30, copies=3, proof_type=3, note=archive_note("a1b2")
+    )
 
 
 def test_a_post_is_signed_as_another_library_signs_it(wallet):
-    body = sign_transaction(wallet, [a_post(wallet)], TransactionTerms("jackal-1", 17, 5, 1234567, 150_000, 3_000))
+    body = sign_transaction(
+        wallet, [a_post(wallet)], TransactionTerms("jackal-1", 17, 5, 1234567, 150_000, 3_000)
+    )
     assert body.hex() == ONE_POST
-    assert transaction_hash(body) == "80ED9DDDDA30FBC7CD2EA196AA1608D96DAB553ED910776859D10F447A138F6F"
+    assert (
+        transaction_hash(body) == "80ED9DDDDA30FBC7CD2EA196AA1608D96DAB553ED910776859D10F447A138F6F"
+    )
 
 
 def test_a_first_transaction_of_two_messages_is_signed_as_another_library_signs_it(wallet):
     both = [buy_storage(wallet.address, 10**9, 30), a_post(wallet)]
-    body = sign_transaction(wallet, both, TransactionTerms("jackal-1", 17, 0, 2**40, 1_000_000, 20_000))
+    body = sign_transaction(
+        wallet, both, TransactionTerms("jackal-1", 17, 0, 2**40, 1_000_000, 20_000)
+    )
     assert body.hex() == PURCHASE_AND_POST
-    assert transaction_hash(body) == "59B0C727BEA5DCB84CB02BDF9110C6EBEC92D8D419FD585B830F5E1A0FA96FE3"
+    assert (
+        transaction_hash(body) == "59B0C727BEA5DCB84CB02BDF9110C6EBEC92D8D419FD585B830F5E1A0FA96FE3"
+    )
     assert transaction_messages(body) == both
 
 
 def test_the_starts_of_posts_come_back_in_order():
     answers = [
-        encode("MsgData", msg_type=messages.POST_FILE, data=encode("PostFileResponse", start_block=height)) for height in (77, 78)
+        encode(
+            "MsgData",
+            msg_type=messages.POST_FILE,
+            data=encode("PostFileResponse", start_block=height),
+        )
+        for height in (77, 78)
     ]
     other = encode("MsgData", msg_type=messages.BUY_STORAGE)
     data = b"".join(b"\x0a" + bytes([len(one)]) + one for one in (answers[0], other, answers[1]))
@@ -92,7 +114,9 @@ def test_a_root_stands_in_a_path_in_url_safe_base64_with_padding():
 
 
 def test_a_job_is_named_by_root_sender_and_start():
-    assert job_id(ROOT, ADDRESS, 1234) == hashlib.sha256(ROOT + ADDRESS.encode() + b"1234").hexdigest()
+    assert (
+        job_id(ROOT, ADDRESS, 1234) == hashlib.sha256(ROOT + ADDRESS.encode() + b"1234").hexdigest()
+    )
 
 
 @given(st.text())

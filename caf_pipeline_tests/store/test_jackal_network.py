@@ -1,9 +1,11 @@
-"""The whole way to a Jackal network and back, against whichever one the environment names: what `make test-jackal` runs.
+"""The whole way to a Jackal network and back, against whichever one the environment names: what
+`make test-jackal` runs.
 
-JACKAL_LCD        REST servers of chain nodes, separated by commas; a loopback network of its own where it is not set
-JACKAL_MNEMONIC   the wallet, with coins for fees and space for some MiB
-JACKAL_CHAIN_ID   JACKAL_PROOF_TYPE   JACKAL_COPIES   as the settings of the same names; copies as many as there are providers
-JACKAL_BUY        bytes to buy first, where the wallet has no space; nothing is bought without it
+JACKAL_LCD        REST servers of chain nodes, separated by commas; a loopback network of its own
+where it is not set JACKAL_MNEMONIC   the wallet, with coins for fees and space for some MiB
+JACKAL_CHAIN_ID   JACKAL_PROOF_TYPE   JACKAL_COPIES   as the settings of the same names; copies as
+many as there are providers JACKAL_BUY        bytes to buy first, where the wallet has no space;
+nothing is bought without it
 
 Nothing here knows which network it is: only the first fixture, which makes one where none is named.
 """
@@ -25,7 +27,9 @@ from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.command_line import CommandLine, source_text
 from caf_pipeline_tests.support.s3_server import make_bucket
 
-pytestmark = pytest.mark.thorough  # on a loopback network: what is tested here is also tested apart, with faster blocks
+pytestmark = (
+    pytest.mark.thorough
+)  # on a loopback network: what is tested here is also tested apart, with faster blocks
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -71,7 +75,9 @@ def named(tmp_path_factory) -> Iterator[Named]:
         return
     address = Wallet(WORDS).address
     folder = tmp_path_factory.mktemp("network")
-    with LoopbackNetwork(folder, providers=4, fund={address: 10_000_000_000}, no_zero_draws=1) as network:
+    with LoopbackNetwork(
+        folder, providers=4, fund={address: 10_000_000_000}, no_zero_draws=1
+    ) as network:
         yield Named(network.lcd, WORDS, network.chain_id, "3", str(LEAST_PURCHASE))
 
 
@@ -121,13 +127,20 @@ def archive(tmp_path_factory, named, chain, s3_server) -> Archive:
     copies = int(os.environ.get("JACKAL_COPIES") or min(MOST_COPIES, len(chain.providers())))
     caf = CommandLine(tmp_path_factory.mktemp("archive"), _environment(named, copies))
     bucket = make_bucket(s3_server)
-    bodies = {f"some/key-{number:02d}": os.urandom(150_000) for number in range(25)} | {"empty": b"", "a/": b"", "é": b"\0"}
+    bodies = {f"some/key-{number:02d}": os.urandom(150_000) for number in range(25)} | {
+        "empty": b"",
+        "a/": b"",
+        "é": b"\0",
+    }
     for key, body in bodies.items():
         bucket.put(key, body)
     caf.settings(source_text(s3_server, bucket.name) + "public = true\n")
     if chain.plan(Wallet(named.mnemonic).address) is None:
         if not named.buy:
-            pytest.fail("this wallet has no space: buy some, or let the suite do it with JACKAL_BUY=1000000000")
+            pytest.fail(
+                "this wallet has no space: buy some, or let the suite do it with "
+                "JACKAL_BUY=1000000000"
+            )
         bought = caf("jackal", "buy", "--bytes", named.buy, "--days", "30", "--yes")
         assert bought.status == 0, bought.err
     return Archive(caf, bodies, copies)
@@ -140,8 +153,12 @@ def used_before(archive, named, chain) -> int:
 
 @pytest.fixture(scope="module")
 def archived(archive, used_before) -> Archive:
-    """The source after a run that was killed once it had begun to store chunks, and one that finished."""
-    first = archive.caf.start("run", "--source", "src", "--new-archive")  # the wallet may have archives of other tests
+    """The source after a run that was killed once it had begun to store chunks, and one that
+    finished.
+    """
+    first = archive.caf.start(
+        "run", "--source", "src", "--new-archive"
+    )  # the wallet may have archives of other tests
     while first.poll() is None and not any(chunk["state"] in STORING for chunk in archive.chunks()):
         time.sleep(0.1)
     first.send_signal(signal.SIGKILL)
@@ -166,7 +183,11 @@ def test_every_object_reads_back(archived):
 def test_the_chain_lists_each_chunk_once_with_the_copies_asked_for(archived, named, chain):
     address = Wallet(named.mnemonic).address
     for chunk in archived.chunks():
-        files = [file for file in chain.files_of_root(bytes.fromhex(str(chunk["merkle_root"]))) if file.owner == address]
+        files = [
+            file
+            for file in chain.files_of_root(bytes.fromhex(str(chunk["merkle_root"])))
+            if file.owner == address
+        ]
         assert len(files) == 1
         assert len(set(files[0].providers)) == archived.copies
 
@@ -174,7 +195,8 @@ def test_the_chain_lists_each_chunk_once_with_the_copies_asked_for(archived, nam
 def test_the_space_is_charged_once(archived, used_before, named, chain):
     used = chain.plan(Wallet(named.mnemonic).address).used_bytes - used_before
     stored = sum(int(str(chunk["size_bytes"])) for chunk in archived.chunks())
-    # A chain may count each file once from its next window on, instead of once a copy; twice is what it must never be.
+    # A chain may count each file once from its next window on, instead of once a copy; twice is
+    # what it must never be.
     assert stored <= used <= archived.copies * stored
 
 

@@ -1,4 +1,6 @@
-"""A post is paid for once, whatever breaks: what counts in each test is what the network charged."""
+"""A post is paid for once, whatever breaks: what counts in each test is what the network
+charged.
+"""
 
 import contextlib
 import itertools
@@ -94,7 +96,8 @@ def outcomes(log):
     return [one.outcome for one in log.entries]
 
 
-# --- a post ----------------------------------------------------------------------------------------------------------
+# --- a post
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_post_is_charged_once_and_its_start_is_that_of_its_block(payer, log):
@@ -133,9 +136,12 @@ def test_a_root_that_somebody_else_posted_is_not_ours(payer, log, network, stack
 
 
 @pytest.mark.parametrize(
-    ("copies", "size", "said"), [(1, SIZE, "1 copy of 1000 bytes"), (COPIES, SIZE - 1, f"{COPIES} copies of 999 bytes")]
+    ("copies", "size", "said"),
+    [(1, SIZE, "1 copy of 1000 bytes"), (COPIES, SIZE - 1, f"{COPIES} copies of 999 bytes")],
 )
-def test_a_root_posted_in_a_way_that_does_not_serve_is_not_posted_again(payer, log, copies, size, said):
+def test_a_root_posted_in_a_way_that_does_not_serve_is_not_posted_again(
+    payer, log, copies, size, said
+):
     payer.poster(log, copies=copies).post(chunk("a", stored_size_bytes=size), log)
     with pytest.raises(StoreError, match=f"is posted already at block .* with {said}") as refused:
         payer.poster(MemoryLog()).post(chunk("a"), MemoryLog())
@@ -158,7 +164,9 @@ def test_a_damaged_chunk_whose_post_is_gone_from_the_chain_is_posted_again(payer
     log = ledger.transactions(this_process("run-1"))
     poster = payer.poster(log)
     sealed = chunk(
-        name, merkle_root=ledger.chunks.get(name).merkle_root, stored_size_bytes=ledger.chunks.get(name).stored_size_bytes
+        name,
+        merkle_root=ledger.chunks.get(name).merkle_root,
+        stored_size_bytes=ledger.chunks.get(name).stored_size_bytes,
     )
     first = poster.post(sealed, log)
     with ledger.leases.hold(f"chunk/{name}", this_process("run-1")) as lease:
@@ -166,7 +174,9 @@ def test_a_damaged_chunk_whose_post_is_gone_from_the_chain_is_posted_again(payer
         ledger.moves.move(lease, name, ChunkState.POSTED, ChunkState.UPLOADING)
         ledger.replicas.record_verified(lease, name, [Copy("provider", "proof")])
         ledger.moves.load_locations(lease, name)
-        ledger.moves.move(lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a copy is gone")
+        ledger.moves.move(
+            lease, name, ChunkState.LOCATED, ChunkState.DAMAGED, reason="a copy is gone"
+        )
     assert poster.post(sealed, log) == first  # while the chain has it
     payer.delete(first)
     again = poster.post(sealed, log)
@@ -174,7 +184,8 @@ def test_a_damaged_chunk_whose_post_is_gone_from_the_chain_is_posted_again(payer
     assert payer.charged() == COPIES * sealed.stored_size_bytes
 
 
-# --- posts that wait together ----------------------------------------------------------------------------------------
+# --- posts that wait together
+# ----------------------------------------------------------------------------------------
 
 
 def test_posts_that_wait_together_go_in_one_transaction(payer, log):
@@ -241,7 +252,9 @@ def test_threads_that_share_a_wallet_pay_for_each_root_once(payer, log, threads)
     names = [f"t{number}" for number in range(12)]
     chain = payer.chain(log)
     with log.lease(payer.account):
-        posting = [threads.submit(payer.poster(log, chain=chain).post, chunk(name), log) for name in names]
+        posting = [
+            threads.submit(payer.poster(log, chain=chain).post, chunk(name), log) for name in names
+        ]
         while len(log.waiting(payer.account)) < len(names):
             time.sleep(0.01)
     starts = [one.result(PATIENCE_SECONDS).start for one in posting]
@@ -258,7 +271,8 @@ def test_a_run_waits_while_another_has_the_sequence(payer, log, threads):
     assert [waiting.result(PATIENCE_SECONDS).start] == payer.starts("a")
 
 
-# --- refusals --------------------------------------------------------------------------------------------------------
+# --- refusals
+# ------------------------------------------------------------------------------------------
 
 
 def refused(error, poster, log, payer, name="a"):
@@ -325,7 +339,9 @@ def test_with_too_low_a_fee_the_hint_is_to_raise_the_price_and_then_it_goes_thro
         (lambda payer: payer.network.grant(payer.address, CHARGED - 1), PlanTooSmall),
     ],
 )
-def test_a_plan_that_changed_after_the_look_at_it_is_told_by_the_chains_code(payer, log, spoil, error):
+def test_a_plan_that_changed_after_the_look_at_it_is_told_by_the_chains_code(
+    payer, log, spoil, error
+):
     then(log, "commit", lambda: spoil(payer))
     refused(error, payer.poster(log), log, payer)
     assert outcomes(log) == ["failed"]
@@ -339,7 +355,9 @@ def test_a_note_that_is_no_json_is_refused_by_its_code(payer, log, monkeypatch):
     assert payer.starts("a") == []
 
 
-@pytest.mark.parametrize(("code", "error"), [(22, NoStoragePlan), (4, PlanTooSmall), (5, EmptyWallet), (9, EmptyWallet)])
+@pytest.mark.parametrize(
+    ("code", "error"), [(22, NoStoragePlan), (4, PlanTooSmall), (5, EmptyWallet), (9, EmptyWallet)]
+)
 def test_a_code_of_the_chain_has_its_error(code, error):
     assert type(posting_module._failure(code, "sdk", "told")) is error
 
@@ -358,7 +376,8 @@ def test_out_of_gas_is_signed_again_with_more(payer, log, monkeypatch):
     assert outcomes(log) == ["failed", "included"]
 
 
-# --- what breaks on the way ------------------------------------------------------------------------------------------
+# --- what breaks on the way
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_broadcast_that_is_swallowed_is_sent_again(payer, log, network, threads):
@@ -373,7 +392,9 @@ def test_a_broadcast_that_is_swallowed_is_sent_again(payer, log, network, thread
 
 
 @pytest.mark.parametrize("how", ["accept", "drop"])
-def test_a_broadcast_whose_answer_never_came_counts_as_maybe_sent(payer, log, network, threads, how):
+def test_a_broadcast_whose_answer_never_came_counts_as_maybe_sent(
+    payer, log, network, threads, how
+):
     network.misbehave(cut_broadcast=how)
     broadcasts = network.state()["broadcasts"]
     posting = threads.submit(payer.poster(log).post, chunk("a"), log)
@@ -460,7 +481,9 @@ def test_another_program_that_takes_the_sequence_is_signed_around(payer, log, ne
     assert payer.charged() == CHARGED
 
 
-def test_another_program_that_takes_the_sequence_in_the_same_block_is_signed_around(payer, log, network):
+def test_another_program_that_takes_the_sequence_in_the_same_block_is_signed_around(
+    payer, log, network
+):
     network.misbehave(halted=True)
     chain = payer.chain(log)
 
@@ -474,7 +497,9 @@ def test_another_program_that_takes_the_sequence_in_the_same_block_is_signed_aro
     assert outcomes(log) == ["superseded", "included"]
 
 
-def test_past_its_timeout_height_a_transaction_is_given_up_and_only_then_signed_again(payer, log, network, threads):
+def test_past_its_timeout_height_a_transaction_is_given_up_and_only_then_signed_again(
+    payer, log, network, threads
+):
     network.misbehave(swallow_broadcast=True)
     chain = payer.chain(log)
     broadcasts = network.state()["broadcasts"]
@@ -499,7 +524,9 @@ def test_without_an_index_of_transactions_the_roots_on_the_chain_decide(payer, l
     assert (outcomes(log), payer.transactions()) == (["included"], 1)
 
 
-def test_without_an_index_a_transaction_that_failed_does_not_go_on_for_ever(payer, log, network, monkeypatch):
+def test_without_an_index_a_transaction_that_failed_does_not_go_on_for_ever(
+    payer, log, network, monkeypatch
+):
     monkeypatch.setattr(posting_module, "archive_note", lambda archive_id: "{")
     monkeypatch.setattr(posting_module, "SIGNINGS", 2)
     for index in (0, 1):
@@ -522,7 +549,9 @@ def test_a_node_that_lags_leads_to_no_second_payment(payer, log, network):
     assert payer.transactions() == 1
 
 
-def test_a_node_that_falls_behind_while_a_transaction_is_pending_does_not_make_it_expire(payer, log, network):
+def test_a_node_that_falls_behind_while_a_transaction_is_pending_does_not_make_it_expire(
+    payer, log, network
+):
     chain = payer.chain(log, attempts=1)
 
     def fall_behind():
@@ -540,7 +569,9 @@ def test_a_node_that_falls_behind_while_a_transaction_is_pending_does_not_make_i
     assert [payer.poster(log).post(chunk("a"), log).start] == payer.starts("a")
 
 
-def test_a_paused_process_that_lost_its_lease_sends_nothing_that_was_not_committed(payer, log, network):
+def test_a_paused_process_that_lost_its_lease_sends_nothing_that_was_not_committed(
+    payer, log, network
+):
     chain = payer.chain(log)
     then(log, "commit", lambda: log.take_over(payer.account), before=True)
     broadcasts = network.state()["broadcasts"]
@@ -560,7 +591,8 @@ def test_settling_alone_raises_where_another_run_does_it(payer, log):
         poster.settle(log)
 
 
-# --- purchases -------------------------------------------------------------------------------------------------------
+# --- purchases
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_purchase_is_paid_once_and_names_its_cost(network, stack, log):
@@ -574,7 +606,9 @@ def test_a_purchase_is_paid_once_and_names_its_cost(network, stack, log):
     assert payer.charged() == CHARGED
 
 
-def test_a_purchase_while_a_plan_runs_counts_what_the_chain_took_and_not_its_list_price(network, stack, log):
+def test_a_purchase_while_a_plan_runs_counts_what_the_chain_took_and_not_its_list_price(
+    network, stack, log
+):
     payer = Payer.new(network, stack, space=0)
     poster = payer.poster(log)
     poster.buy(3 * GB, 30, log)
@@ -594,7 +628,9 @@ def test_before_a_purchase_the_cap_is_held_to_its_list_price(network, stack, log
     assert log.spent(payer.account) == spent
 
 
-def test_where_no_node_tells_what_was_taken_the_list_price_counts_and_is_said_to(network, stack, log):
+def test_where_no_node_tells_what_was_taken_the_list_price_counts_and_is_said_to(
+    network, stack, log
+):
     payer = Payer.new(network, stack, space=0)
     payer.poster(log).buy(3 * GB, 30, log)
     for index in (0, 1):
@@ -651,7 +687,8 @@ def test_a_purchase_that_never_came_into_a_block_is_made(network, stack, log):
     assert outcomes(log) == ["superseded", "included"]
 
 
-# --- processes -------------------------------------------------------------------------------------------------------
+# --- processes
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -685,18 +722,24 @@ def test_killed_at_any_moment_a_purchase_is_paid_once(network, stack, tmp_path, 
         payer, file = Payer.new(network, stack, space=0), tmp_path / f"log{moment}"
         run = runs.run(payer, file, "", moment=moment, buy=GB)
         log = FileLog(file)
-        if outcomes(log) == ["included"]:  # nothing is left to resume; who asks then wants another one
+        if outcomes(log) == [
+            "included"
+        ]:  # nothing is left to resume; who asks then wants another one
             break
         assert run.status == -signal.SIGKILL
         left = bool(log.entries)
         assert payer.poster(log).buy(GB, 30, log).earlier == left
-        assert 10**9 - payer.balance() == log.spent(payer.account) == log.entries[0].transaction.cost
+        assert (
+            10**9 - payer.balance() == log.spent(payer.account) == log.entries[0].transaction.cost
+        )
         assert payer.transactions() == 1
     assert moment > 8
 
 
 @pytest.mark.thorough
-def test_runs_of_several_processes_share_a_wallet_and_pay_for_each_root_once(payer, ledger, database_url):
+def test_runs_of_several_processes_share_a_wallet_and_pay_for_each_root_once(
+    payer, ledger, database_url
+):
     names = in_posting(ledger, 4)
     log = ledger.transactions(this_process("run-1"))
     with contextlib.ExitStack() as started:
@@ -715,7 +758,9 @@ def test_runs_of_several_processes_share_a_wallet_and_pay_for_each_root_once(pay
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("moment", sampled([12, 14, 16], every=3))
-def test_a_run_that_is_killed_as_owner_is_followed_by_another_chunks_run(payer, ledger, database_url, moment):
+def test_a_run_that_is_killed_as_owner_is_followed_by_another_chunks_run(
+    payer, ledger, database_url, moment
+):
     """The moments lie around the commit, with the transaction of two posts, and the broadcast."""
     first, second = in_posting(ledger, 2)
     with start_run(payer, database_url, first, moment=moment) as run:
@@ -723,7 +768,10 @@ def test_a_run_that_is_killed_as_owner_is_followed_by_another_chunks_run(payer, 
     assert run.returncode == -signal.SIGKILL
     log = ledger.transactions(this_process("run-2"))
     posting = payer.poster(log).post(chunk(second), log)
-    assert [payer.starts(name) for name in (first, second)] == [[log.start_of(payer.account, first)], [posting.start]]
+    assert [payer.starts(name) for name in (first, second)] == [
+        [log.start_of(payer.account, first)],
+        [posting.start],
+    ]
     assert payer.charged() == 2 * CHARGED
     assert log.pending(payer.account) == []
 
@@ -735,7 +783,9 @@ def test_the_messages_of_a_transaction_are_the_posts_in_order(payer, log):
     (entry,) = log.entries
     messages = transaction_messages(entry.transaction.body)
     assert entry.chunks == ("a", "b", "c")
-    assert [posting_module._root_of(one.value) for one in messages] == [chunk(name).merkle_root for name in "abc"]
+    assert [posting_module._root_of(one.value) for one in messages] == [
+        chunk(name).merkle_root for name in "abc"
+    ]
     assert {one.type_url for one in messages} == {POST_FILE}
 
 

@@ -1,4 +1,5 @@
-"""A chain that verifies no proof of type 3: what is refused unpaid, what was sealed for it, and what is never called proven.
+"""A chain that verifies no proof of type 3: what is refused unpaid, what was sealed for it, and
+what is never called proven.
 
 Also a stranger, who can make providers remove bytes whose post stays listed.
 """
@@ -23,17 +24,32 @@ from caf_pipeline_tests.support.chain_user import ChainUser
 from caf_pipeline_tests.support.jackal_network import ADDRESS, FUNDS, SPACE, WORDS, jackal_settings
 from caf_pipeline_tests.support.jackal_stores import open_jackal_store
 from caf_pipeline_tests.support.memory_source import MemorySource
-from caf_pipeline_tests.support.run_contexts import a_run_context, archive_chunk, archive_everything, plan
+from caf_pipeline_tests.support.run_contexts import (
+    a_run_context,
+    archive_chunk,
+    archive_everything,
+    plan,
+)
 
 WINDOW = 20
 
 
 @pytest.fixture(scope="module")
 def old_network(tmp_path_factory):
-    """A chain of version 5.0.1 with two nodes, which makes a block only when it is told to or asked for a second."""
+    """A chain of version 5.0.1 with two nodes, which makes a block only when it is told to or asked
+    for a second.
+    """
     folder = tmp_path_factory.mktemp("old")
-    options = {"providers": 4, "lcds": 2, "block_seconds": 0.1, "proof_window": WINDOW, "no_zero_draws": 1}
-    with LoopbackNetwork(folder, version="5.0.1", fund={ADDRESS: FUNDS}, space={ADDRESS: SPACE}, **options) as network:
+    options = {
+        "providers": 4,
+        "lcds": 2,
+        "block_seconds": 0.1,
+        "proof_window": WINDOW,
+        "no_zero_draws": 1,
+    }
+    with LoopbackNetwork(
+        folder, version="5.0.1", fund={ADDRESS: FUNDS}, space={ADDRESS: SPACE}, **options
+    ) as network:
         yield network
 
 
@@ -41,11 +57,18 @@ def old_network(tmp_path_factory):
 def make_context(tmp_path, ledger, old_network):
     """Makes run_contexts of one source and one ledger, with settings of their own."""
     old_network.well_behaved()
-    opened, source = [], MemorySource({f"key-{number:03d}": os.urandom(90_000) for number in range(10)})
+    opened, source = (
+        [],
+        MemorySource({f"key-{number:03d}": os.urandom(90_000) for number in range(10)}),
+    )
 
     def make(proof_type, run="run-1"):
-        jackal = jackal_settings(old_network, proof_seconds=20, proof_type=proof_type, mnemonic=SecretStr(WORDS))
-        context = a_run_context(tmp_path, source, ledger, run=run, store=open_jackal_store, jackal=jackal)
+        jackal = jackal_settings(
+            old_network, proof_seconds=20, proof_type=proof_type, mnemonic=SecretStr(WORDS)
+        )
+        context = a_run_context(
+            tmp_path, source, ledger, run=run, store=open_jackal_store, jackal=jackal
+        )
         opened.append(context.store)
         return context
 
@@ -71,7 +94,9 @@ def sealed(make_context, old_network):
 
 
 def let_it_be_posted(context, name):
-    """Bring the chunk to the state in which a run was killed that had not posted it yet, or not found out."""
+    """Bring the chunk to the state in which a run was killed that had not posted it yet, or not
+    found out.
+    """
     with context.ledger.leases.hold(chunk_lease(name), context.holder) as lease:
         context.ledger.moves.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
 
@@ -86,7 +111,9 @@ def every_object_reads_back(context):
 
 
 @pytest.mark.parametrize("version", ["5.0.1", "5.1.0-rc1", "main", ""])
-def test_type_3_is_refused_before_a_byte_is_fetched_and_before_anything_is_paid(make_context, old_network, version):
+def test_type_3_is_refused_before_a_byte_is_fetched_and_before_anything_is_paid(
+    make_context, old_network, version
+):
     say(old_network, version)
     context, before = make_context(3), paid(old_network)
     (chunk,) = plan(context).chunks
@@ -123,14 +150,24 @@ def test_a_chunk_sealed_for_a_refused_type_gets_its_new_root_from_staging_and_is
     archive_chunk(context, name)
     chunk = context.ledger.chunks.get(name)
     assert (before.proof_type, chunk.proof_type, len(chunk.merkle_root)) == (3, 0, 64)
-    assert (chunk.state, chunk.member_count, len(context.objects.reads)) == (ChunkState.LOCATED, 10, reads)
+    assert (chunk.state, chunk.member_count, len(context.objects.reads)) == (
+        ChunkState.LOCATED,
+        10,
+        reads,
+    )
     every_object_reads_back(context)
 
 
-def test_a_staged_file_that_is_not_what_was_sealed_gets_no_new_root_and_is_packed_again(sealed, make_context, old_network):
+def test_a_staged_file_that_is_not_what_was_sealed_gets_no_new_root_and_is_packed_again(
+    sealed, make_context, old_network
+):
     context, name = sealed
     chunk = context.ledger.chunks.get(name)
-    between = (at for at in range(chunk.stored_size_bytes) if all(not 0 <= at - one.offset < one.length for one in chunk.samples))
+    between = (
+        at
+        for at in range(chunk.stored_size_bytes)
+        if all(not 0 <= at - one.offset < one.length for one in chunk.samples)
+    )
     corrupt(chunk_steps.staged_path(context, name), at=next(between))
     old_network.well_behaved()
     with pytest.raises(IntegrityError, match="not what was sealed"):
@@ -141,34 +178,51 @@ def test_a_staged_file_that_is_not_what_was_sealed_gets_no_new_root_and_is_packe
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_a_bad_file_of_a_chunk_never_posted_is_packed_to_its_root(sealed, make_context, old_network, is_lost):
+def test_a_bad_file_of_a_chunk_never_posted_is_packed_to_its_root(
+    sealed, make_context, old_network, is_lost
+):
     context, name = sealed
     let_it_be_posted(context, name)
     chunk, path = context.ledger.chunks.get(name), chunk_steps.staged_path(context, name)
     if is_lost:
         path.unlink()
     else:
-        between = (at for at in range(chunk.stored_size_bytes) if all(not 0 <= at - o.offset < o.length for o in chunk.samples))
+        between = (
+            at
+            for at in range(chunk.stored_size_bytes)
+            if all(not 0 <= at - o.offset < o.length for o in chunk.samples)
+        )
         corrupt(path, at=next(between))
     old_network.well_behaved()
     context = make_context(0, run="run-2")
     archive_chunk(context, name)
     after = context.ledger.chunks.get(name)
-    assert (after.proof_type, after.state, after.attempts) == (0, ChunkState.LOCATED, chunk.attempts)
+    assert (after.proof_type, after.state, after.attempts) == (
+        0,
+        ChunkState.LOCATED,
+        chunk.attempts,
+    )
     every_object_reads_back(context)
 
 
-def test_a_chunk_that_was_posted_goes_on_as_it_was_whatever_is_set_since(sealed, make_context, old_network):
+def test_a_chunk_that_was_posted_goes_on_as_it_was_whatever_is_set_since(
+    sealed, make_context, old_network
+):
     context, name = sealed
     let_it_be_posted(context, name)
     context.store.post(
-        chunk_steps.to_store(context, context.ledger.chunks.get(name)), context.ledger.transactions(context.holder)
+        chunk_steps.to_store(context, context.ledger.chunks.get(name)),
+        context.ledger.transactions(context.holder),
     )
     before = context.ledger.chunks.get(name)
     chunk_steps.staged_path(context, name).unlink()
     archive_chunk(make_context(0), name)
     chunk = context.ledger.chunks.get(name)
-    assert (chunk.merkle_root, chunk.proof_type, chunk.state) == (before.merkle_root, 3, ChunkState.LOCATED)
+    assert (chunk.merkle_root, chunk.proof_type, chunk.state) == (
+        before.merkle_root,
+        3,
+        ChunkState.LOCATED,
+    )
     assert old_network.state()["posts_by_root"][chunk.merkle_root.hex()] == 1
 
 
@@ -181,7 +235,10 @@ def test_a_finished_packing_is_sealed_as_the_type_that_it_was_packed_for(make_co
     old_network.well_behaved()
     context = make_context(0)
     archive_chunk(context, chunk.name)
-    assert (context.ledger.chunks.get(chunk.name).proof_type, len(context.objects.reads)) == (0, reads)
+    assert (context.ledger.chunks.get(chunk.name).proof_type, len(context.objects.reads)) == (
+        0,
+        reads,
+    )
 
 
 def window_after(context, network, name):
@@ -191,7 +248,9 @@ def window_after(context, network, name):
     network.advance(WINDOW - (height - at.start) % WINDOW + WINDOW // 2)
 
 
-def test_what_the_chain_cannot_verify_is_never_called_proven_nor_safe_to_delete(sealed, old_network, tmp_path):
+def test_what_the_chain_cannot_verify_is_never_called_proven_nor_safe_to_delete(
+    sealed, old_network, tmp_path
+):
     context, name = sealed
     archive_chunk(context, name)
     old_network.misbehave(halted=True)
@@ -209,7 +268,9 @@ def test_what_the_chain_cannot_verify_is_never_called_proven_nor_safe_to_delete(
 
 
 @pytest.mark.thorough
-def test_who_keeps_one_leaf_of_a_file_and_joins_again_and_again_makes_nothing_safe(make_context, old_network, tmp_path):
+def test_who_keeps_one_leaf_of_a_file_and_joins_again_and_again_makes_nothing_safe(
+    make_context, old_network, tmp_path
+):
     context = make_context(0)
     (name,) = archive_everything(context)
     old_network.misbehave(halted=True)
@@ -226,7 +287,9 @@ def test_who_keeps_one_leaf_of_a_file_and_joins_again_and_again_makes_nothing_sa
 
 
 @pytest.mark.thorough
-def test_honest_proofs_of_type_0_make_it_safe_in_the_second_window_in_a_row(make_context, old_network, tmp_path):
+def test_honest_proofs_of_type_0_make_it_safe_in_the_second_window_in_a_row(
+    make_context, old_network, tmp_path
+):
     context = make_context(0)
     (name,) = archive_everything(context)
     old_network.misbehave(halted=True)
@@ -237,15 +300,20 @@ def test_honest_proofs_of_type_0_make_it_safe_in_the_second_window_in_a_row(make
     assert find_deletable(context, tmp_path / "list.csv").everything_is_safe
 
 
-# --- a stranger ------------------------------------------------------------------------------------------------------
+# --- a stranger
+# ------------------------------------------------------------------------------------------
 
 STRANGER = "legal winner thank year wave sausage worth useful legal winner thank yellow"
 
 
 def deleted_by_a_stranger(context, network, name):
-    """Let another wallet post the chunk's root, let all who have it claim that post, and delete it; return who had it."""
+    """Let another wallet post the chunk's root, let all who have it claim that post, and delete it;
+    return who had it.
+    """
     chunk = context.ledger.chunks.get(name)
-    content = b"".join(context.store.read(chunk_steps.posting_of(chunk), 0, chunk.stored_size_bytes))
+    content = b"".join(
+        context.store.read(chunk_steps.posting_of(chunk), 0, chunk.stored_size_bytes)
+    )
     holders = context.store.holders(chunk_steps.posting_of(chunk))
     with httpx.Client(timeout=30) as client:
         stranger = ChainUser(network, client, STRANGER)
@@ -275,12 +343,17 @@ def test_a_strangers_deletion_is_found_by_the_next_look_though_all_copies_are_li
     assert (report.chunk.state, list(report.read_back)) == (ChunkState.DAMAGED, [])
     assert find_deletable(context, tmp_path / "list.csv").safe_objects == 0
     assert repair_chunk(context, name).origin == "source"
-    assert (context.ledger.chunks.get(name).state, context.ledger.chunks.get(name).start) == (ChunkState.LOCATED, posting.start)
+    assert (context.ledger.chunks.get(name).state, context.ledger.chunks.get(name).start) == (
+        ChunkState.LOCATED,
+        posting.start,
+    )
     every_object_reads_back(context)
 
 
 @pytest.mark.thorough
-def test_what_a_stranger_had_deleted_and_s3_has_no_more_comes_back_from_staging(make_context, old_network):
+def test_what_a_stranger_had_deleted_and_s3_has_no_more_comes_back_from_staging(
+    make_context, old_network
+):
     context = make_context(0)
     (name,) = archive_everything(context)
     bodies = dict(context.objects.bodies)

@@ -8,7 +8,13 @@ import threading
 
 import pytest
 
-from caf_pipeline.errors import IntegrityError, LeaseLost, StoredChunkMissing, StoreError, StoreUnreachable
+from caf_pipeline.errors import (
+    IntegrityError,
+    LeaseLost,
+    StoredChunkMissing,
+    StoreError,
+    StoreUnreachable,
+)
 from caf_pipeline.store.jackal import provider
 from caf_pipeline.store.jackal.names import job_id
 from caf_pipeline.store.jackal.provider import Job, ProviderClient, Sending
@@ -65,11 +71,21 @@ def named(value):
 
 
 def sending(staged, control=None, **changes):
-    return Sending(POSTING, staged, control or UploadControl(), **({"proof_type": 3, "answer_seconds": 30.0} | changes))
+    return Sending(
+        POSTING,
+        staged,
+        control or UploadControl(),
+        **({"proof_type": 3, "answer_seconds": 30.0} | changes),
+    )
 
 
 def status(progress, text):
-    return answer(200, json.dumps({"merkle": "", "owner": "", "start": 1, "cid": "", "progress": progress, "status": text}))
+    return answer(
+        200,
+        json.dumps(
+            {"merkle": "", "owner": "", "start": 1, "cid": "", "progress": progress, "status": text}
+        ),
+    )
 
 
 # --- addresses ---
@@ -123,7 +139,9 @@ def test_an_upload_is_a_form_of_known_length_whose_file_comes_last(client_of, st
     with scripted(take) as script:
         assert not client_of(script).upload(sending(staged, control)).done
     (request,) = script.requests
-    boundary = re.fullmatch(r"multipart/form-data; boundary=(\w+)", request.headers["content-type"])[1]
+    boundary = re.fullmatch(
+        r"multipart/form-data; boundary=(\w+)", request.headers["content-type"]
+    )[1]
     parts = bodies[0].split(f"--{boundary}".encode())
     values = [part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n") for part in parts[1:-1]]
     names = [re.search(rb'name="(\w+)"', part)[1] for part in parts[1:-1]]
@@ -134,14 +152,18 @@ def test_an_upload_is_a_form_of_known_length_whose_file_comes_last(client_of, st
     assert (sum(control.pieces), max(control.pieces)) == (len(DATA), 1 << 20)
 
 
-def test_a_provider_without_the_second_upload_is_sent_the_first_with_the_proof_type(client_of, staged):
+def test_a_provider_without_the_second_upload_is_sent_the_first_with_the_proof_type(
+    client_of, staged
+):
     bodies = []
 
     def take(request, sock):
         bodies.append(request.body())
         sock.sendall(answer(200, '{"merkle":"","owner":"","start":77,"cid":""}'))
 
-    with scripted(lambda request, sock: sock.sendall(answer(404, "404 page not found")), take) as script:
+    with scripted(
+        lambda request, sock: sock.sendall(answer(404, "404 page not found")), take
+    ) as script:
         assert client_of(script).upload(sending(staged)).done
     assert [request.path for request in script.requests] == ["/v2/upload", "/upload"]
     assert b'name="type"\r\n\r\n3\r\n' in bodies[0]
@@ -164,7 +186,9 @@ def test_what_the_first_upload_says_in_words_is_understood(client_of, staged, te
 
 
 @pytest.mark.parametrize(
-    "reply", [answer(500, '{"error":"disk"}'), answer(503), answer(302, Location="http://127.0.0.1:1/")], ids=named
+    "reply",
+    [answer(500, '{"error":"disk"}'), answer(503), answer(302, Location="http://127.0.0.1:1/")],
+    ids=named,
 )
 def test_any_other_answer_to_an_upload_is_no_answer(client_of, staged, reply):
     with scripted(reply) as script, pytest.raises(StoreUnreachable):
@@ -219,7 +243,10 @@ def test_a_check_ends_an_upload_that_hangs(client_of, staged):
 
 def test_a_file_that_shrank_ends_the_upload(client_of, staged):
     os.truncate(staged, 1000)
-    with scripted(lambda request, sock: request.body()) as script, pytest.raises(StoreError, match="before its size"):
+    with (
+        scripted(lambda request, sock: request.body()) as script,
+        pytest.raises(StoreError, match="before its size"),
+    ):
         client_of(script).upload(sending(staged))
 
 
@@ -233,7 +260,12 @@ def test_a_job_that_is_not_known_yet_is_none(client_of):
 
 @pytest.mark.parametrize(
     ("job", "done"),
-    [(Job(100, "done!"), True), (Job(99, "hashing"), False), (Job(100, "Error: Could not write"), False), (Job(10, ""), False)],
+    [
+        (Job(100, "done!"), True),
+        (Job(99, "hashing"), False),
+        (Job(100, "Error: Could not write"), False),
+        (Job(10, ""), False),
+    ],
 )
 def test_only_all_of_the_progress_without_an_error_is_done(job, done):
     assert job.done is done
@@ -246,7 +278,9 @@ def test_an_error_is_told_from_progress_by_its_prefix(client_of):
 
 
 @pytest.mark.parametrize(
-    "reply", [answer(200, "no json"), answer(200, '{"progress":"much"}'), answer(500), answer(200, "[1]")], ids=named
+    "reply",
+    [answer(200, "no json"), answer(200, '{"progress":"much"}'), answer(500), answer(200, "[1]")],
+    ids=named,
 )
 def test_a_status_that_is_none_is_no_answer(client_of, reply):
     with scripted(reply) as script, pytest.raises(StoreUnreachable):
@@ -257,7 +291,10 @@ def test_a_status_that_is_none_is_no_answer(client_of, reply):
 
 
 def test_an_answer_without_an_end_is_refused():
-    with scripted(answer(200, b"x" * (MAX_ANSWER_BYTES + 1))) as script, pytest.raises(StoreUnreachable, match="more than"):
+    with (
+        scripted(answer(200, b"x" * (MAX_ANSWER_BYTES + 1))) as script,
+        pytest.raises(StoreUnreachable, match="more than"),
+    ):
         ask(parse_address(script.url, may_be_private=True), "/")
 
 
@@ -281,13 +318,19 @@ def test_nobody_there_is_said_in_one_sentence():
 
 
 def test_what_is_no_http_is_said_in_one_sentence():
-    with scripted(b"220 mail.example ESMTP\r\n") as script, pytest.raises(StoreUnreachable, match="broke off"):
+    with (
+        scripted(b"220 mail.example ESMTP\r\n") as script,
+        pytest.raises(StoreUnreachable, match="broke off"),
+    ):
         ask(parse_address(script.url, may_be_private=True), "/")
 
 
 @pytest.mark.parametrize(
     ("reply", "room"),
-    [(answer(200, '{"total_space":9,"used_space":2,"free_space":7}'), 7), (answer(404, "404 page not found"), None)],
+    [
+        (answer(200, '{"total_space":9,"used_space":2,"free_space":7}'), 7),
+        (answer(404, "404 page not found"), None),
+    ],
 )
 def test_a_provider_may_tell_its_room(client_of, reply, room):
     with scripted(reply) as script:
@@ -316,7 +359,10 @@ def read(client, start=0, end=SIZE, **options):
 
 
 @pytest.mark.usefixtures("each_way")
-@pytest.mark.parametrize(("start", "end"), [(0, len(DATA)), (0, 1), (1_234_567, 2_999_999), (len(DATA) - 1, len(DATA)), (5, 5)])
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [(0, len(DATA)), (0, 1), (1_234_567, 2_999_999), (len(DATA) - 1, len(DATA)), (5, 5)],
+)
 def test_a_range_is_read(client_of, start, end):
     with scripted(ranged) as script:
         pieces = list(client_of(script).download(POSTING, start, end))
@@ -338,7 +384,10 @@ def test_a_download_that_is_cut_without_an_error_goes_on_where_it_was_cut(client
 
 @pytest.mark.usefixtures("each_way")
 def test_a_download_that_comes_no_further_is_given_up(client_of):
-    with scripted(answer(206, b"", 10, Content_Range=f"bytes 0-9/{len(DATA)}")) as script, pytest.raises(StoreUnreachable):
+    with (
+        scripted(answer(206, b"", 10, Content_Range=f"bytes 0-9/{len(DATA)}")) as script,
+        pytest.raises(StoreUnreachable),
+    ):
         read(client_of(script), 0, 10)
     assert len(script.requests) == 3
 
@@ -350,13 +399,18 @@ def test_a_whole_file_instead_of_a_range_is_skipped_over(client_of):
 
 
 def test_a_range_other_than_the_one_asked_for_is_not_taken(client_of):
-    with scripted(answer(206, DATA[:10], Content_Range=f"bytes 0-9/{len(DATA)}")) as script, pytest.raises(StoreUnreachable):
+    with (
+        scripted(answer(206, DATA[:10], Content_Range=f"bytes 0-9/{len(DATA)}")) as script,
+        pytest.raises(StoreUnreachable),
+    ):
         read(client_of(script), 5, 15)
 
 
 @pytest.mark.usefixtures("each_way")
 def test_more_than_was_asked_for_is_not_taken(client_of):
-    with scripted(answer(206, DATA, Content_Range=f"bytes 0-{len(DATA) - 1}/{len(DATA)}")) as script:
+    with scripted(
+        answer(206, DATA, Content_Range=f"bytes 0-{len(DATA) - 1}/{len(DATA)}")
+    ) as script:
         assert read(client_of(script), 0, 10) == DATA[:10]
 
 
@@ -376,7 +430,8 @@ def test_what_comes_behind_an_answer_is_not_taken(client_of):
 def test_an_answer_in_chunks_is_read(client_of):
     def chunked(request, sock):
         sock.sendall(
-            f"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-{SIZE - 1}/{SIZE}\r\nContent-Length: {SIZE}\r\n"
+            "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes "
+            f"0-{SIZE - 1}/{SIZE}\r\nContent-Length: {SIZE}\r\n"
             "Transfer-Encoding: chunked\r\n\r\n".encode()
         )
         for start in range(0, SIZE, 400_000):
@@ -390,7 +445,11 @@ def test_an_answer_in_chunks_is_read(client_of):
 
 @pytest.mark.parametrize(
     "reply",
-    [answer(206, DATA[:10], Content_Range="bytes 0-9/999"), answer(200, b"x" * 999), answer(416, "invalid range")],
+    [
+        answer(206, DATA[:10], Content_Range="bytes 0-9/999"),
+        answer(200, b"x" * 999),
+        answer(416, "invalid range"),
+    ],
     ids=named,
 )
 def test_a_file_of_another_size_is_no_copy(client_of, reply):
@@ -399,7 +458,9 @@ def test_a_file_of_another_size_is_no_copy(client_of, reply):
 
 
 @pytest.mark.parametrize(
-    "reply", [answer(500, '{"error":"cannot get cid mapping from disk: Key not found"}'), answer(404)], ids=named
+    "reply",
+    [answer(500, '{"error":"cannot get cid mapping from disk: Key not found"}'), answer(404)],
+    ids=named,
 )
 def test_an_unknown_root_is_missing(client_of, reply):
     with scripted(reply) as script, pytest.raises(StoredChunkMissing):
@@ -410,11 +471,19 @@ def test_an_unknown_root_is_missing(client_of, reply):
     "reply",
     [
         *(answer(500, "panic"), answer(503), answer(301, Location="http://127.0.0.1:1/")),
-        *(answer(404, "404 page not found\n"), answer(404, "<html>nginx</html>", Content_Type="text/html")),
+        *(
+            answer(404, "404 page not found\n"),
+            answer(404, "<html>nginx</html>", Content_Type="text/html"),
+        ),
         answer(200, "<html>back soon</html>", Content_Type="text/html; charset=utf-8"),
         answer(200, '{"error":"busy"}', Content_Type="application/json"),
         answer(200, b"\x1f\x8b, compressed by a proxy", Content_Encoding="gzip"),
-        answer(206, DATA[::-1], Content_Range=f"bytes 0-{len(DATA) - 1}/{len(DATA)}", Content_Encoding="gzip"),
+        answer(
+            206,
+            DATA[::-1],
+            Content_Range=f"bytes 0-{len(DATA) - 1}/{len(DATA)}",
+            Content_Encoding="gzip",
+        ),
     ],
     ids=named,
 )

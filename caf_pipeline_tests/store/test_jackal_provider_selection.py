@@ -35,7 +35,9 @@ def selection(*providers, active=(), seed=1, **rates):
     records = MemoryRecords()
     for address, rate in rates.items():
         records.set(address, upload_rate=rate, download_rate=rate)
-    return ProviderSelection(Lists(*providers, active=active), records, chance=random.Random(seed)), records
+    return ProviderSelection(
+        Lists(*providers, active=active), records, chance=random.Random(seed)
+    ), records
 
 
 def test_fast_ones_come_first():
@@ -45,7 +47,9 @@ def test_fast_ones_come_first():
 
 
 def test_an_unmeasured_one_has_some_chance_of_coming_first():
-    first = [selection(*map(provider, "ab"), seed=seed, a=5.0)[0].to_upload(1)[0] for seed in range(200)]
+    first = [
+        selection(*map(provider, "ab"), seed=seed, a=5.0)[0].to_upload(1)[0] for seed in range(200)
+    ]
     assert 0 < first.count("b") < first.count("a")
 
 
@@ -63,7 +67,9 @@ def test_active_ones_come_before_the_others_and_not_instead_of_them():
 
 
 def test_hosts_are_spread_before_one_is_taken_twice():
-    same = [provider(address, f"http://10.0.0.1:{port}") for port, address in enumerate("abc", 3333)]
+    same = [
+        provider(address, f"http://10.0.0.1:{port}") for port, address in enumerate("abc", 3333)
+    ]
     found, _ = selection(*same, provider("d", "http://10.9.9.9:3333"), a=9.0, b=8.0, c=7.0, d=1.0)
     assert list(found.to_upload(1)) == ["a", "d", "b", "c"]
 
@@ -82,13 +88,19 @@ def test_hosts_of_one_operator_come_after_those_of_others():
 
 def test_hosts_that_have_the_file_already_are_avoided():
     found, _ = selection(
-        provider("a", "http://10.0.0.1:1"), provider("b", "http://10.0.0.1:2"), provider("c", "http://10.2.0.1"), b=9.0, c=1.0
+        provider("a", "http://10.0.0.1:1"),
+        provider("b", "http://10.0.0.1:2"),
+        provider("c", "http://10.2.0.1"),
+        b=9.0,
+        c=1.0,
     )
     assert list(found.to_upload(1, after=["a"])) == ["c", "b"]
 
 
 def test_those_that_are_smaller_than_the_file_are_left_out():
-    found, _ = selection(provider("a", total_bytes=99), provider("b", total_bytes=100), provider("c"))
+    found, _ = selection(
+        provider("a", total_bytes=99), provider("b", total_bytes=100), provider("c")
+    )
     assert set(found.to_upload(100)) == {"b", "c"}
 
 

@@ -13,11 +13,16 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 def plan(free_bytes: int, days: float) -> StoragePlan:
-    return StoragePlan(space_bytes=10_000 + free_bytes, used_bytes=10_000, ends_at=NOW + timedelta(days=days))
+    return StoragePlan(
+        space_bytes=10_000 + free_bytes, used_bytes=10_000, ends_at=NOW + timedelta(days=days)
+    )
 
 
 def test_the_rate_counts_every_copy_of_what_was_located_in_the_last_week():
-    chunks = [replace(a_chunk(), stored_size_bytes=700, located_at=NOW - timedelta(days=days)) for days in (1, 6, 8)]
+    chunks = [
+        replace(a_chunk(), stored_size_bytes=700, located_at=NOW - timedelta(days=days))
+        for days in (1, 6, 8)
+    ]
     assert charged_per_day([*chunks, a_chunk()], copies=3, now=NOW) == pytest.approx(600)
 
 
@@ -64,7 +69,13 @@ def test_the_warning_says_what_is_wrong_and_nothing_where_the_plan_lasts(days, r
 
 @pytest.mark.parametrize(
     ("days", "latest_days", "fact"),
-    [(60, None, ""), (60, 60, ""), (60, 90, "no purchase of this ledger"), (10, None, "in 10.0 days"), (-1, None, "ended on")],
+    [
+        (60, None, ""),
+        (60, 60, ""),
+        (60, 90, "no purchase of this ledger"),
+        (10, None, "in 10.0 days"),
+        (-1, None, "ended on"),
+    ],
 )
 def test_an_end_that_is_near_or_earlier_is_reported(days, latest_days, fact):
     latest_end = None if latest_days is None else NOW + timedelta(days=latest_days)

@@ -1,4 +1,6 @@
-"""The store on Jackal, over real sockets: the contract, what it admits, and what it says of itself."""
+"""The store on Jackal, over real sockets: the contract, what it admits, and what it says of
+itself.
+"""
 
 import os
 from contextlib import closing
@@ -25,7 +27,13 @@ from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.store.protocol import Copy, Posting
 from caf_pipeline.wiring import open_reader
-from caf_pipeline_tests.contracts.chunk_store import ChunkReaderContract, ChunkStoreContract, MemoryLog, staged_file, to_store
+from caf_pipeline_tests.contracts.chunk_store import (
+    ChunkReaderContract,
+    ChunkStoreContract,
+    MemoryLog,
+    staged_file,
+    to_store,
+)
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.jackal_command_line import new_wallet
 from caf_pipeline_tests.support.jackal_network import ADDRESS, SPACE, jackal_settings
@@ -67,7 +75,9 @@ class TestJackalReader(ChunkReaderContract):
 
     @pytest.fixture
     def reader(self, opened):
-        with closing(open_jackal_reader(opened.store.settings, opened.log.seen_height, opened.records.all)) as reader:
+        with closing(
+            open_jackal_reader(opened.store.settings, opened.log.seen_height, opened.records.all)
+        ) as reader:
             yield reader
 
 
@@ -102,9 +112,20 @@ def test_space_that_has_ended_admits_nothing(opened):
 
 
 def test_a_plan_ends_by_the_clock_of_the_chain(tmp_path, log):
-    options = {"providers": 3, "block_seconds": 0.1, "clock_days": 40, "fund": {ADDRESS: 10**12}, "space": {ADDRESS: 10**12}}
-    with LoopbackNetwork(tmp_path / "network", **options) as ahead, closing(open_store(ahead, log).store) as store:
-        posting = store.post(to_store(store, path := staged_file(tmp_path, os.urandom(300_000))), log)
+    options = {
+        "providers": 3,
+        "block_seconds": 0.1,
+        "clock_days": 40,
+        "fund": {ADDRESS: 10**12},
+        "space": {ADDRESS: 10**12},
+    }
+    with (
+        LoopbackNetwork(tmp_path / "network", **options) as ahead,
+        closing(open_store(ahead, log).store) as store,
+    ):
+        posting = store.post(
+            to_store(store, path := staged_file(tmp_path, os.urandom(300_000))), log
+        )
         store.put(posting, path, lambda _: None)
         assert len(store.copies(posting)) == 3
         ahead.expire(ADDRESS)
@@ -114,9 +135,19 @@ def test_a_plan_ends_by_the_clock_of_the_chain(tmp_path, log):
 
 @pytest.mark.parametrize("clock_days", [40, -40])
 def test_a_wrong_local_clock_keeps_no_proof_waiting(tmp_path, log, clock_days):
-    options = {"block_seconds": 0.1, "clock_days": clock_days, "fund": {ADDRESS: 10**12}, "space": {ADDRESS: 10**12}}
-    with LoopbackNetwork(tmp_path / "network", **options) as elsewhere, closing(open_store(elsewhere, log).store) as store:
-        posting = store.post(to_store(store, path := staged_file(tmp_path, os.urandom(300_000))), log)
+    options = {
+        "block_seconds": 0.1,
+        "clock_days": clock_days,
+        "fund": {ADDRESS: 10**12},
+        "space": {ADDRESS: 10**12},
+    }
+    with (
+        LoopbackNetwork(tmp_path / "network", **options) as elsewhere,
+        closing(open_store(elsewhere, log).store) as store,
+    ):
+        posting = store.post(
+            to_store(store, path := staged_file(tmp_path, os.urandom(300_000))), log
+        )
         store.put(posting, path, lambda _: None)
         elsewhere.wait_for(lambda _: all(copy.verified for copy in store.copies(posting)))
         assert len(store.copies(posting)) == 3
@@ -137,7 +168,9 @@ def test_a_wallet_that_cannot_pay_a_fee_is_empty(network, stranger):
 
 
 def test_a_chunk_larger_than_the_copies_providers_take_is_not_admitted(opened):
-    for provider, rate in zip(opened.network.provider_addresses, (100.0, 200.0, 50.0), strict=False):
+    for provider, rate in zip(
+        opened.network.provider_addresses, (100.0, 200.0, 50.0), strict=False
+    ):
         opened.records.set(provider, upload_rate=rate)
     assert opened.store.largest_chunk_bytes() == 50 * 60 * 0.9
     admit(opened.store, 2700)
@@ -179,14 +212,19 @@ def test_a_chunk_stays_in_staging_for_the_set_number_of_windows(network, store):
 
 def test_proof_windows_are_counted_from_the_post(store):
     posting = Posting(b"\1" * 32, "o", 1000, 5)
-    windows = [store.proof_window(posting, Copy("p", "", height)) for height in (1000, 1099, 1100, 1350, None)]
+    windows = [
+        store.proof_window(posting, Copy("p", "", height))
+        for height in (1000, 1099, 1100, 1350, None)
+    ]
     assert windows == [0, 0, 1, 3, None]
 
 
 def test_the_window_of_a_file_is_asked_for_once(opened, tmp_path, monkeypatch):
     posting = opened.stored(staged_file(tmp_path, os.urandom(5000)))
     asked, ask = [], opened.store.chain.file
-    monkeypatch.setattr(opened.store.chain, "file", lambda *which: asked.append(which) or ask(*which))
+    monkeypatch.setattr(
+        opened.store.chain, "file", lambda *which: asked.append(which) or ask(*which)
+    )
     copies = opened.store.copies(posting)
     windows = {opened.store.proof_window(posting, copy) for copy in copies}
     assert windows | {opened.store.current_window(posting)} == {0}
@@ -201,12 +239,16 @@ def test_copies_tell_when_they_were_last_proven(opened, tmp_path):
 
 def test_what_the_chain_lists_of_an_archive_is_listed(opened, tmp_path):
     posting = opened.stored(staged_file(tmp_path, os.urandom(5000)))
-    assert posting.merkle_root in {file.merkle_root for file in opened.store.listed("0" * 32, {opened.store.wallet.address})}
+    assert posting.merkle_root in {
+        file.merkle_root for file in opened.store.listed("0" * 32, {opened.store.wallet.address})
+    }
     assert list(opened.store.listed("f" * 32, {opened.store.wallet.address})) == []
 
 
 def test_neither_the_store_nor_its_errors_show_the_mnemonic(opened, stranger):
-    shown = f"{opened.store!r} {vars(opened.store)!r} {opened.store.settings!r} {opened.store.wallet!r}"
+    shown = (
+        f"{opened.store!r} {vars(opened.store)!r} {opened.store.settings!r} {opened.store.wallet!r}"
+    )
     with pytest.raises(StoreError) as raised:
         admit(stranger)
     assert "abandon" not in shown
@@ -231,14 +273,21 @@ def test_it_is_opened_with_the_ledger_that_remembers_for_it(network, ledger):
     store = opened_by_settings(network, ledger)
     admit(store)
     assert ledger.transactions(this_process("run-2")).seen_height(network.chain_id) > 0
-    assert (store.name, store.required_copies, store.proof_type, store.wallet.address) == ("jackal", 3, 3, ADDRESS)
+    assert (store.name, store.required_copies, store.proof_type, store.wallet.address) == (
+        "jackal",
+        3,
+        3,
+        ADDRESS,
+    )
     store.close()
 
 
 @pytest.mark.parametrize("part", [Wallet, Poster, Uploads])
 def test_what_reads_makes_no_part_that_pays_or_sends(ledger, opened, tmp_path, monkeypatch, part):
     posting = opened.stored(staged_file(tmp_path, b"x" * 1000))
-    monkeypatch.setattr(part, "__init__", lambda *_, **__: pytest.fail(f"a {part.__name__} was made"))
+    monkeypatch.setattr(
+        part, "__init__", lambda *_, **__: pytest.fail(f"a {part.__name__} was made")
+    )
     settings = Settings(store={"kind": "jackal"}, jackal=opened.store.settings)
     with closing(open_reader(settings, ledger.lookup)) as reader:
         assert b"".join(reader.read(posting, 0, 1000)) == b"x" * 1000

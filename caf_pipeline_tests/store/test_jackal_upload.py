@@ -68,7 +68,13 @@ def put(opened, posting, staged, progress=silent):
 
 
 def sent_since(opened, before) -> Counter:
-    return Counter({number: count - before[number] for number, count in opened.begun().items() if count > before[number]})
+    return Counter(
+        {
+            number: count - before[number]
+            for number, count in opened.begun().items()
+            if count > before[number]
+        }
+    )
 
 
 def only(network, *numbers):
@@ -85,7 +91,9 @@ def prefer(opened, number):
 
 @pytest.fixture
 def everyone_active(open_with, tmp_path):
-    """Each of the four providers has proven a file: who has proven none is asked last, whatever its rate."""
+    """Each of the four providers has proven a file: who has proven none is asked last, whatever its
+    rate.
+    """
     path = tmp_path / "everywhere.caf"
     path.write_bytes(os.urandom(100_000))
     assert open_with(copies=4).stored(path)
@@ -127,7 +135,9 @@ def test_rates_of_bodies_from_four_mebibytes_on_are_kept(opened, tmp_path):
     assert sum(one.upload_rate is not None for one in opened.records.all().values()) == 3
 
 
-def test_rates_are_kept_where_reading_the_orders_takes_longer_than_sending(opened, tmp_path, monkeypatch):
+def test_rates_are_kept_where_reading_the_orders_takes_longer_than_sending(
+    opened, tmp_path, monkeypatch
+):
     """The rate is the provider's then, too: no order held the body up."""
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(5 * MIB))
@@ -179,8 +189,11 @@ def test_the_fast_ones_are_asked_before_the_slow_one(opened, network):
         opened.records.set(address, upload_rate=rate)
     selection = opened.store._selection
     asked = selection.to_upload(1000)
-    # Who has proven something by now depends on the tests before: those are asked first, whatever their rate.
-    assert asked == sorted(rates, key=lambda address: (address not in selection._active, -rates[address]))
+    # Who has proven something by now depends on the tests before: those are asked first, whatever
+    # their rate.
+    assert asked == sorted(
+        rates, key=lambda address: (address not in selection._active, -rates[address])
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,7 +234,9 @@ def test_an_upload_that_breaks_but_was_stored_is_not_sent_again(opened, network,
     assert len(opened.providers_of(posting)) == 3
 
 
-def test_an_upload_that_breaks_is_learned_of_from_the_chain_where_the_provider_forgot_it(opened, network, staged):
+def test_an_upload_that_breaks_is_learned_of_from_the_chain_where_the_provider_forgot_it(
+    opened, network, staged
+):
     for number in range(4):
         network.misbehave(provider=number, drop_reply=True, lose_jobs=True)
     before = opened.begun()
@@ -237,7 +252,9 @@ def test_one_that_failed_is_tried_once_more_where_nobody_else_is_left(opened, ne
 
 
 @pytest.mark.thorough
-def test_a_run_that_is_killed_in_an_upload_leaves_what_the_next_one_finishes(opened, network, tmp_path):
+def test_a_run_that_is_killed_in_an_upload_leaves_what_the_next_one_finishes(
+    opened, network, tmp_path
+):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(4 * MIB))
     posting = opened.posted(path)
@@ -254,8 +271,17 @@ def test_a_run_that_is_killed_in_an_upload_leaves_what_the_next_one_finishes(ope
         "posting = Posting(bytes.fromhex(root), owner, int(start), Path(path).stat().st_size)\n"
         "opened.store.put(posting, Path(path), lambda n: print(n, flush=True) if n else None)\n"
     )
-    arguments = [network.lcd, network.chain_id, posting.merkle_root.hex(), posting.owner, str(posting.start), str(path)]
-    with subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE) as run:
+    arguments = [
+        network.lcd,
+        network.chain_id,
+        posting.merkle_root.hex(),
+        posting.owner,
+        str(posting.start),
+        str(path),
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE
+    ) as run:
         assert run.stdout.readline()
         run.send_signal(signal.SIGKILL)
     assert sum(sent_since(opened, before).values()) > 0
@@ -265,7 +291,9 @@ def test_a_run_that_is_killed_in_an_upload_leaves_what_the_next_one_finishes(ope
 
 
 @pytest.mark.thorough
-def test_a_network_that_is_killed_in_an_upload_and_comes_back_gets_the_rest(network, open_with, tmp_path):
+def test_a_network_that_is_killed_in_an_upload_and_comes_back_gets_the_rest(
+    network, open_with, tmp_path
+):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(4 * MIB))
     opened = open_with(proof_seconds=5)
@@ -312,7 +340,9 @@ def test_fewer_required_copies_are_enough_where_so_set(open_with, network, stage
     assert opened.providers_of(opened.stored(staged)) == {0, 1}
 
 
-def test_one_that_gives_other_bytes_is_sent_the_file_once_more_and_does_not_count(opened, network, staged):
+def test_one_that_gives_other_bytes_is_sent_the_file_once_more_and_does_not_count(
+    opened, network, staged
+):
     only(network, 0, 1, 2)
     network.misbehave(provider=2, flip_byte=-1)
     posting, before = opened.posted(staged), opened.begun()
@@ -432,7 +462,11 @@ def test_a_chunk_that_is_there_needs_no_bandwidth(open_with, staged):
 def test_under_a_small_bandwidth_providers_are_served_one_after_the_other(open_with):
     opened = open_with(bandwidth=1000)
     uploads = opened.store._uploads
-    assert [uploads.side_by_side(size_bytes) for size_bytes in (10_000, 20_000, 50_000)] == [3, 2, 1]
+    assert [uploads.side_by_side(size_bytes) for size_bytes in (10_000, 20_000, 50_000)] == [
+        3,
+        2,
+        1,
+    ]
 
 
 # --- the operator, the lease ---

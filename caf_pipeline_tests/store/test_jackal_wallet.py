@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caf_pipeline.errors import MnemonicRefused
-from caf_pipeline.store.jackal.wallet import MNEMONIC_VARIABLE, Wallet, address_of, read_mnemonic, words_named
+from caf_pipeline.store.jackal.wallet import (
+    MNEMONIC_VARIABLE,
+    Wallet,
+    address_of,
+    read_mnemonic,
+    words_named,
+)
 
 WORDS = "abandon " * 11 + "about"
 PRIVATE_KEY = "c4a48e2fce1481cd3294b4490f6678090ea98d3d0e5cd984558ab0968741b104"
@@ -34,7 +40,10 @@ def file(tmp_path):
 def test_the_key_and_the_address_are_those_of_other_wallets():
     wallet = Wallet(WORDS)
     assert wallet._key.to_hex() == PRIVATE_KEY  # mospy-wallet 0.6.0 says the same
-    assert wallet.public_key.hex() == "024f4e2ad99c34d60b9ba6283c9431a8418af8673212961f97a77b6377fcd05b62"
+    assert (
+        wallet.public_key.hex()
+        == "024f4e2ad99c34d60b9ba6283c9431a8418af8673212961f97a77b6377fcd05b62"
+    )
     assert wallet.address == address_of(wallet.public_key) == ADDRESS
 
 
@@ -122,7 +131,10 @@ def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path, file):
 
 
 def test_two_wallets_never_share_a_signature():
-    signatures = [Wallet(words).sign(hashlib.sha256(b"x").digest()) for words in (WORDS, "zoo " * 11 + "wrong")]
+    signatures = [
+        Wallet(words).sign(hashlib.sha256(b"x").digest())
+        for words in (WORDS, "zoo " * 11 + "wrong")
+    ]
     assert all(a != b for a, b in itertools.combinations(signatures, 2))
 
 

@@ -1,8 +1,9 @@
-"""A real browser without a screen: Chromium, told what to do through its own ChromeDriver by the W3C WebDriver protocol.
+"""A real browser without a screen: Chromium, told what to do through its own ChromeDriver by the
+W3C WebDriver protocol.
 
-A handful of requests is all that reading a page takes, so that no client library is needed. What it is used for is
-skipped where one of the programs is missing; `.ci/run` installs them.
-Source: https://www.w3.org/TR/webdriver2/
+A handful of requests is all that reading a page takes, so that no client library is needed. What it
+is used for is skipped where one of the programs is missing; `.ci/run` installs them. Source:
+https://www.w3.org/TR/webdriver2/
 """
 
 import base64
@@ -40,7 +41,9 @@ _ARGUMENTS = (
 )
 
 _TEXT = "return document.body ? document.body.innerText : ''"
-_HAS = "return !!document.body && arguments[0].every(text => document.body.innerText.includes(text))"
+_HAS = (
+    "return !!document.body && arguments[0].every(text => document.body.innerText.includes(text))"
+)
 _CLICK = """
 const named = e => e.innerText.trim() === arguments[0];
 const found = [...document.querySelectorAll("button, a, [role=button], [role=tab]")].filter(named);
@@ -56,7 +59,10 @@ needs_browser = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Browser:
-    """A window. What it shows is waited for, since the UI asks for its parts after the page is there."""
+    """A window.
+
+    What it shows is waited for, since the UI asks for its parts after the page is there.
+    """
 
     client: httpx.Client
 
@@ -74,11 +80,15 @@ class Browser:
         """Wait until this function's body is true of the page."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self.run(script, *arguments):
-            assert time.monotonic() < deadline, f"{script} {arguments} is not so of: {self.run(_TEXT)}"
+            assert time.monotonic() < deadline, (
+                f"{script} {arguments} is not so of: {self.run(_TEXT)}"
+            )
             time.sleep(_LOOK_SECONDS)
 
     def click(self, text: str, *texts: str) -> str:
-        """Click the first button or link of exactly this text; return the page's text when all of the others are in it."""
+        """Click the first button or link of exactly this text; return the page's text when all of
+        the others are in it.
+        """
         self.wait_for(text)
         assert self.run(_CLICK, text), f"no button and no link is named {text!r}"
         return self.wait_for(*texts)
@@ -88,12 +98,16 @@ class Browser:
         return self._post("execute/sync", script=script, args=arguments)
 
     def size(self, width: int, height: int) -> None:
-        """Let the page be of this size from here on; to do so before it is opened spares it the way from one to the other."""
+        """Let the page be of this size from here on; to do so before it is opened spares it the way
+        from one to the other.
+        """
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._post("goog/cdp/execute", cmd="Emulation.setDeviceMetricsOverride", params=metrics)
 
     def picture(self, path: Path) -> None:
-        """Write a PNG file of what the window shows once it has come to rest; a time that it counts in seconds never does."""
+        """Write a PNG file of what the window shows once it has come to rest; a time that it counts
+        in seconds never does.
+        """
         shown = self._picture()
         for _ in range(_LOOKS_AT_REST):
             time.sleep(4 * _LOOK_SECONDS)
@@ -119,12 +133,19 @@ def browser(folder: Path) -> Iterator[Browser]:
     """A window of a new profile in this folder; it and its processes are ended."""
     port = free_port()
     with (folder / "browser.log").open("ab") as log:
-        process = subprocess.Popen(["chromedriver", f"--port={port}"], stdout=log, stderr=log, start_new_session=True)
-    options = {"binary": shutil.which("chromium"), "args": [*_ARGUMENTS, f"--user-data-dir={folder / 'profile'}"]}
+        process = subprocess.Popen(
+            ["chromedriver", f"--port={port}"], stdout=log, stderr=log, start_new_session=True
+        )
+    options = {
+        "binary": shutil.which("chromium"),
+        "args": [*_ARGUMENTS, f"--user-data-dir={folder / 'profile'}"],
+    }
     wanted = {"alwaysMatch": {"goog:chromeOptions": options, "pageLoadStrategy": "eager"}}
     try:
         # Not by a proxy of the environment.
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_SECONDS, trust_env=False) as client:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_SECONDS, trust_env=False
+        ) as client:
             while True:
                 with suppress(httpx.TransportError):
                     client.get("/status")

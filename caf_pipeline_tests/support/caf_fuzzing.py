@@ -1,9 +1,12 @@
-"""Hostile CAF files, manifests and journals by the thousand: mutations of real ones, in a process of its own that may crash.
+"""Hostile CAF files, manifests and journals by the thousand: mutations of real ones, in a process
+of its own that may crash.
 
-    python -m caf_pipeline_tests.support.caf_fuzzing archive 0 5000      tries inputs 0 to 4,999 of a kind, prints what is wrong
+    python -m caf_pipeline_tests.support.caf_fuzzing archive 0 5000      tries inputs 0 to 4,999 of
+    a kind, prints what is wrong
 
-An input is its kind and its number, and nothing else: the same number gives the same bytes on every machine with the same
-libraries. The process has so much address space above what it has after its imports, and each input so many seconds.
+An input is its kind and its number, and nothing else: the same number gives the same bytes on every
+machine with the same libraries. The process has so much address space above what it has after its
+imports, and each input so many seconds.
 """
 
 import base64
@@ -34,20 +37,92 @@ from caf_pipeline_tests.support.memory_ranges import MemoryRanges, caf_bytes, in
 
 VECTORS: Final = Path(__file__).parents[1] / "vectors" / "caf"
 MEMORY_BYTES: Final = 256 << 20
-INPUT_SECONDS: Final = 20  # an input takes a millisecond; what takes so long on a busy machine hangs
-COMMAND_EVERY: Final = 250  # inputs of which one also goes through the commands, which take a hundred times as long
+INPUT_SECONDS: Final = (
+    20  # an input takes a millisecond; what takes so long on a busy machine hangs
+)
+COMMAND_EVERY: Final = (
+    250  # inputs of which one also goes through the commands, which take a hundred times as long
+)
 WRONG_STATUS: Final = 3
 
-INTERESTING: Final = (0, 1, 2, 3, 4, 0x7F, 0x80, 0xFF, 0x100, 0xFFFF, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFE, 0xFFFF_FFFF, 1 << 40)
-NUMBERS: Final = ("0", "-0", "-1", "1e2", "1.0", "9223372036854775807", "9223372036854775808", "18446744073709551616", "1e999")
-NUMBERS_TOO: Final = ("9" * 5000, "0x10", "01", "+1", "NaN", "Infinity", "null", "true", '"3"', "[]", "{}", "1_0", "٣")
+INTERESTING: Final = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    0x7F,
+    0x80,
+    0xFF,
+    0x100,
+    0xFFFF,
+    0x7FFF_FFFF,
+    0x8000_0000,
+    0xFFFF_FFFE,
+    0xFFFF_FFFF,
+    1 << 40,
+)
+NUMBERS: Final = (
+    "0",
+    "-0",
+    "-1",
+    "1e2",
+    "1.0",
+    "9223372036854775807",
+    "9223372036854775808",
+    "18446744073709551616",
+    "1e999",
+)
+NUMBERS_TOO: Final = (
+    "9" * 5000,
+    "0x10",
+    "01",
+    "+1",
+    "NaN",
+    "Infinity",
+    "null",
+    "true",
+    '"3"',
+    "[]",
+    "{}",
+    "1_0",
+    "٣",
+)
 TEXTS: Final = (
-    *("", "..", "../x", "/abs", "a//b", "__proto__", "a\0b", "\x1b[2J", "é", "e\u0301", "\u202e", "\ufffd", "😀", "a" * 1025),
-    *("\\u0000", "\\ud800", "\\udc00\\ud800", "\\ud83d\\ude00", "\\u005f", "\\", "\\x", "\\u12", '"', "files", "start_byte"),
+    *(
+        "",
+        "..",
+        "../x",
+        "/abs",
+        "a//b",
+        "__proto__",
+        "a\0b",
+        "\x1b[2J",
+        "é",
+        "e\u0301",
+        "\u202e",
+        "\ufffd",
+        "😀",
+        "a" * 1025,
+    ),
+    *(
+        "\\u0000",
+        "\\ud800",
+        "\\udc00\\ud800",
+        "\\ud83d\\ude00",
+        "\\u005f",
+        "\\",
+        "\\x",
+        "\\u12",
+        '"',
+        "files",
+        "start_byte",
+    ),
 )
 
 
-# --- seeds -----------------------------------------------------------------------------------------------------------
+# --- seeds
+# ------------------------------------------------------------------------------------------
 
 
 @cache
@@ -110,7 +185,8 @@ def _row(number: int) -> dict[str, Any]:
     }
 
 
-# --- mutations -------------------------------------------------------------------------------------------------------
+# --- mutations
+# ------------------------------------------------------------------------------------------
 
 
 def _flip(chance: random.Random, data: bytearray) -> None:
@@ -121,7 +197,9 @@ def _flip(chance: random.Random, data: bytearray) -> None:
 
 def _set(chance: random.Random, data: bytearray) -> None:
     if data:
-        data[chance.randrange(len(data))] = chance.choice((0, 0xFF, 0x7F, 0x80, chance.randrange(256)))
+        data[chance.randrange(len(data))] = chance.choice(
+            (0, 0xFF, 0x7F, 0x80, chance.randrange(256))
+        )
 
 
 def _cut(chance: random.Random, data: bytearray) -> None:
@@ -138,14 +216,25 @@ def _splice(chance: random.Random, data: bytearray, others: tuple[bytes, ...]) -
     other = chance.choice(others)
     begin = chance.randrange(len(other) + 1)
     at = chance.randrange(len(data) + 1)
-    data[at : at + chance.choice((0, 0, 10, 100))] = other[begin : begin + chance.choice((4, 50, 1000, len(other)))]
+    data[at : at + chance.choice((0, 0, 10, 100))] = other[
+        begin : begin + chance.choice((4, 50, 1000, len(other)))
+    ]
 
 
 def _lie(chance: random.Random, data: bytearray) -> None:
     """Write a number where one may be: at the end, as in the footer, or anywhere."""
-    value = chance.choice((*INTERESTING, len(data), len(data) - 4, len(data) - 3, chance.randrange(1 << 32))) & 0xFFFF_FFFF
+    value = (
+        chance.choice(
+            (*INTERESTING, len(data), len(data) - 4, len(data) - 3, chance.randrange(1 << 32))
+        )
+        & 0xFFFF_FFFF
+    )
     raw = struct.pack("<I", value)
-    at = max(0, len(data) - chance.choice((4, 4, 8))) if chance.random() < 0.6 else chance.randrange(len(data) + 1)
+    at = (
+        max(0, len(data) - chance.choice((4, 4, 8)))
+        if chance.random() < 0.6
+        else chance.randrange(len(data) + 1)
+    )
     data[at : at + 4] = raw
 
 
@@ -184,9 +273,21 @@ def _odd_text(chance: random.Random, index: str) -> str:
         opened, closed = chance.choice((("[", "]"), ('{"a":', "}")))
         return index[:at] + opened * depth + "0" + closed * chance.choice((0, depth)) + index[at:]
     if kind == 3:
-        return index.replace('"files"', chance.choice(('"file\\u0073"', '"Files"', '"files","files"', '"__proto__"')), 1)
+        return index.replace(
+            '"files"',
+            chance.choice(('"file\\u0073"', '"Files"', '"files","files"', '"__proto__"')),
+            1,
+        )
     if kind == 4:
-        entry = chance.choice(('"a":{"start_byte":0,"end_byte":1},', '"a":{},', '"a":{"start_byte":0},', '"a":null,', '"":1,'))
+        entry = chance.choice(
+            (
+                '"a":{"start_byte":0,"end_byte":1},',
+                '"a":{},',
+                '"a":{"start_byte":0},',
+                '"a":null,',
+                '"":1,',
+            )
+        )
         return index.replace('"files":{', '"files":{' + entry * chance.choice((1, 2, 500)), 1)
     return index[:at] + index[at + chance.choice((1, 1, 2, 10)) :]
 
@@ -202,7 +303,8 @@ def reindexed(chance: random.Random, seeds: tuple[bytes, ...]) -> bytes:
     return caf_bytes(data[:start], index.encode("utf-8", "surrogateescape"))
 
 
-# --- what may come of an input ---------------------------------------------------------------------------------------
+# --- what may come of an input
+# ---------------------------------------------------------------------------------------
 
 
 def archive_input(number: int) -> bytes:
@@ -232,13 +334,18 @@ def _read_all(reader: CafReader, content: bytes) -> None:
             assert reader.read(member.key) == body
             assert b"".join(reader.stream(member.key, 1000)) == body
     filled = [member for member in members if member.size_bytes][:1000]
-    assert all(b"".join(map(bytes, pieces)) == content[one.start_byte : one.end_byte] for one, pieces in reader.read_many(filled))
+    assert all(
+        b"".join(map(bytes, pieces)) == content[one.start_byte : one.end_byte]
+        for one, pieces in reader.read_many(filled)
+    )
     assert 0 <= sum(end - start for start, end in reader.gaps()) <= reader.data_size_bytes
     assert 0 <= reader.overlap_count() <= len(reader)
 
 
 def try_commands(content: bytes) -> None:
-    """Let the commands read an archive: they end with 0, 1 (some of it failed) or 4, and say no more than sentences."""
+    """Let the commands read an archive: they end with 0, 1 (some of it failed) or 4, and say no
+    more than sentences.
+    """
     from caf_pipeline.cli import main
 
     with tempfile.TemporaryDirectory() as folder:
@@ -258,7 +365,10 @@ def try_commands(content: bytes) -> None:
             said.flush()
             assert status in (0, 1, 4), (status, told.getvalue())
             assert "should not have happened" not in told.getvalue()
-            assert arguments[0] == "cat" or "\x1b" not in said.buffer.getvalue().decode() + told.getvalue()
+            assert (
+                arguments[0] == "cat"
+                or "\x1b" not in said.buffer.getvalue().decode() + told.getvalue()
+            )
         assert sorted(os.listdir(folder)) == ["inner"]
         assert set(os.listdir(path.parent)) <= {"o.caf", "out"}
 
@@ -272,7 +382,9 @@ class _Captured(io.TextIOWrapper):
 
 
 def manifest_input(number: int) -> bytes:
-    """Return a manifest by its number: changed anywhere, or in the footer alone, which a reader believes."""
+    """Return a manifest by its number: changed anywhere, or in the footer alone, which a reader
+    believes.
+    """
     chance = random.Random(f"manifest {number}")
     if chance.random() < 0.5:
         return scrambled(chance, manifests())
@@ -297,7 +409,9 @@ def try_manifest(content: bytes) -> None:
             assert isinstance(row, dict)
 
 
-OPENING: Final = journal.Opening(journal.JOURNAL_FORMAT, "s", bytes(32), bytes(32), 3, 1 << 30, True)
+OPENING: Final = journal.Opening(
+    journal.JOURNAL_FORMAT, "s", bytes(32), bytes(32), 3, 1 << 30, True
+)
 
 
 @cache
@@ -311,38 +425,56 @@ def journals() -> tuple[bytes, ...]:
             log.append(OPENING)
             position = 512
             for number in range(count):
-                member = journal.PackedMember(position, position + number, bytes(32), bytes(8), "crc32:00000000")
+                member = journal.PackedMember(
+                    position, position + number, bytes(32), bytes(8), "crc32:00000000"
+                )
                 position += number
                 skipped = journal.SkippedObject(SkipReason.DELETED, "gone")
-                log.append(journal.Checkpoint([member, skipped], bytes(32), position, bytes(100 * number), position))
+                log.append(
+                    journal.Checkpoint(
+                        [member, skipped], bytes(32), position, bytes(100 * number), position
+                    )
+                )
             log.close()
             found.append(path.read_bytes())
     return tuple(found)
 
 
 def journal_input(number: int) -> bytes:
-    """Return a journal by its number: changed anywhere, or only in what entries say, their hashes and order being right."""
+    """Return a journal by its number: changed anywhere, or only in what entries say, their hashes
+    and order being right.
+    """
     chance = random.Random(f"journal {number}")
     if chance.random() < 0.5:
         return scrambled(chance, journals())
     data = chance.choice(journals())
-    read, writer, written = LogReader(lambda start, end: data[start:end], len(data)), LogWriter(), bytearray()
+    read, writer, written = (
+        LogReader(lambda start, end: data[start:end], len(data)),
+        LogWriter(),
+        bytearray(),
+    )
     for entry in read.entries():
         content = bytearray(read.content(entry) or b"")
         if chance.random() < 0.3:
-            content = bytearray(scrambled(chance, (bytes(content), b"\xdd\xff\xff\xff\xff", b"\x91" * 5000)))
+            content = bytearray(
+                scrambled(chance, (bytes(content), b"\xdd\xff\xff\xff\xff", b"\x91" * 5000))
+            )
         written += writer.entry(entry.user_data, content)
     return bytes(written)
 
 
 def try_journal(content: bytes) -> None:
-    """Read a journal as a log and as what it says; nothing is raised, and no entry is outside the file or another's place."""
+    """Read a journal as a log and as what it says; nothing is raised, and no entry is outside the
+    file or another's place.
+    """
     log = LogReader(lambda start, end: content[start:end], len(content))
     ended = 0
     for entry in log.entries():
         assert ended <= entry.begin < entry.end
         inside = log.content(entry)
-        assert inside is None or (len(inside) == entry.content_size_bytes and entry.end <= len(content))
+        assert inside is None or (
+            len(inside) == entry.content_size_bytes and entry.end <= len(content)
+        )
         ended = entry.begin + 1
     with tempfile.TemporaryFile() as file:
         file.write(content)
@@ -360,7 +492,8 @@ KINDS: Final[dict[str, tuple[Callable[[int], bytes], Callable[[bytes], None]]]] 
 }
 
 
-# --- a process of its own --------------------------------------------------------------------------------------------
+# --- a process of its own
+# ------------------------------------------------------------------------------------------
 
 
 def _limit_memory() -> None:
@@ -371,12 +504,20 @@ def _limit_memory() -> None:
 
 
 def _tell(kind: str, number: int, what: str, content: bytes) -> None:
-    record = {"kind": kind, "number": number, "what": what[-2000:], "bytes": base64.b64encode(content[:100_000]).decode()}
+    record = {
+        "kind": kind,
+        "number": number,
+        "what": what[-2000:],
+        "bytes": base64.b64encode(content[:100_000]).decode(),
+    }
     print(json.dumps(record), flush=True)
 
 
 def run(kind: str, numbers: Iterable[int], progress: Path | None = None) -> int:
-    """Try inputs; return how many went wrong. What runs is written to `progress` before, for who finds this process dead."""
+    """Try inputs; return how many went wrong.
+
+    What runs is written to `progress` before, for who finds this process dead.
+    """
     make, attempt = KINDS[kind]
     make(0), attempt(make(0))  # loads what there is to load
     if kind == "archive":

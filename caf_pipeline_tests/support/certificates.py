@@ -1,7 +1,7 @@
 """TLS for servers of tests, by a certificate that nobody knows.
 
-certificate    a file with a certificate of this machine, signed by itself; its key is in `key.pem` beside it
-tls            a server's context with it
+certificate    a file with a certificate of this machine, signed by itself; its key is in `key.pem`
+beside it tls            a server's context with it
 """
 
 import ssl
@@ -23,13 +23,22 @@ def certificate(tmp_path: Path) -> Path:
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     made = x509.CertificateBuilder(
-        name, name, key.public_key(), x509.random_serial_number(), now - timedelta(days=1), now + timedelta(days=1)
+        name,
+        name,
+        key.public_key(),
+        x509.random_serial_number(),
+        now - timedelta(days=1),
+        now + timedelta(days=1),
     )
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
+    names = x509.SubjectAlternativeName(
+        [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
+    )
     signed = made.add_extension(names, critical=False).sign(key, hashes.SHA256())
     path = tmp_path / "certificate.pem"
     path.write_bytes(signed.public_bytes(Encoding.PEM))
-    path.with_name("key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    path.with_name("key.pem").write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
     return path
 
 

@@ -1,4 +1,5 @@
-"""A user of a Jackal network who speaks its wire by hand: raw requests, one wallet, no retry, no mercy.
+"""A user of a Jackal network who speaks its wire by hand: raw requests, one wallet, no retry, no
+mercy.
 
 For tests of the loopback network, and of what a network does with a client's work.
 """
@@ -50,11 +51,18 @@ class Post:
 
     @property
     def job(self) -> str:
-        return hashlib.sha256(self.root + self.owner.encode() + str(self.start).encode()).hexdigest()
+        return hashlib.sha256(
+            self.root + self.owner.encode() + str(self.start).encode()
+        ).hexdigest()
 
     @property
     def form(self) -> dict[str, str]:
-        return {"sender": self.owner, "merkle": self.root.hex(), "start": str(self.start), "type": str(self.proof_type)}
+        return {
+            "sender": self.owner,
+            "merkle": self.root.hex(),
+            "start": str(self.start),
+            "type": str(self.proof_type),
+        }
 
 
 class ChainUser:
@@ -66,7 +74,8 @@ class ChainUser:
         self.wallet = Wallet(words)
         self.address = self.wallet.address
 
-    # --- asking ------------------------------------------------------------------------------------------------------
+    # --- asking
+    # --------------------------------------------------------------------------------
 
     def get(self, path: str, lcd: int = 0) -> httpx.Response:
         return self.client.get(self.network.lcds[lcd] + path)
@@ -75,20 +84,29 @@ class ChainUser:
         return self.get(f"/jackal/canine-chain/storage/{path}", lcd)
 
     def height(self, lcd: int = 0) -> int:
-        return int(self.get("/cosmos/base/tendermint/v1beta1/blocks/latest", lcd).json()["block"]["header"]["height"])
+        return int(
+            self.get("/cosmos/base/tendermint/v1beta1/blocks/latest", lcd).json()["block"][
+                "header"
+            ]["height"]
+        )
 
     def account(self) -> tuple[int, int]:
         answer = self.get(f"/cosmos/auth/v1beta1/accounts/{self.address}").json()
         return int(answer["account"]["account_number"]), int(answer["account"]["sequence"])
 
     def balance(self) -> int:
-        answer = self.get(f"/cosmos/bank/v1beta1/balances/{self.address}/by_denom?denom=ujkl").json()
+        answer = self.get(
+            f"/cosmos/bank/v1beta1/balances/{self.address}/by_denom?denom=ujkl"
+        ).json()
         return int(answer["balance"]["amount"])
 
-    # --- transactions ------------------------------------------------------------------------------------------------
+    # --- transactions
+    # --------------------------------------------------------------------------------
 
     def sign(self, *sent: ChainMessage, **changes: Any) -> bytes:
-        number, sequence = self.account() if not {"account_number", "sequence"} <= changes.keys() else (0, 0)
+        number, sequence = (
+            self.account() if not {"account_number", "sequence"} <= changes.keys() else (0, 0)
+        )
         terms = {
             "chain_id": self.network.chain_id,
             "account_number": number,
@@ -127,7 +145,9 @@ class ChainUser:
         value = field(1, self.address.encode()) + field(2, post.root) + field(3, post.start)
         return ChainMessage("/canine_chain.storage.MsgDeleteFile", value)
 
-    def post(self, content: bytes, *, proof_type: int = 3, size_bytes: int | None = None, **changes: Any) -> Post:
+    def post(
+        self, content: bytes, *, proof_type: int = 3, size_bytes: int | None = None, **changes: Any
+    ) -> Post:
         """Put a file on the chain."""
         root = root_of(content, proof_type)
         size_bytes = len(content) if size_bytes is None else size_bytes
@@ -135,9 +155,12 @@ class ChainUser:
         assert done["code"] == 0, done
         return Post(content, root, self.address, messages.post_starts(done["data"])[0], proof_type)
 
-    # --- providers ---------------------------------------------------------------------------------------------------
+    # --- providers
+    # --------------------------------------------------------------------------------
 
-    def upload(self, post: Post, provider: int = 0, *, version: int = 2, **changes: Any) -> httpx.Response:
+    def upload(
+        self, post: Post, provider: int = 0, *, version: int = 2, **changes: Any
+    ) -> httpx.Response:
         content = changes.pop("content", post.content)
         url = self.network.providers[provider] + ("/v2/upload" if version == 2 else "/upload")
         form = {name: value for name, value in (post.form | changes).items() if value is not None}
@@ -147,7 +170,9 @@ class ChainUser:
         return self.client.get(f"{self.network.providers[provider]}/v2/status/{post.job}")
 
     def download(self, root: bytes, provider: int = 0, **headers: str) -> httpx.Response:
-        return self.client.get(f"{self.network.providers[provider]}/download/{root.hex()}", headers=headers)
+        return self.client.get(
+            f"{self.network.providers[provider]}/download/{root.hex()}", headers=headers
+        )
 
     def provers(self, post: Post) -> list[str]:
         return [proof.split("/")[0] for proof in self.storage(post.path).json()["file"]["proofs"]]

@@ -1,8 +1,9 @@
-"""`caf` as a user runs it: a folder with a caf.toml, arguments and an environment in, output and exit status out.
+"""`caf` as a user runs it: a folder with a caf.toml, arguments and an environment in, output and
+exit status out.
 
-A command runs in this process, which takes a tenth of the time that an interpreter takes to start and to load it all. What is
-about the process itself (signals, kills, memory, what its children inherit, the installed script) is run as one: `process`
-and `start`.
+A command runs in this process, which takes a tenth of the time that an interpreter takes to start
+and to load it all. What is about the process itself (signals, kills, memory, what its children
+inherit, the installed script) is run as one: `process` and `start`.
 """
 
 import contextlib
@@ -37,7 +38,12 @@ from caf_pipeline_tests.support.run_contexts import archive_everything
 CAF = str(Path(sys.executable).with_name("caf"))
 
 FOLDER_STORE = {"CAF_STORE__KIND": "directory"}
-FOREIGN = ("AWS_", "CAF_", "DAGSTER_", "JACKAL_")  # a developer's own settings, which no test may see
+FOREIGN = (
+    "AWS_",
+    "CAF_",
+    "DAGSTER_",
+    "JACKAL_",
+)  # a developer's own settings, which no test may see
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM)
 
@@ -53,7 +59,10 @@ class Done:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A folder to work in, and the environment's variables. Chunks are kept in a folder, unless these say otherwise."""
+    """A folder to work in, and the environment's variables.
+
+    Chunks are kept in a folder, unless these say otherwise.
+    """
 
     folder: Path
     environment: dict[str, str]
@@ -91,16 +100,37 @@ class CommandLine:
 
     @contextlib.contextmanager
     def surroundings(self, **more: str) -> Iterator[None]:
-        """Let this process be in the folder, with these variables only; then put back whatever a command changed."""
+        """Let this process be in the folder, with these variables only; then put back whatever a
+        command changed.
+        """
         servers = set(embedded._opened)
         handlers = [(number, signal.getsignal(number)) for number in _SIGNALS]
-        loggers = [logging.root, *(each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger))]
-        logged = [(each, each.level, each.propagate, each.disabled, list(each.handlers), list(each.filters)) for each in loggers]
+        loggers = [
+            logging.root,
+            *(
+                each
+                for each in logging.root.manager.loggerDict.values()
+                if isinstance(each, logging.Logger)
+            ),
+        ]
+        logged = [
+            (
+                each,
+                each.level,
+                each.propagate,
+                each.disabled,
+                list(each.handlers),
+                list(each.filters),
+            )
+            for each in loggers
+        ]
         source_resource._client.cache_clear()  # made with the keys of another environment
         try:
             with (
                 mock.patch.dict(os.environ, self.variables(more), clear=True),
-                mock.patch.object(RetryPolicy, "calculate_delay", return_value=0.0),  # by its rule, a step waits 14 s
+                mock.patch.object(
+                    RetryPolicy, "calculate_delay", return_value=0.0
+                ),  # by its rule, a step waits 14 s
                 contextlib.chdir(self.folder),
                 warnings.catch_warnings(),
             ):
@@ -119,7 +149,11 @@ class CommandLine:
                 embedded._opened[folder].close()
 
     def variables(self, more: dict[str, str] | None = None) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if name == PLACE_VARIABLE or not name.startswith(FOREIGN)}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name == PLACE_VARIABLE or not name.startswith(FOREIGN)
+        }
         return kept | FOLDER_STORE | self.environment | (more or {})
 
 
@@ -140,7 +174,9 @@ def _in_time(arguments: tuple[str, ...]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _written_to(out: BinaryIO, err: BinaryIO) -> Iterator[None]:
-    """Let the descriptors 0 to 2, and Python's own streams over them, be an input that has ended and these files."""
+    """Let the descriptors 0 to 2, and Python's own streams over them, be an input that has ended
+    and these files.
+    """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     with contextlib.ExitStack() as stack:
@@ -166,7 +202,9 @@ def _all_of(file: BinaryIO) -> bytes:
 
 
 def archive_source(caf: CommandLine, source: str = "src") -> None:
-    """Archive what a source has with this command line's settings, by the steps of a run and without Dagster."""
+    """Archive what a source has with this command line's settings, by the steps of a run and
+    without Dagster.
+    """
     with caf.surroundings():
         settings = load_settings()
         with opened_ledger(settings) as ledger:

@@ -1,7 +1,9 @@
-"""Processes of their own that hold something until they are killed, or are killed at a named moment; and what they leave.
+"""Processes of their own that hold something until they are killed, or are killed at a named
+moment; and what they leave.
 
-`python -m caf_pipeline_tests.support.crashes lease URL NAME SECONDS` prints "held", then "kept" or "lost" for each line of its
-standard input. `… inventory URL FOLDER` prints "held" when the first page is written.
+`python -m caf_pipeline_tests.support.crashes lease URL NAME SECONDS` prints "held", then "kept" or
+"lost" for each line of its standard input. `… inventory URL FOLDER` prints "held" when the first
+page is written.
 """
 
 import contextlib
@@ -44,14 +46,18 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(PRELOADED)
 
 NOT_COMPARED = {"chain_heights", "folder_store", "providers"}
-"""Tables in which looking at a chain leaves what it saw: how high it is, how fast its providers are."""
+"""Tables in which looking at a chain leaves what it saw: how high it is, how fast its providers
+are.
+"""
 
 
 @contextlib.contextmanager
 def started(*arguments: str) -> "Iterator[subprocess.Popen[str]]":
     """Start one; yield it once it holds what it was told to hold. It is gone afterwards."""
     command = [sys.executable, "-m", "caf_pipeline_tests.support.crashes", *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout
             assert process.stdout.readline() == "held\n"
@@ -97,7 +103,8 @@ class EndlessSource(MemorySource):
         time.sleep(600)
 
 
-# --- killed at a moment ------------------------------------------------------------------------------------------------
+# --- killed at a moment
+# ------------------------------------------------------------------------------------------
 
 
 def _kill_at(owner: object, name: str, *, before: bool) -> None:
@@ -117,18 +124,30 @@ def _run(folder: str, url: str, chunk: str, at: tuple[str, bool], settings: dict
     _kill_at(owner, name, before=before)
     ledger = Ledger(Database(url))
     store = open_jackal_store if "jackal" in settings else None
-    archive_chunk(a_run_context(Path(folder), a_steady_source(), ledger, run="run-dead", store=store, **settings), chunk)
+    archive_chunk(
+        a_run_context(
+            Path(folder), a_steady_source(), ledger, run="run-dead", store=store, **settings
+        ),
+        chunk,
+    )
 
 
-def run_killed(folder: Path, url: str, chunk: str, *, at: str, before: bool = False, **settings: Any) -> None:
-    """Run the chunk's steps in a process that kills itself before or after a call of this name to ledger or log."""
-    process = _PROCESSES.Process(target=_run, args=(str(folder), url, chunk, (at, before), settings))
+def run_killed(
+    folder: Path, url: str, chunk: str, *, at: str, before: bool = False, **settings: Any
+) -> None:
+    """Run the chunk's steps in a process that kills itself before or after a call of this name to
+    ledger or log.
+    """
+    process = _PROCESSES.Process(
+        target=_run, args=(str(folder), url, chunk, (at, before), settings)
+    )
     process.start()
     process.join(PATIENCE_SECONDS)
     assert process.exitcode == -signal.SIGKILL, process.exitcode
 
 
-# --- the doctor, and what it may have changed --------------------------------------------------------------------------
+# --- the doctor, and what it may have changed
+# --------------------------------------------------------------------------
 
 
 def examined(context: RunContext) -> Iterator[Finding]:
@@ -137,7 +156,11 @@ def examined(context: RunContext) -> Iterator[Finding]:
     if isinstance(store := context.store, JackalStore):
         log = context.ledger.transactions(context.holder)
         settler = Settler(lambda: store.poster.account, lambda: store.poster.settle(log))
-    return examine(context, alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started), settler=settler)
+    return examine(
+        context,
+        alive=lambda holder: is_alive(holder.boot_id, holder.pid, holder.process_started),
+        settler=settler,
+    )
 
 
 def found(context: RunContext, *, told: bool = False) -> list[tuple[Kind, str]]:
@@ -147,19 +170,27 @@ def found(context: RunContext, *, told: bool = False) -> list[tuple[Kind, str]]:
 
 def mended(context: RunContext) -> list[tuple[Kind, str, str]]:
     """Mend what the doctor finds; return kind, name and what was done."""
-    return [(one.kind, one.name, one.mend().done) for one in examined(context) if one.mend is not None]
+    return [
+        (one.kind, one.name, one.mend().done) for one in examined(context) if one.mend is not None
+    ]
 
 
 def everything(folder: Path, url: str) -> dict[str, Any]:
     """Return all rows of the database and all files of the folder."""
     state: dict[str, Any] = {}
     with psycopg.connect(url) as connection:
-        names = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1").fetchall()
+        names = connection.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1"
+        ).fetchall()
         for (name,) in names:
             if name not in NOT_COMPARED:
-                state[name] = sorted(map(repr, connection.execute(f"SELECT {name}::text FROM {name}").fetchall()))
+                state[name] = sorted(
+                    map(repr, connection.execute(f"SELECT {name}::text FROM {name}").fetchall())
+                )
     for path in sorted(folder.rglob("*")):
-        state[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "a folder"
+        state[str(path)] = (
+            hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "a folder"
+        )
     return state
 
 
@@ -194,7 +225,9 @@ def _doctor(folder: str, url: str, fatal: int) -> None:
 
 
 def doctor_process(folder: Path, url: str, *, fatal: int = 0) -> Any:
-    """Start a doctor in a process of its own, which kills itself at its `fatal`-th moment; 0: never."""
+    """Start a doctor in a process of its own, which kills itself at its `fatal`-th moment; 0:
+    never.
+    """
     process = _PROCESSES.Process(target=_doctor, args=(str(folder), url, fatal))
     process.start()
     return process
@@ -207,7 +240,9 @@ def main() -> None:
         take_inventory(a_run_context(Path(rest[0]), EndlessSource({"a": b"a"}), Ledger(database)))
         return
     name, seconds = rest
-    with Ledger(database, lease_seconds=float(seconds)).leases.hold(name, this_process("run-child")) as lease:
+    with Ledger(database, lease_seconds=float(seconds)).leases.hold(
+        name, this_process("run-child")
+    ) as lease:
         print("held", flush=True)
         for _ in sys.stdin:
             try:

@@ -1,4 +1,6 @@
-"""A real Dagster daemon for tests, with its code server and its runs, and an instance on which it looks each second."""
+"""A real Dagster daemon for tests, with its code server and its runs, and an instance on which it
+looks each second.
+"""
 
 import contextlib
 import os
@@ -23,18 +25,25 @@ def impatient_home(settings) -> Path:
     """Our dagster.yaml, with monitoring that looks each second."""
     home = prepare_dagster_home(settings)
     instance = yaml.safe_load((ROOT / "dagster.yaml").read_text())
-    instance["run_monitoring"] |= {"poll_interval_seconds": 1, "free_slots_after_run_end_seconds": 1}
+    instance["run_monitoring"] |= {
+        "poll_interval_seconds": 1,
+        "free_slots_after_run_end_seconds": 1,
+    }
     (home / "dagster.yaml").unlink()
     (home / "dagster.yaml").write_text(yaml.safe_dump(instance))
     return home
 
 
 def settings_of(pipeline, folder: Path) -> dict[str, str]:
-    """Write the settings of a pipeline into a caf.toml there; return the environment of processes that are to have them."""
+    """Write the settings of a pipeline into a caf.toml there; return the environment of processes
+    that are to have them.
+    """
     settings, its = pipeline.settings, pipeline.settings.sources["my-source"]
     (folder / "caf.toml").write_text(
-        f'home = "{settings.home}"\n[store]\nkind = "directory"\nfolder = "{settings.store.folder}"\n[sources.my-source]\n'
-        f'bucket = "{its.bucket}"\nendpoint_url = "{its.endpoint_url}"\ntarget_size = {int(its.target_size)}\npublic = true\n'
+        f'home = "{settings.home}"\n[store]\nkind = "directory"\nfolder = '
+        f'"{settings.store.folder}"\n[sources.my-source]\n'
+        f'bucket = "{its.bucket}"\nendpoint_url = "{its.endpoint_url}"\ntarget_size = '
+        f"{int(its.target_size)}\npublic = true\n"
         "automatic = true\nwatch_interval_seconds = 0\n"
     )
     return {
@@ -48,10 +57,19 @@ def settings_of(pipeline, folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def daemon(module: str, folder: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A daemon, its code server and its runs, in a process group of their own that is killed at the end."""
+    """A daemon, its code server and its runs, in a process group of their own that is killed at the
+    end.
+    """
     with (folder / "daemon.log").open("ab") as log:
         process = subprocess.Popen(
-            [Path(sys.executable).with_name("dagster-daemon"), "run", "-m", module, "-d", str(ROOT)],
+            [
+                Path(sys.executable).with_name("dagster-daemon"),
+                "run",
+                "-m",
+                module,
+                "-d",
+                str(ROOT),
+            ],
             env=os.environ | environment,
             stdout=log,
             stderr=log,
@@ -74,5 +92,12 @@ def wait_for_backfill(instance: DagsterInstance, backfill_id: str) -> None:
     with contextlib.suppress(AssertionError):  # the one below says more
         wait_for(lambda: status() in BULK_ACTION_TERMINAL_STATUSES)
     runs = instance.get_runs(RunsFilter(tags={"dagster/backfill": backfill_id}))
-    last = {run.run_id: [(one.timestamp, one.message) for one in instance.all_logs(run.run_id)[-5:]] for run in runs}
-    assert status() is BulkActionStatus.COMPLETED_SUCCESS, (status(), [(run.run_id, run.status, run.tags) for run in runs], last)
+    last = {
+        run.run_id: [(one.timestamp, one.message) for one in instance.all_logs(run.run_id)[-5:]]
+        for run in runs
+    }
+    assert status() is BulkActionStatus.COMPLETED_SUCCESS, (
+        status(),
+        [(run.run_id, run.status, run.tags) for run in runs],
+        last,
+    )

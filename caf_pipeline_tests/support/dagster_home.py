@@ -1,4 +1,6 @@
-"""Fixtures of a real Dagster instance (our dagster.yaml, SQLite, a home of the test's own), and of a whole pipeline on it."""
+"""Fixtures of a real Dagster instance (our dagster.yaml, SQLite, a home of the test's own), and of
+a whole pipeline on it.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -24,14 +26,18 @@ from caf_pipeline_tests.support.s3_server import Bucket
 
 @pytest.fixture
 def home_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Settings without a source, whose home is the test's folder; DAGSTER_HOME is put back afterwards."""
+    """Settings without a source, whose home is the test's folder; DAGSTER_HOME is put back
+    afterwards.
+    """
     monkeypatch.setenv(HOME_VARIABLE, "to be put back")
     return Settings(home=tmp_path / "home")
 
 
 @pytest.fixture(scope="session")
 def empty_dagster_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an instance makes when it is opened first, to be copied: its databases' schemas take half a second."""
+    """What an instance makes when it is opened first, to be copied: its databases' schemas take
+    half a second.
+    """
     home = tmp_path_factory.mktemp("dagster")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv(HOME_VARIABLE, "to be put back")
@@ -49,7 +55,9 @@ def instance(home_settings: Settings, empty_dagster_home: Path) -> Iterator[Dags
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A source on a real S3 server, with a ledger on a real Postgres, executed as `caf run` executes."""
+    """A source on a real S3 server, with a ledger on a real Postgres, executed as `caf run`
+    executes.
+    """
 
     settings: Settings
     bucket: Bucket
@@ -59,7 +67,9 @@ class Pipeline:
     def put(self, count: int, *, size_bytes: int = 3_000, prefix: str = "key") -> None:
         """Put objects; a chunk of the target size takes six of 3,000 bytes."""
         for number in range(count):
-            self.bucket.put(f"{prefix}-{number:03}", f"{prefix}-{number}".encode().ljust(size_bytes, b"."))
+            self.bucket.put(
+                f"{prefix}-{number:03}", f"{prefix}-{number}".encode().ljust(size_bytes, b".")
+            )
 
     @cached_property
     def defs(self) -> Definitions:
@@ -67,8 +77,12 @@ class Pipeline:
 
     def execute(self, job: str, **options: Any) -> ExecuteInProcessResult:
         """Execute a job here, errors kept."""
-        options = {"run_config": {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}} | options
-        return self.defs.resolve_job_def(job).execute_in_process(instance=self.instance, raise_on_error=False, **options)
+        options = {
+            "run_config": {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+        } | options
+        return self.defs.resolve_job_def(job).execute_in_process(
+            instance=self.instance, raise_on_error=False, **options
+        )
 
     def plan(self) -> list[str]:
         """Execute the plan's job; return the chunks that the ledger then has."""
@@ -90,17 +104,23 @@ SOURCE = "my-source"
 
 @pytest.fixture
 def pipeline_settings(home_settings: Settings, new_bucket: Bucket, database_url: str) -> Settings:
-    """Settings of one source whose chunks are small, and whose plans may follow each other at once."""
+    """Settings of one source whose chunks are small, and whose plans may follow each other at
+    once.
+    """
     home = home_settings.home
     return Settings(
         home=home,
         database_url=SecretStr(database_url),
         store=StoreSettings(kind="directory", folder=home / "store"),
-        sources={SOURCE: new_bucket.settings(target_size=20_000, public=True, watch_interval_seconds=0)},
+        sources={
+            SOURCE: new_bucket.settings(target_size=20_000, public=True, watch_interval_seconds=0)
+        },
     )
 
 
 @pytest.fixture
-def pipeline(pipeline_settings: Settings, new_bucket: Bucket, instance: DagsterInstance, ledger: Ledger) -> Pipeline:
+def pipeline(
+    pipeline_settings: Settings, new_bucket: Bucket, instance: DagsterInstance, ledger: Ledger
+) -> Pipeline:
     """The whole of it."""
     return Pipeline(pipeline_settings, new_bucket, instance, ledger)

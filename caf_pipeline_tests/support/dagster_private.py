@@ -1,4 +1,6 @@
-"""What only the tests need of Dagster's private modules; see `dagster_host.dagster_private`, whose version this is of."""
+"""What only the tests need of Dagster's private modules; see `dagster_host.dagster_private`, whose
+version this is of.
+"""
 
 from dagster._core.code_pointer import CodePointer
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus

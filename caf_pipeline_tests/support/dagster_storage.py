@@ -1,4 +1,6 @@
-"""No test waits for the disk, on which Dagster's SQLite writes each event: it need not outlive a power cut."""
+"""No test waits for the disk, on which Dagster's SQLite writes each event: it need not outlive a
+power cut.
+"""
 
 import sys
 from collections.abc import Iterator

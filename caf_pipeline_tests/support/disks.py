@@ -21,7 +21,9 @@ def small_disk(tmp_path):
     folder = tmp_path / "small-disk"
     folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "tmpfs", str(folder)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip("mounting a small file system needs root on Linux")
@@ -31,7 +33,10 @@ def small_disk(tmp_path):
 
 @dataclass(frozen=True)
 class Disk:
-    """A file system of its own, that can be filled, emptied and made read-only. What is tested stands beside the filler."""
+    """A file system of its own, that can be filled, emptied and made read-only.
+
+    What is tested stands beside the filler.
+    """
 
     folder: Path
 
@@ -63,12 +68,17 @@ class Disk:
 def a_disk(size_bytes: int) -> Iterator[Disk]:
     """Mount a file system in memory while the context lasts, or skip the test.
 
-    Not among pytest's folders: of a killed session a mount is left, on which the next one would fail to tidy up.
+    Not among pytest's folders: of a killed session a mount is left, on which the next one would
+    fail to tidy up.
     """
     folder = Path(tempfile.mkdtemp(prefix="caf-disk-"))
     folder.chmod(0o755)  # Postgres has a user of its own
     options = f"size={size_bytes},mode=755"
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
     if mounted.returncode:
         folder.rmdir()
         pytest.skip("mounting a small file system needs root on Linux")

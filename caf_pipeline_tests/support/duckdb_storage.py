@@ -1,7 +1,9 @@
-"""DuckDB's databases are kept for a test process's next query: opening one takes 20 to 40 ms of CPU, and a plan opens six.
+"""DuckDB's databases are kept for a test process's next query: opening one takes 20 to 40 ms of
+CPU, and a plan opens six.
 
-A query finds an empty catalog of its own, and the settings that it asks for. A database is closed where a result of it was not
-read to its end, and where it has spilled: DuckDB does not take another folder for that then. Read in DuckDB 2.0.0.
+A query finds an empty catalog of its own, and the settings that it asks for. A database is closed
+where a result of it was not read to its end, and where it has spilled: DuckDB does not take another
+folder for that then. Read in DuckDB 2.0.0.
 """
 
 import contextlib
@@ -19,7 +21,9 @@ KEPT: Final = 4  # at most; a test queries in fewer threads
 
 
 class OwnCatalog:
-    """A connection with a new catalog, which is dropped at the end with the functions and tables that were registered."""
+    """A connection with a new catalog, which is dropped at the end with the functions and tables
+    that were registered.
+    """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection

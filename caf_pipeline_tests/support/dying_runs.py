@@ -1,7 +1,8 @@
 """Runs a chunk's steps in a process of its own that kills itself, by SIGKILL, at a chosen moment.
 
-A moment is the n-th call of anything that leaves a trace: a write, an fsync, a rename, a lock, a transaction of the ledger.
-Checkpoints of the packing journal are made often, so that kills fall before, in and behind them.
+A moment is the n-th call of anything that leaves a trace: a write, an fsync, a rename, a lock, a
+transaction of the ledger. Checkpoints of the packing journal are made often, so that kills fall
+before, in and behind them.
 """
 
 import fcntl
@@ -22,7 +23,9 @@ from caf_pipeline_tests.support.plans import MOMENT
 from caf_pipeline_tests.support.run_contexts import StoreMaker, a_run_context, archive_chunk
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-PRELOADED = [f"caf_pipeline_tests.support.{name}" for name in ("dying_runs", "crashes", "process_template")]
+PRELOADED = [
+    f"caf_pipeline_tests.support.{name}" for name in ("dying_runs", "crashes", "process_template")
+]
 _PROCESSES.set_forkserver_preload(PRELOADED)
 
 _LEDGER_CALLS = {
@@ -31,7 +34,18 @@ _LEDGER_CALLS = {
     "staging": ("reserve", "release"),
 }
 _SYSTEM_CALLS = (
-    *("replace", "rename", "unlink", "fsync", "fdatasync", "write", "pwrite", "ftruncate", "posix_fallocate", "copy_file_range"),
+    *(
+        "replace",
+        "rename",
+        "unlink",
+        "fsync",
+        "fdatasync",
+        "write",
+        "pwrite",
+        "ftruncate",
+        "posix_fallocate",
+        "copy_file_range",
+    ),
 )
 
 OFTEN = CheckpointPace(due_bytes=200_000, due_outcomes=7, ahead_bytes=400_000)
@@ -57,11 +71,16 @@ class SteadySource(MemorySource):
 
 def a_steady_source() -> SteadySource:
     chance = random.Random(7)
-    return SteadySource({f"key-{number:03d}": chance.randbytes(chance.randrange(90_000)) for number in range(60)})
+    return SteadySource(
+        {f"key-{number:03d}": chance.randbytes(chance.randrange(90_000)) for number in range(60)}
+    )
 
 
 def a_split_source() -> SteadySource:
-    """One object of several chunks of 128 KiB, and a small one. It is here since a test's module takes seconds to import."""
+    """One object of several chunks of 128 KiB, and a small one.
+
+    It is here since a test's module takes seconds to import.
+    """
     return SteadySource({"huge": random.Random(5).randbytes(400_000), "k": b"small"})
 
 
@@ -99,7 +118,9 @@ def _run(
     moments = [0]
     packer.pace_of = lambda settings: pace
     ledger = Ledger(Database(url))
-    context = a_run_context(Path(folder), source(), ledger, run=f"run-{os.getpid()}", store=store, **settings)
+    context = a_run_context(
+        Path(folder), source(), ledger, run=f"run-{os.getpid()}", store=store, **settings
+    )
     for topic, names in _LEDGER_CALLS.items():
         for name in names:
             _count_and_die(getattr(ledger, topic), name, moments, fatal)
@@ -122,13 +143,22 @@ def run(
     source: SourceMaker = a_steady_source,
     pace: CheckpointPace = OFTEN,
 ) -> int | None:
-    """Run the chunk's steps; return the moments that passed, or None where the process was killed at `fatal`.
+    """Run the chunk's steps; return the moments that passed, or None where the process was killed
+    at `fatal`.
 
-    `store` and `settings` are those of `a_run_context`, `source` makes its source; functions of a module, since another process
-    is to find them: of this one or another in support/, which that process imports with all that it imports.
+    `store` and `settings` are those of `a_run_context`, `source` makes its source; functions of a
+    module, since another process is to find them: of this one or another in support/, which that
+    process imports with all that it imports.
     """
     counted = _PROCESSES.Queue()
-    named = {"fatal": fatal, "store": store, "settings": settings or {}, "source": source, "pace": pace, "counted": counted}
+    named = {
+        "fatal": fatal,
+        "store": store,
+        "settings": settings or {},
+        "source": source,
+        "pace": pace,
+        "counted": counted,
+    }
     process = _PROCESSES.Process(target=_run, args=(str(folder), url, chunk), kwargs=named)
     process.start()
     process.join(PATIENCE_SECONDS)

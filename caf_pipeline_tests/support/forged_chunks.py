@@ -1,4 +1,6 @@
-"""Chunks made by hand: right ones, and ones that differ from them in whatever a test says, as a liar would make them."""
+"""Chunks made by hand: right ones, and ones that differ from them in whatever a test says, as a
+liar would make them.
+"""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +10,13 @@ from typing import Any
 
 from caf_pipeline.caf.index import IndexBuilder
 from caf_pipeline.caf.merkle import merkle_root
-from caf_pipeline.inventory.manifest import HEAD_MEMBER, MANIFEST_MEMBER, ChunkIdentity, ManifestWriter, head_bytes
+from caf_pipeline.inventory.manifest import (
+    HEAD_MEMBER,
+    MANIFEST_MEMBER,
+    ChunkIdentity,
+    ManifestWriter,
+    head_bytes,
+)
 from caf_pipeline.store.protocol import ChunkToStore, Posting
 from caf_pipeline_tests.contracts.chunk_store import MemoryLog
 from caf_pipeline_tests.support.plans import MOMENT
@@ -18,7 +26,9 @@ PLAN = "0a0b0c0d"
 
 @dataclass
 class Forgery:
-    """What a chunk by hand is made of; `bodies` in the order of keys, `described` what its manifest says otherwise."""
+    """What a chunk by hand is made of; `bodies` in the order of keys, `described` what its manifest
+    says otherwise.
+    """
 
     archive_id: str
     bodies: Mapping[str, bytes] = field(default_factory=lambda: {"a": b"one", "b": b"two"})
@@ -39,7 +49,12 @@ class Forgery:
         return f"{self.source}-{self.plan}-{self.number:05d}"
 
     def identity(self, **changes: Any) -> ChunkIdentity:
-        fields = {"archive_id": self.archive_id, "source": self.source, "chunk": self.name, "plan": self.plan}
+        fields = {
+            "archive_id": self.archive_id,
+            "source": self.source,
+            "chunk": self.name,
+            "plan": self.plan,
+        }
         return ChunkIdentity(**{**fields, "snapshot": "snap", "inventory_time": MOMENT} | changes)
 
     def write(self, path: Path) -> Path:
@@ -94,7 +109,9 @@ def put(store: Any, path: Path, archive_id: str, *, upload: bool = True) -> Post
     """Post a file under an archive, and bring it to everybody."""
     root = merkle_root(path, store.proof_type)
     size = path.stat().st_size
-    posting = store.post(ChunkToStore("by-hand", archive_id, True, size, store.proof_type, root), MemoryLog())
+    posting = store.post(
+        ChunkToStore("by-hand", archive_id, True, size, store.proof_type, root), MemoryLog()
+    )
     if upload:
         store.put(posting, path, lambda _: None)
     return posting

@@ -4,13 +4,17 @@ import random
 import socket
 
 _LOWEST, _HIGHEST = 10_000, 32_000
-"""Below those that the kernel gives to outgoing connections, one of which could take a port before the server does."""
+"""Below those that the kernel gives to outgoing connections, one of which could take a port before
+the server does.
+"""
 
 
 def free_port() -> int:
     """Return a port of 127.0.0.1 on which no server listens."""
     while True:
-        port = random.SystemRandom().randint(_LOWEST, _HIGHEST)  # not seeded: test processes side by side draw others
+        port = random.SystemRandom().randint(
+            _LOWEST, _HIGHEST
+        )  # not seeded: test processes side by side draw others
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

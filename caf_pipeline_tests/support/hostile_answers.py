@@ -1,6 +1,9 @@
-"""HTTP answers that no honest server gives: without end, without sense, a byte now and then. For nodes and providers alike.
+"""HTTP answers that no honest server gives: without end, without sense, a byte now and then.
 
-Each is a function of a request and its socket. Those without an end send until the other side leaves.
+For nodes and providers alike.
+
+Each is a function of a request and its socket. Those without an end send until the other side
+leaves.
 """
 
 import contextlib
@@ -55,7 +58,12 @@ def _bomb(layers: int) -> bytes:
 
 
 def with_body(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:
-    lines = [b"HTTP/1.1 " + status, b"Connection: close", b"Content-Length: %d" % len(body), *headers]
+    lines = [
+        b"HTTP/1.1 " + status,
+        b"Connection: close",
+        b"Content-Length: %d" % len(body),
+        *headers,
+    ]
     return b"\r\n".join([*lines, b"", b""]) + body
 
 
@@ -74,7 +82,9 @@ ENDLESS: dict[str, Hostile] = {
     "headers": repeat(HEAD, b"X-A: b\r\n" * 1000),
     "a status line": repeat(b"HTTP/1.1 200 ", BLOCK),
     "an error's body": repeat(b"HTTP/1.1 500 No\r\nConnection: close\r\n\r\n", BLOCK),
-    "a redirect's body": repeat(b"HTTP/1.1 302 No\r\nConnection: close\r\nLocation: /x\r\n\r\n", BLOCK),
+    "a redirect's body": repeat(
+        b"HTTP/1.1 302 No\r\nConnection: close\r\nLocation: /x\r\n\r\n", BLOCK
+    ),
     "no HTTP": repeat(b"", BLOCK),
 }
 
@@ -83,7 +93,9 @@ SLOW: dict[str, Hostile] = {
     "a status line": repeat(b"HTTP/1.1 200 ", b"O", DRIP_SECONDS),
     "headers": repeat(HEAD, b"X-A: b\r\n", DRIP_SECONDS),
     "interim answers": repeat(b"", b"HTTP/1.1 100 Continue\r\n\r\n", DRIP_SECONDS),
-    "interim answers of another kind": repeat(b"", b"HTTP/1.1 103 Early Hints\r\nLink: <a>\r\n\r\n", DRIP_SECONDS),
+    "interim answers of another kind": repeat(
+        b"", b"HTTP/1.1 103 Early Hints\r\nLink: <a>\r\n\r\n", DRIP_SECONDS
+    ),
     "interim answers, fast": repeat(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
     "a body": repeat(HEAD + b"Content-Length: 100000\r\n\r\n", b" ", DRIP_SECONDS),
     "chunks": repeat(CHUNKED, b"1\r\n \r\n", DRIP_SECONDS),
@@ -116,13 +128,23 @@ WRONG: dict[str, Hostile] = {
     "an upgrade": say(b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"),
     "a header of no name": say(HEAD + b": x\r\n\r\n{}"),
     "a header of zeros": say(HEAD + b"X: \0\r\n\r\n{}"),
-    "a height of 5,000 digits": say(with_body(b"{}", b"Grpc-Metadata-X-Cosmos-Block-Height: " + b"9" * 5000)),
+    "a height of 5,000 digits": say(
+        with_body(b"{}", b"Grpc-Metadata-X-Cosmos-Block-Height: " + b"9" * 5000)
+    ),
     "a bomb in gzip": say(with_body(_bomb(1), b"Content-Encoding: gzip")),
     "a bomb in gzip in gzip": say(with_body(_bomb(2), b"Content-Encoding: gzip, gzip")),
-    "a bomb in deflate": say(with_body(zlib.compress(bytes(32 << 20), 9), b"Content-Encoding: deflate")),
+    "a bomb in deflate": say(
+        with_body(zlib.compress(bytes(32 << 20), 9), b"Content-Encoding: deflate")
+    ),
     "an unknown encoding": say(with_body(b"{}", b"Content-Encoding: br")),
-    **{f"status {status}": say(answer(status, "{}")) for status in (201, 204, 301, 302, 303, 304, 307, 308, 400, 401, 403)},
-    **{f"status {status}": say(answer(status, "{}")) for status in (405, 418, 429, 500, 501, 502, 503, 599)},
+    **{
+        f"status {status}": say(answer(status, "{}"))
+        for status in (201, 204, 301, 302, 303, 304, 307, 308, 400, 401, 403)
+    },
+    **{
+        f"status {status}": say(answer(status, "{}"))
+        for status in (405, 418, 429, 500, 501, 502, 503, 599)
+    },
     "an error with status 200": say(answer(200, '{"code":13,"message":"panic","details":[]}')),
     "a web page": say(answer(200, "<html><body>welcome</body></html>")),
 }
@@ -136,7 +158,22 @@ NO_OBJECT: dict[str, Hostile] = {
     "no text": _json(b"\xff\xfe\xfd"),
     "UTF-16": _json("{}".encode("utf-16")),
     "nothing": _json(""),
-    **{text: _json(text) for text in ("null", "true", "0", "-0", '""', '"\\ud800"', "[]", "[[]]", "NaN", "Infinity", "1e999")},
+    **{
+        text: _json(text)
+        for text in (
+            "null",
+            "true",
+            "0",
+            "-0",
+            '""',
+            '"\\ud800"',
+            "[]",
+            "[[]]",
+            "NaN",
+            "Infinity",
+            "1e999",
+        )
+    },
     "a number of 5,000 digits": _json("9" * 5000),
     "open brackets": _json("[" * 100_000),
     "open braces": _json('{"a":' * 100_000),
@@ -166,7 +203,9 @@ ODD_VALUES: tuple[Any, ...] = (
 
 
 def bent(value: Any) -> Iterator[Any]:
-    """Yield a right answer with each of its values, and each of its parts, replaced by each odd one or left out."""
+    """Yield a right answer with each of its values, and each of its parts, replaced by each odd one
+    or left out.
+    """
     yield from ODD_VALUES
     if isinstance(value, dict):
         for name in value:

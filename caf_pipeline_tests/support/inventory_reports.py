@@ -1,4 +1,5 @@
-"""Writes inventory reports of a bucket as S3 does, in its three formats and by pyarrow; the demo writes one, too.
+"""Writes inventory reports of a bucket as S3 does, in its three formats and by pyarrow; the demo
+writes one, too.
 
 moto takes the configuration of an inventory and writes no report.
 Source: "Amazon S3 Inventory list" and "Locating your inventory list" in the Amazon S3 User Guide.
@@ -40,7 +41,9 @@ SCHEMA = pa.schema(
 )
 """The columns of a report of all versions, in S3's order."""
 
-CSV_NAMES = {name: "".join(map(str.capitalize, name.split("_"))) for name in SCHEMA.names}  # LastModifiedDate, ETag
+CSV_NAMES = {
+    name: "".join(map(str.capitalize, name.split("_"))) for name in SCHEMA.names
+}  # LastModifiedDate, ETag
 OF_VERSIONS = ("version_id", "is_latest", "is_delete_marker")
 FORMATS = ("CSV", "ORC", "Parquet")
 SUFFIXES = {"CSV": "csv.gz", "ORC": "orc", "Parquet": "parquet"}
@@ -53,10 +56,15 @@ def listed_rows(client: Any, bucket: str) -> list[Row]:
     """Return the rows that a report of all versions of a bucket has now, in no order."""
     keeps_versions = "Status" in client.get_bucket_versioning(Bucket=bucket)
     rows = []
-    for page in client.get_paginator("list_object_versions" if keeps_versions else "list_objects_v2").paginate(Bucket=bucket):
+    for page in client.get_paginator(
+        "list_object_versions" if keeps_versions else "list_objects_v2"
+    ).paginate(Bucket=bucket):
         objects = page.get("Versions" if keeps_versions else "Contents", ())
         rows += [_row(bucket, entry) | _object_of(entry) for entry in objects]
-        rows += [_row(bucket, entry) | {"is_delete_marker": True} for entry in page.get("DeleteMarkers", ())]
+        rows += [
+            _row(bucket, entry) | {"is_delete_marker": True}
+            for entry in page.get("DeleteMarkers", ())
+        ]
     random.Random(len(rows)).shuffle(rows)
     return rows
 
@@ -90,7 +98,9 @@ def csv_key(key: str) -> str:
 
 
 def _table(rows: Sequence[Row], columns: Sequence[str]) -> pa.Table:
-    return pa.table({name: pa.array([row[name] for row in rows], SCHEMA.field(name).type) for name in columns})
+    return pa.table(
+        {name: pa.array([row[name] for row in rows], SCHEMA.field(name).type) for name in columns}
+    )
 
 
 def _as_csv(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
@@ -99,9 +109,13 @@ def _as_csv(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
     if at >= 0:
         times = pc.strftime(table["last_modified_date"], "%Y-%m-%dT%H:%M:%SZ")
         table = table.set_column(at, "last_modified_date", times)
-    texts = pa.table([pc.fill_null(column.cast(pa.string()), "") for column in table.columns], table.schema.names)
+    texts = pa.table(
+        [pc.fill_null(column.cast(pa.string()), "") for column in table.columns], table.schema.names
+    )
     plain = io.BytesIO()
-    pa_csv.write_csv(texts, plain, pa_csv.WriteOptions(include_header=False, quoting_style="all_valid"))
+    pa_csv.write_csv(
+        texts, plain, pa_csv.WriteOptions(include_header=False, quoting_style="all_valid")
+    )
     return gzip.compress(plain.getvalue())
 
 
@@ -109,7 +123,9 @@ def _as_orc(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
     table = _table(rows, columns)
     at = table.schema.get_field_index("last_modified_date")
     if at >= 0:  # S3's ORC files have `timestamp`, which has no zone
-        table = table.set_column(at, "last_modified_date", table["last_modified_date"].cast(pa.timestamp("ms")))
+        table = table.set_column(
+            at, "last_modified_date", table["last_modified_date"].cast(pa.timestamp("ms"))
+        )
     sink = io.BytesIO()
     pa_orc.write_table(table, sink)
     return sink.getvalue()
@@ -121,7 +137,11 @@ def _as_parquet(rows: Sequence[Row], columns: Sequence[str]) -> bytes:
     return sink.getvalue()
 
 
-WRITERS: dict[str, Callable[[Sequence[Row], Sequence[str]], bytes]] = {"CSV": _as_csv, "ORC": _as_orc, "Parquet": _as_parquet}
+WRITERS: dict[str, Callable[[Sequence[Row], Sequence[str]], bytes]] = {
+    "CSV": _as_csv,
+    "ORC": _as_orc,
+    "Parquet": _as_parquet,
+}
 
 
 def file_schema(file_format: str, columns: Sequence[str]) -> str:
@@ -130,19 +150,23 @@ def file_schema(file_format: str, columns: Sequence[str]) -> str:
         return ", ".join(CSV_NAMES[name] for name in columns)
     if file_format == "ORC":
         kinds = (_ORC_TYPES.get(str(SCHEMA.field(name).type), "timestamp") for name in columns)
-        return f"struct<{','.join(f'{name}:{kind}' for name, kind in zip(columns, kinds, strict=True))}>"
+        return f"struct<{','.join(f'{name}:{kind}' for name, kind in zip(columns, kinds, strict=True))}>"  # noqa: E501
     fields = []
     for name in columns:
         kind = {"bool": "boolean {}", "int64": "int64 {}", "string": "binary {} (STRING)"}.get(
             str(SCHEMA.field(name).type), "int64 {} (TIMESTAMP(MILLIS,true))"
         )
-        fields.append(f"  {'required' if name in ('bucket', 'key') else 'optional'} {kind.format(name)};")
+        fields.append(
+            f"  {'required' if name in ('bucket', 'key') else 'optional'} {kind.format(name)};"
+        )
     return f"message s3.inventory {{{''.join(fields)}}}"
 
 
 @dataclass
 class ReportWriter:
-    """Writes reports of a bucket into another one. `client` may write both; `endpoint` is not needed.
+    """Writes reports of a bucket into another one.
+
+    `client` may write both; `endpoint` is not needed.
 
     Attributes:
         name: of the bucket that the reports are of.
@@ -174,7 +198,9 @@ class ReportWriter:
         """Put an object into the bucket of the reports."""
         self.client.put_object(Bucket=self.destination, Key=key, Body=body)
 
-    def write(self, moment: datetime | None = None, rows: Sequence[Row] | None = None, **manifest: Any) -> str:
+    def write(
+        self, moment: datetime | None = None, rows: Sequence[Row] | None = None, **manifest: Any
+    ) -> str:
         """Write a report of the bucket as it is now, or of rows, and return the name of its folder.
 
         Args:
@@ -186,9 +212,15 @@ class ReportWriter:
         if not set(OF_VERSIONS) & set(self.columns):
             rows = [row for row in rows if row["is_latest"] and not row["is_delete_marker"]]
         write = WRITERS[self.file_format]
-        return self.write_files([write(rows[at :: self.files], self.columns) for at in range(self.files)], moment, **manifest)
+        return self.write_files(
+            [write(rows[at :: self.files], self.columns) for at in range(self.files)],
+            moment,
+            **manifest,
+        )
 
-    def write_files(self, bodies: Sequence[bytes], moment: datetime | None = None, **manifest: Any) -> str:
+    def write_files(
+        self, bodies: Sequence[bytes], moment: datetime | None = None, **manifest: Any
+    ) -> str:
         """Write a report that has these files."""
         moment = moment or datetime.now(UTC).replace(microsecond=0)
         entries = []

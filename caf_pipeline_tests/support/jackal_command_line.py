@@ -12,7 +12,11 @@ from caf_pipeline_tests.support.command_line import CommandLine
 from caf_pipeline_tests.support.jackal_network import FUNDS, SPACE
 from caf_pipeline_tests.support.s3_server import KEY_ID, SECRET
 
-S3_KEYS = {"AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
+S3_KEYS = {
+    "AWS_ACCESS_KEY_ID": KEY_ID,
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,12 @@ def wallet_with_space(network: LoopbackNetwork) -> NewWallet:
     return wallet
 
 
-def jackal_command_line(folder: Path, network: LoopbackNetwork, words: str, **more: str) -> CommandLine:
-    """Return a command line whose chunks go to a network, with time limits that suit its fast blocks."""
+def jackal_command_line(
+    folder: Path, network: LoopbackNetwork, words: str, **more: str
+) -> CommandLine:
+    """Return a command line whose chunks go to a network, with time limits that suit its fast
+    blocks.
+    """
     environment = {
         "CAF_STORE__KIND": "jackal",
         "CAF_JACKAL__LCD": json.dumps(network.lcds),

@@ -1,4 +1,5 @@
-"""Fixtures of a Jackal network: the loopback program, which a module's tests share, and settings that go with it.
+"""Fixtures of a Jackal network: the loopback program, which a module's tests share, and settings
+that go with it.
 
 network         the module's network; at the beginning of each test it runs and behaves well
 wallet_words    that wallet's mnemonic, which no other program should ever use
@@ -45,8 +46,16 @@ def wallet_words() -> str:
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackNetwork]:
     """A network for the module, whose wallet has coins and space."""
     folder = tmp_path_factory.mktemp("jackal")
-    options = {"providers": 4, "lcds": 2, "block_seconds": BLOCK_SECONDS, "proof_window": 100, "no_zero_draws": 1}
-    with LoopbackNetwork(folder, fund={ADDRESS: FUNDS}, space={ADDRESS: SPACE}, **options) as running:
+    options = {
+        "providers": 4,
+        "lcds": 2,
+        "block_seconds": BLOCK_SECONDS,
+        "proof_window": 100,
+        "no_zero_draws": 1,
+    }
+    with LoopbackNetwork(
+        folder, fund={ADDRESS: FUNDS}, space={ADDRESS: SPACE}, **options
+    ) as running:
         yield running
 
 

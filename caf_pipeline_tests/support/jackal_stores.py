@@ -28,7 +28,9 @@ class MemoryRecords:
         return dict(self.known)
 
     def set(self, provider, **changes):
-        self.known[provider] = replace(self.known.get(provider) or ProviderRecord(provider, None, None, 0, None), **changes)
+        self.known[provider] = replace(
+            self.known.get(provider) or ProviderRecord(provider, None, None, 0, None), **changes
+        )
 
     def uploaded(self, provider, size_bytes, seconds):
         self.set(provider, upload_rate=size_bytes / seconds, failures=0)
@@ -38,7 +40,9 @@ class MemoryRecords:
 
     def failed(self, provider):
         before = self.known.get(provider)
-        self.set(provider, failures=(before.failures if before else 0) + 1, failed_at=datetime.now(UTC))
+        self.set(
+            provider, failures=(before.failures if before else 0) + 1, failed_at=datetime.now(UTC)
+        )
 
 
 @dataclass
@@ -79,18 +83,32 @@ class Opened:
     def providers_of(self, posting) -> set[int]:
         """Return the providers by number that the chain lists."""
         listed = {copy.provider for copy in self.store.copies(posting)}
-        return {number for number, one in enumerate(self.network.provider_addresses) if one in listed}
+        return {
+            number for number, one in enumerate(self.network.provider_addresses) if one in listed
+        }
 
     def begun(self) -> Counter:
         """Return how many uploads ever began, by provider's number."""
-        return Counter({number: one["uploads_begun"] for number, one in enumerate(self.network.state()["providers"])})
+        return Counter(
+            {
+                number: one["uploads_begun"]
+                for number, one in enumerate(self.network.state()["providers"])
+            }
+        )
 
     def downloads(self) -> Counter:
-        return Counter({number: one["downloads"] for number, one in enumerate(self.network.state()["providers"])})
+        return Counter(
+            {
+                number: one["downloads"]
+                for number, one in enumerate(self.network.state()["providers"])
+            }
+        )
 
 
 def store_once(network, path) -> tuple[Posting, list[int]]:
-    """Store a file by a store of its own; return its posting, and the numbers of the providers that have it, in order."""
+    """Store a file by a store of its own; return its posting, and the numbers of the providers that
+    have it, in order.
+    """
     opened = open_store(network)
     posting = opened.stored(path)
     providers = sorted(opened.providers_of(posting))
@@ -115,10 +133,19 @@ def open_store(network, log=None, *, words=WORDS, records=None, **changes) -> Op
         )
     )
     poster = Poster(chain, wallet, settings, spend_cap=throttle.spend_cap)
-    return Opened(JackalStore(settings, wallet, chain, poster, records, throttle), network, log, records, board, throttle)
+    return Opened(
+        JackalStore(settings, wallet, chain, poster, records, throttle),
+        network,
+        log,
+        records,
+        board,
+        throttle,
+    )
 
 
 def open_jackal_store(settings, ledger, holder, waits=None) -> JackalStore:
     """Open the store on Jackal, whichever store the settings name."""
     kept = settings.store.model_copy(update={"kind": "jackal"})
-    return run_wiring.open_jackal(settings.model_copy(update={"store": kept}), ledger, holder, waits)
+    return run_wiring.open_jackal(
+        settings.model_copy(update={"store": kept}), ledger, holder, waits
+    )

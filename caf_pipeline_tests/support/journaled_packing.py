@@ -1,4 +1,6 @@
-"""One chunk packed with a journal, in this process: whole, broken off, and gone on with from any files."""
+"""One chunk packed with a journal, in this process: whole, broken off, and gone on with from any
+files.
+"""
 
 import random
 from dataclasses import dataclass, field
@@ -15,7 +17,9 @@ from caf_pipeline_tests.support.dying_runs import SteadySource
 from caf_pipeline_tests.support.plans import MOMENT, plan_of
 
 PART = 64 * 1024
-SETTINGS = PackingSettings.model_validate({"part_size": PART, "window_size": 1 << 20, "fetch_threads": 4})
+SETTINGS = PackingSettings.model_validate(
+    {"part_size": PART, "window_size": 1 << 20, "fetch_threads": 4}
+)
 IDENTITY = ChunkIdentity("0" * 32, "src", "src-00000000-00001", "00000000", "snapshot", MOMENT)
 EACH = CheckpointPace(due_bytes=1, due_outcomes=1, ahead_bytes=-1)
 """A checkpoint after each object and each part, which packing waits for."""
@@ -35,7 +39,9 @@ def a_source(small=12, large=5, seed=3) -> SteadySource:
 
 @dataclass
 class Packing:
-    """A chunk of a source in a folder; `plan` may be another packing's, so that both are of the same chunk."""
+    """A chunk of a source in a folder; `plan` may be another packing's, so that both are of the
+    same chunk.
+    """
 
     folder: Path
     source: SteadySource

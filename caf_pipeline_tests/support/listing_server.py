@@ -1,13 +1,21 @@
-"""A scripted S3 server that lists keys of any bytes, in any order, from where it is asked or not, which moto does not."""
+"""A scripted S3 server that lists keys of any bytes, in any order, from where it is asked or not,
+which moto does not.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from caf_pipeline.source.s3.source import S3Source
-from caf_pipeline_tests.support.s3_server import Bucket, Request, ScriptedAnswer, ScriptedS3, client_for
+from caf_pipeline_tests.support.s3_server import (
+    Bucket,
+    Request,
+    ScriptedAnswer,
+    ScriptedS3,
+    client_for,
+)
 
-_ENTRY = "<{tag}><Key>{key}</Key><LastModified>2026-11-01T12:30:15.000Z</LastModified><ETag>&quot;e&quot;</ETag>{more}</{tag}>"
+_ENTRY = "<{tag}><Key>{key}</Key><LastModified>2026-11-01T12:30:15.000Z</LastModified><ETag>&quot;e&quot;</ETag>{more}</{tag}>"  # noqa: E501
 
 
 Entry = tuple[bytes, str, str, bool]
@@ -18,13 +26,12 @@ Entry = tuple[bytes, str, str, bool]
 class ListedKeys:
     """The keys of a bucket, and how they are listed.
 
-    Attributes:
-        order: by what they are sorted.
-        starts: whether it knows StartAfter and KeyMarker.
-        versioned: lists three versions of each key, the latest first, and a deleted key before each.
-        history: the versions of each key instead, the latest first: an id, which begins with "d" where it is a delete marker.
-        repeats: whether a page begins with the version that the last one ended with, as of versitygw.
-        on_page: called with the number of each page before it is answered.
+    Attributes: order: by what they are sorted. starts: whether it knows StartAfter and KeyMarker.
+        versioned: lists three versions of each key, the latest first, and a deleted key before
+        each. history: the versions of each key instead, the latest first: an id, which begins with
+        "d" where it is a delete marker. repeats: whether a page begins with the version that the
+        last one ended with, as of versitygw. on_page: called with the number of each page before it
+        is answered.
     """
 
     keys: Iterable[bytes]
@@ -53,9 +60,11 @@ class ListedKeys:
             more = f"<NextContinuationToken>{end}</NextContinuationToken>"
             if self.by_version:
                 key, _, version, _ = entries[end - 1]
-                more = f"<NextKeyMarker>{quote(key)}</NextKeyMarker><NextVersionIdMarker>{version}</NextVersionIdMarker>"
+                more = f"<NextKeyMarker>{quote(key)}</NextKeyMarker><NextVersionIdMarker>{version}</NextVersionIdMarker>"  # noqa: E501
         truncated = str(end < len(entries)).lower()
-        return _xml(f"<R><EncodingType>url</EncodingType><IsTruncated>{truncated}</IsTruncated>{more}{body}</R>")
+        return _xml(
+            f"<R><EncodingType>url</EncodingType><IsTruncated>{truncated}</IsTruncated>{more}{body}</R>"
+        )
 
     @property
     def by_version(self) -> bool:
@@ -63,17 +72,25 @@ class ListedKeys:
         return self.versioned or self.history is not None
 
     def _entries(self) -> list[Entry]:
-        """Return all that is listed, in its order. That is sorted again where keys have come, and not for each page."""
+        """Return all that is listed, in its order.
+
+        That is sorted again where keys have come, and not for each page.
+        """
         keys = list(self.keys)
         if len(keys) != self._sorted_count:
             unversioned = [(key, "Contents", "", True) for key in sorted(keys, key=self.order)]
-            self._sorted, self._sorted_count = self._versions() if self.by_version else unversioned, len(keys)
+            self._sorted, self._sorted_count = (
+                self._versions() if self.by_version else unversioned,
+                len(keys),
+            )
         return self._sorted
 
     def _versions(self) -> list[Entry]:
         history = self.history
         if history is None:
-            history = {key: ("3", "2", "1") for key in self.keys} | {key + b"-": ("d",) for key in self.keys}
+            history = {key: ("3", "2", "1") for key in self.keys} | {
+                key + b"-": ("d",) for key in self.keys
+            }
         return [
             (key, "DeleteMarker" if version.startswith("d") else "Version", version, number == 0)
             for key in sorted(history, key=self.order)
@@ -86,7 +103,11 @@ class ListedKeys:
         marker = request.query.get("key-marker" if self.by_version else "start-after", "")
         version = request.query.get("version-id-marker")
         if version:
-            at = next(at for at, entry in enumerate(entries) if (entry[0], entry[2]) == (marker.encode(), version))
+            at = next(
+                at
+                for at, entry in enumerate(entries)
+                if (entry[0], entry[2]) == (marker.encode(), version)
+            )
             return at if self.repeats else at + 1
         if not marker or not self.starts:
             return 0

@@ -81,7 +81,11 @@ class MemoryLog:
         with self._lock:
             for other in [key for key in self.asked if key[0] != account and key[1] == chunk]:
                 del self.asked[other]
-            posted = {one.transaction.account for one in self.entries if chunk in one.chunks and one.outcome in MAY_HOLD}
+            posted = {
+                one.transaction.account
+                for one in self.entries
+                if chunk in one.chunks and one.outcome in MAY_HOLD
+            }
             return sorted(posted - {account})
 
     def waiting(self, account: str) -> Sequence[WaitingPost]:
@@ -89,7 +93,9 @@ class MemoryLog:
             return [
                 post
                 for (owner, chunk), post in self.asked.items()
-                if owner == account and not self._held(account, chunk) and (self.posting is None or chunk in self.posting)
+                if owner == account
+                and not self._held(account, chunk)
+                and (self.posting is None or chunk in self.posting)
             ]
 
     def pending(self, account: str) -> Sequence[SignedTransaction]:
@@ -102,17 +108,29 @@ class MemoryLog:
             lease.check()
             account = transaction.account
             if any(
-                one.transaction.sequence == transaction.sequence and one.outcome in {None, "included", "failed"}
+                one.transaction.sequence == transaction.sequence
+                and one.outcome in {None, "included", "failed"}
                 for one in self._of(account)
             ):
-                raise LedgerError(f"sequence {transaction.sequence} of account {account} has a transaction already")
+                raise LedgerError(
+                    f"sequence {transaction.sequence} of account {account} has a transaction "
+                    "already"
+                )
             if held := [chunk for chunk in chunks if self._held(account, chunk)]:
                 raise LedgerError(f"{', '.join(held)} is in a transaction already")
             if unknown := [chunk for chunk in chunks if (account, chunk) not in self.asked]:
                 raise LedgerError(f"nobody asked for {', '.join(unknown)}")
             self.entries.append(_Entry(transaction, tuple(chunks)))
 
-    def settle(self, lease: Lease, hash: str, outcome: str, *, starts: Sequence[int] = (), cost: int | None = None) -> None:
+    def settle(
+        self,
+        lease: Lease,
+        hash: str,
+        outcome: str,
+        *,
+        starts: Sequence[int] = (),
+        cost: int | None = None,
+    ) -> None:
         with self._lock:
             lease.check()
             entry = next((one for one in self.entries if one.transaction.hash == hash), None)
@@ -142,11 +160,19 @@ class MemoryLog:
 
     def spent(self, account: str) -> int:
         with self._lock:
-            return sum(one.transaction.cost for one in self._of(account) if one.outcome in {None, "included", "failed"})
+            return sum(
+                one.transaction.cost
+                for one in self._of(account)
+                if one.outcome in {None, "included", "failed"}
+            )
 
     def at_list_price(self, account: str) -> int:
         with self._lock:
-            bought = [one for one in self._of(account) if one.transaction.purpose == "buy" and one.outcome in MAY_HOLD]
+            bought = [
+                one
+                for one in self._of(account)
+                if one.transaction.purpose == "buy" and one.outcome in MAY_HOLD
+            ]
             return sum(not one.cost_told for one in bought)
 
     def seen_height(self, chain_id: str) -> int:

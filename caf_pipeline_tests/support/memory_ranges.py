@@ -29,4 +29,7 @@ def caf_bytes(bodies: bytes, index: bytes | dict, footer: int | None = None) -> 
 
 def index_of(*members: tuple[str, object, object]) -> dict:
     """Return an index as a dict."""
-    return {"format_version": "1.0", "files": {key: {"start_byte": s, "end_byte": e} for key, s, e in members}}
+    return {
+        "format_version": "1.0",
+        "files": {key: {"start_byte": s, "end_byte": e} for key, s, e in members},
+    }

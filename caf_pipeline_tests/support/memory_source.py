@@ -1,4 +1,6 @@
-"""An ObjectSource in memory whose objects can be made to fail; it passes the contract of the real one."""
+"""An ObjectSource in memory whose objects can be made to fail; it passes the contract of the real
+one.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +17,10 @@ PAGE = 1000
 
 @dataclass
 class MemorySource:
-    """Holds bodies by key. `unavailable` and `failing` name keys whose reads raise, from the given offset on."""
+    """Holds bodies by key.
+
+    `unavailable` and `failing` name keys whose reads raise, from the given offset on.
+    """
 
     bodies: dict[str, bytes]
     headers: dict[str, ObjectHeaders] = field(default_factory=dict)
@@ -30,7 +35,9 @@ class MemorySource:
 
     def object(self, key: str) -> S3Object:
         body = self.bodies[key]
-        return S3Object(key.encode(), None, f"etag-{hash(body) & 0xFFFFFFFF:08x}", len(body), MOMENT)
+        return S3Object(
+            key.encode(), None, f"etag-{hash(body) & 0xFFFFFFFF:08x}", len(body), MOMENT
+        )
 
     def list_pages(
         self,
@@ -65,7 +72,9 @@ class MemorySource:
         if key in self.failing and end_byte > self.failing[key]:
             raise ObjectReadFailed(f"{key} broke off")
         checksum = self.checksums.get(key) if end_byte - start_byte == obj.size_bytes else None
-        return ObjectPart(self.bodies[key][start_byte:end_byte], self.headers.get(key, ObjectHeaders()), checksum)
+        return ObjectPart(
+            self.bodies[key][start_byte:end_byte], self.headers.get(key, ObjectHeaders()), checksum
+        )
 
     def begin(self, obj):
         return None
@@ -77,7 +86,10 @@ class MemorySource:
         self.read(obj, 0, 0)
         key = obj.key.decode()
         checksum = self.checksums.get(key)
-        return ObjectHead(self.headers.get(key, ObjectHeaders()), {checksum.algorithm: checksum.digest} if checksum else {})
+        return ObjectHead(
+            self.headers.get(key, ObjectHeaders()),
+            {checksum.algorithm: checksum.digest} if checksum else {},
+        )
 
     def clock(self) -> datetime:
         if self.down:

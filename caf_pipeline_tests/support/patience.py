@@ -1,4 +1,7 @@
-"""How long a test waits for what should happen soon. It ends hangs and measures nothing: a busy machine takes its time."""
+"""How long a test waits for what should happen soon.
+
+It ends hangs and measures nothing: a busy machine takes its time.
+"""
 
 import subprocess
 import time
@@ -10,7 +13,9 @@ LOOK_SECONDS: Final = 0.1
 
 
 def wait_for(true: Callable[[], object], process: "subprocess.Popen[bytes] | None" = None) -> None:
-    """Wait until it is true; fail where it stays false, or where the process that is to make it true has ended."""
+    """Wait until it is true; fail where it stays false, or where the process that is to make it
+    true has ended.
+    """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not true():
         assert process is None or process.poll() is None, process.communicate()

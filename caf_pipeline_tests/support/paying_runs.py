@@ -1,6 +1,8 @@
-"""Wallets, logs and posters on the loopback network, and a run that can be killed at any call it makes.
+"""Wallets, logs and posters on the loopback network, and a run that can be killed at any call it
+makes.
 
-`python -m caf_pipeline_tests.support.paying_runs` reads one line of JSON from its standard input; see `main`.
+`python -m caf_pipeline_tests.support.paying_runs` reads one line of JSON from its standard input;
+see `main`.
 """
 
 import contextlib
@@ -46,7 +48,13 @@ _wallets = itertools.count(1)
 def chunk(name: str, **changes: Any) -> ChunkToStore:
     """A chunk whose root follows from its name."""
     root = hashlib.sha256(name.encode()).digest()
-    facts = {"archive_id": ARCHIVE, "public": True, "stored_size_bytes": SIZE, "proof_type": 3, "merkle_root": root}
+    facts = {
+        "archive_id": ARCHIVE,
+        "public": True,
+        "stored_size_bytes": SIZE,
+        "proof_type": 3,
+        "merkle_root": root,
+    }
     return ChunkToStore(name=name, **facts | changes)
 
 
@@ -64,7 +72,14 @@ class Payer:
         self.account = f"{self.network.chain_id}/{self.address}"
 
     @classmethod
-    def new(cls, network: LoopbackNetwork, stack: contextlib.ExitStack, *, coins: int = 10**9, space: int = 10**9) -> "Payer":
+    def new(
+        cls,
+        network: LoopbackNetwork,
+        stack: contextlib.ExitStack,
+        *,
+        coins: int = 10**9,
+        space: int = 10**9,
+    ) -> "Payer":
         number = (next(_wallets) << 32 | os.getpid()).to_bytes(16, "big")
         payer = cls(network, Mnemonic("english").to_mnemonic(number), stack)
         if coins:
@@ -74,31 +89,55 @@ class Payer:
         return payer
 
     def settings(self, **changes: Any) -> JackalSettings:
-        given = {"lcd": tuple(self.network.lcds), "chain_id": self.network.chain_id, "copies": COPIES, "timeout_blocks": 50}
+        given = {
+            "lcd": tuple(self.network.lcds),
+            "chain_id": self.network.chain_id,
+            "copies": COPIES,
+            "timeout_blocks": 50,
+        }
         return JackalSettings(**given | {"allow_private_addresses": True} | changes)
 
     def chain(self, log: TransactionLog, *urls: str, **changes: Any) -> Chain:
         return self.stack.enter_context(open_chain(self.settings(), log, *urls, **changes))
 
-    def poster(self, log: TransactionLog, *, chain: Chain | None = None, cap: int | None = None, **settings: Any) -> Poster:
-        return Poster(chain or self.chain(log), self.wallet, self.settings(**settings), spend_cap=lambda: cap)
+    def poster(
+        self,
+        log: TransactionLog,
+        *,
+        chain: Chain | None = None,
+        cap: int | None = None,
+        **settings: Any,
+    ) -> Poster:
+        return Poster(
+            chain or self.chain(log), self.wallet, self.settings(**settings), spend_cap=lambda: cap
+        )
 
     def delete(self, posting: Posting) -> None:
         """Delete a file, as no program of ours does."""
         fields = ((1, self.address.encode()), (2, posting.merkle_root), (3, posting.start))
-        message = ChainMessage("/canine_chain.storage.MsgDeleteFile", b"".join(field(*one) for one in fields))
+        message = ChainMessage(
+            "/canine_chain.storage.MsgDeleteFile", b"".join(field(*one) for one in fields)
+        )
         chain = self.chain(MemoryLog())
         account = chain.account(self.address)
-        terms = TransactionTerms(chain.chain_id, account.number, account.sequence, chain.height() + 50, 200_000, 4_000)
+        terms = TransactionTerms(
+            chain.chain_id, account.number, account.sequence, chain.height() + 50, 200_000, 4_000
+        )
         assert chain.broadcast(sign_transaction(self.wallet, [message], terms)).code == 0
-        self.network.wait_for(lambda state: all(one["start"] != posting.start for one in state["files"]))
+        self.network.wait_for(
+            lambda state: all(one["start"] != posting.start for one in state["files"])
+        )
 
     # what the network took
 
     def starts(self, name: str) -> list[int]:
         """The starts of all posts of a chunk that the network has of this wallet."""
         root = chunk(name).merkle_root.hex()
-        return [one["start"] for one in self.network.state()["files"] if (one["merkle"], one["owner"]) == (root, self.address)]
+        return [
+            one["start"]
+            for one in self.network.state()["files"]
+            if (one["merkle"], one["owner"]) == (root, self.address)
+        ]
 
     def charged(self) -> int:
         """Bytes of space that the network charged this wallet."""
@@ -124,7 +163,9 @@ def open_chain(settings: JackalSettings, log: TransactionLog, *urls: str, **chan
     )
 
 
-def then(target: object, method: str, action: Callable[[], object], *, before: bool = False) -> None:
+def then(
+    target: object, method: str, action: Callable[[], object], *, before: bool = False
+) -> None:
     """Let the next call of a method be followed, or preceded, by an action."""
     original = getattr(target, method)
 
@@ -142,7 +183,10 @@ def then(target: object, method: str, action: Callable[[], object], *, before: b
 
 
 class FileLog(MemoryLog):
-    """A log that outlives its process: each change is in the file before the call returns. For one process at a time."""
+    """A log that outlives its process: each change is in the file before the call returns.
+
+    For one process at a time.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -186,12 +230,26 @@ def open_log(where: str) -> Iterator[TransactionLog]:
         yield FileLog(Path(where))
 
 
-KILLED_AT = ("ask", "own", "waiting", "pending", "commit", "settle", "start_of", "spent", "broadcast", "transaction", "account")
+KILLED_AT = (
+    "ask",
+    "own",
+    "waiting",
+    "pending",
+    "commit",
+    "settle",
+    "start_of",
+    "spent",
+    "broadcast",
+    "transaction",
+    "account",
+)
 """Calls of a log and a chain before and after which a run can be killed."""
 
 
 def _kill_at(moment: int, *targets: object) -> None:
-    """Let this process be killed at a moment: each call above has one before it and one after it."""
+    """Let this process be killed at a moment: each call above has one before it and one after
+    it.
+    """
     moments = itertools.count(1)
 
     def passing() -> None:
@@ -226,9 +284,14 @@ def _order(payer: Payer, where: str, name: str, moment: int, **what: Any) -> str
 
 
 def start_run(payer: Payer, where: str, name: str, *, moment: int = 0) -> "subprocess.Popen[str]":
-    """Start a process that posts a chunk once its standard input ends, and prints the start; killed at `moment`, 0: never."""
+    """Start a process that posts a chunk once its standard input ends, and prints the start; killed
+    at `moment`, 0: never.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "caf_pipeline_tests.support.paying_runs"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "caf_pipeline_tests.support.paying_runs"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdin
     process.stdin.write(_order(payer, where, name, moment))
@@ -245,11 +308,15 @@ class Run:
 
 
 class ManyRuns:
-    """A process that has imported everything and makes a process of its own for each run, one after the other."""
+    """A process that has imported everything and makes a process of its own for each run, one after
+    the other.
+    """
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "caf_pipeline_tests.support.paying_runs", "many"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -260,7 +327,10 @@ class ManyRuns:
         self._process.stdout.close()
 
     def run(self, payer: Payer, where: Path, name: str, *, moment: int, buy: int = 0) -> Run:
-        """Post a chunk, or buy so many bytes; be killed at `moment`. Returns when that process is gone."""
+        """Post a chunk, or buy so many bytes; be killed at `moment`.
+
+        Returns when that process is gone.
+        """
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(_order(payer, str(where), name, moment, buy=buy))
@@ -291,7 +361,9 @@ def _do_apart(order: dict[str, Any]) -> Run:
 
 
 def main() -> None:
-    """Do what one line of standard input orders, when that has ended; or, told "many", one line after the other."""
+    """Do what one line of standard input orders, when that has ended; or, told "many", one line
+    after the other.
+    """
     if sys.argv[1:] == ["many"]:
         import caf_pipeline_tests.support.process_template  # noqa: F401
 

@@ -1,4 +1,5 @@
-"""A pgbouncer in transaction mode in front of a test's database: clients share two connections to the server.
+"""A pgbouncer in transaction mode in front of a test's database: clients share two connections to
+the server.
 
 It is skipped where the program is missing; `.ci/run` installs it.
 """
@@ -42,10 +43,12 @@ class Pooler:
         (folder / "users.txt").write_text(f'"{user}" ""\n')
         (folder / "pgbouncer.ini").write_text(
             f"[databases]\n{name} = host={server['host']} dbname={name} user={user}\n"
-            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir "
+            "=\nauth_type = any\n"
             f"auth_file = {folder}/users.txt\npool_mode = transaction\ndefault_pool_size = 2\n"
         )
-        # Like Postgres it does not run as root, and the embedded server's socket is only for that server's user.
+        # Like Postgres it does not run as root, and the embedded server's socket is only for that
+        # server's user.
         self._account = Path(server["host"]).stat()
         if os.geteuid() == 0:
             for path in (folder, *folder.iterdir()):
@@ -61,7 +64,10 @@ class Pooler:
             self._process = subprocess.Popen(command, stdout=said, stderr=said, **account)  # type: ignore[call-overload]
         for _ in range(_LOOKS):
             assert self._process.poll() is None, log.read_text()
-            with contextlib.suppress(psycopg.OperationalError), Database(self.url).connect() as connection:
+            with (
+                contextlib.suppress(psycopg.OperationalError),
+                Database(self.url).connect() as connection,
+            ):
                 make_tables(connection)
                 return
             time.sleep(0.05)

@@ -1,4 +1,6 @@
-"""Deltas and plans for tests: objects in a Parquet file as `inventory` would leave it, and what a plan says of them."""
+"""Deltas and plans for tests: objects in a Parquet file as `inventory` would leave it, and what a
+plan says of them.
+"""
 
 import json
 from datetime import UTC, datetime
@@ -26,7 +28,9 @@ from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, snapshot_batch
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 
 
-def an_object(key: str, size_bytes: int = 1, *, version_id: str | None = None, etag: str = "e") -> S3Object:
+def an_object(
+    key: str, size_bytes: int = 1, *, version_id: str | None = None, etag: str = "e"
+) -> S3Object:
     return S3Object(key.encode(), version_id, etag, size_bytes, MOMENT)
 
 
@@ -54,12 +58,16 @@ def with_terms(folder: Path, **changes: str) -> None:
     """Let a plan say other terms."""
     table = pq.read_table(folder / CHUNKS_FILE)
     terms = json.loads(table.schema.metadata[PLAN_METADATA_KEY]) | changes
-    pq.write_table(table.replace_schema_metadata({PLAN_METADATA_KEY: json.dumps(terms)}), folder / CHUNKS_FILE)
+    pq.write_table(
+        table.replace_schema_metadata({PLAN_METADATA_KEY: json.dumps(terms)}), folder / CHUNKS_FILE
+    )
     write_sums(folder)
 
 
 def limit_to_target(folder: Path) -> None:
-    """Let the target of a plan be the limit of its chunks, too: one with large headers closes before its last object."""
+    """Let the target of a plan be the limit of its chunks, too: one with large headers closes
+    before its last object.
+    """
     with_terms(folder, limit_size=read_terms(folder)["target_size"])
 
 

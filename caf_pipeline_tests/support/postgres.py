@@ -1,4 +1,6 @@
-"""Fixtures of a real Postgres: one embedded server for the session, an empty database with the tables for each test."""
+"""Fixtures of a real Postgres: one embedded server for the session, an empty database with the
+tables for each test.
+"""
 
 import contextlib
 import itertools
@@ -71,14 +73,18 @@ def connected(database: Database) -> psycopg.Connection[Any]:
 _numbers = itertools.count(1)
 
 _KEPT_BYTES = 8 << 20
-"""By how much a database may have grown that is kept: nothing removes what deleted rows took of its files."""
+"""By how much a database may have grown that is kept: nothing removes what deleted rows took of its
+files.
+"""
 
 # Rows go without a look at what refers to them. Ids begin at 1 again.
 _EMPTY = """
-    SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid();
+    SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database()
+        AND pid <> pg_backend_pid();
     SET lock_timeout = '10s'; SET session_replication_role = replica;
     DO $$ DECLARE found text; BEGIN
-        FOR found IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'schema_files' LOOP
+        FOR found IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <>
+            'schema_files' LOOP
             EXECUTE format('DELETE FROM %I', found);
         END LOOP;
     END $$;
@@ -87,16 +93,22 @@ _EMPTY = """
 
 # What a test may have changed of a database beside its rows. What is made again has another oid.
 _SCHEMA = """SELECT concat_ws(E'\n',
-    (SELECT string_agg(concat_ws(' ', oid, relname, relowner, relacl, relnatts, relchecks), E'\n' ORDER BY oid)
-        FROM pg_class WHERE relnamespace NOT IN ('pg_catalog'::regnamespace, 'pg_toast'::regnamespace)
+    (SELECT string_agg(concat_ws(' ', oid, relname, relowner, relacl, relnatts, relchecks), E'\n'
+        ORDER BY oid)
+        FROM pg_class WHERE relnamespace NOT IN ('pg_catalog'::regnamespace,
+            'pg_toast'::regnamespace)
         AND relnamespace <> 'information_schema'::regnamespace),
     (SELECT string_agg(concat_ws(' ', oid, tgname, tgenabled), E'\n' ORDER BY oid) FROM pg_trigger),
-    (SELECT string_agg(concat_ws(' ', oid, proname), E'\n' ORDER BY oid) FROM pg_proc WHERE oid >= 16384),
-    (SELECT string_agg(concat_ws(' ', oid, nspname, nspacl), E'\n' ORDER BY oid) FROM pg_namespace WHERE nspname !~ '^pg_'),
-    (SELECT string_agg(concat_ws(' ', attrelid, attname, atttypid, attnotnull, attisdropped), E'\n' ORDER BY attrelid, attnum)
+    (SELECT string_agg(concat_ws(' ', oid, proname), E'\n' ORDER BY oid) FROM pg_proc WHERE oid >=
+        16384),
+    (SELECT string_agg(concat_ws(' ', oid, nspname, nspacl), E'\n' ORDER BY oid) FROM pg_namespace
+        WHERE nspname !~ '^pg_'),
+    (SELECT string_agg(concat_ws(' ', attrelid, attname, atttypid, attnotnull, attisdropped), E'\n'
+        ORDER BY attrelid, attnum)
         FROM pg_attribute WHERE attrelid >= 16384),
     (SELECT count(*) FROM pg_statistic WHERE starelid >= 16384),
-    (SELECT string_agg(setconfig::text, E'\n') FROM pg_db_role_setting JOIN pg_database ON setdatabase = pg_database.oid
+    (SELECT string_agg(setconfig::text, E'\n') FROM pg_db_role_setting JOIN pg_database ON
+        setdatabase = pg_database.oid
         WHERE datname = current_database()),
     (SELECT string_agg(name || sha256, E'\n' ORDER BY name) FROM schema_files))"""
 
@@ -113,10 +125,11 @@ def database_at(server_url: str, name: str) -> str:
 
 
 class Databases:
-    """Databases with the tables, of one server, as many as are asked for: one that was given back serves again.
+    """Databases with the tables, of one server, as many as are asked for: one that was given back
+    serves again.
 
-    A copy of the template and its end take 60 to 200 ms of CPU time, the more the more files the disk has lately removed; to
-    empty a database takes 10.
+    A copy of the template and its end take 60 to 200 ms of CPU time, the more the more files the
+    disk has lately removed; to empty a database takes 10.
     """
 
     def __init__(self, server_url: str) -> None:
@@ -133,14 +146,21 @@ class Databases:
         if self._free:
             return self._free.pop()
         name = f"test_{next(_numbers)}"
-        # FILE_COPY makes a checkpoint, but where no disk is waited for it takes half of the time of WAL_LOG.
-        _administer(self._server_url, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} STRATEGY file_copy")
+        # FILE_COPY makes a checkpoint, but where no disk is waited for it takes half of the time of
+        # WAL_LOG.
+        _administer(
+            self._server_url, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} STRATEGY file_copy"
+        )
         return OpenDatabase(database_at(self._server_url, name))
 
     def give_back(self, database: OpenDatabase) -> None:
-        """Empty a database for the next one that asks, or drop it where it has grown, or is not what the template is."""
+        """Empty a database for the next one that asks, or drop it where it has grown, or is not
+        what the template is.
+        """
         database.close()
-        database = OpenDatabase(database_at(self._server_url, database.name))  # a test may have changed it
+        database = OpenDatabase(
+            database_at(self._server_url, database.name)
+        )  # a test may have changed it
         try:
             _administer(database.url, _EMPTY)
             schema, size_bytes = self._looked_at(database)
@@ -164,7 +184,9 @@ class Databases:
     def _looked_at(database: Database) -> tuple[str, int]:
         """Return all of a database's schema, to be compared, and its size."""
         with connected(database) as connection:
-            return tuple(connection.execute(f"{_SCHEMA}, pg_database_size(current_database())").one())
+            return tuple(
+                connection.execute(f"{_SCHEMA}, pg_database_size(current_database())").one()
+            )
 
 
 @pytest.fixture(scope="session")
@@ -173,10 +195,12 @@ def postgres_url() -> Iterator[str]:
     home = Path(tempfile.mkdtemp(prefix="caf-tests-"))
     try:
         url = embedded_url(Settings(home=home))
-        # What a test wrote need not outlive a power cut. Rows stand in the order in which they were written, also in a database
-        # that serves again: nothing makes room between them.
+        # What a test wrote need not outlive a power cut. Rows stand in the order in which they were
+        # written, also in a database that serves again: nothing makes room between them.
         settings = ("fsync", "full_page_writes", "autovacuum")
-        _administer(url, *(f"ALTER SYSTEM SET {name} = off" for name in settings), "SELECT pg_reload_conf()")
+        _administer(
+            url, *(f"ALTER SYSTEM SET {name} = off" for name in settings), "SELECT pg_reload_conf()"
+        )
         yield url
     finally:
         embedded_server(home / "postgres").close()

@@ -1,4 +1,7 @@
-"""A Redis server for tests, on a port of its own. It is skipped where the program is missing; `.ci/run` installs it."""
+"""A Redis server for tests, on a port of its own.
+
+It is skipped where the program is missing; `.ci/run` installs it.
+"""
 
 import contextlib
 import shutil

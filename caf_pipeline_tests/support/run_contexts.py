@@ -1,4 +1,6 @@
-"""Run contexts for tests: a memory source or a real one, a folder for a store or any other, a real ledger."""
+"""Run contexts for tests: a memory source or a real one, a folder for a store or any other, a real
+ledger.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -42,9 +44,9 @@ def a_run_context(
 ) -> RunContext:
     """Open a run context of the source `src`.
 
-    Args:
-        store: an open store, or what opens one as `open_jackal_store` does; a folder under `folder` by default.
-        settings: sections of the settings beside those set here, e.g. `jackal={...}`.
+    Args: store: an open store, or what opens one as `open_jackal_store` does; a folder under
+        `folder` by default. settings: sections of the settings beside those set here, e.g.
+        `jackal={...}`.
     """
     values = {
         "home": folder / "home",
@@ -58,13 +60,23 @@ def a_run_context(
         store = DirectoryStore(described.store.folder, ledger.folder_store)
     elif callable(store):
         store = store(described, ledger, holder)
-    context = RunContext("src", described, holder, Lazy.of(source), Lazy.of(store), Lazy.of(ledger), throttle=throttle)
+    context = RunContext(
+        "src",
+        described,
+        holder,
+        Lazy.of(source),
+        Lazy.of(store),
+        Lazy.of(ledger),
+        throttle=throttle,
+    )
     ledger.sources.register(context.source, context.archive_id, context.address)
     return context
 
 
 def plan(context: RunContext):
-    """Take an inventory and plan what is new; a store that a module's tests share has files of other tests."""
+    """Take an inventory and plan what is new; a store that a module's tests share has files of
+    other tests.
+    """
     return planning.cut_plan(context, inventories.take_inventory(context), new_archive=True)
 
 

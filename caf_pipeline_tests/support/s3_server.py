@@ -1,7 +1,10 @@
-"""A real S3 server for tests: moto's, in a process of its own on a free port. Also one that answers what a test tells it.
+"""A real S3 server for tests: moto's, in a process of its own on a free port.
 
-s3_server      the session's server                      new_bucket    a new bucket on it, with a client
-scripted_s3    a server for answers that moto never gives: slow-downs, broken bodies, listings that lie
+Also one that answers what a test tells it.
+
+s3_server      the session's server                      new_bucket    a new bucket on it, with a
+client scripted_s3    a server for answers that moto never gives: slow-downs, broken bodies,
+listings that lie
 """
 
 import itertools
@@ -56,7 +59,9 @@ class Bucket:
         self.client.delete_object(Bucket=self.name, Key=_text(key))
 
     def keep_versions(self, status: str = "Enabled") -> None:
-        self.client.put_bucket_versioning(Bucket=self.name, VersioningConfiguration={"Status": status})
+        self.client.put_bucket_versioning(
+            Bucket=self.name, VersioningConfiguration={"Status": status}
+        )
 
     def settings(self, **changes: Any) -> SourceSettings:
         return settings_for(self.endpoint, self.name, **changes)
@@ -64,7 +69,11 @@ class Bucket:
     def source(self, prefix: str = "", **options: Any) -> S3Source:
         """Return the bucket as a source."""
         return S3Source(
-            self.name, prefix, self.client, GetClient(self.client, self.name), **{"name": "demo", "attempts": 2, **options}
+            self.name,
+            prefix,
+            self.client,
+            GetClient(self.client, self.name),
+            **{"name": "demo", "attempts": 2, **options},
         )
 
 
@@ -91,7 +100,9 @@ def running_moto() -> Iterator[str]:
     """Run moto's server in a process of its own while the context lasts; give its address."""
     with tempfile.TemporaryFile("w+") as said:
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-        process = subprocess.Popen(command, env=child_environment(), stdout=said, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=child_environment(), stdout=said, stderr=subprocess.STDOUT
+        )
         try:
             yield _address_of(process, said)
         finally:
@@ -135,7 +146,10 @@ class Request:
 
 @dataclass
 class ScriptedAnswer:
-    """What it answers. A `length` other than that of the body is a lie, after which the connection closes."""
+    """What it answers.
+
+    A `length` other than that of the body is a lie, after which the connection closes.
+    """
 
     status: int = 200
     body: bytes = b""
@@ -145,7 +159,10 @@ class ScriptedAnswer:
 
 def s3_error(status: int, code: str, message: str = "") -> ScriptedAnswer:
     """Return an error as S3 writes it."""
-    body = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'
+    body = (
+        '<?xml version="1.0" '
+        f'encoding="UTF-8"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'
+    )
     return ScriptedAnswer(status, body.encode(), {"Content-Type": "application/xml"})
 
 
@@ -157,10 +174,17 @@ class ScriptedS3:
     answer: Callable[[Request], ScriptedAnswer] = lambda request: ScriptedAnswer()
     requests: list[Request] = field(default_factory=list)
 
-    def source(self, prefix: str = "", *, requester_pays: bool = False, inventory: str = "", **changes: Any) -> S3Source:
+    def source(
+        self, prefix: str = "", *, requester_pays: bool = False, inventory: str = "", **changes: Any
+    ) -> S3Source:
         client = client_for(self.endpoint, **changes)
         gets = GetClient(client, "bucket-of-script", requester_pays=requester_pays)
-        options = {"name": "demo", "attempts": 2, "requester_pays": requester_pays, "inventory": inventory}
+        options = {
+            "name": "demo",
+            "attempts": 2,
+            "requester_pays": requester_pays,
+            "inventory": inventory,
+        }
         return S3Source("bucket-of-script", prefix, client, gets, **options)
 
 
@@ -170,7 +194,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         split = urlsplit(self.path)
-        query = {name: values[0] for name, values in parse_qs(split.query, keep_blank_values=True).items()}
+        query = {
+            name: values[0]
+            for name, values in parse_qs(split.query, keep_blank_values=True).items()
+        }
         headers = {name.lower(): value for name, value in self.headers.items()}
         request = Request(self.command, unquote(split.path), query, headers)
         self.script.requests.append(request)
@@ -178,7 +205,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(answer.body) if answer.length is None else answer.length))
+        self.send_header(
+            "Content-Length", str(len(answer.body) if answer.length is None else answer.length)
+        )
         self.send_header("Connection", "close")
         self.end_headers()
         if self.command != "HEAD":

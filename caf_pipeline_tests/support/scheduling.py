@@ -1,7 +1,9 @@
-"""How the tests are spread over processes (`--numprocesses auto --dist loadfile --no-loadscope-reorder`).
+"""How the tests are spread over processes (`--numprocesses auto --dist loadfile
+--no-loadscope-reorder`).
 
-Five processes on two cores, since a test waits for servers and processes a part of its time: with four, the cores are idle for
-a fourteenth of theirs. Files that take long come first: one that begins when the others are through would run on alone.
+Five processes on two cores, since a test waits for servers and processes a part of its time: with
+four, the cores are idle for a fourteenth of theirs. Files that take long come first: one that
+begins when the others are through would run on alone.
 """
 
 import gc
@@ -96,14 +98,18 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {_FOLDER / name: number for number, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: place.get(item.path, len(place)))  # stable: a file's tests stay together and in order
+    items.sort(
+        key=lambda item: place.get(item.path, len(place))
+    )  # stable: a file's tests stay together and in order
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    # DuckDB tells of leaks where its objects are left at the end. What is added first comes last: after pytest's own five looks.
+    # DuckDB tells of leaks where its objects are left at the end. What is added first comes last:
+    # after pytest's own five looks.
     config.add_cleanup(gc.unfreeze)
-    gc.disable()  # what is collected stays: to look through it again and again takes a quarter of the collection
+    # what is collected stays: to look through it again and again takes a quarter of the collection
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:

@@ -1,4 +1,7 @@
-"""A chain node's REST server that answers what a test wrote down, wrong things included. Strictness is the loopback network's."""
+"""A chain node's REST server that answers what a test wrote down, wrong things included.
+
+Strictness is the loopback network's.
+"""
 
 import json
 import threading
@@ -14,7 +17,9 @@ CHAIN_ID = "scripted-1"
 
 @dataclass(frozen=True)
 class Told:
-    """An answer: `body` is JSON unless it is bytes; `cut` ends the connection after so many bytes of it."""
+    """An answer: `body` is JSON unless it is bytes; `cut` ends the connection after so many bytes
+    of it.
+    """
 
     body: Any
     status: int = 200
@@ -25,7 +30,9 @@ class Told:
         return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
 
 
-NOT_FOUND = Told({"code": 5, "message": "rpc error: code = NotFound desc = not found", "details": []}, 404)
+NOT_FOUND = Told(
+    {"code": 5, "message": "rpc error: code = NotFound desc = not found", "details": []}, 404
+)
 NOT_IMPLEMENTED = Told({"code": 12, "message": "Not Implemented", "details": []}, 501)
 
 
@@ -37,7 +44,9 @@ class _Server(ThreadingHTTPServer):
 
 
 class ScriptedLcd:
-    """A node at `height` that also answers what is in `answers`, by path without the module's prefix; `asked` holds the paths."""
+    """A node at `height` that also answers what is in `answers`, by path without the module's
+    prefix; `asked` holds the paths.
+    """
 
     def __init__(self) -> None:
         self.height = 100
@@ -49,12 +58,17 @@ class ScriptedLcd:
         node = self
 
         class Handler(BaseHTTPRequestHandler):
-            disable_nagle_algorithm = True  # head and body are two writes: the second would wait 40 ms for an acknowledgement
+            # head and body are two writes: the second would wait 40 ms for an acknowledgement
+            disable_nagle_algorithm = True
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
                 split = urlsplit(self.path)
-                node._answer(self, unquote(split.path), {name: values[0] for name, values in parse_qs(split.query).items()})
+                node._answer(
+                    self,
+                    unquote(split.path),
+                    {name: values[0] for name, values in parse_qs(split.query).items()},
+                )
 
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["Content-Length"]))
@@ -75,13 +89,23 @@ class ScriptedLcd:
         self._server.server_close()
 
     def block(self, height: int) -> Told:
-        time = datetime.now(UTC) - timedelta(seconds=self.age + (self.height - height) * self.block_seconds)
-        header = {"chain_id": self.chain_id, "height": str(height), "time": f"{time:%Y-%m-%dT%H:%M:%S.%f}123Z"}
+        time = datetime.now(UTC) - timedelta(
+            seconds=self.age + (self.height - height) * self.block_seconds
+        )
+        header = {
+            "chain_id": self.chain_id,
+            "height": str(height),
+            "time": f"{time:%Y-%m-%dT%H:%M:%S.%f}123Z",
+        }
         return Told({"block": {"header": header}})
 
     def _answer(self, handler: BaseHTTPRequestHandler, path: str, params: dict[str, str]) -> None:
-        name = path.removeprefix("/jackal/canine-chain/storage/").removeprefix("/cosmos/base/tendermint/v1beta1/")
-        self.asked.append(name + (f"?{params['pagination.key']}" if "pagination.key" in params else ""))
+        name = path.removeprefix("/jackal/canine-chain/storage/").removeprefix(
+            "/cosmos/base/tendermint/v1beta1/"
+        )
+        self.asked.append(
+            name + (f"?{params['pagination.key']}" if "pagination.key" in params else "")
+        )
         told = self.answers.get(name)
         if told is None:
             told = self._of_itself(name)
@@ -89,7 +113,9 @@ class ScriptedLcd:
             told = told(params)
         content = told.content()
         handler.send_response(told.status)
-        for header, value in ({"Content-Type": "application/json", "Content-Length": str(len(content))} | told.headers).items():
+        for header, value in (
+            {"Content-Type": "application/json", "Content-Length": str(len(content))} | told.headers
+        ).items():
             handler.send_header(header, value)
         handler.end_headers()
         handler.wfile.write(content[: told.cut])

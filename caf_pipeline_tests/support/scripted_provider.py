@@ -1,4 +1,6 @@
-"""A provider that says what a test tells it to, over real sockets: for what the loopback network's providers never do."""
+"""A provider that says what a test tells it to, over real sockets: for what the loopback network's
+providers never do.
+"""
 
 import contextlib
 import socketserver
@@ -10,7 +12,9 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Request:
-    """A request as it came: its line, its headers in lower case, and the body as far as the script read it."""
+    """A request as it came: its line, its headers in lower case, and the body as far as the script
+    read it.
+    """
 
     method: str
     path: str
@@ -25,7 +29,8 @@ class Request:
 class Script:
     """Answers in order; the last one is for all further requests.
 
-    An answer is bytes to send, or a function of the request and its socket. The connection is kept where `kept` says so.
+    An answer is bytes to send, or a function of the request and its socket. The connection is kept
+    where `kept` says so.
     """
 
     answers: list[bytes | Callable]
@@ -80,7 +85,9 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 @contextlib.contextmanager
-def scripted(*answers: bytes | Callable, kept: bool = False, tls: ssl.SSLContext | None = None) -> Iterator[Script]:
+def scripted(
+    *answers: bytes | Callable, kept: bool = False, tls: ssl.SSLContext | None = None
+) -> Iterator[Script]:
     """Serve on a free port while the context lasts."""
     script = Script(list(answers), kept)
     server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"script": script}))
@@ -96,9 +103,14 @@ def scripted(*answers: bytes | Callable, kept: bool = False, tls: ssl.SSLContext
         server.server_close()
 
 
-def answer(status: int, body: bytes | str = b"", length: int | None = None, **headers: str) -> bytes:
+def answer(
+    status: int, body: bytes | str = b"", length: int | None = None, **headers: str
+) -> bytes:
     """Return an answer's bytes; `length` is what it promises where that is not what it has."""
     data = body.encode() if isinstance(body, str) else body
-    lines = [f"HTTP/1.1 {status} Because", f"Content-Length: {len(data) if length is None else length}"]
+    lines = [
+        f"HTTP/1.1 {status} Because",
+        f"Content-Length: {len(data) if length is None else length}",
+    ]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode() + data

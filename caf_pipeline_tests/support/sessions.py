@@ -7,7 +7,9 @@ import psutil
 
 
 def in_session(leader: int) -> list[psutil.Process]:
-    """Return the processes of the session that `leader` began, those that only wait to be reaped left out."""
+    """Return the processes of the session that `leader` began, those that only wait to be reaped
+    left out.
+    """
     found = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, psutil.NoSuchProcess):

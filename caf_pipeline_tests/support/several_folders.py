@@ -1,7 +1,9 @@
-"""A ChunkStore of several folders, each of them a provider: one can lie, lose a copy or be out of reach.
+"""A ChunkStore of several folders, each of them a provider: one can lie, lose a copy or be out of
+reach.
 
-As strict as the real one where it matters to the steps: a chunk is posted before it is put, every post has a start of its own,
-a provider that is asked alone answers alone, and what is put is listed only where it has the posted size.
+As strict as the real one where it matters to the steps: a chunk is posted before it is put, every
+post has a start of its own, a provider that is asked alone answers alone, and what is put is listed
+only where it has the posted size.
 """
 
 import itertools
@@ -11,7 +13,14 @@ from pathlib import Path
 
 from caf_pipeline.errors import ChunkTooLarge, StoredChunkMissing, StoreError, StoreUnreachable
 from caf_pipeline.store.directory import DirectoryStore
-from caf_pipeline.store.protocol import ArchiveFiles, Copy, ListedFile, ListedProof, PostedFile, Posting
+from caf_pipeline.store.protocol import (
+    ArchiveFiles,
+    Copy,
+    ListedFile,
+    ListedProof,
+    PostedFile,
+    Posting,
+)
 
 WINDOW_BLOCKS = 100
 
@@ -55,14 +64,21 @@ class SeveralFolders:
     # --- ChunkStore ---
 
     def urls(self, posting):
-        return {name: url for name, one in self.folders.items() for url in one.urls(posting).values()}
+        return {
+            name: url for name, one in self.folders.items() for url in one.urls(posting).values()
+        }
 
     def admit(self, *, public, stored_size_bytes, waiting_bytes):
         self.admitted.append((stored_size_bytes, waiting_bytes))
         if self.largest is not None and stored_size_bytes > self.largest:
-            raise ChunkTooLarge(f"{stored_size_bytes} bytes take too long", fitting_bytes=self.largest)
+            raise ChunkTooLarge(
+                f"{stored_size_bytes} bytes take too long", fitting_bytes=self.largest
+            )
         if stored_size_bytes + waiting_bytes > self.free_bytes:
-            raise StoreError(f"{self.free_bytes} bytes are free, {stored_size_bytes} are needed beside {waiting_bytes}")
+            raise StoreError(
+                f"{self.free_bytes} bytes are free, {stored_size_bytes} are needed beside "
+                f"{waiting_bytes}"
+            )
 
     def require_here(self):
         """Do nothing: it is always here."""
@@ -79,7 +95,9 @@ class SeveralFolders:
     def post(self, chunk, log):
         self.admit(public=chunk.public, stored_size_bytes=chunk.stored_size_bytes, waiting_bytes=0)
         if chunk.merkle_root not in self.posts:
-            posting = Posting(chunk.merkle_root, "owner", next(self._starts), chunk.stored_size_bytes)
+            posting = Posting(
+                chunk.merkle_root, "owner", next(self._starts), chunk.stored_size_bytes
+            )
             self.posts[chunk.merkle_root] = posting
             self.noted[chunk.merkle_root] = chunk.archive_id
         return self.posts[chunk.merkle_root]
@@ -102,7 +120,9 @@ class SeveralFolders:
             if provider in self.away:
                 continue
             file = self.file(provider, posting)
-            if provider in wrong or self._touches_lost(provider, 0, 1):  # as one reads back the first bytes, but not all
+            if provider in wrong or self._touches_lost(
+                provider, 0, 1
+            ):  # as one reads back the first bytes, but not all
                 self.lost.pop(provider, None)
                 file.unlink(missing_ok=True)
             if file.exists() and file.read_bytes() != right:
@@ -113,21 +133,39 @@ class SeveralFolders:
         return "owner"
 
     def posted(self, archive_id):
-        return (PostedFile(one, self.proof_type) for one in self.posts.values() if self.noted[one.merkle_root] == archive_id)
+        return (
+            PostedFile(one, self.proof_type)
+            for one in self.posts.values()
+            if self.noted[one.merkle_root] == archive_id
+        )
 
     def posted_as(self, merkle_root):
-        return [PostedFile(one, self.proof_type) for one in self.posts.values() if one.merkle_root == merkle_root]
+        return [
+            PostedFile(one, self.proof_type)
+            for one in self.posts.values()
+            if one.merkle_root == merkle_root
+        ]
 
     def posted_by(self, owner):
-        return (PostedFile(one, self.proof_type) for one in self.posts.values() if one.owner == owner)
+        return (
+            PostedFile(one, self.proof_type) for one in self.posts.values() if one.owner == owner
+        )
 
     def archives(self):
-        counts, moment = Counter(self.noted[post.merkle_root] for post in self.posts.values()), datetime.now(UTC)
+        counts, moment = (
+            Counter(self.noted[post.merkle_root] for post in self.posts.values()),
+            datetime.now(UTC),
+        )
         return {archive: ArchiveFiles(count, moment, moment) for archive, count in counts.items()}
 
     def copies(self, posting):
         return [
-            Copy(name, f"{name}/{posting.start}", last_proven=posting.start, verified=name not in self.unverified)
+            Copy(
+                name,
+                f"{name}/{posting.start}",
+                last_proven=posting.start,
+                verified=name not in self.unverified,
+            )
             for name in self._listed(posting)
         ]
 
@@ -166,7 +204,11 @@ class SeveralFolders:
     def file_pages(self, archive_id):
         for one in self.posts.values():
             if archive_id in (None, self.noted[one.merkle_root]):
-                yield [ListedFile(one.merkle_root, one.owner, one.start, self._listed(one), WINDOW_BLOCKS)]
+                yield [
+                    ListedFile(
+                        one.merkle_root, one.owner, one.start, self._listed(one), WINDOW_BLOCKS
+                    )
+                ]
 
     def proof_pages(self, provider):
         for one in self.posts.values():
@@ -177,4 +219,8 @@ class SeveralFolders:
     def _listed(self, posting):
         if self.posts.get(posting.merkle_root) != posting:
             return []
-        return [name for name, folder in self.folders.items() if name not in self.unlisted and folder.copies(posting)]
+        return [
+            name
+            for name, folder in self.folders.items()
+            if name not in self.unlisted and folder.copies(posting)
+        ]

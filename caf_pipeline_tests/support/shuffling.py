@@ -1,4 +1,5 @@
-"""The option `--shuffle SEED`: modules in another order, and the tests of each; the same one for the same seed.
+"""The option `--shuffle SEED`: modules in another order, and the tests of each; the same one for
+the same seed.
 
 Tests of a module stay together, since they share servers.
 """
@@ -10,7 +11,12 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in another order; the seed says which")
+    parser.addoption(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="run the tests in another order; the seed says which",
+    )
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,6 +1,9 @@
-"""A job whose op takes a slot of the pool `s3` and sleeps, to be killed or interrupted. Executed as `caf run` executes.
+"""A job whose op takes a slot of the pool `s3` and sleeps, to be killed or interrupted.
 
-`python -m caf_pipeline_tests.support.sleeper FILE` writes a line to FILE each time the op begins; DAGSTER_HOME must be set.
+Executed as `caf run` executes.
+
+`python -m caf_pipeline_tests.support.sleeper FILE` writes a line to FILE each time the op begins;
+DAGSTER_HOME must be set.
 """
 
 import os
@@ -26,7 +29,9 @@ from caf_pipeline.defs.naming import S3_POOL
 from caf_pipeline.defs.resources import ignore
 
 BEGUN_VARIABLE = "CAF_TEST_BEGUN"
-"""Names the file that the op adds a line to; in the environment, since that is what a daemon's runs inherit."""
+"""Names the file that the op adds a line to; in the environment, since that is what a daemon's runs
+inherit.
+"""
 
 
 @op(pool=S3_POOL, retry_policy=RETRY_TRANSIENT)

@@ -19,9 +19,9 @@ from caf_pipeline.system import parquet
 MOMENT = datetime(2026, 11, 1, 12, 30, 15, 123456, UTC)
 
 ODD_KEYS = [
-    b"\xff", b"%FF", b"a\xffb", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xf5", b"\xe2\x82", b"a\0b", b"\0",
-    b"x" * 1024, b"x" * 1025, "é".encode() * 512, "é".encode() * 513, "\U0001f600".encode(), b"\xef\xbf\xbf",
-    b"'", b"\\", b"\\xff", b"\\x41", b'"', b"`", b"$$", b";--", b"\n", b" ", b"%", b"%25", b"a/", b"/", b"..", b"NULL",
+    b"\xff", b"%FF", b"a\xffb", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xf5", b"\xe2\x82", b"a\0b", b"\0",  # noqa: E501
+    b"x" * 1024, b"x" * 1025, "é".encode() * 512, "é".encode() * 513, "\U0001f600".encode(), b"\xef\xbf\xbf",  # noqa: E501
+    b"'", b"\\", b"\\xff", b"\\x41", b'"', b"`", b"$$", b";--", b"\n", b" ", b"%", b"%25", b"a/", b"/", b"..", b"NULL",  # noqa: E501
 ]  # fmt: skip
 
 
@@ -37,7 +37,9 @@ class Known:
     last_modified: datetime | None = MOMENT
 
 
-def thing(key: bytes, *, etag: str = "e", size: int = 1, version: str | None = None, minute: int = 0) -> S3Object:
+def thing(
+    key: bytes, *, etag: str = "e", size: int = 1, version: str | None = None, minute: int = 0
+) -> S3Object:
     return S3Object(key, version, etag, size, MOMENT + timedelta(minutes=minute))
 
 
@@ -57,9 +59,13 @@ def write_snapshot(path: Path, *pages: list[S3Object], **bounds: bytes) -> Snaps
 def damage_page(path: Path, column: str) -> None:
     """Change the last byte of the last page that the first row group has of a column."""
     group = pq.read_metadata(path).row_group(0)
-    [chunk] = [one for one in map(group.column, range(group.num_columns)) if one.path_in_schema == column]
+    [chunk] = [
+        one for one in map(group.column, range(group.num_columns)) if one.path_in_schema == column
+    ]
     data = bytearray(path.read_bytes())
-    data[(chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size - 1] ^= 0x10
+    data[
+        (chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size - 1
+    ] ^= 0x10
     path.write_bytes(data)
 
 
@@ -80,21 +86,38 @@ versions = st.sampled_from([None, "v1", "v'2"])
 
 @st.composite
 def sources(draw: st.DrawFn) -> tuple[list[S3Object], list[Known]]:
-    """Objects of a snapshot, each once, and rows of a standing about some of them and about others."""
+    """Objects of a snapshot, each once, and rows of a standing about some of them and about
+    others.
+    """
     keys = draw(st.lists(some_keys, max_size=10, unique=True))
-    objects = [thing(key, version=draw(versions), size=draw(st.integers(0, 3))) for key in sorted(keys)]
+    objects = [
+        thing(key, version=draw(versions), size=draw(st.integers(0, 3))) for key in sorted(keys)
+    ]
     rows = []
     for obj in [*objects, thing(b"elsewhere")]:
         for standing in draw(
-            st.lists(st.sampled_from(["located", "claimed", "skipped", "skipped due", "other version"]), max_size=2)
+            st.lists(
+                st.sampled_from(["located", "claimed", "skipped", "skipped due", "other version"]),
+                max_size=2,
+            )
         ):
             if not is_supported(obj.key):
-                rows.append(Known(recorded_key(obj), obj.object_version, "skipped", "unsupported_key"))
+                rows.append(
+                    Known(recorded_key(obj), obj.object_version, "skipped", "unsupported_key")
+                )
             elif standing == "other version":
                 rows.append(Known(obj.key, "v9", "located"))
             elif standing.startswith("skipped"):
                 reason = draw(st.sampled_from(["deleted", "cold_storage", "too_large"]))
-                rows.append(Known(obj.key, obj.object_version, "skipped", reason, due=standing == "skipped due"))
+                rows.append(
+                    Known(
+                        obj.key,
+                        obj.object_version,
+                        "skipped",
+                        reason,
+                        due=standing == "skipped due",
+                    )
+                )
             else:
                 rows.append(Known(obj.key, obj.object_version, standing))
     return objects, rows

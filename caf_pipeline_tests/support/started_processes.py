@@ -1,9 +1,10 @@
-"""Starts a command and looks at the environment of everything that comes of it, daemons included, for as long as any of it lives.
+"""Starts a command and looks at the environment of everything that comes of it, daemons included,
+for as long as any of it lives.
 
-`python -m caf_pipeline_tests.support.started_processes REPORT MARKS COMMAND…` writes what it saw to REPORT as JSON: of each
-process its command and which of MARKS, a JSON object of name and value, are in its environment. It adopts orphans, so that
-nothing that is started can leave it; SIGTERM lets it interrupt the command, and it fails where something lives on.
-Linux only.
+`python -m caf_pipeline_tests.support.started_processes REPORT MARKS COMMAND…` writes what it saw to
+REPORT as JSON: of each process its command and which of MARKS, a JSON object of name and value, are
+in its environment. It adopts orphans, so that nothing that is started can leave it; SIGTERM lets it
+interrupt the command, and it fails where something lives on. Linux only.
 """
 
 import ctypes
@@ -46,25 +47,51 @@ class Started:
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired as late:
-            living = [" ".join(one.cmdline()) for one in psutil.Process(self.process.pid).children(recursive=True)]
-            raise AssertionError(f"still running: {living}, having said: {self.output.read_text()}") from late
+            living = [
+                " ".join(one.cmdline())
+                for one in psutil.Process(self.process.pid).children(recursive=True)
+            ]
+            raise AssertionError(
+                f"still running: {living}, having said: {self.output.read_text()}"
+            ) from late
         return self.output.read_text()
 
     @property
     def seen(self) -> list[Seen]:
         if not self.report.exists():
             return []
-        return [Seen(command, frozenset(marks)) for command, marks in json.loads(self.report.read_text())]
+        return [
+            Seen(command, frozenset(marks))
+            for command, marks in json.loads(self.report.read_text())
+        ]
 
 
 @contextmanager
-def started(command: list[str], marks: Mapping[str, str], *, folder: Path, environment: Mapping[str, str]) -> Iterator[Started]:
-    """Start a command; at the end it is interrupted where it runs, and everything that came of it has ended."""
+def started(
+    command: list[str], marks: Mapping[str, str], *, folder: Path, environment: Mapping[str, str]
+) -> Iterator[Started]:
+    """Start a command; at the end it is interrupted where it runs, and everything that came of it
+    has ended.
+    """
     report = folder / "processes.json"
-    words = [sys.executable, "-m", "caf_pipeline_tests.support.started_processes", str(report), json.dumps(marks), *command]
+    words = [
+        sys.executable,
+        "-m",
+        "caf_pipeline_tests.support.started_processes",
+        str(report),
+        json.dumps(marks),
+        *command,
+    ]
     path = folder / "output.txt"
     with path.open("wb") as output:
-        process = subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
     try:
         yield Started(process, report, path)
     finally:
@@ -73,8 +100,11 @@ def started(command: list[str], marks: Mapping[str, str], *, folder: Path, envir
 
 
 def look(process: psutil.Process, marks: Mapping[str, bytes]) -> tuple[str, tuple[str, ...]] | None:
-    """Return a process's command and the marks in its environment; None where it has none, or is just becoming another."""
-    # Between fork and exec a child shows its parent's environment, and its parent's command as well.
+    """Return a process's command and the marks in its environment; None where it has none, or is
+    just becoming another.
+    """
+    # Between fork and exec a child shows its parent's environment, and its parent's command as
+    # well.
     command = process.cmdline()
     environment = Path(f"/proc/{process.pid}/environ").read_bytes()
     if not command or command != process.cmdline():

@@ -1,4 +1,6 @@
-"""Ticks of sensors, evaluated as Dagster's daemon does; and a server that accepts connections and never answers."""
+"""Ticks of sensors, evaluated as Dagster's daemon does; and a server that accepts connections and
+never answers.
+"""
 
 import socket
 import threading

@@ -1,8 +1,10 @@
-"""A misbehaving S3 in front of a real one: it passes every request on, and spoils the answers that a test ordered to be spoiled.
+"""A misbehaving S3 in front of a real one: it passes every request on, and spoils the answers that
+a test ordered to be spoiled.
 
 unruly_s3      a proxy in front of the session's server, well behaved at the beginning of each test
 
-It runs in threads of the test's process, so that an order is a method call and a fault may do anything at an exact byte.
+It runs in threads of the test's process, so that an order is a method call and a fault may do
+anything at an exact byte.
 """
 
 import contextlib
@@ -27,7 +29,9 @@ from caf_pipeline_tests.support.s3_server import Bucket
 
 Kind = Literal["object", "head", "listing", "other"]
 
-_HOP_BY_HOP: Final = frozenset({"connection", "transfer-encoding", "content-length", "keep-alive", "date", "server"})
+_HOP_BY_HOP: Final = frozenset(
+    {"connection", "transfer-encoding", "content-length", "keep-alive", "date", "server"}
+)
 _ENTRY: Final = re.compile(rb"<(Contents|Version)>.*?</\1>", re.DOTALL)
 _KEY_COUNT: Final = re.compile(rb"<KeyCount>\d+<")
 _TIME: Final = re.compile(rb"<LastModified>([^<]+)</LastModified>")
@@ -36,7 +40,10 @@ _NO_LINGER: Final = struct.pack("ii", 1, 0)  # close sends RST, not FIN
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as it came. `number` counts those of an order's kind and key since the order was given, from 1."""
+    """A request as it came.
+
+    `number` counts those of an order's kind and key since the order was given, from 1.
+    """
 
     kind: Kind
     key: str
@@ -49,10 +56,9 @@ class Asked:
 class Answer:
     """What goes back.
 
-    Attributes:
-        length: the Content-Length where that is a lie; after fewer bytes the connection ends. A negative one is not said.
-        cut_after: bytes of the body after which the connection is reset, or None.
-        at: bytes of the body after which `action` is called; then the body goes on.
+    Attributes: length: the Content-Length where that is a lie; after fewer bytes the connection
+        ends. A negative one is not said. cut_after: bytes of the body after which the connection is
+        reset, or None. at: bytes of the body after which `action` is called; then the body goes on.
     """
 
     status: int
@@ -69,7 +75,9 @@ Spoil = Callable[[Asked, Answer], Answer]
 
 @dataclass
 class _Order:
-    """What to do to which requests: `strikes` says whether one is struck, `left` how many still may be."""
+    """What to do to which requests: `strikes` says whether one is struck, `left` how many still may
+    be.
+    """
 
     kind: Kind | None
     key: str | None
@@ -80,7 +88,9 @@ class _Order:
 
 
 class UnrulyS3:
-    """The proxy. Orders add up, the first that strikes a request counts; `well_behaved` takes all back.
+    """The proxy.
+
+    Orders add up, the first that strikes a request counts; `well_behaved` takes all back.
 
     Attributes:
         endpoint: its address.
@@ -97,7 +107,9 @@ class UnrulyS3:
         self._lock = threading.Lock()
 
     def in_front_of(self, bucket: Bucket) -> Bucket:
-        """Return the bucket as it is reached through the proxy; its client still goes straight to the server."""
+        """Return the bucket as it is reached through the proxy; its client still goes straight to
+        the server.
+        """
         return replace(bucket, endpoint=self.endpoint)
 
     def well_behaved(self) -> None:
@@ -114,15 +126,24 @@ class UnrulyS3:
         times: int | None = None,
         when: Callable[[Asked], bool] = lambda asked: True,
     ) -> None:
-        """Spoil the answers to requests of this kind (None: all) and key, the first `times` of those that `when` picks."""
+        """Spoil the answers to requests of this kind (None: all) and key, the first `times` of
+        those that `when` picks.
+        """
         with self._lock:
             self._orders.append(_Order(kind, key, spoil, when, times))
 
-    # --- what it can be ordered to do --------------------------------------------------------------------------------
+    # --- what it can be ordered to do
+    # --------------------------------------------------------------------------------
 
     def slow_down(self, struck: int, of: int, **which: Any) -> None:
-        """Answer 503 SlowDown to the first `struck` of every `of` requests: a burst, a pause, the next burst."""
-        self.order(lambda asked, answer: error(503, "SlowDown"), when=lambda asked: (asked.number - 1) % of < struck, **which)
+        """Answer 503 SlowDown to the first `struck` of every `of` requests: a burst, a pause, the
+        next burst.
+        """
+        self.order(
+            lambda asked, answer: error(503, "SlowDown"),
+            when=lambda asked: (asked.number - 1) % of < struck,
+            **which,
+        )
 
     def fail(self, status: int = 500, code: str = "InternalError", **which: Any) -> None:
         """Answer an error of S3's."""
@@ -133,7 +154,9 @@ class UnrulyS3:
         self.order(lambda asked, answer: replace(answer, cut_after=size_bytes), **which)
 
     def cut_body(self, size_bytes: int, *, honest: bool, **which: Any) -> None:
-        """Leave so many bytes of a body out, with the Content-Length of what is sent (`honest`) or of what was to be sent."""
+        """Leave so many bytes of a body out, with the Content-Length of what is sent (`honest`) or
+        of what was to be sent.
+        """
 
         def cut(asked: Asked, answer: Answer) -> Answer:
             body = answer.body[: max(0, len(answer.body) - size_bytes)]
@@ -146,8 +169,13 @@ class UnrulyS3:
         self.order(lambda asked, answer: with_header(answer, "ETag", etag), **which)
 
     def other_bytes(self, **which: Any) -> None:
-        """Answer as many other bytes, under the right ETag and length: what only a checksum tells."""
-        self.order(lambda asked, answer: replace(answer, body=bytes(byte ^ 0x55 for byte in answer.body)), **which)
+        """Answer as many other bytes, under the right ETag and length: what only a checksum
+        tells.
+        """
+        self.order(
+            lambda asked, answer: replace(answer, body=bytes(byte ^ 0x55 for byte in answer.body)),
+            **which,
+        )
 
     def other_object(self, bucket: Bucket, other_key: str, **which: Any) -> None:
         """Answer another object, with its own headers, whatever was asked for."""
@@ -155,7 +183,9 @@ class UnrulyS3:
         def other(asked: Asked, answer: Answer) -> Answer:
             given = bucket.client.get_object(Bucket=bucket.name, Key=other_key)
             with contextlib.closing(given["Body"]) as body:
-                return with_header(replace(answer, status=200, body=body.read()), "ETag", given["ETag"])
+                return with_header(
+                    replace(answer, status=200, body=body.read()), "ETag", given["ETag"]
+                )
 
         self.order(other, **which)
 
@@ -184,16 +214,24 @@ class UnrulyS3:
         self.order(wait, **which)
 
     def skew(self, by: timedelta) -> None:
-        """Have a clock that is wrong by this much, in the Date of every answer and in every time of modification."""
+        """Have a clock that is wrong by this much, in the Date of every answer and in every time of
+        modification.
+        """
         self.order(lambda asked, answer: _skewed(answer, by), kind=None)
 
     def one_time(self, moment: str = "2026-01-01T00:00:00.000Z") -> None:
         """Say of every object in a listing that it was modified at this moment."""
         said = f"<LastModified>{moment}</LastModified>".encode()
-        self.order(lambda asked, answer: replace(answer, body=_TIME.sub(said, answer.body)), kind="listing")
+        self.order(
+            lambda asked, answer: replace(answer, body=_TIME.sub(said, answer.body)), kind="listing"
+        )
 
-    def meanwhile(self, action: Callable[[], object], *, at: int = 0, cut: bool = False, **which: Any) -> None:
-        """Call `action` when `at` bytes of a body were sent; then go on with it, or `cut` the connection there."""
+    def meanwhile(
+        self, action: Callable[[], object], *, at: int = 0, cut: bool = False, **which: Any
+    ) -> None:
+        """Call `action` when `at` bytes of a body were sent; then go on with it, or `cut` the
+        connection there.
+        """
 
         def doing(asked: Asked, answer: Answer) -> Answer:
             return replace(answer, at=at, action=action, cut_after=at if cut else None)
@@ -201,26 +239,47 @@ class UnrulyS3:
         self.order(doing, **which)
 
     def after_page(self, action: Callable[[], object], *, page: int = 1) -> None:
-        """Call `action` when this page of a listing was sent, from 1, and before the next is asked for."""
-        self.meanwhile(action, at=1 << 30, kind="listing", times=1, when=lambda asked: asked.number == page)
+        """Call `action` when this page of a listing was sent, from 1, and before the next is asked
+        for.
+        """
+        self.meanwhile(
+            action, at=1 << 30, kind="listing", times=1, when=lambda asked: asked.number == page
+        )
 
-    # --- the proxy ---------------------------------------------------------------------------------------------------
+    # --- the proxy
+    # --------------------------------------------------------------------------------
 
     def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Ask the server, and spoil what it says where that was ordered."""
         split = urlsplit(path)
-        query = {name: values[0] for name, values in parse_qs(split.query, keep_blank_values=True).items()}
-        asked = Asked(_kind(method, split.path, query), unquote(split.path.lstrip("/").partition("/")[2]), query, headers)
+        query = {
+            name: values[0]
+            for name, values in parse_qs(split.query, keep_blank_values=True).items()
+        }
+        asked = Asked(
+            _kind(method, split.path, query),
+            unquote(split.path.lstrip("/").partition("/")[2]),
+            query,
+            headers,
+        )
         if asked.kind == "listing" and self.page_keys is not None:
             path = f"{split.path}?{urlencode(query | {'max-keys': str(self.page_keys)})}"
         right = self._pass_on(method, path, headers, body)
         spoil, asked = self._chosen(asked)
-        return spoil(asked, right) if spoil and (right.status < 300 or asked.kind != "object") else right
+        return (
+            spoil(asked, right)
+            if spoil and (right.status < 300 or asked.kind != "object")
+            else right
+        )
 
     def _chosen(self, asked: Asked) -> tuple[Spoil | None, Asked]:
         with self._lock:
             for order in self._orders:
-                if order.kind not in (None, asked.kind) or order.key not in (None, asked.key) or order.left == 0:
+                if (
+                    order.kind not in (None, asked.kind)
+                    or order.key not in (None, asked.key)
+                    or order.left == 0
+                ):
                     continue
                 numbered = replace(asked, number=next(order.seen))
                 if order.strikes(numbered):
@@ -230,19 +289,30 @@ class UnrulyS3:
         return None, asked
 
     def _pass_on(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        with contextlib.closing(http.client.HTTPConnection(urlsplit(self.backend).netloc, timeout=60)) as connection:
-            sent = {name: value for name, value in headers.items() if name.lower() not in ("connection", "content-length")}
+        with contextlib.closing(
+            http.client.HTTPConnection(urlsplit(self.backend).netloc, timeout=60)
+        ) as connection:
+            sent = {
+                name: value
+                for name, value in headers.items()
+                if name.lower() not in ("connection", "content-length")
+            }
             connection.request(method, path, body=body or None, headers=sent)
             got = connection.getresponse()
             content = got.read()
-            kept = {name: value for name, value in got.getheaders() if name.lower() not in _HOP_BY_HOP}
+            kept = {
+                name: value for name, value in got.getheaders() if name.lower() not in _HOP_BY_HOP
+            }
             length = int(got.headers.get("Content-Length", 0)) if method == "HEAD" else None
             return Answer(got.status, kept, content, length=length)
 
 
 def error(status: int, code: str) -> Answer:
     """Return an error as S3 writes it."""
-    body = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'
+    body = (
+        '<?xml version="1.0" '
+        f'encoding="UTF-8"?><Error><Code>{code}</Code><Message>{code}</Message></Error>'
+    )
     return Answer(status, {"Content-Type": "application/xml"}, body.encode())
 
 
@@ -256,7 +326,9 @@ def _kind(method: str, path: str, query: Mapping[str, str]) -> Kind:
     key = path.lstrip("/").partition("/")[2]
     if key:
         return "head" if method == "HEAD" else "object"
-    return "listing" if method == "GET" and ("list-type" in query or "versions" in query) else "other"
+    return (
+        "listing" if method == "GET" and ("list-type" in query or "versions" in query) else "other"
+    )
 
 
 def _skewed(answer: Answer, by: timedelta) -> Answer:
@@ -266,10 +338,14 @@ def _skewed(answer: Answer, by: timedelta) -> Answer:
 
     for name, value in answer.headers.items():
         if name.lower() == "last-modified":
-            answer = with_header(answer, name, format_datetime(parsedate_to_datetime(value) + by, usegmt=True))
+            answer = with_header(
+                answer, name, format_datetime(parsedate_to_datetime(value) + by, usegmt=True)
+            )
             break
     answer = with_header(answer, "Date", format_datetime(datetime.now(UTC) + by, usegmt=True))
-    return replace(answer, body=_TIME.sub(later, answer.body) if _TIME.search(answer.body) else answer.body)
+    return replace(
+        answer, body=_TIME.sub(later, answer.body) if _TIME.search(answer.body) else answer.body
+    )
 
 
 class _Handler(BaseHTTPRequestHandler):

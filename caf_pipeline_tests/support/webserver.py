@@ -1,4 +1,6 @@
-"""What answers the UI: Dagster's GraphQL in this process, on a real instance and with a real code server beside it."""
+"""What answers the UI: Dagster's GraphQL in this process, on a real instance and with a real code
+server beside it.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +35,8 @@ def webserver(instance: DagsterInstance) -> Iterator[Webserver]:
     """Serve the definitions of workspace.yaml; the code server has this process's environment."""
     with WorkspaceProcessContext(instance, WorkspaceFileTarget([str(WORKSPACE)])) as context:
         yield Webserver(context)
-    context._grpc_server_registry.wait_for_processes()  # else the garbage collector finds one running, in another test
+    # else the garbage collector finds one running, in another test
+    context._grpc_server_registry.wait_for_processes()
 
 
 def metadata_of(entries: list[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

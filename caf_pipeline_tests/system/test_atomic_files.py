@@ -19,7 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caf_pipeline.system import atomic_files
-from caf_pipeline.system.atomic_files import BEGIN_BYTES, BLOCK_BYTES, WRITE_BYTES, DirectFile, WholeFile, give_rights
+from caf_pipeline.system.atomic_files import (
+    BEGIN_BYTES,
+    BLOCK_BYTES,
+    WRITE_BYTES,
+    DirectFile,
+    WholeFile,
+    give_rights,
+)
 
 
 def test_a_file_appears_when_it_is_complete_in_place_of_the_one_before(tmp_path):
@@ -43,7 +50,9 @@ def test_a_file_that_replaces_another_is_never_open_to_more_than_that_one_was(tm
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"after", mode & 0o777)
 
 
-def test_a_file_that_cannot_have_the_group_of_the_one_before_is_open_to_no_other_group(tmp_path, monkeypatch):
+def test_a_file_that_cannot_have_the_group_of_the_one_before_is_open_to_no_other_group(
+    tmp_path, monkeypatch
+):
     def refused(*_, **__):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -111,7 +120,9 @@ def test_a_sealed_file_has_no_name_until_it_is_published(tmp_path):
 
 
 def test_what_is_written_in_large_pieces_is_all_there(tmp_path):
-    pieces = [os.urandom(size) for size in (1, 3 * WRITE_BYTES + 5, WRITE_BYTES - 1, WRITE_BYTES, 0, 7)]
+    pieces = [
+        os.urandom(size) for size in (1, 3 * WRITE_BYTES + 5, WRITE_BYTES - 1, WRITE_BYTES, 0, 7)
+    ]
     with WholeFile(tmp_path / "file") as whole:
         for piece in pieces:
             assert whole.file.write(piece) == len(piece)
@@ -119,10 +130,14 @@ def test_what_is_written_in_large_pieces_is_all_there(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system cannot be told")
-def test_the_disk_begins_with_a_large_file_before_its_end_and_nothing_is_lost_by_it(tmp_path, monkeypatch):
+def test_the_disk_begins_with_a_large_file_before_its_end_and_nothing_is_lost_by_it(
+    tmp_path, monkeypatch
+):
     told = []
     advise = os.posix_fadvise
-    monkeypatch.setattr(os, "posix_fadvise", lambda _, *given: (told.append(given[:2]), advise(_, *given)))
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda _, *given: (told.append(given[:2]), advise(_, *given))
+    )
     monkeypatch.setattr(atomic_files, "BEGIN_BYTES", 2 * WRITE_BYTES)
     body = os.urandom(5 * WRITE_BYTES + 1)
     with WholeFile(tmp_path / "file") as whole:
@@ -142,10 +157,16 @@ def test_what_is_no_regular_file_is_never_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_only_what_is_to_be_durable_waits_for_the_disk_before_it_has_its_name(durable, tmp_path, monkeypatch):
+def test_only_what_is_to_be_durable_waits_for_the_disk_before_it_has_its_name(
+    durable, tmp_path, monkeypatch
+):
     moments = []
     monkeypatch.setattr(
-        os, "fsync", lambda descriptor: moments.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        os,
+        "fsync",
+        lambda descriptor: moments.append(
+            os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
+        ),
     )
     replace = os.replace
     monkeypatch.setattr(os, "replace", lambda *names: (moments.append("named"), replace(*names)))
@@ -159,7 +180,10 @@ def test_only_what_is_to_be_durable_waits_for_the_disk_before_it_has_its_name(du
     assert os.listdir(tmp_path) == ["file"]
 
 
-STEPS = st.tuples(st.sampled_from(["write", "write", "write", "seek", "truncate", "flush"]), st.integers(0, 3 * mmap.PAGESIZE))
+STEPS = st.tuples(
+    st.sampled_from(["write", "write", "write", "seek", "truncate", "flush"]),
+    st.integers(0, 3 * mmap.PAGESIZE),
+)
 
 
 @patch.object(atomic_files, "BLOCK_BYTES", mmap.PAGESIZE)
@@ -168,7 +192,9 @@ def test_a_direct_file_has_what_one_in_memory_has_whatever_is_done_to_it(steps):
     with tempfile.NamedTemporaryFile() as named:
         with DirectFile(Path(named.name), "w") as file, io.BytesIO() as expected:
             for number, (what, size) in enumerate(steps):
-                length = len(expected.getvalue())  # what is in memory is not made longer by `truncate`
+                length = len(
+                    expected.getvalue()
+                )  # what is in memory is not made longer by `truncate`
                 said = {
                     "write": (bytes([number]) * size,),
                     "seek": (size,),
@@ -183,7 +209,9 @@ def test_a_direct_file_has_what_one_in_memory_has_whatever_is_done_to_it(steps):
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_whole_blocks_of_a_direct_file_pass_the_page_cache_where_the_file_system_lets_them(tmp_path, monkeypatch, refused):
+def test_whole_blocks_of_a_direct_file_pass_the_page_cache_where_the_file_system_lets_them(
+    tmp_path, monkeypatch, refused
+):
     asked = list[bool]()
     real = fcntl.fcntl
 
@@ -207,7 +235,10 @@ def test_nothing_is_left_of_a_direct_file_where_the_disk_takes_no_more(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK_BYTES + 5, limits[1]))
     try:
-        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)), WholeFile(tmp_path / "file", direct=True) as whole:
+        with (
+            pytest.raises(OSError, match=os.strerror(errno.EFBIG)),
+            WholeFile(tmp_path / "file", direct=True) as whole,
+        ):
             whole.file.write(bytes(3 * BLOCK_BYTES))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

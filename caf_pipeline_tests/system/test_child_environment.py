@@ -1,4 +1,7 @@
-"""What processes that we start find in their environment. The secrets are marked, and everything that is started is looked at."""
+"""What processes that we start find in their environment.
+
+The secrets are marked, and everything that is started is looked at.
+"""
 
 import json
 import os
@@ -21,7 +24,15 @@ from caf_pipeline_tests.support.s3_server import make_bucket
 from caf_pipeline_tests.support.started_processes import Seen, started
 
 DEMO = Path(__file__).parents[2] / "demo"
-EVERYTHING = Need.SETTINGS | Need.NETWORK | Need.S3 | Need.WALLET | Need.LEDGER | Need.STORAGE | Need.POSTGRES
+EVERYTHING = (
+    Need.SETTINGS
+    | Need.NETWORK
+    | Need.S3
+    | Need.WALLET
+    | Need.LEDGER
+    | Need.STORAGE
+    | Need.POSTGRES
+)
 
 SECRETS = {
     MNEMONIC_VARIABLE: Need.WALLET,
@@ -51,7 +62,9 @@ def test_a_section_with_secrets_is_given_to_who_needs_all_of_them(monkeypatch):
     assert "CAF_SOURCES" not in child_environment(Need.SETTINGS)
 
 
-@pytest.mark.parametrize("name", ["PATH", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"])
+@pytest.mark.parametrize(
+    "name", ["PATH", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR"]
+)
 def test_what_any_program_may_need_is_given_to_all(monkeypatch, name):
     monkeypatch.setenv(name, "here")
     assert child_environment()[name] == "here"
@@ -80,7 +93,9 @@ def secret_settings(model: type[BaseModel], name: str) -> list[str]:
 
 def test_every_setting_that_is_secret_is_known_as_one(monkeypatch):
     names = secret_settings(Settings, "CAF_")
-    assert {"CAF_DATABASE_URL", "CAF_JACKAL__MNEMONIC", "CAF_SOURCES__SECRET_ACCESS_KEY"} <= set(names)
+    assert {"CAF_DATABASE_URL", "CAF_JACKAL__MNEMONIC", "CAF_SOURCES__SECRET_ACCESS_KEY"} <= set(
+        names
+    )
     for name in names:
         monkeypatch.setenv(name, "a secret")
         assert name not in child_environment(Need.SETTINGS)
@@ -108,7 +123,11 @@ ROLES: dict[str, set[str]] = {
     "api grpc": S3 | LIBPQ,
     "spawn_main": S3 | LIBPQ,  # a run
     "resource_tracker": S3 | LIBPQ,  # which Python starts beside it
-    "file -b ": set(MARKS),  # by which Python's `platform` looks at its own program: it has what its parent has, for an instant
+    "file -b ": set(
+        MARKS
+        # by which Python's `platform` looks at its own program: it has what its parent has, for an
+        # instant
+    ),
     "demo/server.py": set(),
     "caf_pipeline_tests.loopback": set(),
     "bin/postgres ": set(),
@@ -122,7 +141,9 @@ def role_of(seen: Seen) -> str:
 
 
 def assert_each_has_its_own(seen: list[Seen], *roles: str, own: str) -> None:
-    """Assert that all roles were seen, and had no secret of another; `own` is in commands that were given everything."""
+    """Assert that all roles were seen, and had no secret of another; `own` is in commands that were
+    given everything.
+    """
     others = [one for one in seen if own not in one.command]
     assert set(roles) <= {role_of(one) for one in others}
     for one in others:
@@ -131,12 +152,20 @@ def assert_each_has_its_own(seen: list[Seen], *roles: str, own: str) -> None:
 
 @pytest.fixture
 def environment(tmp_path):
-    """A user's environment, with every secret that there is, and the settings of a demo in a folder."""
+    """A user's environment, with every secret that there is, and the settings of a demo in a
+    folder.
+    """
     (tmp_path / "caf.toml").write_text(
-        '[store]\nkind = "directory"\n[jackal]\nchain_id = "loopback-1"\nmnemonic_file = ".caf/demo-wallet"\n'
-        'allow_private_addresses = true\n[sources.demo]\nbucket = "demo"\npublic = true\nwatch_interval_seconds = 0\n'
+        '[store]\nkind = "directory"\n[jackal]\nchain_id = "loopback-1"\nmnemonic_file = '
+        '".caf/demo-wallet"\n'
+        'allow_private_addresses = true\n[sources.demo]\nbucket = "demo"\npublic = '
+        "true\nwatch_interval_seconds = 0\n"
     )
-    return {name: value for name, value in os.environ.items() if name == PLACE_VARIABLE or not name.startswith(FOREIGN)} | {
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name == PLACE_VARIABLE or not name.startswith(FOREIGN)
+    } | {
         "CAF_STORE__KIND": "jackal",
         "CAF_JACKAL__LCD": json.dumps([f"http://127.0.0.1:{free_port()}"]),
         "CAF_SOURCES__DEMO__ENDPOINT_URL": f"http://127.0.0.1:{free_port()}",
@@ -160,7 +189,10 @@ def filled(s3_server):
 
 @pytest.mark.thorough
 def test_the_embedded_postgres_of_a_run_has_no_secret(tmp_path, environment, filled):
-    place = {"CAF_SOURCES__DEMO__BUCKET": filled.name, "CAF_SOURCES__DEMO__ENDPOINT_URL": filled.endpoint}
+    place = {
+        "CAF_SOURCES__DEMO__BUCKET": filled.name,
+        "CAF_SOURCES__DEMO__ENDPOINT_URL": filled.endpoint,
+    }
     place |= {"CAF_STORE__KIND": "directory"}
     with started([CAF, "run"], MARKS, folder=tmp_path, environment=environment | place) as run:
         assert "the source is complete" in run.wait(PATIENCE_SECONDS)
@@ -176,12 +208,20 @@ def test_what_the_demo_starts_has_no_secret_of_the_user(tmp_path, environment):
     del environment["PGAPPNAME"]  # it is libpq's, so that every command of ours may have it
     with started(command, MARKS, folder=tmp_path, environment=environment) as demo:
         assert "the same, byte for byte" in demo.wait(PATIENCE_SECONDS)
-    assert_each_has_its_own(demo.seen, "demo/server.py", "caf_pipeline_tests.loopback", "bin/postgres ", own="demo/run.py")
+    assert_each_has_its_own(
+        demo.seen,
+        "demo/server.py",
+        "caf_pipeline_tests.loopback",
+        "bin/postgres ",
+        own="demo/run.py",
+    )
     assert any("bin/caf run" in one.command for one in demo.seen)
 
 
 @pytest.mark.thorough
-def test_of_dagsters_processes_those_that_run_our_code_alone_have_keys(tmp_path, environment, filled):
+def test_of_dagsters_processes_those_that_run_our_code_alone_have_keys(
+    tmp_path, environment, filled
+):
     source = f"CAF_SOURCES__{filled.name.upper()}__"
     place = {
         "AWS_ENDPOINT_URL": filled.endpoint,
@@ -189,9 +229,25 @@ def test_of_dagsters_processes_those_that_run_our_code_alone_have_keys(tmp_path,
         f"{source}WATCH_INTERVAL_SECONDS": "1",
         f"{source}AUTOMATIC": "true",
     }
-    place |= {f"{source}ACCESS_KEY_ID": MARKS["access_key"], f"{source}SECRET_ACCESS_KEY": MARKS["source_key"]}
-    command = [sys.executable, str(DEMO / "ui.py"), "--bucket", filled.name, "--port", str(free_port())]
-    roles = ("dagster_webserver", "dagster._daemon", "demo/dg.py dev", "caf_pipeline_tests.loopback", "bin/postgres ")
+    place |= {
+        f"{source}ACCESS_KEY_ID": MARKS["access_key"],
+        f"{source}SECRET_ACCESS_KEY": MARKS["source_key"],
+    }
+    command = [
+        sys.executable,
+        str(DEMO / "ui.py"),
+        "--bucket",
+        filled.name,
+        "--port",
+        str(free_port()),
+    ]
+    roles = (
+        "dagster_webserver",
+        "dagster._daemon",
+        "demo/dg.py dev",
+        "caf_pipeline_tests.loopback",
+        "bin/postgres ",
+    )
     with started(command, MARKS, folder=tmp_path, environment=environment | place) as ui:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not {*roles, "spawn_main"} <= {role_of(one) for one in ui.seen}:

@@ -1,4 +1,6 @@
-"""A deadline: answers and errors come back, what hangs is left behind, and is not asked a second time meanwhile."""
+"""A deadline: answers and errors come back, what hangs is left behind, and is not asked a second
+time meanwhile.
+"""
 
 import threading
 
@@ -27,7 +29,9 @@ def test_what_hangs_is_left_behind_and_not_asked_again_before_it_ends():
     assert not given_back.is_set()
     ended.set()
     assert given_back.wait(LONG)
-    (hung,) = [thread for thread in threading.enumerate() if thread.name == "overdue: the server"] or [None]
+    (hung,) = [
+        thread for thread in threading.enumerate() if thread.name == "overdue: the server"
+    ] or [None]
     if hung:
         hung.join()
     assert Deadline(LONG).ask("the server", lambda: 2) == 2

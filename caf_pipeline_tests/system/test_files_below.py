@@ -1,4 +1,6 @@
-"""Files below a folder: what appears or is there already, what may not be written, and names that are one file."""
+"""Files below a folder: what appears or is there already, what may not be written, and names that
+are one file.
+"""
 
 import contextlib
 import errno
@@ -64,7 +66,10 @@ def test_a_file_that_appears_while_another_is_filled_is_not_replaced(tmp_path, m
         with pytest.raises(NotRestored, match="exists already"):
             files.fill("name", [b"name"], fill)
         files.fill("other", [b"other"], lambda file: file.write(b"archived"))
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"name": b"mine", "other": b"archived"}
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "name": b"mine",
+        "other": b"archived",
+    }
     assert os.stat(tmp_path / "other").st_nlink == 1
 
 
@@ -76,7 +81,9 @@ def test_a_filled_file_gets_its_name_on_another_disk_too(tmp_path, small_disk):
                 files.finish(unfinished, "key", names, 10**18)
     found = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert sorted(path.name for path in found) == ["here", "there"]
-    assert {(path.read_bytes(), path.stat().st_mtime_ns) for path in found} == {(b"archived" * 100_000, 10**18)}
+    assert {(path.read_bytes(), path.stat().st_mtime_ns) for path in found} == {
+        (b"archived" * 100_000, 10**18)
+    }
 
 
 def written(folder, members, *, force=False):
@@ -88,10 +95,18 @@ def written(folder, members, *, force=False):
 
 
 def tree(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if not path.is_dir()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if not path.is_dir()
+    }
 
 
-MEMBERS = {f"{folder}{number}": os.urandom(number * 97) for folder in ("", "a/", "a/b/", "c/") for number in range(30)}
+MEMBERS = {
+    f"{folder}{number}": os.urandom(number * 97)
+    for folder in ("", "a/", "a/b/", "c/")
+    for number in range(30)
+}
 MEMBERS["a/large"] = os.urandom(300_000)
 MEMBERS["z"] = b"last"
 
@@ -104,7 +119,9 @@ def bodies(members, large=WRITE_BYTES):
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("way", ["at once", "in Python", "without links"])
-def test_small_and_large_members_are_written_and_each_that_cannot_be_is_told(tmp_path, monkeypatch, way, force):
+def test_small_and_large_members_are_written_and_each_that_cannot_be_is_told(
+    tmp_path, monkeypatch, way, force
+):
     def no_link(*_, **__):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
@@ -120,7 +137,11 @@ def test_small_and_large_members_are_written_and_each_that_cannot_be_is_told(tmp
 
     told, counted = written(tmp_path, bodies(members), force=force)
 
-    refused = {key for key in members if key.startswith("c/") or key in ("3", "a/../x", "a//x") or (key == "a/7" and not force)}
+    refused = {
+        key
+        for key in members
+        if key.startswith("c/") or key in ("3", "a/../x", "a//x") or (key == "a/7" and not force)
+    }
     assert {key for key, why in told.items() if why} == refused
     assert list(told) == list(members)
     assert ("exists already" in told["a/7"]) is not force
@@ -168,24 +189,34 @@ def test_a_member_is_asked_for_only_when_the_one_before_was_taken_to_its_end(tmp
     assert set(written(tmp_path, asked())[0].values()) == {""}
 
 
-def test_a_folder_is_looked_through_once_for_what_a_killed_process_left_however_often_one_comes_back(tmp_path, monkeypatch):
+def test_a_folder_is_looked_through_once_for_what_a_killed_process_left_however_often_one_comes_back(  # noqa: E501
+    tmp_path, monkeypatch
+):
     inner = tmp_path / "folder" / "inner"
     inner.mkdir(parents=True)
     left = [folder / ".caf-0123456789abcdef.partial" for folder in (tmp_path, inner.parent, inner)]
     for path in left:
         path.write_bytes(b"half")
     looked, listdir = [], os.listdir
-    monkeypatch.setattr(files_below.os, "listdir", lambda folder: looked.append(os.fstat(folder).st_ino) or listdir(folder))
+    monkeypatch.setattr(
+        files_below.os,
+        "listdir",
+        lambda folder: looked.append(os.fstat(folder).st_ino) or listdir(folder),
+    )
     with FilesBelow(tmp_path, force=False) as files:
         files.own()
         for number in range(3):
             for names in ([b"folder", b"%d" % number], [b"folder", b"inner", b"%d" % number]):
                 files.fill(names[-1].decode(), names, lambda file: file.write(b"whole"))
     assert not any(path.exists() for path in left)
-    assert sorted(looked) == sorted(folder.stat().st_ino for folder in (tmp_path, inner.parent, inner))
+    assert sorted(looked) == sorted(
+        folder.stat().st_ino for folder in (tmp_path, inner.parent, inner)
+    )
 
 
-def test_files_of_its_own_in_the_folder_itself_are_left_however_many_folders_were_looked_through(tmp_path, monkeypatch):
+def test_files_of_its_own_in_the_folder_itself_are_left_however_many_folders_were_looked_through(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(files_below, "_SWEPT_KEPT", 2)
     with FilesBelow(tmp_path, force=False) as files:
         files.own()

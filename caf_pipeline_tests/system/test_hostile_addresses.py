@@ -1,6 +1,8 @@
-"""Hosts that strangers name: none at this machine or its network is connected to, by whichever spelling, name or redirect.
+"""Hosts that strangers name: none at this machine or its network is connected to, by whichever
+spelling, name or redirect.
 
-What listens on 127.0.0.1 in these tests stands for what listens on an operator's machine and trusts whoever reaches it.
+What listens on 127.0.0.1 in these tests stands for what listens on an operator's machine and trusts
+whoever reaches it.
 """
 
 import gc
@@ -86,12 +88,23 @@ NOT_PUBLIC = {
 }
 
 
-@pytest.mark.parametrize("address", NOT_PUBLIC, ids=lambda address: f"{address} {NOT_PUBLIC[address]}")
+@pytest.mark.parametrize(
+    "address", NOT_PUBLIC, ids=lambda address: f"{address} {NOT_PUBLIC[address]}"
+)
 def test_an_address_of_this_machine_its_network_or_nobody_is_not_public(address):
     assert not is_public(address)
 
 
-IS_PUBLIC = ["1.1.1.1", PUBLIC, "100.63.255.255", "100.128.0.1", "172.32.0.1", "223.255.255.255", "2606:4700::1111", "2a00::1"]
+IS_PUBLIC = [
+    "1.1.1.1",
+    PUBLIC,
+    "100.63.255.255",
+    "100.128.0.1",
+    "172.32.0.1",
+    "223.255.255.255",
+    "2606:4700::1111",
+    "2a00::1",
+]
 STANDS_FOR_PUBLIC = ["::ffff:1.1.1.1", "64:ff9b::1.1.1.1", "2002:101:101::1"]
 
 
@@ -100,12 +113,15 @@ def test_an_address_of_the_public_network_is_public(address):
     assert is_public(address)
 
 
-# --- providers -------------------------------------------------------------------------------------------------------
+# --- providers
+# ------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def trap():
-    """A provider on this machine that would answer anybody; nobody may have connected to it in the end."""
+    """A provider on this machine that would answer anybody; nobody may have connected to it in the
+    end.
+    """
     with scripted(answer(200, '{"version":"caught"}')) as script:
         yield script, int(script.url.rpartition(":")[2])
     assert script.connections == 0
@@ -132,7 +148,12 @@ SPELLINGS = [
 
 @pytest.mark.parametrize("host", SPELLINGS)
 def test_no_spelling_of_this_machine_is_connected_to(host):
-    with trap() as (_, port), pytest.raises(StoreUnreachable, match=r"is not connected to.*jackal\.allow_private_addresses"):
+    with (
+        trap() as (_, port),
+        pytest.raises(
+            StoreUnreachable, match=r"is not connected to.*jackal\.allow_private_addresses"
+        ),
+    ):
         ask(parse_address(f"http://{host}:{port}"), "/version")
 
 
@@ -159,7 +180,9 @@ def test_it_is_not_permitted_by_default():
 
 
 def resolving(monkeypatch, *answers):
-    """Let each look-up of a name give the next of these lists of addresses, and return the names that were looked up."""
+    """Let each look-up of a name give the next of these lists of addresses, and return the names
+    that were looked up.
+    """
     looked_up, left = [], list(answers)
     real = socket.getaddrinfo
 
@@ -182,7 +205,9 @@ def test_a_name_that_stands_for_this_machine_is_not_connected_to(monkeypatch):
 
 @pytest.fixture
 def connected(monkeypatch):
-    """Where sockets were to be connected to; those to the public network fail, as there is none here."""
+    """Where sockets were to be connected to; those to the public network fail, as there is none
+    here.
+    """
     reached = []
     real = socket.socket.connect
 
@@ -212,7 +237,9 @@ def test_of_several_addresses_only_public_ones_are_tried_and_not_all(monkeypatch
     assert connected == many[:4]
 
 
-@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example", f"{'a.' * 4000}example", ".example", "xn--a"])
+@pytest.mark.parametrize(
+    "host", ["a..b", f"{'a' * 64}.example", f"{'a.' * 4000}example", ".example", "xn--a"]
+)
 def test_a_name_that_nobody_can_look_up_is_one_sentence(host):
     with pytest.raises(StoreUnreachable, match="provider http"):
         ask(parse_address(f"http://{host}"), "/version")
@@ -221,7 +248,10 @@ def test_a_name_that_nobody_can_look_up_is_one_sentence(host):
 @pytest.mark.parametrize("status", sampled(REDIRECTS, every=len(REDIRECTS)))
 @pytest.mark.parametrize("name", ASKED)
 def test_no_redirect_of_a_provider_is_followed(status, name):
-    with trap() as (elsewhere, _), scripted(answer(status, Location=f"{elsewhere.url}/x")) as script:
+    with (
+        trap() as (elsewhere, _),
+        scripted(answer(status, Location=f"{elsewhere.url}/x")) as script,
+    ):
         client = ProviderClient(script.url, may_be_private=True)
         try:
             told = ASKED[name](client)
@@ -229,7 +259,9 @@ def test_no_redirect_of_a_provider_is_followed(status, name):
             told = ""
         client.close()
         assert not told
-        assert {request.path for request in script.requests} <= {request.path for request in script.requests[:1]}
+        assert {request.path for request in script.requests} <= {
+            request.path for request in script.requests[:1]
+        }
 
 
 class Lists:
@@ -247,7 +279,9 @@ class Lists:
 def test_the_selection_hands_the_setting_to_its_clients():
     with scripted(answer(200, '{"version":"1"}')) as script:
         for allowed in (True, False):
-            selection = ProviderSelection(Lists(script.url), MemoryRecords(), allow_private_addresses=allowed)
+            selection = ProviderSelection(
+                Lists(script.url), MemoryRecords(), allow_private_addresses=allowed
+            )
             client = selection.client("jkl1bad")
             assert client.may_be_private is allowed
             selection.close()
@@ -281,7 +315,8 @@ def test_providers_on_this_machine_are_passed_over_like_unreachable_ones(network
         refused.store.close()
 
 
-# --- chain nodes -----------------------------------------------------------------------------------------------------
+# --- chain nodes
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", sampled(REDIRECTS, every=len(REDIRECTS)))
@@ -290,7 +325,11 @@ def test_no_redirect_of_a_chain_node_is_followed(status, path):
     with trap() as (elsewhere, _), ScriptedLcd() as node:
         node.answers["params"] = Told({"params": {"proof_window": "9"}})
         node.answers[path] = Told({}, status, {"Location": f"{elsewhere.url}/x"})
-        chain = Chain(Nodes([node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, attempts=1))
+        chain = Chain(
+            Nodes(
+                [node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, attempts=1
+            )
+        )
         with chain, pytest.raises(StoreUnreachable, match=str(status)):
             chain.proof_window()
 
@@ -298,13 +337,20 @@ def test_no_redirect_of_a_chain_node_is_followed(status, path):
 @pytest.mark.parametrize("status", sampled(REDIRECTS, every=len(REDIRECTS)))
 def test_no_redirect_takes_a_signed_transaction_elsewhere(status):
     with trap() as (elsewhere, _), ScriptedLcd() as node:
-        node.answers["/cosmos/tx/v1beta1/txs"] = Told({}, status, {"Location": f"{elsewhere.url}/x"})
-        chain = Chain(Nodes([node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, attempts=1))
+        node.answers["/cosmos/tx/v1beta1/txs"] = Told(
+            {}, status, {"Location": f"{elsewhere.url}/x"}
+        )
+        chain = Chain(
+            Nodes(
+                [node.url], CHAIN_ID, seen_height=lambda: 0, see_height=lambda _: None, attempts=1
+            )
+        )
         with chain, pytest.raises(StoreUnreachable, match=str(status)):
             chain.broadcast(b"signed")
 
 
-# --- URLs of the command line ----------------------------------------------------------------------------------------
+# --- URLs of the command line
+# ----------------------------------------------------------------------------------------
 
 BODY = bytes(range(200))
 
@@ -339,8 +385,12 @@ def test_a_redirect_to_the_named_host_itself_is_followed(status):
         assert read_all(script.url) == BODY
 
 
-@pytest.mark.parametrize("host", ["127.0.0.2", "localhost.example", "[::ffff:127.0.0.2]", "2130706434", "0.0.0.0"])
-def test_a_redirect_to_another_address_of_this_machine_is_not_followed(host, monkeypatch, no_waiting):
+@pytest.mark.parametrize(
+    "host", ["127.0.0.2", "localhost.example", "[::ffff:127.0.0.2]", "2130706434", "0.0.0.0"]
+)
+def test_a_redirect_to_another_address_of_this_machine_is_not_followed(
+    host, monkeypatch, no_waiting
+):
     resolving(monkeypatch, ["127.0.0.3"])
     with (
         trap() as (_, port),
@@ -350,7 +400,9 @@ def test_a_redirect_to_another_address_of_this_machine_is_not_followed(host, mon
         read_all(script.url)
 
 
-def test_a_public_host_does_not_lead_here_even_where_its_own_name_does(monkeypatch, connected, no_waiting):
+def test_a_public_host_does_not_lead_here_even_where_its_own_name_does(
+    monkeypatch, connected, no_waiting
+):
     """The named host is public at first; asked again, its name stands for this machine."""
     looked_up = resolving(monkeypatch, [PUBLIC], ["127.0.0.1"])
     with trap() as (_, port), open_ranges(f"http://site.example:{port}/") as source:
@@ -362,7 +414,10 @@ def test_a_public_host_does_not_lead_here_even_where_its_own_name_does(monkeypat
     assert looked_up == ["site.example"] * 2
 
 
-@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://x", "//", "http://", "http://[::1"])
+@pytest.mark.parametrize(
+    "location",
+    ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://x", "//", "http://", "http://[::1"],
+)
 def test_a_redirect_to_what_is_no_web_address_is_one_sentence(location, no_waiting):
     with scripted(leading_to(location)) as script, pytest.raises(CafError):
         read_all(script.url)
@@ -379,7 +434,11 @@ def test_redirects_without_end_have_an_end(no_waiting):
 
 def test_what_a_redirect_says_besides_is_not_read():
     def on(request, sock):
-        sock.sendall(leading_to(f"{other.url}/").replace(b"Content-Length: 0", b"Content-Length: 99999999999"))
+        sock.sendall(
+            leading_to(f"{other.url}/").replace(
+                b"Content-Length: 0", b"Content-Length: 99999999999"
+            )
+        )
         sock.sendall(b"x" * 1000)
 
     with scripted(whole) as other, scripted(on) as script:
@@ -387,7 +446,9 @@ def test_what_a_redirect_says_besides_is_not_read():
 
 
 # botocore leaves the connection of a redirect to the garbage collector.
-LEFT_OPEN = pytest.mark.filterwarnings("ignore:unclosed", "ignore::pytest.PytestUnraisableExceptionWarning")
+LEFT_OPEN = pytest.mark.filterwarnings(
+    "ignore:unclosed", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 
 
 @pytest.fixture
@@ -412,7 +473,9 @@ S3_ASKED = {
 def test_no_redirect_of_an_s3_server_is_followed(status, name, scripted_s3):
     """A bucket's region and its endpoint are settings, and no server's word."""
     with trap() as (elsewhere, _):
-        scripted_s3.answer = lambda request: ScriptedAnswer(status, headers={"Location": f"{elsewhere.url}/bucket/key"})
+        scripted_s3.answer = lambda request: ScriptedAnswer(
+            status, headers={"Location": f"{elsewhere.url}/bucket/key"}
+        )
         with pytest.raises(CafError):
             S3_ASKED[name](scripted_s3.source())
 
@@ -420,11 +483,15 @@ def test_no_redirect_of_an_s3_server_is_followed(status, name, scripted_s3):
 @LEFT_OPEN
 @pytest.mark.usefixtures("tidy")
 @pytest.mark.parametrize("status", sampled(REDIRECTS, every=len(REDIRECTS)))
-def test_no_redirect_of_an_s3_server_is_followed_for_an_s3_address(status, scripted_s3, monkeypatch, no_waiting):
+def test_no_redirect_of_an_s3_server_is_followed_for_an_s3_address(
+    status, scripted_s3, monkeypatch, no_waiting
+):
     monkeypatch.setenv("AWS_ENDPOINT_URL", scripted_s3.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     with trap() as (elsewhere, _):
-        scripted_s3.answer = lambda request: ScriptedAnswer(status, headers={"Location": f"{elsewhere.url}/bucket/key"})
+        scripted_s3.answer = lambda request: ScriptedAnswer(
+            status, headers={"Location": f"{elsewhere.url}/bucket/key"}
+        )
         with pytest.raises(CafError):
             read_all("s3://bucket/key")

@@ -1,4 +1,6 @@
-"""Guarded HTTP: its limits hold at each step of an exchange, and the proxy that the environment names is used."""
+"""Guarded HTTP: its limits hold at each step of an exchange, and the proxy that the environment
+names is used.
+"""
 
 import itertools
 import os
@@ -109,7 +111,10 @@ def test_a_check_ends_a_body_that_the_server_does_not_read():
     with scripted(unread) as script:
         with guarded_pool() as pool, pytest.raises(LeaseLost):
             pool.request(
-                "POST", script.url, content=itertools.repeat(bytes(1 << 20)), extensions=Limit(60, check=check).extensions
+                "POST",
+                script.url,
+                content=itertools.repeat(bytes(1 << 20)),
+                extensions=Limit(60, check=check).extensions,
             )
         left.set()
 
@@ -125,6 +130,11 @@ def test_an_answer_before_the_end_of_a_body_is_taken_and_the_rest_is_not_sent():
     body = (bytes(1 << 10) for _ in iter(lambda: next(sent), 1 << 30))
     with scripted(refuses) as script:
         with guarded_pool() as pool:
-            assert pool.request("POST", script.url, content=body, extensions=Limit(60).extensions).content == b"too large"
+            assert (
+                pool.request(
+                    "POST", script.url, content=body, extensions=Limit(60).extensions
+                ).content
+                == b"too large"
+            )
         left.set()
     assert next(sent) < 1 << 20

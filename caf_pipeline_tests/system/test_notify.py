@@ -1,4 +1,6 @@
-"""E-mail over TLS, to servers that are trusted, strangers, and ones that would have the password in the clear."""
+"""E-mail over TLS, to servers that are trusted, strangers, and ones that would have the password in
+the clear.
+"""
 
 import socketserver
 import threading
@@ -14,7 +16,9 @@ PASSWORD = "a-password-that-no-message-may-hold"
 
 
 class Smtp(socketserver.BaseRequestHandler):
-    """Takes every e-mail of who has logged in, as RFC 5321, 3207 and 4954 have it; what it read is kept."""
+    """Takes every e-mail of who has logged in, as RFC 5321, 3207 and 4954 have it; what it read is
+    kept.
+    """
 
     def handle(self) -> None:
         with suppress(OSError), ExitStack() as opened:  # who distrusts the server goes
@@ -68,7 +72,14 @@ def mail(tls):
 
 
 def send(server, security: str) -> None:
-    to = partial(send_mail, "A subject", "A text", sender="caf@example.org", to=["ops@example.org"], seconds=10)
+    to = partial(
+        send_mail,
+        "A subject",
+        "A text",
+        sender="caf@example.org",
+        to=["ops@example.org"],
+        seconds=10,
+    )
     to(host="localhost", port=server.server_address[1], security=security, login=("caf", PASSWORD))
 
 
@@ -105,7 +116,10 @@ def test_where_somebody_took_the_offer_of_tls_away_nothing_is_sent(mail):
 
 @pytest.mark.usefixtures("_trusted")
 def test_a_login_that_is_refused_is_told_without_the_password(mail):
-    with mail("tls", lets_in=False) as server, pytest.raises(AlertNotSent, match="refuses the login") as refused:
+    with (
+        mail("tls", lets_in=False) as server,
+        pytest.raises(AlertNotSent, match="refuses the login") as refused,
+    ):
         send(server, "tls")
     assert any(line.startswith("AUTH") for line in server.got)
     told = f"{refused.value} {refused.value.hint} {refused.value.__cause__}"

@@ -28,7 +28,15 @@ def test_a_number_and_its_noun_agree(count, noun, plural, said):
 
 
 @pytest.mark.parametrize(
-    "module", ["cli/status", "cli/jackal", "cli/doctor", "cli/rebuild", "dagster_host/run_source", "maintenance/doctor/examine"]
+    "module",
+    [
+        "cli/status",
+        "cli/jackal",
+        "cli/doctor",
+        "cli/rebuild",
+        "dagster_host/run_source",
+        "maintenance/doctor/examine",
+    ],
 )
 def test_no_command_puts_a_bare_number_before_a_plural(module):
     text = (PACKAGE / f"{module}.py").read_text(encoding="utf-8")

@@ -104,7 +104,10 @@ def test_ranges_of_an_s3_server_that_has_no_etags(monkeypatch, habits):
 @pytest.mark.usefixtures("s3")
 def test_a_wrong_endpoint_is_not_blamed_on_the_objects_address(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "user:a-password@host")
-    with pytest.raises(UsageError, match="the address of the bucket's server cannot be used: it must begin with http") as refused:
+    with pytest.raises(
+        UsageError,
+        match="the address of the bucket's server cannot be used: it must begin with http",
+    ) as refused:
         open_ranges("s3://archive/key").__enter__()
     assert "AWS_ENDPOINT_URL" in refused.value.hint
     assert "a-password" not in str(refused.value)
@@ -169,7 +172,11 @@ def test_an_empty_file_has_an_empty_end_and_beginning(tmp_path, s3):
 
 @pytest.mark.parametrize(("path", "error"), [("missing", ArchiveError), ("secret", Denied)])
 def test_an_http_refusal_has_its_error(path, error):
-    with serving(Site(CONTENT)) as site, open_ranges(site.url.replace("file", path)) as source, pytest.raises(error):
+    with (
+        serving(Site(CONTENT)) as site,
+        open_ranges(site.url.replace("file", path)) as source,
+        pytest.raises(error),
+    ):
         source.read_suffix(10)
 
 
@@ -183,7 +190,11 @@ def test_an_s3_refusal_has_its_error(s3, address, error):
 
 
 def test_a_server_that_keeps_failing_is_unreachable():
-    with serving(Site(CONTENT, failures=99)) as site, open_ranges(site.url) as source, pytest.raises(SourceUnreachable):
+    with (
+        serving(Site(CONTENT, failures=99)) as site,
+        open_ranges(site.url) as source,
+        pytest.raises(SourceUnreachable),
+    ):
         source.read_suffix(10)
 
 
@@ -196,7 +207,9 @@ def test_a_closed_port_is_unreachable():
 
 def test_messages_do_not_name_what_a_url_keeps_secret():
     with serving(Site(CONTENT)) as site:
-        url = site.url.replace("127", "user:password@127").replace("file", "missing?X-Amz-Signature=signature")
+        url = site.url.replace("127", "user:password@127").replace(
+            "file", "missing?X-Amz-Signature=signature"
+        )
         with open_ranges(url) as source, pytest.raises(ArchiveError) as caught:
             source.read_suffix(10)
     assert "password" not in str(caught.value)
@@ -204,7 +217,15 @@ def test_messages_do_not_name_what_a_url_keeps_secret():
 
 
 @pytest.mark.parametrize(
-    "address", ["ftp://host/file", "s3://bucket", "s3:///key", "s3://Bad_Bucket!/key", "http://", "http://host:port/"]
+    "address",
+    [
+        "ftp://host/file",
+        "s3://bucket",
+        "s3:///key",
+        "s3://Bad_Bucket!/key",
+        "http://",
+        "http://host:port/",
+    ],
 )
 def test_an_address_that_cannot_be_one_is_refused(address):
     with pytest.raises(UsageError):
@@ -238,7 +259,10 @@ def test_a_range_of_a_local_file_is_appended_to_another(tmp_path, monkeypatch, k
     (tmp_path / "from").write_bytes(CONTENT * 3)
     with open_ranges(str(tmp_path / "from")) as source, (tmp_path / "to").open("wb") as file:
         file.write(b"before")
-        assert ranges.write_piece(file, ranges.LocalRange(source, 7, len(CONTENT) * 3 - 9)) == len(CONTENT) * 3 - 16
+        assert (
+            ranges.write_piece(file, ranges.LocalRange(source, 7, len(CONTENT) * 3 - 9))
+            == len(CONTENT) * 3 - 16
+        )
         assert ranges.write_piece(file, b"after") == 5
     assert (tmp_path / "to").read_bytes() == b"before" + (CONTENT * 3)[7:-9] + b"after"
 
@@ -246,12 +270,20 @@ def test_a_range_of_a_local_file_is_appended_to_another(tmp_path, monkeypatch, k
 def test_a_range_of_a_local_file_that_was_cut_off_is_an_error(tmp_path):
     (tmp_path / "from").write_bytes(CONTENT)
     cut_off = pytest.raises(ArchiveError, match="cut off")
-    with open_ranges(str(tmp_path / "from")) as source, (tmp_path / "to").open("wb") as file, cut_off:
+    with (
+        open_ranges(str(tmp_path / "from")) as source,
+        (tmp_path / "to").open("wb") as file,
+        cut_off,
+    ):
         ranges.write_piece(file, ranges.LocalRange(source, 0, len(CONTENT) + 1))
 
 
 def test_a_full_disk_is_told_where_a_range_is_appended(tmp_path):
     (tmp_path / "from").write_bytes(CONTENT)
     no_space = pytest.raises(OSError, match="space")
-    with open_ranges(str(tmp_path / "from")) as source, open("/dev/full", "wb", buffering=0) as file, no_space:
+    with (
+        open_ranges(str(tmp_path / "from")) as source,
+        open("/dev/full", "wb", buffering=0) as file,
+        no_space,
+    ):
         ranges.LocalRange(source, 0, 10).write_to(file)

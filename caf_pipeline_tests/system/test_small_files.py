@@ -18,9 +18,9 @@ from caf_pipeline.system.small_files import (
 from caf_pipeline_tests.support.disks import files_of_at_most
 
 SOME_BODIES = st.lists(st.binary(max_size=40), max_size=8)
-NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=5).filter(
-    lambda name: name not in (".", "..")
-)
+NAMES = st.text(
+    st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=5
+).filter(lambda name: name not in (".", ".."))
 LISTERS = pytest.mark.parametrize("list_in", [list_folder, list_folder_reference])
 WRITERS = pytest.mark.parametrize("write_with", [write_files, write_files_reference])
 READERS = pytest.mark.parametrize("read", [read_files, read_files_reference])
@@ -42,7 +42,10 @@ def test_bodies_come_back_to_back_with_the_digest_of_each(tmp_path_factory, read
     together = b"".join(bodies)
     buffer = bytearray(len(together) + 1)
     found = read(buffer, *columns(tmp_path_factory.mktemp("files"), bodies), hashed)
-    assert found == (len(bodies), [hashlib.sha256(body).digest() for body in bodies] if hashed else [])
+    assert found == (
+        len(bodies),
+        [hashlib.sha256(body).digest() for body in bodies] if hashed else [],
+    )
     assert buffer[:-1] == together
 
 
@@ -99,7 +102,9 @@ def test_a_time_that_a_file_system_holds_is_one_that_can_be_compared(tmp_path, r
 @LISTERS
 @settings(max_examples=60)
 @given(entries=st.dictionaries(NAMES, st.none() | st.binary(max_size=40), max_size=8))
-def test_all_in_a_folder_comes_in_the_order_of_the_paths_below_with_size_and_time_of_files(tmp_path_factory, list_in, entries):
+def test_all_in_a_folder_comes_in_the_order_of_the_paths_below_with_size_and_time_of_files(
+    tmp_path_factory, list_in, entries
+):
     folder = tmp_path_factory.mktemp("files")
     for name, body in entries.items():
         if body is None:
@@ -110,7 +115,8 @@ def test_all_in_a_folder_comes_in_the_order_of_the_paths_below_with_size_and_tim
     status = {name: os.stat(folder / name) for name in entries}
     plain = {name: entries[name] is not None for name in entries}
     assert list_in(str(folder)) == [
-        (name, status[name].st_size, status[name].st_mtime_ns) if plain[name] else (name, -1, 0) for name in in_order
+        (name, status[name].st_size, status[name].st_mtime_ns) if plain[name] else (name, -1, 0)
+        for name in in_order
     ]
 
 
@@ -119,19 +125,39 @@ def test_what_is_not_plainly_a_file_has_no_size(tmp_path, list_in):
     (tmp_path / "file").write_bytes(b"body")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for name, target in {"broken": "nowhere", "loop": "loop", "to a file": "file", "to a folder": "folder"}.items():
+    for name, target in {
+        "broken": "nowhere",
+        "loop": "loop",
+        "to a file": "file",
+        "to a folder": "folder",
+    }.items():
         (tmp_path / name).symlink_to(target)
     (tmp_path / "to a folder.x").write_bytes(b"")
     open(os.fsencode(tmp_path) + b"/\xff", "wb").close()
     sizes = {name: size_bytes for name, size_bytes, _ in list_in(str(tmp_path))}
-    assert {name for name, size_bytes in sizes.items() if size_bytes >= 0} == {"file", "to a folder.x"}
-    in_order = ["broken", "file", "folder", "loop", "pipe", "to a file", "to a folder.x", "to a folder", "\udcff"]
+    assert {name for name, size_bytes in sizes.items() if size_bytes >= 0} == {
+        "file",
+        "to a folder.x",
+    }
+    in_order = [
+        "broken",
+        "file",
+        "folder",
+        "loop",
+        "pipe",
+        "to a file",
+        "to a folder.x",
+        "to a folder",
+        "\udcff",
+    ]
     assert list(sizes) == in_order
 
 
 @LISTERS
 @pytest.mark.parametrize("modified_ns", [-(10**18), 2**63 + 10**9], ids=["1938", "2262"])
-def test_a_time_is_the_one_that_the_file_system_holds_or_the_file_is_looked_at_singly(tmp_path, list_in, modified_ns):
+def test_a_time_is_the_one_that_the_file_system_holds_or_the_file_is_looked_at_singly(
+    tmp_path, list_in, modified_ns
+):
     (tmp_path / "file").write_bytes(b"")
     os.utime(tmp_path / "file", ns=(0, modified_ns))
     held = os.stat(tmp_path / "file").st_mtime_ns
@@ -143,12 +169,18 @@ def test_a_folder_of_many_files_is_listed_whole_and_in_order(tmp_path, list_in):
     names = sorted(f"{number:04}" for number in range(1001))
     for name in names:
         (tmp_path / name).write_bytes(name.encode() * int(name))
-    assert [(name, size_bytes) for name, size_bytes, _ in list_in(str(tmp_path))] == [(name, 4 * int(name)) for name in names]
+    assert [(name, size_bytes) for name, size_bytes, _ in list_in(str(tmp_path))] == [
+        (name, 4 * int(name)) for name in names
+    ]
 
 
 @LISTERS
-@pytest.mark.parametrize(("name", "error"), [("missing", FileNotFoundError), ("file", NotADirectoryError)])
-def test_why_a_folder_cannot_be_listed_is_said_in_the_words_of_the_system(tmp_path, list_in, name, error):
+@pytest.mark.parametrize(
+    ("name", "error"), [("missing", FileNotFoundError), ("file", NotADirectoryError)]
+)
+def test_why_a_folder_cannot_be_listed_is_said_in_the_words_of_the_system(
+    tmp_path, list_in, name, error
+):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(error) as refused:
         list_in(str(tmp_path / name))
@@ -172,8 +204,13 @@ def contents(folder):
 
 @WRITERS
 @settings(max_examples=40)
-@given(files=st.dictionaries(NAMES, st.binary(max_size=40), max_size=40), first=st.integers(0, (1 << 64) - 1))
-def test_files_are_there_with_their_bytes_under_one_name_each(tmp_path_factory, write_with, files, first):
+@given(
+    files=st.dictionaries(NAMES, st.binary(max_size=40), max_size=40),
+    first=st.integers(0, (1 << 64) - 1),
+)
+def test_files_are_there_with_their_bytes_under_one_name_each(
+    tmp_path_factory, write_with, files, first
+):
     folder = tmp_path_factory.mktemp("files")
     assert write_into(folder, write_with, files, first) == list(files)
     assert contents(folder) == files
@@ -183,10 +220,24 @@ def test_files_are_there_with_their_bytes_under_one_name_each(tmp_path_factory, 
 @WRITERS
 @pytest.mark.parametrize("place", [0, 10, 39], ids=["first", "in the middle", "last"])
 @pytest.mark.parametrize(
-    "what", ["file", "folder", "link", "dangling link", "its unfinished name", "too long", "NUL", "a folder away"]
+    "what",
+    [
+        "file",
+        "folder",
+        "link",
+        "dangling link",
+        "its unfinished name",
+        "too long",
+        "NUL",
+        "a folder away",
+    ],
 )
-def test_a_file_that_cannot_be_there_changes_nothing_and_the_others_are_written(tmp_path, write_with, what, place):
-    taken = {"too long": "n" * 300, "NUL": "a\0b", "a folder away": "gone/name"}.get(what, f"{place}")
+def test_a_file_that_cannot_be_there_changes_nothing_and_the_others_are_written(
+    tmp_path, write_with, what, place
+):
+    taken = {"too long": "n" * 300, "NUL": "a\0b", "a folder away": "gone/name"}.get(
+        what, f"{place}"
+    )
     files = {f"{number}": b"new" for number in range(40)}
     files = {taken if name == f"{place}" else name: body for name, body in files.items()}
     before = {}
@@ -201,10 +252,14 @@ def test_a_file_that_cannot_be_there_changes_nothing_and_the_others_are_written(
     elif what == "its unfinished name":
         before = {f".caf-{7 + place:016x}.partial": b"another process fills it"}
     for name, body in before.items():
-        (tmp_path / name).symlink_to("mine") if what == "link" and name == taken else (tmp_path / name).write_bytes(body)
+        (tmp_path / name).symlink_to("mine") if what == "link" and name == taken else (
+            tmp_path / name
+        ).write_bytes(body)
 
     assert write_into(tmp_path, write_with, files) == [name for name in files if name != taken]
-    assert contents(tmp_path) == {name: body for name, body in files.items() if name != taken} | before
+    assert (
+        contents(tmp_path) == {name: body for name, body in files.items() if name != taken} | before
+    )
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -212,7 +267,9 @@ def test_a_file_that_cannot_be_there_changes_nothing_and_the_others_are_written(
 def test_of_a_file_for_which_there_is_no_room_nothing_is_left(tmp_path, write_with):
     files = {f"{number}": bytes(8192 if number % 3 else 4096) for number in range(40)}
     with files_of_at_most(4096):
-        assert write_into(tmp_path, write_with, files) == [name for name, body in files.items() if len(body) == 4096]
+        assert write_into(tmp_path, write_with, files) == [
+            name for name, body in files.items() if len(body) == 4096
+        ]
     assert contents(tmp_path) == {name: body for name, body in files.items() if len(body) == 4096}
 
 

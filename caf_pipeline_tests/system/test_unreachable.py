@@ -1,4 +1,6 @@
-"""Servers that are not there, or are something else: each is told apart, for S3 and for the nodes of a chain."""
+"""Servers that are not there, or are something else: each is told apart, for S3 and for the nodes
+of a chain.
+"""
 
 import contextlib
 import socket
@@ -32,7 +34,11 @@ def test_https_where_http_is_spoken_is_told_at_once(scripted_s3):
     ("endpoint", "words", "hint"),
     [
         ("http://127.0.0.1:9", "connection refused", "nothing listens on that port"),
-        ("http://no-such-host.invalid", "its host name does not resolve", "check the host name in sources.demo.endpoint_url"),
+        (
+            "http://no-such-host.invalid",
+            "its host name does not resolve",
+            "check the host name in sources.demo.endpoint_url",
+        ),
     ],
 )
 def test_an_endpoint_that_is_not_there_is_told_apart(endpoint, words, hint):
@@ -50,13 +56,17 @@ def test_an_endpoint_that_is_silent_is_told_apart(monkeypatch):
     assert "firewalls" in error.hint
 
 
-@pytest.mark.parametrize(("said", "words"), [(b"SSH-2.0-x\r\n", "does not speak HTTP"), (b"", "closes the connection")])
+@pytest.mark.parametrize(
+    ("said", "words"), [(b"SSH-2.0-x\r\n", "does not speak HTTP"), (b"", "closes the connection")]
+)
 def test_a_server_of_something_else_is_told_apart(said, words):
     with socket.create_server(("127.0.0.1", 0)) as server:
         answering = threading.Thread(target=answer_once, args=(server, said))
         answering.start()
         error = unreachable(f"http://127.0.0.1:{server.getsockname()[1]}", attempts=1)
-        server.shutdown(socket.SHUT_RDWR)  # the trial whether it speaks TLS may have been answered, too
+        server.shutdown(
+            socket.SHUT_RDWR
+        )  # the trial whether it speaks TLS may have been answered, too
         answering.join()
     assert words in str(error)
 
@@ -70,7 +80,8 @@ def answer_once(server: socket.socket, said: bytes) -> None:
                 connection.sendall(said)
 
 
-# --- nodes of a chain ----------------------------------------------------------------------------------------------------
+# --- nodes of a chain
+# ------------------------------------------------------------------------------------------
 
 
 def no_chain(*urls: str, attempts: int = 1) -> ChainUnreachable:
@@ -93,8 +104,16 @@ def no_chain(*urls: str, attempts: int = 1) -> ChainUnreachable:
 @pytest.mark.parametrize(
     ("url", "words", "hint"),
     [
-        ("http://127.0.0.1:9", "connection refused", "nothing listens on that port: check host and port in jackal.lcd"),
-        ("http://no-such-host.invalid", "its host name does not resolve", "check the host name in jackal.lcd"),
+        (
+            "http://127.0.0.1:9",
+            "connection refused",
+            "nothing listens on that port: check host and port in jackal.lcd",
+        ),
+        (
+            "http://no-such-host.invalid",
+            "its host name does not resolve",
+            "check the host name in jackal.lcd",
+        ),
     ],
 )
 def test_a_node_that_is_not_there_is_told_apart(url, words, hint):

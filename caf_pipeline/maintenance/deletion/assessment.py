@@ -1,7 +1,8 @@
-"""Assesses each chunk of a source before its objects may be deleted: read back, proven, and compared with its manifest.
+"""Assesses each chunk of a source before its objects may be deleted: read back, proven, and
+compared with its manifest.
 
-Looks at every chunk in good standing, and records what is found as the proof watch does. What takes longest comes first.
-Source: promises 1 and 5 in docs/design.md.
+Looks at every chunk in good standing, and records what is found as the proof watch does. What takes
+longest comes first. Source: promises 1 and 5 in docs/design.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,9 @@ from caf_pipeline.store.protocol import ChunkStore, Copy, Lease, Posting
 from caf_pipeline.system.quantities import counted
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Shows a title and a bar of so many bytes while its context lasts; the function is told bytes done, as differences."""
+"""Shows a title and a bar of so many bytes while its context lasts; the function is told bytes
+done, as differences.
+"""
 
 
 def _show_nothing(title: str, total_bytes: int) -> AbstractContextManager[Callable[[int], None]]:
@@ -56,7 +59,8 @@ class ProgressReporter:
 class ChunkAssessor:
     """A source's chunks, and what was found out about them.
 
-    `lease` is what keeps a second such command away; `folder` takes the ledger's export and a manifest at a time.
+    `lease` is what keeps a second such command away; `folder` takes the ledger's export and a
+    manifest at a time.
     """
 
     context: RunContext
@@ -73,16 +77,22 @@ class ChunkAssessor:
         self.rows = LocatedRows(self.located)
 
     def _export(self) -> None:
-        """Export the rows; always after chunks were listed, so that none of them is looked at without its rows."""
+        """Export the rows; always after chunks were listed, so that none of them is looked at
+        without its rows.
+        """
         self.context.ledger.exports.located(self.context.source, self.located)
 
     def _chunks(self) -> Sequence[Chunk]:
-        return self.context.ledger.chunks.list(self.context.source, [ChunkState.LOCATED, ChunkState.DAMAGED])
+        return self.context.ledger.chunks.list(
+            self.context.source, [ChunkState.LOCATED, ChunkState.DAMAGED]
+        )
 
     # reading back
 
     def read_back_all(self) -> tuple[int, int]:
-        """Read every located chunk back that was not read back yet; return how many were, and their bytes."""
+        """Read every located chunk back that was not read back yet; return how many were, and their
+        bytes.
+        """
         located = [chunk for chunk in self._chunks() if chunk.state is ChunkState.LOCATED]
         unread = [chunk for chunk in located if not chunk.read_back_at and not chunk.adopted]
         if not unread:
@@ -90,7 +100,8 @@ class ChunkAssessor:
         self._export()
         total = sum(chunk.stored_size_bytes for chunk in unread)
         self.reporter.tell(
-            f"reading back {counted(len(unread), 'chunk')}, {total} bytes; each is read once, and a later run goes on"
+            f"reading back {counted(len(unread), 'chunk')}, {total} bytes; each is read once, and "
+            "a later run goes on"
         )
         done = [0, 0]
         with self.reporter.progress("reading back", total) as advance:
@@ -105,7 +116,9 @@ class ChunkAssessor:
         return done[0], done[1]
 
     def _read_back(self, name: str, advance: Callable[[int], None]) -> str:
-        """Read one chunk, from the next provider where one fails; return "" once it is recorded, else why it is not."""
+        """Read one chunk, from the next provider where one fails; return "" once it is recorded,
+        else why it is not.
+        """
         with lease_chunk(self.context, name) as lease:
             chunk = self.context.ledger.chunks.get(name)
             if chunk.state is not ChunkState.LOCATED or chunk.read_back_at:
@@ -124,13 +137,21 @@ class ChunkAssessor:
             if not findings or not findings[-1].good:
                 return f"no provider gives it back: {described(findings)}"
             if differing:
-                self.differing[name] = f"{differing} of its objects' rows have another SHA-256 than the bytes that are stored"
+                self.differing[name] = (
+                    f"{differing} of its objects' rows have another SHA-256 than the bytes that "
+                    "are stored"
+                )
                 return self.differing[name]
             self.context.ledger.replicas.record_full_read(lease, name, findings[-1].copy.provider)
             return ""
 
     def _from(
-        self, provider: str, lease: Lease, chunk: Chunk, posting: Posting, advance: Callable[[int], None]
+        self,
+        provider: str,
+        lease: Lease,
+        chunk: Chunk,
+        posting: Posting,
+        advance: Callable[[int], None],
     ) -> tuple[CopyFinding, int]:
         copy, taken = Copy(provider, ""), 0
 
@@ -141,7 +162,9 @@ class ChunkAssessor:
 
         try:
             ranges = _of_this_machine(self.rows.ranges(chunk.caf_file_id))
-            differing = read_back(self.context, lease, chunk, posting, provider, ranges=ranges, progress=told)
+            differing = read_back(
+                self.context, lease, chunk, posting, provider, ranges=ranges, progress=told
+            )
         except NoChainAnswer:
             raise
         except (StoreError, IntegrityError) as error:
@@ -152,21 +175,32 @@ class ChunkAssessor:
     # assessments
 
     def assess(self) -> Mapping[str, tuple[Chunk, ChunkAssessment]]:
-        """Look at every chunk in good standing now; return, by name, whether its objects are safe as far as the chunk goes."""
+        """Look at every chunk in good standing now; return, by name, whether its objects are safe
+        as far as the chunk goes.
+        """
         chunks = self._chunks()
         self._export()
-        self.reporter.tell(f"looking at {counted(len(chunks), 'chunk')}: what the chain lists, pieces of each copy, manifests")
+        self.reporter.tell(
+            f"looking at {counted(len(chunks), 'chunk')}: what the chain lists, pieces of each "
+            "copy, manifests"
+        )
         problems = self._looked_at([chunk.name for chunk in chunks])
         assessments = {}
         for before in chunks:
             self.lease.check()
             chunk = self.context.ledger.chunks.get(before.name)
             reason, detail = self._assessed(chunk, problems.get(chunk.name, ""))
-            assessments[chunk.name] = chunk, ChunkAssessment(chunk.caf_file_id, chunk.name, reason, detail)
+            assessments[chunk.name] = (
+                chunk,
+                ChunkAssessment(chunk.caf_file_id, chunk.name, reason, detail),
+            )
         return assessments
 
     def _looked_at(self, names: Sequence[str], *, again: bool = True) -> dict[str, str]:
-        """Let the proof watch look at each chunk; return why it could not, by name. Held ones are tried once more."""
+        """Let the proof watch look at each chunk; return why it could not, by name.
+
+        Held ones are tried once more.
+        """
         problems, held = {}, []
         for name in names:
             self.lease.check()
@@ -186,9 +220,15 @@ class ChunkAssessor:
         return problems
 
     def _assessed(self, chunk: Chunk, problem: str) -> tuple[Unsafe | None, str]:
-        """Say why the chunk's objects are not safe, by the first fault found; (None, "") where there is none."""
+        """Say why the chunk's objects are not safe, by the first fault found; (None, "") where
+        there is none.
+        """
         if chunk.adopted:
-            return Unsafe.ADOPTED, f"chunk {chunk.name} is a file of another program, which kept no headers and no user metadata"
+            return (
+                Unsafe.ADOPTED,
+                f"chunk {chunk.name} is a file of another program, which kept no headers and no "
+                "user metadata",
+            )
         found = self._assessed_by_copies(chunk, problem)
         if found:
             return found
@@ -203,36 +243,57 @@ class ChunkAssessor:
         copies = [copy for copy in self.context.ledger.replicas.list(chunk.name) if copy.listed]
         right = [copy for copy in copies if not copy.fault]
         if len(right) == len(copies) < required:
-            return Unsafe.TOO_FEW_COPIES, f"{len(copies)} of {required} copies of chunk {chunk.name} are listed"
+            return (
+                Unsafe.TOO_FEW_COPIES,
+                f"{len(copies)} of {required} copies of chunk {chunk.name} are listed",
+            )
         if chunk.state is not ChunkState.LOCATED:
             return Unsafe.DAMAGED, f"chunk {chunk.name} is {chunk.state}: {chunk.reason}"
         if problem:
             return Unsafe.NOT_LOOKED_AT, problem
         if len(right) < required:
-            return Unsafe.TOO_FEW_COPIES, f"{len(right)} of {required} copies of chunk {chunk.name} are right"
+            return (
+                Unsafe.TOO_FEW_COPIES,
+                f"{len(right)} of {required} copies of chunk {chunk.name} are right",
+            )
         return self._assessed_by_windows(chunk, right)
 
-    def _assessed_by_windows(self, chunk: Chunk, right: Sequence[KnownCopy]) -> tuple[Unsafe, str] | None:
-        """Say how many windows are known of as many copies as required; None where they are enough."""
+    def _assessed_by_windows(
+        self, chunk: Chunk, right: Sequence[KnownCopy]
+    ) -> tuple[Unsafe, str] | None:
+        """Say how many windows are known of as many copies as required; None where they are
+        enough.
+        """
         store, posting = self.context.store, posting_of(chunk)
         now = store.current_window(posting)
         if now is None:
             return Unsafe.ONE_WINDOW, "the store has no proof windows"
-        known = sorted((_windows(copy, now) for copy in right), reverse=True)[store.required_copies - 1]
+        known = sorted((_windows(copy, now) for copy in right), reverse=True)[
+            store.required_copies - 1
+        ]
         if known >= WINDOWS_REQUIRED:
             return None
         windows = f"{known} of {WINDOWS_REQUIRED} proof windows"
-        told = f"read back as a whole in {windows}" if is_small(chunk) else f"proven in {windows} in a row"
+        told = (
+            f"read back as a whole in {windows}"
+            if is_small(chunk)
+            else f"proven in {windows} in a row"
+        )
         seconds = store.window_ends_in(posting)
         if seconds is None:
             return Unsafe.ONE_WINDOW, told
         if any(copy.last_window == now - 1 for copy in right):
-            return Unsafe.ONE_WINDOW, f"{told}; look again before this window ends in about {_duration(seconds)}"
+            return (
+                Unsafe.ONE_WINDOW,
+                f"{told}; look again before this window ends in about {_duration(seconds)}",
+            )
         when = f"the next window begins in about {_duration(seconds)}: look again while it lasts"
         return Unsafe.ONE_WINDOW, f"{told}; {when}"
 
     def _manifest_compared(self, chunk: Chunk) -> tuple[Unsafe | None, str]:
-        """Compare the ledger's rows with the manifest that a provider gives; one that fails is no reason not to ask another."""
+        """Compare the ledger's rows with the manifest that a provider gives; one that fails is no
+        reason not to ask another.
+        """
         posting, file, said = posting_of(chunk), self.folder / "manifest.parquet", list[str]()
         unanswered = True
         for provider in self.context.store.holders(posting):
@@ -255,17 +316,22 @@ class ChunkAssessor:
 
 
 def _of_this_machine(ranges: Iterator[Range]) -> Iterator[Range]:
-    """Yield the ranges; what is wrong with their file here is no fault of the provider whose bytes are compared."""
+    """Yield the ranges; what is wrong with their file here is no fault of the provider whose bytes
+    are compared.
+    """
     try:
         yield from ranges
     except IntegrityError as error:
-        raise StagingError(f"a temporary file of this command was damaged: {error}", hint="run the command again") from error
+        raise StagingError(
+            f"a temporary file of this command was damaged: {error}", hint="run the command again"
+        ) from error
 
 
 def _windows(copy: KnownCopy, now: int) -> int:
     """Return how many windows count of a copy as it is now.
 
-    After a window without a proof that counts, the chain may have dropped the provider, and let it join again, unseen.
+    After a window without a proof that counts, the chain may have dropped the provider, and let it
+    join again, unseen.
     """
     return copy.windows if copy.last_window is not None and copy.last_window >= now - 1 else 0
 
@@ -277,20 +343,35 @@ def _duration(seconds: float) -> str:
     return f"{max(1, round(seconds))} s"
 
 
-def _save_manifest(store: ChunkStore, posting: Posting, provider: str, name: str, file: Path) -> None:
+def _save_manifest(
+    store: ChunkStore, posting: Posting, provider: str, name: str, file: Path
+) -> None:
     source = RemoteSource(store, posting, provider)
     fetch_manifest(source, ChunkFile(source, name).manifest_member(), file)
 
 
-def recheck(context: RunContext, assessments: Mapping[str, tuple[Chunk, ChunkAssessment]]) -> Iterator[ChunkAssessment]:
-    """Yield the assessments; of chunks that changed since they were assessed, that they are not safe."""
-    now = {chunk.name: chunk for chunk in context.ledger.chunks.list(context.source, [ChunkState.LOCATED])}
+def recheck(
+    context: RunContext, assessments: Mapping[str, tuple[Chunk, ChunkAssessment]]
+) -> Iterator[ChunkAssessment]:
+    """Yield the assessments; of chunks that changed since they were assessed, that they are not
+    safe.
+    """
+    now = {
+        chunk.name: chunk
+        for chunk in context.ledger.chunks.list(context.source, [ChunkState.LOCATED])
+    }
     for name, (before, assessment) in assessments.items():
         chunk = now.get(name)
-        same = chunk and (chunk.merkle_root, chunk.owner, chunk.start) == (before.merkle_root, before.owner, before.start)
+        same = chunk and (chunk.merkle_root, chunk.owner, chunk.start) == (
+            before.merkle_root,
+            before.owner,
+            before.start,
+        )
         if assessment.reason is None and not (same and chunk and chunk.read_back_at):
             yield replace(
-                assessment, reason=Unsafe.NOT_LOOKED_AT, detail=f"chunk {name} changed while this command ran: run it again"
+                assessment,
+                reason=Unsafe.NOT_LOOKED_AT,
+                detail=f"chunk {name} changed while this command ran: run it again",
             )
         else:
             yield assessment

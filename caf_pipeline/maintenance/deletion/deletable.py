@@ -1,8 +1,8 @@
 """Which objects of a fresh inventory may be deleted at their source, and why the others may not.
 
-Joins of Parquet files: a snapshot, the ledger's locations and standings, manifests, an assessment of each chunk. Every
-object of the snapshot comes out once, with a reason or without one. Memory is bounded by windows of keys.
-Source: promises 1 and 2 in docs/design.md.
+Joins of Parquet files: a snapshot, the ledger's locations and standings, manifests, an assessment
+of each chunk. Every object of the snapshot comes out once, with a reason or without one. Memory is
+bounded by windows of keys. Source: promises 1 and 2 in docs/design.md.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +46,10 @@ class Unsafe(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkAssessment:
-    """What is known of a chunk. Its objects are safe as far as it goes where `reason` is None; `detail` says more for people."""
+    """What is known of a chunk.
+
+    Its objects are safe as far as it goes where `reason` is None; `detail` says more for people.
+    """
 
     caf_file_id: int
     chunk: str
@@ -78,41 +81,51 @@ _ASSESSMENT_SCHEMA: Final = pa.schema(
     ]
 )
 
-# A key that is listed twice without version ids changed while it was listed: which of the two is there now is not known. An
-# empty ETag, or a weak one (RFC 9110, 8.8.1), may stay while the bytes change. A version id other than of these characters would
-# have to be encoded, and whether S3 decodes that column is not documented. An object in parts is as safe as the worst of its
-# chunks; all of its parts have to be there, and to add up to its size.
+# A key that is listed twice without version ids changed while it was listed: which of the two is
+# there now is not known. An empty ETag, or a weak one (RFC 9110, 8.8.1), may stay while the bytes
+# change. A version id other than of these characters would have to be encoded, and whether S3
+# decodes that column is not documented. An object in parts is as safe as the worst of its chunks;
+# all of its parts have to be there, and to add up to its size.
 _DECIDED: Final = """WITH listed AS (
-        SELECT *, version_id IS NULL AND count(*) FILTER (version_id IS NULL) OVER (PARTITION BY key) > 1 AS twice FROM snapshot
+        SELECT *, version_id IS NULL AND count(*) FILTER (version_id IS NULL) OVER (PARTITION BY
+            key) > 1 AS twice FROM snapshot
     ), known AS (
-        SELECT key, object_version, bool_or(standing = 'claimed') AS claimed, max(reason) FILTER (standing = 'skipped') AS skipped
+        SELECT key, object_version, bool_or(standing = 'claimed') AS claimed, max(reason) FILTER
+            (standing = 'skipped') AS skipped
         FROM standing WHERE reason IS DISTINCT FROM 'unsupported_key' GROUP BY key, object_version
     ), elsewhere AS (SELECT DISTINCT key FROM located),
     whole AS (
-        SELECT key, object_version, version_id, etag, caf_file_id, end_byte - start_byte AS size_bytes FROM located WHERE part = 0
+        SELECT key, object_version, version_id, etag, caf_file_id, end_byte - start_byte AS
+            size_bytes FROM located WHERE part = 0
         UNION ALL
         SELECT key, object_version, min(version_id), min(etag), arg_max(located.caf_file_id, CASE
-                WHEN assessment.caf_file_id IS NULL THEN 2 WHEN assessment.reason IS NOT NULL THEN 1 ELSE 0 END),
+                WHEN assessment.caf_file_id IS NULL THEN 2 WHEN assessment.reason IS NOT NULL THEN 1
+                    ELSE 0 END),
             sum(end_byte - start_byte)::BIGINT
         FROM located LEFT JOIN assessment ON assessment.caf_file_id = located.caf_file_id
         WHERE part > 0 GROUP BY key, object_version
-        HAVING count(*) = max(part_count) AND min(part_count) = max(part_count) AND count(DISTINCT part) = max(part_count)
+        HAVING count(*) = max(part_count) AND min(part_count) = max(part_count) AND count(DISTINCT
+            part) = max(part_count)
             AND min(part) = 1 AND max(part) = max(part_count) AND min(etag) = max(etag)
             AND min(coalesce(version_id, '')) = max(coalesce(version_id, ''))
     ),
-    not_proven AS (SELECT key, last_modified, min(detail) AS detail FROM rewritten GROUP BY key, last_modified),
+    not_proven AS (SELECT key, last_modified, min(detail) AS detail FROM rewritten GROUP BY key,
+        last_modified),
     same_bytes AS (SELECT DISTINCT key, etag, size_bytes FROM whole WHERE version_id IS NULL),
     decided AS (
         SELECT listed.*, assessment.chunk, CASE
             WHEN NOT is_supported(listed.key) THEN 'skipped'
             WHEN twice THEN 'changed'
             WHEN whole.key IS NOT NULL THEN CASE
-                WHEN whole.etag <> listed.etag OR whole.version_id IS DISTINCT FROM listed.version_id THEN 'changed'
+                WHEN whole.etag <> listed.etag OR whole.version_id IS DISTINCT FROM
+                    listed.version_id THEN 'changed'
                 WHEN assessment.caf_file_id IS NULL THEN 'not_looked_at'
                 WHEN assessment.reason IS NOT NULL THEN assessment.reason
                 WHEN whole.size_bytes <> listed.size_bytes THEN 'disagrees'
-                WHEN listed.version_id IS NULL AND (listed.etag = '' OR starts_with(listed.etag, 'W/')) THEN 'not_told_apart'
-                WHEN NOT regexp_full_match(coalesce(listed.version_id, ''), '[A-Za-z0-9._~-]*') THEN 'not_expressible' END
+                WHEN listed.version_id IS NULL AND (listed.etag = '' OR starts_with(listed.etag,
+                    'W/')) THEN 'not_told_apart'
+                WHEN NOT regexp_full_match(coalesce(listed.version_id, ''), '[A-Za-z0-9._~-]*') THEN
+                    'not_expressible' END
             WHEN known.claimed THEN 'claimed'
             WHEN known.skipped IS NOT NULL THEN 'skipped'
             WHEN not_proven.key IS NOT NULL THEN 'rewritten'
@@ -122,7 +135,8 @@ _DECIDED: Final = """WITH listed AS (
             CASE WHEN NOT is_supported(listed.key) THEN 'unsupported_key'
                 WHEN twice THEN 'it was listed twice, with different ETags'
                 WHEN whole.key IS NOT NULL THEN assessment.detail
-                WHEN known.claimed THEN NULL ELSE coalesce(known.skipped, not_proven.detail) END AS said
+                WHEN known.claimed THEN NULL ELSE coalesce(known.skipped, not_proven.detail) END AS
+                    said
         FROM listed
         LEFT JOIN whole ON whole.key = listed.key AND whole.object_version = listed.object_version
         LEFT JOIN assessment ON assessment.caf_file_id = whole.caf_file_id
@@ -130,41 +144,61 @@ _DECIDED: Final = """WITH listed AS (
         LEFT JOIN elsewhere ON elsewhere.key = listed.key
         LEFT JOIN same_bytes ON same_bytes.key = listed.key AND same_bytes.etag = listed.etag
             AND same_bytes.size_bytes = listed.size_bytes
-        LEFT JOIN not_proven ON not_proven.key = listed.key AND not_proven.last_modified = listed.last_modified
+        LEFT JOIN not_proven ON not_proven.key = listed.key AND not_proven.last_modified =
+            listed.last_modified
             AND listed.version_id IS NULL
     )
     SELECT key, version_id, etag, size_bytes, last_modified,
-        CASE WHEN is_supported(key) THEN replace(url_encode(decode(key)), '%2F', '/') ELSE percent_encode(key) END AS encoded_key,
-        chunk, reason, CASE WHEN reason = 'changed' AND NOT twice OR said IS NULL THEN '' ELSE said END AS detail
+        CASE WHEN is_supported(key) THEN replace(url_encode(decode(key)), '%2F', '/') ELSE
+            percent_encode(key) END AS encoded_key,
+        chunk, reason, CASE WHEN reason = 'changed' AND NOT twice OR said IS NULL THEN '' ELSE said
+            END AS detail
     FROM decided ORDER BY key, last_modified, object_version"""
 
-_GONE: Final = "SELECT DISTINCT key FROM located WHERE NOT EXISTS (SELECT 1 FROM snapshot WHERE snapshot.key = located.key)"
+_GONE: Final = (
+    "SELECT DISTINCT key FROM located WHERE NOT EXISTS (SELECT 1 FROM snapshot WHERE "
+    "snapshot.key = located.key)"
+)
 
 
 class Decisions:
-    """What is decided on every object of a snapshot, and which located keys the source no longer has.
+    """What is decided on every object of a snapshot, and which located keys the source no longer
+    has.
 
-    Attributes:
-        gone_count: keys that are located and of which no version is listed; complete once `batches` has ended.
-        gone_examples: some of them, as bytes.
+    Attributes: gone_count: keys that are located and of which no version is listed; complete once
+        `batches` has ended. gone_examples: some of them, as bytes.
     """
 
     def __init__(
-        self, snapshot: Path, located: Path, standing: Path, rewritten: Path, assessments: Iterable[ChunkAssessment]
+        self,
+        snapshot: Path,
+        located: Path,
+        standing: Path,
+        rewritten: Path,
+        assessments: Iterable[ChunkAssessment],
     ) -> None:
-        """Take the files, of SNAPSHOT_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA and `compare_headers.REWRITTEN_SCHEMA`.
+        """Take the files, of SNAPSHOT_SCHEMA, LOCATED_SCHEMA, STANDING_SCHEMA and
+        `compare_headers.REWRITTEN_SCHEMA`.
 
         Sorted copies are written beside `located`.
 
-        The snapshot has each object under its identity (`current.identify`): bytes that are located, and were written again
-        with other headers, have one that is not located.
+        The snapshot has each object under its identity (`current.identify`): bytes that are
+        located, and were written again with other headers, have one that is not located.
         """
         self._snapshot = snapshot
         self._located = located
         self._standing = standing
         self._rewritten = rewritten
         self._assessments = pa.Table.from_pylist(
-            [{"caf_file_id": v.caf_file_id, "chunk": v.chunk, "reason": v.reason, "detail": v.detail} for v in assessments],
+            [
+                {
+                    "caf_file_id": v.caf_file_id,
+                    "chunk": v.chunk,
+                    "reason": v.reason,
+                    "detail": v.detail,
+                }
+                for v in assessments
+            ],
             schema=_ASSESSMENT_SCHEMA,
         )
         self.gone_count = 0
@@ -176,8 +210,14 @@ class Decisions:
         Raises:
             IntegrityError: a file cannot be read. StagingError: there is no room for sorting.
         """
-        with translate_errors(self._located), inventory_query(self._located, DEFAULT_BUDGET) as query:
-            located, standing = _sorted(query, self._located, LOCATED_SCHEMA), _sorted(query, self._standing, STANDING_SCHEMA)
+        with (
+            translate_errors(self._located),
+            inventory_query(self._located, DEFAULT_BUDGET) as query,
+        ):
+            located, standing = (
+                _sorted(query, self._located, LOCATED_SCHEMA),
+                _sorted(query, self._standing, STANDING_SCHEMA),
+            )
             with (
                 _Ascending(self._snapshot, SNAPSHOT_SCHEMA) as listed_rows,
                 _Ascending(located, LOCATED_SCHEMA) as located_rows,
@@ -186,7 +226,9 @@ class Decisions:
             ):
                 query.connection.register("assessment", self._assessments)
                 for _, until in key_windows(self._snapshot):
-                    query.connection.register("snapshot", _without_markers(listed_rows.until(until)))
+                    query.connection.register(
+                        "snapshot", _without_markers(listed_rows.until(until))
+                    )
                     query.connection.register("located", located_rows.until(until))
                     query.connection.register("standing", standing_rows.until(until))
                     query.connection.register("rewritten", rewritten_rows.until(until))
@@ -197,7 +239,9 @@ class Decisions:
     def _count_gone(self, query: Query, examples: int) -> None:
         ((count, some),) = query.rows(f"SELECT count(*), min(key, {examples}) FROM ({_GONE})")
         self.gone_count += count
-        self.gone_examples += [bytes(key) for key in some or ()][: examples - len(self.gone_examples)]
+        self.gone_examples += [bytes(key) for key in some or ()][
+            : examples - len(self.gone_examples)
+        ]
 
 
 def _without_markers(rows: pa.Table) -> pa.Table:
@@ -228,14 +272,18 @@ class _Ascending:
         self._file.close()
 
     def until(self, key: bytes | None) -> pa.Table:
-        """Return the rows after those of the last window, up to and including this key; all that are left for None."""
+        """Return the rows after those of the last window, up to and including this key; all that
+        are left for None.
+        """
         taken: list[pa.RecordBatch] = []
         while (batch := self._left or next(self._batches, None)) is not None:
             self._left = None
             if key is None:
                 taken.append(batch)
                 continue
-            within = int(pc.sum(pc.less_equal(batch.column("key"), pa.scalar(key, pa.binary()))).as_py() or 0)
+            within = int(
+                pc.sum(pc.less_equal(batch.column("key"), pa.scalar(key, pa.binary()))).as_py() or 0
+            )
             taken.append(batch.slice(0, within))
             if within < batch.num_rows:
                 self._left = batch.slice(within)
@@ -243,17 +291,26 @@ class _Ascending:
         return pa.Table.from_batches(taken, self._schema)
 
 
-# --- a chunk's rows and its manifest -------------------------------------------------------------------------------
+# --- a chunk's rows and its manifest
+# -------------------------------------------------------------------------------
 
-_PAIRS: Final = "list_transform(map_entries(manifest.user_metadata), lambda pair: concat(pair.key, chr(0), pair.value, chr(0)))"
+_PAIRS: Final = (
+    "list_transform(map_entries(manifest.user_metadata), lambda pair: "
+    "concat(pair.key, "
+    "chr(0), pair.value, chr(0)))"
+)
 # As `ObjectHeaders.id` makes it: a manifest has the user metadata sorted by name.
 _HEADER_SET: Final = (
-    f"unhex(left(sha256(concat({', '.join(f'manifest.{name}, chr(0)' for name in HEADERS)}, array_to_string({_PAIRS}, ''))),"
+    f"unhex(left(sha256(concat({', '.join(f'manifest.{name}, chr(0)' for name in HEADERS)}, "
+    f"array_to_string({_PAIRS}, ''))),"
     f" {2 * ID_BYTES}))"
 )
-_DIFFERING: Final = f"""SELECT count(*) FROM located LEFT JOIN manifest ON located.key = encode(manifest.key)
-        AND located.object_version = coalesce(manifest.version_id, concat('etag:', manifest.etag, ':', manifest.size_bytes))
-            || coalesce(':' || strftime(make_timestamp(epoch_us(manifest.rewritten_at)), '{TIME_FORMAT}'), '')
+_DIFFERING: Final = f"""SELECT count(*) FROM located LEFT JOIN manifest ON located.key =
+    encode(manifest.key)
+        AND located.object_version = coalesce(manifest.version_id, concat('etag:', manifest.etag,
+            ':', manifest.size_bytes))
+            || coalesce(':' || strftime(make_timestamp(epoch_us(manifest.rewritten_at)),
+                '{TIME_FORMAT}'), '')
         AND manifest.skip_reason IS NULL AND located.part = coalesce(manifest.part, 0)
         AND located.start_byte = manifest.start_byte AND located.end_byte = manifest.end_byte
         AND located.sha256 = manifest.sha256 AND located.etag = manifest.etag
@@ -267,7 +324,9 @@ _DIFFERING: Final = f"""SELECT count(*) FROM located LEFT JOIN manifest ON locat
 
 
 class LocatedRows:
-    """The ledger's locations by chunk, from its export, in which the rows of a chunk lie together: few row groups are read."""
+    """The ledger's locations by chunk, from its export, in which the rows of a chunk lie together:
+    few row groups are read.
+    """
 
     def __init__(self, located: Path) -> None:
         """Take a file of LOCATED_SCHEMA."""
@@ -275,15 +334,26 @@ class LocatedRows:
 
     def ranges(self, caf_file_id: int) -> Iterator[tuple[int, int, bytes]]:
         """Yield start, end (exclusive) and SHA-256 of the chunk's rows, by start."""
-        with translate_errors(self._located), inventory_query(self._located, DEFAULT_BUDGET) as query:
+        with (
+            translate_errors(self._located),
+            inventory_query(self._located, DEFAULT_BUDGET) as query,
+        ):
             query.table("located", self._located)
-            asked = f"SELECT start_byte, end_byte, sha256 FROM located WHERE caf_file_id = {caf_file_id:d} ORDER BY 1, 2"
+            asked = (
+                "SELECT start_byte, end_byte, sha256 FROM located WHERE caf_file_id = "
+                f"{caf_file_id:d} ORDER BY 1, 2"
+            )
             for batch in query.batches(asked):
                 yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
     def differing(self, caf_file_id: int, manifest: Path) -> int:
-        """Return how many of the chunk's rows its manifest does not have, with all that both tell of an object."""
-        with translate_errors(self._located), inventory_query(self._located, DEFAULT_BUDGET) as query:
+        """Return how many of the chunk's rows its manifest does not have, with all that both tell
+        of an object.
+        """
+        with (
+            translate_errors(self._located),
+            inventory_query(self._located, DEFAULT_BUDGET) as query,
+        ):
             query.table("located", self._located)
             query.table("manifest", manifest)
             return int(query.rows(_DIFFERING.format(int(caf_file_id)))[0][0])
@@ -292,6 +362,15 @@ class LocatedRows:
 def tallied(batches: Sequence[pa.RecordBatch]) -> list[tuple[str | None, str, int, int]]:
     """Return (reason, which skip, objects, bytes) of decisions."""
     table = pa.Table.from_batches(batches, DECISION_SCHEMA)
-    skips = pc.if_else(pc.fill_null(pc.equal(table["reason"], Unsafe.SKIPPED), False), table["detail"], "")
-    sums = table.append_column("skip", skips).group_by(["reason", "skip"]).aggregate([("size_bytes", "sum"), ("key", "count")])
-    return [(row["reason"], row["skip"], int(row["key_count"]), int(row["size_bytes_sum"] or 0)) for row in sums.to_pylist()]
+    skips = pc.if_else(
+        pc.fill_null(pc.equal(table["reason"], Unsafe.SKIPPED), False), table["detail"], ""
+    )
+    sums = (
+        table.append_column("skip", skips)
+        .group_by(["reason", "skip"])
+        .aggregate([("size_bytes", "sum"), ("key", "count")])
+    )
+    return [
+        (row["reason"], row["skip"], int(row["key_count"]), int(row["size_bytes_sum"] or 0))
+        for row in sums.to_pylist()
+    ]

@@ -1,12 +1,14 @@
-"""The two files of a question what may be deleted: a manifest for S3 Batch Operations, and a report of everything else.
+"""The two files of a question what may be deleted: a manifest for S3 Batch Operations, and a report
+of everything else.
 
-Each is written under a temporary name beside its own and gets that only when it is complete. What is there under its name
-is replaced only where it is such a file itself.
+Each is written under a temporary name beside its own and gets that only when it is complete. What
+is there under its name is replaced only where it is such a file itself.
 
-The manifest has a line `bucket,key[,version id]` for each object and no header. Keys are percent-encoded, so that nothing in a
-line ever needs quotes; the last column is there where the bucket has version ids, `null` for objects without one.
-Source: "Creating an S3 Batch Operations job" in the Amazon S3 User Guide: contents URL-encoded; version ids for all objects or
-for none; `null` is one, an empty string is not.
+The manifest has a line `bucket,key[,version id]` for each object and no header. Keys are
+percent-encoded, so that nothing in a line ever needs quotes; the last column is there where the
+bucket has version ids, `null` for objects without one. Source: "Creating an S3 Batch Operations
+job" in the Amazon S3 User Guide: contents URL-encoded; version ids for all objects or for none;
+`null` is one, an empty string is not.
 """
 
 from collections.abc import Callable
@@ -22,12 +24,25 @@ from caf_pipeline.errors import StagingError, UsageError
 from caf_pipeline.maintenance.deletion.deletable import DECISION_SCHEMA
 from caf_pipeline.system.atomic_files import WholeFile
 
-REPORT_COLUMNS: Final = ("key", "version_id", "etag", "size_bytes", "last_modified", "chunk", "reason", "detail")
+REPORT_COLUMNS: Final = (
+    "key",
+    "version_id",
+    "etag",
+    "size_bytes",
+    "last_modified",
+    "chunk",
+    "reason",
+    "detail",
+)
 _REPORT_SCHEMA: Final = pa.schema([DECISION_SCHEMA.field(name) for name in REPORT_COLUMNS])
-_CSV_SCHEMA: Final = _REPORT_SCHEMA.set(0, pa.field("key", pa.string(), nullable=False))  # percent-encoded
+_CSV_SCHEMA: Final = _REPORT_SCHEMA.set(
+    0, pa.field("key", pa.string(), nullable=False)
+)  # percent-encoded
 _CSV_HEADER: Final = ",".join(f'"{name}"' for name in REPORT_COLUMNS)
 _REPORT_MARK: Final = b"caf.not-safe-to-delete"
-_SHOWN: Final = 4096  # bytes of an existing file that tell what it is: more than a line of a manifest may have
+_SHOWN: Final = (
+    4096  # bytes of an existing file that tell what it is: more than a line of a manifest may have
+)
 
 
 class OutputFile(WholeFile):
@@ -38,7 +53,8 @@ class OutputFile(WholeFile):
             super().__init__(path, path.with_name(f".{path.name}.{tag}.part"))
         except OSError as error:
             raise UsageError(
-                f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that you may write to"
+                f"{path} cannot be written: {error.strerror}",
+                hint="name a file in a folder that you may write to",
             ) from error
 
     def write(self, data: bytes) -> None:
@@ -52,7 +68,8 @@ class OutputFile(WholeFile):
         except OSError as error:
             reason = error.strerror or str(error)
             raise StagingError(
-                f"{self.path} cannot be written: {reason}", hint="make room there, or mend its permissions"
+                f"{self.path} cannot be written: {reason}",
+                hint="make room there, or mend its permissions",
             ) from error
 
     def publish(self) -> None:
@@ -60,7 +77,8 @@ class OutputFile(WholeFile):
         self.guard(super().publish)
 
 
-# --- the manifest --------------------------------------------------------------------------------------------------
+# --- the manifest
+# ------------------------------------------------------------------------------------------
 
 
 class BatchManifest:
@@ -84,7 +102,9 @@ class BatchManifest:
         self.line_count += safe.num_rows
 
     def publish(self) -> None:
-        """Give the file its name; without any line, there is none, and what an earlier run left under the name is removed."""
+        """Give the file its name; without any line, there is none, and what an earlier run left
+        under the name is removed.
+        """
         if self.line_count:
             self._file.publish()
         else:
@@ -96,17 +116,22 @@ class BatchManifest:
 
 
 def require_manifest(path: Path, bucket: str) -> None:
-    """Raise UsageError where `path` is something else than a manifest of this bucket, or nothing."""
+    """Raise UsageError where `path` is something else than a manifest of this bucket, or
+    nothing.
+    """
     first = _first_line(path)
     if first and (first.count(",") not in (1, 2) or not first.startswith(f"{bucket},")):
         raise _not_ours(path, f"a list of objects of bucket '{bucket}'", "--output")
 
 
-# --- the report ----------------------------------------------------------------------------------------------------
+# --- the report
+# ------------------------------------------------------------------------------------------
 
 
 class Report:
-    """A report while it is written: Parquet, or CSV with a header and percent-encoded keys, by the name's suffix."""
+    """A report while it is written: Parquet, or CSV with a header and percent-encoded keys, by the
+    name's suffix.
+    """
 
     def __init__(self, path: Path, tag: str) -> None:
         self._file = OutputFile(path, tag)
@@ -134,14 +159,19 @@ class Report:
         """Remove what was not published."""
         try:
             self._writer.close()
-        except (OSError, ValueError):  # closed already, or on a full disk; the bytes are being removed
+        except (
+            OSError,
+            ValueError,
+        ):  # closed already, or on a full disk; the bytes are being removed
             pass
         finally:
             self._file.abort()
 
 
 def require_report(path: Path) -> None:
-    """Raise UsageError where `path` names no kind of report, or is something else than a report, or nothing."""
+    """Raise UsageError where `path` names no kind of report, or is something else than a report, or
+    nothing.
+    """
     if path.suffix not in (".csv", ".parquet"):
         raise UsageError(f"{path}: a report is Parquet or CSV", hint="name it .parquet or .csv")
     first = _first_line(path)
@@ -164,9 +194,14 @@ def _first_line(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        raise UsageError(f"{path} cannot be replaced: {error.strerror}", hint="name another file") from error
+        raise UsageError(
+            f"{path} cannot be replaced: {error.strerror}", hint="name another file"
+        ) from error
     return line.decode(errors="replace").rstrip("\r\n") or " "[: len(line)]
 
 
 def _not_ours(path: Path, kind: str, option: str) -> UsageError:
-    return UsageError(f"{path} exists and is not {kind}", hint=f"name another file by {option}, or move that one away")
+    return UsageError(
+        f"{path} exists and is not {kind}",
+        hint=f"name another file by {option}, or move that one away",
+    )

@@ -1,11 +1,12 @@
-"""Says which objects of a source may be deleted there, by what is known now of each of them; it deletes nothing.
+"""Says which objects of a source may be deleted there, by what is known now of each of them; it
+deletes nothing.
 
     read back → prove → compare manifests → list the source → decide, account, write
 
-An object is safe where its chunk is located, was proven by the required copies in two windows in a row (one no larger than two
-leaves was read as a whole from each of them in two windows), was read back as a whole, and its manifest says of the object what
-the ledger does; and where the source still has exactly that object. What takes longest comes first, what can change by itself
-comes last.
+An object is safe where its chunk is located, was proven by the required copies in two windows in a
+row (one no larger than two leaves was read as a whole from each of them in two windows), was read
+back as a whole, and its manifest says of the object what the ledger does; and where the source
+still has exactly that object. What takes longest comes first, what can change by itself comes last.
 
 Source: promises 1 and 2 in docs/design.md.
 """
@@ -28,7 +29,12 @@ from caf_pipeline.inventory.snapshot import Snapshot
 from caf_pipeline.ledger.records import deletion_lease, plan_lease, posting_of
 from caf_pipeline.maintenance.deletion.assessment import ChunkAssessor, ProgressReporter, recheck
 from caf_pipeline.maintenance.deletion.deletable import Decisions, Unsafe, tallied
-from caf_pipeline.maintenance.deletion.files import BatchManifest, Report, require_manifest, require_report
+from caf_pipeline.maintenance.deletion.files import (
+    BatchManifest,
+    Report,
+    require_manifest,
+    require_report,
+)
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.inventories import take_inventory
 from caf_pipeline.steps.planning import state_current
@@ -42,7 +48,10 @@ _FOLDER: Final = ".deletion"
 
 @dataclass(frozen=True, slots=True)
 class NotSafe:
-    """The objects that are not safe for one reason. `skip` says which skip it was; examples are (key, what more is known)."""
+    """The objects that are not safe for one reason.
+
+    `skip` says which skip it was; examples are (key, what more is known).
+    """
 
     reason: Unsafe
     skip: str
@@ -55,12 +64,10 @@ class NotSafe:
 class DeletionReport:
     """What became of the objects of a fresh inventory: each is safe, or not safe for one reason.
 
-    Attributes:
-        manifest: the list that was written; None where nothing is safe.
-        columns: of the list.
-        not_safe: by reason, the most objects first.
-        gone: keys that are located and that the source no longer has; `gone_examples` are some of them.
-        read_back: chunks that were read back by this command, and their bytes.
+    Attributes: manifest: the list that was written; None where nothing is safe. columns: of the
+        list. not_safe: by reason, the most objects first. gone: keys that are located and that the
+        source no longer has; `gone_examples` are some of them. read_back: chunks that were read
+        back by this command, and their bytes.
     """
 
     snapshot: Snapshot
@@ -91,27 +98,29 @@ def find_deletable(
 
     May be run again after any failure: a chunk that was read back once is not read again.
 
-    Args:
-        context: the source.
-        manifest: the list for S3 Batch Operations. Replaced when the new one is complete; removed where nothing is safe.
-        report: gets every other object with its reason, as Parquet or CSV.
-        reads_back: whether chunks that were never read back as a whole are read now. Where not, their objects are not safe.
-        reporter: who is told how it goes.
+    Args: context: the source. manifest: the list for S3 Batch Operations. Replaced when the new one
+        is complete; removed where nothing is safe. report: gets every other object with its reason,
+        as Parquet or CSV. reads_back: whether chunks that were never read back as a whole are read
+        now. Where not, their objects are not safe. reporter: who is told how it goes.
 
-    Raises:
-        UsageError: a file exists and is something else, or both are one. SettingsError: the store proves nothing over time.
-            HeldByOther: the same is under way. SourceError. StoreUnreachable: the chain is out of reach. LedgerError: also
-            where a chunk changed meanwhile. IntegrityError: the accounting does not hold. StagingError: no room. After any of
-            them neither file was touched.
+    Raises: UsageError: a file exists and is something else, or both are one. SettingsError: the
+        store proves nothing over time.
+            HeldByOther: the same is under way. SourceError. StoreUnreachable: the chain is out of
+            reach. LedgerError: also where a chunk changed meanwhile. IntegrityError: the accounting
+            does not hold. StagingError: no room. After any of them neither file was touched.
     """
     bucket = context.source_settings.bucket
     require_manifest(manifest, bucket)
     if report:
         require_report(report)
         if report.resolve() == manifest.resolve():
-            raise UsageError(f"{report} cannot be the list and the report", hint="name two files by --output and --report")
+            raise UsageError(
+                f"{report} cannot be the list and the report",
+                hint="name two files by --output and --report",
+            )
     _require_proofs(context)
-    context.objects.clock()  # a source that cannot be asked is told of before chunks are read back for hours
+    # a source that cannot be asked is told of before chunks are read back for hours
+    context.objects.clock()
     with context.lease(deletion_lease(context.source)) as lease, _folder(context) as folder:
         chunks = ChunkAssessor(context, lease, folder, reporter or ProgressReporter())
         read = chunks.read_back_all() if reads_back else (0, 0)
@@ -120,15 +129,28 @@ def find_deletable(
         snapshot = take_inventory(context, resume=False, to_plan=False)
         with reading(snapshot.path):
             with context.lease(plan_lease(context.source)) as planning:
-                current = state_current(context, planning, snapshot, _made(folder / "current"), compares_left_out=True)
+                current = state_current(
+                    context, planning, snapshot, _made(folder / "current"), compares_left_out=True
+                )
             said = list(recheck(context, assessments))
-            decisions = Decisions(current.identified, chunks.located, current.standing, current.rewritten, said)
-            with _Lists(manifest, report, context.source, bucket=bucket, with_versions=_has_versions(snapshot)) as lists:
+            decisions = Decisions(
+                current.identified, chunks.located, current.standing, current.rewritten, said
+            )
+            with _Lists(
+                manifest,
+                report,
+                context.source,
+                bucket=bucket,
+                with_versions=_has_versions(snapshot),
+            ) as lists:
                 for batch in decisions.batches(examples=EXAMPLES):
                     lists.take(batch)
                 lists.require_all_of(snapshot)
                 if list(recheck(context, assessments)) != said:
-                    raise LedgerError("a chunk changed, or was found damaged, while the list was written", hint="run it again")
+                    raise LedgerError(
+                        "a chunk changed, or was found damaged, while the list was written",
+                        hint="run it again",
+                    )
                 lease.check()
                 lists.publish()
             return DeletionReport(
@@ -136,7 +158,9 @@ def find_deletable(
                 safe_objects=lists.safe[0],
                 safe_bytes=lists.safe[1],
                 manifest=manifest if lists.safe[0] else None,
-                columns=("Bucket", "Key", "VersionId") if _has_versions(snapshot) else ("Bucket", "Key"),
+                columns=("Bucket", "Key", "VersionId")
+                if _has_versions(snapshot)
+                else ("Bucket", "Key"),
                 not_safe=lists.not_safe(),
                 gone=decisions.gone_count,
                 gone_examples=[key.decode(errors="replace") for key in decisions.gone_examples],
@@ -150,21 +174,29 @@ def _require_proofs(context: RunContext) -> None:
     if located is None or context.store.current_window(posting_of(located)) is not None:
         return
     raise SettingsError(
-        f"the store '{context.store.name}' proves nothing over time: no object that it keeps is ever safe to delete at its"
+        f"the store '{context.store.name}' proves nothing over time: no object that it keeps is "
+        "ever safe to delete at its"
         " source",
-        hint='keep chunks on Jackal (store.kind = "jackal"), or compare and delete at your own risk',
+        hint='keep chunks on Jackal (store.kind = "jackal"), or compare and delete at your own '
+        "risk",
     )
 
 
 @contextmanager
 def _folder(context: RunContext) -> Iterator[Path]:
-    """Give a folder for temporary files. The holder of the source's lease may remove what a killed command left there."""
+    """Give a folder for temporary files.
+
+    The holder of the source's lease may remove what a killed command left there.
+    """
     path = context.inventories() / _FOLDER
     try:
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir()
     except OSError as error:
-        raise StagingError(f"the folder {path} cannot be made: {error.strerror}", hint="mend its parent's permissions") from error
+        raise StagingError(
+            f"the folder {path} cannot be made: {error.strerror}",
+            hint="mend its parent's permissions",
+        ) from error
     try:
         yield path
     finally:
@@ -176,7 +208,8 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-# --- the lists -----------------------------------------------------------------------------------------------------
+# --- the lists
+# ------------------------------------------------------------------------------------------
 
 
 def _has_versions(snapshot: Snapshot) -> bool:
@@ -189,9 +222,14 @@ def _has_versions(snapshot: Snapshot) -> bool:
 
 
 class _Lists:
-    """Both files while they are written, and the sums of what went into them. Leaves nothing unless `publish` was reached."""
+    """Both files while they are written, and the sums of what went into them.
 
-    def __init__(self, manifest: Path, report: Path | None, tag: str, *, bucket: str, with_versions: bool) -> None:
+    Leaves nothing unless `publish` was reached.
+    """
+
+    def __init__(
+        self, manifest: Path, report: Path | None, tag: str, *, bucket: str, with_versions: bool
+    ) -> None:
         self._bucket = bucket
         self._paths = manifest, report
         self.safe = (0, 0)
@@ -235,7 +273,9 @@ class _Lists:
         if skip:
             of_it = pc.and_(of_it, pc.equal(unsafe.column("detail"), skip))
         some = unsafe.filter(of_it).slice(0, EXAMPLES - len(taken))
-        for encoded, detail in zip(some.column("encoded_key").to_pylist(), some.column("detail").to_pylist(), strict=True):
+        for encoded, detail in zip(
+            some.column("encoded_key").to_pylist(), some.column("detail").to_pylist(), strict=True
+        ):
             taken.append((_readable(encoded), "" if skip else detail))
 
     def require_all_of(self, snapshot: Snapshot) -> None:
@@ -245,7 +285,8 @@ class _Lists:
         listed, written = (snapshot.object_count, snapshot.object_bytes), self._manifest.line_count
         if (objects, size_bytes) != listed or written != self.safe[0]:
             raise IntegrityError(
-                f"the source has {listed[0]} objects ({listed[1]} bytes), but {objects} ({size_bytes} bytes) were decided on, and"
+                f"the source has {listed[0]} objects ({listed[1]} bytes), but {objects} "
+                f"({size_bytes} bytes) were decided on, and"
                 f" {written} of {self.safe[0]} safe ones listed; nothing was written",
                 hint="it is a bug; report it, and delete nothing",
             )

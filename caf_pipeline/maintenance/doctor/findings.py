@@ -13,8 +13,9 @@ from caf_pipeline.run_context import RunContext
 from caf_pipeline.store.protocol import Lease
 
 BETWEEN_STEPS_SECONDS: Final = 1.0
-"""A run gives its lease back between two steps, for some milliseconds: who holds nothing at two looks so far apart, and has
-not gone on, is gone."""
+"""A run gives its lease back between two steps, for some milliseconds: who holds nothing at two
+looks so far apart, and has not gone on, is gone.
+"""
 
 
 class Kind(StrEnum):
@@ -55,14 +56,13 @@ class Mended:
 class Finding:
     """One thing that a crash left, or that could not be checked.
 
-    Attributes:
-        kind: what it is about.
-        name: of the thing: of a lease, a chunk, a file.
-        found: what is wrong with it, a clause.
-        remedy: what `mend` would do, as a participle ("given back"); or what the next actor can do.
-        actor: who acts next; RUN also where nothing is wrong and runs mend it in time.
-        mend: looks again under the lease of the thing and mends it; None where nothing can be done here. Raises HeldByOther
-            where a live run took the thing meanwhile, and what store and ledger raise; it may then be called again.
+    Attributes: kind: what it is about. name: of the thing: of a lease, a chunk, a file. found: what
+        is wrong with it, a clause. remedy: what `mend` would do, as a participle ("given back"); or
+        what the next actor can do. actor: who acts next; RUN also where nothing is wrong and runs
+        mend it in time. mend: looks again under the lease of the thing and mends it; None where
+        nothing can be done here. Raises HeldByOther
+            where a live run took the thing meanwhile, and what store and ledger raise; it may then
+            be called again.
         error: why it could not be checked.
     """
 
@@ -91,13 +91,19 @@ class Examination:
     alive: Callable[[Holder], bool | None]
 
     def may_be_held(self, lease: LeaseRecord) -> bool:
-        """Tell whether a live run may have the lease: its process lives, or cannot be seen and has not let it run out."""
+        """Tell whether a live run may have the lease: its process lives, or cannot be seen and has
+        not let it run out.
+        """
         alive = self.alive(lease.holder)
         return lease.live if alive is None else alive
 
     def leases_of_live_runs(self) -> dict[str, LeaseRecord]:
         """Return, by name, the leases that live runs may have at this moment."""
-        return {lease.name: lease for lease in self.context.ledger.leases.list() if self.may_be_held(lease)}
+        return {
+            lease.name: lease
+            for lease in self.context.ledger.leases.list()
+            if self.may_be_held(lease)
+        }
 
     def require_free(self, name: str) -> None:
         """Raise HeldByOther where a live run may have the lease."""
@@ -108,13 +114,22 @@ class Examination:
     def without_run(self, chunks: Sequence[Chunk]) -> Iterator[Chunk]:
         """Yield the chunks that no run has at two looks, and that have not gone on between them."""
         held = self.leases_of_live_runs()
-        free = {chunk.name: (chunk.state, chunk.epoch) for chunk in chunks if chunk_lease(chunk.name) not in held}
+        free = {
+            chunk.name: (chunk.state, chunk.epoch)
+            for chunk in chunks
+            if chunk_lease(chunk.name) not in held
+        }
         if not free:
             return
         time.sleep(BETWEEN_STEPS_SECONDS)
         held = self.leases_of_live_runs()
-        for chunk in self.context.ledger.chunks.list(self.context.source, {state for state, _ in free.values()}):
-            if chunk_lease(chunk.name) not in held and free.get(chunk.name) == (chunk.state, chunk.epoch):
+        for chunk in self.context.ledger.chunks.list(
+            self.context.source, {state for state, _ in free.values()}
+        ):
+            if chunk_lease(chunk.name) not in held and free.get(chunk.name) == (
+                chunk.state,
+                chunk.epoch,
+            ):
                 yield chunk
 
     @contextmanager

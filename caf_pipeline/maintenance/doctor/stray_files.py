@@ -1,7 +1,8 @@
-"""What crashes leave in folders: the staging folder and its reservations, inventories, plans, a folder store's half copies.
+"""What crashes leave in folders: the staging folder and its reservations, inventories, plans, a
+folder store's half copies.
 
-A file is removed only under the lease of the chunk or plan that it is of, after a second look; one that is not ours by its name
-is told and left.
+A file is removed only under the lease of the chunk or plan that it is of, after a second look; one
+that is not ours by its name is told and left.
 """
 
 import re
@@ -36,18 +37,26 @@ _S = ChunkState
 _OVER: Final = frozenset({_S.EMPTY, _S.WITHDRAWN, _S.ABANDONED, _S.EXPIRED})
 """States of chunks that no run packs, posts or repairs any more."""
 
-_STAGED_SEALED: Final = frozenset({_S.SEALED, _S.POSTING, _S.POSTED, _S.UPLOADING, _S.VERIFIED, _S.DAMAGED})
+_STAGED_SEALED: Final = frozenset(
+    {_S.SEALED, _S.POSTING, _S.POSTED, _S.UPLOADING, _S.VERIFIED, _S.DAMAGED}
+)
 """States in which the sealed file is wanted, and what it was made of is not."""
 
 _WHOLE: Final = frozenset({"sealed", "packed", "record"})
-"""Files with every byte of a chunk's objects, which the source may have in another version by now; and what points to one."""
+"""Files with every byte of a chunk's objects, which the source may have in another version by now;
+and what points to one.
+"""
 
 _DISPOSABLE: Final = frozenset({"copy", "manifest", "json", "download"})
 """Of use to the run that wrote them only."""
 
 _PLAN_NAME: Final = re.compile(PLAN_NAME)
-_INVENTORY_LEFT: Final = re.compile(r"\..+\.parquet\.(tmp|listed)|\.caf-spill-.+|" + re.escape(FOLDER) + ".+")
-_SPOOL_LEFT: Final = re.compile(r"\.(restoring|adopting|searching)-.+")  # as `rebuild`, `adopt` and `log_search` name them
+_INVENTORY_LEFT: Final = re.compile(
+    r"\..+\.parquet\.(tmp|listed)|\.caf-spill-.+|" + re.escape(FOLDER) + ".+"
+)
+_SPOOL_LEFT: Final = re.compile(
+    r"\.(restoring|adopting|searching)-.+"
+)  # as `rebuild`, `adopt` and `log_search` name them
 _WORKSPACE: Final = re.compile(r"\.(cutting|accounting)-.+")
 
 
@@ -56,22 +65,30 @@ class CopiesFiles(Protocol):
     """A ChunkStore that copies chunks into a folder, where a killed copy stays."""
 
     def half_copies(self) -> Sequence[tuple[bytes, Path]]:
-        """Return the files that copies under way, or killed, have there, each with the Merkle root that it is of."""
+        """Return the files that copies under way, or killed, have there, each with the Merkle root
+        that it is of.
+        """
         ...
 
 
-# --- the staging folder ----------------------------------------------------------------------------------------------
+# --- the staging folder
+# ------------------------------------------------------------------------------------------
 
 
 def staged_files(examination: Examination) -> Iterator[Finding]:
-    """Find files that nothing needs any more, of this source's chunks; and files that are not ours."""
+    """Find files that nothing needs any more, of this source's chunks; and files that are not
+    ours.
+    """
     context = examination.context
     if not context.settings.staging_folder.is_dir():
         return
     files = _listed(context)
     known = {chunk.name: chunk for chunk in context.ledger.chunks.list()}
     hold = timedelta.max
-    if any(file.kind == "sealed" and file.chunk in known and known[file.chunk].state is _S.LOCATED for file in files):
+    if any(
+        file.kind == "sealed" and file.chunk in known and known[file.chunk].state is _S.LOCATED
+        for file in files
+    ):
         try:
             hold = timedelta(seconds=context.store.staging_hold_seconds())
         except StoreError as error:
@@ -84,14 +101,25 @@ def staged_files(examination: Examination) -> Iterator[Finding]:
         elif chunk.source == context.source and (why := _unneeded(chunk, file, files, hold)):
             unneeded.append((file, why))
     left = {
-        chunk.name for chunk in examination.without_run(list({file.chunk: known[file.chunk] for file, _ in unneeded}.values()))
+        chunk.name
+        for chunk in examination.without_run(
+            list({file.chunk: known[file.chunk] for file, _ in unneeded}.values())
+        )
     }
     for file, why in unneeded:
         if file.chunk in left:
-            # A look at proofs removes what was kept for as long as it should be: every archive has some of it now and then.
+            # A look at proofs removes what was kept for as long as it should be: every archive has
+            # some of it now and then.
             kept = known[file.chunk].state is _S.LOCATED and file.kind == "sealed"
             actor = Actor.RUN if kept else Actor.DOCTOR
-            yield Finding(Kind.STAGED, file.path.name, why, "removed", actor, partial(_remove, examination, file, hold))
+            yield Finding(
+                Kind.STAGED,
+                file.path.name,
+                why,
+                "removed",
+                actor,
+                partial(_remove, examination, file, hold),
+            )
 
 
 def _listed(context: RunContext, chunk: str | None = None) -> Sequence[StagedFile]:
@@ -99,7 +127,8 @@ def _listed(context: RunContext, chunk: str | None = None) -> Sequence[StagedFil
         return leftovers(context, chunk)
     except OSError as error:
         raise StagingError(
-            f"the folder {context.staging()} cannot be read: {error.strerror}", hint="mend its permissions"
+            f"the folder {context.staging()} cannot be read: {error.strerror}",
+            hint="mend its permissions",
         ) from error
 
 
@@ -109,20 +138,40 @@ def _unknown(examination: Examination, file: StagedFile) -> Iterator[Finding]:
     if _SPOOL_LEFT.fullmatch(file.path.name):
         if file.path in _left_in(file.path.parent, _SPOOL_LEFT):
             found = "a rebuild, an adoption or a search that was not finished left it"
-            yield mendable(Kind.LEFTOVER, str(file.path), found, "removed", partial(_remove_alone, file.path))
+            yield mendable(
+                Kind.LEFTOVER, str(file.path), found, "removed", partial(_remove_alone, file.path)
+            )
     elif named is None:
-        yield Finding(Kind.STAGED, file.path.name, "it is not the pipeline's", "left as it is", Actor.NOBODY)
+        yield Finding(
+            Kind.STAGED, file.path.name, "it is not the pipeline's", "left as it is", Actor.NOBODY
+        )
     elif named.source != examination.context.source:
-        if named.source not in {*examination.context.settings.sources, *examination.context.ledger.lookup.sources()}:
+        if named.source not in {
+            *examination.context.settings.sources,
+            *examination.context.ledger.lookup.sources(),
+        }:
             found = "neither the ledger nor caf.toml has its source"
             yield Finding(Kind.STAGED, file.path.name, found, "left as it is", Actor.NOBODY)
     elif file.kind in _WHOLE:
-        # It may be all that there is of a chunk whose ledger was lost: posted, and not yet uploaded.
+        # It may be all that there is of a chunk whose ledger was lost: posted, and not yet
+        # uploaded.
         remedy = "'caf rebuild' if the ledger was lost, else remove the file"
-        yield Finding(Kind.STAGED, file.path.name, "the ledger has no chunk of this name", remedy, Actor.OPERATOR)
+        yield Finding(
+            Kind.STAGED,
+            file.path.name,
+            "the ledger has no chunk of this name",
+            remedy,
+            Actor.OPERATOR,
+        )
     else:
         found = "the ledger has no chunk of this name"
-        yield mendable(Kind.STAGED, file.path.name, found, "removed", partial(_remove_unknown, examination, file))
+        yield mendable(
+            Kind.STAGED,
+            file.path.name,
+            found,
+            "removed",
+            partial(_remove_unknown, examination, file),
+        )
 
 
 def _unneeded(chunk: Chunk, file: StagedFile, files: Sequence[StagedFile], hold: timedelta) -> str:
@@ -134,11 +183,18 @@ def _unneeded(chunk: Chunk, file: StagedFile, files: Sequence[StagedFile], hold:
         if file.kind != "sealed":
             return "its chunk is located"
         located_at = chunk.located_at or chunk.updated_at
-        return "its chunk is located, and the store wants it no longer" if datetime.now(UTC) - located_at >= hold else ""
+        return (
+            "its chunk is located, and the store wants it no longer"
+            if datetime.now(UTC) - located_at >= hold
+            else ""
+        )
     if file.kind in _DISPOSABLE:
         return "the run that wrote it is gone, and no other can use it"
     if state in _STAGED_SEALED and file.kind in ("part", "journal", "packed"):
-        sealed = any((one.chunk, one.kind, one.size_bytes) == (chunk.name, "sealed", chunk.stored_size_bytes) for one in files)
+        sealed = any(
+            (one.chunk, one.kind, one.size_bytes) == (chunk.name, "sealed", chunk.stored_size_bytes)
+            for one in files
+        )
         return f"its chunk is '{state}', and the sealed file is there" if sealed else ""
     return ""
 
@@ -170,52 +226,73 @@ def _removed(path: Path) -> Mended:
         return NO_LONGER_THERE
     except OSError as error:
         whose = "its" if is_folder else "the folder's"
-        raise StagingError(f"{path} cannot be removed: {error.strerror}", hint=f"mend {whose} permissions") from error
+        raise StagingError(
+            f"{path} cannot be removed: {error.strerror}", hint=f"mend {whose} permissions"
+        ) from error
     return Mended("removed")
 
 
-# --- reservations ----------------------------------------------------------------------------------------------------
+# --- reservations
+# ------------------------------------------------------------------------------------------
 
 
 def reservations(examination: Examination) -> Iterator[Finding]:
     """Find room that is reserved for chunks which claim nothing, or of which nothing is there."""
-    mine = {chunk.name: chunk for chunk in examination.context.ledger.chunks.list(examination.context.source)}
-    unused = [(one, why) for one in examination.context.ledger.staging.list() if one.chunk in mine and (why := _unused(one))]
+    mine = {
+        chunk.name: chunk
+        for chunk in examination.context.ledger.chunks.list(examination.context.source)
+    }
+    unused = [
+        (one, why)
+        for one in examination.context.ledger.staging.list()
+        if one.chunk in mine and (why := _unused(one))
+    ]
     left = {chunk.name for chunk in examination.without_run([mine[one.chunk] for one, _ in unused])}
     for one, why in unused:
         if one.chunk in left:
-            yield mendable(Kind.RESERVATION, one.chunk, why, "given back", partial(_release, examination, one))
+            yield mendable(
+                Kind.RESERVATION, one.chunk, why, "given back", partial(_release, examination, one)
+            )
 
 
 def _unused(one: Reservation) -> str:
     if one.state not in CLAIMING:
-        return f"{one.size_bytes} bytes of {one.folder} are reserved, and the chunk is '{one.state}'"
+        return (
+            f"{one.size_bytes} bytes of {one.folder} are reserved, and the chunk is '{one.state}'"
+        )
     # A folder that is not there may be another machine's.
     folder = Path(one.folder)
     if folder.is_dir() and not any(folder.glob(f"{one.chunk}.*")):
-        return f"{one.size_bytes} bytes of {one.folder} are reserved, and nothing of the chunk is there"
+        return (
+            f"{one.size_bytes} bytes of {one.folder} are reserved, and nothing of the chunk is "
+            "there"
+        )
     return ""
 
 
 def _release(examination: Examination, one: Reservation) -> Mended:
     with examination.lease(chunk_lease(one.chunk)):
-        now = next((each for each in examination.context.ledger.staging.list() if each.chunk == one.chunk), None)
+        now = next(
+            (each for each in examination.context.ledger.staging.list() if each.chunk == one.chunk),
+            None,
+        )
         if now is None or not _unused(now):
             return NO_LONGER_THERE
         examination.context.ledger.staging.release(one.chunk)
         return Mended("given back")
 
 
-# --- inventories and plans -------------------------------------------------------------------------------------------
+# --- inventories and plans
+# ------------------------------------------------------------------------------------------
 
 
 def home_leftovers(examination: Examination, *, all_known: bool) -> Iterator[Finding]:
     """Find what killed inventories and plans of the source left under `home`.
 
-    Args:
-        examination: of the source.
-        all_known: whether the ledger has every chunk that the store may have. If not, a plan that the ledger does not have
-            may be that of a lost ledger: once its chunks are restored, they are packed again from it where no copy is left.
+    Args: examination: of the source. all_known: whether the ledger has every chunk that the store
+        may have. If not, a plan that the ledger does not have
+            may be that of a lost ledger: once its chunks are restored, they are packed again from
+            it where no copy is left.
     """
     home, source = examination.context.settings.home, examination.context.source
     inventories, plans = home / "inventories" / source, home / "plans" / source
@@ -228,7 +305,9 @@ def home_leftovers(examination: Examination, *, all_known: bool) -> Iterator[Fin
         return
     for path in _left_in(plans, _WORKSPACE):
         found = "a plan that was not finished left it"
-        yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, examination, path))
+        yield mendable(
+            Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, examination, path)
+        )
     for path in _left_in(plans, _PLAN_NAME):
         if examination.context.ledger.plans.is_name_taken(source, path.name):
             continue
@@ -237,7 +316,9 @@ def home_leftovers(examination: Examination, *, all_known: bool) -> Iterator[Fin
             remedy = "left as it is: the store may have chunks of it"
             yield Finding(Kind.LEFTOVER, str(path), found, remedy, Actor.NOBODY)
         else:
-            yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, examination, path))
+            yield mendable(
+                Kind.LEFTOVER, str(path), found, "removed", partial(_remove_plan, examination, path)
+            )
 
 
 def _left_in(folder: Path, names: re.Pattern[str]) -> Sequence[Path]:
@@ -245,7 +326,9 @@ def _left_in(folder: Path, names: re.Pattern[str]) -> Sequence[Path]:
     if not folder.is_dir():
         return []
     with alone_in(folder) as alone:
-        return sorted(path for path in folder.iterdir() if names.fullmatch(path.name)) if alone else []
+        return (
+            sorted(path for path in folder.iterdir() if names.fullmatch(path.name)) if alone else []
+        )
 
 
 def _remove_plan(examination: Examination, path: Path) -> Mended:
@@ -263,11 +346,14 @@ def _remove_alone(path: Path) -> Mended:
         return _removed(path)
 
 
-# --- a store that is a folder ----------------------------------------------------------------------------------------
+# --- a store that is a folder
+# ----------------------------------------------------------------------------------------
 
 
 def half_copies(examination: Examination) -> Iterator[Finding]:
-    """Find what killed uploads of this source's chunks left in the store's folder; what is of other roots is reported only."""
+    """Find what killed uploads of this source's chunks left in the store's folder; what is of other
+    roots is reported only.
+    """
     context = examination.context
     if not isinstance(context.store, CopiesFiles):
         return
@@ -281,11 +367,21 @@ def half_copies(examination: Examination) -> Iterator[Finding]:
         if chunk is None:
             remedy = "remove it, unless another ledger keeps chunks in this folder"
             yield Finding(
-                Kind.LEFTOVER, str(path), "a copy into the store that is of no chunk of the ledger", remedy, Actor.OPERATOR
+                Kind.LEFTOVER,
+                str(path),
+                "a copy into the store that is of no chunk of the ledger",
+                remedy,
+                Actor.OPERATOR,
             )
         elif chunk.source == context.source and chunk_lease(chunk.name) not in held:
             found = f"a copy of chunk {chunk.name} that was not finished"
-            yield mendable(Kind.LEFTOVER, str(path), found, "removed", partial(_remove_half, examination, chunk.name, path))
+            yield mendable(
+                Kind.LEFTOVER,
+                str(path),
+                found,
+                "removed",
+                partial(_remove_half, examination, chunk.name, path),
+            )
 
 
 def _remove_half(examination: Examination, chunk: str, path: Path) -> Mended:

@@ -1,13 +1,15 @@
-"""The packing journal: which bytes of a staged chunk are safe, and what they are, so that the next run goes on from there.
+"""The packing journal: which bytes of a staged chunk are safe, and what they are, so that the next
+run goes on from there.
 
-A ChunkIO log beside the part, whose hashes tell which entries were written whole and are undamaged. An entry's content is
-MessagePack; its user data are its number, u64 LE, and 8 bytes of the SHA-256 of the journal's opening, so that no entry of
-another journal is taken for one of this. Entry 0 is the opening: it says which chunk, plan and version of the software the
-bytes are a function of. Each later one is a checkpoint: what became of the plan's next objects, how many bytes were durable
+A ChunkIO log beside the part, whose hashes tell which entries were written whole and are undamaged.
+An entry's content is MessagePack; its user data are its number, u64 LE, and 8 bytes of the SHA-256
+of the journal's opening, so that no entry of another journal is taken for one of this. Entry 0 is
+the opening: it says which chunk, plan and version of the software the bytes are a function of. Each
+later one is a checkpoint: what became of the plan's next objects, how many bytes were durable
 before it was written, and the Merkle tree where the last whole member ends.
 
-What is read is believed up to the first entry that breaks a rule; whether the staged bytes are those that it describes is
-for the packer to find out.
+What is read is believed up to the first entry that breaks a rule; whether the staged bytes are
+those that it describes is for the packer to find out.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -26,7 +28,12 @@ import pyarrow as pa
 from caf_pipeline.caf.archive import DEFAULT_LIMITS
 from caf_pipeline.formats.chunkio import LogEntry, LogReader, LogWriter
 from caf_pipeline.inventory.headers import ObjectHeaders
-from caf_pipeline.inventory.manifest import CHUNK_FORMAT, HEAD_SIZE_BYTES, MANIFEST_GROUP_ROWS, ChunkIdentity
+from caf_pipeline.inventory.manifest import (
+    CHUNK_FORMAT,
+    HEAD_SIZE_BYTES,
+    MANIFEST_GROUP_ROWS,
+    ChunkIdentity,
+)
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
 from caf_pipeline.packing.sink import staging_error, sync_data
@@ -36,25 +43,36 @@ JOURNAL_FORMAT: Final = 4
 """Of the entries. It grows with every change of them, and of how a member's bytes come to be."""
 
 MAX_ENTRY_BYTES: Final = 64 << 20
-"""A longer entry is not read: eight times what a checkpoint gathers before packing waits for it (`writer`)."""
+"""A longer entry is not read: eight times what a checkpoint gathers before packing waits for it
+(`writer`).
+"""
 
 MAX_OUTCOMES: Final = 40_000
-"""Of one checkpoint: twice what is gathered before packing waits, with room for what one flush adds."""
+"""Of one checkpoint: twice what is gathered before packing waits, with room for what one flush
+adds.
+"""
 
 MAX_JOURNAL_BYTES: Final = 8 << 30
-"""What lies beyond is not read: a million members with 8 KiB of headers each, the most that S3 takes."""
+"""What lies beyond is not read: a million members with 8 KiB of headers each, the most that S3
+takes.
+"""
 
 _USER_DATA: Final = struct.Struct("<Q8s")
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=DEFAULT_LIMITS.max_bytes)]
 _Sha256 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 _Crc64 = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
-_TreeState = Annotated[bytes, msgspec.Meta(max_length=8192)]  # 64 levels of 64 bytes and its head are less
+_TreeState = Annotated[
+    bytes, msgspec.Meta(max_length=8192)
+]  # 64 levels of 64 bytes and its head are less
 _Name = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Opening(msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=True, frozen=True):
-    """What a chunk's bytes are a function of, beside its objects. A journal of another opening is not resumed."""
+    """What a chunk's bytes are a function of, beside its objects.
+
+    A journal of another opening is not resumed.
+    """
 
     journal_format: int
     software: _Name
@@ -65,8 +83,11 @@ class Opening(msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=True
     compare_checksums: bool
 
 
-class PackedMember(msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=True, frozen=True, gc=False):
-    """An object that is in the chunk, at `[start_byte, end_byte)`, with the checksums that the manifest records.
+class PackedMember(
+    msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields=True, frozen=True, gc=False
+):
+    """An object that is in the chunk, at `[start_byte, end_byte)`, with the checksums that the
+    manifest records.
 
     No headers: it has none.
     """
@@ -79,14 +100,18 @@ class PackedMember(msgspec.Struct, array_like=True, tag=0, forbid_unknown_fields
     headers: ObjectHeaders | None = None
 
 
-class SkippedObject(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=True, frozen=True, gc=False):
+class SkippedObject(
+    msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=True, frozen=True, gc=False
+):
     """An object that was left out."""
 
     reason: SkipReason
     detail: str
 
 
-class OpenMember(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
+class OpenMember(
+    msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False
+):
     """A large object of which `size_bytes` are staged, with the SHA-256 of those."""
 
     size_bytes: _Size
@@ -97,13 +122,11 @@ class OpenMember(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
 class Checkpoint(msgspec.Struct, array_like=True, tag=1, forbid_unknown_fields=True, frozen=True):
     """What became of the plan's next objects, and how long the file is then.
 
-    Attributes:
-        outcomes: in plan order, from where the checkpoint before ended.
-        objects_sha256: over all objects of the plan that are accounted for by now (`add_to_digest`).
-        boundary: where the last whole member ends, and the open one begins.
-        tree: `MerkleTree.state(open_block=False)` at the boundary.
-        durable_bytes: so many bytes of the file were fsynced before this was written.
-        open: the object in whose middle that is.
+    Attributes: outcomes: in plan order, from where the checkpoint before ended. objects_sha256:
+        over all objects of the plan that are accounted for by now (`add_to_digest`). boundary:
+        where the last whole member ends, and the open one begins. tree:
+        `MerkleTree.state(open_block=False)` at the boundary. durable_bytes: so many bytes of the
+        file were fsynced before this was written. open: the object in whose middle that is.
     """
 
     outcomes: Annotated[list[PackedMember | SkippedObject], msgspec.Meta(max_length=MAX_OUTCOMES)]
@@ -119,12 +142,18 @@ _decoder: Final = msgspec.msgpack.Decoder(Opening | Checkpoint)
 
 
 def opening_of(
-    chunk: ChunkPlan, identity: ChunkIdentity, *, proof_type: int, limit_bytes: int, compare_checksums: bool
+    chunk: ChunkPlan,
+    identity: ChunkIdentity,
+    *,
+    proof_type: int,
+    limit_bytes: int,
+    compare_checksums: bool,
 ) -> Opening:
     """Return the opening of a packing of this chunk by this version of the software."""
     return Opening(
         journal_format=JOURNAL_FORMAT,
-        # What the bytes of a chunk depend on, by what each piece is known to change with: releases that change none of it resume.
+        # What the bytes of a chunk depend on, by what each piece is known to change with: releases
+        # that change none of it resume.
         software=f"{CHUNK_FORMAT} pyarrow {pa.__version__} row groups of {MANIFEST_GROUP_ROWS}",
         identity=_sha256_of(identity),
         chunk_row=_sha256_of(chunk),
@@ -139,10 +168,13 @@ def _sha256_of(record: ChunkIdentity | ChunkPlan) -> bytes:
 
 
 def add_to_digest(digest: RunningHash, planned: PlannedObject) -> None:
-    """Add a plan's next object to a running SHA-256, by which a journal is not read against other objects."""
+    """Add a plan's next object to a running SHA-256, by which a journal is not read against other
+    objects.
+    """
     obj, member = planned.object, planned.member.encode()
     digest.update(
-        b"%d %d %b%b%d %b\0" % (len(obj.key), len(member), obj.key, member, obj.size_bytes, obj.object_version.encode())
+        b"%d %d %b%b%d %b\0"
+        % (len(obj.key), len(member), obj.key, member, obj.size_bytes, obj.object_version.encode())
     )
     if planned.part:
         digest.update(b"%d %d\0" % (planned.part.start_byte, planned.part.end_byte))
@@ -150,14 +182,18 @@ def add_to_digest(digest: RunningHash, planned: PlannedObject) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a journal to go on from: the position behind an entry, and the number of the next."""
+    """A place in a journal to go on from: the position behind an entry, and the number of the
+    next.
+    """
 
     end: int = 0
     number: int = 0
 
 
 class Journal:
-    """The journal of a packing: read, then cut where it is right no more, and appended to. One thread at a time.
+    """The journal of a packing: read, then cut where it is right no more, and appended to.
+
+    One thread at a time.
 
     Attributes:
         path: of its file.
@@ -177,7 +213,11 @@ class Journal:
     def open(cls, path: Path, opening: Opening) -> Self:
         """Open a journal, or make an empty one: read it, then `go_on`. Raises StagingError."""
         try:
-            return cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), opening)
+            return cls(
+                path,
+                os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600),
+                opening,
+            )
         except OSError as error:
             raise staging_error(path, error) from error
 
@@ -189,10 +229,12 @@ class Journal:
         """Give the file back."""
         os.close(self._descriptor)
 
-    # --- reading ---------------------------------------------------------------------------------------------------
+    # --- reading
+    # --------------------------------------------------------------------------------
 
     def checkpoints(self) -> Iterator[tuple[Place, Checkpoint]]:
-        """Yield the checkpoints of the file's longest unbroken prefix, each with the place behind it.
+        """Yield the checkpoints of the file's longest unbroken prefix, each with the place behind
+        it.
 
         Nothing is raised for what is wrong with the file; `broken` says it. Memory is one entry.
 
@@ -214,7 +256,10 @@ class Journal:
         try:
             log = LogReader(self._read, min(self.found_bytes(), MAX_JOURNAL_BYTES))
             for entry in log.entries():
-                yield entry, log.content(entry) if entry.content_size_bytes <= MAX_ENTRY_BYTES else None
+                yield (
+                    entry,
+                    log.content(entry) if entry.content_size_bytes <= MAX_ENTRY_BYTES else None,
+                )
         except OSError as error:
             raise staging_error(self.path, error) from error
 
@@ -222,7 +267,12 @@ class Journal:
         return os.pread(self._descriptor, end - start, start)
 
     def _fault_of(
-        self, number: int, entry: LogEntry, content: bytes | None, says: Opening | Checkpoint | None, before: Checkpoint | None
+        self,
+        number: int,
+        entry: LogEntry,
+        content: bytes | None,
+        says: Opening | Checkpoint | None,
+        before: Checkpoint | None,
     ) -> str:
         """Say why an entry is not the next of the prefix; "" where it is."""
         if content is None:
@@ -237,7 +287,8 @@ class Journal:
             return f"its entry {number} contradicts those before it"
         return ""
 
-    # --- writing ---------------------------------------------------------------------------------------------------
+    # --- writing
+    # --------------------------------------------------------------------------------
 
     def go_on(self, place: Place) -> None:
         """Cut the journal behind a place of its prefix, durably, and append from there on.
@@ -255,7 +306,9 @@ class Journal:
         self._log = LogWriter(place.end)
 
     def append(self, says: Opening | Checkpoint) -> None:
-        """Append an entry; it is durable when this returns. After an error nothing more may be appended.
+        """Append an entry; it is durable when this returns.
+
+        After an error nothing more may be appended.
 
         Raises:
             StagingError: the disk is full, or the file cannot be written.
@@ -285,7 +338,9 @@ class Journal:
 
 
 def _decoded(content: bytes | None) -> Opening | Checkpoint | None:
-    """Return what an entry says; None where it is damaged, or says nothing that this version knows."""
+    """Return what an entry says; None where it is damaged, or says nothing that this version
+    knows.
+    """
     try:
         return _decoder.decode(content) if content is not None else None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -305,7 +360,8 @@ def _is_sound(said: Checkpoint, before: Checkpoint | None) -> bool:
         return False
     if before is None or said.outcomes or not before.open:
         return True
-    # Nothing was decided meanwhile: the open member has grown, or was begun again and has nothing staged.
+    # Nothing was decided meanwhile: the open member has grown, or was begun again and has nothing
+    # staged.
     return said.open is None or said.durable_bytes >= before.durable_bytes
 
 

@@ -1,9 +1,11 @@
-"""Replays what an earlier run packed of a chunk: takes from its journal only what the staged bytes confirm.
+"""Replays what an earlier run packed of a chunk: takes from its journal only what the staged bytes
+confirm.
 
-Each checkpoint is compared with the plan's objects and with the bytes themselves: lengths, SHA-256 of every member and of
-what is staged of an open one, the Merkle tree. The first that does not agree ends it; part and journal are cut behind the
-one before, and packing goes on there. What was open and rolled back later is not looked for: other bytes are there since.
-Memory is one checkpoint's, and a number for each that was open.
+Each checkpoint is compared with the plan's objects and with the bytes themselves: lengths, SHA-256
+of every member and of what is staged of an open one, the Merkle tree. The first that does not agree
+ends it; part and journal are cut behind the one before, and packing goes on there. What was open
+and rolled back later is not looked for: other bytes are there since. Memory is one checkpoint's,
+and a number for each that was open.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -79,16 +81,17 @@ def replay(
     head: bytes,
     take: Callable[[Outcomes], None],
 ) -> tuple[Reached, str]:
-    """Read what is staged into the sink as far as it is right, and cut part and journal there, durably.
+    """Read what is staged into the sink as far as it is right, and cut part and journal there,
+    durably.
 
-    Returns how far that is, and why it is nothing, or not all that the journal speaks of; "" where nothing is wrong.
+    Returns how far that is, and why it is nothing, or not all that the journal speaks of; "" where
+    nothing is wrong.
 
-    Args:
-        journal: of the part that the sink has opened.
-        sink: at its start; at the end of what is right when this returns.
-        objects: of the chunk, from its first; those that are accounted for are taken from it.
-        head: the head member's bytes, with which the part begins.
-        take: told the outcomes of each checkpoint that holds; may raise to end it all, and then both files are as they were.
+    Args: journal: of the part that the sink has opened. sink: at its start; at the end of what is
+        right when this returns. objects: of the chunk, from its first; those that are accounted for
+        are taken from it. head: the head member's bytes, with which the part begins. take: told the
+        outcomes of each checkpoint that holds; may raise to end it all, and then both files are as
+        they were.
 
     Raises:
         StagingError: a file cannot be read or cut.
@@ -104,7 +107,10 @@ def replay(
             said = msgspec.structs.replace(told, open=None) if place.number in given_up else told
             following = _verified(before, place, said, objects, sink)
             if following is None:
-                fault = f"its bytes are not those that entry {place.number - 1} of its journal describes"
+                fault = (
+                    f"its bytes are not those that entry {place.number - 1} of its journal "
+                    "describes"
+                )
                 break
             reached = before = following
             take([(next(objects), outcome) for outcome in said.outcomes])
@@ -119,7 +125,9 @@ def replay(
 
 
 def _given_up(journal: Journal) -> set[int]:
-    """Return the places, by number, of checkpoints whose open object was rolled back later: their bytes may be replaced."""
+    """Return the places, by number, of checkpoints whose open object was rolled back later: their
+    bytes may be replaced.
+    """
     given_up: set[int] = set()
     open_since: list[int] = []
     for place, said in journal.checkpoints():
@@ -132,8 +140,12 @@ def _given_up(journal: Journal) -> set[int]:
     return given_up
 
 
-def _verified(before: Reached, place: Place, said: Checkpoint, objects: ObjectQueue, sink: StagingSink) -> Reached | None:
-    """Read the bytes of a checkpoint into the sink; None where they, or the plan, do not agree with it."""
+def _verified(
+    before: Reached, place: Place, said: Checkpoint, objects: ObjectQueue, sink: StagingSink
+) -> Reached | None:
+    """Read the bytes of a checkpoint into the sink; None where they, or the plan, do not agree with
+    it.
+    """
     planned = objects.look(len(said.outcomes) + 1)
     if len(planned) < len(said.outcomes) + bool(said.open):
         return None
@@ -156,22 +168,35 @@ def _verified(before: Reached, place: Place, said: Checkpoint, objects: ObjectQu
 
 
 def _outcome_holds(
-    outcome: PackedMember | SkippedObject, planned: PlannedObject, going_on: OpenObject | None, sink: StagingSink
+    outcome: PackedMember | SkippedObject,
+    planned: PlannedObject,
+    going_on: OpenObject | None,
+    sink: StagingSink,
 ) -> bool:
     if isinstance(outcome, SkippedObject):
         return True
     if outcome.end_byte - outcome.start_byte != planned.size_bytes:
         return False
-    running = _read_into(going_on.sha256.copy() if going_on else hashlib.sha256(), sink, outcome.end_byte)
+    running = _read_into(
+        going_on.sha256.copy() if going_on else hashlib.sha256(), sink, outcome.end_byte
+    )
     return running is not None and running.digest() == outcome.sha256
 
 
 def _open_holds(
-    said: OpenMember, planned: PlannedObject, going_on: OpenObject | None, boundary: Mark, sink: StagingSink
+    said: OpenMember,
+    planned: PlannedObject,
+    going_on: OpenObject | None,
+    boundary: Mark,
+    sink: StagingSink,
 ) -> OpenObject | None:
     if not 0 < said.size_bytes < planned.size_bytes:
         return None
-    running = _read_into(going_on.sha256.copy() if going_on else hashlib.sha256(), sink, boundary.offset + said.size_bytes)
+    running = _read_into(
+        going_on.sha256.copy() if going_on else hashlib.sha256(),
+        sink,
+        boundary.offset + said.size_bytes,
+    )
     if running is None or running.digest() != said.sha256:
         return None
     return OpenObject(boundary, running, said.headers)

@@ -1,9 +1,11 @@
-"""Takes over what an earlier run left of a chunk's packing, so that no other run writes where this one resumes.
+"""Takes over what an earlier run left of a chunk's packing, so that no other run writes where this
+one resumes.
 
-A part and a journal of one epoch belong together. They get names of this lease's epoch in an order by which such a pair is
-there at every moment: first the journal is copied, then the part gets its new name. A part whose lock is free has no writer
-any more, and packing goes on in it. Where its writer still lives, asleep or not yet aware that its lease is lost, what is
-safe by the journal is copied, and the copy gets the name; the old writer's file is then its own alone.
+A part and a journal of one epoch belong together. They get names of this lease's epoch in an order
+by which such a pair is there at every moment: first the journal is copied, then the part gets its
+new name. A part whose lock is free has no writer any more, and packing goes on in it. Where its
+writer still lives, asleep or not yet aware that its lease is lost, what is safe by the journal is
+copied, and the copy gets the name; the old writer's file is then its own alone.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -24,11 +26,19 @@ from caf_pipeline.system.atomic_files import sync_file, sync_folder
 _COPY_BYTES: Final = 64 << 20
 """Copied at once, so that a lost lease ends a copy within a second."""
 
-_NOT_COPIED_BY_THE_KERNEL: Final = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
+_NOT_COPIED_BY_THE_KERNEL: Final = (
+    errno.EXDEV,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.EINVAL,
+    errno.EPERM,
+)
 
 
 def find_left(files: Sequence[StagedFile]) -> tuple[PartFile | None, str]:
-    """Open the part of the newest pair among a chunk's files; None, and why, where none of its parts is to be resumed."""
+    """Open the part of the newest pair among a chunk's files; None, and why, where none of its
+    parts is to be resumed.
+    """
     found = [file for file in files if not file.path.is_symlink()]
     journaled = {file.epoch for file in found if file.kind == "journal"}
     # A packing that was finished and not recorded is a part like any other.
@@ -42,8 +52,11 @@ def find_left(files: Sequence[StagedFile]) -> tuple[PartFile | None, str]:
     return None, "its part has no journal" if parts else ""
 
 
-def take_over(left: PartFile, part: Path, opening: Opening, check: Callable[[], None]) -> PartFile | None:
-    """Make a part that was left, and its journal, this lease's own; return it, or None where it went away meanwhile.
+def take_over(
+    left: PartFile, part: Path, opening: Opening, check: Callable[[], None]
+) -> PartFile | None:
+    """Make a part that was left, and its journal, this lease's own; return it, or None where it
+    went away meanwhile.
 
     Args:
         left: what `find_left` found; this function's to close, or is returned.
@@ -97,7 +110,9 @@ def _safe_bytes(path: Path, opening: Opening) -> int:
 
 
 def _copy(source: int, target: int, size_bytes: int, check: Callable[[], None]) -> None:
-    """Copy the first bytes of a file, by the kernel where it can: it shares them between the files where these can be shared."""
+    """Copy the first bytes of a file, by the kernel where it can: it shares them between the files
+    where these can be shared.
+    """
     position = 0
     by_kernel = hasattr(os, "copy_file_range")
     while position < size_bytes:

@@ -1,7 +1,9 @@
-"""Writes the packing journal while packing goes on, and makes packing wait only where a crash would lose too much.
+"""Writes the packing journal while packing goes on, and makes packing wait only where a crash would
+lose too much.
 
-A checkpoint is taken when enough bytes, objects or seconds have passed. A thread of its own makes the staged bytes durable,
-then appends the entry; packing goes on meanwhile, until more than a bounded amount of work is not yet safe.
+A checkpoint is taken when enough bytes, objects or seconds have passed. A thread of its own makes
+the staged bytes durable, then appends the entry; packing goes on meanwhile, until more than a
+bounded amount of work is not yet safe.
 
 Source: docs/decisions/0010-the-packing-journal.md.
 """
@@ -29,14 +31,20 @@ from caf_pipeline.settings import PackingSettings
 from caf_pipeline.system.hashes import RunningHash
 
 LOST_BYTES: Final = 256 << 20
-"""What a kill may cost at most, GETs under way included: fetched in a few seconds wherever it matters."""
+"""What a kill may cost at most, GETs under way included: fetched in a few seconds wherever it
+matters.
+"""
 
 LEAST_AHEAD_BYTES: Final = 64 << 20
-"""How far packing may always be ahead of the journal: a checkpoint's worth, so that it need not wait for each."""
+"""How far packing may always be ahead of the journal: a checkpoint's worth, so that it need not
+wait for each.
+"""
 
 
 LARGEST_PART_BYTES: Final = 32 << 20
-"""A GET that a kill ends is lost as a whole: two of these, the least ahead and a window of four are `LOST_BYTES`."""
+"""A GET that a kill ends is lost as a whole: two of these, the least ahead and a window of four are
+`LOST_BYTES`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +69,40 @@ class CheckpointPace:
 
 
 def pace_of(settings: PackingSettings) -> CheckpointPace:
-    """Return the pace by which a kill costs at most `LOST_BYTES`, the window of GETs under way included."""
-    return CheckpointPace(ahead_bytes=LOST_BYTES - window_of(settings) - _fetched_unwritten_bytes(settings))
+    """Return the pace by which a kill costs at most `LOST_BYTES`, the window of GETs under way
+    included.
+    """
+    return CheckpointPace(
+        ahead_bytes=LOST_BYTES - window_of(settings) - _fetched_unwritten_bytes(settings)
+    )
 
 
 def window_of(settings: PackingSettings) -> int:
     """Return the window of GETs under way: as set, but no more than may be lost."""
-    return min(settings.window_size, LOST_BYTES - LEAST_AHEAD_BYTES - _fetched_unwritten_bytes(settings))
+    return min(
+        settings.window_size, LOST_BYTES - LEAST_AHEAD_BYTES - _fetched_unwritten_bytes(settings)
+    )
 
 
 def part_of(settings: PackingSettings) -> int:
-    """Return the size of one ranged GET: as set, but no more than what may be lost has room for, beside window and pace."""
+    """Return the size of one ranged GET: as set, but no more than what may be lost has room for,
+    beside window and pace.
+    """
     return min(settings.part_size, LARGEST_PART_BYTES)
 
 
 def _fetched_unwritten_bytes(settings: PackingSettings) -> int:
-    """Return the bytes outside the window that are fetched and not yet safe: a part that left it, and one being written."""
+    """Return the bytes outside the window that are fetched and not yet safe: a part that left it,
+    and one being written.
+    """
     return 2 * part_of(settings)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenObject:
-    """A large object that is partly in the sink: where it begins, and the running SHA-256 of what is there."""
+    """A large object that is partly in the sink: where it begins, and the running SHA-256 of what
+    is there.
+    """
 
     mark: Mark
     sha256: RunningHash
@@ -108,9 +128,17 @@ class Checkpoints:
     """
 
     def __init__(
-        self, journal: Journal, sink: StagingSink, pace: CheckpointPace, *, objects_digest: RunningHash, resumed_bytes: int
+        self,
+        journal: Journal,
+        sink: StagingSink,
+        pace: CheckpointPace,
+        *,
+        objects_digest: RunningHash,
+        resumed_bytes: int,
     ) -> None:
-        """Go on behind `resumed_bytes` of the sink, which the journal holds already, and the objects in the digest."""
+        """Go on behind `resumed_bytes` of the sink, which the journal holds already, and the
+        objects in the digest.
+        """
         self.kept_bytes = resumed_bytes
         self.holds = resumed_bytes > 0
         self._journal = journal
@@ -130,27 +158,35 @@ class Checkpoints:
         """Bytes of the staged file that a next run would keep; 0 where it would begin again."""
         return self.kept_bytes if self.holds else 0
 
-    # --- what happens ----------------------------------------------------------------------------------------------
+    # --- what happens
+    # --------------------------------------------------------------------------------
 
     def begin_member(self, opened: OpenObject) -> None:
         """A large object is written, from its mark on."""
         self._open = opened
 
     def done(self, planned: PlannedObject, outcome: PackedMember | SkippedObject) -> None:
-        """An object is whole in the sink, or it is left out and nothing of it is in the sink any more."""
+        """An object is whole in the sink, or it is left out and nothing of it is in the sink any
+        more.
+        """
         self._open = None
         add_to_digest(self._objects_digest, planned)
         self._outcomes.append(outcome)
         self._outcomes_bytes += len(msgspec.msgpack.encode(outcome))
 
     def rolled_back(self) -> None:
-        """The sink was rolled back: where the journal lists bytes that are gone, an entry says so before others follow."""
+        """The sink was rolled back: where the journal lists bytes that are gone, an entry says so
+        before others follow.
+        """
         self._open = None
         if self._under_way or self.kept_bytes > self._sink.size_bytes:
             self.save()
 
     def reached(self) -> None:
-        """Take a checkpoint if one is due, and wait while too much is not safe. Raises StagingError where one failed."""
+        """Take a checkpoint if one is due, and wait while too much is not safe.
+
+        Raises StagingError where one failed.
+        """
         if self._under_way and self._under_way.done.done():
             self._wait()
         if not self._under_way and self._due():
@@ -167,13 +203,21 @@ class Checkpoints:
         self._wait()
 
     def end(self, *, save: bool) -> None:
-        """End the journal after a failure. With `save`, a last checkpoint is written, if that is still possible."""
+        """End the journal after a failure.
+
+        With `save`, a last checkpoint is written, if that is still possible.
+        """
         try:
             self._wait()
-            if save and not self._failed and (self._outcomes or self._sink.size_bytes > self.kept_bytes):
+            if (
+                save
+                and not self._failed
+                and (self._outcomes or self._sink.size_bytes > self.kept_bytes)
+            ):
                 self.save()
         except StagingError:
-            self._failed = True  # the packing has its error already, and the journal holds up to where it stands
+            # the packing has its error already, and the journal holds up to where it stands
+            self._failed = True
         if self._failed:
             self._journal.cut()
 
@@ -181,7 +225,8 @@ class Checkpoints:
         """Give the thread back; waits for a checkpoint under way."""
         self._writer.shutdown(cancel_futures=True)
 
-    # --- checkpoints -----------------------------------------------------------------------------------------------
+    # --- checkpoints
+    # --------------------------------------------------------------------------------
 
     def _due(self) -> bool:
         pace = self._pace
@@ -204,7 +249,10 @@ class Checkpoints:
             self._sink.size_bytes - self.kept_bytes > pace.ahead_bytes
             or len(self._outcomes) >= 2 * pace.due_outcomes
             or self._outcomes_bytes >= 2 * pace.due_outcomes_bytes
-            or (self._under_way is not None and time.monotonic() - self._under_way.since > pace.ahead_seconds)
+            or (
+                self._under_way is not None
+                and time.monotonic() - self._under_way.since > pace.ahead_seconds
+            )
         )
 
     def _take(self) -> None:
@@ -213,7 +261,9 @@ class Checkpoints:
         boundary = opened.mark if opened else now
         inside = None
         if opened and now.offset > boundary.offset:
-            inside = OpenMember(now.offset - boundary.offset, opened.sha256.digest(), opened.headers)
+            inside = OpenMember(
+                now.offset - boundary.offset, opened.sha256.digest(), opened.headers
+            )
         outcomes, self._outcomes, self._outcomes_bytes = self._outcomes, [], 0
         objects_sha256 = self._objects_digest.digest()
         holds = bool(outcomes or inside) or self.holds
@@ -224,9 +274,13 @@ class Checkpoints:
             except OSError as error:
                 raise staging_error(self._sink.part.path, error) from error
             state = boundary.closed_state()
-            self._journal.append(Checkpoint(outcomes, objects_sha256, boundary.offset, state, now.offset, inside))
+            self._journal.append(
+                Checkpoint(outcomes, objects_sha256, boundary.offset, state, now.offset, inside)
+            )
 
-        self._under_way = _UnderWay(self._since, now.offset, holds, self._writer.submit(make_durable))
+        self._under_way = _UnderWay(
+            self._since, now.offset, holds, self._writer.submit(make_durable)
+        )
         self._since = time.monotonic()
 
     def _wait(self) -> None:

@@ -1,4 +1,6 @@
-"""The type of boto3's S3 client, which only a type checker has: the stubs are not installed with this package."""
+"""The type of boto3's S3 client, which only a type checker has: the stubs are not installed with
+this package.
+"""
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 

@@ -1,6 +1,8 @@
-"""What S3's answers mean (404, 412, 503, …): one table from its codes to errors and skip reasons; what is retried.
+"""What S3's answers mean (404, 412, 503, …): one table from its codes to errors and skip reasons;
+what is retried.
 
-Source: "List of error codes" in the Amazon S3 API Reference; botocore's own list of transient codes.
+Source: "List of error codes" in the Amazon S3 API Reference; botocore's own list of transient
+codes.
 """
 
 import re
@@ -47,21 +49,26 @@ from caf_pipeline.waits import UNANSWERED_SECONDS, OpenWait, Waits
 
 FIRST_WAIT_SECONDS: Final = 0.25
 MAX_WAIT_SECONDS: Final = 20.0
-"""The wait before the n-th retry is random, up to the first doubled n times, at most this (botocore's own limit)."""
+"""The wait before the n-th retry is random, up to the first doubled n times, at most this
+(botocore's own limit).
+"""
 
 T = TypeVar("T")
 
 
 _SAID_BY_CRT: Final = {
     # What S3 said is not in these errors, nor the status.
-    "AWS_ERROR_S3_INTERNAL_ERROR": "the server has an error of its own (InternalError, or HTTP status 500, 502 or 504)",
+    "AWS_ERROR_S3_INTERNAL_ERROR": "the server has an error of its own (InternalError, or HTTP "
+    "status 500, 502 or 504)",
     "AWS_ERROR_S3_SLOW_DOWN": "the server asks for fewer requests (SlowDown, or HTTP status 503)",
     "AWS_ERROR_S3_REQUEST_TIMEOUT": "the server did not get the request in time (RequestTimeout)",
     # What comes is not what was asked for.
     "AWS_ERROR_DEST_COPY_TOO_SMALL": "more bytes came than were asked for",
     "AWS_ERROR_S3_MISSING_ETAG": "the answer has no ETag",
-    "AWS_ERROR_S3_MISSING_CONTENT_RANGE_HEADER": "the answer does not say which part of the object it is",
-    "AWS_ERROR_S3_INVALID_CONTENT_RANGE_HEADER": "the answer does not say which part of the object it is",
+    "AWS_ERROR_S3_MISSING_CONTENT_RANGE_HEADER": "the answer does not say which part of the object "
+    "it is",
+    "AWS_ERROR_S3_INVALID_CONTENT_RANGE_HEADER": "the answer does not say which part of the object "
+    "it is",
 }
 
 
@@ -70,11 +77,12 @@ class WrongBody(Exception):
 
 
 class InvalidXml(Exception):
-    """An answer with a status of success whose body is not valid S3 XML. The message says what is wrong with the body.
+    """An answer with a status of success whose body is not valid S3 XML.
 
-    Attributes:
-        is_page: the server calls the body HTML.
-        has_doctype: the body has a document type declaration, which S3 never sends. Entity bombs and XXE need one.
+    The message says what is wrong with the body.
+
+    Attributes: is_page: the server calls the body HTML. has_doctype: the body has a document type
+        declaration, which S3 never sends. Entity bombs and XXE need one.
     """
 
     def __init__(self, wrong: str, *, is_page: bool, has_doctype: bool = False) -> None:
@@ -85,7 +93,9 @@ class InvalidXml(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BucketAddress:
-    """What errors say of where they happened: the source's name in the settings, for hints; the bucket; the server's URL."""
+    """What errors say of where they happened: the source's name in the settings, for hints; the
+    bucket; the server's URL.
+    """
 
     source: str
     bucket: str
@@ -107,7 +117,10 @@ class BucketAddress:
         """Where credentials come from."""
         keys = f"{self._variable}ACCESS_KEY_ID and {self._variable}SECRET_ACCESS_KEY"
         how = " (with 'env', since a shell's own names have no '-')" if "-" in self.source else ""
-        return f"set {keys}{how}, or those of AWS, or {self.setting('profile')}, or anonymous = true for a public bucket"
+        return (
+            f"set {keys}{how}, or those of AWS, or {self.setting('profile')}, or anonymous = "
+            "true for a public bucket"
+        )
 
     def key_hint(self, name: str) -> str:
         """Return where half a pair of keys comes from, e.g. `ACCESS_KEY_ID`."""
@@ -150,7 +163,9 @@ _NO_CREDENTIALS: Final = (
     LoginError,
 )
 
-_REDIRECTS: Final = frozenset({"PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException", "301", "307"})
+_REDIRECTS: Final = frozenset(
+    {"PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException", "301", "307"}
+)
 _EXPECTED_REGION: Final = re.compile(r"expecting '([a-z0-9-]{1,63})'")
 _REGION: Final = re.compile(r"[a-z0-9-]{1,63}")
 
@@ -161,8 +176,8 @@ _REASONS: Final[dict[str, SkipReason]] = {
     "MethodNotAllowed": SkipReason.DELETED,  # a GET of a delete marker by its version id
     "InvalidObjectState": SkipReason.COLD_STORAGE,
     "AccessDenied": SkipReason.ACCESS_DENIED,
-    # The key is disabled, deleted or unknown: somebody has to bring it back. Where the key is there and only the permission
-    # to use it is missing, S3 says AccessDenied.
+    # The key is disabled, deleted or unknown: somebody has to bring it back. Where the key is there
+    # and only the permission to use it is missing, S3 says AccessDenied.
     "KMS.DisabledException": SkipReason.NEEDS_KEY,
     "KMS.NotFoundException": SkipReason.NEEDS_KEY,
     "KMS.KMSInvalidStateException": SkipReason.NEEDS_KEY,
@@ -201,7 +216,9 @@ _TRANSIENT_STATUS: Final = frozenset({408, 429, 500, 502, 503, 504, 509, 520, 52
 
 
 def code_of(error: ClientError) -> str:
-    """Return S3's code, or the status as text where the answer had none (that to a HEAD has no body)."""
+    """Return S3's code, or the status as text where the answer had none (that to a HEAD has no
+    body).
+    """
     return str(error.response.get("Error", {}).get("Code") or status_of(error))
 
 
@@ -216,7 +233,9 @@ def is_transient(error: BaseException) -> bool:
         return code_of(error) in _TRANSIENT or status_of(error) in _TRANSIENT_STATUS
     if isinstance(error, InvalidXml):
         return not error.has_doctype  # else the body may have been cut off
-    failed = isinstance(error, WrongBody | NoConnection | HTTPClientError | IncompleteReadError | AwsCrtError)
+    failed = isinstance(
+        error, WrongBody | NoConnection | HTTPClientError | IncompleteReadError | AwsCrtError
+    )
     return failed and not reason_of(error).lasts
 
 
@@ -242,7 +261,9 @@ class Asking:
             return answer
 
     def retried(self, call: Callable[[], T]) -> T:
-        """Return what `call` does, trying it again while it fails transiently; its last error is raised."""
+        """Return what `call` does, trying it again while it fails transiently; its last error is
+        raised.
+        """
         try:
             return call()  # nearly always; tenacity costs as much CPU as a small GET
         except Exception as error:
@@ -271,10 +292,20 @@ class Asking:
 @cache
 def _said_while_waiting(at: BucketAddress, attempts: int) -> tuple[str, str]:
     times = f"{attempts} attempts" if attempts > 1 else "one attempt"
-    return f"an answer of {at}, which is asked again and again", f"an answer ends it, or {times} without one"
+    return (
+        f"an answer of {at}, which is asked again and again",
+        f"an answer ends it, or {times} without one",
+    )
 
 
-ASKING_FAILED: Final = (ClientError, BotoCoreError, ResponseParserError, AwsCrtError, WrongBody, InvalidXml)
+ASKING_FAILED: Final = (
+    ClientError,
+    BotoCoreError,
+    ResponseParserError,
+    AwsCrtError,
+    WrongBody,
+    InvalidXml,
+)
 """What the two functions below translate."""
 
 
@@ -286,13 +317,18 @@ def source_error(error: Exception, at: BucketAddress) -> CafError:  # noqa: PLR0
     if isinstance(error, NoConnection | HTTPClientError | IncompleteReadError):
         reason = reason_of(error, at.endpoint)
         kind = SourceError if reason.lasts else SourceUnreachable
-        return kind(f"the S3 endpoint {at.endpoint} {reason}", hint=hint_for(reason, at.setting("endpoint_url")) or _TRUST)
+        return kind(
+            f"the S3 endpoint {at.endpoint} {reason}",
+            hint=hint_for(reason, at.setting("endpoint_url")) or _TRUST,
+        )
     if isinstance(error, ClientError) and not is_transient(error):
         return _listing_refused(error, at)
     if (isinstance(error, ClientError) and code_of(error).isdigit() and _is_page(error)) or (
         isinstance(error, InvalidXml) and error.is_page
     ):
-        return SourceUnreachable(f"what listens at {at.endpoint} is not S3, or is out of order: {_PAGE}", hint=_api(at))
+        return SourceUnreachable(
+            f"what listens at {at.endpoint} is not S3, or is out of order: {_PAGE}", hint=_api(at)
+        )
     if isinstance(error, InvalidXml):
         kind = ListingRefused if error.has_doctype else SourceUnreachable
         return kind(f"{at} answers with a body that is not valid S3 XML: {error}", hint=_api(at))
@@ -308,13 +344,17 @@ def not_s3(found: str, at: BucketAddress) -> CafError:
     """Return the error for an endpoint that answers as no S3 API does."""
     if speaks_only_tls(at.endpoint):
         return SourceError(
-            f"the S3 endpoint {at.endpoint} {Reason.ONLY_TLS}", hint=hint_for(Reason.ONLY_TLS, at.setting("endpoint_url"))
+            f"the S3 endpoint {at.endpoint} {Reason.ONLY_TLS}",
+            hint=hint_for(Reason.ONLY_TLS, at.setting("endpoint_url")),
         )
     return ListingRefused(f"what listens at {at.endpoint} is not S3: {found}", hint=_api(at))
 
 
 def _api(at: BucketAddress) -> str:
-    return f"{at.setting('endpoint_url')} must be the address of an S3 API: many servers have a web page at another port"
+    return (
+        f"{at.setting('endpoint_url')} must be the address of an S3 API: many servers have a "
+        "web page at another port"
+    )
 
 
 def _is_page(error: ClientError) -> bool:
@@ -326,7 +366,8 @@ def _listing_refused(error: ClientError, at: BucketAddress) -> CafError:
     if code_of(error).isdigit():  # an answer without an error code of S3, or to a HEAD
         if 300 <= status < 400 and (location := _headers(error).get("location")):
             return ListingRefused(
-                f"{at} redirects to {location[:200]}", hint=f"set {at.setting('endpoint_url')} to where the S3 API is"
+                f"{at} redirects to {location[:200]}",
+                hint=f"set {at.setting('endpoint_url')} to where the S3 API is",
             )
         if status != 403 or _is_page(error):
             what = _PAGE if _is_page(error) else "it answers"
@@ -334,7 +375,8 @@ def _listing_refused(error: ClientError, at: BucketAddress) -> CafError:
     if code_of(error) in ("AccessDenied", "403"):
         return SourceDenied(
             f"{at} may not be listed with these credentials",
-            hint=f"grant s3:ListBucket, s3:ListBucketVersions and s3:GetObject on '{at.bucket}', or check the credentials",
+            hint=f"grant s3:ListBucket, s3:ListBucketVersions and s3:GetObject on '{at.bucket}', "
+            "or check the credentials",
         )
     return ListingRefused(
         f"{at} refuses to be listed: {code_of(error)} (HTTP status {status_of(error)})",
@@ -351,8 +393,13 @@ def object_error(error: Exception, at: BucketAddress, key: bytes) -> CafError:
     if isinstance(error, ClientError):
         if reason := _reason(error):
             return unavailable(reason, at, key)
-        return ObjectReadFailed(f"{name} cannot be read: {code_of(error)} (HTTP status {status_of(error)})")
-    said = _SAID_BY_CRT.get(getattr(error, "name", "")) or f"the server {reason_of(error, at.endpoint)}"
+        return ObjectReadFailed(
+            f"{name} cannot be read: {code_of(error)} (HTTP status {status_of(error)})"
+        )
+    said = (
+        _SAID_BY_CRT.get(getattr(error, "name", ""))
+        or f"the server {reason_of(error, at.endpoint)}"
+    )
     if isinstance(error, WrongBody):
         said = str(error)
     return ObjectReadFailed(f"{name} cannot be read from {at.endpoint}: {said}")
@@ -366,24 +413,32 @@ def unavailable(reason: SkipReason, at: BucketAddress, key: bytes) -> ObjectUnav
 def _reason(error: ClientError) -> SkipReason | None:
     reason = _REASONS.get(code_of(error)) or _REASONS.get(str(status_of(error)))
     if reason is None and code_of(error) == "InvalidRequest":
-        # Of S3's many invalid requests, the one for SSE-C is told by its words only: "The object was stored using a form of
-        # Server Side Encryption. The correct parameters must be provided to retrieve the object."
+        # Of S3's many invalid requests, the one for SSE-C is told by its words only: "The object
+        # was stored using a form of Server Side Encryption. The correct parameters must be provided
+        # to retrieve the object."
         words = str(error.response.get("Error", {}).get("Message", "")).lower().replace("-", " ")
         return SkipReason.NEEDS_KEY if "server side encryption" in words else None
     return reason
 
 
 def concerns_all(error: Exception, at: BucketAddress) -> bool:
-    """Tell whether no request to this source can succeed: wrong credentials, no such bucket, another region."""
+    """Tell whether no request to this source can succeed: wrong credentials, no such bucket,
+    another region.
+    """
     return _known_source_error(error, at) is not None
 
 
 def _known_source_error(error: Exception, at: BucketAddress) -> CafError | None:
     """Return the error where listing and reading fail alike."""
     if isinstance(error, NoCredentialsError):
-        return SourceDenied(f"there are no usable credentials for {at}: none were found", hint=at.credentials_hint)
+        return SourceDenied(
+            f"there are no usable credentials for {at}: none were found", hint=at.credentials_hint
+        )
     if isinstance(error, _NO_CREDENTIALS):
-        return SourceDenied(f"there are no usable credentials for {at}: {first_line(error)}", hint=at.credentials_hint)
+        return SourceDenied(
+            f"there are no usable credentials for {at}: {first_line(error)}",
+            hint=at.credentials_hint,
+        )
     if isinstance(error, ParamValidationError):
         return SettingsError(f"{at.setting('bucket')}: '{at.bucket}' is not the name of a bucket")
     return _known_code(error, at) if isinstance(error, ClientError) else None
@@ -392,15 +447,21 @@ def _known_source_error(error: Exception, at: BucketAddress) -> CafError | None:
 def _known_code(error: ClientError, at: BucketAddress) -> CafError | None:  # noqa: PLR0911 - one for each
     code, region = code_of(error), _other_region(error)
     if code == "RequestTimeTooSkewed":
-        return SourceDenied(f"{at} refuses requests, since this machine's clock is wrong", hint="set the machine's clock right")
+        return SourceDenied(
+            f"{at} refuses requests, since this machine's clock is wrong",
+            hint="set the machine's clock right",
+        )
     if code in ("InvalidAccessKeyId", "InvalidClientTokenId"):
         return SourceDenied(
-            f"{at} refuses the access key: it does not know it ({code})", hint=f"check {at.key_hint('ACCESS_KEY_ID')}"
+            f"{at} refuses the access key: it does not know it ({code})",
+            hint=f"check {at.key_hint('ACCESS_KEY_ID')}",
         )
     if code == "SignatureDoesNotMatch":
         return SourceDenied(
-            f"{at} refuses the signature ({code}): the secret key does not belong to the access key",
-            hint=f"check {at.key_hint('SECRET_ACCESS_KEY')}; some servers say the same of a wrong {at.setting('region')}",
+            f"{at} refuses the signature ({code}): the secret key does not belong to the access "
+            "key",
+            hint=f"check {at.key_hint('SECRET_ACCESS_KEY')}; some servers say the same of a wrong "
+            f"{at.setting('region')}",
         )
     if code == "AuthorizationHeaderMalformed" and region:
         return _elsewhere(region, at)
@@ -414,7 +475,9 @@ def _known_code(error: ClientError, at: BucketAddress) -> CafError | None:  # no
 
 
 def _elsewhere(region: str, at: BucketAddress) -> SourceError:
-    where, own = (f"region '{region}'", f"'{region}'") if region else ("another region", "the bucket's own")
+    where, own = (
+        (f"region '{region}'", f"'{region}'") if region else ("another region", "the bucket's own")
+    )
     return SourceError(f"{at} is in {where}", hint=f"set {at.setting('region')} to {own}")
 
 
@@ -422,7 +485,12 @@ def _other_region(error: ClientError) -> str:
     """Return the region that an answer says the bucket is in, "" where it says none."""
     told = error.response.get("Error", {})
     expected = _EXPECTED_REGION.search(str(told.get("Message", "")))
-    region = str(_headers(error).get("x-amz-bucket-region") or told.get("Region") or (expected and expected[1]) or "")
+    region = str(
+        _headers(error).get("x-amz-bucket-region")
+        or told.get("Region")
+        or (expected and expected[1])
+        or ""
+    )
     return region if _REGION.fullmatch(region) else ""
 
 
@@ -432,7 +500,9 @@ def _headers(error: ClientError) -> Mapping[str, str]:
 
 def missing_bucket(at: BucketAddress) -> BucketMissing:
     """Return the error of a bucket that is not there."""
-    return BucketMissing(f"there is no {at}", hint=f"check {at.setting('bucket')} and {at.setting('endpoint_url')}")
+    return BucketMissing(
+        f"there is no {at}", hint=f"check {at.setting('bucket')} and {at.setting('endpoint_url')}"
+    )
 
 
 _PAGE: Final = "it answers with a web page"

@@ -1,8 +1,8 @@
 """GETs of exactly one identity, and HEADs where no body is wanted.
 
-A GET brings S3's own checksum along where it is of the whole object and the listing named one, or the source has reports, which
-need not name them; an object that is read in parts and has a named one costs a HEAD for it.
-Source: GetObject and HeadObject in the Amazon S3 API Reference.
+A GET brings S3's own checksum along where it is of the whole object and the listing named one, or
+the source has reports, which need not name them; an object that is read in parts and has a named
+one costs a HEAD for it. Source: GetObject and HeadObject in the Amazon S3 API Reference.
 """
 
 import base64
@@ -47,19 +47,18 @@ _KEPT: Final = (
 _METADATA: Final = "x-amz-meta-"
 
 STALLED_SECONDS: Final = 20.0
-"""Without the end of any GET of the source, it is said that an answer is waited for: one part takes long on a slow line."""
+"""Without the end of any GET of the source, it is said that an answer is waited for: one part takes
+long on a slow line.
+"""
 
 
 @dataclass(frozen=True)
 class S3ObjectReader:
     """How objects of one source are read.
 
-    Attributes:
-        client: of the HEADs.
-        gets: of the GETs.
-        asking: of one request.
-        extra: parameters of every request of boto3, e.g. who pays.
-        has_reports: whether an object of which no checksum is named may have one: a report need not have that column.
+    Attributes: client: of the HEADs. gets: of the GETs. asking: of one request. extra: parameters
+        of every request of boto3, e.g. who pays. has_reports: whether an object of which no
+        checksum is named may have one: a report need not have that column.
     """
 
     client: S3Client
@@ -94,9 +93,15 @@ class S3ObjectReader:
         try:
             answer = self._ask(obj, start_byte, end_byte).answer()
         except UnreadableHeader:
-            more: dict[str, Any] = {} if _is_whole(obj, start_byte, end_byte) else {"Range": _range(start_byte, end_byte)}
+            more: dict[str, Any] = (
+                {}
+                if _is_whole(obj, start_byte, end_byte)
+                else {"Range": _range(start_byte, end_byte)}
+            )
             given: Any = self.client.get_object(**self._identity(obj), **more)
-            with closing(given["Body"]) as stream:  # the body's own context gives a stream whose errors are not botocore's
+            with closing(
+                given["Body"]
+            ) as stream:  # the body's own context gives a stream whose errors are not botocore's
                 answer = GetAnswer(given["ResponseMetadata"]["HTTPHeaders"], stream.read())
         return self.checked(obj, start_byte, end_byte, answer)
 
@@ -106,14 +111,28 @@ class S3ObjectReader:
             headers["Range"] = _range(start_byte, end_byte)
         elif self._algorithms(obj):
             headers["x-amz-checksum-mode"] = "ENABLED"
-        return self.gets.begin(obj.key.decode(), version_id=_version(obj), headers=headers, size_bytes=end_byte - start_byte)
+        return self.gets.begin(
+            obj.key.decode(),
+            version_id=_version(obj),
+            headers=headers,
+            size_bytes=end_byte - start_byte,
+        )
 
-    def checked(self, obj: S3Object, start_byte: int, end_byte: int, answer: GetAnswer) -> ObjectPart:
-        """Return the part that was asked for; raises WrongBody where the answer is of other bytes."""
+    def checked(
+        self, obj: S3Object, start_byte: int, end_byte: int, answer: GetAnswer
+    ) -> ObjectPart:
+        """Return the part that was asked for; raises WrongBody where the answer is of other
+        bytes.
+        """
         whole = _is_whole(obj, start_byte, end_byte)
         _require_bytes(obj, start_byte, end_byte, answer)
-        found = (_checksum(algorithm, answer.headers) for algorithm in (self._algorithms(obj) if whole else ()))
-        return ObjectPart(answer.body, _object_headers(answer.headers), next(filter(None, found), None))
+        found = (
+            _checksum(algorithm, answer.headers)
+            for algorithm in (self._algorithms(obj) if whole else ())
+        )
+        return ObjectPart(
+            answer.body, _object_headers(answer.headers), next(filter(None, found), None)
+        )
 
     def _algorithms(self, obj: S3Object) -> Collection[str]:
         """Return the algorithms of which the object may have a checksum over all of it."""
@@ -127,10 +146,18 @@ class S3ObjectReader:
         if isinstance(answer, ClientError):
             raise object_error(answer, self.at, obj.key) from answer
         # To the second: HTTP tells no less of a time, and a listing may.
-        if answer["LastModified"].replace(microsecond=0) != obj.last_modified.replace(microsecond=0):
+        if answer["LastModified"].replace(microsecond=0) != obj.last_modified.replace(
+            microsecond=0
+        ):
             raise unavailable(SkipReason.CHANGED, self.at, obj.key)
-        checksums = (_checksum(algorithm, answer["ResponseMetadata"]["HTTPHeaders"]) for algorithm in _ALGORITHMS)
-        return ObjectHead(headers_of(answer), {checksum.algorithm: checksum.digest for checksum in checksums if checksum})
+        checksums = (
+            _checksum(algorithm, answer["ResponseMetadata"]["HTTPHeaders"])
+            for algorithm in _ALGORITHMS
+        )
+        return ObjectHead(
+            headers_of(answer),
+            {checksum.algorithm: checksum.digest for checksum in checksums if checksum},
+        )
 
     def checksum(self, obj: S3Object) -> Checksum | None:
         """See `ObjectSource.full_object_checksum`; the key is text."""
@@ -143,11 +170,18 @@ class S3ObjectReader:
     def _head(self, obj: S3Object, **more: Any) -> Any:  # noqa: ANN401 - botocore's calls and answers are made at run time
         """Return the answer to a HEAD, or what refuses it while the object itself can be read."""
         try:
-            return self.asking.attempt(lambda: self.client.head_object(**self._identity(obj), **more))
+            return self.asking.attempt(
+                lambda: self.client.head_object(**self._identity(obj), **more)
+            )
         except ASKING_FAILED as error:
-            if not isinstance(error, ClientError) or is_transient(error) or concerns_all(error, self.at):
+            if (
+                not isinstance(error, ClientError)
+                or is_transient(error)
+                or concerns_all(error, self.at)
+            ):
                 raise object_error(error, self.at, obj.key) from error
-            # The answer to a HEAD has no body and so no code: a GET says what is wrong, or that only the HEAD is.
+            # The answer to a HEAD has no body and so no code: a GET says what is wrong, or that
+            # only the HEAD is.
             self.part(obj, 0, min(1, obj.size_bytes))
             return error
 
@@ -184,7 +218,9 @@ class BegunPart:
 
 
 def _version(obj: S3Object) -> str | None:
-    """Return the version id to ask for: a key's version `null` is found without one only while it is the latest."""
+    """Return the version id to ask for: a key's version `null` is found without one only while it
+    is the latest.
+    """
     return obj.version_id if obj.version_id is not None or obj.is_latest else "null"
 
 
@@ -201,11 +237,14 @@ def _require_bytes(obj: S3Object, start_byte: int, end_byte: int, answer: GetAns
     size_bytes = len(answer.body) if whole else _size_of_range(answer.headers)
     if len(answer.body) != end_byte - start_byte or size_bytes != obj.size_bytes:
         raise WrongBody(
-            f"{len(answer.body)} bytes of {size_bytes} came where {end_byte - start_byte} of {obj.size_bytes} were promised"
+            f"{len(answer.body)} bytes of {size_bytes} came where {end_byte - start_byte} of "
+            f"{obj.size_bytes} were promised"
         )
     etag = answer.headers.get("etag")
     if etag not in (None, _quoted(obj.etag), obj.etag):
-        raise WrongBody(f"the bytes of ETag {etag} came where those of {_quoted(obj.etag)} were asked for")
+        raise WrongBody(
+            f"the bytes of ETag {etag} came where those of {_quoted(obj.etag)} were asked for"
+        )
 
 
 def _checksum(algorithm: str, headers: Mapping[str, str]) -> Checksum | None:
@@ -230,10 +269,20 @@ def _size_of_range(headers: Mapping[str, str]) -> int:
 
 
 def headers_of(answer: Mapping[str, Any]) -> ObjectHeaders:
-    """Return an object's headers from botocore's answer to a HEAD, which has an Expires that is not a time beside the headers."""
-    return _object_headers({**answer["ResponseMetadata"]["HTTPHeaders"], "expires": answer.get("ExpiresString", "")})
+    """Return an object's headers from botocore's answer to a HEAD, which has an Expires that is not
+    a time beside the headers.
+    """
+    return _object_headers(
+        {**answer["ResponseMetadata"]["HTTPHeaders"], "expires": answer.get("ExpiresString", "")}
+    )
 
 
 def _object_headers(headers: Mapping[str, str]) -> ObjectHeaders:
-    metadata = {name.removeprefix(_METADATA): value for name, value in sorted(headers.items()) if name.startswith(_METADATA)}
-    return ObjectHeaders(**{name: headers.get(name.replace("_", "-"), "") for name in _KEPT}, user_metadata=metadata)
+    metadata = {
+        name.removeprefix(_METADATA): value
+        for name, value in sorted(headers.items())
+        if name.startswith(_METADATA)
+    }
+    return ObjectHeaders(
+        **{name: headers.get(name.replace("_", "-"), "") for name in _KEPT}, user_metadata=metadata
+    )

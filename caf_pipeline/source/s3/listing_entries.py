@@ -1,8 +1,9 @@
-"""Reads the entries of a listing's page in boto3's place, which takes three to four times as long for the same.
+"""Reads the entries of a listing's page in boto3's place, which takes three to four times as long
+for the same.
 
-boto3 reads all that is left of the page, and all that is no page.
-Source: ListObjectsV2 and ListObjectVersions in the Amazon S3 API Reference; `BaseXMLResponseParser` and the event `before-parse`
-of botocore 1.44.
+boto3 reads all that is left of the page, and all that is no page. Source: ListObjectsV2 and
+ListObjectVersions in the Amazon S3 API Reference; `BaseXMLResponseParser` and the event
+`before-parse` of botocore 1.44.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +22,9 @@ _OPERATIONS: Final = ("ListObjectsV2", "ListObjectVersions")
 
 
 def _moment(said: str) -> datetime:
-    """Read a time as S3 writes it; botocore reads what other servers write, and says what is none."""
+    """Read a time as S3 writes it; botocore reads what other servers write, and says what is
+    none.
+    """
     try:
         moment = datetime.fromisoformat(said)
     except ValueError:
@@ -47,23 +50,31 @@ _KINDS: Final[Mapping[str, tuple[str, _Fields]]] = {
     "Version": ("Versions", {**_OBJECT, **_VERSION}),
     "DeleteMarker": ("DeleteMarkers", {**_EITHER, **_VERSION}),
 }
-"""An entry's element, what boto3 calls the list of them, and what is read of one: not who owns it, nor how a restore stands. Of
-what is a list there may be several."""
+"""An entry's element, what boto3 calls the list of them, and what is read of one: not who owns it,
+nor how a restore stands. Of what is a list there may be several.
+"""
 
 
 def read_entries(client: S3Client) -> None:
-    """Let the client read pages by this; of an entry it gives the fields above and no others, each as boto3 does.
+    """Let the client read pages by this; of an entry it gives the fields above and no others, each
+    as boto3 does.
 
-    An answer to these operations, or to GetBucketVersioning, that is not valid S3 XML raises InvalidXml.
+    An answer to these operations, or to GetBucketVersioning, that is not valid S3 XML raises
+    InvalidXml.
     """
-    # `*` is before `s3`, where botocore's own handler parses what is then left of the page, to look for an error.
+    # `*` is before `s3`, where botocore's own handler parses what is then left of the page, to look
+    # for an error.
     for operation in _OPERATIONS:
         client.meta.events.register(f"before-parse.*.{operation}", _take_entries)
     client.meta.events.register("before-parse.*.GetBucketVersioning", _refuse_invalid)
 
 
-def _take_entries(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
-    """Move the entries from the body to what boto3 adds to its answer; raises ValueError where a number or a time is none."""
+def _take_entries(
+    response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
+) -> None:
+    """Move the entries from the body to what boto3 adds to its answer; raises ValueError where a
+    number or a time is none.
+    """
     root = _read_xml(response_dict)
     if root is None:
         return
@@ -97,7 +108,8 @@ def _refuse_invalid(response_dict: dict[str, Any], **_: object) -> None:
 
 
 def _read_xml(response_dict: Mapping[str, Any]) -> ElementTree.Element | None:
-    """Return the root of an answer's body; None if the answer has another status than 200, or no body.
+    """Return the root of an answer's body; None if the answer has another status than 200, or no
+    body.
 
     Botocore would report a body of status 200 that it cannot parse as an answer of status 500.
 
@@ -110,12 +122,16 @@ def _read_xml(response_dict: Mapping[str, Any]) -> ElementTree.Element | None:
     is_page = "html" in response_dict["headers"].get("content-type", "")
     # A TreeBuilder of our own is slow, and no listing of S3 has these bytes.
     target = _WithoutDoctype() if b"<!DOCTYPE" in body else None
-    parser = ElementTree.XMLParser(target=target, encoding="utf-8")  # whatever the page says of itself, as botocore
+    parser = ElementTree.XMLParser(
+        target=target, encoding="utf-8"
+    )  # whatever the page says of itself, as botocore
     try:
         parser.feed(body)
         root: ElementTree.Element = parser.close()
     except _Doctype as error:
-        raise InvalidXml("it has a document type declaration", is_page=is_page, has_doctype=True) from error
+        raise InvalidXml(
+            "it has a document type declaration", is_page=is_page, has_doctype=True
+        ) from error
     except ElementTree.ParseError as error:
         raise InvalidXml(str(error), is_page=is_page) from error
     return root

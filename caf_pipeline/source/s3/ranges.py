@@ -1,6 +1,8 @@
-"""An archive by `s3://bucket/key`: ranges of one object, with boto3's credentials from the environment or anonymously.
+"""An archive by `s3://bucket/key`: ranges of one object, with boto3's credentials from the
+environment or anonymously.
 
-Not `get`, which reads objects that a listing named; here nothing is known of the object but its name.
+Not `get`, which reads objects that a listing named; here nothing is known of the object but its
+name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +15,12 @@ from pydantic import ValidationError
 
 from caf_pipeline.errors import ArchiveError, BucketMissing, SourceUnreachable, UsageError
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.source.s3.clients import ENDPOINT_VARIABLES, build_client, endpoint_of_environment, unusable
+from caf_pipeline.source.s3.clients import (
+    ENDPOINT_VARIABLES,
+    build_client,
+    endpoint_of_environment,
+    unusable,
+)
 from caf_pipeline.source.s3.errors import code_of, status_of
 from caf_pipeline.system.ranges import RangeAnswer, RemoteFile, parse_range, refused, unreachable
 
@@ -34,7 +41,9 @@ class S3File(RemoteFile):
         try:
             settings = SourceSettings(bucket=self._bucket, endpoint_url=endpoint_of_environment())
         except ValidationError as error:
-            raise unusable(error, f"{self.name} cannot be asked for", endpoint_from=ENDPOINT_VARIABLES) from error
+            raise unusable(
+                error, f"{self.name} cannot be asked for", endpoint_from=ENDPOINT_VARIABLES
+            ) from error
         anonymous = boto3.Session().get_credentials() is None
         self._client = build_client(settings.model_copy(update={"anonymous": anonymous}))
         self._conditions: dict[str, Any] = {}
@@ -46,7 +55,9 @@ class S3File(RemoteFile):
     @contextmanager
     def _request(self, wanted: str) -> Iterator[RangeAnswer]:
         try:
-            response: Any = self._client.get_object(Bucket=self._bucket, Key=self._key, Range=wanted, **self._conditions)
+            response: Any = self._client.get_object(
+                Bucket=self._bucket, Key=self._key, Range=wanted, **self._conditions
+            )
         except ParamValidationError as error:
             raise UsageError(f"{self.name} cannot be asked for: {error}.") from error
         except ClientError as error:
@@ -55,12 +66,17 @@ class S3File(RemoteFile):
                 return
             if code_of(error) == "NoSuchBucket":
                 raise BucketMissing(
-                    f"There is no bucket {self._bucket!r}.", hint=f"Check the name and {ENDPOINT_VARIABLES}."
+                    f"There is no bucket {self._bucket!r}.",
+                    hint=f"Check the name and {ENDPOINT_VARIABLES}.",
                 ) from error
             raise refused(self.name, status_of(error), code_of(error)) from error
         except BotoCoreError as error:
-            raise unreachable(self.name, error, self._client.meta.endpoint_url, hint="Check endpoint and network.") from error
-        if etag := response.get("ETag"):  # S3 has one; a server that has none cannot be asked for the same state
+            raise unreachable(
+                self.name, error, self._client.meta.endpoint_url, hint="Check endpoint and network."
+            ) from error
+        if etag := response.get(
+            "ETag"
+        ):  # S3 has one; a server that has none cannot be asked for the same state
             self._conditions = self._conditions or {"IfMatch": etag}
         with closing(response["Body"]) as body:
             yield self._part(response, body)
@@ -75,7 +91,8 @@ class S3File(RemoteFile):
         if "ContentRange" not in response:
             if "ContentLength" not in response:
                 raise ArchiveError(
-                    f"{self.name}: the server does not say how large it is.", hint="Download it, and give the local file."
+                    f"{self.name}: the server does not say how large it is.",
+                    hint="Download it, and give the local file.",
                 )
             return RangeAnswer(0, response["ContentLength"], True, pieces)
         first_byte, size_bytes = parse_range(self.name, response["ContentRange"])

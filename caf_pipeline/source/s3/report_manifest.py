@@ -1,7 +1,8 @@
-"""What the manifest of an S3 Inventory report says: of which bucket and time it is, its files, and which columns they have.
+"""What the manifest of an S3 Inventory report says: of which bucket and time it is, its files, and
+which columns they have.
 
-Only text and bytes: `reports` fetches them. Columns have the names of ORC and Parquet here, in CSV reports too.
-Source: "Locating your inventory list" in the Amazon S3 User Guide.
+Only text and bytes: `reports` fetches them. Columns have the names of ORC and Parquet here, in CSV
+reports too. Source: "Locating your inventory list" in the Amazon S3 User Guide.
 """
 
 import hashlib
@@ -46,8 +47,12 @@ VERSION_COLUMNS: Final = ("version_id", "is_latest", "is_delete_marker")
 
 _FIELDS_OF_SCHEMA: Final = {
     ReportFormat.CSV: re.compile(r"([^,\s]+)\s*(?:,|$)"),  # Bucket, Key, Size
-    ReportFormat.ORC: re.compile(r"[<,]\s*(\w+)\s*:"),  # struct<bucket:string,key:string,size:bigint>
-    ReportFormat.PARQUET: re.compile(r"(\w+)\s*(?:\((?:[^()]|\([^()]*\))*\)\s*)?;"),  # required binary bucket (UTF8);
+    ReportFormat.ORC: re.compile(
+        r"[<,]\s*(\w+)\s*:"
+    ),  # struct<bucket:string,key:string,size:bigint>
+    ReportFormat.PARQUET: re.compile(
+        r"(\w+)\s*(?:\((?:[^()]|\([^()]*\))*\)\s*)?;"
+    ),  # required binary bucket (UTF8);
 }
 _MD5: Final = re.compile(r"[0-9a-f]{32}")
 
@@ -56,7 +61,9 @@ AGAIN: Final = "wait for the next report, take another one by its date, or list 
 
 @dataclass(frozen=True, slots=True)
 class ReportFile:
-    """One file of a report: its key in the bucket of the report, its length, and its MD5 in lower-case hex."""
+    """One file of a report: its key in the bucket of the report, its length, and its MD5 in
+    lower-case hex.
+    """
 
     key: str
     size_bytes: int
@@ -98,7 +105,8 @@ class Manifest:
         """
         if self.source_bucket != bucket:
             raise ReportRefused(
-                f"the inventory report {self.url} is of bucket '{self.source_bucket}', and the source's is '{bucket}'",
+                f"the inventory report {self.url} is of bucket '{self.source_bucket}', and the "
+                f"source's is '{bucket}'",
                 hint="correct the source's setting 'inventory'",
             )
         needed = [
@@ -109,7 +117,9 @@ class Manifest:
         missing = [COLUMNS[name] for name in needed if name not in self.columns]
         if not missing:
             return
-        fields = [name for name in missing if name not in {COLUMNS[column] for column in VERSION_COLUMNS}]
+        fields = [
+            name for name in missing if name not in {COLUMNS[column] for column in VERSION_COLUMNS}
+        ]
         hints = [f"add {', '.join(fields)} to the inventory's fields"] if fields else []
         if len(fields) < len(missing):
             hints.append("let the inventory list all versions, since the bucket keeps versions")
@@ -133,13 +143,17 @@ def read_manifest(url: str, raw: bytes, checksum: bytes) -> Manifest:
     said = checksum.strip().lower()
     if hashlib.md5(raw, usedforsecurity=False).hexdigest().encode() != said:
         raise ReportRefused(
-            f"the manifest of the inventory report {url} does not have the MD5 that its manifest.checksum says", hint=AGAIN
+            f"the manifest of the inventory report {url} does not have the MD5 that its "
+            "manifest.checksum says",
+            hint=AGAIN,
         )
     try:
         described = json.loads(raw)
         format_name, schema = _text(described, "fileFormat"), _text(described, "fileSchema")
         moment = datetime.fromtimestamp(int(described["creationTimestamp"]) / 1000, UTC)
-        files = list(dict.fromkeys(map(_file, described["files"])))  # what is counted of a file counts once
+        files = list(
+            dict.fromkeys(map(_file, described["files"]))
+        )  # what is counted of a file counts once
         source_bucket = _text(described, "sourceBucket")
     except KeyError as error:
         raise _malformed(url, f"it has no {error.args[0]}") from error
@@ -147,7 +161,8 @@ def read_manifest(url: str, raw: bytes, checksum: bytes) -> Manifest:
         raise _malformed(url, str(error)) from error
     if format_name not in [str(each) for each in ReportFormat]:
         raise ReportRefused(
-            f"the inventory report {url} has the format '{format_name}'; CSV, ORC and Parquet can be read",
+            f"the inventory report {url} has the format '{format_name}'; CSV, ORC and Parquet can "
+            "be read",
             hint="choose one of these in the inventory's configuration",
         )
     file_format = ReportFormat(format_name)
@@ -158,7 +173,9 @@ def read_manifest(url: str, raw: bytes, checksum: bytes) -> Manifest:
 
 
 def _malformed(url: str, why: str) -> ReportRefused:
-    return ReportRefused(f"the manifest of the inventory report {url} is malformed: {why}", hint=AGAIN)
+    return ReportRefused(
+        f"the manifest of the inventory report {url} is malformed: {why}", hint=AGAIN
+    )
 
 
 def _text(described: Mapping[str, Any], name: str) -> str:

@@ -1,8 +1,8 @@
 """The rows of one file of an S3 Inventory report, in any of its formats, as rows of a snapshot.
 
-Read by pyarrow in batches: of a CSV file some MiB are in memory, of Parquet a part of a row group, of ORC a stripe.
-Only CSV reports encode keys. What a row must have is what a listing's entry must have.
-Source: "Amazon S3 Inventory list" in the Amazon S3 User Guide.
+Read by pyarrow in batches: of a CSV file some MiB are in memory, of Parquet a part of a row group,
+of ORC a stripe. Only CSV reports encode keys. What a row must have is what a listing's entry must
+have. Source: "Amazon S3 Inventory list" in the Amazon S3 User Guide.
 """
 
 from collections.abc import Iterator
@@ -22,10 +22,19 @@ from caf_pipeline.errors import ReportRefused, first_line
 from caf_pipeline.inventory.objects import CONTROLS, MAX_IDENTITY_BYTES, MAX_SIZE_BYTES
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA, object_versions, versions_beside
 from caf_pipeline.source.protocol import ReportCounts
-from caf_pipeline.source.s3.report_manifest import AGAIN, COLUMNS, Manifest, ReportFile, ReportFormat
+from caf_pipeline.source.s3.report_manifest import (
+    AGAIN,
+    COLUMNS,
+    Manifest,
+    ReportFile,
+    ReportFormat,
+)
 
 BLOCK_BYTES: Final = 4 << 20
-"""Of unpacked CSV, which pyarrow reads at once. A row must fit; one with an encoded key of 1,024 bytes has some KiB."""
+"""Of unpacked CSV, which pyarrow reads at once.
+
+A row must fit; one with an encoded key of 1,024 bytes has some KiB.
+"""
 
 ROWS: Final = 65_536  # of a batch: as a row group of a snapshot
 
@@ -44,11 +53,10 @@ for _digit in b"0123456789abcdefABCDEF":
 class ReportRows:
     """How the rows of a report become those of a snapshot.
 
-    Attributes:
-        prefix: only keys that begin so are taken.
-        keeps_versions: whether the bucket keeps versions, as a listing asks it. Where not, version ids are left out.
-        all_versions: whether older versions and delete markers are taken, or only counted.
-        needs_storage_class: whether an object without a storage class is refused; else it counts as STANDARD.
+    Attributes: prefix: only keys that begin so are taken. keeps_versions: whether the bucket keeps
+        versions, as a listing asks it. Where not, version ids are left out. all_versions: whether
+        older versions and delete markers are taken, or only counted. needs_storage_class: whether
+        an object without a storage class is refused; else it counts as STANDARD.
     """
 
     manifest: Manifest
@@ -58,15 +66,16 @@ class ReportRows:
     needs_storage_class: bool
 
     def read(self, file: ReportFile, path: Path, counts: ReportCounts) -> Iterator[pa.RecordBatch]:
-        """Yield a file's objects in batches of SNAPSHOT_SCHEMA, in the order of the file, and add to `counts`.
+        """Yield a file's objects in batches of SNAPSHOT_SCHEMA, in the order of the file, and add
+        to `counts`.
 
         Args:
             file: as the manifest has it, for messages.
             path: where it is on this machine.
             counts: gets what was left out and what was taken.
 
-        Raises:
-            ReportRefused: it is damaged, has other columns than the manifest says, or a row that no object can have.
+        Raises: ReportRefused: it is damaged, has other columns than the manifest says, or a row
+            that no object can have.
         """
         batches = self._batches(path)
         while True:
@@ -82,9 +91,12 @@ class ReportRows:
             yield taken
 
     def _refused(self, file: ReportFile, why: str) -> ReportRefused:
-        return ReportRefused(f"the file {file.key} of the inventory report {self.manifest.url} {why}", hint=AGAIN)
+        return ReportRefused(
+            f"the file {file.key} of the inventory report {self.manifest.url} {why}", hint=AGAIN
+        )
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading
+    # --------------------------------------------------------------------------------
 
     def _batches(self, path: Path) -> Iterator[pa.RecordBatch]:
         """Yield batches of the columns that are read, by their names in ORC and Parquet."""
@@ -110,9 +122,14 @@ class ReportRows:
             try:
                 reader = pa_csv.open_csv(
                     unpacked,
-                    read_options=pa_csv.ReadOptions(column_names=list(self.manifest.schema), block_size=BLOCK_BYTES),
+                    read_options=pa_csv.ReadOptions(
+                        column_names=list(self.manifest.schema), block_size=BLOCK_BYTES
+                    ),
                     convert_options=pa_csv.ConvertOptions(
-                        column_types={name: pa.binary() if names[name] == "key" else pa.string() for name in names},
+                        column_types={
+                            name: pa.binary() if names[name] == "key" else pa.string()
+                            for name in names
+                        },
                         include_columns=list(names),
                         strings_can_be_null=False,
                     ),
@@ -125,7 +142,9 @@ class ReportRows:
                 yield batch.rename_columns([names[name] for name in batch.schema.names])
 
     def _require_columns(self, schema: pa.Schema) -> None:
-        """Refuse a file that has other columns, of those that are read, than the manifest says, or of another type."""
+        """Refuse a file that has other columns, of those that are read, than the manifest says, or
+        of another type.
+        """
         there = [name for name in COLUMNS if name in schema.names]
         if there != list(self.manifest.columns):
             differing = sorted(set(there) ^ set(self.manifest.columns))
@@ -135,12 +154,19 @@ class ReportRows:
             if not _FITS.get(name, _is_text)(kind):
                 raise _Wrong(f"has a column {name} of type {kind}")
 
-    # --- objects -------------------------------------------------------------------------------------------------------
+    # --- objects
+    # --------------------------------------------------------------------------------
 
     def _objects(self, batch: pa.RecordBatch, counts: ReportCounts) -> pa.RecordBatch:
-        """Return what a batch has under the prefix: current objects, or all versions and delete markers."""
+        """Return what a batch has under the prefix: current objects, or all versions and delete
+        markers.
+        """
         batch.drop_columns(["key"]).validate(full=True)  # text is UTF-8, but for keys
-        _require(pc.equal(batch["bucket"].cast(pa.string()), self.manifest.source_bucket), batch, "of another bucket")
+        _require(
+            pc.equal(batch["bucket"].cast(pa.string()), self.manifest.source_bucket),
+            batch,
+            "of another bucket",
+        )
         self._require_values(batch, "key")
         keys = batch["key"].cast(pa.binary())
         if self.manifest.format is ReportFormat.CSV:
@@ -149,22 +175,42 @@ class ReportRows:
             under = pc.starts_with(keys, self.prefix)
             keys, batch = keys.filter(under), batch.filter(under)
             counts.outside_prefix += len(under) - len(keys)
-        latest, markers = _flags(batch, "is_latest", otherwise=True), _flags(batch, "is_delete_marker", otherwise=False)
+        latest, markers = (
+            _flags(batch, "is_latest", otherwise=True),
+            _flags(batch, "is_delete_marker", otherwise=False),
+        )
         if not self.all_versions:
             kept = pc.and_not(latest, markers)
             counts.left_out += versions_beside(latest, markers)
-            keys, batch, latest, markers = (each.filter(kept) for each in (keys, batch, latest, markers))
+            keys, batch, latest, markers = (
+                each.filter(kept) for each in (keys, batch, latest, markers)
+            )
         objects = batch.filter(pc.invert(markers))
         self._require_values(
-            objects, "size", "last_modified_date", "e_tag", *(["storage_class"] if self.needs_storage_class else ())
+            objects,
+            "size",
+            "last_modified_date",
+            "e_tag",
+            *(["storage_class"] if self.needs_storage_class else ()),
         )
         self._require_values(batch, "last_modified_date")
         sizes = _converted(objects, "size", pa.int64())
-        _require(pc.and_(pc.greater_equal(sizes, 0), pc.less_equal(sizes, MAX_SIZE_BYTES)), objects, "with an impossible Size")
-        moments, version_ids = _converted(batch, "last_modified_date", _MOMENT), self._version_ids(batch)
-        among = pc.and_(pc.greater_equal(moments, _FIRST_MOMENT), pc.less_equal(moments, _LAST_MOMENT))
+        _require(
+            pc.and_(pc.greater_equal(sizes, 0), pc.less_equal(sizes, MAX_SIZE_BYTES)),
+            objects,
+            "with an impossible Size",
+        )
+        moments, version_ids = (
+            _converted(batch, "last_modified_date", _MOMENT),
+            self._version_ids(batch),
+        )
+        among = pc.and_(
+            pc.greater_equal(moments, _FIRST_MOMENT), pc.less_equal(moments, _LAST_MOMENT)
+        )
         _require(among, batch, "with an impossible LastModifiedDate")
-        _require(_is_sendable(objects["e_tag"].cast(pa.string())), objects, "with an impossible ETag")
+        _require(
+            _is_sendable(objects["e_tag"].cast(pa.string())), objects, "with an impossible ETag"
+        )
         _require(_is_sendable(version_ids), batch, "with an impossible VersionId")
         storage_classes = _text_or(objects, "storage_class", "STANDARD")
         self._count(objects, storage_classes, counts)
@@ -179,12 +225,20 @@ class ReportRows:
         }
         taken = pa.RecordBatch.from_pydict(columns)
         taken = taken.append_column("object_version", object_versions(taken))
-        return taken.append_column("is_latest", latest).append_column("is_delete_marker", markers).cast(SNAPSHOT_SCHEMA)
+        return (
+            taken.append_column("is_latest", latest)
+            .append_column("is_delete_marker", markers)
+            .cast(SNAPSHOT_SCHEMA)
+        )
 
     def _require_values(self, batch: pa.RecordBatch, *names: str) -> None:
         for name in names:
             column = batch[name]
-            there = pc.greater(pc.binary_length(column), 0) if _is_text(column.type) else column.is_valid()
+            there = (
+                pc.greater(pc.binary_length(column), 0)
+                if _is_text(column.type)
+                else column.is_valid()
+            )
             _require(there, batch, f"without its {COLUMNS[name]}")
 
     def _version_ids(self, batch: pa.RecordBatch) -> pa.Array:
@@ -194,11 +248,16 @@ class ReportRows:
         # "null" is no version: a PUT without versioning overwrites it.
         return pc.if_else(pc.is_in(ids, pa.array(["", "null"])), pa.scalar(None, pa.string()), ids)
 
-    def _count(self, batch: pa.RecordBatch, storage_classes: pa.Array, counts: ReportCounts) -> None:
+    def _count(
+        self, batch: pa.RecordBatch, storage_classes: pa.Array, counts: ReportCounts
+    ) -> None:
         counts.storage_classes.update(_frequencies(storage_classes))
         counts.encryption.update(_frequencies(_text_or(batch, "encryption_status", UNKNOWN)))
         if "is_multipart_uploaded" in batch.schema.names:
-            counts.multipart += pc.sum(pc.equal(batch["is_multipart_uploaded"].cast(pa.string()), "true")).as_py() or 0
+            counts.multipart += (
+                pc.sum(pc.equal(batch["is_multipart_uploaded"].cast(pa.string()), "true")).as_py()
+                or 0
+            )
 
 
 class _Wrong(ValueError):
@@ -207,7 +266,13 @@ class _Wrong(ValueError):
 
 def _is_text(kind: pa.DataType) -> bool:
     return any(
-        is_kind(kind) for is_kind in (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
+        is_kind(kind)
+        for is_kind in (
+            pa.types.is_string,
+            pa.types.is_binary,
+            pa.types.is_large_string,
+            pa.types.is_large_binary,
+        )
     )
 
 
@@ -233,7 +298,9 @@ def _require(holds: pa.Array, batch: pa.RecordBatch, what: str) -> None:
 def _converted(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
     """Return a column as this type."""
     column = batch[name]
-    if pa.types.is_timestamp(column.type) and column.type.tz is None:  # ORC has times without a zone; S3's are in UTC
+    if (
+        pa.types.is_timestamp(column.type) and column.type.tz is None
+    ):  # ORC has times without a zone; S3's are in UTC
         column = pc.assume_timezone(column, "UTC")
     try:
         return column.cast(kind)
@@ -251,7 +318,9 @@ def _flags(batch: pa.RecordBatch, name: str, *, otherwise: bool) -> pa.Array:
 
 
 def _is_sendable(values: pa.Array) -> pa.Array:
-    """Tell of each value whether a request may have it, as a header or in its address; true also where there is none."""
+    """Tell of each value whether a request may have it, as a header or in its address; true also
+    where there is none.
+    """
     short = pc.less_equal(pc.binary_length(values), MAX_IDENTITY_BYTES)
     printable = pc.ascii_is_printable(values)
     if not pc.all(printable).as_py():  # servers of others may have any text
@@ -261,7 +330,9 @@ def _is_sendable(values: pa.Array) -> pa.Array:
 
 def _beside(markers: pa.Array, values: pa.Array, otherwise: str | int) -> pa.Array:
     """Return the values of objects in their rows, and `otherwise` in those of delete markers."""
-    return pc.replace_with_mask(pa.repeat(pa.scalar(otherwise, values.type), len(markers)), pc.invert(markers), values)
+    return pc.replace_with_mask(
+        pa.repeat(pa.scalar(otherwise, values.type), len(markers)), pc.invert(markers), values
+    )
 
 
 def _frequencies(values: pa.Array) -> dict[str, int]:
@@ -277,7 +348,8 @@ def _text_or(batch: pa.RecordBatch, name: str, otherwise: str) -> pa.Array:
 
 
 def decode_keys(keys: pa.BinaryArray) -> pa.BinaryArray:
-    """Return the bytes of keys as CSV reports encode them, like `listing.decode_key` does one: `%XX` is a byte, `+` a space.
+    """Return the bytes of keys as CSV reports encode them, like `listing.decode_key` does one:
+    `%XX` is a byte, `+` a space.
 
     Raises:
         ValueError: a `%` that two hexadecimal digits of the same key do not follow.
@@ -290,11 +362,15 @@ def decode_keys(keys: pa.BinaryArray) -> pa.BinaryArray:
     escapes = np.flatnonzero(encoded == ord("%"))
     if escapes.size:
         owners = np.searchsorted(offsets, escapes, side="right") - 1
-        digits = np.append(_HEX[encoded], np.full(2, 16, np.uint8))  # the last key may end in a percent sign
+        digits = np.append(
+            _HEX[encoded], np.full(2, 16, np.uint8)
+        )  # the last key may end in a percent sign
         high, low = digits[escapes + 1], digits[escapes + 2]
         wrong = np.flatnonzero((escapes + 2 >= offsets[owners + 1]) | (high > 15) | (low > 15))
         if wrong.size:
-            raise _Wrong(f"has a key that is not percent-encoded: {keys[int(owners[wrong[0]])].as_py()!r}")
+            raise _Wrong(
+                f"has a key that is not percent-encoded: {keys[int(owners[wrong[0]])].as_py()!r}"
+            )
         decoded[escapes] = high << 4 | low
         keep = np.ones(len(encoded), bool)
         keep[escapes + 1] = keep[escapes + 2] = False

@@ -1,7 +1,7 @@
 """S3 Inventory's reports of a source: which there are, and their files, fetched and verified.
 
-A report is a folder named after its time, with a manifest; S3 writes the manifest's checksum last, so that a report without it
-is not complete yet. The files are elsewhere, as the manifest says.
+A report is a folder named after its time, with a manifest; S3 writes the manifest's checksum last,
+so that a report without it is not complete yet. The files are elsewhere, as the manifest says.
 Source: "Locating your inventory list" in the Amazon S3 User Guide.
 """
 
@@ -20,18 +20,35 @@ from typing import Any, Final, TypeVar
 
 from botocore.exceptions import ClientError
 
-from caf_pipeline.errors import BucketMissing, CafError, ReportRefused, SettingsError, SourceDenied, UsageError
+from caf_pipeline.errors import (
+    BucketMissing,
+    CafError,
+    ReportRefused,
+    SettingsError,
+    SourceDenied,
+    UsageError,
+)
 from caf_pipeline.inventory.snapshot import SNAPSHOT_SCHEMA
 from caf_pipeline.source.protocol import InventoryReport, ReportCounts
 from caf_pipeline.source.s3.client_type import S3Client
-from caf_pipeline.source.s3.errors import ASKING_FAILED, Asking, BucketAddress, code_of, is_transient, source_error
+from caf_pipeline.source.s3.errors import (
+    ASKING_FAILED,
+    Asking,
+    BucketAddress,
+    code_of,
+    is_transient,
+    source_error,
+)
 from caf_pipeline.source.s3.listing import Listing
 from caf_pipeline.source.s3.report_manifest import AGAIN, Manifest, ReportFile, read_manifest
 from caf_pipeline.source.s3.report_rows import ReportRows
 from caf_pipeline.system.parquet import translate_errors, write_whole
 
 FILES_AT_ONCE: Final = 4
-"""Fetched and read side by side. Each takes 150 to 250 MiB of memory, as measured with files of 10^6 rows in each format."""
+"""Fetched and read side by side.
+
+Each takes 150 to 250 MiB of memory, as measured with files of 10^6 rows in each format.
+"""
 
 MAX_MANIFEST_BYTES: Final = 64 << 20
 """A manifest has some 180 bytes for each file; 10^8 objects of a bucket took 516 files."""
@@ -39,7 +56,9 @@ MAX_MANIFEST_BYTES: Final = 64 << 20
 CHUNK_BYTES: Final = 1 << 20  # read at once while a file is fetched
 
 MOST_PAGES: Final = 10
-"""Of the folders of reports that are looked through for new ones: the daily reports of ten years have seven."""
+"""Of the folders of reports that are looked through for new ones: the daily reports of ten years
+have seven.
+"""
 
 T = TypeVar("T")
 
@@ -61,7 +80,8 @@ class _Stopped(Exception):
 
 @dataclass(frozen=True)
 class Reports:
-    """The reports in a folder, of the bucket that `listing` is of, whose credentials and endpoint they are read with.
+    """The reports in a folder, of the bucket that `listing` is of, whose credentials and endpoint
+    they are read with.
 
     Attributes:
         folder: its address, `s3://…/`; "" where the settings name none.
@@ -95,7 +115,8 @@ class Reports:
         """See `ObjectSource.open_report`."""
         if not self.folder:
             raise SettingsError(
-                f"source '{self.source.source}' has no inventory reports: {self.source.setting('inventory')} is not set",
+                f"source '{self.source.source}' has no inventory reports: "
+                f"{self.source.setting('inventory')} is not set",
                 hint="docs/inventory.md says how S3 Inventory is set up",
             )
         if name and not (len(name) >= len(_DAY) and _DATED.fullmatch(name + _MINUTE[len(name) :])):
@@ -111,39 +132,65 @@ class Reports:
         of = f" of {name}" if name else ""
         raise ReportRefused(
             f"there is no complete inventory report{of} in {self.folder}",
-            hint=f"S3 writes the first one within 48 hours; check {self.source.setting('inventory')}, or list the bucket",
+            hint="S3 writes the first one within 48 hours; check "
+            f"{self.source.setting('inventory')}, or list the bucket",
         )
 
     def find(self, since: datetime | None) -> Sequence[str]:
         """See `ObjectSource.find_reports`."""
         named = f"{since.astimezone(UTC):%Y-%m-%dT%H-%MZ}" if since else ""
-        begin = f"{self.prefix}{named}0" if named else self.prefix  # '0' comes behind '/', so that its own folder is left out
+        begin = (
+            f"{self.prefix}{named}0" if named else self.prefix
+        )  # '0' comes behind '/', so that its own folder is left out
         pages = self.client.get_paginator("list_objects_v2")
 
         def listed() -> Mapping[str, set[str]]:
             found: defaultdict[str, set[str]] = defaultdict(set)
-            asked = pages.paginate(Bucket=self.bucket, Prefix=self.prefix, StartAfter=begin, **self.extra)
-            for entry in (entry for page in islice(asked, MOST_PAGES) for entry in page.get("Contents", ())):
+            asked = pages.paginate(
+                Bucket=self.bucket, Prefix=self.prefix, StartAfter=begin, **self.extra
+            )
+            for entry in (
+                entry for page in islice(asked, MOST_PAGES) for entry in page.get("Contents", ())
+            ):
                 name, _, file = entry["Key"][len(self.prefix) :].partition("/")
-                if name > ":":  # which comes behind '9': the files of all reports are there, as many as there are
+                if (
+                    name > ":"
+                    # which comes behind '9': the files of all reports are there, as many as there
+                    # are
+                ):
                     break
                 found[name].add(file)
             return found
 
-        complete = [name for name, files in self._asked(listed, self.folder).items() if files >= _PARTS]
-        return sorted((name for name in complete if _DATED.fullmatch(name) and name > named), reverse=True)
+        complete = [
+            name for name, files in self._asked(listed, self.folder).items() if files >= _PARTS
+        ]
+        return sorted(
+            (name for name in complete if _DATED.fullmatch(name) and name > named), reverse=True
+        )
 
     def _report(self, manifest: Manifest) -> InventoryReport:
         told = self.listing.keeps_versions()
         keeps_versions = bool(told)
-        manifest.require(self.source.bucket, keeps_versions=keeps_versions, needs_storage_class=self.needs_storage_class)
+        manifest.require(
+            self.source.bucket,
+            keeps_versions=keeps_versions,
+            needs_storage_class=self.needs_storage_class,
+        )
         if manifest.taken_at > self.listing.clock():
             raise ReportRefused(
-                f"the inventory report {manifest.url} is of {manifest.taken_at:%Y-%m-%d %H:%M:%S} UTC, which is still to come",
+                f"the inventory report {manifest.url} is of {manifest.taken_at:%Y-%m-%d %H:%M:%S} "
+                "UTC, which is still to come",
                 hint=AGAIN,
             )
         listing = self.listing
-        rows = ReportRows(manifest, listing.prefix.encode(), keeps_versions, listing.all_versions, self.needs_storage_class)
+        rows = ReportRows(
+            manifest,
+            listing.prefix.encode(),
+            keeps_versions,
+            listing.all_versions,
+            self.needs_storage_class,
+        )
         return InventoryReport(
             url=manifest.url,
             taken_at=manifest.taken_at,
@@ -153,25 +200,40 @@ class Reports:
             fetch=lambda folder: self._fetched(rows, folder),
         )
 
-    # --- which report --------------------------------------------------------------------------------------------------
+    # --- which report
+    # --------------------------------------------------------------------------------
 
     def _dated(self, name: str) -> list[str]:
         """Return the names of the folders of reports that begin so, the newest first."""
         pages = self.client.get_paginator("list_objects_v2")
 
         def listed() -> list[str]:
-            asked = pages.paginate(Bucket=self.bucket, Prefix=self.prefix + name, Delimiter="/", **self.extra)
-            return [each["Prefix"][len(self.prefix) : -1] for page in asked for each in page.get("CommonPrefixes", ())]
+            asked = pages.paginate(
+                Bucket=self.bucket, Prefix=self.prefix + name, Delimiter="/", **self.extra
+            )
+            return [
+                each["Prefix"][len(self.prefix) : -1]
+                for page in asked
+                for each in page.get("CommonPrefixes", ())
+            ]
 
         return sorted(filter(_DATED.fullmatch, self._asked(listed, self.folder)), reverse=True)
 
     def _manifest(self, dated: str) -> Manifest | None:
         """Return what the manifest of a report says; None where the report is not complete."""
-        raw, checksum = (self._small(f"{self.prefix}{dated}/manifest.{kind}") for kind in ("json", "checksum"))
-        return None if raw is None or checksum is None else read_manifest(f"{self.folder}{dated}/", raw, checksum)
+        raw, checksum = (
+            self._small(f"{self.prefix}{dated}/manifest.{kind}") for kind in ("json", "checksum")
+        )
+        return (
+            None
+            if raw is None or checksum is None
+            else read_manifest(f"{self.folder}{dated}/", raw, checksum)
+        )
 
     def _small(self, key: str) -> bytes | None:
-        """Return the content of an object of at most MAX_MANIFEST_BYTES; None where there is none."""
+        """Return the content of an object of at most MAX_MANIFEST_BYTES; None where there is
+        none.
+        """
         url = f"s3://{self.bucket}/{key}"
 
         def read() -> bytes:
@@ -184,34 +246,48 @@ class Reports:
         except _NoSuchObject:
             return None
         if len(content) > MAX_MANIFEST_BYTES:
-            raise ReportRefused(f"{url} has more than {MAX_MANIFEST_BYTES:,} bytes: it is not a manifest", hint=AGAIN)
+            raise ReportRefused(
+                f"{url} has more than {MAX_MANIFEST_BYTES:,} bytes: it is not a manifest",
+                hint=AGAIN,
+            )
         return content
 
     def _require_whole(self) -> None:
-        """Refuse an inventory whose own filter leaves out some of the source; it is asked for where that is permitted.
+        """Refuse an inventory whose own filter leaves out some of the source; it is asked for where
+        that is permitted.
 
         Every object that it leaves out would look as if it were gone.
         """
         config = self.prefix.rstrip("/").rpartition("/")[2]
         try:
             answer: Any = self.asking.attempt(
-                lambda: self.client.get_bucket_inventory_configuration(Bucket=self.source.bucket, Id=config)
+                lambda: self.client.get_bucket_inventory_configuration(
+                    Bucket=self.source.bucket, Id=config
+                )
             )
         except ASKING_FAILED as error:
             if isinstance(error, ClientError) and not is_transient(error):
-                return  # not permitted, not implemented, or removed since: reports that were written are still there
+                # not permitted, not implemented, or removed since: reports that were written are
+                # still there
+                return
             raise source_error(error, self.source) from error
         only = answer.get("InventoryConfiguration", {}).get("Filter", {}).get("Prefix", "")
         if not self.listing.prefix.startswith(only):
             raise ReportRefused(
-                f"the inventory '{config}' of {self.source} has only keys that begin with '{only}', and the source has more",
-                hint=f"set {self.source.setting('prefix')} to '{only}', or remove the filter of the inventory",
+                f"the inventory '{config}' of {self.source} has only keys that begin with "
+                f"'{only}', and the source has more",
+                hint=f"set {self.source.setting('prefix')} to '{only}', or remove the filter of "
+                "the inventory",
             )
 
-    # --- files ---------------------------------------------------------------------------------------------------------
+    # --- files
+    # --------------------------------------------------------------------------------
 
     def _fetched(self, rows: ReportRows, folder: Path) -> Iterator[tuple[Path, ReportCounts]]:
-        """See `InventoryReport.fetch`. After an error, or where not all are wanted, files under way are given up."""
+        """See `InventoryReport.fetch`.
+
+        After an error, or where not all are wanted, files under way are given up.
+        """
         stop = threading.Event()
         pool = ThreadPoolExecutor(FILES_AT_ONCE, "report")
         numbered = enumerate(rows.manifest.files)
@@ -230,7 +306,9 @@ class Reports:
             stop.set()
             pool.shutdown(cancel_futures=True)
 
-    def _taken(self, rows: ReportRows, file: ReportFile, path: Path, stop: threading.Event) -> tuple[Path, ReportCounts]:
+    def _taken(
+        self, rows: ReportRows, file: ReportFile, path: Path, stop: threading.Event
+    ) -> tuple[Path, ReportCounts]:
         """Fetch a file, verify it, and write what it has of the source's objects."""
         counts = ReportCounts()
         taken = path.with_suffix(".parquet")
@@ -242,7 +320,9 @@ class Reports:
                 path.unlink(missing_ok=True)
         return taken, counts
 
-    def _download(self, manifest: Manifest, file: ReportFile, path: Path, stop: threading.Event) -> None:
+    def _download(
+        self, manifest: Manifest, file: ReportFile, path: Path, stop: threading.Event
+    ) -> None:
         def fetch() -> tuple[int, str]:
             digest, size_bytes = hashlib.md5(usedforsecurity=False), 0
             with closing(self._get(file.key)) as body, path.open("wb") as local:
@@ -256,24 +336,39 @@ class Reports:
 
         url = f"s3://{self.bucket}/{file.key}"
         try:
-            size_bytes, md5 = self._asked(fetch, url, attempt=self.asking.retried)  # a long body is no missing answer
+            size_bytes, md5 = self._asked(
+                fetch, url, attempt=self.asking.retried
+            )  # a long body is no missing answer
         except _NoSuchObject:
-            raise ReportRefused(f"the file {url} of the inventory report {manifest.url} is missing", hint=AGAIN) from None
+            raise ReportRefused(
+                f"the file {url} of the inventory report {manifest.url} is missing", hint=AGAIN
+            ) from None
         if size_bytes != file.size_bytes:
             what = f"{size_bytes:,} bytes, and its manifest says {file.size_bytes:,}"
         elif md5 != file.md5:
             what = "another MD5 than its manifest says"
         else:
             return
-        raise ReportRefused(f"the file {url} of the inventory report {manifest.url} has {what}", hint=AGAIN)
+        raise ReportRefused(
+            f"the file {url} of the inventory report {manifest.url} has {what}", hint=AGAIN
+        )
 
-    # --- requests ------------------------------------------------------------------------------------------------------
+    # --- requests
+    # --------------------------------------------------------------------------------
 
     def _get(self, key: str) -> Any:  # noqa: ANN401 - botocore's body has no public type
         return self.client.get_object(Bucket=self.bucket, Key=key, **self.extra)["Body"]
 
-    def _asked(self, call: Callable[[], T], url: str, *, attempt: Callable[[Callable[[], T]], T] | None = None) -> T:
-        """Return what `call` does, tried again while it fails transiently; raise what its failure is to the user."""
+    def _asked(
+        self,
+        call: Callable[[], T],
+        url: str,
+        *,
+        attempt: Callable[[Callable[[], T]], T] | None = None,
+    ) -> T:
+        """Return what `call` does, tried again while it fails transiently; raise what its failure
+        is to the user.
+        """
         try:
             return (attempt or self.asking.attempt)(call)
         except ASKING_FAILED as error:
@@ -285,7 +380,9 @@ class Reports:
             if code_of(error) in _MISSING:
                 return _NoSuchObject(f"there is no {url}")
             if code_of(error) == "NoSuchBucket":
-                return BucketMissing(f"there is no {at}", hint=f"check {self.source.setting('inventory')}")
+                return BucketMissing(
+                    f"there is no {at}", hint=f"check {self.source.setting('inventory')}"
+                )
             if code_of(error) == _IN_COLD_STORAGE:
                 return ReportRefused(f"{url} is in cold storage", hint=f"restore it there, {AGAIN}")
             of_key = code_of(error).startswith(_OF_KEY)
@@ -293,7 +390,8 @@ class Reports:
                 return SourceDenied(
                     f"{url} may not be read with the credentials of source '{self.source.source}'"
                     f"{f': {code_of(error)}' if of_key else ''}",
-                    hint=f"grant s3:ListBucket and s3:GetObject on '{self.bucket}', and kms:Decrypt on the key of its reports",
+                    hint=f"grant s3:ListBucket and s3:GetObject on '{self.bucket}', and "
+                    "kms:Decrypt on the key of its reports",
                 )
         return source_error(error, at)
 

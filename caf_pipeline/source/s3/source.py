@@ -6,7 +6,13 @@ from datetime import datetime
 from caf_pipeline.errors import ObjectUnavailable
 from caf_pipeline.inventory.objects import S3Object, SkipReason, is_supported
 from caf_pipeline.settings import SourceSettings
-from caf_pipeline.source.protocol import BegunRead, Checksum, InventoryReport, ObjectHead, ObjectPart
+from caf_pipeline.source.protocol import (
+    BegunRead,
+    Checksum,
+    InventoryReport,
+    ObjectHead,
+    ObjectPart,
+)
 from caf_pipeline.source.s3.client_type import S3Client
 from caf_pipeline.source.s3.clients import bucket_region, build_client, is_aws
 from caf_pipeline.source.s3.errors import Asking, BucketAddress
@@ -42,17 +48,23 @@ class S3Source:
     ) -> None:
         """Take both clients as they are: `gets` is made of `client`, for the bucket.
 
-        The prefix is part of the keys. `name` is the source's in the settings, for hints. `attempts` are those of one request,
-        the first included, where it fails transiently; `page_keys` are at most 1,000; `listing_rate` is of requests a second of
-        a listing, 0 for no limit; `waits` says it while there is no answer. `inventory` is the folder of reports, "" for none.
-        With `all_versions` a bucket that keeps no versions is refused; with `needs_storage_class` a report that lacks it.
+        The prefix is part of the keys. `name` is the source's in the settings, for hints.
+        `attempts` are those of one request, the first included, where it fails transiently;
+        `page_keys` are at most 1,000; `listing_rate` is of requests a second of a listing, 0 for no
+        limit; `waits` says it while there is no answer. `inventory` is the folder of reports, ""
+        for none. With `all_versions` a bucket that keeps no versions is refused; with
+        `needs_storage_class` a report that lacks it.
         """
         at = BucketAddress(name, bucket, client.meta.endpoint_url)
         extra = {"RequestPayer": "requester"} if requester_pays else {}
         self._at = at
         asking = Asking(at, attempts, waits or Waits())
-        self._listing = Listing(client, asking, prefix, extra, page_keys, all_versions, RequestRate(listing_rate))
-        self._reports = Reports(client, asking, self._listing, inventory, extra, needs_storage_class)
+        self._listing = Listing(
+            client, asking, prefix, extra, page_keys, all_versions, RequestRate(listing_rate)
+        )
+        self._reports = Reports(
+            client, asking, self._listing, inventory, extra, needs_storage_class
+        )
         self._reading = S3ObjectReader(client, gets, asking, extra, has_reports=bool(inventory))
 
     def list_pages(
@@ -65,7 +77,9 @@ class S3Source:
         by_version: bool | None = None,
     ) -> Iterator[Sequence[S3Object]]:
         """See `ObjectSource.list_pages`. An empty page of S3's is neither yielded nor counted."""
-        return self._listing.pages(after, max_pages, in_order=in_order, versions=versions, by_version=by_version)
+        return self._listing.pages(
+            after, max_pages, in_order=in_order, versions=versions, by_version=by_version
+        )
 
     def keeps_versions(self) -> bool | None:
         """See `ObjectSource.keeps_versions`."""
@@ -81,7 +95,9 @@ class S3Source:
 
     def read(self, obj: S3Object, start_byte: int, end_byte: int) -> ObjectPart:
         """See `ObjectSource.read`."""
-        if not 0 <= start_byte <= end_byte <= obj.size_bytes or (start_byte == end_byte and obj.size_bytes):
+        if not 0 <= start_byte <= end_byte <= obj.size_bytes or (
+            start_byte == end_byte and obj.size_bytes
+        ):
             raise ValueError(f"[{start_byte}, {end_byte}) is no range of {obj.size_bytes} bytes")
         self._require_text(obj)
         return self._reading.part(obj, start_byte, end_byte)
@@ -107,7 +123,9 @@ class S3Source:
     def _require_text(self, obj: S3Object) -> None:
         if not is_supported(obj.key):
             reason = SkipReason.UNSUPPORTED_KEY
-            raise ObjectUnavailable(f"{self._at.of(obj.key)} has a key that cannot be asked for", reason=reason)
+            raise ObjectUnavailable(
+                f"{self._at.of(obj.key)} has a key that cannot be asked for", reason=reason
+            )
 
 
 def open_s3_source(
@@ -123,7 +141,8 @@ def open_s3_source(
 
     `connections` bounds its GETs side by side; by default awscrt does.
 
-    A client may be given instead of one built from the settings; retries of its own multiply with `attempts`.
+    A client may be given instead of one built from the settings; retries of its own multiply with
+    `attempts`.
 
     Raises:
         SettingsError: a setting is of no use.
@@ -135,7 +154,13 @@ def open_s3_source(
         grace=UNANSWERED_SECONDS,
     ):
         region = bucket_region(client, settings.bucket) if is_aws(client) else None
-    gets = GetClient(client, settings.bucket, requester_pays=settings.requester_pays, region=region, connections=connections)
+    gets = GetClient(
+        client,
+        settings.bucket,
+        requester_pays=settings.requester_pays,
+        region=region,
+        connections=connections,
+    )
     return S3Source(
         settings.bucket,
         settings.prefix,

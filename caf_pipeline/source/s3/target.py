@@ -1,7 +1,8 @@
 """`ObjectTarget` on S3: a bucket that objects are restored to.
 
-An object is written with its SHA-256, which S3 compares before the object appears, and on the condition that no other object
-has its key. Source: "Checking object integrity" and "Conditional writes" in the Amazon S3 User Guide.
+An object is written with its SHA-256, which S3 compares before the object appears, and on the
+condition that no other object has its key. Source: "Checking object integrity" and "Conditional
+writes" in the Amazon S3 User Guide.
 """
 
 import base64
@@ -22,7 +23,12 @@ from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.settings import SourceSettings
 from caf_pipeline.source.protocol import KeyTaken, ObjectThere
 from caf_pipeline.source.s3.client_type import S3Client
-from caf_pipeline.source.s3.clients import ENDPOINT_VARIABLES, build_client, endpoint_of_environment, unusable
+from caf_pipeline.source.s3.clients import (
+    ENDPOINT_VARIABLES,
+    build_client,
+    endpoint_of_environment,
+    unusable,
+)
 from caf_pipeline.source.s3.errors import (
     ASKING_FAILED,
     Asking,
@@ -51,10 +57,14 @@ MAX_PARTS: Final = 10_000
 MAX_KEY_BYTES: Final = 1024
 
 MAX_PAGES: Final = 8
-"""Of 1,000 keys, listed to learn which of some thousand are there: then a HEAD of each costs less."""
+"""Of 1,000 keys, listed to learn which of some thousand are there: then a HEAD of each costs
+less.
+"""
 
 _READ_BYTES: Final = 1 << 20
-_ALGORITHM: Final = {"ChecksumAlgorithm": "SHA256"}  # some servers keep a checksum only where this names it, too
+_ALGORITHM: Final = {
+    "ChecksumAlgorithm": "SHA256"
+}  # some servers keep a checksum only where this names it, too
 _NOT_TOLD: Final = (400, 403, 501)
 _IN_COLD_STORAGE: Final = "InvalidObjectState"
 _TAKEN: Final = (409, 412)  # a write of the same key was under way; there is an object
@@ -75,11 +85,17 @@ _PROFILE: Final = "--profile (of the job: `profile`)"
 
 @dataclass(frozen=True, slots=True)
 class TargetAddress(BucketAddress):
-    """A bucket to restore to: its hints name options of `caf restore`, config of the job and variables of AWS, not settings."""
+    """A bucket to restore to: its hints name options of `caf restore`, config of the job and
+    variables of AWS, not settings.
+    """
 
     def setting(self, name: str) -> str:
         """Return which option or variable sets this."""
-        given = {"endpoint_url": _ENDPOINT_FROM, "region": "AWS_DEFAULT_REGION", "profile": _PROFILE}
+        given = {
+            "endpoint_url": _ENDPOINT_FROM,
+            "region": "AWS_DEFAULT_REGION",
+            "profile": _PROFILE,
+        }
         return given.get(name, f"s3://{self.bucket}")
 
     @property
@@ -93,9 +109,14 @@ class TargetAddress(BucketAddress):
 
 
 class BucketTarget:
-    """A bucket and a key prefix that objects are restored to. Safe for several threads, as its client is."""
+    """A bucket and a key prefix that objects are restored to.
 
-    def __init__(self, client: S3Client, bucket: str, prefix: str = "", waits: Waits | None = None) -> None:
+    Safe for several threads, as its client is.
+    """
+
+    def __init__(
+        self, client: S3Client, bucket: str, prefix: str = "", waits: Waits | None = None
+    ) -> None:
         """Take a client of its own, with no retries."""
         self._client: Any = client  # its methods take what is put together here by name
         self._bucket = bucket
@@ -120,7 +141,11 @@ class BucketTarget:
                 asked = {"Bucket": self._bucket, "Prefix": self._prefix, "StartAfter": after}
                 page = self._asking.attempt(partial(self._client.list_objects_v2, **asked))
             except ASKING_FAILED as error:
-                if isinstance(error, ClientError) and status_of(error) in _NOT_TOLD and not concerns_all(error, self._at):
+                if (
+                    isinstance(error, ClientError)
+                    and status_of(error) in _NOT_TOLD
+                    and not concerns_all(error, self._at)
+                ):
                     return None
                 self._refuse(error, first, "read")
             self._has_bucket = True
@@ -139,15 +164,23 @@ class BucketTarget:
     def find(self, key: str) -> ObjectThere | None:
         """See `ObjectTarget.find`."""
         try:
-            answer = self._asking.attempt(lambda: self._client.head_object(**self._named(key), ChecksumMode="ENABLED"))
+            answer = self._asking.attempt(
+                lambda: self._client.head_object(**self._named(key), ChecksumMode="ENABLED")
+            )
         except ASKING_FAILED as error:
-            if isinstance(error, ClientError) and status_of(error) == 404 and not concerns_all(error, self._at):
+            if (
+                isinstance(error, ClientError)
+                and status_of(error) == 404
+                and not concerns_all(error, self._at)
+            ):
                 self._require_bucket(key)
                 return None
             self._refuse(error, key, "read")
         whole = answer.get("ChecksumType", FULL_OBJECT) == FULL_OBJECT
         sha256 = _digest(answer.get("ChecksumSHA256", "")) if whole else None
-        return ObjectThere(answer.get("ContentLength"), answer.get("ETag", ""), headers_of(answer), sha256)
+        return ObjectThere(
+            answer.get("ContentLength"), answer.get("ETag", ""), headers_of(answer), sha256
+        )
 
     def read(self, key: str, there: ObjectThere) -> Iterator[bytes]:
         """See `ObjectTarget.read`. Where a body breaks off, the rest is asked for."""
@@ -184,7 +217,9 @@ class BucketTarget:
             if body:
                 body.close()
 
-    def put(self, key: str, body: bytes, sha256: bytes, headers: ObjectHeaders, *, replace: bool) -> bool:
+    def put(
+        self, key: str, body: bytes, sha256: bytes, headers: ObjectHeaders, *, replace: bool
+    ) -> bool:
         """See `ObjectTarget.put`."""
         checksum = _encoded(sha256)
         answer = self._write(
@@ -211,7 +246,13 @@ class BucketTarget:
         if "UploadId" not in answer:
             raise self._takes_no_parts("begins one without an id")
         named = {**self._named(key), "UploadId": answer["UploadId"]}
-        return PartsUpload(self._client, named, part_bytes(size_bytes), lambda call: self._write(key, call), self._takes_no_parts)
+        return PartsUpload(
+            self._client,
+            named,
+            part_bytes(size_bytes),
+            lambda call: self._write(key, call),
+            self._takes_no_parts,
+        )
 
     def close(self) -> None:
         """Close its connections."""
@@ -226,7 +267,10 @@ class BucketTarget:
     def _named(self, key: str) -> dict[str, str]:
         whole = self._prefix + key
         if len(whole.encode()) > MAX_KEY_BYTES:
-            raise NotRestored(f"{key!r} was not written: with what its key begins with there, it is longer than 1,024 bytes")
+            raise NotRestored(
+                f"{key!r} was not written: with what its key begins with there, it is longer than "
+                "1,024 bytes"
+            )
         return {"Bucket": self._bucket, "Key": whole}
 
     def _require_bucket(self, key: str) -> None:
@@ -237,7 +281,8 @@ class BucketTarget:
             self._asking.attempt(lambda: self._client.head_bucket(Bucket=self._bucket))
         except ASKING_FAILED as error:
             if isinstance(error, ClientError) and status_of(error) == 403:
-                return  # the listing of a bucket may be forbidden, and the write of an object allowed
+                # the listing of a bucket may be forbidden, and the write of an object allowed
+                return
             self._refuse(error, key, "read")
         self._has_bucket = True
 
@@ -245,15 +290,24 @@ class BucketTarget:
         try:
             return self._asking.attempt(call)
         except ASKING_FAILED as error:
-            if isinstance(error, ClientError) and (status_of(error) in _TAKEN or code_of(error) == "NoSuchUpload"):
+            if isinstance(error, ClientError) and (
+                status_of(error) in _TAKEN or code_of(error) == "NoSuchUpload"
+            ):
                 raise KeyTaken from error  # the last is what the second answer to one request says
             self._refuse(error, key, "written")
 
     def _refuse(self, error: Exception, key: str, done: str) -> NoReturn:
         named = (self._prefix + key).encode()
-        if self._has_bucket and isinstance(error, ClientError) and status_of(error) == 404 and not concerns_all(error, self._at):
+        if (
+            self._has_bucket
+            and isinstance(error, ClientError)
+            and status_of(error) == 404
+            and not concerns_all(error, self._at)
+        ):
             # Of this key alone, as from a server that does not take a line feed in it.
-            raise NotRestored(f"{self._at.of(named)} was not {done}: the server answers {code_of(error)}") from error
+            raise NotRestored(
+                f"{self._at.of(named)} was not {done}: the server answers {code_of(error)}"
+            ) from error
         raise _translated(error, self._at, named, done) from error
 
 
@@ -266,7 +320,10 @@ class PartsMark:
 
 
 class PartsUpload:
-    """See `ObjectUpload`: an upload in parts, of which one is sent while the next one is filled. Not for several threads."""
+    """See `ObjectUpload`: an upload in parts, of which one is sent while the next one is filled.
+
+    Not for several threads.
+    """
 
     def __init__(
         self,
@@ -276,7 +333,9 @@ class PartsUpload:
         write: Callable[[Callable[[], Any]], Any],
         takes_none: Callable[[str], SourceError],
     ) -> None:
-        """Take the upload that was begun, the size of its parts, what asks and translates, and what an answer that is none is."""
+        """Take the upload that was begun, the size of its parts, what asks and translates, and what
+        an answer that is none is.
+        """
         self._client = client
         self._named = named
         self._part_bytes = size_bytes
@@ -333,7 +392,11 @@ class PartsUpload:
         def send() -> dict[str, Any]:
             answer = self._write(
                 lambda: self._client.upload_part(
-                    **self._named, PartNumber=number, Body=body, **_ALGORITHM, ChecksumSHA256=checksum
+                    **self._named,
+                    PartNumber=number,
+                    Body=body,
+                    **_ALGORITHM,
+                    ChecksumSHA256=checksum,
                 )
             )
             self._checked = self._checked and answer.get("ChecksumSHA256") == checksum
@@ -349,25 +412,38 @@ class PartsUpload:
             self._parts.append(sending.result())
 
 
-def open_bucket_target(address: str, *, profile: str, endpoint_url: str, waits: Waits) -> BucketTarget:
-    """Return the target of an address `s3://BUCKET/PREFIX`; `/` is put behind a prefix that does not end so.
+def open_bucket_target(
+    address: str, *, profile: str, endpoint_url: str, waits: Waits
+) -> BucketTarget:
+    """Return the target of an address `s3://BUCKET/PREFIX`; `/` is put behind a prefix that does
+    not end so.
 
-    Endpoint, region and credentials are looked for where the AWS tools do. Nothing is asked of the network.
+    Endpoint, region and credentials are looked for where the AWS tools do. Nothing is asked of the
+    network.
 
-    Raises:
-        UsageError: the address names no bucket, or an option is of no use. SettingsError: the environment is of no use.
+    Raises: UsageError: the address names no bucket, or an option is of no use. SettingsError: the
+        environment is of no use.
     """
     bucket, _, prefix = address.removeprefix("s3://").partition("/")
     try:
-        settings = SourceSettings(bucket=bucket, endpoint_url=endpoint_url or endpoint_of_environment(), profile=profile)
+        settings = SourceSettings(
+            bucket=bucket, endpoint_url=endpoint_url or endpoint_of_environment(), profile=profile
+        )
         prefix.encode()
     except ValidationError as error:
         hint = "give s3://BUCKET or s3://BUCKET/PREFIX"
-        raise unusable(error, f"{address!r} cannot be restored to", hint=hint, endpoint_from=_ENDPOINT_FROM) from error
+        raise unusable(
+            error, f"{address!r} cannot be restored to", hint=hint, endpoint_from=_ENDPOINT_FROM
+        ) from error
     except UnicodeEncodeError as error:
-        raise UsageError(f"{address!r} cannot be restored to: its prefix is not UTF-8", hint="give a prefix in UTF-8") from error
+        raise UsageError(
+            f"{address!r} cannot be restored to: its prefix is not UTF-8",
+            hint="give a prefix in UTF-8",
+        ) from error
     client = build_client(settings, profile_from=f"{_PROFILE} or AWS_PROFILE")
-    return BucketTarget(client, bucket, f"{prefix}/" if prefix and not prefix.endswith("/") else prefix, waits)
+    return BucketTarget(
+        client, bucket, f"{prefix}/" if prefix and not prefix.endswith("/") else prefix, waits
+    )
 
 
 def part_bytes(size_bytes: int) -> int:
@@ -385,31 +461,47 @@ def _translated(error: Exception, at: BucketAddress, key: bytes, done: str) -> C
     if status == 403 and code_of(error) != _IN_COLD_STORAGE:
         return SourceDenied(
             f"{at.of(key)} may not be {done} with these credentials: {said}",
-            hint=f"grant s3:ListBucket, s3:GetObject and s3:PutObject on '{at.bucket}', or check the credentials",
+            hint=f"grant s3:ListBucket, s3:GetObject and s3:PutObject on '{at.bucket}', or check "
+            "the credentials",
         )
     if status == 404 and code_of(error) != "NoSuchKey":
         return missing_bucket(at)
     if 400 <= status < 500:
         return NotRestored(f"{at.of(key)} was not {done}: the server answers {said}")
-    return SourceError(f"{at} takes no more: the server answers {said}", hint="mend the server, then run the same command again")
+    return SourceError(
+        f"{at} takes no more: the server answers {said}",
+        hint="mend the server, then run the same command again",
+    )
 
 
 def _parameters(headers: ObjectHeaders, place: str) -> dict[str, Any]:
-    given = {parameter: _sent(parameter, getattr(headers, name), place) for name, parameter in _PARAMETERS.items()}
-    metadata = {name: _sent(f"x-amz-meta-{name}", value, place) for name, value in headers.user_metadata.items()}
+    given = {
+        parameter: _sent(parameter, getattr(headers, name), place)
+        for name, parameter in _PARAMETERS.items()
+    }
+    metadata = {
+        name: _sent(f"x-amz-meta-{name}", value, place)
+        for name, value in headers.user_metadata.items()
+    }
     return {name: value for name, value in given.items() if value} | {"Metadata": metadata}
 
 
 def _sent(name: str, value: str, place: str) -> str:
-    """Return the text of which botocore sends the bytes that the header had: it sends UTF-8, and reads ISO 8859-1."""
+    """Return the text of which botocore sends the bytes that the header had: it sends UTF-8, and
+    reads ISO 8859-1.
+    """
     try:
         return value if value.isascii() else value.encode("iso-8859-1").decode()
     except UnicodeError as error:
-        raise NotRestored(f"{place} was not written: its {name} {value!r} is not UTF-8, and cannot be sent") from error
+        raise NotRestored(
+            f"{place} was not written: its {name} {value!r} is not UTF-8, and cannot be sent"
+        ) from error
 
 
 def _take_own(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
-    """Keep from botocore the text of Expires, of which it takes times only, and user metadata in which it takes ASCII only."""
+    """Keep from botocore the text of Expires, of which it takes times only, and user metadata in
+    which it takes ASCII only.
+    """
     metadata = params.get("Metadata", {})
     odd = [name for name, value in metadata.items() if not value.isascii()]
     context["caf_own"] = {f"x-amz-meta-{name}": metadata.pop(name) for name in odd}

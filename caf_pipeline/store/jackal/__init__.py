@@ -13,7 +13,8 @@
     storage_forecast     when the bought space ends or is full
     store                the ChunkStore over these
 
-When a chunk is posted and uploaded is `steps`; what was signed and what copies proved is recorded by `ledger`.
+When a chunk is posted and uploaded is `steps`; what was signed and what copies proved is recorded
+by `ledger`.
 
 Source: docs/jackal.md.
 """
@@ -22,4 +23,7 @@ from typing import Final
 
 LEAST_DAYS: Final = 30
 LEAST_BYTES: Final = 10**9
-"""The chain sells no less, and takes whole multiples of it. Source: `MsgBuyStorage` of canine-chain v5."""
+"""The chain sells no less, and takes whole multiples of it.
+
+Source: `MsgBuyStorage` of canine-chain v5.
+"""

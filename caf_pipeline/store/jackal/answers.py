@@ -1,4 +1,5 @@
-"""What a chain's nodes answer, as records: each answer's fields are read strictly, one that is not as it must be is an error.
+"""What a chain's nodes answer, as records: each answer's fields are read strictly, one that is not
+as it must be is an error.
 
 No I/O. Source: the table "Queries" in the notes on Jackal's protocol; REST of Cosmos SDK 0.45.
 """
@@ -23,7 +24,9 @@ _COIN: Final = re.compile(r"([0-9]{1,20})([a-zA-Z][a-zA-Z0-9/:._-]*)")
 _HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 TYPE_3: Final = 3
 TYPE_3_SINCE: Final = (5, 1, 0)
-"""The version of the chain that verifies proofs of type 3; earlier ones list them, and all of them fail."""
+"""The version of the chain that verifies proofs of type 3; earlier ones list them, and all of them
+fail.
+"""
 
 _VERSION: Final = re.compile(
     r"v?(?P<major>[0-9]{1,6})\.(?P<minor>[0-9]{1,6})(?:\.(?P<patch>[0-9]{1,6}))?(?P<before>-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?"
@@ -51,7 +54,9 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a transaction of an account is signed for: its number, and the sequence that its next one must have."""
+    """What a transaction of an account is signed for: its number, and the sequence that its next
+    one must have.
+    """
 
     number: int
     sequence: int
@@ -73,7 +78,9 @@ class StoragePlan:
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A provider as it registered itself: `total_bytes` is what it offers, 0 where it says nothing readable."""
+    """A provider as it registered itself: `total_bytes` is what it offers, 0 where it says nothing
+    readable.
+    """
 
     address: str
     url: str
@@ -112,10 +119,10 @@ class ChainFile:
 class FileProof:
     """What the chain keeps of one copy's proofs.
 
-    Attributes:
-        provider: whose copy it is; "" where the answer does not say.
-        last_proven: block height of the last verified proof, or of the provider's joining, which verifies nothing.
-        next_leaf: the leaf that the next proof is to be of, drawn when a proof was verified. Joining writes 0, which may also
+    Attributes: provider: whose copy it is; "" where the answer does not say. last_proven: block
+        height of the last verified proof, or of the provider's joining, which verifies nothing.
+        next_leaf: the leaf that the next proof is to be of, drawn when a proof was verified.
+        Joining writes 0, which may also
             be drawn.
     """
 
@@ -128,15 +135,20 @@ class FileProof:
 
     @property
     def verified(self) -> bool:
-        """Whether `last_proven` is the height of a verified proof for certain: only such a proof draws a leaf other than 0."""
+        """Whether `last_proven` is the height of a verified proof for certain: only such a proof
+        draws a leaf other than 0.
+        """
         return self.next_leaf > 0
 
 
 @dataclass(frozen=True, slots=True)
 class IncludedTransaction:
-    """A transaction in a block. `code` 0: all its messages took effect; `data` is hex, see `post_starts`.
+    """A transaction in a block.
 
-    `moved` is what its messages gave each account in ujkl, less what they took; its fee is not in it. None where no node tells.
+    `code` 0: all its messages took effect; `data` is hex, see `post_starts`.
+
+    `moved` is what its messages gave each account in ujkl, less what they took; its fee is not in
+    it. None where no node tells.
     """
 
     height: int
@@ -157,7 +169,9 @@ class Broadcast:
 
 
 class ChainAnswer:
-    """One JSON object of an answer, read strictly: what is not as a chain would say it raises ChainUnreachable with the query."""
+    """One JSON object of an answer, read strictly: what is not as a chain would say it raises
+    ChainUnreachable with the query.
+    """
 
     def __init__(self, value: object, query: str) -> None:
         if not isinstance(value, dict):
@@ -195,7 +209,8 @@ class ChainAnswer:
         return tuple(self._plain(name, one) for one in found)
 
     def _plain(self, name: str, text: str) -> str:
-        # JSON can spell half a surrogate pair, which no chain has and nothing that encodes text takes.
+        # JSON can spell half a surrogate pair, which no chain has and nothing that encodes text
+        # takes.
         if not text.isascii() and _HALF_PAIR.search(text):
             raise _no_answer(self.query, f"'{name}' is not text: {_shown(text)}")
         return text
@@ -204,11 +219,15 @@ class ChainAnswer:
         """Return a 32-bit integer, which comes as a JSON number."""
         found = int(self._member(name, int, "a number"))
         if not 0 <= found < 1 << 32:
-            raise _no_answer(self.query, f"'{name}' should be a number of 32 bits, not {_shown(found)}")
+            raise _no_answer(
+                self.query, f"'{name}' should be a number of 32 bits, not {_shown(found)}"
+            )
         return found
 
     def integer(self, name: str) -> int:
-        """Return a 64-bit integer, which comes as text: JSON's own numbers are too short for it elsewhere."""
+        """Return a 64-bit integer, which comes as text: JSON's own numbers are too short for it
+        elsewhere.
+        """
         found = self.text(name)
         if not _INTEGER.fullmatch(found) or abs(int(found)) > _LARGEST:
             raise _no_answer(self.query, f"'{name}' should be an integer, not {_shown(found)}")
@@ -220,7 +239,9 @@ class ChainAnswer:
         try:
             return base64.b64decode(found, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise _no_answer(self.query, f"'{name}' should be base64, not {_shown(found)}") from error
+            raise _no_answer(
+                self.query, f"'{name}' should be base64, not {_shown(found)}"
+            ) from error
 
     def time(self, name: str) -> datetime:
         """Return a time, which comes in RFC 3339 with up to nine decimals."""
@@ -229,17 +250,22 @@ class ChainAnswer:
             time = datetime.fromisoformat(found)
             return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
         except (ValueError, OverflowError) as error:
-            raise _no_answer(self.query, f"'{name}' should be a time, not {_shown(found)}") from error
+            raise _no_answer(
+                self.query, f"'{name}' should be a time, not {_shown(found)}"
+            ) from error
 
 
 def quoted(text: str, most: int = 200) -> str:
-    """Return an untrusted server's text, fit for a sentence: short, on one line, and without control characters."""
+    """Return an untrusted server's text, fit for a sentence: short, on one line, and without
+    control characters.
+    """
     return "".join(character if character.isprintable() else " " for character in text[:most])
 
 
 def _no_answer(query: str, fault: str) -> ChainUnreachable:
     return ChainUnreachable(
-        f"{query}: the answer is not one of a chain: {fault}", hint="check that jackal.lcd names REST servers of nodes"
+        f"{query}: the answer is not one of a chain: {fault}",
+        hint="check that jackal.lcd names REST servers of nodes",
     )
 
 
@@ -266,9 +292,11 @@ def parse_version(answer: ChainAnswer) -> str:
 
 
 def verifies_type_3(version: str) -> bool:
-    """Tell whether software of this version verifies proofs of type 3; False for one that is not readable.
+    """Tell whether software of this version verifies proofs of type 3; False for one that is not
+    readable.
 
-    What follows the numbers makes it an earlier one (5.1.0-rc1), except where it names a build (5.1.0+1).
+    What follows the numbers makes it an earlier one (5.1.0-rc1), except where it names a build
+    (5.1.0+1).
     """
     match = _VERSION.fullmatch(version.strip())
     if match is None:
@@ -315,9 +343,13 @@ def parse_file(one: ChainAnswer) -> ChainFile:
 
 
 def parse_provider(one: ChainAnswer) -> Provider:
-    """Read one provider. What it registered as its space is its own text and need not be a number."""
+    """Read one provider. What it registered as its space is its own text and need not be a
+    number.
+    """
     space = one.text("totalspace")
-    return Provider(one.text("address"), one.text("ip"), int(space) if _INTEGER.fullmatch(space) else 0)
+    return Provider(
+        one.text("address"), one.text("ip"), int(space) if _INTEGER.fullmatch(space) else 0
+    )
 
 
 def parse_proof(one: ChainAnswer) -> FileProof:
@@ -333,7 +365,9 @@ def parse_proof(one: ChainAnswer) -> FileProof:
 
 
 def parse_next_key(answer: ChainAnswer) -> str | None:
-    """Read where the next page begins, in the form that the query takes back; None after the last page."""
+    """Read where the next page begins, in the form that the query takes back; None after the last
+    page.
+    """
     if not answer.has("pagination"):
         return None
     pagination = answer.object("pagination")
@@ -363,11 +397,16 @@ def parse_transaction(answer: ChainAnswer) -> IncludedTransaction:
 
 
 _MOVES: Final = {"coin_spent": ("spender", -1), "coin_received": ("receiver", 1)}
-"""Events of the bank module: who is named by which attribute, and the sign of the amount that comes after it."""
+"""Events of the bank module: who is named by which attribute, and the sign of the amount that comes
+after it.
+"""
 
 
 def _moved(response: ChainAnswer) -> Mapping[str, int] | None:
-    """Read what messages moved from their logs; the list of all events has the fee's, too. A log that is none tells nothing."""
+    """Read what messages moved from their logs; the list of all events has the fee's, too.
+
+    A log that is none tells nothing.
+    """
     moved: dict[str, int] = {}
     try:
         for log in response.objects("logs"):
@@ -382,9 +421,14 @@ def _moved(response: ChainAnswer) -> Mapping[str, int] | None:
 def _add_moves(moved: dict[str, int], event: ChainAnswer, names: str, sign: int) -> None:
     account = ""
     for attribute in event.objects("attributes"):  # of all events of the type, one after the other
-        key, value = attribute.text("key"), attribute.text("value") if attribute.has("value") else ""
+        key, value = (
+            attribute.text("key"),
+            attribute.text("value") if attribute.has("value") else "",
+        )
         if key == names:
             account = value
         elif key == "amount":
             coins = (_COIN.fullmatch(coin) for coin in value.split(","))
-            moved[account] = moved.get(account, 0) + sign * sum(int(coin[1]) for coin in coins if coin and coin[2] == DENOM)
+            moved[account] = moved.get(account, 0) + sign * sum(
+                int(coin[1]) for coin in coins if coin and coin[2] == DENOM
+            )

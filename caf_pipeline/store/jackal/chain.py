@@ -1,4 +1,6 @@
-"""What is asked of the chain: the wallet, what is posted, providers and their proofs, transactions. `nodes` is who answers.
+"""What is asked of the chain: the wallet, what is posted, providers and their proofs, transactions.
+
+`nodes` is who answers.
 
 Source: "Queries" and "Transactions" in the notes on Jackal's protocol; REST of Cosmos SDK 0.45.
 """
@@ -46,7 +48,13 @@ from caf_pipeline.store.jackal.answers import (
     quoted,
     verifies_type_3,
 )
-from caf_pipeline.store.jackal.names import DENOM, NOTE_MEMBER, archive_of, root_in_path, transaction_hash
+from caf_pipeline.store.jackal.names import (
+    DENOM,
+    NOTE_MEMBER,
+    archive_of,
+    root_in_path,
+    transaction_hash,
+)
 from caf_pipeline.store.jackal.nodes import Node, Nodes, Refused, TooLong
 
 _PAGE: Final = 500  # files of about 700 bytes
@@ -54,14 +62,22 @@ _SMALLER: Final = 8  # three steps to a page of one
 
 MAX_PAGES: Final = 50_000
 LIST_SECONDS: Final = 6 * 3600.0
-"""The most that a list may take. The list of all files is the longest, which a chain that cannot look for notes is asked for: a
-page is some 50 ms, and 25 million files are more than twice what these pages hold of chunks that fill the network."""
+"""The most that a list may take.
+
+The list of all files is the longest, which a chain that cannot look for notes is asked for: a page
+is some 50 ms, and 25 million files are more than twice what these pages hold of chunks that fill
+the network.
+"""
 
 MAX_KEPT: Final = 20_000
 MAX_KEPT_PAGES: Final = 16
-"""Of a list that is kept in memory as a whole, providers and posts of one root: there are hundreds, and a few."""
+"""Of a list that is kept in memory as a whole, providers and posts of one root: there are hundreds,
+and a few.
+"""
 
-_MAX_KEY: Final = 4096  # characters of where a page begins; the chain's are a root, an address and a height
+_MAX_KEY: Final = (
+    4096  # characters of where a page begins; the chain's are a root, an address and a height
+)
 _STORAGE: Final = "/jackal/canine-chain/storage"
 
 T = TypeVar("T")
@@ -70,7 +86,9 @@ T = TypeVar("T")
 class Chain:
     """A chain by its nodes' REST servers. May be used by several threads at once."""
 
-    def __init__(self, nodes: Nodes, *, list_seconds: float = LIST_SECONDS, max_pages: int = MAX_PAGES) -> None:
+    def __init__(
+        self, nodes: Nodes, *, list_seconds: float = LIST_SECONDS, max_pages: int = MAX_PAGES
+    ) -> None:
         """Name whom to ask.
 
         Args:
@@ -105,29 +123,39 @@ class Chain:
         return self._nodes.asked(lambda _, block: block.time)
 
     def block_seconds(self) -> float:
-        """Return the time between two blocks, over the last hundred of them; measured every ten minutes."""
+        """Return the time between two blocks, over the last hundred of them; measured every ten
+        minutes.
+        """
         return self._nodes.block_seconds()
 
     def proof_window(self) -> int:
-        """Return the blocks of a window, as the storage module is set: a copy is proven once in each."""
-        return self._one(f"{_STORAGE}/params", lambda answer: answer.object("params").integer("proof_window"))
+        """Return the blocks of a window, as the storage module is set: a copy is proven once in
+        each.
+        """
+        return self._one(
+            f"{_STORAGE}/params", lambda answer: answer.object("params").integer("proof_window")
+        )
 
     def require_verified(self, proof_type: int) -> None:
         """Raise where the chain may not verify proofs of this type; called before anything is paid.
 
-        Type 0 needs no question. For type 3 every node that answers is asked, and each has to be new enough: the nodes of one
-        chain run one version, and of two that differ nothing tells which is right. To believe the older one costs a setting; to
-        believe the newer one wrongly costs a post that is never proven.
+        Type 0 needs no question. For type 3 every node that answers is asked, and each has to be
+        new enough: the nodes of one chain run one version, and of two that differ nothing tells
+        which is right. To believe the older one costs a setting; to believe the newer one wrongly
+        costs a post that is never proven.
 
-        Raises:
-            SettingsError: a node names an older version, or none that is readable. ChainUnreachable: no node answers.
+        Raises: SettingsError: a node names an older version, or none that is readable.
+            ChainUnreachable: no node answers.
         """
         for url, version in self._nodes.versions() if proof_type == TYPE_3 else ():
             if not verifies_type_3(version):
                 raise SettingsError(
-                    f"jackal.proof_type is 3, which this chain may not be able to verify: {url} names the version"
-                    f" '{quoted(version, 40)}', and it takes {'.'.join(map(str, TYPE_3_SINCE))} or later",
-                    hint="set jackal.proof_type = 0; what was packed for type 3 and not posted is posted as type 0 then",
+                    f"jackal.proof_type is 3, which this chain may not be able to verify: {url} "
+                    "names the version"
+                    f" '{quoted(version, 40)}', and it takes {'.'.join(map(str, TYPE_3_SINCE))} or "
+                    "later",
+                    hint="set jackal.proof_type = 0; what was packed for type 3 and not posted is "
+                    "posted as type 0 then",
                 )
 
     # the wallet
@@ -141,7 +169,8 @@ class Chain:
         found = self._one_or_none(f"/cosmos/auth/v1beta1/accounts/{_part(address)}", parse_account)
         if found is None:
             raise EmptyWallet(
-                f"the wallet {address} has no account on chain {self.chain_id}: it never received anything",
+                f"the wallet {address} has no account on chain {self.chain_id}: it never received "
+                "anything",
                 hint=f"send {DENOM} to it",
             )
         return found
@@ -149,24 +178,38 @@ class Chain:
     def balance(self, address: str) -> int:
         """Return what an account has, in ujkl; 0 where the chain does not know it."""
         path = f"/cosmos/bank/v1beta1/balances/{_part(address)}/by_denom"
-        return self._one_or_none(path, lambda answer: answer.object("balance").integer("amount"), {"denom": DENOM}) or 0
+        return (
+            self._one_or_none(
+                path, lambda answer: answer.object("balance").integer("amount"), {"denom": DENOM}
+            )
+            or 0
+        )
 
     def plan(self, address: str) -> StoragePlan | None:
-        """Return the space that an account bought; None where it never bought any. It may have ended."""
+        """Return the space that an account bought; None where it never bought any.
+
+        It may have ended.
+        """
         return self._one_or_none(f"{_STORAGE}/payment_info/{_part(address)}", parse_plan)
 
     def confirmed_plan(self, address: str) -> tuple[StoragePlan | None, datetime]:
-        """Ask every node that is not behind. Return the plan with the end that most of them report, and the chain's time.
+        """Ask every node that is not behind.
 
-        If two ends have as many nodes, the earlier end counts: a false alarm harms less than a hidden end. The time is the
-        earliest of the nodes' newest blocks.
+        Return the plan with the end that most of them report, and the chain's time.
+
+        If two ends have as many nodes, the earlier end counts: a false alarm harms less than a
+        hidden end. The time is the earliest of the nodes' newest blocks.
         """
         plan_of = self._question(f"{_STORAGE}/payment_info/{_part(address)}", parse_plan)
         answers = self._nodes.each(lambda node, block: (plan_of(node, block), block.time))
         ends = Counter(plan.ends_at if plan else None for plan, _ in answers)
 
         def rank(plan: StoragePlan | None) -> tuple[int, float]:
-            return (-ends[plan.ends_at], plan.ends_at.timestamp()) if plan else (-ends[None], -math.inf)
+            return (
+                (-ends[plan.ends_at], plan.ends_at.timestamp())
+                if plan
+                else (-ends[None], -math.inf)
+            )
 
         return min((plan for plan, _ in answers), key=rank), min(time for _, time in answers)
 
@@ -181,15 +224,17 @@ class Chain:
                 f"{size_bytes} bytes for {days} days are less than the chain sells",
                 hint=f"ask for at least {LEAST_BYTES} bytes and {LEAST_DAYS} days",
             )
-        return self._one(f"{_STORAGE}/price_check/{days}/{size_bytes}", lambda answer: answer.integer("price"))
+        return self._one(
+            f"{_STORAGE}/price_check/{days}/{size_bytes}", lambda answer: answer.integer("price")
+        )
 
     # files
 
     def file(self, merkle_root: bytes, owner: str, start: int) -> ChainFile | None:
         """Return a file as it is now; None where the chain has none of these three.
 
-        "Not found" is believed only where the list of its root says so, too: behind one address there may be several nodes,
-        and one that lags answers 404 without saying how far it is.
+        "Not found" is believed only where the list of its root says so, too: behind one address
+        there may be several nodes, and one that lags answers 404 without saying how far it is.
         """
         path = f"{_STORAGE}/files/{root_in_path(merkle_root)}/{_part(owner)}/{start}"
         found = self._one_or_none(path, lambda answer: parse_file(answer.object("file")))
@@ -199,7 +244,9 @@ class Chain:
         return next((one for one in listed if (one.owner, one.start) == (owner, start)), None)
 
     def files_of_root(self, merkle_root: bytes, owner: str | None = None) -> Sequence[ChainFile]:
-        """Return all files of a root, of this owner or of whichever: anybody may post a root again, and again."""
+        """Return all files of a root, of this owner or of whichever: anybody may post a root again,
+        and again.
+        """
         pages = self._pages_of_root(merkle_root)
         return self._kept([one for one in page if owner in (None, one.owner)] for page in pages)
 
@@ -213,24 +260,37 @@ class Chain:
                 raise
 
     def files_of_archive(self, owner: str | None, archive_id: str) -> Iterator[ChainFile]:
-        """Yield the files that an owner (None: whoever) posted for an archive; where a chain cannot look for notes, from all."""
+        """Yield the files that an owner (None: whoever) posted for an archive; where a chain cannot
+        look for notes, from all.
+        """
         for page in self.file_pages(archive_id):
             yield from _of_archive(page, owner, archive_id)
 
     def files_of_owner(self, owner: str) -> Iterator[ChainFile]:
-        """Yield all files of an owner: there is no query for that, so that the whole network's are gone through."""
+        """Yield all files of an owner: there is no query for that, so that the whole network's are
+        gone through.
+        """
         for page in self.file_pages(None):
             yield from (one for one in page if one.owner == owner)
 
     def file_pages(self, archive_id: str | None) -> Iterator[list[ChainFile]]:
-        """Yield the pages of an archive's files; of the whole network's (None), also where a chain cannot look for notes."""
+        """Yield the pages of an archive's files; of the whole network's (None), also where a chain
+        cannot look for notes.
+        """
         if archive_id is not None:
-            pages = self._pages(f"{_STORAGE}/files/note/{NOTE_MEMBER}/{_part(archive_id)}", parse_file, "files")
+            pages = self._pages(
+                f"{_STORAGE}/files/note/{NOTE_MEMBER}/{_part(archive_id)}", parse_file, "files"
+            )
             try:
                 first = next(pages, [])
             except Refused as refused:
-                # 400: a node whose routes take "note" for a root answers that the rest is no height.
-                if refused.status not in (httpx.codes.BAD_REQUEST, httpx.codes.NOT_FOUND, httpx.codes.NOT_IMPLEMENTED):
+                # 400: a node whose routes take "note" for a root answers that the rest is no
+                # height.
+                if refused.status not in (
+                    httpx.codes.BAD_REQUEST,
+                    httpx.codes.NOT_FOUND,
+                    httpx.codes.NOT_IMPLEMENTED,
+                ):
                     raise
             else:
                 yield first
@@ -246,12 +306,16 @@ class Chain:
 
     def active_providers(self) -> Sequence[Provider]:
         """Return the providers that hold a proof; empty on a young chain."""
-        pages = self._pages(f"{_STORAGE}/active_providers", lambda one: one.text("address"), "providers")
+        pages = self._pages(
+            f"{_STORAGE}/active_providers", lambda one: one.text("address"), "providers"
+        )
         active = set(self._kept(pages))
         return [one for one in self.providers() if one.address in active] if active else []
 
     def proof(self, provider: str, merkle_root: bytes, owner: str, start: int) -> FileProof | None:
-        """Return what the chain keeps of a copy's proofs, all of it from one answer; None where it tells of none."""
+        """Return what the chain keeps of a copy's proofs, all of it from one answer; None where it
+        tells of none.
+        """
 
         def asked_for(proof: FileProof) -> bool:
             of_file = (proof.merkle_root, proof.owner, proof.start) == (merkle_root, owner, start)
@@ -265,32 +329,51 @@ class Chain:
                 if asked_for(found):
                     return found
             except Refused as refused:
-                # Read in the chain's source, not run. A provider has as many proofs as files, so that going through them is slow.
+                # Read in the chain's source, not run. A provider has as many proofs as files, so
+                # that going through them is slow.
                 self._knows_single_proofs = refused.status != httpx.codes.NOT_IMPLEMENTED
-        return next((one for page in self.proof_pages(provider) for one in page if asked_for(one)), None)
+        return next(
+            (one for page in self.proof_pages(provider) for one in page if asked_for(one)), None
+        )
 
     def proof_pages(self, provider: str) -> Iterator[list[FileProof]]:
-        """Yield the pages of a provider's proofs, one for each file that it is listed with, whoever owns it."""
+        """Yield the pages of a provider's proofs, one for each file that it is listed with, whoever
+        owns it.
+        """
         # A chain of version 4 calls the list by the singular.
-        yield from self._pages(f"{_STORAGE}/proofs/{_part(provider)}", parse_proof, "proofs", "proof")
+        yield from self._pages(
+            f"{_STORAGE}/proofs/{_part(provider)}", parse_proof, "proofs", "proof"
+        )
 
     # transactions
 
     def broadcast(self, body: bytes) -> Broadcast:
-        """Send a transaction. Where this raises, it may have been sent all the same; sending the same bytes again is harmless."""
-        message = json.dumps({"tx_bytes": base64.b64encode(body).decode(), "mode": "BROADCAST_MODE_SYNC"}).encode()
+        """Send a transaction.
+
+        Where this raises, it may have been sent all the same; sending the same bytes again is
+        harmless.
+        """
+        message = json.dumps(
+            {"tx_bytes": base64.b64encode(body).decode(), "mode": "BROADCAST_MODE_SYNC"}
+        ).encode()
         query = f"transaction {transaction_hash(body)[:12]}…"
         return self._nodes.asked(
             lambda node, _: parse_broadcast(
-                self._nodes.answer("POST", node, "/cosmos/tx/v1beta1/txs", content=message, named=f"{node.url}: {query}")[0]
+                self._nodes.answer(
+                    "POST",
+                    node,
+                    "/cosmos/tx/v1beta1/txs",
+                    content=message,
+                    named=f"{node.url}: {query}",
+                )[0]
             )
         )
 
     def transaction(self, hash: str) -> IncludedTransaction | None:
         """Return a transaction that is in a block.
 
-        None where the node does not know it, also where it keeps no index of transactions: then what the transaction did has to
-        tell whether it is in a block.
+        None where the node does not know it, also where it keeps no index of transactions: then
+        what the transaction did has to tell whether it is in a block.
         """
         try:
             found = self._one_or_none(f"/cosmos/tx/v1beta1/txs/{_part(hash)}", parse_transaction)
@@ -304,16 +387,24 @@ class Chain:
 
     # asking
 
-    def _one(self, path: str, parse: Callable[[ChainAnswer], T], params: Mapping[str, str] | None = None) -> T:
-        return self._nodes.asked(lambda node, block: self._nodes.read(node, block, path, parse, params))
+    def _one(
+        self, path: str, parse: Callable[[ChainAnswer], T], params: Mapping[str, str] | None = None
+    ) -> T:
+        return self._nodes.asked(
+            lambda node, block: self._nodes.read(node, block, path, parse, params)
+        )
 
-    def _one_or_none(self, path: str, parse: Callable[[ChainAnswer], T], params: Mapping[str, str] | None = None) -> T | None:
+    def _one_or_none(
+        self, path: str, parse: Callable[[ChainAnswer], T], params: Mapping[str, str] | None = None
+    ) -> T | None:
         return self._nodes.asked(self._question(path, parse, params))
 
     def _question(
         self, path: str, parse: Callable[[ChainAnswer], T], params: Mapping[str, str] | None = None
     ) -> Callable[[Node, Block], T | None]:
-        """Return a function that asks one node; it returns None if the node does not have what the path names."""
+        """Return a function that asks one node; it returns None if the node does not have what the
+        path names.
+        """
 
         def ask(node: Node, block: Block) -> T | None:
             try:
@@ -325,8 +416,12 @@ class Chain:
 
         return ask
 
-    def _pages(self, path: str, parse: Callable[[ChainAnswer], T], *names: str) -> Iterator[list[T]]:
-        """Yield the pages of a list, which has one of these names; one may be empty and not the last."""
+    def _pages(
+        self, path: str, parse: Callable[[ChainAnswer], T], *names: str
+    ) -> Iterator[list[T]]:
+        """Yield the pages of a list, which has one of these names; one may be empty and not the
+        last.
+        """
 
         def read(answer: ChainAnswer) -> tuple[list[T], str | None]:
             name = next(filter(answer.has, names), names[-1])
@@ -344,7 +439,9 @@ class Chain:
             except TooLong:
                 if size == 1:
                     raise
-                size = max(1, size // _SMALLER)  # somebody wrote long notes; they must not hide what is beside them
+                size = max(
+                    1, size // _SMALLER
+                )  # somebody wrote long notes; they must not hide what is beside them
                 continue
             size = min(_PAGE, 2 * size)
             waited += time.monotonic() - asked  # what is done with a page is not the chain's time
@@ -372,19 +469,26 @@ class Chain:
             kept_pages += bool(page)
             if len(kept) > MAX_KEPT or kept_pages > MAX_KEPT_PAGES:
                 raise ChainUnreachable(
-                    f"the chain returned a list of more than {len(kept) - 1} entries; far fewer are expected",
+                    f"the chain returned a list of more than {len(kept) - 1} entries; far fewer "
+                    "are expected",
                     hint="name another node in jackal.lcd",
                 )
         return kept
 
 
 def _endless(path: str, sign: str) -> ChainUnreachable:
-    return ChainUnreachable(f"{path}: the list of pages has no end: {sign}", hint="name another node")
+    return ChainUnreachable(
+        f"{path}: the list of pages has no end: {sign}", hint="name another node"
+    )
 
 
 def _part(text: str) -> str:
     return quote(text, safe="")
 
 
-def _of_archive(files: Sequence[ChainFile], owner: str | None, archive_id: str) -> Iterator[ChainFile]:
-    return (one for one in files if owner in (None, one.owner) and archive_of(one.note) == archive_id)
+def _of_archive(
+    files: Sequence[ChainFile], owner: str | None, archive_id: str
+) -> Iterator[ChainFile]:
+    return (
+        one for one in files if owner in (None, one.owner) and archive_of(one.note) == archive_id
+    )

@@ -1,4 +1,6 @@
-"""Reads stored bytes from the providers that hold them: the fastest first, the next one where it fails."""
+"""Reads stored bytes from the providers that hold them: the fastest first, the next one where it
+fails.
+"""
 
 import threading
 import time
@@ -13,7 +15,9 @@ from caf_pipeline.store.protocol import Posting, ProviderRecords
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 HOLDERS_SECONDS: Final = 60.0
-"""How old the chain's word on who holds a file may be: thousands of objects are read from one chunk in a row."""
+"""How old the chain's word on who holds a file may be: thousands of objects are read from one chunk
+in a row.
+"""
 
 MAX_REMEMBERED: Final = 4096
 
@@ -24,28 +28,43 @@ MEASURED_FROM_BYTES: Final = 4 << 20
 class Downloads:
     """Reads posted files. Safe for several threads."""
 
-    def __init__(self, chain: Chain, records: ProviderRecords, selection: ProviderSelection, waits: Waits | None = None) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        records: ProviderRecords,
+        selection: ProviderSelection,
+        waits: Waits | None = None,
+    ) -> None:
         self._chain = chain
         self._records = records
         self._selection = selection
         self._waits = waits or Waits()
         self._lock = threading.Lock()
-        self._remembered: OrderedDict[tuple[bytes, str, int], tuple[float, Sequence[str]]] = OrderedDict()
+        self._remembered: OrderedDict[tuple[bytes, str, int], tuple[float, Sequence[str]]] = (
+            OrderedDict()
+        )
 
     def holders(self, posting: Posting) -> Sequence[str]:
-        """Return the providers that the chain lists, the best first; as last known while no chain node answers."""
+        """Return the providers that the chain lists, the best first; as last known while no chain
+        node answers.
+        """
         return self._selection.to_read(self._holders(posting))
 
     def urls(self, posting: Posting) -> Mapping[str, str]:
         """See `ChunkStore.urls`."""
         clients = {address: self._selection.client(address) for address in self.holders(posting)}
-        return {address: client.download_url(posting) for address, client in clients.items() if client}
+        return {
+            address: client.download_url(posting) for address, client in clients.items() if client
+        }
 
-    def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
+    def read(
+        self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None
+    ) -> Iterator[bytes]:
         """See `ChunkStore.read`."""
         if end_byte > posting.stored_size_bytes:
             raise IntegrityError(
-                f"file {posting.merkle_root.hex()} has {posting.stored_size_bytes} bytes and ends before byte {end_byte}"
+                f"file {posting.merkle_root.hex()} has {posting.stored_size_bytes} bytes and ends "
+                f"before byte {end_byte}"
             )
         position, errors = start_byte, list[CafError]()
         for address in [provider] if provider else self._candidates(posting):
@@ -76,7 +95,9 @@ class Downloads:
         ):
             return client.has_lost(posting, start_byte, end_byte)
 
-    def _from_one(self, address: str, posting: Posting, start_byte: int, end_byte: int) -> Iterator[bytes]:
+    def _from_one(
+        self, address: str, posting: Posting, start_byte: int, end_byte: int
+    ) -> Iterator[bytes]:
         client = self._selection.client(address)
         if client is None:
             raise StoreUnreachable(f"provider {address} has no usable address")
@@ -100,7 +121,9 @@ class Downloads:
             return next(pieces, None)
 
     def _candidates(self, posting: Posting) -> Sequence[str]:
-        """Return the providers to read from: the holders, or all while the chain does not say who they are."""
+        """Return the providers to read from: the holders, or all while the chain does not say who
+        they are.
+        """
         try:
             return self.holders(posting)
         except StoreUnreachable:
@@ -136,5 +159,6 @@ def _worst(posting: Posting, errors: Sequence[CafError]) -> CafError:
     if not any(isinstance(error, StoreUnreachable) for error in errors):
         return IntegrityError(f"no provider has file {root} as it was posted: {said}")
     return StoreUnreachable(
-        f"file {root} is not read: {said}", hint="its providers may be back later; 'caf jackal files' names them"
+        f"file {root} is not read: {said}",
+        hint="its providers may be back later; 'caf jackal files' names them",
     )

@@ -1,7 +1,10 @@
-"""What goes to the chain, as bytes: messages, signed transactions and what they answer with. No I/O.
+"""What goes to the chain, as bytes: messages, signed transactions and what they answer with.
 
-The protobuf types are described here by their field numbers, in a pool of their own, so that no generated code is needed.
-Source: the tables "Messages" and "Transactions" in the notes on Jackal's protocol; cosmos.tx.v1beta1 of SDK 0.45.
+No I/O.
+
+The protobuf types are described here by their field numbers, in a pool of their own, so that no
+generated code is needed. Source: the tables "Messages" and "Transactions" in the notes on Jackal's
+protocol; cosmos.tx.v1beta1 of SDK 0.45.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +48,11 @@ _TYPES: Final[dict[str, dict[str, tuple[int, str]]]] = {
     "TxBody": {"messages": (1, "*Any"), "memo": (2, "string"), "timeout_height": (3, "uint64")},
     "Single": {"mode": (1, "uint64")},
     "ModeInfo": {"single": (1, "Single")},
-    "SignerInfo": {"public_key": (1, "Any"), "mode_info": (2, "ModeInfo"), "sequence": (3, "uint64")},
+    "SignerInfo": {
+        "public_key": (1, "Any"),
+        "mode_info": (2, "ModeInfo"),
+        "sequence": (3, "uint64"),
+    },
     "Coin": {"denom": (1, "string"), "amount": (2, "string")},
     "Fee": {"amount": (1, "*Coin"), "gas_limit": (2, "uint64")},
     "AuthInfo": {"signer_infos": (1, "*SignerInfo"), "fee": (2, "Fee")},
@@ -55,7 +62,11 @@ _TYPES: Final[dict[str, dict[str, tuple[int, str]]]] = {
         "chain_id": (3, "string"),
         "account_number": (4, "uint64"),
     },
-    "TxRaw": {"body_bytes": (1, "bytes"), "auth_info_bytes": (2, "bytes"), "signatures": (3, "*bytes")},
+    "TxRaw": {
+        "body_bytes": (1, "bytes"),
+        "auth_info_bytes": (2, "bytes"),
+        "signatures": (3, "*bytes"),
+    },
     "PubKey": {"key": (1, "bytes")},
     "MsgData": {"msg_type": (1, "string"), "data": (2, "bytes")},
     "TxMsgData": {"data": (1, "*MsgData")},
@@ -73,7 +84,9 @@ def _message_classes() -> Mapping[str, type[Message]]:
         "int64": kinds.TYPE_INT64,
         "uint64": kinds.TYPE_UINT64,
     }
-    file = descriptor_pb2.FileDescriptorProto(name="caf_pipeline/jackal.proto", package="wire", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="caf_pipeline/jackal.proto", package="wire", syntax="proto3"
+    )
     for name, fields in _TYPES.items():
         described = file.message_type.add(name=name)
         for field, (number, type_name) in fields.items():
@@ -86,7 +99,10 @@ def _message_classes() -> Mapping[str, type[Message]]:
                 one.type, one.type_name = kinds.TYPE_MESSAGE, f".wire.{kind}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"wire.{name}")) for name in _TYPES}
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"wire.{name}"))
+        for name in _TYPES
+    }
 
 
 def _message(type_name: str, **fields: Any) -> Message:  # noqa: ANN401 - a field's type is in `_TYPES`
@@ -112,7 +128,8 @@ def decode(type_name: str, data: bytes) -> Any:  # noqa: ANN401 - the classes ar
     return message
 
 
-# --- messages and transactions ---------------------------------------------------------------------------------------
+# --- messages and transactions
+# ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +142,10 @@ class ChainMessage:
 
 @dataclass(frozen=True, slots=True)
 class TransactionTerms:
-    """What a transaction is signed for. `fee` in ujkl; the last block that may include it is `timeout_height`."""
+    """What a transaction is signed for.
+
+    `fee` in ujkl; the last block that may include it is `timeout_height`.
+    """
 
     chain_id: str
     account_number: int
@@ -135,8 +155,12 @@ class TransactionTerms:
     fee: int
 
 
-def post_file(creator: str, merkle_root: bytes, size_bytes: int, *, copies: int, proof_type: int, note: str) -> ChainMessage:
-    """Return the message that announces a file and takes space for all its copies, as long as the plan lasts."""
+def post_file(
+    creator: str, merkle_root: bytes, size_bytes: int, *, copies: int, proof_type: int, note: str
+) -> ChainMessage:
+    """Return the message that announces a file and takes space for all its copies, as long as the
+    plan lasts.
+    """
     value = encode(
         "PostFile",
         creator=creator,
@@ -151,11 +175,20 @@ def post_file(creator: str, merkle_root: bytes, size_bytes: int, *, copies: int,
 
 def buy_storage(creator: str, size_bytes: int, days: int) -> ChainMessage:
     """Return the message that buys space for the wallet itself."""
-    value = encode("BuyStorage", creator=creator, for_address=creator, duration_days=days, bytes=size_bytes, payment_denom=DENOM)
+    value = encode(
+        "BuyStorage",
+        creator=creator,
+        for_address=creator,
+        duration_days=days,
+        bytes=size_bytes,
+        payment_denom=DENOM,
+    )
     return ChainMessage(BUY_STORAGE, value)
 
 
-def sign_transaction(wallet: Wallet, messages: Sequence[ChainMessage], terms: TransactionTerms) -> bytes:
+def sign_transaction(
+    wallet: Wallet, messages: Sequence[ChainMessage], terms: TransactionTerms
+) -> bytes:
     """Return the bytes to send (TxRaw), signed in SIGN_MODE_DIRECT."""
     body = encode(
         "TxBody",
@@ -164,12 +197,18 @@ def sign_transaction(wallet: Wallet, messages: Sequence[ChainMessage], terms: Tr
     )
     signer = _message(
         "SignerInfo",
-        public_key=_message("Any", type_url=PUBLIC_KEY, value=encode("PubKey", key=wallet.public_key)),
+        public_key=_message(
+            "Any", type_url=PUBLIC_KEY, value=encode("PubKey", key=wallet.public_key)
+        ),
         mode_info=_message("ModeInfo", single=_message("Single", mode=SIGN_MODE_DIRECT)),
         sequence=terms.sequence,
     )
     coins = [_message("Coin", denom=DENOM, amount=str(terms.fee))] if terms.fee else []
-    auth_info = encode("AuthInfo", signer_infos=[signer], fee=_message("Fee", amount=coins, gas_limit=terms.gas_limit))
+    auth_info = encode(
+        "AuthInfo",
+        signer_infos=[signer],
+        fee=_message("Fee", amount=coins, gas_limit=terms.gas_limit),
+    )
     document = encode(
         "SignDoc",
         body_bytes=body,
@@ -177,23 +216,34 @@ def sign_transaction(wallet: Wallet, messages: Sequence[ChainMessage], terms: Tr
         chain_id=terms.chain_id,
         account_number=terms.account_number,
     )
-    return encode("TxRaw", body_bytes=body, auth_info_bytes=auth_info, signatures=[wallet.sign(document)])
+    return encode(
+        "TxRaw", body_bytes=body, auth_info_bytes=auth_info, signatures=[wallet.sign(document)]
+    )
 
 
 def transaction_messages(body: bytes) -> list[ChainMessage]:
     """Return the messages of a transaction's bytes, in order."""
     raw = decode("TxRaw", body)
-    return [ChainMessage(one.type_url, one.value) for one in decode("TxBody", raw.body_bytes).messages]
+    return [
+        ChainMessage(one.type_url, one.value) for one in decode("TxBody", raw.body_bytes).messages
+    ]
 
 
 def transaction_fee(body: bytes) -> int:
-    """Return the fee in ujkl that a transaction's bytes offer, which is paid also where it fails in its block."""
+    """Return the fee in ujkl that a transaction's bytes offer, which is paid also where it fails in
+    its block.
+    """
     raw = decode("TxRaw", body)
-    return sum(int(coin.amount) for coin in decode("AuthInfo", raw.auth_info_bytes).fee.amount if coin.denom == DENOM)
+    return sum(
+        int(coin.amount)
+        for coin in decode("AuthInfo", raw.auth_info_bytes).fee.amount
+        if coin.denom == DENOM
+    )
 
 
 def post_starts(data: str) -> list[int]:
-    """Return the start of each post of an included transaction, from its `data` (hex TxMsgData), in order.
+    """Return the start of each post of an included transaction, from its `data` (hex TxMsgData), in
+    order.
 
     Raises:
         StoreError: the data is not that.
@@ -202,4 +252,8 @@ def post_starts(data: str) -> list[int]:
         results = decode("TxMsgData", bytes.fromhex(data)).data
     except ValueError as error:
         raise StoreError(f"the transaction's data is not hex: {data[:40]!r}") from error
-    return [int(decode("PostFileResponse", one.data).start_block) for one in results if one.msg_type == POST_FILE]
+    return [
+        int(decode("PostFileResponse", one.data).start_block)
+        for one in results
+        if one.msg_type == POST_FILE
+    ]

@@ -1,4 +1,6 @@
-"""Names on the chain and at providers: of coins, transactions, roots, jobs, and of an archive in a post's note. No I/O."""
+"""Names on the chain and at providers: of coins, transactions, roots, jobs, and of an archive in a
+post's note. No I/O.
+"""
 
 import base64
 import hashlib
@@ -16,7 +18,10 @@ def transaction_hash(body: bytes) -> str:
 
 
 def root_in_path(merkle_root: bytes) -> str:
-    """Return a root as the chain's paths take it: URL-safe base64 with padding. Hex and quoted base64 are refused there."""
+    """Return a root as the chain's paths take it: URL-safe base64 with padding.
+
+    Hex and quoted base64 are refused there.
+    """
     return base64.urlsafe_b64encode(merkle_root).decode()
 
 
@@ -31,7 +36,10 @@ def archive_note(archive_id: str) -> str:
 
 
 def archive_of(note: str) -> str | None:
-    """Return the archive that a post's note names; None where it names none. The inverse of `archive_note`."""
+    """Return the archive that a post's note names; None where it names none.
+
+    The inverse of `archive_note`.
+    """
     try:
         value = json.loads(note)
     except (ValueError, RecursionError):
@@ -41,7 +49,9 @@ def archive_of(note: str) -> str | None:
 
 
 def is_ours(note: str) -> bool:
-    """Whether a note may be one of `archive_note`: only a JSON object without its member is surely another program's."""
+    """Whether a note may be one of `archive_note`: only a JSON object without its member is surely
+    another program's.
+    """
     try:
         value = json.loads(note)
     except (ValueError, RecursionError):

@@ -1,17 +1,20 @@
-"""Posts a chunk and pays once: a transaction is logged, sent until its outcome is known, and only then signed again.
+"""Posts a chunk and pays once: a transaction is logged, sent until its outcome is known, and only
+then signed again.
 
-    ask      a chunk's message waits in the log
-    own      one run at a time has the account's sequence; it settles what is pending before it signs
-    sign     all messages that wait, up to eight, in one transaction, which is committed to the log
-    settle   the same bytes are sent again until the transaction is in a block, or cannot come into one any more
+    ask      a chunk's message waits in the log own      one run at a time has the account's
+    sequence; it settles what is pending before it signs sign     all messages that wait, up to
+    eight, in one transaction, which is committed to the log settle   the same bytes are sent again
+    until the transaction is in a block, or cannot come into one any more
 
-A transaction is given up only where a node past its timeout height says that its sequence is unused, or where the sequence is
-used and, some blocks later, the node knows neither the transaction nor what it would have done.
+A transaction is given up only where a node past its timeout height says that its sequence is
+unused, or where the sequence is used and, some blocks later, the node knows neither the transaction
+nor what it would have done.
 
-A wallet that takes the place of another one settles what that one signed for a chunk before it signs anything for it.
+A wallet that takes the place of another one settles what that one signed for a chunk before it
+signs anything for it.
 
-Source: promise 3 in docs/design.md; the codes in "Messages" of the notes on Jackal's protocol, and errors.go of Cosmos SDK
-0.45.
+Source: promise 3 in docs/design.md; the codes in "Messages" of the notes on Jackal's protocol, and
+errors.go of Cosmos SDK 0.45.
 """
 
 import time
@@ -70,32 +73,48 @@ from caf_pipeline.system.quantities import counted
 from caf_pipeline.waits import BRIEF_SECONDS, Waits
 
 MOST_POSTS: Final = 8
-"""In one transaction: as many as were measured. A transaction of more saves little and fails as a whole."""
+"""In one transaction: as many as were measured.
+
+A transaction of more saves little and fails as a whole.
+"""
 
 GAS_BASE: Final = 55_500
 GAS_POST: Final = 49_600
 """By the measured 105,000 for one post and 452,000 for eight."""
 
 GAS_BUY: Final = 200_000
-"""Not measured: it writes a plan, a payment gauge and some transfers of coins. Out of gas, it is signed again with more."""
+"""Not measured: it writes a plan, a payment gauge and some transfers of coins.
 
-GAS_MARGIN: Final = Fraction(3, 2)  # longer notes, larger accounts; what is not used is paid for all the same
+Out of gas, it is signed again with more.
+"""
+
+GAS_MARGIN: Final = Fraction(
+    3, 2
+)  # longer notes, larger accounts; what is not used is paid for all the same
 
 TAKEN_BLOCKS: Final = 5
-"""For so many blocks after a sequence is seen used, its transaction may still be missing in a node's index, which is written
-after the block."""
+"""For so many blocks after a sequence is seen used, its transaction may still be missing in a
+node's index, which is written after the block.
+"""
 
 EXPIRY_BLOCKS: Final = 1  # past the timeout height
 
 SIGNINGS: Final = 10
-"""In one call. Each one more means that the last was superseded, expired or failed; where nothing is learnt of why, every
-further one would only cost its fee."""
+"""In one call.
 
-_MOST_GAS_FACTOR: Final = 8  # three times twice as much: what needs still more is something else than a post
+Each one more means that the last was superseded, expired or failed; where nothing is learnt of why,
+every further one would only cost its fee.
+"""
+
+_MOST_GAS_FACTOR: Final = (
+    8  # three times twice as much: what needs still more is something else than a post
+)
 
 LEAST_WAIT_SECONDS: Final = 0.05
 MOST_WAIT_SECONDS: Final = 2.0
-"""Between two looks at a transaction, and at a log that another run writes: a quarter of a block, within these."""
+"""Between two looks at a transaction, and at a log that another run writes: a quarter of a block,
+within these.
+"""
 
 _CLOCK_SLACK: Final = timedelta(hours=1)
 """By how much the time of an earlier block may be misjudged from its number."""
@@ -114,17 +133,19 @@ _PAST_TIMEOUT: Final = 30
 _WRONG_SEQUENCE: Final = 32
 
 _WAITED_OUT: Final = frozenset({0, _IN_MEMPOOL, _MEMPOOL_FULL, _PAST_TIMEOUT, _WRONG_SEQUENCE})
-"""Answers to a broadcast after which the transaction may be, or come to be, in a block, or its timeout height decides."""
+"""Answers to a broadcast after which the transaction may be, or come to be, in a block, or its
+timeout height decides.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
     """Space that was bought.
 
-    Attributes:
-        hash: of the transaction. cost: ujkl, fee included. height: of its block, or of the block by which it was found in effect.
-        earlier: it was sent by an earlier call whose end was not seen; this call bought nothing.
-        cost_told: the cost is what the chain took, and not the list price, which is the most that it can have taken.
+    Attributes: hash: of the transaction. cost: ujkl, fee included. height: of its block, or of the
+        block by which it was found in effect. earlier: it was sent by an earlier call whose end was
+        not seen; this call bought nothing. cost_told: the cost is what the chain took, and not the
+        list price, which is the most that it can have taken.
     """
 
     hash: str
@@ -136,9 +157,12 @@ class Purchase:
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """What became of a transaction. `answer` is the chain's, where it is in a block and the node told.
+    """What became of a transaction.
 
-    `cost` is what it came to in ujkl, where that is known to differ from what was feared, or to be just that.
+    `answer` is the chain's, where it is in a block and the node told.
+
+    `cost` is what it came to in ujkl, where that is known to differ from what was feared, or to be
+    just that.
     """
 
     transaction: SignedTransaction
@@ -158,7 +182,10 @@ class _Attempts:
 
 
 class Poster:
-    """Posts chunks and buys space for one wallet on one chain. `wait_while_paused` keeps it from signing during a pause."""
+    """Posts chunks and buys space for one wallet on one chain.
+
+    `wait_while_paused` keeps it from signing during a pause.
+    """
 
     def __init__(
         self,
@@ -189,16 +216,20 @@ class Poster:
 
     # what is asked of it
 
-    def post(self, chunk: ChunkToStore, log: TransactionLog, *, ready: Callable[[], None] = lambda: None) -> Posting:
+    def post(
+        self, chunk: ChunkToStore, log: TransactionLog, *, ready: Callable[[], None] = lambda: None
+    ) -> Posting:
         """Post the chunk, or find that it is posted; returns once the post is in a block.
 
         `ready` is called before anything is signed, and raises what stands against paying now.
 
-        Raises:
-            NoStoragePlan, PlanTooSmall, EmptyWallet, SpendCapReached: nothing was signed. SettingsError: nor here; the chain may
-                not verify proofs of the chunk's type. StoredAlready: nor here; the ledger does not know a post of the archive.
+        Raises: NoStoragePlan, PlanTooSmall, EmptyWallet, SpendCapReached: nothing was signed.
+            SettingsError: nor here; the chain may
+                not verify proofs of the chunk's type. StoredAlready: nor here; the ledger does not
+                know a post of the archive.
             TransactionRefused: by a code that no other error stands for.
-            StoreError: the root is posted by us in a way that does not serve. StoreUnreachable. LeaseLost.
+            StoreError: the root is posted by us in a way that does not serve. StoreUnreachable.
+            LeaseLost.
         """
         found = self._posted(chunk.merkle_root, chunk.stored_size_bytes)
         if found is not None:
@@ -237,17 +268,22 @@ class Poster:
                     return found
 
     def found(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
-        """Return the chunk's post where the chain has it, once none is pending that may become one; signs nothing.
+        """Return the chunk's post where the chain has it, once none is pending that may become one;
+        signs nothing.
 
         Raises:
             What `post` raises of a chain and of posts that do not serve.
         """
         return self._found_of_others(chunk, log) or self._found(chunk, log)
 
-    def unknown_posts(self, archive_id: str, log: TransactionLog, *, sequence: int | None = None) -> Sequence[bytes]:
-        """Return the Merkle roots of the wallet's posts of an archive that the ledger does not know.
+    def unknown_posts(
+        self, archive_id: str, log: TransactionLog, *, sequence: int | None = None
+    ) -> Sequence[bytes]:
+        """Return the Merkle roots of the wallet's posts of an archive that the ledger does not
+        know.
 
-        The chain's list is read only if the account's sequence is another than the ledger's transactions explain.
+        The chain's list is read only if the account's sequence is another than the ledger's
+        transactions explain.
 
         Args:
             archive_id: of the archive.
@@ -262,7 +298,9 @@ class Poster:
         if log.explains(self.account, archive_id, sequence):
             return []
         # The list comes second: it has every post of a sequence that was used before.
-        listed = [file.merkle_root for file in self._chain.files_of_archive(self._address, archive_id)]
+        listed = [
+            file.merkle_root for file in self._chain.files_of_archive(self._address, archive_id)
+        ]
         unknown = log.unknown_roots(listed, signed=True)
         log.record_look(self.account, archive_id, sequence, len(unknown))
         return unknown
@@ -276,7 +314,8 @@ class Poster:
         return self._posted(chunk.merkle_root, chunk.stored_size_bytes)
 
     def _found_of_others(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
-        """Return the chunk's post by a wallet that was used before, once none of its transactions may become one.
+        """Return the chunk's post by a wallet that was used before, once none of its transactions
+        may become one.
 
         What was signed is sent again and looked for, which takes no key.
         """
@@ -293,10 +332,11 @@ class Poster:
         return None
 
     def buy(self, size_bytes: int, days: int, log: TransactionLog) -> Purchase:
-        """Buy space for the wallet; a purchase whose fate was not known is settled first, and if it came through, is the answer.
+        """Buy space for the wallet; a purchase whose fate was not known is settled first, and if it
+        came through, is the answer.
 
-        Raises:
-            EmptyWallet, SpendCapReached: nothing was signed. SettingsError: nor here; the chain may not verify proofs of the type
+        Raises: EmptyWallet, SpendCapReached: nothing was signed. SettingsError: nor here; the chain
+            may not verify proofs of the type
                 that is set. TransactionRefused, StoreError, StoreUnreachable, LeaseLost.
         """
         attempts = _Attempts()
@@ -311,7 +351,9 @@ class Poster:
                             if fate.transaction.purpose == "buy" and fate.outcome == "included":
                                 return _purchase(fate, earlier=True)
                         while True:
-                            if bought := self._buy_once(message, lease, log, attempts, size_bytes=size_bytes, days=days):
+                            if bought := self._buy_once(
+                                message, lease, log, attempts, size_bytes=size_bytes, days=days
+                            ):
                                 return bought
                 except HeldByOther:
                     self._wait()
@@ -326,7 +368,9 @@ class Poster:
             self._settle_pending(lease, log)
 
     def _settle_post(self, merkle_root: bytes, log: TransactionLog) -> None:
-        """Settle what is pending where a post of this root is in it, which is in a block as the chain's list shows."""
+        """Settle what is pending where a post of this root is in it, which is in a block as the
+        chain's list shows.
+        """
         if self._is_pending(merkle_root, log):
             with suppress(HeldByOther):  # who has the sequence does just that
                 self.settle(log)
@@ -334,7 +378,12 @@ class Poster:
     def _is_pending(self, merkle_root: bytes, log: TransactionLog) -> bool:
         """Tell whether a transaction whose fate is not known posts this root."""
         bodies = [one.body for one in log.pending(self.account)]
-        posted = {_root_of(one.value) for body in bodies for one in transaction_messages(body) if one.type_url == POST_FILE}
+        posted = {
+            _root_of(one.value)
+            for body in bodies
+            for one in transaction_messages(body)
+            if one.type_url == POST_FILE
+        }
         return merkle_root in posted
 
     # what the chain has
@@ -366,7 +415,9 @@ class Poster:
         return None
 
     def _posted_by_other(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
-        """Return the chunk's post where another run's transaction, or our last, made it and the chain still has it."""
+        """Return the chunk's post where another run's transaction, or our last, made it and the
+        chain still has it.
+        """
         start = log.start_of(self.account, chunk.name)
         if start is None or self._chain.file(chunk.merkle_root, self._address, start) is None:
             return None
@@ -374,7 +425,9 @@ class Poster:
 
     # signing
 
-    def _sign_posts(self, mine: WaitingPost, lease: Lease, log: TransactionLog, attempts: _Attempts) -> None:
+    def _sign_posts(
+        self, mine: WaitingPost, lease: Lease, log: TransactionLog, attempts: _Attempts
+    ) -> None:
         """Sign one transaction with our post and others that wait, and settle it."""
         posts = self._batch(mine, [] if attempts.alone else log.waiting(self.account))
         gas = ceil((GAS_BASE + GAS_POST * len(posts)) * GAS_MARGIN) * attempts.gas_factor
@@ -400,7 +453,8 @@ class Poster:
         self._learn(fate, attempts, batch=len(posts) > 1)
 
     def _batch(self, mine: WaitingPost, waiting: Iterable[WaitingPost]) -> list[WaitingPost]:
-        """Return our post and those that go with it: what fits the space and is not on the chain yet.
+        """Return our post and those that go with it: what fits the space and is not on the chain
+        yet.
 
         Raises:
             NoStoragePlan, PlanExpired, PlanTooSmall: for ours.
@@ -408,7 +462,8 @@ class Poster:
         free_bytes = self._usable_plan().free_bytes - mine.charged_bytes
         if free_bytes < 0:
             raise PlanTooSmall(
-                f"chunk {mine.chunk} takes {mine.charged_bytes} bytes in all; {free_bytes + mine.charged_bytes} are free",
+                f"chunk {mine.chunk} takes {mine.charged_bytes} bytes in all; "
+                f"{free_bytes + mine.charged_bytes} are free",
                 hint="buy more space with `caf jackal buy`",
             )
         posts, roots = [mine], {_root_of(mine.message)}
@@ -416,8 +471,8 @@ class Poster:
             if len(posts) == MOST_POSTS:
                 break
             root = _root_of(post.message)
-            # Its own run finds a root that is posted; and two posts of one would be one too many. Whether the chain verifies
-            # another type of proof is for that run to ask.
+            # Its own run finds a root that is posted; and two posts of one would be one too many.
+            # Whether the chain verifies another type of proof is for that run to ask.
             fits = post.charged_bytes <= free_bytes and len(root) == len(_root_of(mine.message))
             if fits and root not in roots and not self._ours(root):
                 posts.append(post)
@@ -428,7 +483,9 @@ class Poster:
     def _usable_plan(self) -> StoragePlan:
         plan = self._chain.plan(self._address)
         if plan is None:
-            raise NoStoragePlan(f"{self._address} has bought no space", hint="buy some with `caf jackal buy`")
+            raise NoStoragePlan(
+                f"{self._address} has bought no space", hint="buy some with `caf jackal buy`"
+            )
         if plan.ends_at <= self._chain.now():
             raise PlanExpired(
                 f"the space of {self._address} ended on {plan.ends_at:%Y-%m-%d %H:%M} UTC",
@@ -448,30 +505,43 @@ class Poster:
     ) -> SignedTransaction:
         """Sign with the sequence that the chain names, once nothing of the account is pending.
 
-        The transaction can only be included if this sequence is the account's. So no post of the account comes between the look
-        at the archives' posts and this transaction.
+        The transaction can only be included if this sequence is the account's. So no post of the
+        account comes between the look at the archives' posts and this transaction.
 
-        Raises:
-            SpendCapReached, EmptyWallet: it would cost too much. StoreError: this call signed too often. StoredAlready: the
+        Raises: SpendCapReached, EmptyWallet: it would cost too much. StoreError: this call signed
+            too often. StoredAlready: the
                 ledger does not know a post of one of the archives.
         """
         if attempts.signings == SIGNINGS:
             raise StoreError(
                 f"{SIGNINGS} transactions of {self._address} in a row had no effect",
-                hint="another program may be using the same wallet: stop it, or give it a wallet of its own",
+                hint="another program may be using the same wallet: stop it, or give it a wallet "
+                "of its own",
             )
         fee = ceil(gas * Fraction(str(self._settings.gas_price)))
         self._check_money(fee + price, log)
         account = self._chain.account(self._address)
-        notes = {decode("PostFile", message.value).note for message in messages if message.type_url == POST_FILE}
+        notes = {
+            decode("PostFile", message.value).note
+            for message in messages
+            if message.type_url == POST_FILE
+        }
         for archive_id in sorted(filter(None, map(archive_of, notes))):
             refuse_unknown_posts(self.unknown_posts(archive_id, log, sequence=account.sequence))
         timeout_height = self._chain.height() + self._settings.timeout_blocks
-        terms = TransactionTerms(self._chain.chain_id, account.number, account.sequence, timeout_height, gas, fee)
+        terms = TransactionTerms(
+            self._chain.chain_id, account.number, account.sequence, timeout_height, gas, fee
+        )
         body = sign_transaction(self._wallet, messages, terms)
         attempts.signings += 1
         return SignedTransaction(
-            transaction_hash(body), body, self.account, account.sequence, timeout_height, purpose=purpose, cost=fee + price
+            transaction_hash(body),
+            body,
+            self.account,
+            account.sequence,
+            timeout_height,
+            purpose=purpose,
+            cost=fee + price,
         )
 
     def _check_money(self, cost: int, log: TransactionLog) -> None:
@@ -479,7 +549,8 @@ class Poster:
         spent = log.spent(self.account)
         if cap is not None and spent + cost > cap:
             raise SpendCapReached(
-                f"{cost} ujkl more would come to {spent + cost} ujkl; the limit is {cap} ujkl and {spent} ujkl are spent",
+                f"{cost} ujkl more would come to {spent + cost} ujkl; the limit is {cap} ujkl and "
+                f"{spent} ujkl are spent",
                 hint="raise it with `caf limit` or jackal.spend_cap",
             )
         balance = self._chain.balance(self._address)
@@ -490,7 +561,14 @@ class Poster:
             )
 
     def _buy_once(
-        self, message: ChainMessage, lease: Lease, log: TransactionLog, attempts: _Attempts, *, size_bytes: int, days: int
+        self,
+        message: ChainMessage,
+        lease: Lease,
+        log: TransactionLog,
+        attempts: _Attempts,
+        *,
+        size_bytes: int,
+        days: int,
     ) -> Purchase | None:
         """Sign and settle one purchase; None where it came to nothing and may be tried again."""
         self._chain.require_verified(self._settings.proof_type)
@@ -500,7 +578,8 @@ class Poster:
         if plan is not None and size_bytes < plan.used_bytes:
             raise PlanTooSmall(
                 f"{size_bytes} bytes are fewer than the {plan.used_bytes} that are used",
-                hint="a purchase is the whole plan from then on, not an addition to the one before: buy at least what is used",
+                hint="a purchase is the whole plan from then on, not an addition to the one "
+                "before: buy at least what is used",
             )
         self._wait_while_paused(lease.check)
         transaction = self._signed([message], log, attempts, gas=gas, purpose="buy", price=price)
@@ -510,7 +589,10 @@ class Poster:
         return _purchase(fate) if fate.outcome == "included" else None
 
     def _learn(self, fate: _Fate, attempts: _Attempts, *, batch: bool) -> None:
-        """Change the next attempt by why this one failed: more gas, or no batch. Raise what only a person can mend."""
+        """Change the next attempt by why this one failed: more gas, or no batch.
+
+        Raise what only a person can mend.
+        """
         if fate.outcome != "failed" or fate.answer is None:
             return
         if fate.answer.code == _OUT_OF_GAS and attempts.gas_factor < _MOST_GAS_FACTOR:
@@ -526,26 +608,29 @@ class Poster:
         """Settle what earlier calls left, by sequence."""
         return [self._settled(one, lease, log, ours=False) for one in log.pending(self.account)]
 
-    def _settled(self, transaction: SignedTransaction, lease: Lease, log: TransactionLog, *, ours: bool) -> _Fate:
+    def _settled(
+        self, transaction: SignedTransaction, lease: Lease, log: TransactionLog, *, ours: bool
+    ) -> _Fate:
         """Send a transaction until its fate is known, and write it.
 
-        Args:
-            transaction: committed, not settled.
-            lease: of the account.
-            log: where it stands.
-            ours: whether this call signed it, so that a refusal is this call's failure. One of an earlier call is waited for.
+        Args: transaction: committed, not settled. lease: of the account. log: where it stands.
+            ours: whether this call signed it, so that a refusal is this call's failure. One of an
+            earlier call is waited for.
 
-        Raises:
-            StoreError: this call's was refused before any block; it stays pending. StoreUnreachable. LeaseLost.
+        Raises: StoreError: this call's was refused before any block; it stays pending.
+            StoreUnreachable. LeaseLost.
         """
         with self._waits.waiting(
             f"a block with transaction {transaction.hash[:12]}…",
-            ends_by=f"that block ends it, or block {transaction.timeout_height + EXPIRY_BLOCKS + 1} without it",
+            ends_by="that block ends it, or block "
+            f"{transaction.timeout_height + EXPIRY_BLOCKS + 1} without it",
             grace=BRIEF_SECONDS,
         ):
             return self._outcome(transaction, lease, log, ours=ours)
 
-    def _outcome(self, transaction: SignedTransaction, lease: Lease, log: TransactionLog, *, ours: bool) -> _Fate:
+    def _outcome(
+        self, transaction: SignedTransaction, lease: Lease, log: TransactionLog, *, ours: bool
+    ) -> _Fate:
         messages = transaction_messages(transaction.body)
         sent_at, taken_at = -1, -1  # heights
         while True:
@@ -555,11 +640,14 @@ class Poster:
             height, sequence = self._chain.height(), self._chain.account(self._address).sequence
             if sequence > transaction.sequence:
                 taken_at = height if taken_at < 0 else taken_at
-                fate = self._overtaken(transaction, messages, last=height >= taken_at + TAKEN_BLOCKS)
+                fate = self._overtaken(
+                    transaction, messages, last=height >= taken_at + TAKEN_BLOCKS
+                )
                 if fate is not None:
                     return self._written(fate, messages, lease, log)
             elif height > transaction.timeout_height + EXPIRY_BLOCKS:
-                # It may not come into a later block; and had it been in one, the sequence would be used.
+                # It may not come into a later block; and had it been in one, the sequence would be
+                # used.
                 fate = self._included(transaction) or _Fate(transaction, "expired", height)
                 return self._written(fate, messages, lease, log)
             elif height > sent_at:
@@ -574,15 +662,20 @@ class Poster:
             return None
         if answer.code == 0:
             return _Fate(transaction, "included", answer.height, answer)
-        # One that was refused in the block before its messages ran has taken neither fee nor sequence, and could come again.
+        # One that was refused in the block before its messages ran has taken neither fee nor
+        # sequence, and could come again.
         if answer.code == _WRONG_SEQUENCE and answer.codespace == "sdk":
             return None
         if self._chain.account(self._address).sequence <= transaction.sequence:
             return None
         return _Fate(transaction, "failed", answer.height, answer)
 
-    def _overtaken(self, transaction: SignedTransaction, messages: Sequence[ChainMessage], *, last: bool) -> _Fate | None:
-        """Return the fate of one whose sequence is used: by itself or by another. Asked after that was seen, of a node as far.
+    def _overtaken(
+        self, transaction: SignedTransaction, messages: Sequence[ChainMessage], *, last: bool
+    ) -> _Fate | None:
+        """Return the fate of one whose sequence is used: by itself or by another.
+
+        Asked after that was seen, of a node as far.
 
         The index alone does not tell: a node may write it later, or keep none.
 
@@ -595,19 +688,32 @@ class Poster:
             return fate
         height = self._chain.height()
         # What a purchase really cost only the index tells, so that it is given its time.
-        if (last or transaction.purpose != "buy") and self._took_effect(transaction, messages, height):
+        if (last or transaction.purpose != "buy") and self._took_effect(
+            transaction, messages, height
+        ):
             return _Fate(transaction, "included", height)
         return _Fate(transaction, "superseded", height) if last else None
 
-    def _took_effect(self, transaction: SignedTransaction, messages: Sequence[ChainMessage], height: int) -> bool:
-        """Whether the chain has what the messages ask for. No post is signed for a root that it had before."""
+    def _took_effect(
+        self, transaction: SignedTransaction, messages: Sequence[ChainMessage], height: int
+    ) -> bool:
+        """Whether the chain has what the messages ask for.
+
+        No post is signed for a root that it had before.
+        """
         posts = [one.value for one in messages if one.type_url == POST_FILE]
         if any(self._ours(_root_of(post)) for post in posts):
             return True
-        return any(self._bought(transaction, one.value, height) for one in messages if one.type_url == BUY_STORAGE)
+        return any(
+            self._bought(transaction, one.value, height)
+            for one in messages
+            if one.type_url == BUY_STORAGE
+        )
 
     def _bought(self, transaction: SignedTransaction, message: bytes, height: int) -> bool:
-        """Whether the wallet's plan is one that this purchase would have made: as large, and ending no earlier."""
+        """Whether the wallet's plan is one that this purchase would have made: as large, and ending
+        no earlier.
+        """
         wanted = decode("BuyStorage", message)
         plan = self._chain.plan(self._address)
         if plan is None or plan.space_bytes != wanted.bytes:
@@ -616,27 +722,41 @@ class Poster:
         signed_at = self._chain.now() - timedelta(seconds=blocks * self._chain.block_seconds())
         return plan.ends_at >= signed_at + timedelta(days=wanted.duration_days) - _CLOCK_SLACK
 
-    def _written(self, fate: _Fate, messages: Sequence[ChainMessage], lease: Lease, log: TransactionLog) -> _Fate:
+    def _written(
+        self, fate: _Fate, messages: Sequence[ChainMessage], lease: Lease, log: TransactionLog
+    ) -> _Fate:
         """Write a fate to the log."""
         starts: list[int] = []
         if fate.outcome == "included":
-            starts = self._starts(fate, [one.value for one in messages if one.type_url == POST_FILE])
+            starts = self._starts(
+                fate, [one.value for one in messages if one.type_url == POST_FILE]
+            )
         fate = replace(fate, cost=self._cost(fate))
         log.settle(lease, fate.transaction.hash, fate.outcome, starts=starts, cost=fate.cost)
         return fate
 
     def _cost(self, fate: _Fate) -> int | None:
-        """Return what a transaction came to: a failed one its fee, a purchase what the chain took. None where nothing tells."""
+        """Return what a transaction came to: a failed one its fee, a purchase what the chain took.
+
+        None where nothing tells.
+        """
         fee = transaction_fee(fate.transaction.body)
         if fate.outcome == "failed":
             return fee
         moved = fate.answer.moved if fate.answer else None
-        if fate.transaction.purpose == "buy" and fate.outcome == "included" and moved and self._address in moved:
+        if (
+            fate.transaction.purpose == "buy"
+            and fate.outcome == "included"
+            and moved
+            and self._address in moved
+        ):
             return fee + max(0, -moved[self._address])
         return None
 
     def _starts(self, fate: _Fate, posts: Sequence[bytes]) -> list[int]:
-        """Return the start of each post: from the transaction's data, or, without it, from the chain's list of files."""
+        """Return the start of each post: from the transaction's data, or, without it, from the
+        chain's list of files.
+        """
         if fate.answer is not None:
             starts = post_starts(fate.answer.data)
             if len(starts) != len(posts):
@@ -660,7 +780,8 @@ class Poster:
         try:
             said = self._chain.broadcast(transaction.body)
         except ChainUnreachable:
-            return  # it may have been sent, which the next look tells; if no node answers, that look raises
+            # it may have been sent, which the next look tells; if no node answers, that look raises
+            return
         if ours and said.code not in _WAITED_OUT:
             raise _failure(said.code, said.codespace, said.log, before_block=True)
 
@@ -678,7 +799,9 @@ class Poster:
 
 def _purchase(fate: _Fate, *, earlier: bool = False) -> Purchase:
     cost = fate.transaction.cost if fate.cost is None else fate.cost
-    return Purchase(fate.transaction.hash, cost, fate.height, earlier=earlier, cost_told=fate.cost is not None)
+    return Purchase(
+        fate.transaction.hash, cost, fate.height, earlier=earlier, cost_told=fate.cost is not None
+    )
 
 
 def _root_of(message: bytes) -> bytes:
@@ -689,15 +812,22 @@ def _failure(code: int, codespace: str, log: str, *, before_block: bool = False)
     """Return the error that a code stands for."""
     told = log[:200]
     if not before_block and code == _KEY_NOT_FOUND:
-        return NoStoragePlan(f"the chain knows no bought space: {told}", hint="buy some with `caf jackal buy`")
+        return NoStoragePlan(
+            f"the chain knows no bought space: {told}", hint="buy some with `caf jackal buy`"
+        )
     if not before_block and code == _UNAUTHORIZED and "expired" in log:
-        return PlanExpired(f"the bought space has ended: {told}", hint="buy again with `caf jackal buy`")
+        return PlanExpired(
+            f"the bought space has ended: {told}", hint="buy again with `caf jackal buy`"
+        )
     if not before_block and code == _UNAUTHORIZED:
-        return PlanTooSmall(f"the bought space is too small: {told}", hint="buy more with `caf jackal buy`")
+        return PlanTooSmall(
+            f"the bought space is too small: {told}", hint="buy more with `caf jackal buy`"
+        )
     if code in (_INSUFFICIENT_FUNDS, _UNKNOWN_ADDRESS):
         return EmptyWallet(f"the wallet cannot pay: {told}", hint="send coins to it")
     hints = {
-        _INSUFFICIENT_FEE: "raise jackal.gas_price; this transaction is given up at its timeout height, and signed again then",
+        _INSUFFICIENT_FEE: "raise jackal.gas_price; this transaction is given up at its timeout "
+        "height, and signed again then",
         _OUT_OF_GAS: "raise jackal.gas_price",
         _BAD_JSON: "the note must be JSON",
         _UNAUTHORIZED: "check jackal.chain_id and the wallet",

@@ -1,7 +1,7 @@
 """One provider's HTTP: what it says of itself, an upload and its job, and ranged downloads.
 
-An upload is a form of known length whose file part comes last, streamed from the staged file with constant memory.
-Source: "Provider HTTP API" in the notes on Jackal's protocol.
+An upload is a form of known length whose file part comes last, streamed from the staged file with
+constant memory. Source: "Provider HTTP API" in the notes on Jackal's protocol.
 """
 
 import contextlib
@@ -38,49 +38,68 @@ PROBE_SECONDS: Final = 10.0
 """For a provider to say anything at all, before anything is sent to it."""
 
 GATHERED_BYTES: Final = PIECE_BYTES - 2 * READ_BYTES
-"""Of a download before a piece of it is handed on: one read more, and what was left of the one before, still fit into it."""
+"""Of a download before a piece of it is handed on: one read more, and what was left of the one
+before, still fit into it.
+"""
 
 LARGE_PIECE_BYTES: Final = READ_BYTES // 2
 """What came at once and is no smaller is handed on as it is: gathering copies each byte twice."""
 
 DIRECT_FROM_BYTES: Final = 8 << 20
-"""Of a longer answer all but the beginning is read past httpcore, which copies each byte five times. Its connection is not used
-again: another one is some milliseconds, of a download that takes tenths of a second at 10 Gbit/s with TLS."""
+"""Of a longer answer all but the beginning is read past httpcore, which copies each byte five
+times. Its connection is not used again: another one is some milliseconds, of a download that takes
+tenths of a second at 10 Gbit/s with TLS.
+"""
 
 DIRECT_READ_BYTES: Final = PIECE_BYTES // 2
 
 STALL_SECONDS: Final = 60.0
-"""For a piece of a transfer. A MiB a minute is far below any rate at which a chunk could be moved."""
+"""For a piece of a transfer. A MiB a minute is far below any rate at which a chunk could be
+moved.
+"""
 
 STATUS_SECONDS: Final = 2.0
 """Between two looks at a job while the answer to an upload is waited for."""
 
 MAX_RESUMED: Final = 3
 LEAST_RESUMED_BYTES: Final = PIECE_BYTES // 4
-"""Attempts in a row at a download that come no further than this, before it is left to another provider: one that breaks off
-after each byte would else never end."""
+"""Attempts in a row at a download that come no further than this, before it is left to another
+provider: one that breaks off after each byte would else never end.
+"""
 
 RESUME_SECONDS: Final = (0.0, 0.25, 1.0)
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _PAGES: Final = ("text/html", "application/json")
-"""What a proxy or an API answers with, also as if all were well. Servers in Go call a chunk text/plain: it begins with JSON."""
+"""What a proxy or an API answers with, also as if all were well.
+
+Servers in Go call a chunk text/plain: it begins with JSON.
+"""
 _UNKNOWN_ROOT: Final = re.compile(r"key not found|cid mapping|could not find", re.IGNORECASE)
 _NO_ROUTE: Final = "404 page not found"
-"""What servers in Go, a proxy whose provider is away among them, say of an unknown path; a provider knows that of a download."""
+"""What servers in Go, a proxy whose provider is away among them, say of an unknown path; a provider
+knows that of a download.
+"""
 _MISMATCH: Final = re.compile(r"merkle does not match|doesn't match the chain", re.IGNORECASE)
 _NO_SLOT: Final = re.compile(r"can't claim|cannot claim", re.IGNORECASE)
-_NO_ROOM: Final = re.compile(r"no space left", re.IGNORECASE)  # what the operating system says to it
-_NOT_ON_CHAIN: Final = re.compile(r"no such file on chain|failed to find file on chain", re.IGNORECASE)
+_NO_ROOM: Final = re.compile(
+    r"no space left", re.IGNORECASE
+)  # what the operating system says to it
+_NOT_ON_CHAIN: Final = re.compile(
+    r"no such file on chain|failed to find file on chain", re.IGNORECASE
+)
 _ERROR_PREFIX: Final = "Error"
 
 
-# --- what a provider says --------------------------------------------------------------------------------------------------
+# --- what a provider says
+# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a provider says of an upload. Nothing but `done` and `error` ends it: an error never raises `progress`.
+    """What a provider says of an upload.
+
+    Nothing but `done` and `error` ends it: an error never raises `progress`.
 
     Attributes:
         progress: percent.
@@ -145,13 +164,10 @@ class UploadControl(Protocol):
 class Sending:
     """A file that is sent to a provider.
 
-    Attributes:
-        posting: the file on the chain.
-        staged: the file; `posting.stored_size_bytes` of it are sent.
-        control: told each piece.
-        proof_type: of the root.
-        answer_seconds: how long a provider reads, and how long to wait for the answer once everything is sent.
-        known_before: the provider was sent this file before, so that a job's end may be that of the last time.
+    Attributes: posting: the file on the chain. staged: the file; `posting.stored_size_bytes` of it
+        are sent. control: told each piece. proof_type: of the root. answer_seconds: how long a
+        provider reads, and how long to wait for the answer once everything is sent. known_before:
+        the provider was sent this file before, so that a job's end may be that of the last time.
     """
 
     posting: Posting
@@ -174,21 +190,33 @@ class UploadForm:
 def upload_form(posting: Posting, *, proof_type: int | None = None) -> UploadForm:
     """Return the form of an upload of this file; the field `type` is left out where None."""
     boundary = secrets.token_hex(24)
-    fields = {"sender": posting.owner, "merkle": posting.merkle_root.hex(), "start": str(posting.start)}
+    fields = {
+        "sender": posting.owner,
+        "merkle": posting.merkle_root.hex(),
+        "start": str(posting.start),
+    }
     if proof_type is not None:
         fields["type"] = str(proof_type)
     parts = [
-        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in fields.items()
     ]
     parts.append(
-        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{posting.merkle_root.hex()}"\r\n'
+        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; '
+        f'filename="{posting.merkle_root.hex()}"\r\n'
         "Content-Type: application/octet-stream\r\n\r\n"
     )
-    return UploadForm("".join(parts).encode(), f"\r\n--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}")
+    return UploadForm(
+        "".join(parts).encode(),
+        f"\r\n--{boundary}--\r\n".encode(),
+        f"multipart/form-data; boundary={boundary}",
+    )
 
 
 def _gathered(pieces: Iterator[bytes], size_bytes: int) -> bytes:
-    """Return the next bytes, so many or some more; fewer where the answer ends or breaks off, and none after that."""
+    """Return the next bytes, so many or some more; fewer where the answer ends or breaks off, and
+    none after that.
+    """
     first = next(pieces, b"")
     if len(first) >= LARGE_PIECE_BYTES:
         return first
@@ -202,11 +230,14 @@ def _gathered(pieces: Iterator[bytes], size_bytes: int) -> bytes:
 def _body_of(response: httpcore.Response, size_bytes: int, limit: Limit) -> Iterator[bytes]:
     """Yield an answer's body as it comes, of which `size_bytes` are wanted."""
     pieces = response.iter_stream()
-    framed = header(response, "content-length") == str(size_bytes) and not header(response, "transfer-encoding")
+    framed = header(response, "content-length") == str(size_bytes) and not header(
+        response, "transfer-encoding"
+    )
     if size_bytes < DIRECT_FROM_BYTES or not framed:
         yield from pieces
         return
-    # httpcore reads no more for the first piece than it gives, so that all that follows is still at the socket.
+    # httpcore reads no more for the first piece than it gives, so that all that follows is still at
+    # the socket.
     piece: bytes = next(pieces, b"")
     stream: httpcore.NetworkStream = response.extensions["network_stream"]
     while piece:
@@ -234,14 +265,16 @@ def _json(answer: ProviderAnswer) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# --- a provider ------------------------------------------------------------------------------------------------------------
+# --- a provider
+# ------------------------------------------------------------------------------------------
 
 
 @dataclass
 class ProviderClient:
     """A provider at an address. Safe for several threads.
 
-    Every method raises StoreUnreachable where the provider does not answer, or not as a provider would.
+    Every method raises StoreUnreachable where the provider does not answer, or not as a provider
+    would.
 
     Attributes:
         url: as the provider gave it to the chain.
@@ -272,31 +305,45 @@ class ProviderClient:
         return quoted(told) if isinstance(told, str) else ""
 
     def free_bytes(self, check: Callable[[], None] = no_check) -> int | None:
-        """Return its free space; None where it gives none in time: to answer, a provider reads all its proofs."""
+        """Return its free space; None where it gives none in time: to answer, a provider reads all
+        its proofs.
+        """
         try:
-            told = _json(ask(self.address, "/api/client/space", seconds=PROBE_SECONDS, check=check)).get("free_space")
+            told = _json(
+                ask(self.address, "/api/client/space", seconds=PROBE_SECONDS, check=check)
+            ).get("free_space")
         except StoreUnreachable:
             return None
         return told if isinstance(told, int) and not isinstance(told, bool) else None
 
     def job(self, posting: Posting, check: Callable[[], None] = no_check) -> Job | None:
-        """Return what it says of the upload of this file; None where it knows of none, or of a body that is not through."""
+        """Return what it says of the upload of this file; None where it knows of none, or of a body
+        that is not through.
+        """
         name = job_id(posting.merkle_root, posting.owner, posting.start)
         answer = ask(self.address, f"/v2/status/{name}", check=check)
         if answer.status in (404, 405):
             return None
         told = _json(answer)
         progress = told.get("progress")
-        if answer.status != 200 or not isinstance(progress, int | float) or not abs(progress) <= _MOST_PROGRESS:  # NaN
-            raise StoreUnreachable(f"provider {self.address} answered {answer.status} when asked for an upload's status")
+        if (
+            answer.status != 200
+            or not isinstance(progress, int | float)
+            or not abs(progress) <= _MOST_PROGRESS
+        ):  # NaN
+            raise StoreUnreachable(
+                f"provider {self.address} answered {answer.status} when asked for an upload's "
+                "status"
+            )
         status = told.get("status")
         return Job(float(progress), quoted(status, 300) if isinstance(status, str) else "")
 
     def upload(self, sending: Sending) -> Job:
-        """Send the file and return what it says of it: done, an error, or accepted, and then `job` tells more.
+        """Send the file and return what it says of it: done, an error, or accepted, and then `job`
+        tells more.
 
-        Raises:
-            StoreUnreachable: also where the connection broke; whether the file is stored has to be asked then.
+        Raises: StoreUnreachable: also where the connection broke; whether the file is stored has to
+            be asked then.
         """
         answer = self._send("/v2/upload", upload_form(sending.posting), sending)
         if isinstance(answer, ProviderAnswer) and answer.status in (404, 405):
@@ -314,27 +361,43 @@ class ProviderClient:
         error = _json(answer).get("error")
         told = quoted(error, 300) if isinstance(error, str) else ""
         job = Job(0, f"{_ERROR_PREFIX}: {told}")
-        if answer.status == 500 and (job.refuses_bytes or job.finds_no_slot or job.sees_no_post or job.has_no_room):
+        if answer.status == 500 and (
+            job.refuses_bytes or job.finds_no_slot or job.sees_no_post or job.has_no_room
+        ):
             return job
-        raise StoreUnreachable(f"provider {self.address} answers an upload with {answer.status} {told}".rstrip())
+        raise StoreUnreachable(
+            f"provider {self.address} answers an upload with {answer.status} {told}".rstrip()
+        )
 
     def _send(self, path: str, form: UploadForm, sending: Sending) -> "ProviderAnswer | Job":
         size_bytes = len(form.head) + sending.posting.stored_size_bytes + len(form.tail)
-        headers = {"Content-Type": form.content_type, "Content-Length": str(size_bytes), "Connection": "close"}
+        headers = {
+            "Content-Type": form.content_type,
+            "Content-Length": str(size_bytes),
+            "Connection": "close",
+        }
         limit = Limit(STALL_SECONDS, check=sending.control.check)
         try:
             with (
                 sending.staged.open("rb", buffering=0) as file,
                 self.address.pool() as pool,
                 exchange(
-                    pool, self.address, path, limit, method="POST", headers=headers, body=self._body(form, sending, file, limit)
+                    pool,
+                    self.address,
+                    path,
+                    limit,
+                    method="POST",
+                    headers=headers,
+                    body=self._body(form, sending, file, limit),
                 ) as response,
             ):
                 return read_answer(response, self.address)
         except _Learned:
             return DONE
 
-    def _body(self, form: UploadForm, sending: Sending, file: BinaryIO, limit: Limit) -> Iterator[bytes]:
+    def _body(
+        self, form: UploadForm, sending: Sending, file: BinaryIO, limit: Limit
+    ) -> Iterator[bytes]:
         """Yield the body; a piece was sent when the next is asked for."""
         control, left = sending.control, sending.posting.stored_size_bytes
         reads_until = time.monotonic() + sending.answer_seconds + STALL_SECONDS
@@ -346,7 +409,8 @@ class ProviderClient:
             piece = file.read(min(control.piece_bytes(), left))
             if not piece:
                 raise StoreError(
-                    f"the staged file {file.name} ends before its size", hint="run the partition again: it is packed again"
+                    f"the staged file {file.name} ends before its size",
+                    hint="run the partition again: it is packed again",
                 )
             yield piece
             control.sent(len(piece))
@@ -358,7 +422,9 @@ class ProviderClient:
             limit.check = self._looking_for_end(sending.posting, control.check)
 
     def _looking_for_end(self, posting: Posting, check: Callable[[], None]) -> Callable[[], None]:
-        """Return a check that also asks for the job now and then: an answer may get lost while the file is stored."""
+        """Return a check that also asks for the job now and then: an answer may get lost while the
+        file is stored.
+        """
         due = time.monotonic() + STATUS_SECONDS
 
         def look() -> None:
@@ -374,20 +440,23 @@ class ProviderClient:
 
         return look
 
-    # --- downloads -----------------------------------------------------------------------------------------------------
+    # --- downloads
+    # --------------------------------------------------------------------------------
 
     def download_url(self, posting: Posting) -> str:
         """Return where anybody reads the file, by ranges."""
         return f"{self.address}{_download_path(posting)}"
 
-    def download(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None] = no_check) -> Iterator[bytes]:
+    def download(
+        self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None] = no_check
+    ) -> Iterator[bytes]:
         """Yield `[start_byte, end_byte)` of the file in pieces of at most 1 MiB.
 
-        What breaks off, also without an error, goes on where it broke. A provider that let a time limit pass without bytes is
-        not asked again: another one is sooner.
+        What breaks off, also without an error, goes on where it broke. A provider that let a time
+        limit pass without bytes is not asked again: another one is sooner.
 
-        Raises:
-            StoredChunkMissing: it does not have the root. IntegrityError: its file has another size.
+        Raises: StoredChunkMissing: it does not have the root. IntegrityError: its file has another
+            size.
         """
         position, in_vain = start_byte, 0
         while position < end_byte:
@@ -398,17 +467,23 @@ class ProviderClient:
                     yield piece
             except StoreUnreachable as error:
                 in_vain = in_vain + 1 if position - before < LEAST_RESUMED_BYTES else 0
-                if in_vain >= MAX_RESUMED or (in_vain and isinstance(error.__cause__, httpcore.TimeoutException)):
+                if in_vain >= MAX_RESUMED or (
+                    in_vain and isinstance(error.__cause__, httpcore.TimeoutException)
+                ):
                     raise
                 time.sleep(RESUME_SECONDS[in_vain])
                 check()
 
-    def has_lost(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None] = no_check) -> bool:
-        """Return whether the provider answers other requests, but again sends nothing of a range that it did not send before.
+    def has_lost(
+        self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None] = no_check
+    ) -> bool:
+        """Return whether the provider answers other requests, but again sends nothing of a range
+        that it did not send before.
 
-        The range is asked for once more, between two questions for the version. A provider that sends `LEAST_RESUMED_BYTES` of
-        it has not lost its beginning. An answer with a status other than 500, such as 503, says nothing of the bytes. Takes
-        `ANSWER_SECONDS` for a provider that sends nothing, `STALL_SECONDS` for one that stops, and twice `PROBE_SECONDS`.
+        The range is asked for once more, between two questions for the version. A provider that
+        sends `LEAST_RESUMED_BYTES` of it has not lost its beginning. An answer with a status other
+        than 500, such as 503, says nothing of the bytes. Takes `ANSWER_SECONDS` for a provider that
+        sends nothing, `STALL_SECONDS` for one that stops, and twice `PROBE_SECONDS`.
         """
         try:
             self.version(check)
@@ -419,7 +494,9 @@ class ProviderClient:
             return False
         return True
 
-    def _sends(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None]) -> bool:
+    def _sends(
+        self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None]
+    ) -> bool:
         """Return whether one request gives the range, or `LEAST_RESUMED_BYTES` of it."""
         received = 0
         try:
@@ -431,11 +508,15 @@ class ProviderClient:
             return False
         return True
 
-    def _range(self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None]) -> Iterator[bytes]:
+    def _range(
+        self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None]
+    ) -> Iterator[bytes]:
         """Yield what one request gives of the range, and raise where that is not all of it."""
         limit = Limit(ANSWER_SECONDS, check=check)
         headers = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
-        with exchange(self._pool, self.address, _download_path(posting), limit, headers=headers) as response:
+        with exchange(
+            self._pool, self.address, _download_path(posting), limit, headers=headers
+        ) as response:
             left, skipped = self._promised(response, posting, start_byte, end_byte)
             missing = end_byte - start_byte - left
             pieces = _body_of(response, skipped + left, limit)
@@ -446,38 +527,70 @@ class ProviderClient:
                 if not piece and was_late:
                     raise httpcore.ReadTimeout("it took too long")  # which ended the piece before
                 if not piece:
-                    raise NoBytes(f"provider {self.address} broke off {left} bytes before the end of a download")
+                    raise NoBytes(
+                        f"provider {self.address} broke off {left} bytes before the end of a "
+                        "download"
+                    )
                 was_late = limit.is_over
                 wanted = piece[skipped : skipped + left]
                 skipped = max(0, skipped - len(piece))
                 left -= len(wanted)
                 if wanted:
                     yield wanted
-            limit.renew(0)  # an answer that ends here is known to without another byte, and its connection is kept
+            limit.renew(
+                0
+                # an answer that ends here is known to without another byte, and its connection is
+                # kept
+            )
             with contextlib.suppress(httpcore.ReadTimeout):
                 next(pieces, b"")
         if missing:
-            raise NoBytes(f"provider {self.address} ended a download {missing} bytes before the end of the range")
+            raise NoBytes(
+                f"provider {self.address} ended a download {missing} bytes before the end of the "
+                "range"
+            )
 
-    def _promised(self, response: httpcore.Response, posting: Posting, start_byte: int, end_byte: int) -> tuple[int, int]:
-        """Return how many bytes of the range the answer promises, and how many others come before them."""
+    def _promised(
+        self, response: httpcore.Response, posting: Posting, start_byte: int, end_byte: int
+    ) -> tuple[int, int]:
+        """Return how many bytes of the range the answer promises, and how many others come before
+        them.
+        """
         total: int | None = None
-        if (coding := header(response, "content-encoding") or "identity") != "identity" and response.status in (200, 206):
+        if (
+            coding := header(response, "content-encoding") or "identity"
+        ) != "identity" and response.status in (200, 206):
             # By what is before it: what it stores itself is not known by that.
-            raise StoreUnreachable(f"provider {self.address} answers a download compressed ({quoted(coding)}), not with the file")
+            raise StoreUnreachable(
+                f"provider {self.address} answers a download compressed ({quoted(coding)}), not "
+                "with the file"
+            )
         if response.status == 206:
             match = _CONTENT_RANGE.fullmatch(header(response, "content-range"))
             if not match or int(match[1]) != start_byte or int(match[2]) < start_byte:
-                raise StoreUnreachable(f"provider {self.address} answers with another range than was asked for")
-            total, promised, skipped = int(match[3]), min(int(match[2]) + 1, end_byte) - start_byte, 0
+                raise StoreUnreachable(
+                    f"provider {self.address} answers with another range than was asked for"
+                )
+            total, promised, skipped = (
+                int(match[3]),
+                min(int(match[2]) + 1, end_byte) - start_byte,
+                0,
+            )
         elif response.status == 200:
             length = header(response, "content-length")
-            total, promised, skipped = int(length) if length else None, end_byte - start_byte, start_byte
+            total, promised, skipped = (
+                int(length) if length else None,
+                end_byte - start_byte,
+                start_byte,
+            )
         else:
             self._refused(response)
         if total is not None and total != posting.stored_size_bytes:
             if response.status == 200 and header(response, "content-type").startswith(_PAGES):
-                raise StoreUnreachable(f"provider {self.address} answers a download with a page of {total} bytes, not the file")
+                raise StoreUnreachable(
+                    f"provider {self.address} answers a download with a page of {total} bytes, not "
+                    "the file"
+                )
             raise IntegrityError(
                 f"the file {posting.merkle_root.hex()} has {total} bytes at provider {self.address}"
                 f" instead of {posting.stored_size_bytes}"
@@ -487,10 +600,18 @@ class ProviderClient:
     def _refused(self, response: httpcore.Response) -> NoReturn:
         answer = read_answer(response, self.address)
         text = quoted(answer.body[:1000].decode("utf-8", "replace"), 300)
-        is_page = header(response, "content-type").startswith("text/html") or text.startswith(_NO_ROUTE)
-        if (answer.status == 404 and not is_page) or (answer.status == 500 and _UNKNOWN_ROOT.search(text)):
+        is_page = header(response, "content-type").startswith("text/html") or text.startswith(
+            _NO_ROUTE
+        )
+        if (answer.status == 404 and not is_page) or (
+            answer.status == 500 and _UNKNOWN_ROOT.search(text)
+        ):
             raise StoredChunkMissing(f"provider {self.address} does not have the file")
         if answer.status == 416:
-            raise IntegrityError(f"the file at provider {self.address} ends before what the chain says")
+            raise IntegrityError(
+                f"the file at provider {self.address} ends before what the chain says"
+            )
         failed = NoBytes if answer.status == 500 else StoreUnreachable
-        raise failed(f"provider {self.address} answers a download with {answer.status} {text}".rstrip())
+        raise failed(
+            f"provider {self.address} answers a download with {answer.status} {text}".rstrip()
+        )

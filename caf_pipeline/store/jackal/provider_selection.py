@@ -17,17 +17,23 @@ from caf_pipeline.store.jackal.provider_http import parse_address
 from caf_pipeline.store.protocol import ProviderRecord, ProviderRecords
 
 LIST_SECONDS: Final = 300.0
-"""How old the list of providers may be. A provider changes its address by a transaction, months apart."""
+"""How old the list of providers may be.
+
+A provider changes its address by a transaction, months apart.
+"""
 
 REST_AFTER_FAILURE: Final = timedelta(hours=1)
 """How long a provider that failed stands behind the others."""
 
 UNMEASURED_UP_TO: Final = 1.2
-"""An unmeasured provider counts as a rate drawn between none and so many times the best: now and then it comes first, and is
-measured."""
+"""An unmeasured provider counts as a rate drawn between none and so many times the best: now and
+then it comes first, and is measured.
+"""
 
 RATE_MARGIN: Final = 0.9
-"""Of what a measured rate would move in the time that providers give an upload, what is counted on."""
+"""Of what a measured rate would move in the time that providers give an upload, what is counted
+on.
+"""
 
 
 class ProviderSelection:
@@ -67,10 +73,11 @@ class ProviderSelection:
             client.close()
 
     def client(self, address: str) -> ProviderClient | None:
-        """Return the client of a provider; None where the chain lists none of this name, or no usable URL of it.
+        """Return the client of a provider; None where the chain lists none of this name, or no
+        usable URL of it.
 
-        Raises:
-            StoreUnreachable: the chain is asked and does not answer, and the provider is not known from before.
+        Raises: StoreUnreachable: the chain is asked and does not answer, and the provider is not
+            known from before.
         """
         listed = self.listed()
         if address not in listed:
@@ -82,14 +89,18 @@ class ProviderSelection:
             client = self._clients.get(address)
             if client is None or client.url != provider.url:
                 try:
-                    client = ProviderClient(provider.url, may_be_private=self._allow_private_addresses)
+                    client = ProviderClient(
+                        provider.url, may_be_private=self._allow_private_addresses
+                    )
                 except StoreError:
                     return None
                 self._clients[address] = client
             return client
 
     def listed(self, *, fresh: bool = False) -> Mapping[str, Provider]:
-        """Return the chain's providers by address; those known from before while no chain node answers."""
+        """Return the chain's providers by address; those known from before while no chain node
+        answers.
+        """
         with self._lock:
             if self._listed and not fresh and time.monotonic() - self._listed_at < LIST_SECONDS:
                 return self._listed
@@ -104,30 +115,40 @@ class ProviderSelection:
             return self._listed
 
     def to_upload(self, size_bytes: int, *, after: Collection[str] = ()) -> Sequence[str]:
-        """Return the providers that may take a file of this size, in order: active ones first, spread over hosts, fast first.
+        """Return the providers that may take a file of this size, in order: active ones first,
+        spread over hosts, fast first.
 
-        Args:
-            size_bytes: of the file. A provider that the chain says to be smaller is left out; 0 is no statement.
-            after: providers that have the file or will; they are left out, and their hosts are avoided.
+        Args: size_bytes: of the file. A provider that the chain says to be smaller is left out; 0
+            is no statement. after: providers that have the file or will; they are left out, and
+            their hosts are avoided.
         """
         active, listed = self._active_now(), self.listed(fresh=True)
         fit = {
             address: provider
             for address, provider in listed.items()
-            if address not in after and (not provider.total_bytes or provider.total_bytes >= size_bytes)
+            if address not in after
+            and (not provider.total_bytes or provider.total_bytes >= size_bytes)
         }
         rates = self._ranks("upload_rate", fit)
         used = [listed[address].url for address in after if address in listed]
         ordered: list[str] = []
         for group in (fit.keys() & active, fit.keys() - active):
-            # Active ones only would leave a young chain with whoever came first, so that the others come after them.
-            ordered += _spread({address: fit[address].url for address in sorted(group, key=rates.__getitem__)}, used)
+            # Active ones only would leave a young chain with whoever came first, so that the others
+            # come after them.
+            ordered += _spread(
+                {address: fit[address].url for address in sorted(group, key=rates.__getitem__)},
+                used,
+            )
         return ordered
 
     def _active_now(self) -> frozenset[str]:
-        """Return which providers prove files, those known from before while no chain node answers: only uploads ask for it."""
+        """Return which providers prove files, those known from before while no chain node answers:
+        only uploads ask for it.
+        """
         try:
-            self._active = frozenset(provider.address for provider in self._chain.active_providers())
+            self._active = frozenset(
+                provider.address for provider in self._chain.active_providers()
+            )
         except CafError as error:
             if error.permanent or not self._listed:
                 raise
@@ -139,8 +160,13 @@ class ProviderSelection:
         return sorted(ranks, key=ranks.__getitem__)
 
     def fitting_bytes(self, copies: int, seconds: float) -> int | None:
-        """Return what so many providers take within so many seconds each; None where fewer are measured."""
-        rates = sorted((one.upload_rate for one in self._records.all().values() if one.upload_rate), reverse=True)
+        """Return what so many providers take within so many seconds each; None where fewer are
+        measured.
+        """
+        rates = sorted(
+            (one.upload_rate for one in self._records.all().values() if one.upload_rate),
+            reverse=True,
+        )
         return int(rates[copies - 1] * seconds * RATE_MARGIN) if len(rates) >= copies else None
 
     def upload_rate(self, address: str) -> float | None:
@@ -152,24 +178,39 @@ class ProviderSelection:
         """Return a sort key for each: the smaller, the sooner."""
         records = self._records.all()
         wanted = list(addresses)
-        measured = {one: value for one in wanted if (value := getattr(records.get(one), rate, None)) is not None}
+        measured = {
+            one: value
+            for one in wanted
+            if (value := getattr(records.get(one), rate, None)) is not None
+        }
         best = max(measured.values(), default=1.0)
         now = datetime.now(UTC)
         return {
             address: (
                 _failed_lately(records.get(address), now),
-                -(measured[address] if address in measured else self._chance.uniform(0, UNMEASURED_UP_TO) * best),
+                -(
+                    measured[address]
+                    if address in measured
+                    else self._chance.uniform(0, UNMEASURED_UP_TO) * best
+                ),
             )
             for address in wanted
         }
 
 
 def _failed_lately(record: ProviderRecord | None, now: datetime) -> bool:
-    return bool(record and record.failures and record.failed_at and abs(now - record.failed_at) < REST_AFTER_FAILURE)
+    return bool(
+        record
+        and record.failures
+        and record.failed_at
+        and abs(now - record.failed_at) < REST_AFTER_FAILURE
+    )
 
 
 def _spread(urls: Mapping[str, str], used: Iterable[str]) -> list[str]:
-    """Return the addresses so that those come first whose host, then whose site, was taken least often before."""
+    """Return the addresses so that those come first whose host, then whose site, was taken least
+    often before.
+    """
     hosts: Counter[str] = Counter()
     sites: Counter[str] = Counter()
 
@@ -182,14 +223,18 @@ def _spread(urls: Mapping[str, str], used: Iterable[str]) -> list[str]:
         take(url)
     left, ordered = dict(urls), []
     while left:
-        address = min(left, key=lambda one: (hosts[_place(left[one])[0]], sites[_place(left[one])[1]]))
+        address = min(
+            left, key=lambda one: (hosts[_place(left[one])[0]], sites[_place(left[one])[1]])
+        )
         take(left.pop(address))
         ordered.append(address)
     return ordered
 
 
 def _place(url: str) -> tuple[str, str]:
-    """Return a provider's host, and its site: the domain or network that likely is one operator's."""
+    """Return a provider's host, and its site: the domain or network that likely is one
+    operator's.
+    """
     try:
         host = parse_address(url).host
     except StoreError:

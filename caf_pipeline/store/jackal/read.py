@@ -1,4 +1,6 @@
-"""The ChunkReader on Jackal: what the chain lists of a chunk, and its bytes from providers. It has no wallet.
+"""The ChunkReader on Jackal: what the chain lists of a chunk, and its bytes from providers.
+
+It has no wallet.
 
 Source: docs/jackal.md.
 """
@@ -25,11 +27,19 @@ class JackalReader:
 
     name = "jackal"
 
-    def __init__(self, settings: JackalSettings, chain: Chain, records: ProviderRecords, waits: Waits | None = None) -> None:
+    def __init__(
+        self,
+        settings: JackalSettings,
+        chain: Chain,
+        records: ProviderRecords,
+        waits: Waits | None = None,
+    ) -> None:
         self.settings = settings
         self.chain = chain
         self.required_copies = settings.copies_required
-        self._selection = ProviderSelection(chain, records, allow_private_addresses=settings.allow_private_addresses)
+        self._selection = ProviderSelection(
+            chain, records, allow_private_addresses=settings.allow_private_addresses
+        )
         self._downloads = Downloads(chain, records, self._selection, waits)
 
     def close(self) -> None:
@@ -51,23 +61,33 @@ class JackalReader:
         return copies
 
     def holders(self, posting: Posting) -> Sequence[str]:
-        """Return the providers that the chain lists, fastest first, those that failed of late last."""
+        """Return the providers that the chain lists, fastest first, those that failed of late
+        last.
+        """
         return self._downloads.holders(posting)
 
     def urls(self, posting: Posting) -> Mapping[str, str]:
-        """Return where providers give the file to whoever asks, by the address of each on the chain."""
+        """Return where providers give the file to whoever asks, by the address of each on the
+        chain.
+        """
         return self._downloads.urls(posting)
 
-    def read(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None) -> Iterator[bytes]:
+    def read(
+        self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None
+    ) -> Iterator[bytes]:
         """Yield a range of the stored bytes: see `ChunkReader.read`."""
         return self._downloads.read(posting, start_byte, end_byte, provider=provider)
 
     def has_lost(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str) -> bool:
-        """Return whether a provider that answers sends nothing of a range: see `ChunkReader.has_lost`."""
+        """Return whether a provider that answers sends nothing of a range: see
+        `ChunkReader.has_lost`.
+        """
         return self._downloads.has_lost(posting, start_byte, end_byte, provider=provider)
 
 
-def open_chain(settings: JackalSettings, heights: ChainHeights, waits: Waits | None = None) -> Chain:
+def open_chain(
+    settings: JackalSettings, heights: ChainHeights, waits: Waits | None = None
+) -> Chain:
     """Open the network's nodes; no request is sent yet.
 
     Raises:
@@ -92,11 +112,9 @@ def open_jackal_reader(
 ) -> JackalReader:
     """Open what reads the chunks of a network, and writes neither heights nor records.
 
-    Args:
-        settings: of the network.
-        recorded_height: returns the greatest height that the ledger has of a chain, 0 if it has none.
-        recorded_providers: returns what the ledger has of providers, by provider.
-        waits: says what is waited for.
+    Args: settings: of the network. recorded_height: returns the greatest height that the ledger has
+        of a chain, 0 if it has none. recorded_providers: returns what the ledger has of providers,
+        by provider. waits: says what is waited for.
 
     Raises:
         SettingsError: no LCD is set.

@@ -1,6 +1,9 @@
-"""A reader's memory of nodes and providers. It begins with the ledger's records, and writes nothing there.
+"""A reader's memory of nodes and providers.
 
-So reading archived objects needs no right to write. `run_wiring.open_jackal` opens a store that writes its records to the ledger.
+It begins with the ledger's records, and writes nothing there.
+
+So reading archived objects needs no right to write. `run_wiring.open_jackal` opens a store that
+writes its records to the ledger.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +14,9 @@ from caf_pipeline.store.protocol import ProviderRecord
 
 
 class ReaderHeights:
-    """The greatest block heights that were seen, by this process or by whoever wrote them to the ledger."""
+    """The greatest block heights that were seen, by this process or by whoever wrote them to the
+    ledger.
+    """
 
     def __init__(self, recorded: Callable[[str], int]) -> None:
         """`recorded` returns the height that the ledger has of a chain, 0 if it has none."""
@@ -28,7 +33,10 @@ class ReaderHeights:
 
 
 class ReaderRecords:
-    """Rates and failures of providers, of which this process measures its own downloads. Safe in threads."""
+    """Rates and failures of providers, of which this process measures its own downloads.
+
+    Safe in threads.
+    """
 
     def __init__(self, recorded: Callable[[], Mapping[str, ProviderRecord]]) -> None:
         """`recorded` returns the records that the ledger has, by provider."""
@@ -43,7 +51,9 @@ class ReaderRecords:
         """Do nothing: a reader uploads nothing."""
 
     def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Count a finished download: its rate weighs as much as all before together; failures begin again at 0."""
+        """Count a finished download: its rate weighs as much as all before together; failures begin
+        again at 0.
+        """
         record = self._record(provider)
         rate = size_bytes / seconds if size_bytes > 0 and seconds > 0 else record.download_rate
         if rate is not None and record.download_rate is not None:
@@ -53,7 +63,9 @@ class ReaderRecords:
     def failed(self, provider: str) -> None:
         """Count a failure."""
         record = self._record(provider)
-        self._measured[provider] = replace(record, failures=record.failures + 1, failed_at=datetime.now(UTC))
+        self._measured[provider] = replace(
+            record, failures=record.failures + 1, failed_at=datetime.now(UTC)
+        )
 
     def _record(self, provider: str) -> ProviderRecord:
         return self.all().get(provider) or ProviderRecord(provider, None, None, 0, None)

@@ -1,4 +1,7 @@
-"""When the bought space will end or be full: what comes first, and in how many days. Pure: no clock, no chain, no ledger."""
+"""When the bought space will end or be full: what comes first, and in how many days.
+
+Pure: no clock, no chain, no ledger.
+"""
 
 import math
 from collections.abc import Iterable
@@ -11,7 +14,9 @@ from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.answers import StoragePlan
 
 LATELY: Final = timedelta(days=7)
-"""Over which the rate of archiving is taken: a week, so that quiet nights and weekends count as what they are."""
+"""Over which the rate of archiving is taken: a week, so that quiet nights and weekends count as
+what they are.
+"""
 
 DAY: Final = timedelta(days=1)
 
@@ -45,16 +50,26 @@ class StorageForecast:
         if self.ends_in_days <= 0:
             return f"The bought space ended on {plan.ends_at:%Y-%m-%d}."
         if waiting_bytes > plan.free_bytes:
-            return f"What is planned takes {waiting_bytes:,} bytes, copies included; {plan.free_bytes:,} are free."
+            return (
+                f"What is planned takes {waiting_bytes:,} bytes, copies included; "
+                f"{plan.free_bytes:,} are free."
+            )
         if self.days_left > warn_days:
             return ""
         if self.first == "fills":
-            return f"The bought space is full in {self.days_left:.1f} days at the rate of the last week."
+            return (
+                f"The bought space is full in {self.days_left:.1f} days at the rate of the "
+                "last "
+                "week."
+            )
         return f"The bought space ends on {plan.ends_at:%Y-%m-%d}, in {self.days_left:.1f} days."
 
 
-def end_warning(plan: StoragePlan, latest_end: datetime | None, now: datetime, warn_days: int) -> str:
-    """Return a sentence if the space ends soon, or if its end moved to an earlier time; "" otherwise.
+def end_warning(
+    plan: StoragePlan, latest_end: datetime | None, now: datetime, warn_days: int
+) -> str:
+    """Return a sentence if the space ends soon, or if its end moved to an earlier time; ""
+    otherwise.
 
     Args:
         plan: as the chain has it.
@@ -66,15 +81,24 @@ def end_warning(plan: StoragePlan, latest_end: datetime | None, now: datetime, w
         return f"The bought space ended on {plan.ends_at:%Y-%m-%d}."
     if latest_end is not None and plan.ends_at < latest_end:
         return (
-            f"The bought space ends on {plan.ends_at:%Y-%m-%d}. Its end was {latest_end:%Y-%m-%d}, and no purchase of this"
+            f"The bought space ends on {plan.ends_at:%Y-%m-%d}. Its end was {latest_end:%Y-%m-%d}, "
+            "and no purchase of this"
             " ledger moved it."
         )
     days = (plan.ends_at - now) / DAY
-    return f"The bought space ends on {plan.ends_at:%Y-%m-%d}, in {days:.1f} days." if days < warn_days else ""
+    return (
+        f"The bought space ends on {plan.ends_at:%Y-%m-%d}, in {days:.1f} days."
+        if days < warn_days
+        else ""
+    )
 
 
-def to_buy(needed_bytes: int, space_bytes: int, latest_end: datetime | None, now: datetime, warn_days: int) -> str:
-    """Return the command that buys the space again: until the latest end that was seen, or twice `warn_days` at least."""
+def to_buy(
+    needed_bytes: int, space_bytes: int, latest_end: datetime | None, now: datetime, warn_days: int
+) -> str:
+    """Return the command that buys the space again: until the latest end that was seen, or twice
+    `warn_days` at least.
+    """
     days_to_latest_end = math.ceil((latest_end - now) / DAY) if latest_end is not None else 0
     days = max(LEAST_DAYS, 2 * warn_days, days_to_latest_end)
     return f"caf jackal buy --bytes {max(needed_bytes, space_bytes, LEAST_BYTES)} --days {days}"
@@ -83,7 +107,11 @@ def to_buy(needed_bytes: int, space_bytes: int, latest_end: datetime | None, now
 def charged_per_day(chunks: Iterable[Chunk], copies: int, now: datetime) -> float:
     """Return the bytes a day, every copy counted, of the chunks that were located lately."""
     since = now - LATELY
-    stored = sum(chunk.stored_size_bytes for chunk in chunks if chunk.located_at is not None and chunk.located_at >= since)
+    stored = sum(
+        chunk.stored_size_bytes
+        for chunk in chunks
+        if chunk.located_at is not None and chunk.located_at >= since
+    )
     return stored * copies / (LATELY / DAY)
 
 

@@ -1,8 +1,9 @@
 """Copies of a posted file at several providers, side by side.
 
-What counts is, in this order, what the chain lists, what a provider says of its job, and what it gives back when it is read:
-each is asked before a file is sent and after every send that broke, so that nothing is sent to who has it. A copy is good when
-the chain lists it and pieces of it were read back right.
+What counts is, in this order, what the chain lists, what a provider says of its job, and what it
+gives back when it is read: each is asked before a file is sent and after every send that broke, so
+that nothing is sent to who has it. A copy is good when the chain lists it and pieces of it were
+read back right.
 
 Source: "Provider HTTP API" in the notes on Jackal's protocol.
 """
@@ -52,14 +53,20 @@ TICK_SECONDS: Final = 0.5
 
 FIRST_POLL_SECONDS: Final = 0.2
 POLL_SECONDS: Final = 2.0
-"""Between two looks at the chain or at a job: at first, and in the end. A block takes some 6 s on the main network, 1 s on a
-local one."""
+"""Between two looks at the chain or at a job: at first, and in the end.
+
+A block takes some 6 s on the main network, 1 s on a local one.
+"""
 
 LOST_ANSWER_SECONDS: Final = 15.0
-"""How long a broken upload is asked after: a provider knows of a body from the moment that it is through."""
+"""How long a broken upload is asked after: a provider knows of a body from the moment that it is
+through.
+"""
 
 LAGGING_SECONDS: Final = 10.0
-"""Two blocks: what a provider whose node does not know the post yet is given before the file is sent to it again."""
+"""Two blocks: what a provider whose node does not know the post yet is given before the file is
+sent to it again.
+"""
 
 LAGGING_SENDS: Final = 3
 
@@ -68,7 +75,10 @@ ROUNDS: Final = 2
 
 READ_BACK_BYTES: Final = 64 << 10
 READ_BACK_PLACES: Final = 6
-"""Places between the first and the last bytes that are read back, chosen again each time. The samples of the seal come after."""
+"""Places between the first and the last bytes that are read back, chosen again each time.
+
+The samples of the seal come after.
+"""
 
 
 class CopyOutcome(Enum):
@@ -140,7 +150,11 @@ class _UploadControl:
     @property
     def measures(self) -> bool:
         """Whether the rate is the provider's, and not that of the bandwidth limit or of buffers."""
-        return self.sent_bytes >= MEASURED_FROM_BYTES and self.seconds > 0 and self._held_seconds < self.seconds
+        return (
+            self.sent_bytes >= MEASURED_FROM_BYTES
+            and self.seconds > 0
+            and self._held_seconds < self.seconds
+        )
 
 
 @dataclass(frozen=True)
@@ -154,25 +168,40 @@ class Uploads:
     throttle: Throttle
     waits: Waits = field(default_factory=Waits)
 
-    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None], *, wrong: Collection[str] = ()) -> None:
-        """See `ChunkStore.put`. `progress` is also told 0 while nothing is sent, so that it can end the wait."""
+    def put(
+        self,
+        posting: Posting,
+        staged: Path,
+        progress: Callable[[int], None],
+        *,
+        wrong: Collection[str] = (),
+    ) -> None:
+        """See `ChunkStore.put`.
+
+        `progress` is also told 0 while nothing is sent, so that it can end the wait.
+        """
         try:
             size_bytes = staged.stat().st_size
         except OSError as error:
-            raise StoreError(f"the staged file {staged} is gone", hint="run the partition again: it is packed again") from error
+            raise StoreError(
+                f"the staged file {staged} is gone",
+                hint="run the partition again: it is packed again",
+            ) from error
         if size_bytes != posting.stored_size_bytes:
             raise StoreError(
-                f"the staged file {staged} has {size_bytes} bytes, {posting.stored_size_bytes} were posted",
+                f"the staged file {staged} has {size_bytes} bytes, {posting.stored_size_bytes} "
+                "were posted",
                 hint="run the partition again: it is packed again",
             )
         upload = _Upload(self, posting, staged, wrong)
         upload.run(progress)
 
     def side_by_side(self, size_bytes: int) -> int:
-        """Return how many providers to send to at once: fewer where the bandwidth would let none of them be through in time.
+        """Return how many providers to send to at once: fewer where the bandwidth would let none of
+        them be through in time.
 
-        Raises:
-            UploadsRefused: under the limit not even one would be. NoProvider: under this run's share of it.
+        Raises: UploadsRefused: under the limit not even one would be. NoProvider: under this run's
+            share of it.
         """
         rate = self.throttle.bandwidth()
         if not rate:
@@ -183,13 +212,16 @@ class Uploads:
             return min(through, self.settings.copies)
         limit = self.throttle.limit()
         too_slow = (
-            f"{size_bytes} bytes are not through in the {self.settings.upload_seconds:.0f} s that a provider reads: the bandwidth"
+            f"{size_bytes} bytes are not through in the {self.settings.upload_seconds:.0f} s that "
+            "a provider reads: the bandwidth"
             f" limit is {limit} bytes a second"
         )
         if limit * seconds < size_bytes:
             least = math.ceil(size_bytes / seconds)
             raise UploadsRefused(
-                too_slow, hint=f"'caf limit --bandwidth {least}' sets the lowest that is enough; 'none' lifts it"
+                too_slow,
+                hint=f"'caf limit --bandwidth {least}' sets the lowest that is enough; 'none' "
+                "lifts it",
             )
         raise NoProvider(
             f"{too_slow}, and other runs upload at the same time",
@@ -200,7 +232,9 @@ class Uploads:
 class _Upload:
     """One file on its way to all its providers."""
 
-    def __init__(self, uploads: Uploads, posting: Posting, staged: Path, wrong: Collection[str]) -> None:
+    def __init__(
+        self, uploads: Uploads, posting: Posting, staged: Path, wrong: Collection[str]
+    ) -> None:
         self.throttle = uploads.throttle
         self._waits = uploads.waits
         self._chain = uploads.chain
@@ -217,7 +251,8 @@ class _Upload:
         self._told = 0
         self._results: dict[str, Result] = {}
 
-    # --- all providers -------------------------------------------------------------------------------------------------
+    # --- all providers
+    # --------------------------------------------------------------------------------
 
     def run(self, progress: Callable[[int], None]) -> None:
         """Upload until there are as many good copies as required, or no provider is left to try."""
@@ -232,7 +267,9 @@ class _Upload:
             self._try_all(pool, waiting, progress)
             if len(self._good()) < self._settings.copies_required:
                 again = [
-                    one.provider for one in self._results.values() if one.outcome in (CopyOutcome.FAILED, CopyOutcome.UNREACHABLE)
+                    one.provider
+                    for one in self._results.values()
+                    if one.outcome in (CopyOutcome.FAILED, CopyOutcome.UNREACHABLE)
                 ]
                 for _ in range(ROUNDS - 1):
                     self._try_all(pool, deque(again), progress)
@@ -243,7 +280,9 @@ class _Upload:
             raise self._failure()
         progress(size_bytes - self._told)
 
-    def _try_all(self, pool: ThreadPoolExecutor, waiting: deque[str], progress: Callable[[int], None]) -> None:
+    def _try_all(
+        self, pool: ThreadPoolExecutor, waiting: deque[str], progress: Callable[[int], None]
+    ) -> None:
         wanted = self._settings.copies
         running: set[Future[Result]] = set()
         while True:
@@ -258,7 +297,9 @@ class _Upload:
             progress(self._news())
 
     def _news(self) -> int:
-        """Return the bytes to tell: the chunk's, not each copy's; a copy that failed is not taken back."""
+        """Return the bytes to tell: the chunk's, not each copy's; a copy that failed is not taken
+        back.
+        """
         with self._lock:
             best = sorted(self._sent.values(), reverse=True)[: self._settings.copies]
         reached = sum(best) // self._settings.copies
@@ -277,7 +318,10 @@ class _Upload:
         good, required = self._good(), self._settings.copies_required
         root = self._posting.merkle_root.hex()
         others = [one for one in self._results.values() if one.outcome is not CopyOutcome.GOOD]
-        why = "; ".join(f"{one.provider} {one.outcome.value}{f' ({one.detail})' if one.detail else ''}" for one in others)
+        why = "; ".join(
+            f"{one.provider} {one.outcome.value}{f' ({one.detail})' if one.detail else ''}"
+            for one in others
+        )
         has_it = ", ".join(good) or "no provider"
         away = self._of(CopyOutcome.UNREACHABLE, CopyOutcome.FULL)
         slow, refused = self._of(CopyOutcome.TOO_SLOW), self._of(CopyOutcome.REFUSED)
@@ -286,14 +330,18 @@ class _Upload:
         if refused and len(refused) == len(others) - len(away) and not good:
             return RootRefused(
                 f"file {root} is refused: {why}",
-                hint="run the chunk again: its staged file is compared with the posted root, and packed again where it differs",
+                hint="run the chunk again: its staged file is compared with the posted root, and "
+                "packed again where it differs",
             )
         if slow and len(good) + len(slow) >= required:
             size_bytes = self._posting.stored_size_bytes
-            fitting = self._selection.fitting_bytes(required, self._settings.upload_seconds) or size_bytes
+            fitting = (
+                self._selection.fitting_bytes(required, self._settings.upload_seconds) or size_bytes
+            )
             fitting = min(fitting, int(size_bytes * RATE_MARGIN))
             return ChunkTooLarge(
-                f"file {root} of {size_bytes} bytes was not uploaded in the {self._settings.upload_seconds:.0f} s that a provider"
+                f"file {root} of {size_bytes} bytes was not uploaded in the "
+                f"{self._settings.upload_seconds:.0f} s that a provider"
                 f" allows: {why}",
                 fitting_bytes=fitting,
                 hint=f"about {fitting} bytes would fit: lower the source's target_size",
@@ -304,12 +352,14 @@ class _Upload:
                 hint="check that this machine can reach them; a later run tries all of them again",
             )
         return NotProven(
-            f"file {root} has {len(good)} of {counted(required, 'copy', 'copies')}: {has_it} has it;"
+            f"file {root} has {len(good)} of {counted(required, 'copy', 'copies')}: {has_it} has "
+            "it;"
             f" {why or 'there is no other provider'}",
             hint="run the partition again: a provider that has it is not sent it again",
         )
 
-    # --- what the threads share ----------------------------------------------------------------------------------------
+    # --- what the threads share
+    # --------------------------------------------------------------------------------
 
     def check(self) -> None:
         """End the calling thread where the upload is over."""
@@ -343,7 +393,8 @@ class _Upload:
         file = self._chain.file(posting.merkle_root, posting.owner, posting.start)
         if file is None:
             raise StoredChunkMissing(
-                f"the chain has no file {posting.merkle_root.hex()} of {posting.owner} at {posting.start}",
+                f"the chain has no file {posting.merkle_root.hex()} of {posting.owner} at "
+                f"{posting.start}",
                 hint="it was deleted or its plan has ended; 'caf jackal files' shows what is left",
             )
         return file
@@ -351,7 +402,8 @@ class _Upload:
     def _limited(self, seconds: float) -> float:
         return min(seconds, self._settings.proof_seconds)
 
-    # --- one provider --------------------------------------------------------------------------------------------------
+    # --- one provider
+    # --------------------------------------------------------------------------------
 
     def _deliver(self, address: str) -> Result:
         """See to it that one provider has the file."""
@@ -368,14 +420,19 @@ class _Upload:
                     reached = True
                     room = client.free_bytes(self.check)
                 known = self._is_stored(client)
-                # A job that is done outlives the bytes: a deleted post of the same root, whoever's, takes them away.
+                # A job that is done outlives the bytes: a deleted post of the same root, whoever's,
+                # takes them away.
                 if not known or self._fault(client):
-                    refusal = self._unfit(address, file, room) or self._send(address, client, known_before=known)
+                    refusal = self._unfit(address, file, room) or self._send(
+                        address, client, known_before=known
+                    )
                     if refusal:
                         return refusal
             elif address in self._wrong:
                 with self._unanswered(client):
-                    client.version(self.check)  # before the whole file is sent to a provider that is away
+                    client.version(
+                        self.check
+                    )  # before the whole file is sent to a provider that is away
                     reached = True
                 if refusal := self._send(address, client, known_before=True):
                     return refusal
@@ -384,7 +441,9 @@ class _Upload:
             return Result(address, CopyOutcome.CHAIN, str(error))
         except StoreUnreachable as error:
             self._records.failed(address)
-            return Result(address, CopyOutcome.FAILED if reached else CopyOutcome.UNREACHABLE, str(error))
+            return Result(
+                address, CopyOutcome.FAILED if reached else CopyOutcome.UNREACHABLE, str(error)
+            )
 
     def _unanswered(self, client: ProviderClient) -> contextlib.AbstractContextManager[OpenWait]:
         """Say, after some seconds, that a provider does not answer or takes no bytes."""
@@ -412,9 +471,11 @@ class _Upload:
         return bool(job and not job.error and self._followed(client, job).done)
 
     def _followed(self, client: ProviderClient, job: Job) -> Job:
-        """Return the job's end, or its last state once nothing moved for as long as a proof may take.
+        """Return the job's end, or its last state once nothing moved for as long as a proof may
+        take.
 
-        It also ends where it goes on moving for longer than an upload and a proof together may take.
+        It also ends where it goes on moving for longer than an upload and a proof together may
+        take.
         """
         with self._waits.waiting(
             f"provider {client.url} to take in what it was sent",
@@ -436,7 +497,9 @@ class _Upload:
             job = after
         return job
 
-    def _send(self, address: str, client: ProviderClient, *, known_before: bool = False) -> Result | None:
+    def _send(
+        self, address: str, client: ProviderClient, *, known_before: bool = False
+    ) -> Result | None:
         """Send the file; return why it failed, or None where the provider says that it has it."""
         job = Job(0, "")
         for attempt in range(LAGGING_SENDS):
@@ -452,7 +515,9 @@ class _Upload:
                             self._posting,
                             self._staged,
                             control,
-                            proof_type=type_of_root(self._posting.merkle_root),  # the setting may have changed since
+                            proof_type=type_of_root(
+                                self._posting.merkle_root
+                            ),  # the setting may have changed since
                             answer_seconds=self._settings.upload_seconds,
                             known_before=known_before,
                         )
@@ -495,26 +560,38 @@ class _Upload:
             # Cut off for taking too long: what came through by then is the rate.
             self._records.uploaded(address, control.sent_bytes, control.seconds)
             self._records.failed(address)
-            return Result(address, CopyOutcome.TOO_SLOW, f"cut off after {control.sent_bytes} bytes in {control.seconds:.0f} s")
+            return Result(
+                address,
+                CopyOutcome.TOO_SLOW,
+                f"cut off after {control.sent_bytes} bytes in {control.seconds:.0f} s",
+            )
         raise error
 
-    # --- believing it --------------------------------------------------------------------------------------------------
+    # --- believing it
+    # --------------------------------------------------------------------------------
 
     def _confirm(self, address: str, client: ProviderClient) -> Result:
-        """Believe a provider once the chain lists it and it gives the bytes back; one with other bytes gets them once more."""
+        """Believe a provider once the chain lists it and it gives the bytes back; one with other
+        bytes gets them once more.
+        """
         fault = ""
         for sending_again in (False, True):
             if sending_again and (refusal := self._send(address, client, known_before=True)):
                 return refusal
             with self._waits.waiting(
                 f"provider {client.url} to prove the file to the chain",
-                ends_by=f"it ends when the chain lists the provider, or after {self._settings.proof_seconds:.0f} s",
+                ends_by="it ends when the chain lists the provider, or after "
+                f"{self._settings.proof_seconds:.0f} s",
                 grace=BRIEF_SECONDS,
             ):
                 listed = self._becomes_listed(address)
             if not listed:
                 self._records.failed(address)
-                return Result(address, CopyOutcome.NOT_LISTED, f"for {self._settings.proof_seconds:.0f} s after it had the file")
+                return Result(
+                    address,
+                    CopyOutcome.NOT_LISTED,
+                    f"for {self._settings.proof_seconds:.0f} s after it had the file",
+                )
             fault = self._fault(client)
             if not fault:
                 self.count(address, self._posting.stored_size_bytes)
@@ -536,7 +613,9 @@ class _Upload:
         return False
 
     def _fault(self, client: ProviderClient) -> str:
-        """Read pieces back and return what is wrong with them; "" where they are the staged file's."""
+        """Read pieces back and return what is wrong with them; "" where they are the staged
+        file's.
+        """
         size_bytes = self._posting.stored_size_bytes
         length = min(READ_BACK_BYTES, size_bytes)
         last = size_bytes - length
@@ -547,7 +626,9 @@ class _Upload:
                     file.seek(start_byte)
                     end_byte = start_byte + length
                     try:
-                        piece = b"".join(client.download(self._posting, start_byte, end_byte, self.check))
+                        piece = b"".join(
+                            client.download(self._posting, start_byte, end_byte, self.check)
+                        )
                     except StoreUnreachable:
                         if client.has_lost(self._posting, start_byte, end_byte, self.check):
                             return f"it sends nothing of bytes {start_byte} to {end_byte}"

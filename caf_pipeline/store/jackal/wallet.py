@@ -33,7 +33,8 @@ class Wallet:
     """One account's key."""
 
     def __init__(self, mnemonic: str | Callable[[], str]) -> None:
-        """Derive the key: from words at once, from a function that gives them when the key is first needed.
+        """Derive the key: from words at once, from a function that gives them when the key is first
+        needed.
 
         Raises:
             MnemonicRefused: these are not the words of a mnemonic.
@@ -67,7 +68,9 @@ class Wallet:
         return address_of(self.public_key)
 
     def sign(self, message: bytes) -> bytes:
-        """Return the signature of the message's SHA-256: r and s, 32 bytes each, s low; the same each time (RFC 6979)."""
+        """Return the signature of the message's SHA-256: r and s, 32 bytes each, s low; the same
+        each time (RFC 6979).
+        """
         return self._key.sign_recoverable(message)[:64]
 
 
@@ -85,15 +88,24 @@ def require_address(text: str) -> str:
     """
     prefix, words = bech32.bech32_decode(text)
     digest = bech32.convertbits(words, 5, 8, False) if words else None
-    if prefix != ADDRESS_PREFIX or digest is None or len(digest) != ADDRESS_SIZE_BYTES or text != text.lower():
+    if (
+        prefix != ADDRESS_PREFIX
+        or digest is None
+        or len(digest) != ADDRESS_SIZE_BYTES
+        or text != text.lower()
+    ):
         raise UsageError(
-            f"{text!r} is not the address of a wallet.", hint=f"Give {ADDRESS_PREFIX}1…, as 'caf jackal wallet' shows it."
+            f"{text!r} is not the address of a wallet.",
+            hint=f"Give {ADDRESS_PREFIX}1…, as 'caf jackal wallet' shows it.",
         )
     return text
 
 
 def words_named(given: str | None, file: Path | None) -> Sequence[str]:
-    """Return every place that names the wallet's words: variables, then the file's path. `read_mnemonic` uses the first only."""
+    """Return every place that names the wallet's words: variables, then the file's path.
+
+    `read_mnemonic` uses the first only.
+    """
     variables = {SETTING_VARIABLE: given, MNEMONIC_VARIABLE: os.environ.get(MNEMONIC_VARIABLE)}
     return [*(name for name, words in variables.items() if words), *([str(file)] if file else [])]
 
@@ -109,15 +121,21 @@ def read_mnemonic(given: str | None, file: Path | None) -> str:
     if file is None:
         raise MnemonicRefused(
             "no wallet is configured",
-            hint=f"set {MNEMONIC_VARIABLE}, or jackal.mnemonic_file to a file of mode 600 that holds the words",
+            hint=f"set {MNEMONIC_VARIABLE}, or jackal.mnemonic_file to a file of mode 600 that "
+            "holds the words",
         )
     try:
         if file.stat().st_mode & _OTHERS:
-            raise MnemonicRefused(f"{file} can be read by others than its owner", hint=f"chmod 600 {file}")
+            raise MnemonicRefused(
+                f"{file} can be read by others than its owner", hint=f"chmod 600 {file}"
+            )
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise MnemonicRefused(f"{file} cannot be read: {reason}", hint="set jackal.mnemonic_file to the wallet's words") from None
+        raise MnemonicRefused(
+            f"{file} cannot be read: {reason}",
+            hint="set jackal.mnemonic_file to the wallet's words",
+        ) from None
 
 
 def _what_is_wrong(words: str) -> str:

@@ -12,7 +12,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from caf_pipeline.errors import ChunkTooLarge, EmptyWallet, NoStoragePlan, NotPublic, PlanExpired, PlanTooSmall
+from caf_pipeline.errors import (
+    ChunkTooLarge,
+    EmptyWallet,
+    NoStoragePlan,
+    NotPublic,
+    PlanExpired,
+    PlanTooSmall,
+)
 from caf_pipeline.settings import JackalSettings
 from caf_pipeline.store.jackal import LEAST_BYTES, LEAST_DAYS
 from caf_pipeline.store.jackal.accepting_providers import AcceptingProviders
@@ -40,7 +47,9 @@ from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import Waits
 
 INTERVALS_KEPT: Final = 1024
-"""Files whose proof window is remembered: a look at a file needs it for each copy, and some times more."""
+"""Files whose proof window is remembered: a look at a file needs it for each copy, and some times
+more.
+"""
 
 
 class JackalStore(JackalReader):
@@ -65,11 +74,14 @@ class JackalStore(JackalReader):
         self.wallet = wallet
         self.poster = poster
         self.proof_type: int = settings.proof_type
-        self._uploads = Uploads(chain, settings, records, self._selection, throttle, waits or Waits())
+        self._uploads = Uploads(
+            chain, settings, records, self._selection, throttle, waits or Waits()
+        )
         self._accepting = AcceptingProviders(settings, self._selection, self._uploads)
         self._interval = lru_cache(INTERVALS_KEPT)(self._ask_interval)
 
-    # --- before anything is sent ---------------------------------------------------------------------------------------
+    # --- before anything is sent
+    # --------------------------------------------------------------------------------
 
     def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
         """Raise what would keep a chunk of this size from being posted: see `ChunkStore.admit`.
@@ -89,7 +101,8 @@ class JackalStore(JackalReader):
         largest = self.largest_chunk_bytes()
         if largest is not None and stored_size_bytes > largest:
             raise ChunkTooLarge(
-                f"a chunk of {show_size(stored_size_bytes)} cannot be uploaded in the {self.settings.upload_seconds:.0f} s that a"
+                f"a chunk of {show_size(stored_size_bytes)} cannot be uploaded in the "
+                f"{self.settings.upload_seconds:.0f} s that a"
                 f" provider allows; at the measured rates about {show_size(largest)} can",
                 fitting_bytes=largest,
                 hint=f"set the source's target_size to {largest} or less",
@@ -110,7 +123,8 @@ class JackalStore(JackalReader):
             )
         if needed_bytes > plan.free_bytes:
             raise PlanTooSmall(
-                f"all copies of what is to be posted need {show_size(needed_bytes)}; of the {show_size(plan.space_bytes)} that"
+                f"all copies of what is to be posted need {show_size(needed_bytes)}; of the "
+                f"{show_size(plan.space_bytes)} that"
                 f" {address} bought, {show_size(max(plan.free_bytes, 0))} are free",
                 fitting_bytes=max(plan.free_bytes, 0) // self.settings.copies,
                 hint=_to_buy(plan.used_bytes + needed_bytes),
@@ -121,7 +135,8 @@ class JackalStore(JackalReader):
         balance = self.chain.balance(self.wallet.address)
         if balance < fee:
             raise EmptyWallet(
-                f"{self.wallet.address} has {balance}{DENOM}, a post costs a fee of about {fee}{DENOM}",
+                f"{self.wallet.address} has {balance}{DENOM}, a post costs a fee of about "
+                f"{fee}{DENOM}",
                 hint="send some JKL to this address",
             )
 
@@ -129,11 +144,17 @@ class JackalStore(JackalReader):
         """Do nothing: only a request can show that the network is away."""
 
     def largest_chunk_bytes(self) -> int | None:
-        """Return what the slowest of the required copies is through with in time; None where fewer providers are measured."""
-        return self._selection.fitting_bytes(self.settings.copies_required, self.settings.upload_seconds)
+        """Return what the slowest of the required copies is through with in time; None where fewer
+        providers are measured.
+        """
+        return self._selection.fitting_bytes(
+            self.settings.copies_required, self.settings.upload_seconds
+        )
 
     def cost(self, stored_size_bytes: int, chunks: int, days: int = 0) -> StorageCost:
-        """Return what the chain asks for the space now; each post counted in a transaction of its own."""
+        """Return what the chain asks for the space now; each post counted in a transaction of its
+        own.
+        """
         charged = stored_size_bytes * self.settings.copies
         days = days or LEAST_DAYS
         price = self.chain.price(days, max(charged, LEAST_BYTES)) if charged else 0
@@ -145,30 +166,48 @@ class JackalStore(JackalReader):
         windows = self.settings.keep_staged_windows
         return windows * self.chain.proof_window() * self.chain.block_seconds() if windows else 0.0
 
-    # --- a chunk ---------------------------------------------------------------------------------------------------------
+    # --- a chunk
+    # --------------------------------------------------------------------------------
 
     def bind(self) -> None:
         """Do nothing: the wallet's address says whose files these are."""
 
     def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
-        """Announce the chunk on the chain, once enough providers would take it: see `Poster.post`."""
+        """Announce the chunk on the chain, once enough providers would take it: see
+        `Poster.post`.
+        """
         _require_public(chunk.public)
-        return self.poster.post(chunk, log, ready=lambda: self._accepting.require(chunk.stored_size_bytes))
+        return self.poster.post(
+            chunk, log, ready=lambda: self._accepting.require(chunk.stored_size_bytes)
+        )
 
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
-        """Return the chunk's post where there is one; what is pending is settled first, and nothing is signed."""
+        """Return the chunk's post where there is one; what is pending is settled first, and nothing
+        is signed.
+        """
         return self.poster.found(chunk, log)
 
     def unknown_posts(self, archive_id: str, log: TransactionLog) -> Sequence[bytes]:
-        """Return the roots of the wallet's posts of an archive that the ledger does not know: see `Poster.unknown_posts`."""
+        """Return the roots of the wallet's posts of an archive that the ledger does not know: see
+        `Poster.unknown_posts`.
+        """
         return self.poster.unknown_posts(archive_id, log)
 
-    def put(self, posting: Posting, staged: Path, progress: Callable[[int], None], *, wrong: Collection[str] = ()) -> None:
+    def put(
+        self,
+        posting: Posting,
+        staged: Path,
+        progress: Callable[[int], None],
+        *,
+        wrong: Collection[str] = (),
+    ) -> None:
         """Bring the staged file to providers: see `ChunkStore.put`."""
         self._uploads.put(posting, staged, progress, wrong=wrong)
 
     def proof_window(self, posting: Posting, copy: Copy) -> int | None:
-        """Return the number of the proof window since the post: windows of a file begin with its start."""
+        """Return the number of the proof window since the post: windows of a file begin with its
+        start.
+        """
         if copy.last_proven is None:
             return None
         return max(copy.last_proven - posting.start, 0) // self._window_blocks(posting)
@@ -187,7 +226,9 @@ class JackalStore(JackalReader):
         return self._interval(posting) or self.chain.proof_window()
 
     def _ask_interval(self, posting: Posting) -> int:
-        """Return how long a window of this file is, which keeps the one that it was posted with; 0 where it is not known."""
+        """Return how long a window of this file is, which keeps the one that it was posted with; 0
+        where it is not known.
+        """
         file = self.chain.file(posting.merkle_root, posting.owner, posting.start)
         return file.proof_interval if file else 0
 
@@ -199,7 +240,16 @@ class JackalStore(JackalReader):
         """Yield the pages of the chain's list of an archive's files, or of all."""
         usual = self.chain.proof_window()
         for page in self.chain.file_pages(archive_id):
-            yield [ListedFile(one.merkle_root, one.owner, one.start, one.providers, one.proof_interval or usual) for one in page]
+            yield [
+                ListedFile(
+                    one.merkle_root,
+                    one.owner,
+                    one.start,
+                    one.providers,
+                    one.proof_interval or usual,
+                )
+                for one in page
+            ]
 
     def proof_pages(self, provider: str) -> Iterator[Sequence[ListedProof]]:
         """Yield the pages of the chain's list of a provider's proofs."""
@@ -227,7 +277,8 @@ class JackalStore(JackalReader):
         return map(_posted, self.chain.files_of_owner(owner))
 
     def archives(self) -> Mapping[str | None, ArchiveFiles]:
-        """Return the wallet's files by the archive that their note names: see `ChunkStore.archives`.
+        """Return the wallet's files by the archive that their note names: see
+        `ChunkStore.archives`.
 
         Times are estimated from heights, since nodes forget the times of old blocks.
         """
@@ -242,28 +293,38 @@ class JackalStore(JackalReader):
         def at(start: int) -> datetime:
             return moment - timedelta(seconds=max(height - start, 0) * seconds)
 
-        return {archive: ArchiveFiles(len(of), at(min(of)), at(max(of))) for archive, of in starts.items()}
+        return {
+            archive: ArchiveFiles(len(of), at(min(of)), at(max(of)))
+            for archive, of in starts.items()
+        }
 
     def listed(self, archive_id: str, owners: Collection[str]) -> Iterator[ChainFile]:
         """Yield what the chain lists for an archive and these owners."""
-        return (file for file in self.chain.files_of_archive(None, archive_id) if file.owner in owners)
+        return (
+            file for file in self.chain.files_of_archive(None, archive_id) if file.owner in owners
+        )
 
 
 def _posted(file: ChainFile) -> PostedFile:
-    return PostedFile(Posting(file.merkle_root, file.owner, file.start, file.size_bytes), file.proof_type)
+    return PostedFile(
+        Posting(file.merkle_root, file.owner, file.start, file.size_bytes), file.proof_type
+    )
 
 
 def _to_buy(size_bytes: int) -> str:
     least = max(size_bytes, LEAST_BYTES)
     return (
-        f"'caf jackal price SOURCE' tells what all of it takes; 'caf jackal buy --bytes {least} --days {LEAST_DAYS}' is the least"
+        "'caf jackal price SOURCE' tells what all of it takes; 'caf jackal buy --bytes "
+        f"{least} "
+        f"--days {LEAST_DAYS}' is the least"
     )
 
 
 def _require_public(public: bool) -> None:
     if not public:
         raise NotPublic(
-            "what is stored on Jackal can be read by anybody, and this source is not marked as public",
+            "what is stored on Jackal can be read by anybody, and this source is not marked as "
+            "public",
             hint="set public = true for the source if every byte of it may be read by anybody",
         )
 
@@ -284,6 +345,11 @@ def open_jackal_store(
     wallet = Wallet(lambda: read_mnemonic(given, settings.mnemonic_file))
     chain = open_chain(settings, log, waits)
     poster = Poster(
-        chain, wallet, settings, spend_cap=throttle.spend_cap, wait_while_paused=throttle.wait_while_paused, waits=waits
+        chain,
+        wallet,
+        settings,
+        spend_cap=throttle.spend_cap,
+        wait_while_paused=throttle.wait_while_paused,
+        waits=waits,
     )
     return JackalStore(settings, wallet, chain, poster, records, throttle, waits)
