@@ -19,7 +19,7 @@ from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.provider import ProviderClient, Sending
 from caf_pipeline.store.jackal.wallet import Wallet
-from caf_pipeline.store.protocol import ChunkToStore, Posting
+from caf_pipeline.store.protocol import ChunkToStore, PostRecord
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.support.memory_log import MemoryLog
 
@@ -43,7 +43,7 @@ def upload(bench: Bench) -> Iterator[tuple[Command, Command]]:
     ) as network:
         address = network.providers[0]
 
-        def posted() -> Posting:
+        def posted() -> PostRecord:
             for stored in (bench.folder / "network").rglob("*"):
                 if stored.is_file() and stored.stat().st_size == size_bytes:
                     # room on the disk: what was stored in the run before is not read again
@@ -80,7 +80,7 @@ def _write(path: Path, size_bytes: int, first: int) -> None:
             written += file.write(piece[: size_bytes - written])
 
 
-def curl(address: str, posting: Posting, path: Path) -> list[str]:
+def curl(address: str, posting: PostRecord, path: Path) -> list[str]:
     """Return the command that sends a posted file to a provider."""
     fields = {
         "sender": posting.owner,
@@ -101,7 +101,7 @@ def curl(address: str, posting: Posting, path: Path) -> list[str]:
     ]
 
 
-def post(network: LoopbackNetwork, wallet: Wallet, size_bytes: int, root: bytes) -> Posting:
+def post(network: LoopbackNetwork, wallet: Wallet, size_bytes: int, root: bytes) -> PostRecord:
     """Post a file of this size and type 3 root."""
     heights = [0]
     chain = Chain(
@@ -137,7 +137,7 @@ class _Unhurried:
 def send(address: str, path: str, root: str, owner: str, start: str) -> dict[str, Any]:
     """Upload a posted file to one provider, up to its answer."""
     file = Path(path)
-    posting = Posting(bytes.fromhex(root), owner, int(start), file.stat().st_size)
+    posting = PostRecord(bytes.fromhex(root), owner, int(start), file.stat().st_size)
     client = ProviderClient(address, may_be_private=True)
     job = client.upload(Sending(posting, file, _Unhurried(), proof_type=3, answer_seconds=600))
     client.close()

@@ -190,17 +190,19 @@ def load(url: str, manifest: str, chunk: str) -> dict[str, Any]:
     from caf_pipeline.ledger.database import Database
     from caf_pipeline.ledger.ledger import Ledger
     from caf_pipeline.ledger.processes import this_process
-    from caf_pipeline.ledger.records import Seal
-    from caf_pipeline.store.protocol import Copy, Posting
+    from caf_pipeline.ledger.records import SealRecord
+    from caf_pipeline.store.protocol import Copy, PostRecord
 
     ledger, opened = Ledger(Database(url)), open_manifest(Path(manifest))
     with ledger.leases.hold(f"chunk/{chunk}", this_process("bench")) as lease:
         began = time.monotonic()
-        seal = Seal(1000, 1000, opened.row_count, 1000, 0, 0, bytes(32), 3, [], 900, bytes(32))
+        seal = SealRecord(
+            1000, 1000, opened.row_count, 1000, 0, 0, bytes(32), 3, [], 900, bytes(32)
+        )
         ledger.moves.seal(lease, chunk, seal, [], [], rows=opened.locations)
         sealed = time.monotonic()
         ledger.moves.move(lease, chunk, ChunkState.SEALED, ChunkState.POSTING)
-        ledger.moves.record_posting(lease, chunk, Posting(bytes(32), "jkl1", 1, 1000))
+        ledger.moves.record_posting(lease, chunk, PostRecord(bytes(32), "jkl1", 1, 1000))
         ledger.moves.move(lease, chunk, ChunkState.POSTED, ChunkState.UPLOADING)
         ledger.replicas.record_verified(lease, chunk, [Copy("provider", "proof")])
         verified = time.monotonic()

@@ -413,7 +413,7 @@ CREATE TABLE left_posts (
 );
 
 -- Passes of the proof watch through the store's own lists. See "Proofs, damage and repair" in docs/jackal.md.
-CREATE TABLE bulk_looks (
+CREATE TABLE chain_listings (
     store     text PRIMARY KEY,
     next_at   timestamptz NOT NULL,
     whole_at  timestamptz

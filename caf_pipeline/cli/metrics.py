@@ -157,7 +157,7 @@ def families(ledger: Ledger) -> Iterator[Metric]:
     looked = "When the proof watch last looked at a located chunk; absent where it never did."
     yield gauge("caf_last_look_timestamp_seconds", looked, lambda one: one.looked_at)
     looks = GaugeMetricFamily("caf_last_whole_bulk_look_timestamp_seconds", said, labels=["store"])
-    for store, at in sorted(ledger.bulk_looks.whole().items()):
+    for store, at in sorted(ledger.chain_listings.whole().items()):
         looks.add_metric([store], at.timestamp())
     yield looks
     readings: list[tuple[str, str, Callable[[Any], int | datetime | None]]] = [

@@ -19,7 +19,7 @@ from caf_pipeline.cli.terminal import (
 from caf_pipeline.errors import CafError, NoChainAnswer, StoreUnreachable, UsageError
 from caf_pipeline.inventory.chunk_id import ChunkId
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.maintenance.bulk_look import look_in_bulk
+from caf_pipeline.maintenance.chain_listing import look_in_bulk
 from caf_pipeline.maintenance.repair import RepairReport, concerns_one_chunk, repair_chunk
 from caf_pipeline.maintenance.scrub import ProofReport, prove_oldest
 from caf_pipeline.run_context import RunContext

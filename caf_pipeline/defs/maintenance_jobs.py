@@ -52,7 +52,7 @@ from caf_pipeline.defs.naming import (
 from caf_pipeline.defs.partitions import chunk_partitions
 from caf_pipeline.defs.resources import EVERY_STEP, attempt_step
 from caf_pipeline.errors import HITS_EVERY_CHUNK, CafError, HeldByOther, UsageError, with_hint
-from caf_pipeline.maintenance import bulk_look, repair, scrub
+from caf_pipeline.maintenance import chain_listing, repair, scrub
 from caf_pipeline.packing import staging
 from caf_pipeline.run_context import RunContext
 
@@ -179,8 +179,8 @@ def _prove_op(source: str) -> OpDefinition:
 
 def _look_in_bulk(context: OpExecutionContext, run_context: RunContext) -> metadata.Metadata:
     """Go through the store's lists where that is due, and return what is shown of it."""
-    found = bulk_look.look_in_bulk(run_context)
-    whole_at, suspected = run_context.ledger.bulk_looks.suspicions(
+    found = chain_listing.look_in_bulk(run_context)
+    whole_at, suspected = run_context.ledger.chain_listings.suspicions(
         run_context.store.name, run_context.source
     )
     shown: metadata.Metadata = {"suspected": suspected}

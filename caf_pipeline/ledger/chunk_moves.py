@@ -35,12 +35,12 @@ from caf_pipeline.ledger.moves import (
 )
 from caf_pipeline.ledger.parts import follow_move, record_part
 from caf_pipeline.ledger.query_files import query
-from caf_pipeline.ledger.records import Seal, Skip
+from caf_pipeline.ledger.records import SealRecord, Skip
 from caf_pipeline.ledger.replicas import forget_full_read, require_right_copy, unlist
 from caf_pipeline.ledger.tables import CAF_FILES, CHUNK_COPIES, CLAIMS, SKIPPED_OBJECTS
 from caf_pipeline.ledger.transactions import before_move, end_waiting, require_no_post
 from caf_pipeline.ledger.views import CHUNKS
-from caf_pipeline.store.protocol import Lease, Posting, Sample
+from caf_pipeline.store.protocol import Lease, PostRecord, Sample
 from caf_pipeline.system.quantities import counted
 
 _S = ChunkState
@@ -149,7 +149,7 @@ class ChunkMoves(LedgerPart):
         self,
         lease: Lease,
         chunk: str,
-        seal: Seal,
+        seal: SealRecord,
         skips: Iterable[Skip],
         released: Iterable[tuple[str, str]],
         *,
@@ -257,7 +257,7 @@ class ChunkMoves(LedgerPart):
                 {"samples": as_jsonb(samples), "updated_at": func.now()},
             )
 
-    def record_posting(self, lease: Lease, chunk: str, posting: Posting) -> None:
+    def record_posting(self, lease: Lease, chunk: str, posting: PostRecord) -> None:
         """posting → posted.
 
         Raises: IntegrityError: the posting is of other bytes than those that were sealed; nothing
@@ -319,7 +319,7 @@ class ChunkMoves(LedgerPart):
                 )
         return written
 
-    def record_repost(self, lease: Lease, chunk: str, posting: Posting) -> None:
+    def record_repost(self, lease: Lease, chunk: str, posting: PostRecord) -> None:
         """Give a `damaged` chunk the place of its new post, where the chain no longer has the
         first.
 

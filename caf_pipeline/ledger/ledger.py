@@ -3,7 +3,7 @@
 Each topic has an object of its own, e.g. `ledger.leases`.
 """
 
-from caf_pipeline.ledger.bulk_looks import BulkLooks
+from caf_pipeline.ledger.chain_listings import ChainListings
 from caf_pipeline.ledger.chunk_moves import ChunkMoves
 from caf_pipeline.ledger.chunks import Chunks
 from caf_pipeline.ledger.controls import Controls
@@ -60,7 +60,7 @@ class Ledger:
         exports: rows as Parquet files.
         rebuilds: restores chunks from what a store has.
         stray_rows: rows that no run needs.
-        bulk_looks: passes through a store's lists.
+        chain_listings: passes through a store's lists.
         waits: what runs wait for.
         folder_store: the id of the folder that has the chunks.
         storage_plans: what an account has of storage.
@@ -96,7 +96,7 @@ class Ledger:
         self.exports = Exports(engine)
         self.rebuilds = ChunkImport(engine, store)
         self.stray_rows = StrayRows(engine)
-        self.bulk_looks = BulkLooks(engine)
+        self.chain_listings = ChainListings(engine)
         self.waits = RunWaits(engine)
         self.folder_store = FolderStores(engine)
         self.storage_plans = StoragePlans(engine)

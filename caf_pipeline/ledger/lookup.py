@@ -26,7 +26,7 @@ from caf_pipeline.ledger.database import Database
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.read_connections import ReadConnections
 from caf_pipeline.ledger.records import Currency, LocatedRange, Location, NotArchived, require_zone
-from caf_pipeline.store.protocol import Posting, ProviderRecord
+from caf_pipeline.store.protocol import PostRecord, ProviderRecord
 from caf_pipeline.waits import Waits
 
 _LOOK_UP: Final = "SELECT * FROM look_up(%(source)s, %(keys)s, %(good)s)"
@@ -37,7 +37,7 @@ that the database holds.
 """
 
 
-class _Known(NamedTuple):
+class LookupRow(NamedTuple):
     """What is known of a key: the columns of the database's function look_up (sql/), which says
     what they mean.
 
@@ -139,7 +139,7 @@ class Lookup:
         for what is not known then.
         """
         supported = list(filter(can_be_stored, keys))
-        told: Mapping[str, defaultdict[str, list[_Known]]] = {
+        told: Mapping[str, defaultdict[str, list[LookupRow]]] = {
             kind: defaultdict(list) for kind in ("location", "exception", "pending", "next")
         }
         located = {}
@@ -314,7 +314,7 @@ def _in_utc(row: LocationRow) -> LocationRow:
 
 def _look_up(
     connection: psycopg.Connection, source: str, keys: Sequence[str], as_of: datetime | None = None
-) -> Sequence[_Known]:
+) -> Sequence[LookupRow]:
     """Return what is known of keys at one moment; with `as_of`, of what was modified or stated up
     to that time.
 
@@ -323,7 +323,7 @@ def _look_up(
     require_zone(as_of)
     if not can_be_stored(source):
         return []
-    cursor = connection.cursor(binary=True, row_factory=args_row(_Known))
+    cursor = connection.cursor(binary=True, row_factory=args_row(LookupRow))
     if as_of is None:
         return cursor.execute(_LOOK_UP, {"source": source, "keys": keys, "good": GOOD}).fetchall()
     known = cursor.execute(
@@ -337,10 +337,10 @@ def _look_up(
     ]
 
 
-_posting: Final = lru_cache(64)(Posting)  # objects that are asked for together are in few chunks
+_posting: Final = lru_cache(64)(PostRecord)  # objects that are asked for together are in few chunks
 
 
-def _location(one: _Known, currency: Currency | None = None) -> Location:
+def _location(one: LookupRow, currency: Currency | None = None) -> Location:
     last_modified = one.moment.astimezone(UTC)
     row = LocationRow(
         one.key,
@@ -358,7 +358,7 @@ def _location(one: _Known, currency: Currency | None = None) -> Location:
 
 
 def _part(said: Mapping[str, Any]) -> LocatedRange:
-    posting = Posting(
+    posting = PostRecord(
         bytes.fromhex(said["merkle_root"]), said["owner"], said["start"], said["stored_size_bytes"]
     )
     return LocatedRange(
@@ -370,8 +370,8 @@ def _part(said: Mapping[str, Any]) -> LocatedRange:
 # (a snapshot's name ends with its time), whichever was planned or loaded first; a rebuilt ledger
 # says the same. As of a time before an inventory said which of them is current, it is that one.
 def _choose(
-    versions: Sequence[_Known], exceptions: Sequence[_Known], stated_next: Sequence[_Known]
-) -> tuple[_Known, _Known | None]:
+    versions: Sequence[LookupRow], exceptions: Sequence[LookupRow], stated_next: Sequence[LookupRow]
+) -> tuple[LookupRow, LookupRow | None]:
     """Return which of a key's locations is given out, and the exception that is in force."""
     if len(versions) == 1 and not exceptions:  # as nearly all keys have it
         return versions[0], None
@@ -383,7 +383,7 @@ def _choose(
 
     then = next((one.object_version for one in stated_next), None)
 
-    def order(one: _Known) -> tuple[Any, ...]:
+    def order(one: LookupRow) -> tuple[Any, ...]:
         return (
             one.object_version == named,
             one.moment,
@@ -399,7 +399,10 @@ _CURRENT: Final = Currency(is_current=True)
 
 
 def _currency(
-    given_out: _Known, in_force: _Known | None, pending: Sequence[_Known], as_of: datetime | None
+    given_out: LookupRow,
+    in_force: LookupRow | None,
+    pending: Sequence[LookupRow],
+    as_of: datetime | None,
 ) -> Currency:
     """Return what is known of the current content of a key, beside the location that is given out
     for it.
@@ -421,7 +424,7 @@ def _currency(
 
 
 def _last_seen(
-    connection: psycopg.Connection, source: str, given_out: _Known, gone: _Known
+    connection: psycopg.Connection, source: str, given_out: LookupRow, gone: LookupRow
 ) -> datetime | None:
     """Return when the key was last listed: by an inventory before the one that missed it, or the
     one that it was planned by.

@@ -30,7 +30,7 @@ from caf_pipeline.errors import IllegalMove, IntegrityError, LeaseLost, NotLocat
 from caf_pipeline.ledger.records import chunk_lease
 from caf_pipeline.ledger.tables import CAF_FILES, CHUNK_COPIES
 from caf_pipeline.ledger.views import CHUNKS
-from caf_pipeline.store.protocol import Lease, Posting, Sample
+from caf_pipeline.store.protocol import Lease, PostRecord, Sample
 
 _CHUNK: Final = CHUNKS.c.caf_file_id == bindparam("id")
 _STATE: Final = select(CHUNKS.c.state, CHUNKS.c.copy_state).where(_CHUNK)
@@ -115,7 +115,7 @@ def require_state(
     return caf_file_id
 
 
-def require_sealed_bytes(chunk: str, row: Row[Any], posting: Posting) -> None:
+def require_sealed_bytes(chunk: str, row: Row[Any], posting: PostRecord) -> None:
     """Raise IntegrityError where a posting is of other bytes than those of the row, which were
     sealed.
     """

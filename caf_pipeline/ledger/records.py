@@ -10,7 +10,7 @@ from caf_pipeline.chunk_state import UNDER_WAY, ChunkState, CopyState
 from caf_pipeline.errors import StoredChunkMissing, UsageError
 from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.inventory.objects import S3Object, SkipReason, VersionCounts, is_supported
-from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
+from caf_pipeline.store.protocol import Copy, PostedFile, PostRecord, Sample
 from caf_pipeline.waits import Wait
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class ArchiveRate:
 
 
 @dataclass(frozen=True, slots=True)
-class Seal:
+class SealRecord:
     """What is known of a chunk when it is sealed. Sizes in bytes; `samples` in stored coordinates.
 
     `tail_sha256` is of what begins at `tail_start`, taken while packing: manifest, index and
@@ -215,11 +215,11 @@ class Chunk:
         return self.merkle_root is not None or self.tail_sha256 is not None
 
 
-def posting_of(chunk: Chunk) -> Posting:
+def posting_of(chunk: Chunk) -> PostRecord:
     """Return where the store keeps a posted chunk."""
     if chunk.merkle_root is None or chunk.owner is None or chunk.start is None:
         raise StoredChunkMissing(f"chunk {chunk.name} is '{chunk.state}' and was not posted")
-    return Posting(chunk.merkle_root, chunk.owner, chunk.start, chunk.stored_size_bytes)
+    return PostRecord(chunk.merkle_root, chunk.owner, chunk.start, chunk.stored_size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +401,7 @@ class LocatedRange:
     end_byte: int
     sha256: bytes
     chunk: str
-    posting: Posting
+    posting: PostRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,7 +461,7 @@ class Location:
 
     row: LocationRow
     chunk: str
-    posting: Posting
+    posting: PostRecord
     currency: Currency | None = None
     parts: Sequence[LocatedRange] = ()
     older_versions: int = 0

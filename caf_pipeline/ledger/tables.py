@@ -1451,8 +1451,8 @@ LEFT_POSTS: Final = Table(
     "and posting.",
 )
 
-BULK_LOOKS: Final = Table(
-    "bulk_looks",
+CHAIN_LISTINGS: Final = Table(
+    "chain_listings",
     METADATA,
     Column("store", Text, primary_key=True, comment="name of the store"),
     Column("next_at", TIMESTAMPTZ, nullable=False, comment="when the next pass may begin"),

@@ -15,7 +15,7 @@ from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.samples import CopyFinding, lost_range
 from caf_pipeline.packing.staging import proof_type_of
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.store.protocol import Copy, Lease, Posting
+from caf_pipeline.store.protocol import Copy, Lease, PostRecord
 
 Range = tuple[int, int, bytes]
 """`[start_byte, end_byte)` and the SHA-256 of these bytes."""
@@ -80,7 +80,7 @@ def read_back(
     context: RunContext,
     lease: Lease,
     chunk: Chunk,
-    posting: Posting,
+    posting: PostRecord,
     provider: str,
     *,
     ranges: Iterable[Range] = (),
@@ -113,7 +113,7 @@ def read_back(
 
 
 def look_at_whole_copy(
-    context: RunContext, lease: Lease, chunk: Chunk, posting: Posting, copy: Copy
+    context: RunContext, lease: Lease, chunk: Chunk, posting: PostRecord, copy: Copy
 ) -> CopyFinding:
     """Read all of one copy, and say what it gave."""
     try:

@@ -37,7 +37,7 @@ from caf_pipeline.packing.samples import CopyFinding, described, too_few_copies
 from caf_pipeline.packing.staging import download, let_go, staged_has_root, staged_path
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.chunk_steps import lease_chunk, put_staged, repeat_packing, to_store
-from caf_pipeline.store.protocol import Copy, Lease, Posting
+from caf_pipeline.store.protocol import Copy, Lease, PostRecord
 
 Origin = Literal["staging", "provider", "source", "none needed"]
 
@@ -122,7 +122,7 @@ def concerns_one_chunk(error: CafError) -> bool:
 
 
 def _look(
-    context: RunContext, lease: Lease, chunk: Chunk, posting: Posting
+    context: RunContext, lease: Lease, chunk: Chunk, posting: PostRecord
 ) -> Sequence[CopyFinding]:
     """Ask every copy for all samples, and those once found wrong as a whole for all of their
     bytes.
@@ -145,7 +145,7 @@ def _finish(
     context: RunContext,
     lease: Lease,
     chunk: Chunk,
-    posting: Posting,
+    posting: PostRecord,
     findings: Sequence[CopyFinding],
     *,
     origin: Origin,
@@ -169,7 +169,7 @@ def _finish(
 
 
 def _require_proven(
-    context: RunContext, chunk: Chunk, posting: Posting, checks: Sequence[CopyCheck]
+    context: RunContext, chunk: Chunk, posting: PostRecord, checks: Sequence[CopyCheck]
 ) -> None:
     """Raise NotProven where a damaged chunk is listed and right by its pieces, and the chain
     verified too few of its copies.
@@ -189,7 +189,7 @@ def _require_proven(
         )
 
 
-def _posted(context: RunContext, lease: Lease, chunk: Chunk, posting: Posting) -> Posting:
+def _posted(context: RunContext, lease: Lease, chunk: Chunk, posting: PostRecord) -> PostRecord:
     """Return the chunk's post: the one that the store still has, which costs nothing, or a new one,
     which is charged.
     """
@@ -207,7 +207,7 @@ def _find_bytes(
     context: RunContext,
     lease: Lease,
     chunk: Chunk,
-    posting: Posting,
+    posting: PostRecord,
     findings: Sequence[CopyFinding],
 ) -> Origin:
     """Bring the chunk's stored bytes into its place in staging, compared with its root; return
@@ -248,7 +248,7 @@ def _find_bytes(
 
 
 def _providers(
-    context: RunContext, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]
+    context: RunContext, chunk: Chunk, posting: PostRecord, findings: Sequence[CopyFinding]
 ) -> Iterator[str]:
     """Yield the providers to ask: right copies, other holders that were not found wrong, and
     providers that once had it.

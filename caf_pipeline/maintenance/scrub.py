@@ -22,7 +22,7 @@ from caf_pipeline.maintenance.full_read import look_at_whole_copy
 from caf_pipeline.packing.samples import CopyFinding, described, look_at_copy
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.chunk_steps import lease_chunk
-from caf_pipeline.store.protocol import Lease, Posting, Sample
+from caf_pipeline.store.protocol import Lease, PostRecord, Sample
 
 WINDOWS_BEHIND: Final = 2
 """A listed copy may be this far behind: the chain drops a provider only at the first of its checks
@@ -238,7 +238,7 @@ def look_at_copies(
     context: RunContext,
     lease: Lease,
     chunk: Chunk,
-    posting: Posting,
+    posting: PostRecord,
     samples: Sequence[Sample],
     *,
     an_object: Sample | None = None,
@@ -272,7 +272,7 @@ def is_small(chunk: Chunk) -> bool:
 
 
 def checks_of(
-    context: RunContext, chunk: Chunk, posting: Posting, findings: Sequence[CopyFinding]
+    context: RunContext, chunk: Chunk, posting: PostRecord, findings: Sequence[CopyFinding]
 ) -> Sequence[CopyCheck]:
     """Return what to record of copies.
 
@@ -325,7 +325,7 @@ def checks_of(
 
 
 def unverified_copies(
-    context: RunContext, chunk: Chunk, posting: Posting, checks: Sequence[CopyCheck]
+    context: RunContext, chunk: Chunk, posting: PostRecord, checks: Sequence[CopyCheck]
 ) -> str:
     """Say that fewer copies than required are known to be proven; "" where enough are, or where the
     store has no windows.
@@ -351,7 +351,9 @@ def unverified_copies(
     )
 
 
-def _again_in(context: RunContext, posting: Posting, checks: Sequence[CopyCheck]) -> float | None:
+def _again_in(
+    context: RunContext, posting: PostRecord, checks: Sequence[CopyCheck]
+) -> float | None:
     """Return after how many seconds a look can see another window than the checks count; None where
     there are no windows.
     """

@@ -25,7 +25,7 @@ from caf_pipeline.inventory.manifest import (
 )
 from caf_pipeline.inventory.objects import MAX_KEY_BYTES, SkipReason
 from caf_pipeline.ledger.records import Skip
-from caf_pipeline.store.protocol import ChunkReader, Posting
+from caf_pipeline.store.protocol import ChunkReader, PostRecord
 from caf_pipeline.system.quantities import counted
 
 MANIFEST_BUFFER_BYTES: Final = 1 << 20
@@ -59,7 +59,9 @@ class RemoteSource:
     CAF.
     """
 
-    def __init__(self, store: ChunkReader, posting: Posting, provider: str | None = None) -> None:
+    def __init__(
+        self, store: ChunkReader, posting: PostRecord, provider: str | None = None
+    ) -> None:
         self._store = store
         self._posting = posting
         self._provider = provider

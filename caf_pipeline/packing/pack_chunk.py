@@ -25,7 +25,7 @@ from caf_pipeline.inventory.plan import (
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.journal.takeover import find_left, take_over
-from caf_pipeline.packing.packer import Packed, Packer, remove_staged
+from caf_pipeline.packing.packer import PackedChunk, Packer, remove_staged
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.packing.staging import leftovers, make_room, write_packed
 from caf_pipeline.packing.unreadable import give_up_on, named_together
@@ -34,7 +34,7 @@ from caf_pipeline.store.protocol import Lease
 from caf_pipeline.system.atomic_files import sync_folder
 
 
-def pack_again(context: RunContext, lease: Lease, chunk: Chunk) -> Packed:
+def pack_again(context: RunContext, lease: Lease, chunk: Chunk) -> PackedChunk:
     """Pack into files of this lease's epoch, so that a run that lost its lease cannot write into
     them.
 

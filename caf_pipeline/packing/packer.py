@@ -26,7 +26,7 @@ from caf_pipeline.inventory.headers import ObjectHeaders
 from caf_pipeline.inventory.manifest import PART_COLUMNS, ChunkIdentity, ManifestWriter, head_bytes
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import ChunkPlan, PlannedObject
-from caf_pipeline.ledger.records import Seal
+from caf_pipeline.ledger.records import SealRecord
 from caf_pipeline.packing.inspectors import HEAD_BYTES, MemberInspector, inspectors_of
 from caf_pipeline.packing.journal.format import (
     Journal,
@@ -59,7 +59,7 @@ stands for one of them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed(Seal):
+class PackedChunk(SealRecord):
     """What packing made, to be sealed once its samples are taken, and how it was made.
 
     Attributes: fetched_bytes: what came over the network. resumed_bytes: of the file that an
@@ -131,7 +131,7 @@ class Packer:
 
     def pack(
         self, objects: Iterable[PlannedObject], part: PartFile, spool: Path, journal: Journal
-    ) -> Packed:
+    ) -> PackedChunk:
         """Write the chunk to `part`, which is closed, and its manifest to `spool`; both stay on
         success.
 
@@ -161,7 +161,7 @@ class Packer:
                 self._add_index(sink, tail)
                 root = sink.finish()
         self.kept_bytes = sink.size_bytes
-        return Packed(
+        return PackedChunk(
             caf_size_bytes=sink.size_bytes,
             stored_size_bytes=sink.size_bytes,
             merkle_root=root,

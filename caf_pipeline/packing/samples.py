@@ -13,7 +13,7 @@ from caf_pipeline.caf.archive import RangeSource
 from caf_pipeline.errors import CafError, IntegrityError, NotProven, StoreError
 from caf_pipeline.ledger.records import Chunk
 from caf_pipeline.packing.chunk_reader import StagedSource
-from caf_pipeline.store.protocol import ChunkReader, Copy, Posting, Sample
+from caf_pipeline.store.protocol import ChunkReader, Copy, PostRecord, Sample
 from caf_pipeline.system.quantities import counted
 
 SAMPLE_COUNT: Final = 16
@@ -75,7 +75,7 @@ def staged_matches(path: Path, samples: Sequence[Sample]) -> bool:
 
 
 def look_at_copy(
-    store: ChunkReader, posting: Posting, copy: Copy, samples: Sequence[Sample]
+    store: ChunkReader, posting: PostRecord, copy: Copy, samples: Sequence[Sample]
 ) -> CopyFinding:
     """Read samples from one copy and compare them, up to the first that differs."""
     for number, sample in enumerate(samples):
@@ -96,7 +96,7 @@ def look_at_copy(
 
 
 def lost_range(
-    store: ChunkReader, posting: Posting, provider: str, start_byte: int, end_byte: int
+    store: ChunkReader, posting: PostRecord, provider: str, start_byte: int, end_byte: int
 ) -> str:
     """Say that a provider lost a range, which it just failed to give; "" if that is not known."""
     if not store.has_lost(posting, start_byte, end_byte, provider=provider):

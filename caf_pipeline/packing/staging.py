@@ -30,11 +30,11 @@ from caf_pipeline.caf.merkle import MerkleTree, merkle_root, type_of_root
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import CafError, HeldByOther, IntegrityError, NotLocated, StoreError
 from caf_pipeline.ledger.records import Chunk, chunk_lease
-from caf_pipeline.packing.packer import Packed, remove_staged
+from caf_pipeline.packing.packer import PackedChunk, remove_staged
 from caf_pipeline.packing.samples import staged_matches
 from caf_pipeline.packing.sink import staging_error
 from caf_pipeline.run_context import RunContext
-from caf_pipeline.store.protocol import Lease, Posting
+from caf_pipeline.store.protocol import Lease, PostRecord
 from caf_pipeline.system.atomic_files import WholeFile, rename_durably
 
 _SEALED: Final = ".caf"
@@ -136,7 +136,9 @@ def staged_is_whole(context: RunContext, chunk: Chunk) -> bool:
 # ------------------------------------------------------------------------------------------
 
 
-def write_packed(context: RunContext, name: str, epoch: int, part: Path, packed: Packed) -> None:
+def write_packed(
+    context: RunContext, name: str, epoch: int, part: Path, packed: PackedChunk
+) -> None:
     """Make a finished packing durable: first the file under its new name, then the record that
     points to it.
     """
@@ -173,16 +175,18 @@ def read_record(context: RunContext, name: str) -> dict[str, Any] | None:
 
 
 _NOT_RECORDED: Final = {"stored_size_bytes", "proof_type", "samples"}
-"""Fields of `Packed` that follow from the others, or are known only when the chunk is sealed."""
+"""Fields of `PackedChunk` that follow from the others, or are known only when the chunk is
+sealed.
+"""
 
-_RECORDED: Final = {field.name for field in fields(Packed)} - _NOT_RECORDED
+_RECORDED: Final = {field.name for field in fields(PackedChunk)} - _NOT_RECORDED
 
 
 def _check_of(described: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-def read_packed(context: RunContext, name: str) -> tuple[Packed, Path] | None:
+def read_packed(context: RunContext, name: str) -> tuple[PackedChunk, Path] | None:
     """Return the finished packing of a chunk that is not sealed, and its file, if that is there in
     full.
 
@@ -203,7 +207,7 @@ def read_packed(context: RunContext, name: str) -> tuple[Packed, Path] | None:
     return None
 
 
-def _packed_of(record: Mapping[str, Any]) -> Packed:
+def _packed_of(record: Mapping[str, Any]) -> PackedChunk:
     root = bytes.fromhex(record["merkle_root"])
     told = {name: record[name] for name in _RECORDED} | {
         "merkle_root": root,
@@ -212,10 +216,10 @@ def _packed_of(record: Mapping[str, Any]) -> Packed:
         "proof_type": type_of_root(root),  # of the packing: the setting may have changed since
         "samples": (),
     }
-    return Packed(**told)
+    return PackedChunk(**told)
 
 
-def _has_tail(file: Path, packed: Packed) -> bool:
+def _has_tail(file: Path, packed: PackedChunk) -> bool:
     """Tell whether manifest, index and footer are still what they were before they went to the
     disk.
     """
@@ -289,7 +293,7 @@ def _record_path(context: RunContext, name: str) -> Path:
 
 
 def download(
-    context: RunContext, lease: Lease, chunk: Chunk, posting: Posting, providers: Iterable[str]
+    context: RunContext, lease: Lease, chunk: Chunk, posting: PostRecord, providers: Iterable[str]
 ) -> tuple[bool, Sequence[str]]:
     """Bring a stored chunk back as its sealed file, from the first provider whose bytes have its
     Merkle root.
@@ -316,7 +320,7 @@ def download(
 
 
 def _download(
-    context: RunContext, lease: Lease, chunk: Chunk, posting: Posting, provider: str
+    context: RunContext, lease: Lease, chunk: Chunk, posting: PostRecord, provider: str
 ) -> None:
     part = context.staging() / f"{chunk.name}.{lease.epoch}.download"
     try:
@@ -329,7 +333,7 @@ def _download(
 def download_from(
     context: RunContext,
     lease: Lease,
-    posting: Posting,
+    posting: PostRecord,
     proof_type: int,
     *,
     provider: str,

@@ -20,7 +20,7 @@ from caf_pipeline.retrieval.holders import RangeHolders, holders_of, pieces_betw
 from caf_pipeline.retrieval.object_file import IN_MEMORY_BYTES
 from caf_pipeline.retrieval.reader import Found, not_located
 from caf_pipeline.retrieval.side_by_side import side_by_side
-from caf_pipeline.store.protocol import ChunkReader, Posting
+from caf_pipeline.store.protocol import ChunkReader, PostRecord
 
 MERGE_GAP_BYTES: Final = 256 << 10
 """Between two ranges that are read by one request, and thrown away.
@@ -245,7 +245,7 @@ def _requests(parts: Iterable[_Part]) -> Iterator[_Request | ObjectRead]:
     """Yield what to read for all of these, chunks in turn; what needs no reading is yielded as it
     is.
     """
-    by_chunk = defaultdict[Posting, list[_Part]](list)
+    by_chunk = defaultdict[PostRecord, list[_Part]](list)
     for part in parts:
         if part.start_byte == part.end_byte and not part.is_whole:
             yield part.read(b"", {}, compared=True)

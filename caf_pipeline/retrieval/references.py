@@ -24,7 +24,7 @@ import pyarrow as pa
 from caf_pipeline.errors import CafError, IntegrityError, StoreError
 from caf_pipeline.ledger.records import LocatedRange, Location
 from caf_pipeline.retrieval.holders import not_given
-from caf_pipeline.store.protocol import ChunkReader, Posting
+from caf_pipeline.store.protocol import ChunkReader, PostRecord
 from caf_pipeline.system.atomic_files import WholeFile
 from caf_pipeline.system.parquet import ROWS_PER_GROUP, translate_errors, write_whole
 
@@ -118,7 +118,7 @@ def _without_parts(locations: Iterable[Location], sums: ReferenceSums) -> Iterat
 def _references(
     locations: Iterable[Location], store: ChunkReader, sums: ReferenceSums
 ) -> Iterator[Reference]:
-    urls: dict[Posting, str] = {}
+    urls: dict[PostRecord, str] = {}
     for location in locations:
         row, ranges = location.row, location.ranges
         sums.objects += 1

@@ -46,7 +46,7 @@ from caf_pipeline.ledger.records import RemoteChunk
 from caf_pipeline.packing.chunk_reader import SKIP_COLUMNS, ChunkFile
 from caf_pipeline.packing.samples import samples_of
 from caf_pipeline.packing.sink import staging_error
-from caf_pipeline.store.protocol import ChunkReader, Copy, PostedFile, Posting, Sample
+from caf_pipeline.store.protocol import ChunkReader, Copy, PostedFile, PostRecord, Sample
 
 PIECE_BYTES: Final = 4 << 20
 """What is read from each copy before the next piece: two of them are in memory at once."""
@@ -93,7 +93,7 @@ class AgreedSource:
     def __init__(
         self,
         store: ChunkReader,
-        posting: Posting,
+        posting: PostRecord,
         providers: Sequence[str],
         *,
         proof_type: int | None = None,
@@ -362,7 +362,9 @@ def read_chunk(
     )
 
 
-def _samples(source: AgreedSource, posting: Posting, manifest: OpenedManifest) -> Sequence[Sample]:
+def _samples(
+    source: AgreedSource, posting: PostRecord, manifest: OpenedManifest
+) -> Sequence[Sample]:
     """Take the samples.
 
     Where copies differ in an object, the SHA-256 that all of them have of it tells which are wrong.

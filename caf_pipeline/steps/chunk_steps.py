@@ -34,7 +34,7 @@ from caf_pipeline.inventory.manifest import OpenedManifest
 from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.inventory.plan import count_chunk_objects
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.ledger.records import Chunk, Seal, Skip, chunk_lease, posting_of
+from caf_pipeline.ledger.records import Chunk, SealRecord, Skip, chunk_lease, posting_of
 from caf_pipeline.packing.chunk_reader import (
     SKIP_COLUMNS,
     ChunkFile,
@@ -63,7 +63,7 @@ from caf_pipeline.packing.staging import (
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.account import ACCOUNT_COLUMNS, REPORT_COLUMNS, ChunkAuditor, ManifestReport
 from caf_pipeline.steps.first_plan import refuse_unknown
-from caf_pipeline.store.protocol import ChunkToStore, Copy, Lease, Posting
+from caf_pipeline.store.protocol import ChunkToStore, Copy, Lease, PostRecord
 from caf_pipeline.system.quantities import counted
 
 
@@ -244,7 +244,11 @@ def _seal(context: RunContext, lease: Lease, chunk: Chunk) -> ManifestReport:
 
 
 def _accounted_skips(
-    chunk: str, manifest: OpenedManifest, seal: Seal, account: ChunkAuditor, report: ManifestReport
+    chunk: str,
+    manifest: OpenedManifest,
+    seal: SealRecord,
+    account: ChunkAuditor,
+    report: ManifestReport,
 ) -> Iterator[Skip]:
     """Yield the skips of a chunk that is to be sealed, while `account` and `report` take its
     manifest.
@@ -414,7 +418,7 @@ def put_staged(
     context: RunContext,
     lease: Lease,
     chunk: Chunk,
-    posting: Posting,
+    posting: PostRecord,
     *,
     wrong: Collection[str] = (),
 ) -> None:

@@ -42,7 +42,7 @@ from caf_pipeline.store.protocol import (
     ChunkToStore,
     Copy,
     PostedFile,
-    Posting,
+    PostRecord,
     TransactionLog,
 )
 from caf_pipeline.system.atomic_files import WholeFile, sync_folder
@@ -165,7 +165,7 @@ class DirectoryReader(ChunkReader):
             f" mkdir -p {folder} && echo {recorded} > {shlex.quote(str(self.folder / MARKER))}",
         )
 
-    def copies(self, posting: Posting) -> Sequence[Copy]:
+    def copies(self, posting: PostRecord) -> Sequence[Copy]:
         """Return the one copy, where its file has the posted length.
 
         Raises:
@@ -188,11 +188,11 @@ class DirectoryReader(ChunkReader):
             ]
         return []
 
-    def holders(self, posting: Posting) -> Sequence[str]:
+    def holders(self, posting: PostRecord) -> Sequence[str]:
         """Return the folder, where it has the chunk."""
         return [copy.provider for copy in self.copies(posting)]
 
-    def urls(self, posting: Posting) -> Mapping[str, str]:
+    def urls(self, posting: PostRecord) -> Mapping[str, str]:
         """Return the file's address on this machine, as fsspec takes it: nothing in it is
         percent-encoded.
         """
@@ -202,7 +202,7 @@ class DirectoryReader(ChunkReader):
         }
 
     def read(
-        self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None
+        self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str | None = None
     ) -> Iterator[bytes]:
         """Yield the range from the file."""
         self.require_here()
@@ -225,13 +225,13 @@ class DirectoryReader(ChunkReader):
                 f"chunk {posting.merkle_root.hex()} ends {left} bytes before byte {end_byte}"
             )
 
-    def _posting(self, merkle_root: bytes) -> Posting:
+    def _posting(self, merkle_root: bytes) -> PostRecord:
         described = json.loads(self._post_path(merkle_root).read_bytes())
-        return Posting(
+        return PostRecord(
             merkle_root, described["owner"], described["start"], described["stored_size_bytes"]
         )
 
-    def _chunk_path(self, posting: Posting) -> Path:
+    def _chunk_path(self, posting: PostRecord) -> Path:
         return self._chunks / f"{posting.merkle_root.hex()}.caf"
 
     def _post_path(self, merkle_root: bytes) -> Path:
@@ -334,7 +334,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         return folder
 
-    def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
+    def post(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord:
         """Write down that the chunk is to come. There is nothing to sign, so `log` stays empty."""
         self.bind()
         path = self._post_path(chunk.merkle_root)
@@ -350,7 +350,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
             self._write(path, iter([json.dumps(described).encode()]))
         return self._posting(chunk.merkle_root)
 
-    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
         """Return the chunk's post, where the folder has one."""
         self.require_here()
         return (
@@ -378,7 +378,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
 
     def put(
         self,
-        posting: Posting,
+        posting: PostRecord,
         staged: Path,
         progress: Callable[[int], None],
         *,
@@ -407,7 +407,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
             self._write(self._chunk_path(posting), _of_root(pieces, posting.merkle_root))
         self.require_here()  # its disk may have gone while the chunk was written
 
-    def _has_equal(self, posting: Posting, staged: Path) -> bool:
+    def _has_equal(self, posting: PostRecord, staged: Path) -> bool:
         try:
             return bool(self.copies(posting)) and filecmp.cmp(
                 staged, self._chunk_path(posting), shallow=False
@@ -457,7 +457,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         try:
             described = json.loads(path.read_bytes())
             root = bytes.fromhex(path.stem)
-            posting = Posting(
+            posting = PostRecord(
                 root,
                 described["owner"],
                 int(described["start"]),
@@ -511,7 +511,7 @@ def _write_new(path: Path, folder_id: str) -> None:
         os.fsync(file.fileno())
 
 
-def _unreadable(posting: Posting, error: OSError) -> StoreUnreachable:
+def _unreadable(posting: PostRecord, error: OSError) -> StoreUnreachable:
     """Return the error of a file that this process may not read, or not now: its bytes may be
     right.
     """

@@ -42,7 +42,7 @@ class ChunkToStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Posting:
+class PostRecord:
     """Where a store keeps a chunk: (merkle root, owner, start) on Jackal.
 
     `start` is the block height of the post.
@@ -61,7 +61,7 @@ class PostedFile:
     Anybody may post anything under it: only its owner cannot be made up.
     """
 
-    posting: Posting
+    posting: PostRecord
     proof_type: int
 
 
@@ -345,17 +345,17 @@ class ChunkReader(Protocol):
         """Close the connections."""
         return
 
-    def copies(self, posting: Posting) -> Sequence[Copy]:
+    def copies(self, posting: PostRecord) -> Sequence[Copy]:
         """Return the copies that the store lists now; an empty sequence for an unknown chunk."""
         ...
 
-    def holders(self, posting: Posting) -> Sequence[str]:
+    def holders(self, posting: PostRecord) -> Sequence[str]:
         """Return the providers to read the chunk from, the best first; empty for an unknown
         chunk.
         """
         ...
 
-    def urls(self, posting: Posting) -> Mapping[str, str]:
+    def urls(self, posting: PostRecord) -> Mapping[str, str]:
         """Return, for each of `holders` in their order, the URL at which any program reads ranges
         of the stored bytes.
 
@@ -364,7 +364,7 @@ class ChunkReader(Protocol):
         return {}
 
     def read(
-        self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None
+        self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str | None = None
     ) -> Iterator[bytes]:
         """Yield `[start_byte, end_byte)` of the stored bytes in pieces of at most 1 MiB, from any
         or one provider.
@@ -376,7 +376,9 @@ class ChunkReader(Protocol):
         """
         ...
 
-    def has_lost(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str) -> bool:
+    def has_lost(
+        self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str
+    ) -> bool:
         """Return whether a provider answers other requests, but again gives nothing of a range that
         it just did not give.
 
@@ -450,7 +452,7 @@ class ChunkStore(ChunkReader, Protocol):
         """
         return
 
-    def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
+    def post(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord:
         """Announce the chunk; a root that the store already has from us is reused and costs
         nothing.
 
@@ -459,7 +461,7 @@ class ChunkStore(ChunkReader, Protocol):
         """
         ...
 
-    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
         """Return the chunk's post where the store has it; None where it was never posted, and no
         post of it is under way.
 
@@ -480,7 +482,7 @@ class ChunkStore(ChunkReader, Protocol):
 
     def put(
         self,
-        posting: Posting,
+        posting: PostRecord,
         staged: Path,
         progress: Callable[[int], None],
         *,
@@ -535,7 +537,7 @@ class ChunkStore(ChunkReader, Protocol):
         """
         ...
 
-    def proof_window(self, posting: Posting, copy: Copy) -> int | None:
+    def proof_window(self, posting: PostRecord, copy: Copy) -> int | None:
         """Return the number, from 0, of the proof window since the post that the copy's
         `last_proven` fell into.
 
@@ -543,13 +545,13 @@ class ChunkStore(ChunkReader, Protocol):
         """
         return None
 
-    def current_window(self, posting: Posting) -> int | None:
+    def current_window(self, posting: PostRecord) -> int | None:
         """Return the number of the proof window that the chunk is in now; None where the store has
         none.
         """
         return None
 
-    def window_ends_in(self, posting: Posting) -> float | None:
+    def window_ends_in(self, posting: PostRecord) -> float | None:
         """Return about how many seconds the present proof window of the chunk still lasts; None
         where the store has none.
         """

@@ -56,7 +56,8 @@ def test_what_is_printed_is_what_the_ledger_has(caf, ledger):
         looked_at = "suspected_at = now(), checked_at = to_timestamp(2000)"
         connection.execute(f"UPDATE chunk_copies SET {looked_at} WHERE caf_file_id = {last}")
         connection.execute(
-            "INSERT INTO bulk_looks VALUES ('jackal', now(), to_timestamp(1000)), ('other', now(), "
+            "INSERT INTO chain_listings VALUES ('jackal', now(), to_timestamp(1000)), ('other', "
+            "now(), "
             "NULL)"
         )
     ledger.controls.set("paused", "a test")

@@ -22,7 +22,7 @@ from caf_pipeline.errors import (
     StoredChunkMissing,
     StoreError,
 )
-from caf_pipeline.store.protocol import ChunkToStore, Posting, SignedTransaction, WaitingPost
+from caf_pipeline.store.protocol import ChunkToStore, PostRecord, SignedTransaction, WaitingPost
 
 MAY_BE_INCLUDED = (None, "included")
 
@@ -155,7 +155,7 @@ def to_store(store, path: Path, *, public=True, name="src-00000000-00001") -> Ch
     return ChunkToStore(name, "0" * 32, public, path.stat().st_size, store.proof_type, root)
 
 
-def stored(store, path: Path, log=None) -> Posting:
+def stored(store, path: Path, log=None) -> PostRecord:
     posting = store.post(to_store(store, path), log or MemoryLog())
     store.put(posting, path, lambda _: None)
     return posting
@@ -213,7 +213,7 @@ class ChunkReaderContract:
             assert b"".join(reader.read(posting, 10, 40_000, provider=provider)) == data[10:40_000]
 
     def test_an_unknown_chunk_is_missing(self, reader):
-        unknown = Posting(b"\1" * 32, "nobody", 1, 10)
+        unknown = PostRecord(b"\1" * 32, "nobody", 1, 10)
         assert list(reader.copies(unknown)) == []
         assert list(reader.holders(unknown)) == []
         with pytest.raises(StoredChunkMissing):

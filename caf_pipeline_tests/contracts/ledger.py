@@ -47,11 +47,11 @@ from caf_pipeline.ledger.records import (
     PlanRecord,
     RemoteChunk,
     Reservation,
-    Seal,
+    SealRecord,
     Skip,
     plan_lease,
 )
-from caf_pipeline.store.protocol import Copy, PostedFile, Posting, Sample
+from caf_pipeline.store.protocol import Copy, PostedFile, PostRecord, Sample
 from caf_pipeline_tests.support.postgres import connected
 
 SOURCE = "src"
@@ -169,9 +169,9 @@ def skip(key: str, reason: SkipReason = SkipReason.COLD_STORAGE) -> Skip:
     return Skip(key, VERSION, reason, "as S3 said", "abc", 10)
 
 
-def seal_facts(members: int, skipped: int = 0, released: int = 0) -> Seal:
+def seal_facts(members: int, skipped: int = 0, released: int = 0) -> SealRecord:
     samples = [Sample(0, 100, b"\x02" * 32), Sample(900, 100, b"\x03" * 32)]
-    return Seal(
+    return SealRecord(
         1000, 1000, members, 10 * members, skipped, released, ROOT, 3, samples, 900, bytes(32)
     )
 
@@ -217,7 +217,7 @@ def location_values(row: LocationRow) -> dict[str, Any]:
 CHECKSUMS = {"with-checksums": {"crc64nvme": b"\0" * 7 + b"\1", "s3_checksum": "crc32:00000002"}}
 
 
-POSTING = Posting(ROOT, "jkl1owner", 42, 1000)
+POSTING = PostRecord(ROOT, "jkl1owner", 42, 1000)
 
 
 def claimed(ledger: Any, chunk: str, *, modified: datetime = EARLY) -> list[LocationRow]:
@@ -238,7 +238,7 @@ def seal(
     released: Sequence[tuple[str, str]] = (),
     *,
     rows: Sequence[LocationRow] | None = None,
-    facts: Seal | None = None,
+    facts: SealRecord | None = None,
     headers: ObjectHeaders | None = None,
 ) -> None:
     """Seal a chunk with these rows, or those of what it claims, without the skipped and released
@@ -726,7 +726,7 @@ class LedgerContract:
     def test_a_posting_of_other_bytes_is_refused(self, ledger):
         (chunk,) = register(ledger, ["a"])
         bring_to(ledger, chunk, ChunkState.POSTING)
-        other = Posting(b"\xff" * 32, "jkl1owner", 42, 1000)
+        other = PostRecord(b"\xff" * 32, "jkl1owner", 42, 1000)
         with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(IntegrityError):
             ledger.moves.record_posting(lease, chunk, other)
         assert ledger.chunks.get(chunk).state is ChunkState.POSTING

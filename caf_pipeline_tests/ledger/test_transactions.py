@@ -15,7 +15,7 @@ import pytest
 from caf_pipeline.chunk_state import ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
 from caf_pipeline.ledger.ledger import Ledger
-from caf_pipeline.store.protocol import Copy, Posting
+from caf_pipeline.store.protocol import Copy, PostRecord
 from caf_pipeline_tests.contracts.ledger import (
     POSTING,
     ROOT,
@@ -407,7 +407,7 @@ def post(ledger, log, chunk, sequence, start):
     ask(log, chunk)
     settle(log, commit(log, signed(sequence), chunk), "included", start)
     with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
-        ledger.moves.record_posting(lease, chunk, Posting(ROOT, "jkl1owner", start, 1000))
+        ledger.moves.record_posting(lease, chunk, PostRecord(ROOT, "jkl1owner", start, 1000))
 
 
 @pytest.fixture
@@ -467,7 +467,7 @@ def test_what_waited_for_a_repair_that_ended_otherwise_is_never_posted(ledger, l
 def test_a_chunk_whose_root_the_chain_had_already_is_not_posted(ledger, log, chunks):
     ask(log, chunks[0])
     with ledger.leases.hold(f"chunk/{chunks[0]}", holder()) as lease:
-        ledger.moves.record_posting(lease, chunks[0], Posting(ROOT, "jkl1owner", 5, 1000))
+        ledger.moves.record_posting(lease, chunks[0], PostRecord(ROOT, "jkl1owner", 5, 1000))
     assert log.waiting(ACCOUNT) == []
 
 

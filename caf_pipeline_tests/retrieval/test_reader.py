@@ -25,7 +25,7 @@ from caf_pipeline.inventory.objects import SkipReason
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval import holders, reader
 from caf_pipeline.retrieval.reader import Found, save
-from caf_pipeline.store.protocol import Posting
+from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline_tests.contracts import chunk_store
 from caf_pipeline_tests.contracts.chunk_store import corrupt, staged_file
 from caf_pipeline_tests.contracts.ledger import SOURCE, VERSION, archive, end, register, skip
@@ -44,7 +44,7 @@ def store(tmp_path, monkeypatch, request):
 
 
 @pytest.fixture
-def posting(store, tmp_path) -> Posting:
+def posting(store, tmp_path) -> PostRecord:
     return chunk_store.stored(store, staged_file(tmp_path, CHUNK))
 
 

@@ -6,14 +6,14 @@ from caf_pipeline.errors import IntegrityError, ObjectMissing, StoreUnreachable
 from caf_pipeline.inventory.location_row import LocationRow
 from caf_pipeline.ledger.records import Location
 from caf_pipeline.retrieval.restore import RestoredObject, RestoreOutcome, RestoreSums
-from caf_pipeline.store.protocol import Posting
+from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline.system.files_below import NotRestored
 from caf_pipeline_tests.support.plans import MOMENT
 
 LOCATION = Location(
     LocationRow("key", "v1", "v1", 0, 10, "etag", MOMENT, bytes(32)),
     "src-1-1",
-    Posting(bytes(64), "owner", 7, 10),
+    PostRecord(bytes(64), "owner", 7, 10),
 )
 
 

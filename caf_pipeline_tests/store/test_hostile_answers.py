@@ -28,7 +28,7 @@ from caf_pipeline.store.jackal.chain import MAX_KEPT, Chain
 from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.provider import ProviderClient, Sending
-from caf_pipeline.store.protocol import Posting
+from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline_tests.support.hostile_answers import ENDLESS, NO_OBJECT, SLOW, WRONG, bent
 from caf_pipeline_tests.support.jackal_stores import open_store
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS
@@ -373,7 +373,7 @@ def test_posts_of_our_root_by_strangers_do_not_hide_ours(node):
 # --- a provider's bytes
 # ------------------------------------------------------------------------------------------
 
-POSTING = Posting(ROOT[:32], OWNER, 7, 3_000_000)
+POSTING = PostRecord(ROOT[:32], OWNER, 7, 3_000_000)
 
 
 class UploadControl:
@@ -388,7 +388,7 @@ class UploadControl:
 
 
 def upload(client, path):
-    posting = Posting(ROOT[:32], OWNER, 7, path.stat().st_size)
+    posting = PostRecord(ROOT[:32], OWNER, 7, path.stat().st_size)
     return client.upload(
         Sending(posting, path, UploadControl(), proof_type=3, answer_seconds=0.3, known_before=True)
     )

@@ -17,14 +17,14 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from types import SimpleNamespace
-from caf_pipeline.store.protocol import Posting
+from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline_tests.support.jackal_stores import open_store
 from caf_pipeline_tests.support.peak_memory import peak_bytes
 
 lcd, chain_id, root, owner, start, path = sys.argv[1:]
 opened = open_store(SimpleNamespace(lcds=[lcd], chain_id=chain_id), copies=2)
 before = peak_bytes()
-posting = Posting(bytes.fromhex(root), owner, int(start), Path(path).stat().st_size)
+posting = PostRecord(bytes.fromhex(root), owner, int(start), Path(path).stat().st_size)
 opened.store.put(posting, Path(path), lambda sent: None)
 uploaded = peak_bytes() - before
 read = sum(len(piece) for piece in opened.store.read(posting, 0, posting.stored_size_bytes))

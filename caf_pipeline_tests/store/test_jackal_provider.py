@@ -19,13 +19,13 @@ from caf_pipeline.store.jackal import provider
 from caf_pipeline.store.jackal.names import job_id
 from caf_pipeline.store.jackal.provider import Job, ProviderClient, Sending
 from caf_pipeline.store.jackal.provider_http import MAX_ANSWER_BYTES, ask, parse_address
-from caf_pipeline.store.protocol import Posting
+from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline_tests.support.scripted_provider import answer, scripted
 
 ROOT = bytes(range(32))
 DATA = random.Random(4).randbytes(3_000_000)
 SIZE = len(DATA)
-POSTING = Posting(ROOT, "jkl1owner", 77, len(DATA))
+POSTING = PostRecord(ROOT, "jkl1owner", 77, len(DATA))
 NOT_YET = answer(404, '{"error":"could not job from id"}')
 
 
@@ -201,7 +201,9 @@ def test_an_answer_before_the_end_of_the_body_ends_the_sending(client_of, tmp_pa
     path.write_bytes(b"")
     os.truncate(path, 1 << 30)
     control = UploadControl()
-    large = Sending(Posting(ROOT, "o", 1, 1 << 30), path, control, proof_type=3, answer_seconds=30)
+    large = Sending(
+        PostRecord(ROOT, "o", 1, 1 << 30), path, control, proof_type=3, answer_seconds=30
+    )
 
     def refuse(request, sock):
         sock.sendall(answer(413, '{"error":"too large"}'))

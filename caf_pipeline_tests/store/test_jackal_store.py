@@ -25,7 +25,7 @@ from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.read import open_jackal_reader
 from caf_pipeline.store.jackal.upload import Uploads
 from caf_pipeline.store.jackal.wallet import Wallet
-from caf_pipeline.store.protocol import Copy, Posting
+from caf_pipeline.store.protocol import Copy, PostRecord
 from caf_pipeline.wiring import open_reader
 from caf_pipeline_tests.contracts.chunk_store import (
     ChunkReaderContract,
@@ -211,7 +211,7 @@ def test_a_chunk_stays_in_staging_for_the_set_number_of_windows(network, store):
 
 
 def test_proof_windows_are_counted_from_the_post(store):
-    posting = Posting(b"\1" * 32, "o", 1000, 5)
+    posting = PostRecord(b"\1" * 32, "o", 1000, 5)
     windows = [
         store.proof_window(posting, Copy("p", "", height))
         for height in (1000, 1099, 1100, 1350, None)
@@ -296,7 +296,7 @@ def test_what_reads_makes_no_part_that_pays_or_sends(ledger, opened, tmp_path, m
 def test_without_a_wallet_it_reads_and_admits_nothing(network, ledger, monkeypatch):
     monkeypatch.delenv("JACKAL_MNEMONIC", raising=False)
     store = opened_by_settings(network, ledger, mnemonic=None)
-    assert store.holders(Posting(b"\1" * 32, ADDRESS, 1, 10)) == []
+    assert store.holders(PostRecord(b"\1" * 32, ADDRESS, 1, 10)) == []
     with pytest.raises(MnemonicRefused):
         admit(store)
     store.close()

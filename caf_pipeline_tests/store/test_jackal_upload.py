@@ -23,7 +23,7 @@ from caf_pipeline.errors import (
 )
 from caf_pipeline.ledger.records import OperatorControls
 from caf_pipeline.store.jackal.answers import Provider
-from caf_pipeline.store.protocol import Posting
+from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline.throttle import Throttle
 from caf_pipeline_tests.support.jackal_stores import open_store
 from caf_pipeline_tests.support.scripted_provider import answer, scripted
@@ -263,12 +263,12 @@ def test_a_run_that_is_killed_in_an_upload_leaves_what_the_next_one_finishes(
     before = opened.begun()
     script = (
         "import sys; from pathlib import Path\n"
-        "from caf_pipeline.store.protocol import Posting\n"
+        "from caf_pipeline.store.protocol import PostRecord\n"
         "from caf_pipeline_tests.support.jackal_stores import open_store\n"
         "from types import SimpleNamespace as N\n"
         "lcd, chain_id, root, owner, start, path = sys.argv[1:]\n"
         "opened = open_store(N(lcds=[lcd], chain_id=chain_id))\n"
-        "posting = Posting(bytes.fromhex(root), owner, int(start), Path(path).stat().st_size)\n"
+        "posting = PostRecord(bytes.fromhex(root), owner, int(start), Path(path).stat().st_size)\n"
         "opened.store.put(posting, Path(path), lambda n: print(n, flush=True) if n else None)\n"
     )
     arguments = [
@@ -414,7 +414,7 @@ def test_a_chain_that_goes_away_is_not_held_against_providers(opened, network, s
 
 def test_a_file_that_the_chain_does_not_have_is_missing(opened, staged):
     with pytest.raises(StoredChunkMissing, match="the chain has no file"):
-        put(opened, Posting(b"\2" * 32, opened.store.wallet.address, 1, 300_000), staged)
+        put(opened, PostRecord(b"\2" * 32, opened.store.wallet.address, 1, 300_000), staged)
 
 
 def test_a_staged_file_that_is_gone_or_has_another_size_is_not_sent(opened, staged):

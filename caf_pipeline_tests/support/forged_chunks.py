@@ -17,7 +17,7 @@ from caf_pipeline.inventory.manifest import (
     ManifestWriter,
     head_bytes,
 )
-from caf_pipeline.store.protocol import ChunkToStore, Posting
+from caf_pipeline.store.protocol import ChunkToStore, PostRecord
 from caf_pipeline_tests.contracts.chunk_store import MemoryLog
 from caf_pipeline_tests.support.plans import MOMENT
 
@@ -105,7 +105,7 @@ def a_skip(key: str, reason: str = "cold_storage", **more: Any) -> dict[str, Any
     return row | {"skip_reason": reason, "skip_detail": "as S3 said", "size_bytes": 7} | more
 
 
-def put(store: Any, path: Path, archive_id: str, *, upload: bool = True) -> Posting:
+def put(store: Any, path: Path, archive_id: str, *, upload: bool = True) -> PostRecord:
     """Post a file under an archive, and bring it to everybody."""
     root = merkle_root(path, store.proof_type)
     size = path.stat().st_size

@@ -12,7 +12,7 @@ from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.store.jackal.write import JackalStore
-from caf_pipeline.store.protocol import Posting, ProviderRecord
+from caf_pipeline.store.protocol import PostRecord, ProviderRecord
 from caf_pipeline.throttle import Throttle
 from caf_pipeline_tests.contracts.chunk_store import MemoryLog, to_store
 from caf_pipeline_tests.support.jackal_network import WORDS, jackal_settings
@@ -72,10 +72,10 @@ class Opened:
         while not self.throttle.paused():
             time.sleep(0.1)
 
-    def posted(self, path) -> Posting:
+    def posted(self, path) -> PostRecord:
         return self.store.post(to_store(self.store, path), self.log)
 
-    def stored(self, path) -> Posting:
+    def stored(self, path) -> PostRecord:
         posting = self.posted(path)
         self.store.put(posting, path, lambda _: None)
         return posting
@@ -105,7 +105,7 @@ class Opened:
         )
 
 
-def store_once(network, path) -> tuple[Posting, list[int]]:
+def store_once(network, path) -> tuple[PostRecord, list[int]]:
     """Store a file by a store of its own; return its posting, and the numbers of the providers that
     have it, in order.
     """

@@ -10,7 +10,7 @@ from caf_pipeline.inventory.manifest import ChunkIdentity
 from caf_pipeline.inventory.plan import read_chunk_objects
 from caf_pipeline.packing.journal.format import Journal
 from caf_pipeline.packing.journal.writer import CheckpointPace
-from caf_pipeline.packing.packer import Packed, Packer
+from caf_pipeline.packing.packer import PackedChunk, Packer
 from caf_pipeline.packing.sink import PartFile
 from caf_pipeline.settings import PackingSettings
 from caf_pipeline_tests.support.dying_runs import SteadySource
@@ -90,7 +90,7 @@ class Packing:
             pace=self.pace,
         )
 
-    def run(self, *, break_after: int | None = None) -> Packed:
+    def run(self, *, break_after: int | None = None) -> PackedChunk:
         """Pack, going on from what is there."""
         self.told, self.source.reads = [], []
         spool = self.folder / "chunk.manifest"

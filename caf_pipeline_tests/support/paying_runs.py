@@ -30,7 +30,7 @@ from caf_pipeline.store.jackal.messages import ChainMessage, TransactionTerms, s
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.posting import Poster
 from caf_pipeline.store.jackal.wallet import Wallet
-from caf_pipeline.store.protocol import ChunkToStore, Posting
+from caf_pipeline.store.protocol import ChunkToStore, PostRecord
 from caf_pipeline_tests.loopback.network import LoopbackNetwork
 from caf_pipeline_tests.loopback.wire import field
 from caf_pipeline_tests.support.memory_log import MemoryLog
@@ -112,7 +112,7 @@ class Payer:
             chain or self.chain(log), self.wallet, self.settings(**settings), spend_cap=lambda: cap
         )
 
-    def delete(self, posting: Posting) -> None:
+    def delete(self, posting: PostRecord) -> None:
         """Delete a file, as no program of ours does."""
         fields = ((1, self.address.encode()), (2, posting.merkle_root), (3, posting.start))
         message = ChainMessage(

@@ -68,7 +68,7 @@ LONGEST_FIRST: Final = (
     "test_demo_processes.py",
     "steps/test_chunk_steps.py",
     "dagster_host/test_local_runs.py",
-    "maintenance/test_bulk_look.py",
+    "maintenance/test_chain_listing.py",
     "test_secrets.py",
     "cli/test_restore_bucket.py",
     "steps/test_first_plan.py",

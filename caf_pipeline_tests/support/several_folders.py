@@ -19,7 +19,7 @@ from caf_pipeline.store.protocol import (
     ListedFile,
     ListedProof,
     PostedFile,
-    Posting,
+    PostRecord,
 )
 
 WINDOW_BLOCKS = 100
@@ -32,7 +32,7 @@ class SeveralFolders:
     def __init__(self, folder: Path, providers=("anna", "bert", "carl"), *, required=3) -> None:
         self.folders = {name: DirectoryStore(folder / name) for name in providers}
         self.required_copies = required
-        self.posts: dict[bytes, Posting] = {}
+        self.posts: dict[bytes, PostRecord] = {}
         self.noted: dict[bytes, str] = {}
         self.away: set[str] = set()
         self.lost: dict[str, tuple[int, int]] = {}  # the range, end exclusive, that a provider lost
@@ -54,10 +54,10 @@ class SeveralFolders:
 
     # --- what tests do to it ---
 
-    def file(self, provider: str, posting: Posting) -> Path:
+    def file(self, provider: str, posting: PostRecord) -> Path:
         return self.folders[provider].folder / "chunks" / f"{posting.merkle_root.hex()}.caf"
 
-    def forget(self, posting: Posting) -> None:
+    def forget(self, posting: PostRecord) -> None:
         """Let the post be gone; the bytes are where they were."""
         del self.posts[posting.merkle_root]
 
@@ -95,7 +95,7 @@ class SeveralFolders:
     def post(self, chunk, log):
         self.admit(public=chunk.public, stored_size_bytes=chunk.stored_size_bytes, waiting_bytes=0)
         if chunk.merkle_root not in self.posts:
-            posting = Posting(
+            posting = PostRecord(
                 chunk.merkle_root, "owner", next(self._starts), chunk.stored_size_bytes
             )
             self.posts[chunk.merkle_root] = posting

@@ -23,7 +23,7 @@ from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.provider import ProviderClient
 from caf_pipeline.store.jackal.provider_http import ask, parse_address
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
-from caf_pipeline.store.protocol import Posting
+from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline.system import ranges
 from caf_pipeline.system.addresses import is_public
 from caf_pipeline_tests.support.jackal_stores import MemoryRecords, open_store
@@ -34,7 +34,7 @@ from caf_pipeline_tests.support.tiers import sampled
 
 open_ranges = partial(ranges.open_ranges, open_s3=S3File)
 
-POSTING = Posting(bytes(32), "jkl1owner", 7, 10)
+POSTING = PostRecord(bytes(32), "jkl1owner", 7, 10)
 REDIRECTS = (301, 302, 303, 307, 308)
 PUBLIC = "93.184.216.34"
 

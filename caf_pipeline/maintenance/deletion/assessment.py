@@ -29,7 +29,7 @@ from caf_pipeline.packing.samples import CopyFinding, described
 from caf_pipeline.retrieval.remote_chunk import fetch_manifest
 from caf_pipeline.run_context import RunContext
 from caf_pipeline.steps.chunk_steps import lease_chunk
-from caf_pipeline.store.protocol import ChunkStore, Copy, Lease, Posting
+from caf_pipeline.store.protocol import ChunkStore, Copy, Lease, PostRecord
 from caf_pipeline.system.quantities import counted
 
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -150,7 +150,7 @@ class ChunkAssessor:
         provider: str,
         lease: Lease,
         chunk: Chunk,
-        posting: Posting,
+        posting: PostRecord,
         advance: Callable[[int], None],
     ) -> tuple[CopyFinding, int]:
         copy, taken = Copy(provider, ""), 0
@@ -344,7 +344,7 @@ def _duration(seconds: float) -> str:
 
 
 def _save_manifest(
-    store: ChunkStore, posting: Posting, provider: str, name: str, file: Path
+    store: ChunkStore, posting: PostRecord, provider: str, name: str, file: Path
 ) -> None:
     source = RemoteSource(store, posting, provider)
     fetch_manifest(source, ChunkFile(source, name).manifest_member(), file)

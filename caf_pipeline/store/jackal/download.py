@@ -11,7 +11,7 @@ from typing import Final
 from caf_pipeline.errors import CafError, IntegrityError, StoredChunkMissing, StoreUnreachable
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
-from caf_pipeline.store.protocol import Posting, ProviderRecords
+from caf_pipeline.store.protocol import PostRecord, ProviderRecords
 from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 
 HOLDERS_SECONDS: Final = 60.0
@@ -44,13 +44,13 @@ class Downloads:
             OrderedDict()
         )
 
-    def holders(self, posting: Posting) -> Sequence[str]:
+    def holders(self, posting: PostRecord) -> Sequence[str]:
         """Return the providers that the chain lists, the best first; as last known while no chain
         node answers.
         """
         return self._selection.to_read(self._holders(posting))
 
-    def urls(self, posting: Posting) -> Mapping[str, str]:
+    def urls(self, posting: PostRecord) -> Mapping[str, str]:
         """See `ChunkStore.urls`."""
         clients = {address: self._selection.client(address) for address in self.holders(posting)}
         return {
@@ -58,7 +58,7 @@ class Downloads:
         }
 
     def read(
-        self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None
+        self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str | None = None
     ) -> Iterator[bytes]:
         """See `ChunkStore.read`."""
         if end_byte > posting.stored_size_bytes:
@@ -80,7 +80,9 @@ class Downloads:
         if position < end_byte:
             raise _worst(posting, errors)
 
-    def has_lost(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str) -> bool:
+    def has_lost(
+        self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str
+    ) -> bool:
         """See `ChunkStore.has_lost`."""
         try:
             client = self._selection.client(provider)
@@ -96,7 +98,7 @@ class Downloads:
             return client.has_lost(posting, start_byte, end_byte)
 
     def _from_one(
-        self, address: str, posting: Posting, start_byte: int, end_byte: int
+        self, address: str, posting: PostRecord, start_byte: int, end_byte: int
     ) -> Iterator[bytes]:
         client = self._selection.client(address)
         if client is None:
@@ -120,7 +122,7 @@ class Downloads:
         ):
             return next(pieces, None)
 
-    def _candidates(self, posting: Posting) -> Sequence[str]:
+    def _candidates(self, posting: PostRecord) -> Sequence[str]:
         """Return the providers to read from: the holders, or all while the chain does not say who
         they are.
         """
@@ -129,7 +131,7 @@ class Downloads:
         except StoreUnreachable:
             return self._selection.to_read(self._selection.listed())
 
-    def _holders(self, posting: Posting) -> Sequence[str]:
+    def _holders(self, posting: PostRecord) -> Sequence[str]:
         key = (posting.merkle_root, posting.owner, posting.start)
         with self._lock:
             known = self._remembered.get(key)
@@ -151,7 +153,7 @@ class Downloads:
         return holders
 
 
-def _worst(posting: Posting, errors: Sequence[CafError]) -> CafError:
+def _worst(posting: PostRecord, errors: Sequence[CafError]) -> CafError:
     """Return the error to raise where no provider gave the bytes: missing only where all say so."""
     root, said = posting.merkle_root.hex(), "; ".join(str(error) for error in errors)
     if all(isinstance(error, StoredChunkMissing) for error in errors):

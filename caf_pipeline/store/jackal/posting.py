@@ -63,7 +63,7 @@ from caf_pipeline.store.jackal.wallet import Wallet
 from caf_pipeline.store.protocol import (
     ChunkToStore,
     Lease,
-    Posting,
+    PostRecord,
     SignedTransaction,
     TransactionLog,
     WaitingPost,
@@ -156,7 +156,7 @@ class Purchase:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fate:
+class TransactionOutcome:
     """What became of a transaction.
 
     `answer` is the chain's, where it is in a block and the node told.
@@ -218,7 +218,7 @@ class Poster:
 
     def post(
         self, chunk: ChunkToStore, log: TransactionLog, *, ready: Callable[[], None] = lambda: None
-    ) -> Posting:
+    ) -> PostRecord:
         """Post the chunk, or find that it is posted; returns once the post is in a block.
 
         `ready` is called before anything is signed, and raises what stands against paying now.
@@ -267,7 +267,7 @@ class Poster:
                 if found is not None:
                     return found
 
-    def found(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+    def found(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
         """Return the chunk's post where the chain has it, once none is pending that may become one;
         signs nothing.
 
@@ -305,7 +305,7 @@ class Poster:
         log.record_look(self.account, archive_id, sequence, len(unknown))
         return unknown
 
-    def _found(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+    def _found(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
         while self._is_pending(chunk.merkle_root, log):
             try:
                 self.settle(log)
@@ -313,7 +313,7 @@ class Poster:
                 self._wait()
         return self._posted(chunk.merkle_root, chunk.stored_size_bytes)
 
-    def _found_of_others(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+    def _found_of_others(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
         """Return the chunk's post by a wallet that was used before, once none of its transactions
         may become one.
 
@@ -393,7 +393,7 @@ class Poster:
         listed = self._chain.files_of_root(merkle_root, self._address)
         return sorted((one for one in listed if not one.expires), key=lambda one: one.start)
 
-    def _posted(self, merkle_root: bytes, size_bytes: int) -> Posting | None:
+    def _posted(self, merkle_root: bytes, size_bytes: int) -> PostRecord | None:
         """Return our post of a root that the chain has, which costs nothing more.
 
         Raises:
@@ -403,7 +403,7 @@ class Poster:
         required = self._settings.copies_required
         fit = [one for one in ours if one.size_bytes == size_bytes and one.max_proofs >= required]
         if fit:
-            return Posting(merkle_root, self._address, fit[0].start, size_bytes)
+            return PostRecord(merkle_root, self._address, fit[0].start, size_bytes)
         if ours:
             first = ours[0]
             raise StoreError(
@@ -414,14 +414,14 @@ class Poster:
             )
         return None
 
-    def _posted_by_other(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+    def _posted_by_other(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
         """Return the chunk's post where another run's transaction, or our last, made it and the
         chain still has it.
         """
         start = log.start_of(self.account, chunk.name)
         if start is None or self._chain.file(chunk.merkle_root, self._address, start) is None:
             return None
-        return Posting(chunk.merkle_root, self._address, start, chunk.stored_size_bytes)
+        return PostRecord(chunk.merkle_root, self._address, start, chunk.stored_size_bytes)
 
     # signing
 
@@ -588,7 +588,7 @@ class Poster:
         self._learn(fate, attempts, batch=False)
         return _purchase(fate) if fate.outcome == "included" else None
 
-    def _learn(self, fate: _Fate, attempts: _Attempts, *, batch: bool) -> None:
+    def _learn(self, fate: TransactionOutcome, attempts: _Attempts, *, batch: bool) -> None:
         """Change the next attempt by why this one failed: more gas, or no batch.
 
         Raise what only a person can mend.
@@ -604,13 +604,13 @@ class Poster:
 
     # settling
 
-    def _settle_pending(self, lease: Lease, log: TransactionLog) -> list[_Fate]:
+    def _settle_pending(self, lease: Lease, log: TransactionLog) -> list[TransactionOutcome]:
         """Settle what earlier calls left, by sequence."""
         return [self._settled(one, lease, log, ours=False) for one in log.pending(self.account)]
 
     def _settled(
         self, transaction: SignedTransaction, lease: Lease, log: TransactionLog, *, ours: bool
-    ) -> _Fate:
+    ) -> TransactionOutcome:
         """Send a transaction until its fate is known, and write it.
 
         Args: transaction: committed, not settled. lease: of the account. log: where it stands.
@@ -630,7 +630,7 @@ class Poster:
 
     def _outcome(
         self, transaction: SignedTransaction, lease: Lease, log: TransactionLog, *, ours: bool
-    ) -> _Fate:
+    ) -> TransactionOutcome:
         messages = transaction_messages(transaction.body)
         sent_at, taken_at = -1, -1  # heights
         while True:
@@ -648,31 +648,33 @@ class Poster:
             elif height > transaction.timeout_height + EXPIRY_BLOCKS:
                 # It may not come into a later block; and had it been in one, the sequence would be
                 # used.
-                fate = self._included(transaction) or _Fate(transaction, "expired", height)
+                fate = self._included(transaction) or TransactionOutcome(
+                    transaction, "expired", height
+                )
                 return self._written(fate, messages, lease, log)
             elif height > sent_at:
                 self._send(transaction, ours=ours)
                 sent_at = height
             self._wait()
 
-    def _included(self, transaction: SignedTransaction) -> _Fate | None:
+    def _included(self, transaction: SignedTransaction) -> TransactionOutcome | None:
         """Return a transaction's fate where it is in a block and took its sequence."""
         answer = self._chain.transaction(transaction.hash)
         if answer is None:
             return None
         if answer.code == 0:
-            return _Fate(transaction, "included", answer.height, answer)
+            return TransactionOutcome(transaction, "included", answer.height, answer)
         # One that was refused in the block before its messages ran has taken neither fee nor
         # sequence, and could come again.
         if answer.code == _WRONG_SEQUENCE and answer.codespace == "sdk":
             return None
         if self._chain.account(self._address).sequence <= transaction.sequence:
             return None
-        return _Fate(transaction, "failed", answer.height, answer)
+        return TransactionOutcome(transaction, "failed", answer.height, answer)
 
     def _overtaken(
         self, transaction: SignedTransaction, messages: Sequence[ChainMessage], *, last: bool
-    ) -> _Fate | None:
+    ) -> TransactionOutcome | None:
         """Return the fate of one whose sequence is used: by itself or by another.
 
         Asked after that was seen, of a node as far.
@@ -691,8 +693,8 @@ class Poster:
         if (last or transaction.purpose != "buy") and self._took_effect(
             transaction, messages, height
         ):
-            return _Fate(transaction, "included", height)
-        return _Fate(transaction, "superseded", height) if last else None
+            return TransactionOutcome(transaction, "included", height)
+        return TransactionOutcome(transaction, "superseded", height) if last else None
 
     def _took_effect(
         self, transaction: SignedTransaction, messages: Sequence[ChainMessage], height: int
@@ -723,8 +725,12 @@ class Poster:
         return plan.ends_at >= signed_at + timedelta(days=wanted.duration_days) - _CLOCK_SLACK
 
     def _written(
-        self, fate: _Fate, messages: Sequence[ChainMessage], lease: Lease, log: TransactionLog
-    ) -> _Fate:
+        self,
+        fate: TransactionOutcome,
+        messages: Sequence[ChainMessage],
+        lease: Lease,
+        log: TransactionLog,
+    ) -> TransactionOutcome:
         """Write a fate to the log."""
         starts: list[int] = []
         if fate.outcome == "included":
@@ -735,7 +741,7 @@ class Poster:
         log.settle(lease, fate.transaction.hash, fate.outcome, starts=starts, cost=fate.cost)
         return fate
 
-    def _cost(self, fate: _Fate) -> int | None:
+    def _cost(self, fate: TransactionOutcome) -> int | None:
         """Return what a transaction came to: a failed one its fee, a purchase what the chain took.
 
         None where nothing tells.
@@ -753,7 +759,7 @@ class Poster:
             return fee + max(0, -moved[self._address])
         return None
 
-    def _starts(self, fate: _Fate, posts: Sequence[bytes]) -> list[int]:
+    def _starts(self, fate: TransactionOutcome, posts: Sequence[bytes]) -> list[int]:
         """Return the start of each post: from the transaction's data, or, without it, from the
         chain's list of files.
         """
@@ -797,7 +803,7 @@ class Poster:
         time.sleep(max(LEAST_WAIT_SECONDS, min(MOST_WAIT_SECONDS, self._chain.block_seconds() / 4)))
 
 
-def _purchase(fate: _Fate, *, earlier: bool = False) -> Purchase:
+def _purchase(fate: TransactionOutcome, *, earlier: bool = False) -> Purchase:
     cost = fate.transaction.cost if fate.cost is None else fate.cost
     return Purchase(
         fate.transaction.hash, cost, fate.height, earlier=earlier, cost_told=fate.cost is not None

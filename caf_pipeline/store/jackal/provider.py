@@ -29,7 +29,7 @@ from caf_pipeline.store.jackal.provider_http import (
     parse_address,
     read_answer,
 )
-from caf_pipeline.store.protocol import Posting
+from caf_pipeline.store.protocol import PostRecord
 from caf_pipeline.system.http import ERRORS, READ_BYTES, Limit, no_check
 
 PIECE_BYTES: Final = 1 << 20
@@ -170,7 +170,7 @@ class Sending:
         the provider was sent this file before, so that a job's end may be that of the last time.
     """
 
-    posting: Posting
+    posting: PostRecord
     staged: Path
     control: UploadControl
     proof_type: int
@@ -187,7 +187,7 @@ class UploadForm:
     content_type: str
 
 
-def upload_form(posting: Posting, *, proof_type: int | None = None) -> UploadForm:
+def upload_form(posting: PostRecord, *, proof_type: int | None = None) -> UploadForm:
     """Return the form of an upload of this file; the field `type` is left out where None."""
     boundary = secrets.token_hex(24)
     fields = {
@@ -246,7 +246,7 @@ def _body_of(response: httpcore.Response, size_bytes: int, limit: Limit) -> Iter
         piece = stream.read(DIRECT_READ_BYTES, timeout=limit) if size_bytes > 0 else b""
 
 
-def _download_path(posting: Posting) -> str:
+def _download_path(posting: PostRecord) -> str:
     return f"/download/{posting.merkle_root.hex()}"
 
 
@@ -316,7 +316,7 @@ class ProviderClient:
             return None
         return told if isinstance(told, int) and not isinstance(told, bool) else None
 
-    def job(self, posting: Posting, check: Callable[[], None] = no_check) -> Job | None:
+    def job(self, posting: PostRecord, check: Callable[[], None] = no_check) -> Job | None:
         """Return what it says of the upload of this file; None where it knows of none, or of a body
         that is not through.
         """
@@ -421,7 +421,9 @@ class ProviderClient:
         if not sending.known_before:
             limit.check = self._looking_for_end(sending.posting, control.check)
 
-    def _looking_for_end(self, posting: Posting, check: Callable[[], None]) -> Callable[[], None]:
+    def _looking_for_end(
+        self, posting: PostRecord, check: Callable[[], None]
+    ) -> Callable[[], None]:
         """Return a check that also asks for the job now and then: an answer may get lost while the
         file is stored.
         """
@@ -443,12 +445,16 @@ class ProviderClient:
     # --- downloads
     # --------------------------------------------------------------------------------
 
-    def download_url(self, posting: Posting) -> str:
+    def download_url(self, posting: PostRecord) -> str:
         """Return where anybody reads the file, by ranges."""
         return f"{self.address}{_download_path(posting)}"
 
     def download(
-        self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None] = no_check
+        self,
+        posting: PostRecord,
+        start_byte: int,
+        end_byte: int,
+        check: Callable[[], None] = no_check,
     ) -> Iterator[bytes]:
         """Yield `[start_byte, end_byte)` of the file in pieces of at most 1 MiB.
 
@@ -475,7 +481,11 @@ class ProviderClient:
                 check()
 
     def has_lost(
-        self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None] = no_check
+        self,
+        posting: PostRecord,
+        start_byte: int,
+        end_byte: int,
+        check: Callable[[], None] = no_check,
     ) -> bool:
         """Return whether the provider answers other requests, but again sends nothing of a range
         that it did not send before.
@@ -495,7 +505,7 @@ class ProviderClient:
         return True
 
     def _sends(
-        self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None]
+        self, posting: PostRecord, start_byte: int, end_byte: int, check: Callable[[], None]
     ) -> bool:
         """Return whether one request gives the range, or `LEAST_RESUMED_BYTES` of it."""
         received = 0
@@ -509,7 +519,7 @@ class ProviderClient:
         return True
 
     def _range(
-        self, posting: Posting, start_byte: int, end_byte: int, check: Callable[[], None]
+        self, posting: PostRecord, start_byte: int, end_byte: int, check: Callable[[], None]
     ) -> Iterator[bytes]:
         """Yield what one request gives of the range, and raise where that is not all of it."""
         limit = Limit(ANSWER_SECONDS, check=check)
@@ -551,7 +561,7 @@ class ProviderClient:
             )
 
     def _promised(
-        self, response: httpcore.Response, posting: Posting, start_byte: int, end_byte: int
+        self, response: httpcore.Response, posting: PostRecord, start_byte: int, end_byte: int
     ) -> tuple[int, int]:
         """Return how many bytes of the range the answer promises, and how many others come before
         them.

@@ -13,7 +13,13 @@ from caf_pipeline.store.jackal.download import Downloads
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.provider_selection import ProviderSelection
 from caf_pipeline.store.jackal.reader_memory import ReaderHeights, ReaderRecords
-from caf_pipeline.store.protocol import ChainHeights, Copy, Posting, ProviderRecord, ProviderRecords
+from caf_pipeline.store.protocol import (
+    ChainHeights,
+    Copy,
+    PostRecord,
+    ProviderRecord,
+    ProviderRecords,
+)
 from caf_pipeline.waits import Waits
 
 
@@ -47,7 +53,7 @@ class JackalReader:
         self._selection.close()
         self.chain.close()
 
-    def copies(self, posting: Posting) -> Sequence[Copy]:
+    def copies(self, posting: PostRecord) -> Sequence[Copy]:
         """Return what the chain lists, with what it keeps of each copy's proofs."""
         merkle_root, owner, start = posting.merkle_root, posting.owner, posting.start
         file = self.chain.file(merkle_root, owner, start)
@@ -60,25 +66,27 @@ class JackalReader:
             copies.append(Copy(provider, listed, height, verified))
         return copies
 
-    def holders(self, posting: Posting) -> Sequence[str]:
+    def holders(self, posting: PostRecord) -> Sequence[str]:
         """Return the providers that the chain lists, fastest first, those that failed of late
         last.
         """
         return self._downloads.holders(posting)
 
-    def urls(self, posting: Posting) -> Mapping[str, str]:
+    def urls(self, posting: PostRecord) -> Mapping[str, str]:
         """Return where providers give the file to whoever asks, by the address of each on the
         chain.
         """
         return self._downloads.urls(posting)
 
     def read(
-        self, posting: Posting, start_byte: int, end_byte: int, *, provider: str | None = None
+        self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str | None = None
     ) -> Iterator[bytes]:
         """Yield a range of the stored bytes: see `ChunkReader.read`."""
         return self._downloads.read(posting, start_byte, end_byte, provider=provider)
 
-    def has_lost(self, posting: Posting, start_byte: int, end_byte: int, *, provider: str) -> bool:
+    def has_lost(
+        self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str
+    ) -> bool:
         """Return whether a provider that answers sends nothing of a range: see
         `ChunkReader.has_lost`.
         """

@@ -40,7 +40,7 @@ from caf_pipeline.store.jackal.answers import ChainFile
 from caf_pipeline.store.jackal.chain import Chain
 from caf_pipeline.store.jackal.provider import PIECE_BYTES, Job, ProviderClient, Sending
 from caf_pipeline.store.jackal.provider_selection import RATE_MARGIN, ProviderSelection
-from caf_pipeline.store.protocol import Posting, ProviderRecords
+from caf_pipeline.store.protocol import PostRecord, ProviderRecords
 from caf_pipeline.system.quantities import counted
 from caf_pipeline.throttle import Throttle
 from caf_pipeline.waits import BRIEF_SECONDS, UNANSWERED_SECONDS, OpenWait, Waits
@@ -170,7 +170,7 @@ class Uploads:
 
     def put(
         self,
-        posting: Posting,
+        posting: PostRecord,
         staged: Path,
         progress: Callable[[int], None],
         *,
@@ -233,7 +233,7 @@ class _Upload:
     """One file on its way to all its providers."""
 
     def __init__(
-        self, uploads: Uploads, posting: Posting, staged: Path, wrong: Collection[str]
+        self, uploads: Uploads, posting: PostRecord, staged: Path, wrong: Collection[str]
     ) -> None:
         self.throttle = uploads.throttle
         self._waits = uploads.waits

@@ -37,7 +37,7 @@ from caf_pipeline.store.protocol import (
     ListedFile,
     ListedProof,
     PostedFile,
-    Posting,
+    PostRecord,
     ProviderRecords,
     StorageCost,
     TransactionLog,
@@ -172,7 +172,7 @@ class JackalStore(JackalReader):
     def bind(self) -> None:
         """Do nothing: the wallet's address says whose files these are."""
 
-    def post(self, chunk: ChunkToStore, log: TransactionLog) -> Posting:
+    def post(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord:
         """Announce the chunk on the chain, once enough providers would take it: see
         `Poster.post`.
         """
@@ -181,7 +181,7 @@ class JackalStore(JackalReader):
             chunk, log, ready=lambda: self._accepting.require(chunk.stored_size_bytes)
         )
 
-    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> Posting | None:
+    def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
         """Return the chunk's post where there is one; what is pending is settled first, and nothing
         is signed.
         """
@@ -195,7 +195,7 @@ class JackalStore(JackalReader):
 
     def put(
         self,
-        posting: Posting,
+        posting: PostRecord,
         staged: Path,
         progress: Callable[[int], None],
         *,
@@ -204,7 +204,7 @@ class JackalStore(JackalReader):
         """Bring the staged file to providers: see `ChunkStore.put`."""
         self._uploads.put(posting, staged, progress, wrong=wrong)
 
-    def proof_window(self, posting: Posting, copy: Copy) -> int | None:
+    def proof_window(self, posting: PostRecord, copy: Copy) -> int | None:
         """Return the number of the proof window since the post: windows of a file begin with its
         start.
         """
@@ -212,20 +212,20 @@ class JackalStore(JackalReader):
             return None
         return max(copy.last_proven - posting.start, 0) // self._window_blocks(posting)
 
-    def current_window(self, posting: Posting) -> int | None:
+    def current_window(self, posting: PostRecord) -> int | None:
         """Return the number of the proof window that the file is in now."""
         return max(self.chain.height() - posting.start, 0) // self._window_blocks(posting)
 
-    def window_ends_in(self, posting: Posting) -> float | None:
+    def window_ends_in(self, posting: PostRecord) -> float | None:
         """Return how long the blocks that are left of the window take, at the present pace."""
         blocks = self._window_blocks(posting)
         passed = max(self.chain.height() - posting.start, 0) % blocks
         return (blocks - passed) * self.chain.block_seconds()
 
-    def _window_blocks(self, posting: Posting) -> int:
+    def _window_blocks(self, posting: PostRecord) -> int:
         return self._interval(posting) or self.chain.proof_window()
 
-    def _ask_interval(self, posting: Posting) -> int:
+    def _ask_interval(self, posting: PostRecord) -> int:
         """Return how long a window of this file is, which keeps the one that it was posted with; 0
         where it is not known.
         """
@@ -307,7 +307,7 @@ class JackalStore(JackalReader):
 
 def _posted(file: ChainFile) -> PostedFile:
     return PostedFile(
-        Posting(file.merkle_root, file.owner, file.start, file.size_bytes), file.proof_type
+        PostRecord(file.merkle_root, file.owner, file.start, file.size_bytes), file.proof_type
     )
 
 

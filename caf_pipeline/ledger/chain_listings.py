@@ -13,22 +13,25 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from caf_pipeline.ledger.engine import LedgerPart, driver_connection
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import LocatedCopies
-from caf_pipeline.ledger.tables import BULK_LOOKS, CAF_FILES, CHUNK_COPIES, SOURCES, TIMESTAMPTZ
+from caf_pipeline.ledger.tables import CAF_FILES, CHAIN_LISTINGS, CHUNK_COPIES, SOURCES, TIMESTAMPTZ
 from caf_pipeline.ledger.views import CHUNKS
 
 _ROWS: Final = 10_000
 _MARKED: Final = 1_000  # rows that one statement locks, for which a chunk's run may wait
 
-_PASS: Final = insert(BULK_LOOKS).values(next_at=func.now() + bindparam("again_in", type_=Interval))
+_PASS: Final = insert(CHAIN_LISTINGS).values(
+    next_at=func.now() + bindparam("again_in", type_=Interval)
+)
 # A pass is due an hour after the last one at most. A time beyond that was written while the clock
 # was wrong.
 _BEGIN: Final = _PASS.on_conflict_do_update(
-    index_elements=[BULK_LOOKS.c.store],
+    index_elements=[CHAIN_LISTINGS.c.store],
     set_={"next_at": _PASS.excluded.next_at},
     where=or_(
-        BULK_LOOKS.c.next_at <= func.now(), BULK_LOOKS.c.next_at > func.now() + timedelta(hours=1)
+        CHAIN_LISTINGS.c.next_at <= func.now(),
+        CHAIN_LISTINGS.c.next_at > func.now() + timedelta(hours=1),
     ),
-).returning(BULK_LOOKS.c.store)
+).returning(CHAIN_LISTINGS.c.store)
 _BEGAN: Final = bindparam("began", type_=TIMESTAMPTZ)
 # A look that was made since tells more than a list that may be older, and so does a move.
 _SUSPECT: Final = (
@@ -46,17 +49,17 @@ _CLEAR: Final = (
     update(CHUNK_COPIES).where(CHUNK_COPIES.c.suspected_at < _BEGAN).values(suspected_at=null())
 )
 _END: Final = (
-    update(BULK_LOOKS)
-    .where(BULK_LOOKS.c.store == bindparam("name"))
+    update(CHAIN_LISTINGS)
+    .where(CHAIN_LISTINGS.c.store == bindparam("name"))
     .values(next_at=_BEGAN + bindparam("again_in", type_=Interval))
 )
 _END_WHOLE: Final = _END.values(whole_at=_BEGAN)
-_WHOLE: Final = select(BULK_LOOKS.c.store, BULK_LOOKS.c.whole_at).where(
-    BULK_LOOKS.c.whole_at.is_not(None)
+_WHOLE: Final = select(CHAIN_LISTINGS.c.store, CHAIN_LISTINGS.c.whole_at).where(
+    CHAIN_LISTINGS.c.whole_at.is_not(None)
 )
 _SUSPICIONS: Final = select(
-    select(BULK_LOOKS.c.whole_at)
-    .where(BULK_LOOKS.c.store == bindparam("store"))
+    select(CHAIN_LISTINGS.c.whole_at)
+    .where(CHAIN_LISTINGS.c.store == bindparam("store"))
     .scalar_subquery()
     .label("whole_at"),
     select(func.count())
@@ -72,7 +75,7 @@ _SUSPICIONS: Final = select(
 )
 
 
-class BulkLooks(LedgerPart):
+class ChainListings(LedgerPart):
     """What passes through the store's lists leave."""
 
     def begin(self, store: str, again_in: float) -> bool:

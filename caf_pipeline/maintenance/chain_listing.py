@@ -46,7 +46,7 @@ _Place = tuple[bytes, str, int]
 
 
 @dataclass
-class BulkLook:
+class ChainListing:
     """What a pass through the store's lists found, of all sources.
 
     Attributes:
@@ -88,7 +88,7 @@ class BulkLook:
         return len(self.suspected)
 
 
-def look_in_bulk(context: RunContext) -> BulkLook | None:
+def look_in_bulk(context: RunContext) -> ChainListing | None:
     """Go through the store's lists, where that is due, and let chunks be looked at first of which
     they say something amiss.
 
@@ -104,9 +104,9 @@ def look_in_bulk(context: RunContext) -> BulkLook | None:
     Raises:
         LedgerError: the ledger failed.
     """
-    if not context.ledger.bulk_looks.begin(context.store.name, RETRY_SECONDS):
+    if not context.ledger.chain_listings.begin(context.store.name, RETRY_SECONDS):
         return None
-    found = BulkLook()
+    found = ChainListing()
     try:
         height = context.store.listed_at()
         if height is None:
@@ -120,21 +120,21 @@ def look_in_bulk(context: RunContext) -> BulkLook | None:
     return found
 
 
-def _go_through(context: RunContext, lease: Lease, height: int, found: BulkLook) -> None:
-    found.began, located = context.ledger.bulk_looks.located_copies()
+def _go_through(context: RunContext, lease: Lease, height: int, found: ChainListing) -> None:
+    found.began, located = context.ledger.chain_listings.located_copies()
     found.chunks = len(located)
 
     def before_page() -> None:
         context.wait_while_paused(lease.check)
 
     listed = _look_for_files(context, located, found, before_page) if located else {}
-    context.ledger.bulk_looks.suspect(
+    context.ledger.chain_listings.suspect(
         found.began, found.suspected
     )  # before the proofs, which may be cut off
     _look_at_proofs(context, height, listed, found, before_page)
-    context.ledger.bulk_looks.suspect(found.began, found.suspected)
+    context.ledger.chain_listings.suspect(found.began, found.suspected)
     lease.check()
-    context.ledger.bulk_looks.end(
+    context.ledger.chain_listings.end(
         context.store.name, found.began, AGAIN_SECONDS, whole=not found.left_out
     )
 
@@ -149,7 +149,7 @@ class _Listed:
 def _look_for_files(
     context: RunContext,
     located: Sequence[LocatedCopies],
-    found: BulkLook,
+    found: ChainListing,
     before_page: Callable[[], None],
 ) -> Mapping[_Place, _Listed]:
     """Look for the chunks in the list of files; return those whose copies are all there."""
@@ -181,7 +181,7 @@ def _look_at_proofs(
     context: RunContext,
     height: int,
     listed: Mapping[_Place, _Listed],
-    found: BulkLook,
+    found: ChainListing,
     before_page: Callable[[], None],
 ) -> None:
     """Look at the last proof of each copy in its provider's list, of those first that have most of
@@ -217,7 +217,7 @@ def _bounded(
     what: str,
     pages: Iterator[Sequence[T]],
     most: int,
-    found: BulkLook,
+    found: ChainListing,
     before_page: Callable[[], None],
 ) -> Iterator[Sequence[T]]:
     """Yield pages, at most so many, and tell in `found` of what is left out."""

@@ -14,8 +14,8 @@ from caf_pipeline.errors import StoreUnreachable
 from caf_pipeline.ledger.ledger import Ledger
 from caf_pipeline.ledger.processes import this_process
 from caf_pipeline.ledger.records import chunk_lease, lists_lease
-from caf_pipeline.maintenance import bulk_look
-from caf_pipeline.maintenance.bulk_look import look_in_bulk
+from caf_pipeline.maintenance import chain_listing
+from caf_pipeline.maintenance.chain_listing import look_in_bulk
 from caf_pipeline.maintenance.doctor.examine import examine
 from caf_pipeline.maintenance.scrub import prove_chunk, prove_oldest
 from caf_pipeline.steps import chunk_steps
@@ -78,7 +78,7 @@ def posting(context, name):
 
 def make_due(database):
     with connected(database) as connection:
-        connection.execute("UPDATE bulk_looks SET next_at = now()")
+        connection.execute("UPDATE chain_listings SET next_at = now()")
 
 
 def suspected(context):
@@ -102,7 +102,7 @@ def test_sound_chunks_are_looked_at_and_none_is_suspected(context, names):
         [],
         [],
     )
-    assert context.ledger.bulk_looks.suspicions(context.store.name, "src") == (found.began, 0)
+    assert context.ledger.chain_listings.suspicions(context.store.name, "src") == (found.began, 0)
 
 
 def test_a_chunk_that_the_list_does_not_have_is_looked_at_first_in_the_same_run_and_found_damaged(
@@ -192,7 +192,7 @@ def test_a_list_that_breaks_off_makes_none_suspect_is_told_and_the_looks_go_on(
     found = look_in_bulk(context)
     assert (found.trouble, suspected(context)) == ("the node went away", [])
     assert "cut off: the node went away" in found.described()
-    assert context.ledger.bulk_looks.suspicions(context.store.name, "src") == (None, 0)
+    assert context.ledger.chain_listings.suspicions(context.store.name, "src") == (None, 0)
     store.unlisted = set()
     assert len(list(prove_oldest(context, 9))) == len(names)
     assert look_in_bulk(context) is None  # others must not all read at once what one could not
@@ -230,19 +230,19 @@ def test_a_chunk_that_is_located_or_looked_at_while_pages_are_read_is_not_suspec
 
 
 def test_more_pages_than_a_pass_may_read_are_left_out_and_told(context, store, names, monkeypatch):
-    monkeypatch.setattr(bulk_look, "PROVIDER_PAGES", 1)
+    monkeypatch.setattr(chain_listing, "PROVIDER_PAGES", 1)
     found = look_in_bulk(context)
     assert found.left_out == [
         f"proofs of {provider} after 1 page" for provider in ("anna", "bert", "carl")
     ]
     assert suspected(context) == []  # of what was not read nothing is missing
-    assert context.ledger.bulk_looks.suspicions(context.store.name, "src") == (None, 0)
+    assert context.ledger.chain_listings.suspicions(context.store.name, "src") == (None, 0)
 
 
 def test_of_a_list_of_files_that_is_too_long_nothing_is_missing(
     context, store, names, database, monkeypatch
 ):
-    monkeypatch.setattr(bulk_look, "FILE_PAGES", 1)
+    monkeypatch.setattr(chain_listing, "FILE_PAGES", 1)
     found = look_in_bulk(context)
     assert (found.listed, found.suspected, found.left_out) == (1, set(), ["files after 1 page"])
 
@@ -266,17 +266,17 @@ def test_one_pass_an_hour_serves_all_sources_and_a_dead_one_blocks_the_next_for_
     assert look_in_bulk(other) is None
     assert suspected(context) == names[:1]
     with connected(database) as connection:
-        minutes = "SELECT extract(epoch FROM next_at - now()) / 60 FROM bulk_looks"
+        minutes = "SELECT extract(epoch FROM next_at - now()) / 60 FROM chain_listings"
         assert 45 < connection.execute(minutes).scalar_one() <= 50
     make_due(database)
-    assert context.ledger.bulk_looks.begin(
-        store.name, bulk_look.RETRY_SECONDS
+    assert context.ledger.chain_listings.begin(
+        store.name, chain_listing.RETRY_SECONDS
     )  # and its process dies
     assert look_in_bulk(other) is None
     make_due(database)
     assert look_in_bulk(other).chunks == len(names)
     with connected(database) as connection:  # written while the database's clock was a year ahead
-        connection.execute("UPDATE bulk_looks SET next_at = next_at + interval '1 year'")
+        connection.execute("UPDATE chain_listings SET next_at = next_at + interval '1 year'")
     assert look_in_bulk(other).chunks == len(names)
 
 
@@ -317,8 +317,8 @@ def test_one_look_in_four_is_kept_for_chunks_that_are_not_suspected(
     context, store, names, ledger, database
 ):
     first, *others = names
-    began, _ = ledger.bulk_looks.located_copies()
-    ledger.bulk_looks.suspect(began, [ledger.chunks.get(name).caf_file_id for name in others])
+    began, _ = ledger.chain_listings.located_copies()
+    ledger.chain_listings.suspect(began, [ledger.chunks.get(name).caf_file_id for name in others])
     assert len(others) >= 3
     with ledger.leases.hold(chunk_lease(first), this_process("run-0")):
         pass
