@@ -48,8 +48,9 @@ def export_references(
     replaced; where it is a link, what it leads to.
 
     \b
-    Examples: caf export-references demo packages/ -o packages.json python3 -c 'import fsspec;
-      print(fsspec.filesystem("reference", fo="packages.json").cat("packages/rich/py.typed"))'
+    Examples:
+      caf export-references demo packages/ -o packages.json
+      caf export-references demo packages/rich/ -o rich.parquet
 
     Exit status: 0; 1 FILE.json lacks objects that are in parts; 2 FILE is neither kind; 3 a setting
     is wrong or there is no such source; 6 the database failed; 7 some chunk cannot be read now; 8

@@ -80,8 +80,9 @@ def search(  # noqa: PLR0917 - the command line's options
     It needs clp-s, for Linux on x86-64: pip install yscope-clp-core==0.12.1b0, or the extra `logs`.
 
     \b
-    Examples: caf logs search demo logs/ 'level: ERROR' caf logs search demo logs/2026-11 'msg:
-      *timeout*' --from 2026-11-21T10:00 --to 2026-11-21T11:00 --json | jq .record
+    Examples:
+      caf logs search demo logs/ 'level: ERROR'
+      caf logs search demo logs/2026-11 'msg: *timeout*' --from 2026-11-21T10:00 --json
 
     Exit status: 0, also where nothing matches; 1 an object could not be searched, which stderr
     names, and the others were; 2 QUERY is not a query, or TIME not a time; 3 a setting is wrong,

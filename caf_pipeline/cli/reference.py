@@ -18,16 +18,12 @@ _OPENING: Final = """\
 # The command line
 
 Generated from the commands' own help by `make docs`; a test holds it current. A failure is one
-sentence on standard error, a
-hint, and an exit status: 1 something failed, 2 usage, 3 settings, 4 CAF file, 5 source, 6 ledger, 7
-store, 8 staging, or an
-output that cannot be written, 9 bytes differ, 10 held by another run, 11 not archived, 12 chunks
-failed, 13 other runs hold
-what is missing, 14 objects are to be tried again, 15 objects wait for more, 16 no Dagster daemon
-runs, 17 an alert could not
-be sent, 18 chunks are damaged, 19 the inventory lists no object, 130 interrupted by Ctrl-C, 143 by
-SIGTERM, 129 by SIGHUP, 141
-the reader of the output left.
+sentence on standard error, a hint, and an exit status: 1 something failed, 2 usage, 3 settings, 4
+CAF file, 5 source, 6 ledger, 7 store, 8 staging, or an output that cannot be written, 9 bytes
+differ, 10 held by another run, 11 not archived, 12 chunks failed, 13 other runs hold what is
+missing, 14 objects are to be tried again, 15 objects wait for more, 16 no Dagster daemon runs, 17
+an alert could not be sent, 18 chunks are damaged, 19 the inventory lists no object, 130 interrupted
+by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, 141 the reader of the output left.
 """
 
 
