@@ -1,5 +1,4 @@
-"""What the steps of a chunk write: each move, together with all that belongs to it, in one
-transaction.
+"""Moves of chunks. Each move and everything that belongs to it are one transaction.
 
 Source: "Database" and "Promises" in docs/design.md.
 """
@@ -52,7 +51,7 @@ _OWN_METHOD: Final = {
     (_S.UPLOADING, _S.VERIFIED): "record_verified",
     (_S.VERIFIED, _S.LOCATED): "load_locations",
 }
-"""Moves that write more than the state, by the method that makes them; `move` refuses them."""
+"""Moves that write more than the state, by their method. `move` refuses them."""
 
 _SEALED: Final = (
     "caf_size_bytes",
@@ -70,7 +69,7 @@ _COUNT_CLAIMS: Final = (
     select(func.count()).select_from(CLAIMS).where(CLAIMS.c.caf_file_id == bindparam("id"))
 )
 _STORE: Final = select(CHUNKS.c.store).where(CHUNKS.c.name == bindparam("chunk"))
-# A skip of an object that is located now says nothing any more.
+# A skip of an object that is now located no longer counts.
 _END_OLD_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
     CLAIMS.c.caf_file_id == bindparam("id"), same_object(SKIPPED_OBJECTS, CLAIMS)
 )
@@ -90,48 +89,43 @@ class ChunkMoves(LedgerPart):
     def move(
         self, lease: Lease, chunk: str, before: ChunkState, after: ChunkState, *, reason: str = ""
     ) -> None:
-        """Move a chunk and nothing else.
+        """Move a chunk whose move has no method of its own.
 
-        Moving to `packing` counts an attempt; `reason` stays with a chunk that is parked, damaged
-        or withdrawn.
+        Moving to `packing` counts an attempt. A parked, damaged or withdrawn chunk keeps `reason`.
+        Moving to `withdrawn` or `abandoned` ends the chunk's claims. Moving back from `sealed` to
+        `packing` claims again the objects that the seal skipped, unless another chunk has taken
+        them.
 
-        Moving to a state that claims nothing (`withdrawn`, `abandoned`) ends the chunk's claims;
-        moving back from `sealed` to `packing` claims again what the seal skipped, where no other
-        chunk has taken it. Moves that have a method of their own below are illegal here.
-
-        Raises: IllegalMove: also where the move would forget a post that is or may be on the chain
-            (`transactions`), where a
-                damaged chunk has no copy that was seen right, or where the copy of a parked one
-                does not allow it.
+        Raises:
+            IllegalMove: the move would forget a post that is or may be on the chain (see
+                `transactions`). Or a damaged chunk has no copy that was seen right, or a parked
+                chunk's copy forbids the move.
         """
         method = _OWN_METHOD.get((before, after))
         if method is not None:
-            raise IllegalMove(f"chunk {chunk} goes from '{before}' to '{after}' by {method}() only")
+            raise IllegalMove(
+                f"chunk {chunk} goes from '{before}' to '{after}' only through {method}()"
+            )
         changes: dict[str, Any] = {"reason": reason if after in _KEEPS_REASON else ""}
-        of_copy: dict[str, Any] = {}
+        copy_changes: dict[str, Any] = {}
         if after is _S.PACKING:
             changes["attempts"] = CAF_FILES.c.attempts + 1
-        if (before, after) == (
-            _S.SEALED,
-            _S.PACKING,
-        ):  # what was sealed is gone, and its root must never be posted
+        if (before, after) == (_S.SEALED, _S.PACKING):
+            # The sealed file is lost, and its root must never be posted.
             changes |= {"sealed_at": None, "tail_start": None, "tail_sha256": None}
         if (before, after) == (_S.SEALED, _S.POSTING):
-            of_copy["store"] = (
-                self._store
-            )  # the settings may name another one than when the chunk was sealed
-        if (
-            before in GOOD
-        ):  # what came back once says nothing of a chunk that was found damaged since
-            of_copy["look_again_at"] = None
+            # The settings may name another store than at the seal.
+            copy_changes["store"] = self._store
+        if before in GOOD:
+            copy_changes["look_again_at"] = None
         if before in GOOD and after is not _S.WITHDRAWN:
-            of_copy["damage"] = reason if after is _S.DAMAGED else ""
+            copy_changes["damage"] = reason if after is _S.DAMAGED else ""
         with self._engine.begin() as connection:
             moved = move_row(
-                connection, lease, chunk, before, after, changes=changes, copy_changes=of_copy
+                connection, lease, chunk, before, after, changes=changes, copy_changes=copy_changes
             )
             before_move(connection, moved.caf_file_id, chunk, before, after)
-            if before in GOOD:
+            if before in GOOD:  # an earlier full read proves nothing about damage found later
                 forget_full_read(connection, moved.caf_file_id)
             if (before, after) == (_S.DAMAGED, _S.LOCATED):
                 require_right_copy(connection, moved.caf_file_id, chunk)
@@ -157,25 +151,23 @@ class ChunkMoves(LedgerPart):
         part: PartLocation | None = None,
         logs: Collection[LogTimes] = (),
     ) -> None:
-        """packing → sealed, or → empty if the seal counts no member, with the facts, the skips and
-        the rows of the members.
+        """Move packing → sealed, or → empty without members, and write the seal, skips and rows.
 
-        Ends the claims of the skipped objects and of those released (key, object version) to be
-        planned again.
+        Ends the claims of skipped objects, and of released objects, which are planned again.
 
         Args:
-            lease: on the chunk.
-            chunk: which.
-            seal: its facts.
+            lease: lease on the chunk.
+            chunk: name of the chunk.
+            seal: facts about the chunk.
             skips: objects that were not packed.
-            released: objects that are to be planned again.
-            rows: returns the whole objects, batches of LOCATION_SCHEMA.
-            part: instead, the part that it has.
-            logs: the times of its clp-s archives.
+            released: key and object version of each released object.
+            rows: returns the whole objects, as batches of LOCATION_SCHEMA.
+            part: the part that the chunk has instead of whole objects.
+            logs: times of its clp-s archives.
 
-        Raises: LedgerError: the claims that are left, or the rows, are not as many as the members;
-            or the part is another one than
-                was planned. Nothing was written.
+        Raises:
+            LedgerError: the members differ in number from the remaining claims or the rows, or the
+                part is not the planned part. Nothing was written.
         """
         facts = {name: getattr(seal, name) for name in _SEALED}
         facts |= {"sealed_at": func.now(), "samples": as_jsonb(seal.samples)}
@@ -202,23 +194,23 @@ class ChunkMoves(LedgerPart):
                 raise LedgerError(
                     f"chunk {chunk} has {counted(seal.member_count, 'member')}, but "
                     f"{counted(written, 'location')}",
-                    hint="the packed file is not the one that was recorded: check the disk",
+                    hint="the packed file differs from its records: check the disk",
                 )
             if follow_move(connection, moved.caf_file_id, after):
                 return
-            left = connection.execute(_COUNT_CLAIMS, {"id": moved.caf_file_id}).scalar_one()
-            # An object without a claim may by now be in another plan; archiving it here too would
-            # be doing it twice.
-            if left != seal.member_count:
+            claims = connection.execute(_COUNT_CLAIMS, {"id": moved.caf_file_id}).scalar_one()
+            # An object without a claim may be in another plan by now, and would be archived twice.
+            if claims != seal.member_count:
                 raise LedgerError(
                     f"chunk {chunk} has {counted(seal.member_count, 'member')}, but claims"
-                    f" {counted(left, 'object')} after its skips",
-                    hint="withdraw the chunk; the next plan has its objects again",
+                    f" {counted(claims, 'object')} after its skips",
+                    hint="withdraw the chunk; the next plan takes its objects again",
                 )
 
     def record_samples(self, lease: Lease, chunk: str, samples: Sequence[Sample]) -> None:
-        """Replace the samples of a chunk that is posting, posted or uploading: its file was packed
-        again with its root.
+        """Replace the samples of a chunk whose file was packed again to the same root.
+
+        The chunk must be posting, posted or uploading.
         """
         with self._engine.begin() as connection:
             states = (_S.POSTING, _S.POSTED, _S.UPLOADING)
@@ -233,14 +225,13 @@ class ChunkMoves(LedgerPart):
         proof_type: int,
         samples: Sequence[Sample],
     ) -> None:
-        """Give a chunk that was never posted the root and samples of another type of tree over the
-        same bytes.
+        """Give a chunk that was never posted the root and samples of another type of tree.
 
-        It is `sealed`, or `posting` and known by the store never to have been posted. What waits to
-        be posted has the old root, and is forgotten.
+        The bytes are the same. The chunk is `sealed`, or `posting` and known by the store never to
+        have been posted. A message that waits to be posted has the old root, and is deleted.
 
         Raises:
-            IllegalMove: a transaction posts it, or may.
+            IllegalMove: a transaction posts the chunk, or may.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(
@@ -258,11 +249,12 @@ class ChunkMoves(LedgerPart):
             )
 
     def record_posting(self, lease: Lease, chunk: str, posting: PostRecord) -> None:
-        """posting → posted.
+        """Move posting → posted.
 
-        Raises: IntegrityError: the posting is of other bytes than those that were sealed; nothing
-            was written. IllegalMove: it is in another store than the ledger's copy, of which a
-            transaction is or may be included.
+        Raises:
+            IntegrityError: other bytes than the sealed bytes were posted. Nothing was written.
+            IllegalMove: the post is in another store than the ledger's copy, and a transaction for
+                that copy is or may be included.
         """
         with self._engine.begin() as connection:
             store = connection.execute(_STORE, {"chunk": chunk}).scalar_one_or_none()
@@ -281,14 +273,13 @@ class ChunkMoves(LedgerPart):
             end_waiting(connection, moved.caf_file_id)
 
     def load_locations(self, lease: Lease, chunk: str) -> int:
-        """verified → located: move the rows that the seal wrote to the locations, and end the
-        chunk's claims, at once.
+        """Move verified → located: write the seal's rows as locations, and end the chunk's claims.
 
-        A part's object is located, and its claim ends, once all parts are. Returns the rows
-        written.
+        The object of a part is located, and its claim ends, when all its parts are located. Returns
+        the number of rows.
 
         Raises:
-            LedgerError: another chunk in good standing has one of the objects; nothing was written.
+            LedgerError: another chunk in good standing has one of the objects. Nothing was written.
         """
         with self._engine.begin() as connection:
             moved = move_row(
@@ -303,8 +294,7 @@ class ChunkMoves(LedgerPart):
             if written != moved.member_count:
                 raise LedgerError(
                     f"chunk {chunk} has {counted(moved.member_count, 'member')}, but "
-                    f"{counted(written, 'object')} of it"
-                    " can be located",
+                    f"only {counted(written, 'object')} can be located",
                     hint=TWICE,
                 )
             if follow_move(connection, moved.caf_file_id, _S.LOCATED):
@@ -320,14 +310,14 @@ class ChunkMoves(LedgerPart):
         return written
 
     def record_repost(self, lease: Lease, chunk: str, posting: PostRecord) -> None:
-        """Give a `damaged` chunk the place of its new post, where the chain no longer has the
-        first.
+        """Give a `damaged` chunk the place of its new post, after the chain lost the first.
 
-        The copies known of the first are listed no more.
+        Copies of the first post are no longer listed.
 
-        Raises: IntegrityError: the posting is of other bytes than those that were sealed; nothing
-            was written. IllegalMove: it is not damaged, or its copy is in another store than the
-            ledger's.
+        Raises:
+            IntegrityError: other bytes than the sealed bytes were posted. Nothing was written.
+            IllegalMove: the chunk is not damaged, or its copy is in another store than the
+                ledger's.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")
@@ -348,9 +338,7 @@ class ChunkMoves(LedgerPart):
             require_sealed_bytes(chunk, chunk_row(connection, caf_file_id), posting)
             end_waiting(connection, caf_file_id)
             forget_full_read(connection, caf_file_id)
-            unlist(
-                connection, caf_file_id
-            )  # those that are known are of a post that the chain no longer has
+            unlist(connection, caf_file_id)
 
 
 def _change(
