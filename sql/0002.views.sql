@@ -125,7 +125,7 @@ WHERE EXISTS (
 -- connection, also behind a pooler, and planning them takes longer than answering them. A skip that a whole inventory has ended, since it
 -- does not list the object, is history.
 CREATE FUNCTION look_up(source text, keys text[], good_states text[]) RETURNS TABLE (
-    told                text,         -- 'location'; 'exception': what is current from `moment` on; 'pending': claimed, or skipped
+    kind                text,         -- 'location'; 'exception': what is current from `moment` on; 'pending': claimed, or skipped
     key                 text,
     object_version      text,         -- of an exception NULL: the key is gone
     moment              timestamptz,  -- LastModified; of an exception, since when

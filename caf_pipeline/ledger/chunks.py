@@ -80,8 +80,9 @@ _IN_STATES: Final = _WITHOUT_SAMPLES.where(
     CHUNKS.c.chunk_state == any_(bindparam("stored", type_=ARRAY(Text))),
 ).order_by(CHUNKS.c.name)
 
+_OF_SOURCE: Final = SOURCES.c.name == bindparam("source")
 _LOCATED: Final = and_(
-    SOURCES.c.name == bindparam("source"),
+    _OF_SOURCE,
     CHUNKS.c.chunk_state == ChunkState.LOCATED,
     CHUNKS.c.copy_state == CopyState.VERIFIED,
 )
@@ -206,25 +207,24 @@ class Chunks(LedgerPart):
         Raises:
             NotLocated: the ledger has no such chunk.
         """
-        with self._engine.begin() as connection:
-            row = connection.execute(_CHUNK, {"name": name}).fetchone()
-        if row is None:
+        rows = self._rows(_CHUNK, name=name)
+        if not rows:
             raise NotLocated(
                 f"the ledger has no chunk {name}",
-                hint="`caf status` lists the chunks; `caf doctor` removes a partition that no plan "
-                "made",
+                hint="`caf status` lists the chunks; `caf doctor` removes partitions without a "
+                "plan",
             )
-        return _chunk(row)
+        return _chunk(rows[0])
 
     def list(
         self, source: str | None = None, states: Iterable[ChunkState] | None = None
     ) -> Sequence[Chunk]:
         """Return chunks by name, without their samples."""
         states = [*states] if states is not None else [*ChunkState]
-        statement = _IN_STATES if source is None else _IN_STATES.where(SOURCES.c.name == source)
-        values = {"states": states, "stored": sorted(set(map(stored_state, states)))}
-        with self._engine.begin() as connection:
-            return [_chunk(row) for row in connection.execute(statement, values)]
+        statement = _IN_STATES if source is None else _IN_STATES.where(_OF_SOURCE)
+        stored = sorted(set(map(stored_state, states)))
+        rows = self._rows(statement, states=states, stored=stored, source=source)
+        return [_chunk(row) for row in rows]
 
     def to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
         """Return located chunks to check, those first that were checked or located longest ago.
@@ -232,52 +232,37 @@ class Chunks(LedgerPart):
         Up to `waiting` chunks whose next proof window has begun come before them. Chunks with a
         copy that did not answer are left out: see `unanswered`.
         """
-        values = {"source": source, "limit": limit, "waiting": waiting}
-        with self._engine.begin() as connection:
-            return [_chunk(row) for row in connection.execute(_TO_PROVE, values)]
+        rows = self._rows(_TO_PROVE, source=source, limit=limit, waiting=waiting)
+        return [_chunk(row) for row in rows]
 
     def suspected(self, source: str, limit: int) -> Sequence[Chunk]:
         """Return located chunks that differ from the store's lists, the longest unchecked first."""
-        with self._engine.begin() as connection:
-            return [
-                _chunk(row)
-                for row in connection.execute(_SUSPECTED, {"source": source, "limit": limit})
-            ]
+        return [_chunk(row) for row in self._rows(_SUSPECTED, source=source, limit=limit)]
 
     def unanswered(self, source: str) -> Sequence[Chunk]:
         """Return located chunks with a copy that did not answer, the oldest check first."""
-        with self._engine.begin() as connection:
-            return [_chunk(row) for row in connection.execute(_UNANSWERED, {"source": source})]
+        return [_chunk(row) for row in self._rows(_UNANSWERED, source=source)]
 
     def any_object(self, chunk: str, most_bytes: int) -> Sample | None:
         """Return the place of a random object of 1 to `most_bytes` bytes; None without any.
 
         Reads the chunk's rows: about 0.5 s for a million.
         """
-        with self._engine.begin() as connection:
-            row = connection.execute(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).fetchone()
-        return (
-            None
-            if row is None
-            else Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
-        )
+        for row in self._rows(_ANY_OBJECT, chunk=chunk, most=most_bytes):
+            return Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
+        return None
 
     def some_members(self, chunk: str, limit: int) -> Sequence[LocationRow]:
         """Return up to `limit` random location rows of a chunk. A part has a row of its own.
 
         Reads the chunk's rows: about 0.5 s for a million.
         """
-        with self._engine.begin() as connection:
-            rows = connection.execute(_SOME_MEMBERS, {"chunk": chunk, "limit": limit}).fetchall()
+        rows = self._rows(_SOME_MEMBERS, chunk=chunk, limit=limit)
         return [LocationRow(**row._asdict()) for row in rows]
 
     def has_version_ids(self, source: str) -> bool:
         """Return whether the objects planned last have version ids, located or claimed."""
-        with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(
-                query("has_version_ids"), {"source": source, "good": GOOD}
-            )
-            return bool(rows.scalar_one())
+        return bool(self._scalar(query("has_version_ids"), source=source, good=GOOD))
 
     def account(self, source: str) -> SourceAccount:
         """Return the sums of a source, from the counts of its chunks."""
@@ -288,14 +273,14 @@ class Chunks(LedgerPart):
             located = sum(int(row.members) for row in sums if row.state in GOOD) + in_parts.objects
             counts = content(connection, source_id, located)
             waiting = connection.execute(_WAITING_OBJECTS, {"source_id": source_id}).one()
+        located_bytes = sum(int(row.bytes) for row in sums if row.state in GOOD)
+        claimed = sum(int(row.claimed) for row in sums if row.state in CLAIMING)
         return SourceAccount(
             source=source,
             chunks={ChunkState(row.state): row.chunks for row in sums},
             located_objects=located,
-            located_bytes=sum(int(row.bytes) for row in sums if row.state in GOOD)
-            + int(in_parts.bytes),
-            claimed_objects=sum(int(row.claimed) for row in sums if row.state in CLAIMING)
-            + in_parts.claimed,
+            located_bytes=located_bytes + int(in_parts.bytes),
+            claimed_objects=claimed + in_parts.claimed,
             skipped={SkipReason(reason): count for reason, count in skipped},
             content=counts,
             waiting=WaitingObjects(waiting.objects, int(waiting.size_bytes), waiting.until)
@@ -305,10 +290,7 @@ class Chunks(LedgerPart):
 
     def archive_rate(self, source: str) -> ArchiveRate | None:
         """Return how fast the latest chunks were archived; None if fewer than `RATES_NEEDED`."""
-        with self._engine.begin() as connection:
-            row = connection.exec_driver_sql(
-                query("archive_rate"), {"source": source, "chunks": RATES_ASKED + 1}
-            ).one()
+        (row,) = self._rows(query("archive_rate"), source=source, chunks=RATES_ASKED + 1)
         return ArchiveRate(row.rate, row.chunks) if row.chunks >= RATES_NEEDED else None
 
 

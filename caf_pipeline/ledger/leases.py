@@ -51,12 +51,12 @@ crash on another machine.
 
 RENEWALS_PER_LEASE: Final = 3  # two may fail in a row
 
-_GIVEN_BACK: Final = datetime.fromtimestamp(0, UTC)
+_RELEASED: Final = datetime.fromtimestamp(0, UTC)
 
 _LEASES: Final = select(LEASES, (LEASES.c.expires_at > func.clock_timestamp()).label("live"))
 _LEASE: Final = _LEASES.where(LEASES.c.name == bindparam("name"))
 _LOCK: Final = _LEASE.with_for_update()
-_NOT_GIVEN_BACK: Final = _LEASES.where(LEASES.c.expires_at > _GIVEN_BACK).order_by(LEASES.c.name)
+_NOT_RELEASED: Final = _LEASES.where(LEASES.c.expires_at > _RELEASED).order_by(LEASES.c.name)
 _EVER_HELD: Final = select(LEASES.c.name).where(
     LEASES.c.name == any_(bindparam("names", type_=ARRAY(Text)))
 )
@@ -81,10 +81,10 @@ _SET_CHUNK_EPOCH: Final = (
 _HELD: Final = and_(LEASES.c.name == bindparam("lease"), LEASES.c.epoch == bindparam("held"))
 _RENEW: Final = update(LEASES).where(_HELD).values(expires_at=_EXPIRY)
 _LOCK_HELD: Final = (
-    select(LEASES.c.name).where(_HELD, LEASES.c.expires_at > _GIVEN_BACK).with_for_update(read=True)
+    select(LEASES.c.name).where(_HELD, LEASES.c.expires_at > _RELEASED).with_for_update(read=True)
 )
 # The row stays: its epoch must go on growing.
-_RELEASE: Final = update(LEASES).where(_HELD).values(expires_at=_GIVEN_BACK)
+_RELEASE: Final = update(LEASES).where(_HELD).values(expires_at=_RELEASED)
 
 
 class HeldLease:
@@ -109,7 +109,7 @@ class HeldLease:
         self._seconds = seconds
         self._waits = waits or Waits()
         self._lost = ""
-        self._trouble = ""
+        self._error = ""
         self._good_until = 0.0
         self._released = threading.Event()
         self._renewing = threading.Thread(
@@ -135,10 +135,10 @@ class HeldLease:
 
     def _take(self) -> LeaseRecord | None:
         """Take the lease and return None, or return the other holder's lease."""
-        asked_at = time.monotonic()
+        started = time.monotonic()
         with self._engine.begin() as connection:
             lease = self._try(connection)
-        self._good_until = asked_at + self._seconds
+        self._good_until = started + self._seconds
         return lease
 
     def __exit__(
@@ -156,12 +156,12 @@ class HeldLease:
 
     def check(self) -> None:
         """Raise LeaseLost if another run took the lease over, or it was not renewed in time."""
-        lost = self._lost
-        if not lost and time.monotonic() > self._good_until:
-            lost = f"it could not be renewed for {self._seconds:g} s{self._trouble}"
-        if lost:
+        reason = self._lost
+        if not reason and time.monotonic() > self._good_until:
+            reason = f"it could not be renewed for {self._seconds:g} s{self._error}"
+        if reason:
             raise LeaseLost(
-                f"the lease on {self.name} is lost: {lost}", hint="the next run of it resumes"
+                f"the lease on {self.name} is lost: {reason}", hint="run it again: it resumes"
             )
 
     def _try(self, connection: Connection) -> LeaseRecord | None:
@@ -195,18 +195,18 @@ class HeldLease:
             "duration": timedelta(seconds=self._seconds),
         }
         while not self._released.wait(wait):
-            asked_at = time.monotonic()
+            started = time.monotonic()
             try:
                 with self._engine.begin() as connection:
                     renewed = connection.execute(_RENEW, values).rowcount
             except LedgerError as error:
-                self._trouble = f" ({error})"
+                self._error = f" ({error})"
                 wait = self._seconds / 10  # `check` notices if retries take too long
                 continue
             if not renewed:
                 self._lost = "another run took it over"
                 return
-            self._good_until = asked_at + self._seconds
+            self._good_until = started + self._seconds
             wait = self._seconds / RENEWALS_PER_LEASE
 
 
@@ -236,13 +236,11 @@ class Leases(LedgerPart):
 
     def list(self) -> Sequence[LeaseRecord]:
         """Return all leases that were not released, by name."""
-        with self._engine.begin() as connection:
-            return [_record(row) for row in connection.execute(_NOT_GIVEN_BACK)]
+        return [_record(row) for row in self._rows(_NOT_RELEASED)]
 
     def ever_held(self, names: Collection[str]) -> set[str]:
         """Return the leases that a run of this ledger ever held."""
-        with self._engine.begin() as connection:
-            return set(connection.execute(_EVER_HELD, {"names": [*names]}).scalars())
+        return {row.name for row in self._rows(_EVER_HELD, names=[*names])}
 
     def end(self, name: str, epoch: int) -> bool:
         """Release a lease that its holder left. Its row and epoch stay.
@@ -253,7 +251,7 @@ class Leases(LedgerPart):
         with self._engine.begin() as connection:
             row = connection.execute(_LOCK, {"name": name}).one_or_none()
             lease = _record(row) if row else None
-            if lease is None or lease.epoch != epoch or lease.expires_at == _GIVEN_BACK:
+            if lease is None or lease.epoch != epoch or lease.expires_at == _RELEASED:
                 return False
             alive = _is_alive(lease)
             if alive or (lease.live and alive is None):

@@ -32,7 +32,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from caf_pipeline.chunk_state import MAY_BE_POSTED, ChunkState
 from caf_pipeline.errors import IllegalMove, LeaseLost, LedgerError, NotLocated
-from caf_pipeline.ledger.engine import LedgerEngine
+from caf_pipeline.ledger.engine import LedgerEngine, LedgerPart
 from caf_pipeline.ledger.leases import HeldLease, lock_lease
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import Holder, account_lease
@@ -261,7 +261,7 @@ _LOOKED: Final = _LOOK.on_conflict_do_update(
 )
 
 
-class TransactionLog:
+class TransactionLog(LedgerPart):
     """The transactions of accounts, for one holder. Safe in threads.
 
     A run first requests a post of its chunk. The holder of the account's sequence commits one
@@ -270,7 +270,7 @@ class TransactionLog:
     """
 
     def __init__(self, engine: LedgerEngine, holder: Holder, *, lease_seconds: float) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._holder = holder
         self._lease_seconds = lease_seconds
 
@@ -329,16 +329,12 @@ class TransactionLog:
 
         Their chunks are `posting`, or `damaged` and to be posted again.
         """
-        with self._engine.begin() as connection:
-            rows = connection.execute(
-                _WAITING, {"account": account, "states": _MAY_BE_POSTED}
-            ).all()
+        rows = self._rows(_WAITING, account=account, states=_MAY_BE_POSTED)
         return [WaitingPost(**row._asdict()) for row in rows]
 
     def pending(self, account: str) -> Sequence[SignedTransaction]:
         """Return the account's transactions with unknown outcome, by sequence."""
-        with self._engine.begin() as connection:
-            rows = connection.execute(_PENDING, {"account": account}).all()
+        rows = self._rows(_PENDING, account=account)
         return [SignedTransaction(**row._asdict()) for row in rows]
 
     def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
@@ -435,41 +431,32 @@ class TransactionLog:
 
     def start_of(self, account: str, chunk: str) -> int | None:
         """Return the start of the chunk's latest included post; None without any."""
-        with self._engine.begin() as connection:
-            start: int | None = connection.execute(
-                _START_OF, {"account": account, "chunk": chunk}
-            ).scalar_one_or_none()
+        start: int | None = self._scalar(_START_OF, account=account, chunk=chunk)
         return start
 
     def spent(self, account: str) -> int:
         """Return the cost in ujkl of all transactions that are or may be in a block."""
-        with self._engine.begin() as connection:
-            return int(connection.execute(_SPENT, {"account": account}).scalar_one())
+        return int(self._scalar(_SPENT, account=account))
 
     def at_list_price(self, account: str) -> int:
         """Return how many purchases that are or may be included count at their list price."""
-        with self._engine.begin() as connection:
-            return int(connection.execute(_AT_LIST_PRICE, {"account": account}).scalar_one())
+        return int(self._scalar(_AT_LIST_PRICE, account=account))
 
     def explains(self, account: str, archive_id: str, sequence: int) -> bool:
         """Return whether the ledger knows every sequence used since the last search of an archive.
 
         Returns False, too, if that search found posts that the ledger does not know.
         """
-        with self._engine.begin() as connection:
-            facts = {"account": account, "archive": archive_id, "sequence": sequence}
-            return bool(connection.exec_driver_sql(query("explains_sequences"), facts).scalar_one())
+        values = {"account": account, "archive": archive_id, "sequence": sequence}
+        return bool(self._scalar(query("explains_sequences"), **values))
 
     def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]:
         """Return the Merkle roots in a store that the ledger neither posted nor left aside.
 
         `signed`: whether the store's posts are transactions of this log.
         """
-        with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(
-                query("unknown_roots"), {"roots": list(roots), "signed": signed}
-            )
-            return [bytes(root) for root in rows.scalars().all()]
+        rows = self._rows(query("unknown_roots"), roots=list(roots), signed=signed)
+        return [bytes(root) for (root,) in rows]
 
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
         """Record a search of an archive's posts.
@@ -477,26 +464,17 @@ class TransactionLog:
         `sequence` is the account's sequence before the search, `unknown` the number of unknown
         posts.
         """
-        with self._engine.begin() as connection:
-            facts = {
-                "account": account,
-                "archive": archive_id,
-                "sequence": sequence,
-                "unknown": unknown,
-            }
-            connection.execute(_LOOKED, facts)
+        self._execute(
+            _LOOKED, account=account, archive=archive_id, sequence=sequence, unknown=unknown
+        )
 
     def seen_height(self, chain_id: str) -> int:
         """Return the greatest block height ever seen on a chain; 0 if none was."""
-        with self._engine.begin() as connection:
-            return int(
-                connection.execute(_SEEN_HEIGHT, {"chain_id": chain_id}).scalar_one_or_none() or 0
-            )
+        return int(self._scalar(_SEEN_HEIGHT, chain_id=chain_id) or 0)
 
     def see_height(self, chain_id: str, height: int) -> None:
         """Record a height if it is greater than the recorded height."""
-        with self._engine.begin() as connection:
-            connection.execute(_SEE_HEIGHT, {"chain_id": chain_id, "height": height})
+        self._execute(_SEE_HEIGHT, chain_id=chain_id, height=height)
 
 
 def before_move(

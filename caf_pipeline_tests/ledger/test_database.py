@@ -172,7 +172,7 @@ def test_a_server_that_went_away_without_a_word_is_noticed_by_a_connection_that_
     monkeypatch.setattr(
         "caf_pipeline.ledger.read_connections._has_something_to_read", lambda connection: False
     )
-    monkeypatch.setattr("caf_pipeline.ledger.read_connections.UNASKED_SECONDS", 0)
+    monkeypatch.setattr("caf_pipeline.ledger.read_connections.UNTESTED_SECONDS", 0)
     with connections.connection() as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
 

@@ -418,7 +418,7 @@ def test_a_restart_of_the_server_between_two_look_ups_is_not_seen():
 
 def test_a_look_up_is_one_round_trip(ledger, database_url, tmp_path, monkeypatch):
     archive(ledger, ["a", "b"])
-    monkeypatch.setattr("caf_pipeline.ledger.read_connections.UNASKED_SECONDS", math.inf)
+    monkeypatch.setattr("caf_pipeline.ledger.read_connections.UNTESTED_SECONDS", math.inf)
     lookup = Lookup(Database(database_url))
     sent = tmp_path / "sent"
     with sent.open("w") as file, lookup._connections.connection() as connection:
