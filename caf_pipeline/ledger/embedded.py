@@ -357,7 +357,7 @@ class EmbeddedServer:
         )
 
     def _choose_socket_folder(self) -> Path:
-        """Return the data folder, or one with a short path that only the server's user can enter."""
+        """Return the data folder, or a short path that only the server's user can enter."""
         path = os.fsencode(self._data / _SOCKET)
         if len(path) <= _MAX_SOCKET_PATH and b"," not in path:
             return self._data

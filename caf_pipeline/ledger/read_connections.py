@@ -66,9 +66,8 @@ class ReadConnections:
             try:
                 # A closed connection has something to read. A server that vanished sends nothing,
                 # so a connection that was idle for longer is tested.
-                poll = select.poll()
-                poll.register(connection.fileno(), select.POLLIN)
-                if time.monotonic() - idle_since > UNTESTED_SECONDS or poll.poll(0):
+                is_long_idle = time.monotonic() - idle_since > UNTESTED_SECONDS
+                if is_long_idle or _has_something_to_read(connection):
                     connection.execute("SELECT 1")
                 return connection
             except psycopg.Error:
@@ -81,3 +80,9 @@ class ReadConnections:
         with contextlib.suppress(IndexError):
             while True:
                 self._idle.pop()[1].close()
+
+
+def _has_something_to_read(connection: psycopg.Connection) -> bool:
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))

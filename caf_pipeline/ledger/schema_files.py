@@ -16,8 +16,6 @@ import psycopg
 from caf_pipeline.errors import LedgerError, LedgerUnreachable
 
 _LOCK: Final = 0x6361665F73716C  # any number that no other user of the database takes: "caf_sql"
-# A process that waits longer ends with an error, and may be started again.
-_LOCK_TIMEOUT: Final = "60s"
 
 APPLIED: Final = "schema_files"
 """The table that records the files, in every ledger."""
@@ -69,7 +67,11 @@ def is_current(connection: psycopg.Connection[Any], *, hint: str = "") -> bool:
 
 
 def make_tables(
-    connection: psycopg.Connection[Any], folder: Path | None = None, *, hint: str = ""
+    connection: psycopg.Connection[Any],
+    folder: Path | None = None,
+    *,
+    hint: str = "",
+    lock_timeout: str = "60s",
 ) -> list[str]:
     """Run the missing files and return their names. Safe in concurrent processes.
 
@@ -77,17 +79,18 @@ def make_tables(
         connection: in autocommit mode and outside of a transaction.
         folder: folder of the SQL files; default: `sql_folder()`.
         hint: hint of the error: how to make a new ledger.
+        lock_timeout: how long to wait for another process.
 
     Raises:
         LedgerError: other files made the tables. Nothing was changed.
-        LedgerUnreachable: another process needs more than a minute to create the tables.
+        LedgerUnreachable: another process needs longer to create the tables.
         psycopg.Error: a statement failed. Nothing was changed.
     """
     files = schema_files(folder)
     if not _missing(connection, files, hint):
         return []
     with connection.transaction():
-        connection.execute("SELECT set_config('lock_timeout', %s, true)", (_LOCK_TIMEOUT,))
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", (lock_timeout,))
         try:
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
         except psycopg.errors.LockNotAvailable as error:
