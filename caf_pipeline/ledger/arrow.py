@@ -80,10 +80,7 @@ def as_rows(same: Sequence[bytes], batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def _as_fields(values: pa.Array) -> Iterator[pa.Array]:
-    """Yield the arrays from which a column's COPY fields are joined.
-
-    A null value is null in the first array and empty in the second.
-    """
+    """Yield the arrays from which a column's COPY fields are joined."""
     if pa.types.is_integer(values.type) or pa.types.is_timestamp(values.type):
         begins = _POSTGRES_EPOCH_MICROSECONDS if pa.types.is_timestamp(values.type) else 0
         field = np.empty(len(values), [("length", ">i4"), ("value", ">i8")])
@@ -179,8 +176,8 @@ def header_set_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordB
 def header_set_ids(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
     """Return the header set id of each row, and the number of each set's first row.
 
-    The id is null if `user_metadata` is null. A manifest has user metadata sorted by name, as
-    `ObjectHeaders.id` sorts it.
+    Like `ObjectHeaders.id`, a manifest sorts user metadata by name. Without metadata the id is
+    null.
     """
     metadata = batch["user_metadata"]
     pairs = pc.binary_join_element_wise(metadata.keys, metadata.items.fill_null(""), "", "\0")
@@ -210,13 +207,8 @@ def write_export(
 ) -> int:
     """Write an export as Parquet, replacing an older file; return the number of rows.
 
-    Args:
-        what: key of `_EXPORTS`.
-        path: the file.
-        fetched: batches of rows, each with the values of the columns that its rows lack.
-
-    Raises:
-        StagingError: the file cannot be written.
+    `what` is a key of `_EXPORTS`. `fetched` yields rows with the values of the columns that they
+    lack. Raises StagingError if the file cannot be written.
     """
     schema, dictionaries = _EXPORTS[what]
     # No `WholeFile`: only this run reads the file, so a sync of gigabytes is not needed.

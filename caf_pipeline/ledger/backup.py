@@ -89,12 +89,7 @@ class BackupContents:
 
 
 class Programs:
-    """The client programs pg_dump, pg_restore and psql, for one database.
-
-    Raises:
-        LedgerError: no pg_dump of the server's version was found.
-        SettingsError: the URL has an `sslpassword`.
-    """
+    """The client programs pg_dump, pg_restore and psql, for one database."""
 
     def __init__(self, database: Database, *, embedded: bool) -> None:
         address = conninfo_to_dict(database.url)
@@ -139,11 +134,7 @@ class Programs:
         stdin: int = subprocess.DEVNULL,
         stdout: int | IO[bytes] | None = None,
     ) -> Iterator["subprocess.Popen[bytes]"]:
-        """Start a program in a context, and end it with the context.
-
-        Raises:
-            LedgerError: the program failed, and no other exception is raised.
-        """
+        """Start a program in a context, and end it with the context."""
         database = [f"--dbname={self._address}"] if connects else []
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
@@ -186,12 +177,8 @@ def names_of_ledger() -> Sequence[str]:
 def back_up(database: Database, path: Path, *, embedded: bool) -> int:
     """Write a backup of the ledger at one moment and return its size in bytes.
 
-    Only the file's owner can read it.
-
-    Raises:
-        UsageError: the path exists.
-        StagingError: the file cannot be written.
-        LedgerError: pg_dump failed.
+    Only the file's owner can read it. Raises UsageError if the path exists, and StagingError if the
+    file cannot be written.
     """
     exists = UsageError(f"{str(path)!r} exists, and is not replaced.", hint="Name a new file.")
     if os.path.lexists(path):
@@ -246,11 +233,7 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
 
 
 def read_backup(programs: Programs, path: Path) -> BackupContents:
-    """Return the sources in a backup.
-
-    Raises:
-        UsageError: the file is not a ledger's backup, or another version made it.
-    """
+    """Return the sources in a backup. Raises UsageError if it is not of this version."""
     try:
         with path.open("rb") as file:
             magic = file.read(len(_MAGIC))
@@ -298,11 +281,8 @@ def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
 def restore(programs: Programs, path: Path, *, reason: str) -> None:
     """Replace the ledger by a backup in one transaction, pause everything, and end all leases.
 
-    Opening the ledger then creates tables that a later version added.
-
-    Raises:
-        HeldByOther: a run holds a lease.
-        LedgerError: a statement failed, or other processes use the tables. The ledger is unchanged.
+    Opening the ledger then creates tables that a later version added. If an error is raised, the
+    ledger is unchanged. Raises HeldByOther if a run holds a lease.
     """
     names = names_of_ledger()
     try:

@@ -78,8 +78,8 @@ _END_OLD_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
 class ChunkMoves(LedgerPart):
     """Moves chunks from state to state.
 
-    Methods raise LeaseLost, and write nothing, if the lease was taken over. They raise IllegalMove
-    if the chunk's state forbids the move.
+    Methods raise LeaseLost if the lease was taken over, and IllegalMove if the chunk's state
+    forbids the move. Then nothing was written.
     """
 
     def __init__(self, engine: LedgerEngine, store: str) -> None:
@@ -97,9 +97,8 @@ class ChunkMoves(LedgerPart):
         them.
 
         Raises:
-            IllegalMove: the move would forget a post that is or may be on the chain (see
-                `transactions`). Or a damaged chunk has no copy that was seen right, or a parked
-                chunk's copy forbids the move.
+            IllegalMove: the move would forget a post that is or may be on the chain, or a damaged
+                chunk has no copy that was seen right.
         """
         method = _OWN_METHOD.get((before, after))
         if method is not None:
@@ -166,8 +165,7 @@ class ChunkMoves(LedgerPart):
             logs: times of its clp-s archives.
 
         Raises:
-            LedgerError: the members differ in number from the remaining claims or the rows, or the
-                part is not the planned part. Nothing was written.
+            LedgerError: the members differ in number from the remaining claims or the rows.
         """
         facts = {name: getattr(seal, name) for name in _SEALED}
         facts |= {"sealed_at": func.now(), "samples": as_jsonb(seal.samples)}
@@ -208,10 +206,7 @@ class ChunkMoves(LedgerPart):
                 )
 
     def record_samples(self, lease: Lease, chunk: str, samples: Sequence[Sample]) -> None:
-        """Replace the samples of a chunk whose file was packed again to the same root.
-
-        The chunk must be posting, posted or uploading.
-        """
+        """Replace the samples of a posted chunk whose file was packed again to the same root."""
         with self._engine.begin() as connection:
             states = (_S.POSTING, _S.POSTED, _S.UPLOADING)
             caf_file_id = require_state(connection, lease, chunk, states, "sampled again")
@@ -227,11 +222,7 @@ class ChunkMoves(LedgerPart):
     ) -> None:
         """Give a chunk that was never posted the root and samples of another type of tree.
 
-        The bytes are the same. The chunk is `sealed`, or `posting` and known by the store never to
-        have been posted. A message that waits to be posted has the old root, and is deleted.
-
-        Raises:
-            IllegalMove: a transaction posts the chunk, or may.
+        A waiting message with the old root is deleted.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(
@@ -249,13 +240,7 @@ class ChunkMoves(LedgerPart):
             )
 
     def record_posting(self, lease: Lease, chunk: str, posting: PostRecord) -> None:
-        """Move posting → posted.
-
-        Raises:
-            IntegrityError: other bytes than the sealed bytes were posted. Nothing was written.
-            IllegalMove: the post is in another store than the ledger's copy, and a transaction for
-                that copy is or may be included.
-        """
+        """Move posting → posted. Raises IntegrityError if the posted bytes are not the sealed."""
         with self._engine.begin() as connection:
             store = connection.execute(_STORE, {"chunk": chunk}).scalar_one_or_none()
             changes = {
@@ -276,10 +261,8 @@ class ChunkMoves(LedgerPart):
         """Move verified → located: write the seal's rows as locations, and end the chunk's claims.
 
         The object of a part is located, and its claim ends, when all its parts are located. Returns
-        the number of rows.
-
-        Raises:
-            LedgerError: another chunk in good standing has one of the objects. Nothing was written.
+        the number of rows. Raises LedgerError if another chunk in good standing has one of the
+        objects.
         """
         with self._engine.begin() as connection:
             moved = move_row(
@@ -312,12 +295,8 @@ class ChunkMoves(LedgerPart):
     def record_repost(self, lease: Lease, chunk: str, posting: PostRecord) -> None:
         """Give a `damaged` chunk the place of its new post, after the chain lost the first.
 
-        Copies of the first post are no longer listed.
-
-        Raises:
-            IntegrityError: other bytes than the sealed bytes were posted. Nothing was written.
-            IllegalMove: the chunk is not damaged, or its copy is in another store than the
-                ledger's.
+        Copies of the first post are no longer listed. Raises IntegrityError if other bytes were
+        posted.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")

@@ -40,11 +40,7 @@ class Controls(LedgerPart):
         )
 
     def set(self, name: str, value: str | None) -> None:
-        """Set "paused" (to the reason), "bandwidth" or "spend_cap". None removes the order.
-
-        Raises:
-            UsageError: there is no such order, or the value is not valid.
-        """
+        """Set "paused" (to the reason), "bandwidth" or "spend_cap". None removes the order."""
         if name != "paused" and name not in _LEAST:
             raise UsageError(f"'{name}' is not an order", hint=f"set paused, {', '.join(_LEAST)}")
         if value is None:

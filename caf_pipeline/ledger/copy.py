@@ -106,10 +106,7 @@ def copy_location_batches(
     caf_file_id: int,
     batches: Iterable[pa.RecordBatch],
 ) -> int:
-    """COPY the locations of a chunk's objects into a table like `file_locations`.
-
-    Returns the number of rows. `batches` have the columns of LOCATION_SCHEMA.
-    """
+    """COPY a chunk's locations (LOCATION_SCHEMA) into a table like `file_locations`."""
     same = {
         "source_id": _int4(source_id),
         "caf_file_id": caf_file_id.to_bytes(8, "big", signed=True),
@@ -124,10 +121,7 @@ def copy_batches(
     columns: Sequence[str],
     batches: Iterable[pa.RecordBatch],
 ) -> int:
-    """COPY batches into a table, with the same values for the columns `same`.
-
-    Returns the number of rows.
-    """
+    """COPY batches into a table, with the values `same` in all rows; return the number of rows."""
     count = 0
     statement = f"COPY {table} ({', '.join([*same, *columns])}) FROM STDIN (FORMAT binary)"
     with driver_connection(connection).cursor() as cursor, cursor.copy(statement) as copy:
@@ -153,10 +147,8 @@ def copy_claims(
 ) -> None:
     """COPY claims from batches of `plan.read_identities`.
 
-    `chunks` maps chunk numbers to `caf_file_id`.
-
-    Raises:
-        ClaimConflict: an object is already claimed. The transaction must be rolled back.
+    `chunks` maps chunk numbers to `caf_file_id`. Raises ClaimConflict if an object is already
+    claimed; the transaction must then be rolled back.
     """
     same = {"source_id": _int4(source_id)}
     try:
@@ -220,10 +212,7 @@ def write_locations(connection: Connection, caf_file_id: int, *, twice: LedgerEr
     """Copy a chunk's pending locations to `file_locations` and return their number.
 
     Replaces rows of chunks that are no longer in good standing. Skips objects that are located in
-    another chunk in good standing.
-
-    Raises:
-        LedgerError: `twice`, if the chunk has an object twice. The transaction must be rolled back.
+    another chunk in good standing. Raises `twice` if the chunk has an object twice.
     """
     try:
         return connection.exec_driver_sql(
@@ -271,10 +260,7 @@ def record_skips(
 
 
 def load_skips(connection: Connection, skips: Iterable[Skip]) -> int:
-    """Load skips into the temporary table `skipping`, with the columns of `SKIP`.
-
-    Returns their number.
-    """
+    """Load skips into the temporary table `skipping`, with the columns of `SKIP`."""
     connection.exec_driver_sql(_CREATE_SKIPPING)
     rows = (
         (
@@ -307,10 +293,7 @@ _END_CLAIMS: Final = delete(CLAIMS).where(
 
 
 def end_claims(connection: Connection, caf_file_id: int) -> int:
-    """End all claims of a chunk and return their number.
-
-    Claims on objects in parts stay: see `parts`.
-    """
+    """End all claims of a chunk and return their number."""
     return connection.execute(_END_CLAIMS, {"id": caf_file_id}).rowcount
 
 
@@ -337,11 +320,7 @@ _WITHDRAW_CLAIMS: Final = delete(CLAIMS).where(
 
 
 def withdraw_claims(connection: Connection, caf_file_ids: Sequence[int]) -> None:
-    """End all claims of chunks that were given up, so that their objects are planned again.
-
-    An exception first records the claimed content as the newest of its key if an older content is
-    located, which would otherwise be called current.
-    """
+    """End all claims of chunks that were given up, so that their objects are planned again."""
     connection.execute(_STATE_RELEASED, {"ids": caf_file_ids})
     connection.execute(_WITHDRAW_CLAIMS, {"ids": caf_file_ids})
 

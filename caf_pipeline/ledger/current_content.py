@@ -80,10 +80,7 @@ class CurrentContent(LedgerPart):
     """Keeps what inventories stated about the bucket's current content."""
 
     def later_inventories(self, inventory: InventoryRecord) -> Sequence[tuple[bytes, bytes | None]]:
-        """Return the key ranges of planned inventories that were taken after this one.
-
-        A range begins after its first key and includes its last.
-        """
+        """Return the key ranges of planned inventories that were taken after this one."""
         with self._of_source(inventory.source) as (connection, source_id):
             values = {
                 "source_id": source_id,
@@ -209,10 +206,7 @@ class CurrentContent(LedgerPart):
 
 
 def _checksums(row: Row[Any]) -> Mapping[str, bytes]:
-    """Return the digests of a whole object by algorithm.
-
-    A digest that packing computed takes precedence over S3's.
-    """
+    """Return the digests of a whole object by algorithm."""
     if row.parts is None:
         computed = {"sha256": row.sha256, "crc64nvme": row.crc64nvme}
         return _from_s3(row.s3_checksum) | {
@@ -252,10 +246,7 @@ def _record_exceptions(
 
 
 def content(connection: Connection, source_id: int, located: int) -> Content | None:
-    """Return the counts of the last counted whole inventory; None without any.
-
-    `located` is the number of located objects.
-    """
+    """Return the counts of the last counted whole inventory; None without any."""
     row = connection.exec_driver_sql(
         query("counted_content"), {"source_id": source_id, "good": GOOD}
     ).fetchone()

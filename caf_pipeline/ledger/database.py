@@ -58,8 +58,8 @@ _HINTS: Final = {
 _TRANSIENT: Final = ("08", "25P03", "40", "53", "55", "57", "58")
 """Classes of SQLSTATEs that a retry may solve.
 
-Connection, rollback (deadlock), resources, object in use (lock timeout), operator intervention,
-system error. Of class 25 only the end of an idle transaction.
+Connection, idle transaction, rollback (deadlock), resources, object in use (lock timeout), operator
+intervention, system error.
 """
 
 # For a refused connection libpq has no SQLSTATE, only text. A server in another language gets no
@@ -138,10 +138,7 @@ _UNREACHABLE: Final = (
 class Database:
     """Connects to one database and translates errors. Safe in threads.
 
-    Attributes:
-        url: the address for libpq.
-        name: name of the database; "" if the address has none.
-        description: the place of the database, without user and password.
+    `name` is "" if the address has none. `description` has neither user nor password.
     """
 
     def __init__(self, url: str, server: EmbeddedServer | None = None) -> None:
@@ -157,13 +154,7 @@ class Database:
         } | _ALWAYS
 
     def connect(self) -> psycopg.Connection:
-        """Return a new connection in autocommit mode that prepares no statements.
-
-        A dead embedded server is started again.
-
-        Raises:
-            psycopg.OperationalError: the server refuses, or does not answer.
-        """
+        """Return a new connection in autocommit mode that prepares no statements."""
         try:
             return self._connect()
         except psycopg.OperationalError:
@@ -176,11 +167,7 @@ class Database:
         return psycopg.connect(self.url, **self._options, autocommit=True, prepare_threshold=None)
 
     def bring_up(self, connection: psycopg.Connection, waits: Waits) -> None:
-        """Create the tables that the database lacks. `waits` shows a long wait.
-
-        Raises:
-            LedgerError: another version made the tables. Nothing was changed.
-        """
+        """Create the tables that the database lacks. `waits` shows a long wait."""
         if is_current(connection, hint=self._new_ledger()):
             return
         with waits.waiting(
@@ -254,11 +241,7 @@ def has_own_server(settings: Settings) -> bool:
 
 
 def database_of(settings: Settings) -> Database:
-    """Return the database of the settings: `database_url`, or the embedded server under `home`.
-
-    Raises:
-        LedgerError: `database_url` is not valid, or the embedded server does not start.
-    """
+    """Return the database of the settings: `database_url`, or the embedded server under `home`."""
     if settings.database_url is not None and has_own_server(settings):
         return Database(parse_url(settings.database_url.get_secret_value()))
     return Database(embedded_url(settings), embedded_server(settings.home / "postgres"))

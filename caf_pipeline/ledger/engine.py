@@ -35,11 +35,10 @@ MOST_CONNECTIONS: Final = 10  # steps in threads
 POOL_SECONDS: Final = 30  # for a free connection
 
 STILL_SECONDS: Final = 30  # as long as a lease
-"""Seconds after which the server ends an idle transaction. As long as a lease.
+"""Seconds after which the server ends an idle transaction, with its locks. As long as a lease.
 
-A suspended or swapped-out process would otherwise keep its locks, and every other run waiting. A
-COPY in progress does not count as idle: the locks of a load of claims or locations last until the
-process goes on or its machine is gone.
+A COPY in progress does not count as idle: its locks last until the process goes on or its machine
+is gone.
 """
 
 # One round trip. The settings last for this transaction only, since a pooler shares sessions.
@@ -77,9 +76,7 @@ class LedgerEngine:
     def begin(self) -> Iterator[Connection]:
         """Commit at the end of the context, or roll back on any exception.
 
-        Raises:
-            LedgerUnreachable: the database is away. A commit under way may have succeeded.
-            LedgerError: the database refused a statement.
+        LedgerUnreachable during a commit leaves open whether the commit succeeded.
         """
         with self._translated(), self._engine.begin() as connection:
             try:
@@ -185,21 +182,13 @@ class LedgerPart:
     def _of_source(
         self, source: str, *, lock: Lock | None = None
     ) -> Iterator[tuple[Connection, int]]:
-        """Begin a transaction and yield it with the source's id.
-
-        Raises:
-            NotLocated: there is no such source.
-        """
+        """Begin a transaction and yield it with the source's id."""
         with self._engine.begin() as connection:
             yield connection, source_id_of(connection, source, lock=lock)
 
 
 def source_id_of(connection: Connection, source: str, *, lock: Lock | None = None) -> int:
-    """Return a source's id, and lock its row if `lock` is set.
-
-    Raises:
-        NotLocated: there is no such source.
-    """
+    """Return a source's id, and lock its row if `lock` is set. Raises NotLocated."""
     statement = _SOURCE_ID
     if lock is not None:
         statement = statement.with_for_update(key_share=lock is Lock.NO_KEY_UPDATE)

@@ -39,10 +39,7 @@ _NO_SKIP: Final = {"reason": None, "due": False}
 _LOCATED_ROW: Final = {"standing": "located", **_NO_SKIP}
 
 _Queries = Sequence[tuple[str, Mapping[str, Any]]]
-"""Names of query files, with the values of the columns that their rows lack.
-
-The columns are in the order of the schema.
-"""
+"""Names of query files, with the values of the columns that their rows lack."""
 
 _NOT_KEPT: Final[_Queries] = (
     ("export_claimed", {"standing": "claimed", **_NO_SKIP}),
@@ -69,21 +66,17 @@ class Exports(LedgerPart):
     def standing(self, source: str, path: Path) -> int:
         """Write the standing of the source's objects at one moment (`inventory.STANDING_SCHEMA`).
 
-        Returns the number of rows. An object may have several, e.g. skipped by one chunk and
-        claimed by the next.
+        An object may have several rows, e.g. skipped by one chunk and claimed by the next.
         """
         return self._export("standing", source, path, _STANDING)
 
     def changes(self, source: str, folder: Path, kept: Path) -> None:
         """Make a folder of files that together contain the rows of `standing`.
 
-        Args:
-            source: name of the source.
-            folder: the folder to make. The caller removes it.
-            kept: folder of files that the next call need not export again (see `kept`).
+        The caller removes `folder`. `kept` is a folder of files that the next call need not export
+        again.
 
         Raises:
-            StagingError: the disk has no room.
             IntegrityError: a kept file was damaged while in use. Call again.
         """
         folder.mkdir()
@@ -108,11 +101,7 @@ class Exports(LedgerPart):
         exported.unlink()
 
     def compare_kept(self, source: str, folder: Path, kept: Path) -> int:
-        """Compare all kept rows of chunks in good standing with the database.
-
-        Returns how many rows differ. `folder` takes a temporary file. Raises the errors of
-        `changes`.
-        """
+        """Return how many kept rows of chunks in good standing differ from the database."""
         exported = folder / "exported"
         with open_kept(kept) as locations:
             with self._one_moment(source) as (connection, source_id):
@@ -128,8 +117,7 @@ class Exports(LedgerPart):
     def located(self, source: str, path: Path) -> int:
         """Write the source's locations in chunks in good standing (`inventory.LOCATED_SCHEMA`).
 
-        Returns their number. The rows of a chunk follow each other. An object in parts has all its
-        rows, or none.
+        The rows of a chunk follow each other. An object in parts has all its rows, or none.
         """
         return self._export("located", source, path, _LOCATIONS)
 

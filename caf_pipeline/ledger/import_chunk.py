@@ -173,8 +173,8 @@ class ChunkImport(LedgerPart):
         """Write a chunk that the ledger does not have, with its plan, rows and skips.
 
         Objects that a chunk in good standing has keep their location, and are no longer skipped.
-        Returns the number of locations. It is 0 if other chunks have all objects; then nothing was
-        written.
+        Returns the number of locations. It is 0 if other chunks have all objects. Then, and if an
+        error is raised, nothing was written.
 
         Args:
             chunk: the chunk as read from the store.
@@ -186,11 +186,10 @@ class ChunkImport(LedgerPart):
             lease: lease on the ledger's chunk of this name, which was never posted and is replaced.
 
         Raises:
-            LeaseLost: another run holds `lease`.
-            LedgerError: the ledger has a chunk of this name, or rows and skips differ in number
-                from the chunk's counts, or name an object twice. Nothing was written.
-            ClaimConflict: a chunk under way claims one of its objects. Nothing was written.
-            IntegrityError: the ledger has another plan of this name. Nothing was written.
+            LedgerError: the ledger has the chunk; or rows and skips differ in number from its
+                counts, or name an object twice.
+            ClaimConflict: a chunk under way claims one of its objects.
+            IntegrityError: the ledger has another plan of this name.
         """
         # The lock of a new plan: the two must not take the same object concurrently.
         with (
@@ -292,12 +291,7 @@ def _plan_id(connection: Connection, source_id: int, chunk: RemoteChunk, folder:
 
 
 def _make_way(connection: Connection, lease: Lease, chunk: str) -> None:
-    """End the claims and requests of a chunk that was never posted.
-
-    Raises:
-        LeaseLost: another run holds the lease.
-        IllegalMove: the chunk was posted, or a transaction that posts it may be included.
-    """
+    """End the claims and requests of a chunk that was never posted."""
     caf_file_id = require_state(
         connection, lease, chunk, (*NOT_POSTED, ChunkState.PARKED), "replaced by a stored file"
     )

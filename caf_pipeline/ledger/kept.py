@@ -3,12 +3,11 @@
     <sha256>.parquet    locations of some chunks, sorted by key; the footer names the chunks
 
 At each plan the database names the chunks in good standing, when each was located, and its number
-of rows, at the same moment as claims and skips. The rows of such a chunk never change. Rows of a
-chunk that the database describes otherwise are ignored and exported again, like the rows of a file
-that is gone or whose hash does not match its name. The files may be removed at any time.
+of rows. The rows of such a chunk never change. Rows of a chunk that the database describes
+otherwise, or of a missing or damaged file, are exported again. The files may be removed at any
+time.
 
-A new file takes over files that are not much larger, so that few remain, however many chunks there
-are.
+A new file takes over files that are not much larger, so that few remain.
 """
 
 import contextlib
@@ -69,10 +68,7 @@ class KeptLocations:
         self._files.sort(key=lambda file: file.rows)
 
     def missing(self, chunks: Chunks) -> list[int]:
-        """Return the chunks that no file has. Other chunks in the files no longer count.
-
-        `chunks` are all chunks in good standing.
-        """
+        """Return which of the `chunks` in good standing no file has. Others no longer count."""
         missing = dict(chunks)
         for file in reversed(self._files):
             self._live[file.path] = [
@@ -83,13 +79,7 @@ class KeptLocations:
         return list(missing)
 
     def add(self, exported: Path, added: Sequence[int], chunks: Chunks) -> None:
-        """Keep the exported rows of the `added` chunks, and drop rows that no longer count.
-
-        `exported` has the columns of KEPT_SCHEMA.
-
-        Raises:
-            StagingError: the disk has no room.
-        """
+        """Keep the exported rows of the `added` chunks, and drop rows that no longer count."""
         total = sum(chunks[chunk][1] for chunk in added)
         old = []
         for file in self._files:
@@ -162,10 +152,7 @@ _LOCK: Final = ".lock"
 def open_kept(folder: Path) -> Iterator[KeptLocations]:
     """Open the files in a folder, which is made if missing. Other processes wait.
 
-    Files are read whole. Files that differ from what was written are removed.
-
-    Raises:
-        StagingError: the folder cannot be written.
+    Damaged files are removed. Raises StagingError if the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

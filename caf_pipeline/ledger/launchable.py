@@ -27,12 +27,8 @@ class LaunchableChunks(LedgerPart):
     def chunks(self, after: Mapping[str, int], limit: int) -> Sequence[LaunchableChunk]:
         """Return chunks under way, oldest first, at most `limit` of each source.
 
-        Up to `limit` chunks in all come before them whose run died after the last move, before it
-        released staging.
-
-        Args:
-            after: for each source, the `caf_file_id` after which its chunks begin; 0: the first.
-            limit: see above.
+        `after` has for each source the `caf_file_id` after which its chunks begin. Up to `limit`
+        chunks come before them whose run died after the last move, before it released staging.
         """
         values = {"sources": list(after), "limit": limit, "prefix": chunk_lease("")}
         unreleased = self._rows(query("unreleased_chunks"), **values)

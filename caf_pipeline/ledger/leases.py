@@ -43,10 +43,9 @@ from caf_pipeline.store.protocol import Lease
 from caf_pipeline.waits import Waits
 
 LEASE_SECONDS: Final = 30.0
-"""Seconds that a lease lasts without renewal.
+"""Seconds that a lease lasts without renewal: longer than a failover of the database.
 
-Longer than a failover of the database or a pause of a busy machine. A run waits this long after a
-crash on another machine.
+A run waits this long after a crash on another machine.
 """
 
 RENEWALS_PER_LEASE: Final = 3  # two may fail in a row
@@ -117,11 +116,7 @@ class HeldLease:
         )
 
     def __enter__(self) -> Self:
-        """Take the lease.
-
-        Raises:
-            HeldByOther: a live run has it.
-        """
+        """Take the lease. Raises HeldByOther if a live run has it."""
         first = lease = self._take()
         if first is not None:
             with self._waits.lease(self.name, first.holder.run):
@@ -222,12 +217,7 @@ class Leases(LedgerPart):
 
         If the holder was a process of this machine that is dead, the lease is taken over
         immediately. Otherwise the call waits until the holder renews the lease or it expires (at
-        most one lease time).
-
-        Args:
-            name: name of the lease.
-            holder: the run that takes it.
-            waits: shows the wait for another run's lease.
+        most one lease time). `waits` shows this wait.
 
         Raises:
             HeldByOther: a live run has it.
@@ -260,11 +250,7 @@ class Leases(LedgerPart):
 
 
 def lock_lease(connection: Connection, lease: Lease) -> None:
-    """Keep the lease from being taken over until the transaction ends.
-
-    Raises:
-        LeaseLost: another run has it.
-    """
+    """Keep the lease until the transaction ends. Raises LeaseLost if another run has it."""
     if (
         connection.execute(_LOCK_HELD, {"lease": lease.name, "held": lease.epoch}).one_or_none()
         is None

@@ -1,8 +1,7 @@
 """Lookups for readers: where the content of keys is, and whether it is current in the bucket.
 
 Uses psycopg alone, and needs no right but SELECT. One round trip answers any number of keys, at one
-moment. Source: "Which objects are to be archived" in docs/design.md; decision 30 for the cost of
-SQLAlchemy here.
+moment. Source: "Which objects are to be archived" in docs/design.md; decision 30 for SQLAlchemy.
 """
 
 import re
@@ -32,10 +31,7 @@ _SNAPSHOT_TIME: Final = re.compile(r".*-(\d{8}T\d{12}Z)")
 _LOOK_UP: Final = "SELECT * FROM look_up(%(source)s, %(keys)s, %(good)s)"
 
 KeyRange = tuple[str, str | None]
-"""Keys from the first text up to the second, exclusive, in byte order. None: no upper bound.
-
-The database must be able to hold both texts.
-"""
+"""Keys from the first text up to the second, exclusive, in byte order. None: no upper bound."""
 
 
 class LookupRow(NamedTuple):
@@ -62,10 +58,7 @@ class LookupRow(NamedTuple):
 
 
 class Lookup:
-    """Answers readers' questions. Nothing here writes. Safe in threads.
-
-    Every method raises LedgerUnreachable or LedgerError if the database fails.
-    """
+    """Answers readers' questions. Nothing here writes. Safe in threads."""
 
     def __init__(self, database: Database) -> None:
         """Create the object without connecting."""
@@ -123,9 +116,9 @@ class Lookup:
         """Return the current location of each archived key.
 
         Current is the content that the latest exception names, or the content with the greatest
-        last_modified if that is later. If this content is not located, or the key is gone, the
-        result is the located content with the greatest last_modified, and its `currency` shows
-        that. Only chunks in good standing count. All keys and results are in memory.
+        last_modified if that is later. If it is not located, or the key is gone, the result is the
+        located content with the greatest last_modified, and its `currency` shows that. Only chunks
+        in good standing count. All keys and results are in memory.
 
         `last_seen` adds when a key that is gone was last listed, in one more round trip for each.
         With `as_of`, only content modified or stated up to that time counts: see `Currency.as_of`.
@@ -150,10 +143,7 @@ class Lookup:
         return located
 
     def locate_versions(self, source: str, keys: Iterable[str]) -> Mapping[str, Sequence[Location]]:
-        """Return the located versions of each key: that of `locate_many` first, then newest first.
-
-        Keys without a located version are absent.
-        """
+        """Return the located versions of each key: that of `locate_many`, then newest first."""
         supported = list(filter(can_be_stored, keys))
         current = self.locate_many(source, supported)
         others = defaultdict(list)
@@ -186,8 +176,7 @@ class Lookup:
     def archived_keys(self, source: str, start: str, end: str | None, limit: int) -> Sequence[str]:
         """Return up to `limit` keys in `[start, end)` in byte order. `end` None: no upper bound.
 
-        The database must be able to hold both texts: no NUL, no surrogate. The result may contain
-        keys without a location in good standing.
+        The result may contain keys without a location in good standing.
         """
         if not can_be_stored(source):
             return []

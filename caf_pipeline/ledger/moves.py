@@ -61,10 +61,6 @@ def move_row(
 
     `changes` and `copy_changes` hold values for other columns of the chunk and of its copy. A seal
     inserts the copy itself.
-
-    Raises:
-        IllegalMove: the chunk is not in state `before`, or the move is not legal.
-        LeaseLost: another run holds the chunk.
     """
     require_move(chunk, before, after)
     caf_file_id = guarded(connection, lease, chunk)
@@ -96,12 +92,7 @@ def chunk_row(connection: Connection, caf_file_id: int) -> Row[Any]:
 
 
 def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
-    """Lock the chunk's row and return its id.
-
-    Raises:
-        LeaseLost: another run holds the chunk.
-        NotLocated: the ledger has no such chunk.
-    """
+    """Lock the chunk's row and return its id. Raises LeaseLost if another run holds the chunk."""
     if lease.name != chunk_lease(chunk):
         raise LeaseLost(f"the lease on {lease.name} gives no right to move chunk {chunk}")
     row = connection.execute(_LOCK, {"chunk": chunk}).one_or_none()
@@ -115,11 +106,7 @@ def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
 def require_state(
     connection: Connection, lease: Lease, chunk: str, states: Sequence[ChunkState], done: str
 ) -> int:
-    """Lock the chunk's row and return its id.
-
-    Raises:
-        IllegalMove: the chunk is in none of these states.
-    """
+    """Lock the chunk's row and return its id. Raises IllegalMove in any other state."""
     caf_file_id = guarded(connection, lease, chunk)
     state = connection.execute(_STATE, {"id": caf_file_id}).one().state
     if state not in states:

@@ -131,8 +131,8 @@ class Notices(LedgerPart):
         """Write the keys that messages name, and set apart messages that are not source events.
 
         A restored object that was skipped for cold storage, or that a chunk under way will skip, is
-        due now. Returns the ids of the messages that are durable. Messages that do not fit in the
-        table are not among them.
+        due now. Returns the ids of the durable messages, without those that do not fit in the
+        table.
         """
         events = [event for message in messages for event in message.events]
         latest: dict[bytes, str] = {}
@@ -206,10 +206,7 @@ class Notices(LedgerPart):
             )
 
     def count_noticed(self, sources: Iterable[str]) -> Mapping[str, tuple[int, int]]:
-        """Return the numbers of noticed keys and of messages set apart, by source.
-
-        Sources without any are absent.
-        """
+        """Return the numbers of noticed keys and of messages set apart, by source, if any."""
         rows = self._rows(_COUNTS, sources=list(sources))
         return {row.name: (row.keys, row.messages) for row in rows if row.keys or row.messages}
 

@@ -175,10 +175,7 @@ def has_part(connection: Connection, caf_file_id: int) -> bool:
 def record_part(connection: Connection, table: str, caf_file_id: int, part: PartLocation) -> None:
     """Write the row of a chunk's part to `pending_locations` or `file_locations`.
 
-    The row counts once all parts are located.
-
-    Raises:
-        LedgerError: the part is not the chunk's planned part. The transaction must be rolled back.
+    Raises LedgerError if it is not the chunk's planned part.
     """
     numbers, locations, planned = part.part, METADATA.tables[table], OBJECT_PARTS.c
     values = {

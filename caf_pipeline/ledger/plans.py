@@ -73,11 +73,11 @@ class Plans(LedgerPart):
         """Write a plan, its chunks as `planned`, its claims and its parts.
 
         `claims` are batches of `plan.read_identities`, `parts` come from `plan.read_parts`. Does
-        nothing if a plan of the same hash is registered. Plans of one source are registered one
-        after the other.
+        nothing if a plan of the same hash is registered. If an error is raised, nothing was
+        written.
 
         Raises:
-            ClaimConflict: an object is already claimed or located. Nothing was written.
+            ClaimConflict: an object is already claimed or located.
             LeaseLost: another run holds the lease on the source's plan, and removed this plan's
                 files.
         """

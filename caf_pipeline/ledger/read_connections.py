@@ -22,8 +22,8 @@ UNTESTED_SECONDS: Final = 1.0
 class ReadConnections:
     """A pool of connections to one database, in autocommit mode.
 
-    Safe in threads. A forked process opens its own connections. Not psycopg_pool, which connects in
-    threads: its waiting callers do not learn that the server refuses.
+    Safe in threads. A forked process opens its own connections. Not psycopg_pool: its waiting
+    callers do not learn that the server refuses.
     """
 
     def __init__(self, database: Database) -> None:
@@ -38,12 +38,7 @@ class ReadConnections:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[psycopg.Connection]:
-        """Yield a connection. Each of its statements is a transaction of its own.
-
-        Raises:
-            LedgerUnreachable: the database is away.
-            LedgerError: the database refused a statement.
-        """
+        """Yield a connection. Each of its statements is a transaction of its own."""
         if self._process != os.getpid():
             # After a fork, two processes on one connection would read each other's answers.
             self._forget_connections()

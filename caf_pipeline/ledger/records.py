@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 class OperatorControls:
     """The operator's orders at this moment. None: no order, the settings apply.
 
-    Attributes:
-        paused: the reason; "" if nothing is paused.
-        bandwidth: bytes a second for all uploads together; 0: no limit.
-        spend_cap: ujkl; -1: no cap.
-        uploads: runs that upload now and share the bandwidth; at least 1.
+    `paused` is the reason, or "". `bandwidth` is in bytes a second for all uploads together (0: no
+    limit), `spend_cap` in ujkl (-1: no cap). `uploads` counts runs that upload now, at least 1.
     """
 
     paused: str = ""
@@ -39,8 +36,7 @@ class OperatorControls:
 class Holder:
     """The run that holds a lease, and its process.
 
-    Another process on the same machine can check whether this process is alive. `boot_id` names the
-    machine and its boot. `process_started` guards against a reused pid.
+    `boot_id` names the machine and its boot. `process_started` guards against a reused pid.
     """
 
     run: str
@@ -93,10 +89,7 @@ class ReadFailures:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """A plan.
-
-    `sha256` is the hash over everything that the plan contains. `folder` holds its Parquet files.
-    """
+    """A plan."""
 
     source: str
     sha256: bytes
@@ -118,10 +111,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRate:
-    """The median rate over a source's latest chunks, from one located chunk to the next.
-
-    Time before a chunk was planned does not count.
-    """
+    """The median rate over a source's latest chunks, from one located chunk to the next."""
 
     bytes_per_second: float
     chunks: int
@@ -131,8 +121,7 @@ class ArchiveRate:
 class SealRecord:
     """The facts about a chunk at its seal.
 
-    `samples` have offsets in the stored bytes. `tail_sha256` covers manifest, index and footer,
-    which begin at `tail_start`.
+    `samples` have offsets in the stored bytes. `tail_sha256` covers the bytes from `tail_start`.
     """
 
     caf_size_bytes: int
@@ -153,17 +142,14 @@ class Chunk:
     """A chunk's row. Fields of later steps are None, counts and sizes 0.
 
     Attributes:
-        reason: why the chunk is parked, damaged or withdrawn.
         checked_at: when the proof watch last checked the chunk.
-        read_back_at: when all stored bytes last came back with the chunk's Merkle root, from a copy
-            that has been right ever since.
-        unanswered_at: when a copy did not answer a check; None once all copies answered a later
-            check.
+        read_back_at: when all stored bytes last came back, from a copy that has been right ever
+            since.
+        unanswered_at: when a copy did not answer a check; None once all copies answered.
         tail_start: as at the seal, like `tail_sha256`; None if the chunk was rebuilt.
-        part: number of the object part that is the chunk's only member, from 1; 0: whole objects.
+        part: number of the object part that is the only member, from 1; 0: whole objects.
         part_abandoned: whether the object is never complete, since another chunk gave up a part.
-        adopted: whether another program wrote the file. It has no head and no manifest, and its
-            members are not objects of the source.
+        adopted: whether another program wrote the file, which then has no head and no manifest.
     """
 
     caf_file_id: int
@@ -211,11 +197,7 @@ class Chunk:
 
 
 def posting_of(chunk: Chunk) -> PostRecord:
-    """Return where the store keeps a posted chunk.
-
-    Raises:
-        StoredChunkMissing: the chunk was not posted.
-    """
+    """Return where the store keeps a posted chunk, or raise StoredChunkMissing."""
     if chunk.merkle_root is None or chunk.owner is None or chunk.start is None:
         raise StoredChunkMissing(f"chunk {chunk.name} is '{chunk.state}' and was not posted")
     return PostRecord(chunk.merkle_root, chunk.owner, chunk.start, chunk.stored_size_bytes)
@@ -223,11 +205,7 @@ def posting_of(chunk: Chunk) -> PostRecord:
 
 @dataclass(frozen=True, slots=True)
 class LaunchableChunk:
-    """A chunk that a run may be launched for.
-
-    `size_bytes` is the stored size, or the expected size. `held`: the lease has not expired, so a
-    run works on the chunk or did within the last half minute.
-    """
+    """A chunk that a run may be launched for. `held`: its lease has not expired."""
 
     source: str
     address: str
@@ -243,15 +221,13 @@ class RemoteChunk:
     """A posted file that is a chunk of ours, or another program's file to adopt.
 
     Attributes:
-        copies: copies that the store lists.
         read_from: providers that returned all bytes that were read, and the same bytes.
         silent: why other listed providers did not answer, by provider.
         wrong: what is wrong with other copies, by provider. Bytes on which all copies agree prove
             it.
-        plan_sha256: None if the chunk does not have it. Then nothing counts as released:
-            `object_count` is `member_count + skipped_count`.
-        manifest: None if the file is adopted; then `manifest_sha256` is b"".
-        part: the object part that is the chunk's only member; None: whole objects.
+        plan_sha256: None if not known. Then nothing counts as released.
+        manifest: None if the file is adopted.
+        part: the object part that is the only member; None: whole objects.
     """
 
     file: PostedFile
@@ -351,7 +327,7 @@ class ChunkRows:
     """The numbers of location rows, pending rows and claims of a chunk.
 
     `chunk` and `state` are None if the ledger has no such chunk. A restored chunk may have fewer
-    locations than members, since other chunks had some of its objects.
+    locations than members.
     """
 
     caf_file_id: int
@@ -371,10 +347,8 @@ class NotArchived:
     Attributes:
         chunk: the chunk that claims it or had it; None if it is skipped.
         state: state of that chunk, or the reason of the skip.
-        retry_at: when a plan may take a skipped object again; None if it is not skipped, or waits
-            for an operator.
-        is_over: whether the skip no longer counts: no inventory lists the object, a filter leaves
-            it out, or a chunk that claimed it later was given up.
+        retry_at: when a plan may take a skipped object again; None: not by itself.
+        is_over: whether the skip no longer counts.
     """
 
     object_version: str
@@ -404,10 +378,9 @@ class Currency:
         chunk: the chunk under way that has the current content; `state` is its state.
         state: if no such chunk exists, why the current content is skipped; "" if it is not planned.
         gone_at: when the key was found to be gone; None if it exists.
-        last_seen: when an inventory last listed a key that is gone; None if not known.
-        as_of: the time of the question; None: now. Then only facts up to that time count. Content
-            that was never planned, and when between two inventories a key was deleted, are not
-            known.
+        last_seen: when an inventory last listed a key that is gone.
+        as_of: the time of the question; None: now. Content that was never planned, and when between
+            two inventories a key was deleted, are not known.
     """
 
     is_current: bool
@@ -428,12 +401,7 @@ class Currency:
 
 
 def require_zone(as_of: datetime | None) -> None:
-    """Check that a time is a datetime with a time zone.
-
-    Raises:
-        UsageError: it has no time zone.
-        TypeError: it is not a datetime.
-    """
+    """Raise UsageError if a time has no time zone."""
     if as_of is None:
         return
     if not isinstance(as_of, datetime):
@@ -448,10 +416,8 @@ def require_zone(as_of: datetime | None) -> None:
 class Location:
     """The result of a lookup: a row and its chunk.
 
-    Attributes:
-        currency: None if the lookup named a version.
-        parts: parts of a split object in order, the first in `chunk`; empty for other objects.
-        older_versions: other located versions of the key, if the lookup named a key.
+    `currency` is None if the lookup named a version. `parts` has a split object's parts in order.
+    `older_versions` counts other located versions of the key, if the lookup named a key.
     """
 
     row: LocationRow
@@ -497,7 +463,7 @@ class InventoryRecord:
 class LocatedVersion:
     """A located identity of a key and its chunk, the first chunk if the object is split.
 
-    `checksums` cover the whole object: digests by algorithm ("sha256", "crc64nvme", and S3's own).
+    `checksums` has digests of the whole object by algorithm.
     """
 
     key: str
@@ -513,11 +479,8 @@ class LocatedVersion:
 class Content:
     """Located objects by the last whole inventory: current, older, and gone from the bucket.
 
-    Attributes:
-        uncounted_objects: objects that may or may not be current. They were located later, or
-            written after the inventory began (for a report: since shortly before it).
-        left_out: objects that each filter leaves out, without those located or claimed; None if not
-            counted.
+    `uncounted_objects` were located later, or written since shortly before the inventory began, and
+    may be current. `left_out` counts objects by the filter that leaves them out; None: not counted.
     """
 
     inventory: str
@@ -543,12 +506,8 @@ A provider's first proof is of the first leaf. Only the next proof is of a rando
 class KnownCopy:
     """A copy as the last check found it.
 
-    Attributes:
-        last_proven: block height of its last proof; None if not known.
-        windows: proof windows that count since it was last listed again or found wrong; see
-            `CopyCheck`.
-        fault: what was wrong with its bytes; "" if nothing was.
-        last_window: the latest window that counts; None if none does.
+    `windows` counts proof windows since it was last listed again or found wrong; see `CopyCheck`.
+    `last_window` is the latest of them. `fault` is "" if its bytes were right.
     """
 
     provider: str
@@ -579,13 +538,11 @@ class CopyCheck:
     """The result of one check of a copy.
 
     Attributes:
-        window: number of a proof window that counts: the window of its last proof if that was
-            verified, or the present window if all of a small file was read back. None: the check
-            proves no window.
+        window: number of a proof window that counts: that of its last proof if verified, or the
+            present window if all of a small file was read back; else None.
         fault: what is wrong with it; "" if nothing is.
-        apart: whether windows that do not follow each other count. If False, a gap begins the count
-            again: a provider that was dropped in between may have joined again with a part of the
-            bytes.
+        apart: whether windows that do not follow each other count. If False, a gap restarts the
+            count: a provider that was dropped may have joined again with a part of the bytes.
         unanswered: why its provider did not answer; "" if it did.
     """
 
@@ -614,11 +571,7 @@ class WaitingObjects:
 
 @dataclass(frozen=True, slots=True)
 class SourceAccount:
-    """Sums over one source, from the counts of its chunks.
-
-    `content` is None until a whole inventory was planned and counted. Waiting objects are in
-    `waiting`, not in `skipped`.
-    """
+    """Sums over one source. `content` is None until a whole inventory was counted."""
 
     source: str
     chunks: Mapping[ChunkState, int]
@@ -648,17 +601,13 @@ class SourceProgress:
         window_seconds: from the first chunk located in the last hour until `at`; 0 without any.
         recent: chunks located in that window, without the first.
         moved_at: when a chunk last changed its state, not counting plans and attempts to pack.
-        attempts: how often packing of a chunk began.
         oldest_planned_at: when the oldest chunk under way was planned.
         skipped_objects: without objects that wait for a larger chunk.
-        inventory_at: when the latest planned whole inventory was taken.
         queue_read_at: when its queue was last read, or was first to be read.
         noticed_at: since when the first of `noticed_keys` waits for a listing.
         suspected_chunks: located chunks that differ from the store's lists and were not checked
             since.
         looked_at: when the proof watch last checked a chunk that is now located.
-        located_at: when the first of the chunks that are now located was located.
-        unknown_posts: posts that the last search of the store found and the ledger does not know.
     """
 
     source: str
@@ -705,7 +654,7 @@ class SourceProgress:
 
 @dataclass(frozen=True, slots=True)
 class StoragePlanRow:
-    """The last reading of an account's space and coins (ujkl), at the chain's time. None: no plan.
+    """The last reading of an account's space and coins (ujkl). None: no plan.
 
     `latest_end` is the latest end since our last purchase, and `latest_end_space` its space.
     """

@@ -115,7 +115,6 @@ class SourceRemoval(LedgerPart):
         """Return what `remove` would remove.
 
         Raises:
-            NotLocated: there is no such source.
             IllegalMove: a chunk of the source is or may be posted or located.
             LedgerError: the source is being rebuilt.
             HeldByOther: a run plans the source, or works on a chunk of it.
@@ -126,12 +125,9 @@ class SourceRemoval(LedgerPart):
             return RemovableSource(**connection.execute(_COUNTS, {"id": source_id}).one()._asdict())
 
     def remove(self, lease: Lease, source: str) -> None:
-        """Remove the source, its plans and its chunks.
+        """Remove the source, its plans and its chunks. Raises the errors of `removable`.
 
-        `lease` is the caller's on the source's plan. Raises the errors of `removable`.
-
-        Raises:
-            LeaseLost: another run holds the lease.
+        `lease` is the caller's on the source's plan.
         """
         with self._engine.begin() as connection:
             source_id = source_id_of(connection, source, lock=Lock.UPDATE)

@@ -137,14 +137,8 @@ class Replicas(LedgerPart):
     ) -> None:
         """Write the results of a check of a located or damaged chunk's copies.
 
-        Copies without a result are no longer listed.
-
-        Args:
-            lease: lease on the chunk.
-            chunk: name of the chunk.
-            checks: a result for each listed copy.
-            again_in: seconds until a check can see the next proof window; None without windows.
-            enough: no such check is due if this many copies have `WINDOWS_REQUIRED` windows.
+        Copies without a result are no longer listed. The next proof window is due for a check in
+        `again_in` seconds (None: never), unless `enough` copies have `WINDOWS_REQUIRED` windows.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "checked")
@@ -177,8 +171,8 @@ class Replicas(LedgerPart):
     def record_full_read(self, lease: Lease, chunk: str, provider: str) -> None:
         """Record that a provider just returned all stored bytes of a chunk, with its Merkle root.
 
-        The chunk is located or damaged. The record is deleted when the chunk becomes damaged, is
-        located or posted again, or when the copy no longer counts.
+        The record ends when the chunk becomes damaged, is located or posted again, or with the
+        copy.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "read back")

@@ -75,15 +75,11 @@ def make_tables(
 ) -> list[str]:
     """Run the missing files and return their names. Safe in concurrent processes.
 
-    Args:
-        connection: in autocommit mode and outside of a transaction.
-        folder: folder of the SQL files; default: `sql_folder()`.
-        hint: hint of the error: how to make a new ledger.
-        lock_timeout: how long to wait for another process.
+    `connection` is in autocommit mode. `hint` says in an error how to make a new ledger.
 
     Raises:
         LedgerError: other files made the tables. Nothing was changed.
-        LedgerUnreachable: another process needs longer to create the tables.
+        LedgerUnreachable: another process needs longer than `lock_timeout` to create the tables.
         psycopg.Error: a statement failed. Nothing was changed.
     """
     files = schema_files(folder)
@@ -110,10 +106,7 @@ def make_tables(
 
 
 def made_by(applied: Mapping[str, str], files: list[SchemaFile]) -> bool:
-    """Return whether these files, or the first of them, made a ledger.
-
-    `applied` has the recorded SHA-256 of each file by name.
-    """
+    """Return whether these files, or the first of them, made a ledger with these SHA-256."""
     recorded = sorted(applied.items())
     return recorded == [(file.name, file.sha256) for file in files[: len(recorded)]]
 

@@ -40,11 +40,8 @@ class Skips(LedgerPart):
     ) -> None:
         """End skips of objects that a whole inventory did not list. Listed again, they are planned.
 
-        Args:
-            source: name of the source.
-            skips: key (encoded if it is not supported) and object version.
-            listed_at: when the inventory was taken.
-            silent_from: the inventory may lack objects modified from then on; their skips stay.
+        `skips` are recorded keys and object versions. The inventory may lack objects modified from
+        `silent_from` on; their skips stay.
         """
         with self._of_source(source) as (connection, source_id):
             values = {
@@ -61,11 +58,7 @@ class Skips(LedgerPart):
     ) -> None:
         """Write objects that wait for the next plan, as skips of reason `waiting`.
 
-        Args:
-            source: name of the source.
-            skips: the waiting objects.
-            until: when the sensor takes them as new; None if none wait.
-            whole: whether the whole source was planned, so that no other object waits.
+        The sensor takes them as new at `until`. If `whole`, no other object of the source waits.
         """
         with self._of_source(source) as (connection, source_id):
             values = {"source_id": source_id}

@@ -30,9 +30,8 @@ class Sources(LedgerPart):
     ) -> None:
         """Register a source. `address` is its endpoint, bucket and prefix.
 
-        Until the source has its first chunk, another address replaces the recorded one.
-        Inventories, skips and other rows of the replaced address are removed. `lease` is the
-        caller's on the source's plan.
+        Until the source has its first chunk, another address replaces the recorded one, and removes
+        its inventories, skips and other rows. `lease` is the caller's on the source's plan.
 
         Raises:
             LedgerError: the source has another address, and chunks.

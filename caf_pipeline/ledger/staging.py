@@ -53,10 +53,7 @@ class Staging(LedgerPart):
     ) -> None:
         """Reserve bytes of a staging folder for a chunk, replacing its earlier reservation.
 
-        `limit_bytes` 0: no limit.
-
-        Raises:
-            StagingError: the reservations of all chunks would exceed the limit.
+        Raises StagingError if all reservations would exceed `limit_bytes` (0: no limit).
         """
         with self._engine.begin() as connection:
             # Two runs must not both take the last room. The lock ends with the transaction.

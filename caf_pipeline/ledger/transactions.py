@@ -1,8 +1,8 @@
 """An account's transactions: requested, committed before they are sent, and settled.
 
-A commit locks the account's lease and the rows of its chunks. A run that lost the lease writes
-nothing. A chunk that is withdrawn concurrently is either in the transaction and stays, or is not in
-it. Two unique indexes also keep a sequence, and a chunk, from being paid for twice.
+A commit locks the account's lease and the rows of its chunks. A chunk that is withdrawn
+concurrently is either in the transaction and stays, or is not in it. Two unique indexes also keep a
+sequence, and a chunk, from being paid for twice.
 
 A post is *live* while it is or may be on the chain. Source: promise 3 in docs/design.md.
 """
@@ -265,8 +265,7 @@ class TransactionLog(LedgerPart):
     """The transactions of accounts, for one holder. Safe in threads.
 
     A run first requests a post of its chunk. The holder of the account's sequence commits one
-    transaction for all waiting messages, sends it, and settles it. The runs of the other chunks
-    find their result here.
+    transaction for all waiting messages, sends it, and settles it.
     """
 
     def __init__(self, engine: LedgerEngine, holder: Holder, *, lease_seconds: float) -> None:
@@ -275,11 +274,7 @@ class TransactionLog(LedgerPart):
         self._lease_seconds = lease_seconds
 
     def lease(self, account: str) -> HeldLease:
-        """Hold the account's sequence in a context, so that one run at a time signs.
-
-        Raises:
-            HeldByOther: a live run has it.
-        """
+        """Hold the account's sequence in a context, so that one run at a time signs."""
         return HeldLease(
             self._engine, account_lease(account), self._holder, seconds=self._lease_seconds
         )
@@ -288,11 +283,7 @@ class TransactionLog(LedgerPart):
         """Request a post of the chunk by the account's next transaction, replacing a request.
 
         Nothing changes if the chunk has a live post. For a damaged chunk, the post in its row
-        counts as gone from the chain.
-
-        Raises:
-            IllegalMove: the chunk's state allows no post.
-            NotLocated: there is no such chunk.
+        counts as gone from the chain. Raises IllegalMove if the chunk's state allows no post.
         """
         with self._engine.begin() as connection:
             row = next(iter(_locked(connection, [chunk])), None)
@@ -325,10 +316,7 @@ class TransactionLog(LedgerPart):
             return connection.execute(_OTHER_POSTS, facts).scalars().all()
 
     def waiting(self, account: str) -> Sequence[WaitingPost]:
-        """Return requested posts without a live post, oldest first.
-
-        Their chunks are `posting`, or `damaged` and to be posted again.
-        """
+        """Return requested posts without a live post, oldest first."""
         rows = self._rows(_WAITING, account=account, states=_MAY_BE_POSTED)
         return [WaitingPost(**row._asdict()) for row in rows]
 
@@ -340,12 +328,12 @@ class TransactionLog(LedgerPart):
     def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
         """Write a transaction and the chunks that it posts, in the order of its messages.
 
-        The transaction is durable when this returns.
+        The transaction is durable when this returns. If an error is raised, nothing was written.
 
         Raises:
             LeaseLost: another run holds the sequence.
             LedgerError: the sequence is or may be used; or a chunk was not requested, may not be
-                posted, or has a live post. Nothing was written.
+                posted, or has a live post.
         """
         with self._engine.begin() as connection:
             connection.exec_driver_sql(_DURABLY)
@@ -384,11 +372,9 @@ class TransactionLog(LedgerPart):
                 "expired" (not known past its timeout height); or "superseded" (another transaction
                 has its sequence).
             starts: start of each post of an included transaction, in order.
-            cost: amount charged in ujkl; None if not known. A failed purchase costs its fee. The
-                chain deducts the rest of a running plan from the list price.
+            cost: amount charged in ujkl; None if not known.
 
         Raises:
-            LeaseLost: another run holds the sequence.
             LedgerError: the transaction does not exist or has another outcome, or the number of
                 starts is wrong. Nothing was written.
         """
@@ -443,10 +429,7 @@ class TransactionLog(LedgerPart):
         return int(self._scalar(_AT_LIST_PRICE, account=account))
 
     def explains(self, account: str, archive_id: str, sequence: int) -> bool:
-        """Return whether the ledger knows every sequence used since the last search of an archive.
-
-        Returns False, too, if that search found posts that the ledger does not know.
-        """
+        """Return whether the ledger knows all posts and sequences since the last search."""
         values = {"account": account, "archive": archive_id, "sequence": sequence}
         return bool(self._scalar(query("explains_sequences"), **values))
 
@@ -459,11 +442,7 @@ class TransactionLog(LedgerPart):
         return [bytes(root) for (root,) in rows]
 
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
-        """Record a search of an archive's posts.
-
-        `sequence` is the account's sequence before the search, `unknown` the number of unknown
-        posts.
-        """
+        """Record a search of an archive's posts, with the account's sequence before it."""
         self._execute(
             _LOOKED, account=account, archive=archive_id, sequence=sequence, unknown=unknown
         )
@@ -480,13 +459,7 @@ class TransactionLog(LedgerPart):
 def before_move(
     connection: Connection, caf_file_id: int, chunk: str, before: ChunkState, after: ChunkState
 ) -> None:
-    """Refuse a move that would forget a live post, and delete messages that need no post now.
-
-    Runs in the transaction of the move, which has locked the chunk's row.
-
-    Raises:
-        IllegalMove: a transaction of the chunk is under way, or it was posted.
-    """
+    """Refuse a move that would forget a live post, and delete messages that need no post now."""
     if after in _FORGETTING:
         # The post in the row of a damaged chunk is known to be lost. The cost of a post that is
         # abandoned is reported.
