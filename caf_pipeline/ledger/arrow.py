@@ -34,7 +34,6 @@ _UNCHANGED: Final = (
     "crc64nvme",
     "s3_checksum",
 )
-"""Columns of LOCATION_SCHEMA that `file_locations` has unchanged."""
 
 LOCATION: Final = ("file_path", *_IDENTITY, *_UNCHANGED, "header_set")
 """Columns of `file_locations` that `location_batches` yields, in order."""
@@ -152,7 +151,6 @@ def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
 
 
 def _or_never(rewritten_at: pa.Array) -> pa.Array:
-    """Return times of rewrites with '-infinity' for null."""
     return pc.subtract(rewritten_at.cast(pa.int64()), _POSTGRES_EPOCH_MICROSECONDS).fill_null(
         _NEVER
     )

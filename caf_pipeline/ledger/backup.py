@@ -325,7 +325,6 @@ def _send(stream: IO[bytes], text: str) -> None:
 
 
 def _entries(programs: Programs, path: Path, names: Sequence[str]) -> str:
-    """Return the ledger's entries of a backup's table of contents."""
     with programs.started("pg_restore", "--list", str(path), stdout=subprocess.PIPE) as process:
         assert process.stdout
         listed = process.stdout.read().decode().splitlines()

@@ -65,9 +65,6 @@ _SEALED: Final = (
 )
 _KEEPS_REASON: Final = frozenset({_S.PARKED, _S.WITHDRAWN})
 
-_COUNT_CLAIMS: Final = (
-    select(func.count()).select_from(CLAIMS).where(CLAIMS.c.caf_file_id == bindparam("id"))
-)
 _STORE: Final = select(CHUNKS.c.store).where(CHUNKS.c.name == bindparam("chunk"))
 # A skip of an object that is now located no longer counts.
 _END_OLD_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
@@ -196,7 +193,11 @@ class ChunkMoves(LedgerPart):
                 )
             if follow_move(connection, moved.caf_file_id, after):
                 return
-            claims = connection.execute(_COUNT_CLAIMS, {"id": moved.caf_file_id}).scalar_one()
+            claims = connection.execute(
+                select(func.count())
+                .select_from(CLAIMS)
+                .where(CLAIMS.c.caf_file_id == moved.caf_file_id)
+            ).scalar_one()
             # An object without a claim may be in another plan by now, and would be archived twice.
             if claims != seal.member_count:
                 raise LedgerError(

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import bindparam, delete, func
+from sqlalchemy import delete, func
 from sqlalchemy.dialects.postgresql import insert
 
 from caf_pipeline.chunk_state import ChunkState
@@ -22,7 +22,6 @@ _ORDER: Final = insert(ORDERS)
 _GIVE: Final = _ORDER.on_conflict_do_update(
     index_elements=[ORDERS.c.name], set_={"value": _ORDER.excluded.value, "ordered_at": func.now()}
 )
-_WITHDRAW: Final = delete(ORDERS).where(ORDERS.c.name == bindparam("name"))
 
 
 class Controls(LedgerPart):
@@ -44,7 +43,7 @@ class Controls(LedgerPart):
         if name != "paused" and name not in _LEAST:
             raise UsageError(f"'{name}' is not an order", hint=f"set paused, {', '.join(_LEAST)}")
         if value is None:
-            self._execute(_WITHDRAW, name=name)
+            self._execute(delete(ORDERS).where(ORDERS.c.name == name))
             return
         if name == "paused":
             if not value.strip():

@@ -203,11 +203,6 @@ def refuse_located(connection: Connection, source_id: int, plan_id: int) -> None
         )
 
 
-_FORGET_PENDING: Final = delete(PENDING_LOCATIONS).where(
-    PENDING_LOCATIONS.c.caf_file_id == bindparam("id")
-)
-
-
 def write_locations(connection: Connection, caf_file_id: int, *, twice: LedgerError) -> int:
     """Copy a chunk's pending locations to `file_locations` and return their number.
 
@@ -235,7 +230,9 @@ def locate_pending(connection: Connection, caf_file_id: int) -> int:
 
 def forget_pending(connection: Connection, caf_file_id: int) -> int:
     """Delete a chunk's pending locations and return their number."""
-    return connection.execute(_FORGET_PENDING, {"id": caf_file_id}).rowcount
+    return connection.execute(
+        delete(PENDING_LOCATIONS).where(PENDING_LOCATIONS.c.caf_file_id == caf_file_id)
+    ).rowcount
 
 
 TWICE: Final = "two chunks have this object: report it as a bug, with the output of 'caf status'"

@@ -206,7 +206,6 @@ class CurrentContent(LedgerPart):
 
 
 def _checksums(row: Row[Any]) -> Mapping[str, bytes]:
-    """Return the digests of a whole object by algorithm."""
     if row.parts is None:
         computed = {"sha256": row.sha256, "crc64nvme": row.crc64nvme}
         return _from_s3(row.s3_checksum) | {

@@ -143,7 +143,6 @@ class EmbeddedServer:
     # --- the server ---
 
     def _find_data(self) -> None:
-        """Find the data folder and the server's user."""
         link = self.folder / "data"
         self._data = Path(os.path.realpath(link))
         self.log = self._data / "server.log"
@@ -213,7 +212,6 @@ class EmbeddedServer:
         return folder
 
     def _is_ready(self) -> bool:
-        """Return whether the started server's pid file shows that it is ready, as pg_ctl does."""
         with contextlib.suppress(FileNotFoundError):
             lines = self._pid_file.read_text(errors="replace").splitlines()
             return len(lines) >= 8 and lines[0] != _NOBODYS_PID and lines[7].strip() == "ready"
@@ -255,7 +253,6 @@ class EmbeddedServer:
         )
 
     def _was_made_by_us(self, kept: Path) -> bool:
-        """Return whether `kept` was made for this ledger. Another user may have made the link."""
         if os.geteuid() != 0 or kept.parent != _place().resolve() or not (kept / "home").is_file():
             return False
         return _home_of(kept / "home")[1] == str(self.folder)
@@ -294,7 +291,6 @@ class EmbeddedServer:
             time.sleep(0.02)
 
     def _socket_folder_of_running(self) -> Path | None:
-        """Return the folder of the running server's socket; None if no server runs."""
         deadline = time.monotonic() + STOP_SECONDS
         while self._pid_file.exists():
             owner = self._pid_file.stat().st_uid
@@ -402,7 +398,6 @@ class EmbeddedServer:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes from starting or stopping the server."""
         with (self.folder / "server.lock").open("w") as file:
             deadline = time.monotonic() + LOCK_SECONDS
             while True:
@@ -546,7 +541,6 @@ def _runs(programs: Path, account: tuple[int, int]) -> bool:
 
 
 def _place() -> Path:
-    """Return the folder of root's ledgers. Make it if it is missing."""
     place = Path(os.environ.get(PLACE_VARIABLE, _PLACE))
     with contextlib.suppress(FileExistsError):
         _make_open(place)
@@ -570,7 +564,6 @@ def _make_open(folder: Path) -> None:
 
 
 def _serves(process: "psutil.Process", folders: list[str]) -> bool:
-    """Return whether the process is a Postgres server of one of these data folders."""
     import psutil  # noqa: PLC0415  slow to load
 
     try:
@@ -585,7 +578,6 @@ def _serves(process: "psutil.Process", folders: list[str]) -> bool:
 
 
 def _home_of(record: Path) -> tuple[str, str]:
-    """Return the inode and the path of the `home` that a ledger under `_PLACE` belongs to."""
     text = record.read_text(encoding="utf-8", errors="surrogateescape")
     inode, _, path = text.removesuffix("\n").partition("\n")
     return inode, path

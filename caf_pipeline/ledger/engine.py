@@ -165,7 +165,6 @@ class LedgerPart:
         self._engine = engine
 
     def _rows(self, statement: Executable | str, **values: object) -> Sequence[Row[Any]]:
-        """Return the rows of one statement."""
         with self._engine.begin() as connection:
             return execute(connection, statement, values).all()
 

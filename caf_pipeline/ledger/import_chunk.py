@@ -65,7 +65,6 @@ from caf_pipeline.store.protocol import Lease
 UNKNOWN_PLAN: Final = b"restored"
 """Prefix of the hash of a plan whose hash is not known: 40 bytes, where a real hash has 32."""
 
-_STATE: Final = select(CHUNKS.c.state).where(CHUNKS.c.name == bindparam("name"))
 _PLAN: Final = select(PLANS.c.plan_id, PLANS.c.sha256).where(
     PLANS.c.source_id == bindparam("source_id"), PLANS.c.name == bindparam("name")
 )
@@ -73,7 +72,6 @@ _OTHER_PLAN: Final = select(PLANS.c.name).where(
     PLANS.c.sha256 == bindparam("sha256"),
     or_(PLANS.c.source_id != bindparam("source_id"), PLANS.c.name != bindparam("name")),
 )
-_HAS_CLAIMS: Final = select(exists().where(CLAIMS.c.source_id == bindparam("source_id")))
 _CLAIMED_PART: Final = (
     select(CLAIMS.c.file_path, CAF_FILES.c.name)
     .join_from(CLAIMS, CAF_FILES, CLAIMS.c.caf_file_id == CAF_FILES.c.caf_file_id)
@@ -94,7 +92,6 @@ _END_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
 _DELETE_COPY: Final = delete(CHUNK_COPIES).where(
     CHUNK_COPIES.c.caf_file_id == bindparam("id"), CHUNK_COPIES.c.start.is_(None)
 )
-_HAS_COPY: Final = select(exists().where(CHUNK_COPIES.c.caf_file_id == bindparam("id")))
 _HAS_LIVE_POST: Final = select(
     exists()
     .where(TRANSACTION_POSTS.c.caf_file_id == CAF_FILES.c.caf_file_id)
@@ -196,7 +193,9 @@ class ChunkImport(LedgerPart):
             suppress(_Superseded),
             self._of_source(chunk.source, lock=Lock.NO_KEY_UPDATE) as (connection, source_id),
         ):
-            state = connection.execute(_STATE, {"name": chunk.name}).scalar_one_or_none()
+            state = connection.execute(
+                select(CHUNKS.c.state).where(CHUNKS.c.name == chunk.name)
+            ).scalar_one_or_none()
             if state is not None and lease is not None:
                 _make_way(connection, lease, chunk.name)
             elif state is not None:
@@ -297,7 +296,9 @@ def _make_way(connection: Connection, lease: Lease, chunk: str) -> None:
     )
     before_move(connection, caf_file_id, chunk, ChunkState.PARKED, ChunkState.WITHDRAWN)
     connection.execute(_DELETE_COPY, {"id": caf_file_id})
-    if connection.execute(_HAS_COPY, {"id": caf_file_id}).scalar_one():
+    if connection.execute(
+        select(exists().where(CHUNK_COPIES.c.caf_file_id == caf_file_id))
+    ).scalar_one():
         raise IllegalMove(
             f"chunk {chunk} cannot be replaced by a stored file: it was posted",
             hint=f"'caf unpark {chunk}'",
@@ -350,7 +351,7 @@ def _write_chunk(
 def _refuse_claimed(
     connection: Connection, source_id: int, plan_id: int, caf_file_id: int, chunk: RemoteChunk
 ) -> None:
-    if not connection.execute(_HAS_CLAIMS, {"source_id": source_id}).scalar_one():
+    if not connection.execute(select(exists().where(CLAIMS.c.source_id == source_id))).scalar_one():
         return
     if chunk.part is not None:
         names = {

@@ -112,7 +112,6 @@ class KeptLocations:
         self._files.append(_File(path, chunks, written.row_count))
 
     def _shown(self, query: Query, files: Sequence[_File]) -> Iterator[str]:
-        """Add files to a query; yield the query of the rows that count in each."""
         for number, file in enumerate(files):
             query.table(f"kept_{number}", file.path)
             live = pa.array(self._live[file.path], pa.int64())

@@ -55,7 +55,6 @@ _RELEASED: Final = datetime.fromtimestamp(0, UTC)
 _LEASES: Final = select(LEASES, (LEASES.c.expires_at > func.clock_timestamp()).label("live"))
 _LEASE: Final = _LEASES.where(LEASES.c.name == bindparam("name"))
 _LOCK: Final = _LEASE.with_for_update()
-_NOT_RELEASED: Final = _LEASES.where(LEASES.c.expires_at > _RELEASED).order_by(LEASES.c.name)
 _EVER_HELD: Final = select(LEASES.c.name).where(
     LEASES.c.name == any_(bindparam("names", type_=ARRAY(Text)))
 )
@@ -226,7 +225,12 @@ class Leases(LedgerPart):
 
     def list(self) -> Sequence[LeaseRecord]:
         """Return all leases that were not released, by name."""
-        return [_record(row) for row in self._rows(_NOT_RELEASED)]
+        return [
+            _record(row)
+            for row in self._rows(
+                _LEASES.where(LEASES.c.expires_at > _RELEASED).order_by(LEASES.c.name)
+            )
+        ]
 
     def ever_held(self, names: Collection[str]) -> set[str]:
         """Return the leases that a run of this ledger ever held."""

@@ -23,7 +23,6 @@ _HAS_TIMES: Final = update(CAF_FILES).where(_OF_CHUNK).values(has_log_times=True
 _HAS_NO_TIMES: Final = (
     update(CAF_FILES).where(_OF_CHUNK, CAF_FILES.c.has_log_times).values(has_log_times=False)
 )
-_DELETE: Final = delete(LOG_TIMES).where(LOG_TIMES.c.caf_file_id == bindparam("id"))
 
 
 def record_log_times(
@@ -38,5 +37,5 @@ def record_log_times(
 
 def forget_log_times(connection: Connection, caf_file_id: int) -> None:
     """Delete the times of a chunk's logs."""
-    connection.execute(_DELETE, {"id": caf_file_id})
+    connection.execute(delete(LOG_TIMES).where(LOG_TIMES.c.caf_file_id == caf_file_id))
     connection.execute(_HAS_NO_TIMES, {"id": caf_file_id})

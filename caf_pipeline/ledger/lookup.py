@@ -78,7 +78,6 @@ class Lookup:
         return self._column("SELECT name FROM sources ORDER BY name", {})
 
     def _column(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
-        """Return the first column of a statement's rows."""
         with self._connections.connection() as connection:
             return connection.cursor(row_factory=scalar_row).execute(statement, values).fetchall()
 
@@ -361,7 +360,6 @@ def _currency(
     pending: Sequence[LookupRow],
     as_of: datetime | None,
 ) -> Currency:
-    """Return the currency of the location that is returned for a key."""
     if not in_force and not pending:
         return Currency(is_current=True, as_of=as_of) if as_of else _CURRENT
     since = (in_force or chosen).moment.astimezone(UTC)

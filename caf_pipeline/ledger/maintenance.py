@@ -14,16 +14,12 @@ from caf_pipeline.ledger.tables import CAF_FILES, FILE_LOCATIONS, TRANSACTIONS
 from caf_pipeline.ledger.transactions import UNSETTLED
 from caf_pipeline.store.protocol import SignedTransaction
 
-_UNSETTLED: Final = UNSETTLED.order_by(TRANSACTIONS.c.account, TRANSACTIONS.c.sequence)
 # A load of locations holds the row from its move on. Ids are never reused, so a missing row stays
 # missing. The stored state suffices: a copy does not change whether a chunk claims or was located.
 _CHUNK_STATE: Final = (
     select(CAF_FILES.c.state)
     .where(CAF_FILES.c.caf_file_id == bindparam("id"))
     .with_for_update(key_share=True)
-)
-_DROP_LOCATIONS: Final = delete(FILE_LOCATIONS).where(
-    FILE_LOCATIONS.c.caf_file_id == bindparam("id")
 )
 
 
@@ -32,7 +28,12 @@ class StrayRows(LedgerPart):
 
     def unsettled(self) -> Sequence[SignedTransaction]:
         """Return the transactions of all accounts with unknown outcome, by account and sequence."""
-        return [SignedTransaction(**row._asdict()) for row in self._rows(_UNSETTLED)]
+        return [
+            SignedTransaction(**row._asdict())
+            for row in self._rows(
+                UNSETTLED.order_by(TRANSACTIONS.c.account, TRANSACTIONS.c.sequence)
+            )
+        ]
 
     def by_chunk(self, source: str) -> Sequence[ChunkRows]:
         """Count a source's location rows, pending rows and claims by chunk, at one moment.
@@ -57,7 +58,9 @@ class StrayRows(LedgerPart):
             if state not in CLAIMING:
                 dropped += end_claims(connection, caf_file_id)
             if state not in EVER_LOCATED:
-                dropped += connection.execute(_DROP_LOCATIONS, {"id": caf_file_id}).rowcount
+                dropped += connection.execute(
+                    delete(FILE_LOCATIONS).where(FILE_LOCATIONS.c.caf_file_id == caf_file_id)
+                ).rowcount
             if state not in MAY_BE_PENDING:
                 dropped += forget_pending(connection, caf_file_id)
         return dropped

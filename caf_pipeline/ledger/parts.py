@@ -62,7 +62,6 @@ _ALL: Final = bindparam("all", type_=ARRAY(BigInteger))
 
 
 def _is_object(table: FromClause) -> ColumnElement[bool]:
-    """Return the condition that a row of another table belongs to the part's object."""
     return and_(
         *(
             table.c["size_bytes" if name == "object_bytes" else name] == OBJECT_PARTS.c[name]
@@ -71,7 +70,6 @@ def _is_object(table: FromClause) -> ColumnElement[bool]:
     )
 
 
-_HAS_PART: Final = select(exists().where(OBJECT_PARTS.c.caf_file_id == bindparam("id")))
 _OWN: Final = OBJECT_PARTS.alias("own")
 _PARTS: Final = OBJECT_PARTS.alias("parts")
 # All transactions lock the rows in one order, which prevents deadlocks.
@@ -169,7 +167,11 @@ def _register(
 
 def has_part(connection: Connection, caf_file_id: int) -> bool:
     """Return whether the chunk has a part of an object."""
-    return bool(connection.execute(_HAS_PART, {"id": caf_file_id}).scalar_one())
+    return bool(
+        connection.execute(
+            select(exists().where(OBJECT_PARTS.c.caf_file_id == caf_file_id))
+        ).scalar_one()
+    )
 
 
 def record_part(connection: Connection, table: str, caf_file_id: int, part: PartLocation) -> None:

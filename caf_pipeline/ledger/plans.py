@@ -38,10 +38,6 @@ _PLAN: Final = select(
     PLANS.c.object_count,
     PLANS.c.object_bytes,
 ).join_from(PLANS, SOURCES)
-_OF_HASH: Final = _PLAN.where(PLANS.c.sha256 == bindparam("sha256"))
-_OF_NAME: Final = _PLAN.where(
-    SOURCES.c.name == bindparam("source"), PLANS.c.name == bindparam("short")
-)
 _NEW: Final = (
     insert(PLANS).on_conflict_do_nothing(index_elements=[PLANS.c.sha256]).returning(PLANS.c.plan_id)
 )
@@ -55,12 +51,12 @@ class Plans(LedgerPart):
 
     def find(self, sha256: bytes) -> PlanRecord | None:
         """Return the plan with this hash, if any."""
-        rows = self._rows(_OF_HASH, sha256=sha256)
+        rows = self._rows(_PLAN.where(PLANS.c.sha256 == sha256))
         return PlanRecord(**rows[0]._asdict()) if rows else None
 
     def is_name_taken(self, source: str, short: str) -> bool:
         """Return whether a plan of the source has this short name."""
-        return bool(self._rows(_OF_NAME, source=source, short=short))
+        return bool(self._rows(_PLAN.where(SOURCES.c.name == source, PLANS.c.name == short)))
 
     def register(
         self,

@@ -14,8 +14,6 @@ from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.tables import PROVIDERS
 from caf_pipeline.store.protocol import ProviderRecord
 
-_RECORDS: Final = select(PROVIDERS).order_by(PROVIDERS.c.provider)
-
 
 def _transferred(rate: Column[Any]) -> Insert:
     """Return the statement that counts a transfer.
@@ -45,7 +43,10 @@ class ProviderRecords(LedgerPart):
 
     def all(self) -> Mapping[str, ProviderRecord]:
         """Return all records by provider."""
-        return {row.provider: ProviderRecord(**row._asdict()) for row in self._rows(_RECORDS)}
+        return {
+            row.provider: ProviderRecord(**row._asdict())
+            for row in self._rows(select(PROVIDERS).order_by(PROVIDERS.c.provider))
+        }
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
         """Count a finished upload, with half the weight in the new rate; reset the failures."""

@@ -70,7 +70,6 @@ _END_FULL_READ: Final = delete(FULL_READS).where(
         REPLICAS.c.fault == "",
     ),
 )
-_FORGET_FULL_READ: Final = delete(FULL_READS).where(FULL_READS.c.caf_file_id == bindparam("id"))
 _FULL_READ: Final = insert(FULL_READS).from_select(
     ["caf_file_id", "store", "provider"],
     select(
@@ -181,7 +180,7 @@ class Replicas(LedgerPart):
 
 def forget_full_read(connection: Connection, caf_file_id: int) -> None:
     """Delete the record of the chunk's full read."""
-    connection.execute(_FORGET_FULL_READ, {"id": caf_file_id})
+    connection.execute(delete(FULL_READS).where(FULL_READS.c.caf_file_id == caf_file_id))
 
 
 def record_verified(connection: Connection, caf_file_id: int, copies: Sequence[Copy]) -> None:

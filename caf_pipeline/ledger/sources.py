@@ -19,7 +19,6 @@ _HAS_CHUNKS: Final = exists().where(CAF_FILES.c.source_id == SOURCES.c.source_id
 _NEW: Final = insert(SOURCES).on_conflict_do_nothing(index_elements=[SOURCES.c.name])
 _ADDRESS: Final = select(SOURCES.c.address).where(_OF_NAME)
 _FIXED_ADDRESS: Final = _ADDRESS.where(_HAS_CHUNKS)
-_ADDRESSES: Final = select(SOURCES.c.archive_id, SOURCES.c.address)
 
 
 class Sources(LedgerPart):
@@ -67,4 +66,7 @@ class Sources(LedgerPart):
 
     def addresses(self) -> Mapping[str, str]:
         """Return the address of each source ever registered, by archive id."""
-        return {row.archive_id: row.address for row in self._rows(_ADDRESSES)}
+        return {
+            row.archive_id: row.address
+            for row in self._rows(select(SOURCES.c.archive_id, SOURCES.c.address))
+        }

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final
 
 from sqlalchemy import select
 
@@ -10,8 +9,6 @@ from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import StoragePlanRow
 from caf_pipeline.ledger.tables import STORAGE_PLANS
-
-_READ: Final = select(STORAGE_PLANS).order_by(STORAGE_PLANS.c.account)
 
 
 class StoragePlans(LedgerPart):
@@ -44,4 +41,7 @@ class StoragePlans(LedgerPart):
 
     def list(self) -> Sequence[StoragePlanRow]:
         """Return the last reading of each account."""
-        return [StoragePlanRow(**row._asdict()) for row in self._rows(_READ)]
+        return [
+            StoragePlanRow(**row._asdict())
+            for row in self._rows(select(STORAGE_PLANS).order_by(STORAGE_PLANS.c.account))
+        ]

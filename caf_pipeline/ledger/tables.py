@@ -681,7 +681,6 @@ HEADER_SETS: Final = Table(
 
 
 def _locations() -> list[Column[Any]]:
-    """Return the columns of a location."""
     return [
         Column(
             "caf_file_id",

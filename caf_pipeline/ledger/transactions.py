@@ -123,7 +123,6 @@ _OTHER_POSTS: Final = (
     )
     .order_by(TRANSACTION_POSTS.c.account)
 )
-_END_WAITING: Final = delete(POSTS).where(POSTS.c.caf_file_id == bindparam("id"))
 _HAS_POST: Final = select(
     exists().where(TRANSACTION_POSTS.c.caf_file_id == bindparam("id"), TRANSACTION_POSTS.c.live)
 )
@@ -232,9 +231,6 @@ _AT_LIST_PRICE: Final = (
         ~TRANSACTIONS.c.cost_told,
         or_(TRANSACTIONS.c.outcome.is_(None), TRANSACTIONS.c.outcome == "included"),
     )
-)
-_SEEN_HEIGHT: Final = select(CHAIN_HEIGHTS.c.height).where(
-    CHAIN_HEIGHTS.c.chain_id == bindparam("chain_id")
 )
 _HEIGHT: Final = insert(CHAIN_HEIGHTS)
 _SEE_HEIGHT: Final = _HEIGHT.on_conflict_do_update(
@@ -449,7 +445,10 @@ class TransactionLog(LedgerPart):
 
     def seen_height(self, chain_id: str) -> int:
         """Return the greatest block height ever seen on a chain; 0 if none was."""
-        return int(self._scalar(_SEEN_HEIGHT, chain_id=chain_id) or 0)
+        return int(
+            self._scalar(select(CHAIN_HEIGHTS.c.height).where(CHAIN_HEIGHTS.c.chain_id == chain_id))
+            or 0
+        )
 
     def see_height(self, chain_id: str, height: int) -> None:
         """Record a height if it is greater than the recorded height."""
@@ -483,7 +482,7 @@ def require_no_post(connection: Connection, caf_file_id: int, chunk: str, what: 
 
 def end_waiting(connection: Connection, caf_file_id: int) -> None:
     """Delete the chunk's waiting messages."""
-    connection.execute(_END_WAITING, {"id": caf_file_id})
+    connection.execute(delete(POSTS).where(POSTS.c.caf_file_id == caf_file_id))
 
 
 def _locked(connection: Connection, chunks: Sequence[str]) -> Sequence[Row[*tuple[Any, ...]]]:
