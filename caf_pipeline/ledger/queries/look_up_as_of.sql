@@ -1,5 +1,5 @@
--- Returns what is known of keys as of a time: rows of look_up, where an exception is the last one that was stated up to then. The first
--- exception that was stated after it comes as 'next'. LATERAL with LIMIT keeps the planner to one look-up a key.
+-- Returns the rows of look_up as of a time. An exception is the last one stated up to then; the
+-- first one stated later comes as 'next'. LATERAL with LIMIT keeps the planner to one lookup a key.
 SELECT * FROM look_up(%(source)s, %(keys)s, %(good)s) WHERE kind <> 'exception'
 UNION ALL
 SELECT stated.kind, asked.key, stated.object_version, stated.stated_at, NULL, NULL, stated.inventory, NULL, NULL, NULL, NULL, NULL,
