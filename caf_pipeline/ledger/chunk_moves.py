@@ -207,7 +207,7 @@ class ChunkMoves(LedgerPart):
                 )
 
     def record_samples(self, lease: Lease, chunk: str, samples: Sequence[Sample]) -> None:
-        """Replace the samples of a posted chunk whose file was packed again to the same root."""
+        """Replace the samples of a chunk that was packed again to its root after the post began."""
         with self._engine.begin() as connection:
             states = (_S.POSTING, _S.POSTED, _S.UPLOADING)
             caf_file_id = require_state(connection, lease, chunk, states, "sampled again")

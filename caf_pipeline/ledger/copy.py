@@ -290,7 +290,7 @@ _END_CLAIMS: Final = delete(CLAIMS).where(
 
 
 def end_claims(connection: Connection, caf_file_id: int) -> int:
-    """End all claims of a chunk and return their number."""
+    """End a chunk's claims, except on an object in parts, and return their number."""
     return connection.execute(_END_CLAIMS, {"id": caf_file_id}).rowcount
 
 

@@ -57,10 +57,10 @@ _LOCATIONS: Final[_Queries] = (
 
 
 class Exports(LedgerPart):
-    """Writes Parquet files.
+    """Writes Parquet files, each of which replaces an older file when it is complete.
 
-    A file replaces an older file when it is complete. Each method has constant memory, and raises
-    StagingError if the file cannot be written.
+    Methods have constant memory, and return the number of rows if they write one file. They raise
+    StagingError if it cannot be written.
     """
 
     def standing(self, source: str, path: Path) -> int:

@@ -185,7 +185,10 @@ class Notices(LedgerPart):
     def forget_noticed(
         self, source: str, listing: str, began: datetime, after: bytes, until: bytes | None
     ) -> None:
-        """Forget keys in that range that had no event since the listing began."""
+        """Forget keys in a listing's range that had no event since the listing began.
+
+        The range begins after `after` and includes `until`.
+        """
         with self._engine.begin() as connection:
             connection.exec_driver_sql(
                 query("forget_noticed"), {"source": source, "listing": listing, "until": until}

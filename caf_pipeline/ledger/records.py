@@ -498,7 +498,7 @@ class Content:
 WINDOWS_REQUIRED: Final = 2
 """Proof windows in which a copy must be seen proven.
 
-A provider's first proof is of the first leaf. Only the next proof is of a randomly drawn leaf.
+A provider's first proof is of the first leaf. Only the next is of a randomly drawn leaf.
 """
 
 

@@ -312,7 +312,7 @@ class TransactionLog(LedgerPart):
             return connection.execute(_OTHER_POSTS, facts).scalars().all()
 
     def waiting(self, account: str) -> Sequence[WaitingPost]:
-        """Return requested posts without a live post, oldest first."""
+        """Return requests for chunks that may be posted and have no live post, oldest first."""
         rows = self._rows(_WAITING, account=account, states=_MAY_BE_POSTED)
         return [WaitingPost(**row._asdict()) for row in rows]
 

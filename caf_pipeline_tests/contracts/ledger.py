@@ -87,9 +87,9 @@ def planned(number: int, keys: Sequence[str]) -> ChunkPlan:
 
 def _batches(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield rows as batches: the first row alone, so that there are several, and the rest."""
-    left, size = iter(rows), 1
-    while some := list(islice(left, size)):
-        yield pa.RecordBatch.from_pylist(some, schema)
+    remaining, size = iter(rows), 1
+    while batch := list(islice(remaining, size)):
+        yield pa.RecordBatch.from_pylist(batch, schema)
         size = 500
 
 
@@ -189,13 +189,13 @@ def batches(
     rows: Iterable[LocationRow], headers: ObjectHeaders | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows as batches, with the keys' `CHECKSUMS` and these headers (None: not known)."""
-    own = (
+    columns = (
         {**asdict(headers), "user_metadata": sorted(headers.user_metadata.items())}
         if headers
         else {}
     )
     return _batches(
-        (location_values(row) | dict(CHECKSUMS.get(row.key, {})) | own for row in rows),
+        (location_values(row) | dict(CHECKSUMS.get(row.key, {})) | columns for row in rows),
         LOCATION_SCHEMA,
     )
 
@@ -235,8 +235,8 @@ def seal(
 ) -> None:
     """Seal a chunk with these rows, or with its claims without skipped and released objects."""
     if rows is None:
-        left = {one.key for one in skips} | {key for key, _ in released}
-        rows = [row for row in claimed(ledger, chunk) if row.key not in left]
+        excluded = {one.key for one in skips} | {key for key, _ in released}
+        rows = [row for row in claimed(ledger, chunk) if row.key not in excluded]
     facts = facts or seal_facts(len(rows), len(skips), len(released))
     ledger.moves.seal(lease, chunk, facts, skips, released, rows=lambda: batches(rows, headers))
 
@@ -317,9 +317,9 @@ def restore(
     *,
     fault: str = "",
 ) -> int:
-    given = list(rows)
+    all_batches = list(rows)
     return ledger.rebuilds.restore_chunk(
-        chunk, lambda: given, skips, plan_folder="plans/x", fault=fault
+        chunk, lambda: all_batches, skips, plan_folder="plans/x", fault=fault
     )
 
 
@@ -347,9 +347,10 @@ def windows_after(ledger: Any, chunk: str, *windows: int | None, apart: bool = F
 
 def seen(ledger: Any, chunk: str) -> list[tuple[str, bool, int | None, int, str]]:
     """Return a chunk's copies without their times."""
-    known = ledger.replicas.list(chunk)
+    known_copies = ledger.replicas.list(chunk)
     return [
-        (copy.provider, copy.listed, copy.last_proven, copy.windows, copy.fault) for copy in known
+        (copy.provider, copy.listed, copy.last_proven, copy.windows, copy.fault)
+        for copy in known_copies
     ]
 
 
@@ -725,8 +726,12 @@ class LedgerContract:
     def test_odd_keys_are_located_byte_for_byte(self, ledger):
         chunk = archive(ledger, ODD_KEYS)
         for key in ODD_KEYS:
-            found = ledger.lookup.locate(SOURCE, key)
-            assert (found.row, found.chunk, found.posting) == (location(key), chunk, POSTING)
+            located_object = ledger.lookup.locate(SOURCE, key)
+            assert (located_object.row, located_object.chunk, located_object.posting) == (
+                location(key),
+                chunk,
+                POSTING,
+            )
 
     def test_a_seal_with_too_few_rows_writes_nothing(self, ledger):
         (chunk,) = register(ledger, ["a", "b"])
@@ -869,25 +874,28 @@ class LedgerContract:
         later = EARLY + timedelta(days=1)
         register_plan(ledger, plan_record(), [planned(1, ["b"])], claims((1, "b"), version="newer"))
         stated = [
-            CurrentException(*one)
-            for one in (("gone", later, None), ("b", later, "newer"), ("c", later, VERSION))
+            CurrentException(*row)
+            for row in (("gone", later, None), ("b", later, "newer"), ("c", later, VERSION))
         ]
         ledger.content.record_planned(
             InventoryRecord(SOURCE, "src-20240102T000000000000Z", later), stated
         )
         keys = ["a", "b", "c", "gone", "expired", "never", "", "\ud800", "a", *ODD_KEYS]
-        found = ledger.lookup.locate_many(SOURCE, keys)
-        assert found == {
+        locations = ledger.lookup.locate_many(SOURCE, keys)
+        assert locations == {
             key: ledger.lookup.locate(SOURCE, key)
             for key in keys
             if ledger.lookup.locate(SOURCE, key)
         }
-        assert {key: one.chunk for key, one in found.items()} == (
+        assert {key: row.chunk for key, row in locations.items()} == (
             dict.fromkeys(["a", "b", "gone"], first) | dict.fromkeys(["c", *ODD_KEYS], second)
         )
-        assert {key for key, one in found.items() if not one.currency.is_current} == {"b", "gone"}
-        assert found["b"].currency.state == "planned"
-        assert found["gone"].currency.gone_at == later
+        assert {key for key, row in locations.items() if not row.currency.is_current} == {
+            "b",
+            "gone",
+        }
+        assert locations["b"].currency.state == "planned"
+        assert locations["gone"].currency.gone_at == later
         assert (
             ledger.lookup.locate_many("another", keys)
             == ledger.lookup.locate_many(SOURCE, [])
@@ -924,21 +932,21 @@ class LedgerContract:
         skips = [skip("skipped"), skip("a%FFb", SkipReason.UNSUPPORTED_KEY)]
         (chunk,) = register(ledger, ["claimed", "lost"], skips=skips)
 
-        def known(key):
+        def reasons(key):
             return sorted(
-                (one.chunk or "", str(one.state), one.detail)
-                for one in ledger.lookup.not_archived(SOURCE, key)
+                (row.chunk or "", str(row.state), row.detail)
+                for row in ledger.lookup.not_archived(SOURCE, key)
             )
 
-        assert known("claimed") == [(chunk, "planned", "")]
-        assert known("lost") == sorted([(chunk, "planned", ""), (lost, "expired", "")])
-        assert (known("kept"), known("again")) == ([(lost, "expired", "")], [])
-        assert known("skipped") == [("", "cold_storage", "as S3 said")]
-        assert known("a\udcffb") == [("", "unsupported_key", "as S3 said")]
+        assert reasons("claimed") == [(chunk, "planned", "")]
+        assert reasons("lost") == sorted([(chunk, "planned", ""), (lost, "expired", "")])
+        assert (reasons("kept"), reasons("again")) == ([(lost, "expired", "")], [])
+        assert reasons("skipped") == [("", "cold_storage", "as S3 said")]
+        assert reasons("a\udcffb") == [("", "unsupported_key", "as S3 said")]
         assert ledger.lookup.not_archived(SOURCE, "a\udcffb")[0].retry_at is None
         assert ledger.lookup.not_archived(SOURCE, "skipped")[0].retry_at > EARLY
         for key in ("never", "", "a\0", "\ud800"):
-            assert known(key) == []
+            assert reasons(key) == []
         assert ledger.lookup.not_archived("another", "lost") == []
 
     # --- skips ---
@@ -997,27 +1005,27 @@ class LedgerContract:
         assert failures == {"a": (3, "r3"), "b": (1, "r3")}
 
     def test_reservations_of_all_chunks_together_stay_under_the_limit(self, ledger):
-        one, two = register(ledger, ["a"], ["b"])
+        one, other = register(ledger, ["a"], ["b"])
         with (
             ledger.leases.hold(f"chunk/{one}", holder()) as first,
-            ledger.leases.hold(f"chunk/{two}", holder()) as second,
+            ledger.leases.hold(f"chunk/{other}", holder()) as second,
         ):
             ledger.staging.reserve(first, one, "/s", 60, 100)
             ledger.staging.reserve(first, one, "/s", 70, 100)
             with pytest.raises(StagingError, match="70 of 100"):
-                ledger.staging.reserve(second, two, "/s", 31, 100)
-            ledger.staging.reserve(second, two, "/another", 31, 100)
-            ledger.staging.reserve(second, two, "/s", 31, 0)
+                ledger.staging.reserve(second, other, "/s", 31, 100)
+            ledger.staging.reserve(second, other, "/another", 31, 100)
+            ledger.staging.reserve(second, other, "/s", 31, 0)
             ledger.staging.release(one)
-            ledger.staging.reserve(second, two, "/s", 100, 100)
+            ledger.staging.reserve(second, other, "/s", 100, 100)
 
     def test_a_chunk_that_is_done_holds_no_staging(self, ledger):
-        one, two = register(ledger, ["a"], ["b"])
+        one, other = register(ledger, ["a"], ["b"])
         with ledger.leases.hold(f"chunk/{one}", holder()) as lease:
             ledger.staging.reserve(lease, one, "/s", 100, 100)
         end(ledger, one, ChunkState.WITHDRAWN)
-        with ledger.leases.hold(f"chunk/{two}", holder()) as lease:
-            ledger.staging.reserve(lease, two, "/s", 100, 100)
+        with ledger.leases.hold(f"chunk/{other}", holder()) as lease:
+            ledger.staging.reserve(lease, other, "/s", 100, 100)
 
     # --- what stores keep ---
 
@@ -1293,15 +1301,15 @@ class LedgerContract:
     def test_objects_located_claimed_or_skipped_are_known(self, ledger):
         archive(ledger, ["located"])
         register(ledger, ["claimed"], skips=[skip("skipped")])
-        asked = [(key, VERSION) for key in ("located", "claimed", "skipped", "new")] + [
+        versions = [(key, VERSION) for key in ("located", "claimed", "skipped", "new")] + [
             ("located", "v2")
         ]
-        assert {key for key, _ in settled(ledger, asked)} == {"located", "claimed", "skipped"}
+        assert {key for key, _ in settled(ledger, versions)} == {"located", "claimed", "skipped"}
 
     def test_odd_keys_are_known(self, ledger):
         register(ledger, ODD_KEYS)
-        asked = [(key, VERSION) for key in ODD_KEYS]
-        assert settled(ledger, asked) == set(asked)
+        versions = [(key, VERSION) for key in ODD_KEYS]
+        assert settled(ledger, versions) == set(versions)
 
     def test_the_export_gives_each_standing_with_its_exact_key(self, ledger, tmp_path):
         odd = [f"1 {key}"[:250] for key in ODD_KEYS]
@@ -1387,7 +1395,7 @@ class LedgerContract:
         assert ledger.chunks.get(chunk).read_back_at is None
         read_back(ledger, chunk)
         assert ledger.chunks.get(chunk).read_back_at > ledger.chunks.get(chunk).located_at
-        assert [each.read_back_at for each in ledger.chunks.list()] == [
+        assert [row.read_back_at for row in ledger.chunks.list()] == [
             ledger.chunks.get(chunk).read_back_at
         ]
 
@@ -1434,11 +1442,13 @@ class LedgerContract:
         rows = located(ledger, tmp_path / "l.parquet")
         expected = [location(key) for key in sorted(ODD_KEYS, key=str.encode)]
         assert [(row["key"].decode(), row["sha256"]) for row in rows] == [
-            (one.key, one.sha256) for one in expected
+            (row_of_key.key, row_of_key.sha256) for row_of_key in expected
         ]
         assert {(row["part"], row["part_count"]) for row in rows} == {(0, 0)}
         for name in ("object_version", "start_byte", "end_byte", "version_id", "etag"):
-            assert [row[name] for row in rows] == [getattr(one, name) for one in expected]
+            assert [row[name] for row in rows] == [
+                getattr(row_of_key, name) for row_of_key in expected
+            ]
         assert {row["caf_file_id"] for row in rows} == {ledger.chunks.get(chunk).caf_file_id}
 
     def test_exported_locations_are_of_chunks_in_good_standing(self, ledger, tmp_path):
@@ -1489,10 +1499,10 @@ class LedgerContract:
 
     def test_a_restored_chunk_with_a_fault_is_damaged(self, ledger):
         ledger.sources.register(SOURCE, "archive", "s3://src")
-        told = {"plan_sha256": b"h" * 32, "object_count": 5, "object_bytes": 50}
+        facts = {"plan_sha256": b"h" * 32, "object_count": 5, "object_bytes": 50}
         restore(
             ledger,
-            replace(restored(1, ["a"]), **told),
+            replace(restored(1, ["a"]), **facts),
             batches([location("a")]),
             [],
             fault="1 of 3 copies",

@@ -127,10 +127,10 @@ def test_rows_without_a_copy_are_refused(ledger, database, insert):
 
 
 def test_a_copy_is_named_by_the_kind_of_the_store(ledger, database):
-    ours = archive(Ledger(database, store="directory"), ["a"])
+    directory_chunk = archive(Ledger(database, store="directory"), ["a"])
     chunk = archive(ledger, ["b"])
     assert {row[:3] for row in copies(database)} == {
-        (ours, "directory", "verified"),
+        (directory_chunk, "directory", "verified"),
         (chunk, "jackal", "verified"),
     }
 

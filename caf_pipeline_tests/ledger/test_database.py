@@ -395,19 +395,19 @@ def test_keys_survive_any_client_encoding(database):
 
 
 def test_a_fork_opens_its_own_connections(ask):
-    ours = ask("SELECT pg_backend_pid()")
-    here, there = os.pipe()
+    pid = ask("SELECT pg_backend_pid()")
+    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.write(there, str(ask("SELECT pg_backend_pid()")).encode())
+            os.write(writer, str(ask("SELECT pg_backend_pid()")).encode())
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    os.close(there)
-    with open(here) as said:
-        assert int(said.read()) != ours
-    assert ask("SELECT pg_backend_pid()") == ours
+    os.close(writer)
+    with open(reader) as output:
+        assert int(output.read()) != pid
+    assert ask("SELECT pg_backend_pid()") == pid
 
 
 def test_a_failed_copy_is_a_ledger_error(engine):

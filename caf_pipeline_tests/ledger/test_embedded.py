@@ -104,9 +104,9 @@ def test_a_killed_user_leaves_the_server_running(folder):
 def test_a_server_without_users_serves_the_next_process(folder):
     with user(folder) as other:
         other.kill()
-    left = postmaster(folder)
+    running = postmaster(folder)
     server = EmbeddedServer(folder)
-    assert postmaster(folder) == left
+    assert postmaster(folder) == running
     server.close()
     assert postmaster(folder) is None
 
@@ -382,8 +382,8 @@ def test_only_the_servers_user_enters_a_separate_socket_folder(folder):
 def test_concurrent_processes_start_one_server(folder):
     commands = [[sys.executable, "-c", USER, str(folder)]] * 4
     processes = [
-        subprocess.Popen(one, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for one in commands
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for command in commands
     ]
     assert [process.stdout.readline().strip() for process in processes] == [f"{folder}/data"] * 4
     for process in processes:

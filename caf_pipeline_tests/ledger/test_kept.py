@@ -157,8 +157,8 @@ def test_a_file_with_another_files_name_is_ignored(ledger, known, tmp_path):
     known()
     archive(ledger, ["a"])
     known()
-    one, other = files(tmp_path)
-    shutil.copyfile(one, other)
+    first, second = files(tmp_path)
+    shutil.copyfile(first, second)
     assert len(known()) == 10
 
 

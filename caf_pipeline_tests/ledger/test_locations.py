@@ -161,11 +161,11 @@ any_headers = st.builds(
 @example([None, ObjectHeaders(), None], 1)
 @example([None, None], 0)
 def test_headers_of_any_text_are_named_as_given(rows, first):
-    given = [
+    columns = [
         {**asdict(row), "user_metadata": sorted(row.user_metadata.items())} if row else {}
         for row in rows
     ]
-    batch = pa.RecordBatch.from_pylist(given, SCHEMA_OF_HEADERS).slice(first)
+    batch = pa.RecordBatch.from_pylist(columns, SCHEMA_OF_HEADERS).slice(first)
     ids, firsts = header_set_ids(batch)
     assert ids.to_pylist() == [row and row.id for row in rows[first:]]
     assert set(ids.take(firsts).to_pylist()) == {row.id for row in rows[first:] if row}
@@ -219,7 +219,9 @@ def test_one_object_version_is_found_in_the_index(plan_of, statement):
         if "using file_locations_pkey" in before
     ]
     assert conditions
-    assert all("Index Cond" in one and "(rewritten_at = " in one for one in conditions)
+    assert all(
+        "Index Cond" in condition and "(rewritten_at = " in condition for condition in conditions
+    )
 
 
 def test_claims_of_what_is_restored_are_found_in_the_index(plan_of):

@@ -244,14 +244,14 @@ def test_concurrent_seals_of_the_same_header_sets_succeed(ledger, database_url):
     orders = dict(zip(names, (sets, sets[::-1]), strict=True))
 
     def pack(name):
-        given = [
+        rows_of_chunk = [
             batch
             for row, headers in zip(claimed(ledger, name), orders[name], strict=True)
             for batch in batches([row], headers)
         ]
         with ledger.leases.hold(f"chunk/{name}", holder(name)) as lease:
             ledger.moves.move(lease, name, ChunkState.PLANNED, ChunkState.PACKING)
-            ledger.moves.seal(lease, name, seal_facts(3), [], [], rows=lambda: given)
+            ledger.moves.seal(lease, name, seal_facts(3), [], [], rows=lambda: rows_of_chunk)
 
     with (
         psycopg.connect(database_url) as first,
@@ -262,8 +262,8 @@ def test_concurrent_seals_of_the_same_header_sets_succeed(ledger, database_url):
         sealing = [pool.submit(pack, name) for name in names]
         wait_for(lambda: watch.execute(WAITING).fetchone() == (2,))
         first.rollback()
-        for one in sealing:
-            one.result(PATIENCE_SECONDS)
+        for future in sealing:
+            future.result(PATIENCE_SECONDS)
     assert ledger.chunks.account(SOURCE).chunks == {ChunkState.SEALED: 2}
 
 
@@ -311,9 +311,9 @@ def test_the_wait_after_a_skip_doubles_up_to_the_cap(ledger, database_url, reaso
                 "SELECT CASE WHEN isfinite(retry_at) THEN retry_at - last_at END, times FROM "
                 "skipped_objects"
             )
-            found = connection.execute(query).fetchone()
+            row = connection.execute(query).fetchone()
         expected = None if first is None else min(first * 2**times, MAX_RETRY_AFTER)
-        assert found == (expected, times + 1)
+        assert row == (expected, times + 1)
 
 
 def test_a_skip_becomes_due(ledger, database_url, tmp_path):
@@ -455,10 +455,10 @@ def test_a_lookup_planned_on_empty_tables_uses_indexes(ledger, database):
         with connected(database) as connection:
             connection.execute("SELECT pg_stat_force_next_flush()")
         with connected(database) as connection:
-            found = connection.execute(
+            rows = connection.execute(
                 "SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname <> 'sources'"
             )
-            return {name: count for name, count in found}
+            return {name: count for name, count in rows}
 
     ledger.sources.register(SOURCE, "archive of src", "s3://src")
     assert ledger.lookup.locate_many(SOURCE, ["k00001"]) == {}

@@ -46,10 +46,10 @@ def ledger(database):
 @pytest.fixture
 def chunks(ledger):
     """Three chunks that need a post."""
-    found = register(ledger, ["a"], ["b"], ["c"])
-    for chunk in found:
+    names = register(ledger, ["a"], ["b"], ["c"])
+    for chunk in names:
         bring_to(ledger, chunk, S.POSTING)
-    return found
+    return names
 
 
 @pytest.fixture
@@ -96,13 +96,13 @@ def test_a_lease_that_was_given_back_commits_nothing(log):
 
 
 def test_the_lease_of_another_account_signs_and_settles_nothing(log):
-    one = commit(log, signed(1))
+    transaction = commit(log, signed(1))
     with log.lease(OTHER) as lease:
         with pytest.raises(LeaseLost):
             log.commit(lease, signed(2), [])
         with pytest.raises(LeaseLost):
-            log.settle(lease, one.hash, "expired")
-    assert log.pending(ACCOUNT) == [one]
+            log.settle(lease, transaction.hash, "expired")
+    assert log.pending(ACCOUNT) == [transaction]
 
 
 # --- the database itself ---
@@ -142,8 +142,8 @@ def test_a_commit_is_durable_despite_asynchronous_commit(log, database, database
     settle(log, commit(log, signed(1)), "included")
     with psycopg.connect(database_url) as connection:
         assert connection.execute("SHOW synchronous_commit").fetchone() == ("off",)
-        seen = connection.execute("SELECT setting FROM noted").fetchall()
-    assert seen == [("on",), ("on",)]
+        settings = connection.execute("SELECT setting FROM noted").fetchall()
+    assert settings == [("on",), ("on",)]
 
 
 # --- processes ---
@@ -199,10 +199,10 @@ def tell(process):
 @pytest.mark.thorough
 def test_one_of_two_processes_committing_for_an_account_wins(database_url, log, chunks):
     with (
-        child(database_url, chunks[0], "one", seconds=1.5) as one,
-        child(database_url, chunks[0], "two", seconds=1.5) as two,
+        child(database_url, chunks[0], "one", seconds=1.5) as first,
+        child(database_url, chunks[0], "two", seconds=1.5) as second,
     ):
-        both = (one, two)
+        both = (first, second)
         for process in both:
             tell(process)
         with ThreadPoolExecutor(2) as pool:

@@ -14,15 +14,15 @@ WAIT = Wait("rain", "June ends it", datetime(2026, 5, 1, tzinfo=UTC), "src-1-1")
 
 def test_a_wait_is_read_as_it_was_written(ledger):
     ledger.waits.record(this_process("run-1"), "src", [WAIT])
-    (found,) = ledger.waits.list()
-    assert (found.source, found.run, found.wait) == ("src", "run-1", WAIT)
+    (row,) = ledger.waits.list()
+    assert (row.source, row.run, row.wait) == ("src", "run-1", WAIT)
 
 
 def test_later_waits_replace_only_the_runs_own(ledger):
     ledger.waits.record(this_process("run-1"), "src", [WAIT])
     ledger.waits.record(this_process("run-2"), "src", [WAIT])
     ledger.waits.record(this_process("run-1"), "src", [])
-    assert [one.run for one in ledger.waits.list()] == ["run-2"]
+    assert [row.run for row in ledger.waits.list()] == ["run-2"]
 
 
 def test_a_wait_of_a_dead_process_is_not_shown(ledger):

@@ -58,9 +58,9 @@ class Pooler:
         owner = {"user": self._account.st_uid, "group": self._account.st_gid, "extra_groups": []}
         account = owner if os.geteuid() == 0 else {}
         log = self._folder / "log"
-        with log.open("a") as said:
+        with log.open("a") as output:
             command = [self._program, "-q", str(self._folder / "pgbouncer.ini")]
-            self._process = subprocess.Popen(command, stdout=said, stderr=said, **account)  # type: ignore[call-overload]
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, **account)  # type: ignore[call-overload]
         for _ in range(_LOOKS):
             assert self._process.poll() is None, log.read_text()
             with (
