@@ -542,7 +542,7 @@ class LedgerContract:
 
     def test_a_located_object_cannot_be_claimed(self, ledger):
         archive(ledger, ["a"])
-        with pytest.raises(ClaimConflict, match="'a' is located"):
+        with pytest.raises(ClaimConflict, match="'a'"):
             register(ledger, ["a"])
 
     def test_the_same_key_in_another_source_is_another_object(self, ledger):
@@ -1269,7 +1269,7 @@ class LedgerContract:
         end(ledger, chunk, ChunkState.DAMAGED)
         for checks in ([], [CopyCheck(Copy("provider", "proof"), None, "wrong bytes")]):
             look(ledger, chunk, *checks)
-            with pytest.raises(IllegalMove, match="no copy"):
+            with pytest.raises(IllegalMove, match=chunk):
                 end(ledger, chunk, ChunkState.LOCATED)
         look(ledger, chunk, CopyCheck(Copy("provider", "proof"), 3))
         end(ledger, chunk, ChunkState.LOCATED)
