@@ -103,11 +103,13 @@ def _null_as_in(values: pa.Array, fields: "np.ndarray[Any, Any]") -> pa.Array:
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     gathered: list[pa.RecordBatch] = []
+    size_bytes = 0
     for batch in batches:
         gathered.append(batch)
-        if sum(part.nbytes for part in gathered) >= _GATHERED_BYTES:
+        size_bytes += batch.nbytes
+        if size_bytes >= _GATHERED_BYTES:
             yield pa.concat_batches(gathered)
-            gathered = []
+            gathered, size_bytes = [], 0
     if gathered:
         yield pa.concat_batches(gathered)
 
@@ -174,8 +176,8 @@ def header_set_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordB
 def header_set_ids(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
     """Return the header set id of each row, and the number of each set's first row.
 
-    Like `ObjectHeaders.id`, a manifest sorts user metadata by name. Without metadata the id is
-    null.
+    Like `ObjectHeaders.id`, a manifest sorts user metadata by name. The id is null without
+    metadata.
     """
     metadata = batch["user_metadata"]
     pairs = pc.binary_join_element_wise(metadata.keys, metadata.items.fill_null(""), "", "\0")

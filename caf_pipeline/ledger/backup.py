@@ -186,8 +186,8 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
     programs = Programs(database, embedded=embedded)
     with database.translated(), database.connect() as connection:
         cursor = connection.cursor(row_factory=scalar_row)
-        ours = {"ours": list(names_of_ledger())}
-        foreign = cursor.execute(query("foreign_tables"), ours).fetchall()
+        values = {"ours": list(names_of_ledger())}
+        foreign = cursor.execute(query("foreign_tables"), values).fetchall()
     temporary = path.with_name(f".caf-{secrets.token_hex(8)}.partial")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))

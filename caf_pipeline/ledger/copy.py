@@ -206,8 +206,8 @@ def refuse_located(connection: Connection, source_id: int, plan_id: int) -> None
 def write_locations(connection: Connection, caf_file_id: int, *, twice: LedgerError) -> int:
     """Copy a chunk's pending locations to `file_locations` and return their number.
 
-    Replaces rows of chunks that are no longer in good standing. Skips objects that are located in
-    another chunk in good standing. Raises `twice` if the chunk has an object twice.
+    Replaces rows of chunks out of good standing. Skips objects that are located in another chunk in
+    good standing. Raises `twice` if the chunk has an object twice.
     """
     try:
         return connection.exec_driver_sql(

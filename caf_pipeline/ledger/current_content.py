@@ -214,7 +214,7 @@ def _checksums(row: Row[Any]) -> Mapping[str, bytes]:
     checksums = {part["s3_checksum"] for part in row.parts}
     digests = _from_s3(checksums.pop()) if len(checksums) == 1 else {}
     if all(part["crc64nvme"] for part in row.parts):
-        from caf_pipeline.inventory.checksums import combine_crc64nvme  # noqa: PLC0415 - a look-up needs no awscrt
+        from caf_pipeline.inventory.checksums import combine_crc64nvme  # noqa: PLC0415 - a lookup needs no awscrt
 
         parts = [
             (bytes.fromhex(part["crc64nvme"]), part["end_byte"] - part["start_byte"])

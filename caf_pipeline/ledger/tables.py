@@ -941,7 +941,7 @@ LOG_TIMES: Final = Table(
     comment="First and last time of each log archive of clp-s. A search selects archives by them.",
 )
 
-# What is current in the bucket
+# Current objects of the bucket
 
 CURRENT_EXCEPTIONS: Final = Table(
     "current_exceptions",
