@@ -90,8 +90,7 @@ class ChunkMoves(LedgerPart):
 
         Moving to `packing` counts an attempt. A parked, damaged or withdrawn chunk keeps `reason`.
         Moving to `withdrawn` or `abandoned` ends the chunk's claims. Moving back from `sealed` to
-        `packing` claims again the objects that the seal skipped, unless another chunk has taken
-        them.
+        `packing` claims skipped objects again, unless another chunk has taken them.
 
         Raises:
             IllegalMove: the move would forget a post that is or may be on the chain, or a damaged
@@ -149,17 +148,8 @@ class ChunkMoves(LedgerPart):
     ) -> None:
         """Move packing → sealed, or → empty without members, and write the seal, skips and rows.
 
-        Ends the claims of skipped objects, and of released objects, which are planned again.
-
-        Args:
-            lease: lease on the chunk.
-            chunk: name of the chunk.
-            seal: facts about the chunk.
-            skips: objects that were not packed.
-            released: key and object version of each released object.
-            rows: returns the whole objects, as batches of LOCATION_SCHEMA.
-            part: the part that the chunk has instead of whole objects.
-            logs: times of its clp-s archives.
+        Ends the claims of skipped objects, and of `released` (key, object version) objects, which
+        are planned again. `rows` returns batches of LOCATION_SCHEMA; a chunk of a `part` has none.
 
         Raises:
             LedgerError: the members differ in number from the remaining claims or the rows.

@@ -173,17 +173,12 @@ class ChunkImport(LedgerPart):
         Returns the number of locations. It is 0 if other chunks have all objects. Then, and if an
         error is raised, nothing was written.
 
-        Args:
-            chunk: the chunk as read from the store.
-            rows: returns batches of LOCATION_SCHEMA.
-            skips: the chunk's skips.
-            plan_folder: folder to record for a missing plan.
-            fault: why the chunk is `damaged`; "": it is `located`.
-            logs: times of its clp-s archives; None if its packing did not look for any.
-            lease: lease on the ledger's chunk of this name, which was never posted and is replaced.
+        `rows` returns batches of LOCATION_SCHEMA. A missing plan is recorded with `plan_folder`.
+        The chunk is `damaged` if there is a `fault`. `logs` is None if packing did not look for
+        logs. `lease` is on the ledger's chunk of this name, which was never posted and is replaced.
 
         Raises:
-            LedgerError: the ledger has the chunk; or rows and skips differ in number from its
+            LedgerError: the ledger has the chunk; or rows or skips differ in number from its
                 counts, or name an object twice.
             ClaimConflict: a chunk under way claims one of its objects.
             IntegrityError: the ledger has another plan of this name.

@@ -2,10 +2,9 @@
 
     <sha256>.parquet    locations of some chunks, sorted by key; the footer names the chunks
 
-At each plan the database names the chunks in good standing, when each was located, and its number
-of rows. The rows of such a chunk never change. Rows of a chunk that the database describes
-otherwise, or of a missing or damaged file, are exported again. The files may be removed at any
-time.
+At each plan the database describes the chunks in good standing, whose rows never change. Rows of a
+chunk that it describes otherwise, or of a missing or damaged file, are exported again. The files
+may be removed at any time.
 
 A new file takes over files that are not much larger, so that few remain.
 """

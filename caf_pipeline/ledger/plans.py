@@ -68,9 +68,8 @@ class Plans(LedgerPart):
     ) -> None:
         """Write a plan, its chunks as `planned`, its claims and its parts.
 
-        `claims` are batches of `plan.read_identities`, `parts` come from `plan.read_parts`. Does
-        nothing if a plan of the same hash is registered. If an error is raised, nothing was
-        written.
+        `claims` come from `plan.read_identities`, `parts` from `plan.read_parts`. Does nothing if a
+        plan of the same hash is registered. If an error is raised, nothing was written.
 
         Raises:
             ClaimConflict: an object is already claimed or located.

@@ -142,13 +142,12 @@ class Chunk:
     """A chunk's row. Fields of later steps are None, counts and sizes 0.
 
     Attributes:
-        checked_at: when the proof watch last checked the chunk.
         read_back_at: when all stored bytes last came back, from a copy that has been right ever
             since.
         unanswered_at: when a copy did not answer a check; None once all copies answered.
-        tail_start: as at the seal, like `tail_sha256`; None if the chunk was rebuilt.
+        tail_start: as at the seal; None if the chunk was rebuilt.
         part: number of the object part that is the only member, from 1; 0: whole objects.
-        part_abandoned: whether the object is never complete, since another chunk gave up a part.
+        part_abandoned: whether another chunk gave up a part, so that the object is never complete.
         adopted: whether another program wrote the file, which then has no head and no manifest.
     """
 
@@ -227,7 +226,6 @@ class RemoteChunk:
             it.
         plan_sha256: None if not known. Then nothing counts as released.
         manifest: None if the file is adopted.
-        part: the object part that is the only member; None: whole objects.
     """
 
     file: PostedFile
@@ -344,11 +342,9 @@ class ChunkRows:
 class NotArchived:
     """An identity of a key that is not located in a chunk in good standing.
 
-    Attributes:
-        chunk: the chunk that claims it or had it; None if it is skipped.
-        state: state of that chunk, or the reason of the skip.
-        retry_at: when a plan may take a skipped object again; None: not by itself.
-        is_over: whether the skip no longer counts.
+    `chunk` claims it or had it, and is None if it is skipped. `state` is the chunk's, or the reason
+    of the skip. `retry_at` is when a plan may take a skipped object again (None: not by itself).
+    `is_over`: the skip no longer counts.
     """
 
     object_version: str
@@ -375,10 +371,9 @@ class Currency:
     """The answer to whether a location is the bucket's current content, by planned inventories.
 
     Attributes:
-        chunk: the chunk under way that has the current content; `state` is its state.
-        state: if no such chunk exists, why the current content is skipped; "" if it is not planned.
+        chunk: the chunk under way that has the current content, and its `state`.
+        state: without such a chunk, why the current content is skipped; "" if it is not planned.
         gone_at: when the key was found to be gone; None if it exists.
-        last_seen: when an inventory last listed a key that is gone.
         as_of: the time of the question; None: now. Content that was never planned, and when between
             two inventories a key was deleted, are not known.
     """
@@ -479,8 +474,8 @@ class LocatedVersion:
 class Content:
     """Located objects by the last whole inventory: current, older, and gone from the bucket.
 
-    `uncounted_objects` were located later, or written since shortly before the inventory began, and
-    may be current. `left_out` counts objects by the filter that leaves them out; None: not counted.
+    `uncounted_objects` were located later, or written since shortly before the inventory began.
+    `left_out` counts objects by the filter that leaves them out; None: not counted.
     """
 
     inventory: str
@@ -538,11 +533,11 @@ class CopyCheck:
     """The result of one check of a copy.
 
     Attributes:
-        window: number of a proof window that counts: that of its last proof if verified, or the
-            present window if all of a small file was read back; else None.
+        window: proof window that counts: that of a verified last proof, or the present window if
+            all of a small file was read back; else None.
         fault: what is wrong with it; "" if nothing is.
-        apart: whether windows that do not follow each other count. If False, a gap restarts the
-            count: a provider that was dropped may have joined again with a part of the bytes.
+        apart: whether windows count despite a gap. Otherwise a gap restarts the count: a provider
+            that was dropped may have joined again with a part of the bytes.
         unanswered: why its provider did not answer; "" if it did.
     """
 
@@ -603,11 +598,9 @@ class SourceProgress:
         moved_at: when a chunk last changed its state, not counting plans and attempts to pack.
         oldest_planned_at: when the oldest chunk under way was planned.
         skipped_objects: without objects that wait for a larger chunk.
-        queue_read_at: when its queue was last read, or was first to be read.
         noticed_at: since when the first of `noticed_keys` waits for a listing.
         suspected_chunks: located chunks that differ from the store's lists and were not checked
             since.
-        looked_at: when the proof watch last checked a chunk that is now located.
     """
 
     source: str

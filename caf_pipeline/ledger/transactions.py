@@ -328,8 +328,8 @@ class TransactionLog(LedgerPart):
 
         Raises:
             LeaseLost: another run holds the sequence.
-            LedgerError: the sequence is or may be used; or a chunk was not requested, may not be
-                posted, or has a live post.
+            LedgerError: the sequence or a chunk is or may be in another transaction, or a chunk was
+                not requested or may not be posted.
         """
         with self._engine.begin() as connection:
             connection.exec_driver_sql(_DURABLY)
@@ -361,14 +361,10 @@ class TransactionLog(LedgerPart):
     ) -> None:
         """Record the outcome of a transaction. The same outcome again changes nothing.
 
-        Args:
-            lease: lease on the account.
-            hash: hash of the transaction.
-            outcome: "included"; "failed" (included with an error code: sequence and fee are used);
-                "expired" (not known past its timeout height); or "superseded" (another transaction
-                has its sequence).
-            starts: start of each post of an included transaction, in order.
-            cost: amount charged in ujkl; None if not known.
+        The outcome is "included"; "failed" (included with an error code: sequence and fee are
+        used); "expired" (not known past its timeout height); or "superseded" (another transaction
+        has its sequence). An included transaction has the start of each post in order. `cost` is
+        the amount charged in ujkl, if known.
 
         Raises:
             LedgerError: the transaction does not exist or has another outcome, or the number of
