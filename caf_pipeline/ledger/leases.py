@@ -84,7 +84,7 @@ _RELEASE: Final = update(LEASES).where(_HELD).values(expires_at=_RELEASED)
 
 
 class HeldLease:
-    """A context that holds a lease: it waits for it, renews it in the background, and releases it.
+    """A context that waits for a lease, renews it in the background, and releases it.
 
     `epoch` is 0 before the lease is held.
     """
