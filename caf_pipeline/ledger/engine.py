@@ -54,7 +54,6 @@ class LedgerEngine:
     """Transactions on one database. Safe in threads. A forked process opens its own connections."""
 
     def __init__(self, database: Database) -> None:
-        """Create the engine without connecting."""
         self.database = database
         self._engine = create_engine(
             "postgresql+psycopg://",

@@ -139,7 +139,6 @@ class HeldLease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release the lease."""
         self._released.set()
         self._renewing.join()
         # If the database is away, the lease expires.

@@ -61,7 +61,6 @@ class Lookup:
     """Answers readers' questions. Nothing here writes. Safe in threads."""
 
     def __init__(self, database: Database) -> None:
-        """Create the object without connecting."""
         self._connections = ReadConnections(database)
 
     def bring_up(self, waits: Waits) -> None:

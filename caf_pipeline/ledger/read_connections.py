@@ -27,7 +27,6 @@ class ReadConnections:
     """
 
     def __init__(self, database: Database) -> None:
-        """Create the pool without connecting."""
         self.database = database
         self._forget_connections()
 
