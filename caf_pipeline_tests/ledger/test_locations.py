@@ -236,4 +236,5 @@ def test_a_page_of_keys_is_read_from_the_index_alone(plan_of):
     plan = plan_of(
         query("archived_keys") % {"source": "'src'", "start": "'a'", "end": "NULL", "limit": 10}
     )
-    assert "Index Only Scan using file_locations_pkey" in plan
+    assert "Index Only Scan" in plan
+    assert "file_locations_pkey" in plan
