@@ -1,5 +1,6 @@
--- The ledger's tables. caf_pipeline/ledger/tables.py declares the same and says what each column means; a test holds the two equal.
--- Text that is compared as bytes has COLLATE "C": keys are byte-exact, and no locale may reorder an index.
+-- The ledger's tables. caf_pipeline/ledger/tables.py declares the same tables and describes each
+-- column; a test compares both. Text that is compared as bytes has COLLATE "C": keys are
+-- byte-exact, and no locale may reorder an index.
 
 CREATE TABLE sources (
     source_id      integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -23,7 +24,7 @@ CREATE TABLE plans (
     UNIQUE (source_id, name)
 );
 
--- The chunks. What is true of a chunk in one store is in chunk_copies.
+-- Chunks. Facts about a chunk in one store are in chunk_copies.
 CREATE TABLE caf_files (
     caf_file_id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name                 text COLLATE "C" NOT NULL UNIQUE,
@@ -58,12 +59,14 @@ CREATE TABLE caf_files (
     nonce                bytea,
     recipients           text[],
     UNIQUE (plan_id, number),
-    -- A state is a claim about what was done; the moves say in which order, these say that it was done at all.
+    -- A state claims that something was done. Moves guarantee the order, these checks that it was
+    -- done.
     CONSTRAINT sealed_before CHECK (sealed_at IS NOT NULL OR state NOT IN ('sealed', 'located', 'abandoned')),
     CONSTRAINT located_before CHECK (located_at IS NOT NULL OR state <> 'located')
 );
 
--- The copy of a chunk in a store. The triggers in 0002.views.sql hold its state to that of its chunk.
+-- Copies of chunks in stores. Triggers in 0002.views.sql keep the states of a chunk and its copies
+-- consistent.
 CREATE TABLE chunk_copies (
     caf_file_id    bigint NOT NULL REFERENCES caf_files,
     store          text COLLATE "C" NOT NULL,
@@ -91,7 +94,7 @@ CREATE TABLE chunk_copies (
     CONSTRAINT damage_of_damaged CHECK (damage = '' OR state IN ('damaged', 'retired'))
 );
 
--- Who works on a chunk, cuts a source's plan or signs for an account now; by the database's clock.
+-- Which run works on a chunk, plans a source or signs for an account, by the database's clock.
 CREATE TABLE leases (
     name             text COLLATE "C" PRIMARY KEY,
     epoch            bigint NOT NULL,
@@ -102,8 +105,8 @@ CREATE TABLE leases (
     expires_at       timestamptz NOT NULL
 );
 
--- What live runs wait for now. A process writes its own rows and renews them while it waits; rows of a process that is dead, or that
--- have run out, are no waits.
+-- Waits of live runs. A process renews its rows; rows of dead processes and expired rows do not
+-- count.
 CREATE TABLE waits (
     run              text NOT NULL,
     boot_id          text NOT NULL,
@@ -123,10 +126,10 @@ CREATE TABLE staging_reservations (
     size_bytes   bigint NOT NULL
 );
 
--- Objects. Neither claims nor locations have foreign keys: both are loaded by one statement under a lock on the chunk's row, no row they
--- could name is ever deleted, and keys halved the rate of loading.
+-- Objects. Claims and locations have no foreign keys, which halved the rate of loading. One
+-- statement loads them under a lock on the chunk's row, and referenced rows are never deleted.
 
--- What a chunk under way will archive.
+-- Objects of chunks under way.
 CREATE TABLE claims (
     source_id       integer NOT NULL,
     file_path       text COLLATE "C" NOT NULL,
@@ -151,8 +154,8 @@ CREATE TABLE header_sets (
     user_metadata        jsonb NOT NULL
 );
 
--- Where the objects are: which bytes of which chunk. A part of an object has a row of its own. The columns of eight bytes come first, so
--- that none is padded.
+-- Locations: which bytes of which chunk an object is. A part of an object has its own row. Columns
+-- of eight bytes come first, which avoids padding.
 CREATE TABLE file_locations (
     caf_file_id    bigint NOT NULL,
     start_byte     bigint NOT NULL,
@@ -169,15 +172,17 @@ CREATE TABLE file_locations (
     crc64nvme      bytea,
     s3_checksum    text,
     header_set     bytea,
-    -- Beside the index by chunk, the key is the only index: a look-up of a key reads its few versions.
+    -- Besides the index by chunk, the key is the only index: a lookup of a key reads its few
+    -- versions.
     PRIMARY KEY (source_id, file_path, version_id, etag, size_bytes, rewritten_at, part)
 );
 
--- The rows of sealed chunks that are not located: locating moves them to file_locations.
+-- Rows of sealed chunks that are not located. Locating moves them to file_locations.
 CREATE TABLE pending_locations (LIKE file_locations INCLUDING DEFAULTS);
 
--- Objects that are larger than a chunk: which part of one a chunk has. A chunk has one part and nothing else. All parts of an object are
--- in chunks of one plan; planned again after that was abandoned, they are in chunks of another. No row is ever deleted.
+-- Parts of objects that are larger than a chunk. A chunk has one part and nothing else. All parts
+-- of an object are in chunks of one plan; after that is abandoned, another plan has parts of its
+-- own. No row is ever deleted.
 CREATE TABLE object_parts (
     caf_file_id     bigint PRIMARY KEY REFERENCES caf_files,
     plan_id         bigint NOT NULL REFERENCES plans,
@@ -217,7 +222,7 @@ CREATE TABLE skipped_objects (
     PRIMARY KEY (source_id, file_path, version_id, etag, size_bytes, rewritten_at)
 );
 
--- Runs of a chunk that failed on one object, so that it can be skipped after several.
+-- Objects on which runs of a chunk failed. After several failures the object is skipped.
 CREATE TABLE read_failures (
     caf_file_id     bigint NOT NULL REFERENCES caf_files,
     file_path       text COLLATE "C" NOT NULL,
@@ -227,7 +232,7 @@ CREATE TABLE read_failures (
     PRIMARY KEY (caf_file_id, file_path, object_version)
 );
 
--- Archives of logs that clp-s packed, by which a search picks them.
+-- Log archives of clp-s, with the times by which a search selects them.
 CREATE TABLE log_times (
     caf_file_id  bigint NOT NULL,
     start_byte   bigint NOT NULL,
@@ -236,7 +241,8 @@ CREATE TABLE log_times (
     PRIMARY KEY (caf_file_id, start_byte)
 );
 
--- Inventories that were planned, and what they said of the bucket. See "Which objects are to be archived" in docs/design.md.
+-- Planned inventories, and what they stated about the bucket. See "Which objects are to be
+-- archived" in docs/design.md.
 CREATE TABLE inventories (
     source_id        integer NOT NULL REFERENCES sources,
     name             text COLLATE "C" NOT NULL,
@@ -253,7 +259,7 @@ CREATE TABLE inventories (
     PRIMARY KEY (source_id, name)
 );
 
--- What is current in the bucket, if that is not what LastModified tells.
+-- Current objects, if LastModified alone would give another answer.
 CREATE TABLE current_exceptions (
     source_id       integer NOT NULL,
     file_path       text COLLATE "C" NOT NULL,
@@ -264,8 +270,8 @@ CREATE TABLE current_exceptions (
     PRIMARY KEY (source_id, file_path, stated_at)
 );
 
--- What S3's event notifications named, until a listing that began later has it. An event only names a key: what the bucket has of it
--- is asked when it is planned.
+-- Keys that S3's event notifications named, until a later listing covers them. An event only names
+-- a key; the plan asks what the bucket has.
 CREATE TABLE noticed_keys (
     source_id   integer NOT NULL REFERENCES sources,
     file_path   bytea NOT NULL,
@@ -276,7 +282,8 @@ CREATE TABLE noticed_keys (
     PRIMARY KEY (source_id, file_path)
 );
 
--- Messages of a source's queue that are no event of its bucket: kept here before they are deleted there.
+-- Messages of a source's queue that are not events of its bucket. They are stored before they are
+-- deleted from the queue.
 CREATE TABLE messages_set_apart (
     source_id     integer NOT NULL REFERENCES sources,
     message_id    text COLLATE "C" NOT NULL,
@@ -286,19 +293,20 @@ CREATE TABLE messages_set_apart (
     PRIMARY KEY (source_id, message_id)
 );
 
--- A table of its own, since the source's row is locked while a plan is registered.
+-- A separate table, since a plan locks its source's row.
 CREATE TABLE queue_reads (
     source_id  integer PRIMARY KEY REFERENCES sources,
     read_at    timestamptz NOT NULL DEFAULT now()
 );
 
--- Sources that are being restored from what the store lists: what is not restored yet must not be planned, and paid for, again.
+-- Sources that are being restored from the store. Objects that are not restored yet must not be
+-- planned and paid again.
 CREATE TABLE rebuilds (
     source_id  integer PRIMARY KEY REFERENCES sources,
     began_at   timestamptz NOT NULL DEFAULT now()
 );
 
--- What providers have of the copy of a chunk in a store.
+-- Providers' copies of chunks, as last checked.
 CREATE TABLE replicas (
     caf_file_id  bigint NOT NULL,
     store        text COLLATE "C" NOT NULL,
@@ -314,8 +322,8 @@ CREATE TABLE replicas (
     FOREIGN KEY (caf_file_id, store) REFERENCES chunk_copies
 );
 
--- All stored bytes of a chunk came back from a provider with the Merkle root. Only a verifier writes here (roles.sql); who moves a
--- chunk may remove what counts no more.
+-- Chunks that a provider returned whole, with the right Merkle root. Only a verifier inserts here
+-- (roles.sql). A run that moves a chunk may delete rows that no longer count.
 CREATE TABLE full_reads (
     caf_file_id  bigint NOT NULL,
     store        text COLLATE "C" NOT NULL,
@@ -334,13 +342,13 @@ CREATE TABLE providers (
     failed_at      timestamptz
 );
 
--- What was signed. A transaction belongs to its account, and posts any number of chunks. Written before it is sent; a retry sends the
--- same body.
+-- Signed transactions. Each belongs to an account and posts any number of chunks. It is written
+-- before it is sent; a retry sends the same body.
 CREATE TABLE transactions (
     hash            text PRIMARY KEY,
     account         text COLLATE "C" NOT NULL,
     sequence        bigint NOT NULL CHECK (sequence >= 0),
-    timeout_height  bigint NOT NULL CHECK (timeout_height > 0),  -- 0 would be no end, and a fate that is never known
+    timeout_height  bigint NOT NULL CHECK (timeout_height > 0),  -- 0 would never expire
     body            bytea NOT NULL,
     purpose         text NOT NULL CHECK (purpose IN ('post', 'buy')),
     cost            bigint NOT NULL CHECK (cost >= 0),
@@ -348,13 +356,14 @@ CREATE TABLE transactions (
     outcome         text CHECK (outcome IN ('included', 'failed', 'expired', 'superseded')),
     created_at      timestamptz NOT NULL DEFAULT now(),
     settled_at      timestamptz,
-    -- What is asked of the chain by its hash is what was signed.
+    -- The hash by which the chain knows the transaction must be that of the signed bytes.
     CONSTRAINT hash_of_body CHECK (hash = upper(encode(sha256(body), 'hex'))),
     CONSTRAINT settled_with_outcome CHECK ((outcome IS NULL) = (settled_at IS NULL)),
     UNIQUE (hash, account)                            -- for the key of its posts
 );
 
--- Messages that wait for a transaction, until one that has them is included or nobody wants them any more.
+-- Messages that wait for a transaction. A row is deleted when a transaction includes it, or when
+-- its chunk needs no post.
 CREATE TABLE posts (
     caf_file_id    bigint NOT NULL REFERENCES caf_files,
     account        text COLLATE "C" NOT NULL,
@@ -380,7 +389,7 @@ CREATE TABLE chain_heights (
     height    bigint NOT NULL
 );
 
--- What the chain last said of the space that an account bought, and of its coins.
+-- The last reading of an account's space and coins.
 CREATE TABLE storage_plans (
     account           text COLLATE "C" PRIMARY KEY,
     read_at           timestamptz NOT NULL,
@@ -392,8 +401,8 @@ CREATE TABLE storage_plans (
     latest_end_space  bigint
 );
 
--- The last look at a store for posts of a source that the ledger does not know, as after an older backup was restored. See
--- docs/decisions/0028-older-ledgers.md.
+-- The last search of a store for posts that the ledger does not know, e.g. after an older backup
+-- was restored. See docs/decisions/0028-older-ledgers.md.
 CREATE TABLE store_looks (
     source_id  integer NOT NULL REFERENCES sources,
     account    text COLLATE "C" NOT NULL,
@@ -403,7 +412,7 @@ CREATE TABLE store_looks (
     PRIMARY KEY (source_id, account)
 );
 
--- Posts that are no chunks of the ledger, and need not be: they keep nothing from being packed and posted.
+-- Posts that are not and need not be chunks of this ledger. They do not stop packing and posting.
 CREATE TABLE left_posts (
     source_id    integer NOT NULL REFERENCES sources,
     merkle_root  bytea NOT NULL,
@@ -412,20 +421,21 @@ CREATE TABLE left_posts (
     PRIMARY KEY (source_id, merkle_root)
 );
 
--- Passes of the proof watch through the store's own lists. See "Proofs, damage and repair" in docs/jackal.md.
+-- Passes of the proof watch through a store's lists. See "Proofs, damage and repair" in
+-- docs/jackal.md.
 CREATE TABLE chain_listings (
     store     text PRIMARY KEY,
     next_at   timestamptz NOT NULL,
     whole_at  timestamptz
 );
 
--- The folder that has the chunks of this ledger, if they are in a folder.
+-- The folder that has this ledger's chunks, if they are in a folder.
 CREATE TABLE folder_store (
     only_row  boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     id        text NOT NULL CHECK (id ~ '^[0-9a-f]{32}$')
 );
 
--- An order that is not here was not given: the settings hold.
+-- Orders of the operator. Without an order the settings apply.
 CREATE TABLE orders (
     name        text PRIMARY KEY CHECK (name IN ('paused', 'bandwidth', 'spend_cap')),
     value       text NOT NULL CHECK (value <> ''),

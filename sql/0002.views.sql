@@ -1,7 +1,8 @@
 -- Views and functions.
 
--- The text by which the software names an object beside its key: the version id, or `etag:<ETag>:<size>` of a bucket without versions,
--- with the time of a rewrite at the end. inventory/objects.py makes the same text.
+-- The text that identifies an object besides its key: the version id, or `etag:<ETag>:<size>` in a
+-- bucket without versions, with the time of a rewrite at the end. inventory/objects.py makes the
+-- same text.
 CREATE FUNCTION object_version(version_id text, etag text, size_bytes bigint, rewritten_at timestamptz) RETURNS text
     LANGUAGE sql STABLE PARALLEL SAFE RETURN
     CASE WHEN version_id <> '' THEN version_id
@@ -9,8 +10,8 @@ CREATE FUNCTION object_version(version_id text, etag text, size_bytes bigint, re
             || to_char(rewritten_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
         ELSE 'etag:' || etag || ':' || size_bytes::text END;
 
--- The chunks with their copies. `state` is the one word for how far a chunk and its copy are, as chunk_state.py has it; `chunk_state`
--- and `copy_state` are what the tables have.
+-- Chunks with their copies. `state` is the state of chunk_state.py, which combines both.
+-- `chunk_state` and `copy_state` are the stored columns.
 CREATE VIEW chunks AS
 SELECT caf_file_id, caf_files.name, source_id, plan_id, number,
     CASE WHEN caf_files.state = 'sealed' AND copies.state <> 'wanted' OR caf_files.state = 'located' AND copies.state <> 'verified'
@@ -23,7 +24,8 @@ SELECT caf_file_id, caf_files.name, source_id, plan_id, number,
     suspected_at, unanswered_at
 FROM caf_files LEFT JOIN chunk_copies AS copies USING (caf_file_id);
 
--- Refuse, at the end of a transaction, a chunk and copies in states that no move of chunk_state.py makes.
+-- Refuses, at the end of a transaction, states of a chunk and its copies that no move of
+-- chunk_state.py makes.
 CREATE FUNCTION require_copies() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     chunk record;
@@ -48,15 +50,16 @@ BEGIN
 END $$;
 CREATE CONSTRAINT TRIGGER has_its_copies AFTER UPDATE OF state ON caf_files DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW EXECUTE FUNCTION require_copies();
--- A plan's chunks have no copies, and are many.
+-- Chunks of a plan are many and have no copies.
 CREATE CONSTRAINT TRIGGER begins_with_its_copies AFTER INSERT ON caf_files DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW WHEN (NEW.state <> 'planned') EXECUTE FUNCTION require_copies();
 CREATE CONSTRAINT TRIGGER is_of_its_chunk AFTER INSERT OR UPDATE OF caf_file_id, state OR DELETE ON chunk_copies
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION require_copies();
 
--- The objects that are archived in parts: every part of one plan is located, in a chunk in good standing, and they follow each other
--- from the object's first byte to its last. Nothing else says that such an object is located. `caf_file_id` is the first part's.
--- LATERAL with LIMIT: one look-up a part, whatever the planner knows of a table that is mostly empty.
+-- Objects archived in parts: every part of one plan is located, in a chunk in good standing, and
+-- the parts cover the object without gaps. Only this view decides that such an object is located.
+-- `caf_file_id` is the first part's. LATERAL with LIMIT: one lookup a part, even without statistics
+-- on a table that is mostly empty.
 CREATE VIEW objects_in_parts AS
 SELECT DISTINCT ON (source_id, file_path, version_id, etag, size_bytes, rewritten_at) *
 FROM (
@@ -87,19 +90,22 @@ FROM (
 ) AS whole
 ORDER BY source_id, file_path, version_id, etag, size_bytes, rewritten_at, plan_id;
 
--- When the latest whole inventory of each source was taken, of those that are planned.
+-- The time of the latest planned whole inventory of each source.
 CREATE VIEW last_whole_inventories AS
 SELECT source_id, max(taken_at) AS taken_at FROM inventories WHERE after_key = '' AND until_key IS NULL GROUP BY source_id;
 
--- Objects that are skipped now. The plan of a whole inventory claims each object of it that is due again, and lets those be due that it
--- does not list. A row that is due since before that inventory is history: the object was deleted or overwritten. The join begins with
--- sources, so that the planner finds a source's time once: with skipped_objects first, counting 10^6 rows took a fifth longer.
+-- Objects that are skipped now. The plan of a whole inventory claims each of its objects that is
+-- due again, and makes objects due that it does not list. A row due since before that inventory is
+-- history: the object was deleted or overwritten. The join begins with sources, so that the planner
+-- finds a source's time once. Beginning with skipped_objects, a count of 10^6 rows took a fifth
+-- longer.
 CREATE VIEW current_skips AS
 SELECT skipped_objects.* FROM sources LEFT JOIN last_whole_inventories USING (source_id) JOIN skipped_objects USING (source_id)
 WHERE reason <> 'waiting' AND retry_at > least(coalesce(taken_at, '-infinity'), now());
 
--- The chunks of sources whose object counts with another chunk. An object over several chunks counts with the last of them that is not
--- archived, and with its last one if all are archived. Parts that were given up are of no object. LATERAL with LIMIT: as in objects_in_parts.
+-- Chunks whose object counts with another chunk. An object in several chunks counts with the last
+-- that is not archived, or with its last chunk if all are archived. Abandoned parts belong to no
+-- object. LATERAL with LIMIT: see objects_in_parts.
 CREATE FUNCTION counted_elsewhere(source_names text[]) RETURNS TABLE (caf_file_id bigint) LANGUAGE sql STABLE AS $$
     SELECT caf_file_id FROM (
         SELECT parts.caf_file_id, abandoned OR row_number() OVER (
@@ -121,18 +127,18 @@ WHERE EXISTS (
     WHERE archived.source_id = claims.source_id AND archived.file_path = claims.file_path
         AND archived.last_modified < claims.last_modified AND chunks.state IN ('located', 'damaged'));
 
--- What is known of keys, all at the moment of the statement that asks. A function, because its statements are planned once for a
--- connection, also behind a pooler, and planning them takes longer than answering them. A skip that a whole inventory has ended, since it
--- does not list the object, is history.
+-- Returns the rows of keys, at the moment of the statement. A function, since its statements are
+-- planned once for a connection, even behind a pooler; planning takes longer than answering. A skip
+-- that a whole inventory ended, since it does not list the object, is history.
 CREATE FUNCTION look_up(source text, keys text[], good_states text[]) RETURNS TABLE (
-    told                text,         -- 'location'; 'exception': what is current from `moment` on; 'pending': claimed, or skipped
+    kind                text,         -- 'location'; 'exception': the current object from `moment` on; 'pending': claimed or skipped
     key                 text,
-    object_version      text,         -- of an exception NULL: the key is gone
-    moment              timestamptz,  -- LastModified; of an exception, since when
-    chunk               text,         -- NULL of what is skipped
-    state               text,         -- of the chunk; of what is skipped, the reason
-    inventory           text,         -- by which it was planned; of an exception, whose statement it is
-    version_id          text,         -- from here on of locations only
+    object_version      text,         -- NULL in an exception: the key is gone
+    moment              timestamptz,  -- LastModified; of an exception, its time
+    chunk               text,         -- NULL if skipped
+    state               text,         -- of the chunk; the reason if skipped
+    inventory           text,         -- that planned the object, or states the exception
+    version_id          text,         -- from here on for locations only
     start_byte          bigint,
     end_byte            bigint,
     etag                text,
@@ -144,7 +150,8 @@ CREATE FUNCTION look_up(source text, keys text[], good_states text[]) RETURNS TA
     parts               jsonb,        -- of objects_in_parts, else NULL
     header_set          bytea         -- NULL: not known
 ) LANGUAGE plpgsql STABLE
--- One plan for any number of keys, which reads no table from its beginning, also where the first plan was made of empty tables.
+-- One plan for any number of keys, which scans no table from its start, even if it was made on
+-- empty tables.
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off
 AS $$
 #variable_conflict use_column

@@ -1,17 +1,19 @@
--- Three roles for a ledger on a server of your own. Run it as the owner of the tables, in the ledger's database, and again after an upgrade:
--- psql -f roles.sql. Then grant a role to each user: GRANT caf_reader TO somebody.
+-- Three roles for a ledger on your own server. Run this file as the owner of the tables, in the
+-- ledger's database, and again after an upgrade: psql -f roles.sql. Then grant a role to each user:
+-- GRANT caf_reader TO somebody.
 
--- Reads archived objects and all that is known of them.
+-- Reads archived objects and the whole ledger.
 DO $$ BEGIN CREATE ROLE caf_reader NOLOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 GRANT SELECT ON ALL TABLES IN SCHEMA public TO caf_reader;
 
--- Plans, packs, uploads and locates. A worker may remove a full read that counts no more, and cannot claim one.
+-- Plans, packs, uploads and locates. A worker may delete a full read that no longer counts, but
+-- cannot record one.
 DO $$ BEGIN CREATE ROLE caf_worker NOLOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO caf_worker;
 REVOKE INSERT, UPDATE, DELETE ON schema_files FROM caf_worker;
 REVOKE INSERT, UPDATE ON full_reads FROM caf_worker;
 
--- Reads chunks whole, and says so: 'caf safe-to-delete' runs as a verifier.
+-- Reads whole chunks and records that: 'caf safe-to-delete' runs as a verifier.
 DO $$ BEGIN CREATE ROLE caf_verifier NOLOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
 GRANT caf_worker TO caf_verifier;
 GRANT INSERT, UPDATE ON full_reads TO caf_verifier;

@@ -1,6 +1,5 @@
-"""What is known, in Postgres.
+"""The state of sources, plans, chunks and objects, in Postgres.
 
-Sources, plans, chunks and their guarded moves, leases, locations, proofs, transactions, and the
-orders that operators give while runs go on. No step decides anything here: a move is allowed or
-refused (`chunk_state`), and never made by itself.
+No step decides anything here. `chunk_state` says which moves are legal; the ledger makes a move
+only when a caller requests it.
 """

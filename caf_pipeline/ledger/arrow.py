@@ -1,8 +1,7 @@
-"""The ledger's rows as Arrow batches: in COPY's binary form on the way in, as Parquet on the way
-out.
+"""The ledger's rows as Arrow batches: to COPY's binary format, and from rows to Parquet.
 
-What only looks something up loads none of this: pyarrow takes as long to load as all the rest of
-the ledger. Source: COPY in the PostgreSQL 18 manual.
+Loading pyarrow takes as long as loading the rest of the ledger, so lookups do not import this
+module. Source: COPY in the PostgreSQL 18 manual.
 """
 
 import hashlib
@@ -35,31 +34,25 @@ _UNCHANGED: Final = (
     "crc64nvme",
     "s3_checksum",
 )
-"""The columns of LOCATION_SCHEMA that `file_locations` has unchanged."""
 
 LOCATION: Final = ("file_path", *_IDENTITY, *_UNCHANGED, "header_set")
-"""The columns of `file_locations` that `location_batches` gives, in its order."""
+"""Columns of `file_locations` that `location_batches` yields, in order."""
 
 HEADER_SET: Final = ("header_set", *HEADERS, "user_metadata")
-"""The columns of `header_sets` that `header_set_batches` gives, in its order; user metadata as text
-of JSON.
-"""
+"""Columns of `header_sets` that `header_set_batches` yields. User metadata is JSON text."""
 
 SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
-"""What COPY's binary form begins with: the signature, no flags, no extension."""
+"""First bytes of COPY's binary format: signature, no flags, no extension."""
 
 TRAILER: Final = b"\xff\xff"
-"""What it ends with."""
 
 _NULL: Final = b"\xff" * 4
 _POSTGRES_EPOCH_MICROSECONDS: Final = 946_684_800_000_000  # 2000-01-01 UTC, since 1970
 _NEVER: Final = -(2**63)
-"""'-infinity' as COPY's binary form has it. Source: timestamp.h of Postgres."""
+"""'-infinity' in COPY's binary format. Source: timestamp.h of Postgres."""
 
 _GATHERED_BYTES: Final = 4 << 20
-"""Of batches that are made rows together: batches of 4,000 rows took a tenth longer to load, larger
-ones than this no less.
-"""
+"""Size of joined batches. Batches of 4,000 rows took 10 % longer; larger ones gained nothing."""
 
 _EXPORTS: Final = {
     "standing": (STANDING_SCHEMA, ["standing", "reason"]),
@@ -67,12 +60,11 @@ _EXPORTS: Final = {
     "exceptions": (EXCEPTION_SCHEMA, ["object_version"]),
     "located": (LOCATED_SCHEMA, ["object_version"]),
 }
-"""What is exported: its schema, and the columns that are written by a dictionary."""
+"""The schema of each export, and its dictionary-encoded columns."""
 
 
 def as_rows(same: Sequence[bytes], batch: pa.RecordBatch) -> pa.Buffer:
-    """Return rows of these values, in Postgres' binary form, and a batch's as COPY's binary form
-    has them.
+    """Return a batch as rows in COPY's binary format, each beginning with the fields `same`.
 
     Texts and binaries become `text` and `bytea`, integers `int8`, timestamps in microseconds
     `timestamptz`.
@@ -87,10 +79,7 @@ def as_rows(same: Sequence[bytes], batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def _as_fields(values: pa.Array) -> Iterator[pa.Array]:
-    """Yield the arrays that a column's COPY fields are joined from.
-
-    Of a null value one has null, the other has no bytes.
-    """
+    """Yield the arrays from which a column's COPY fields are joined."""
     if pa.types.is_integer(values.type) or pa.types.is_timestamp(values.type):
         begins = _POSTGRES_EPOCH_MICROSECONDS if pa.types.is_timestamp(values.type) else 0
         field = np.empty(len(values), [("length", ">i4"), ("value", ">i8")])
@@ -104,7 +93,7 @@ def _as_fields(values: pa.Array) -> Iterator[pa.Array]:
 
 
 def _null_as_in(values: pa.Array, fields: "np.ndarray[Any, Any]") -> pa.Array:
-    """Return items of one width as binaries, those null whose value is null."""
+    """Return items of one width as binaries, null where the value is null."""
     ends = np.arange(len(fields) + 1, dtype=np.int32) * np.int32(fields.itemsize)
     whole = pa.Array.from_buffers(
         pa.binary(), len(fields), [None, pa.py_buffer(ends), pa.py_buffer(fields)]
@@ -113,23 +102,24 @@ def _null_as_in(values: pa.Array, fields: "np.ndarray[Any, Any]") -> pa.Array:
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    some: list[pa.RecordBatch] = []
+    gathered: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:
-        some.append(batch)
+        gathered.append(batch)
         size_bytes += batch.nbytes
         if size_bytes >= _GATHERED_BYTES:
-            yield pa.concat_batches(some)
-            some, size_bytes = [], 0
-    if some:
-        yield pa.concat_batches(some)
+            yield pa.concat_batches(gathered)
+            gathered, size_bytes = [], 0
+    if gathered:
+        yield pa.concat_batches(gathered)
 
 
 def claim_batches(
     chunks: Mapping[int, int], identities: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `CLAIM` for batches as of `plan.read_identities`; `chunks` has the
-    `caf_file_id` of each chunk number.
+    """Yield rows of `CLAIM` from batches of `plan.read_identities`.
+
+    `chunks` maps chunk numbers to `caf_file_id`.
     """
     numbers, ids = pa.array(list(chunks), pa.int32()), pa.array(list(chunks.values()), pa.int64())
     for batch in _gathered(identities):
@@ -148,9 +138,7 @@ def claim_batches(
 
 
 def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `LOCATION` for batches of LOCATION_SCHEMA, none of which is a part of an
-    object.
-    """
+    """Yield rows of `LOCATION` from batches of LOCATION_SCHEMA without object parts."""
     for batch in _gathered(batches):
         columns = [
             batch["key"],
@@ -165,16 +153,13 @@ def location_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
 
 
 def _or_never(rewritten_at: pa.Array) -> pa.Array:
-    """Return times of rewrites as the tables have them: '-infinity' for null."""
     return pc.subtract(rewritten_at.cast(pa.int64()), _POSTGRES_EPOCH_MICROSECONDS).fill_null(
         _NEVER
     )
 
 
 def header_set_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `HEADER_SET`, a set once for each batch, for batches with the columns of
-    `HEADERS` and `user_metadata`.
-    """
+    """Yield rows of `HEADER_SET`, each set once a batch."""
     for batch in _gathered(batches):
         ids, firsts = header_set_ids(batch)
         rows = batch.select([*HEADERS, "user_metadata"]).take(firsts)
@@ -189,10 +174,10 @@ def header_set_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordB
 
 
 def header_set_ids(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
-    """Return the id of each row's set, null if `user_metadata` is, and the number of the first row
-    of each set.
+    """Return the header set id of each row, and the number of each set's first row.
 
-    A manifest has the user metadata sorted by name, as `ObjectHeaders.id` sorts it.
+    Like `ObjectHeaders.id`, a manifest sorts user metadata by name. The id is null without
+    metadata.
     """
     metadata = batch["user_metadata"]
     pairs = pc.binary_join_element_wise(metadata.keys, metadata.items.fill_null(""), "", "\0")
@@ -211,7 +196,7 @@ def header_set_ids(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
 
 
 def batch_of_headers(headers: ObjectHeaders) -> pa.RecordBatch:
-    """Return a batch with the columns of `HEADERS` and `user_metadata` that has one row."""
+    """Return a batch with one row: the columns of `HEADERS` and `user_metadata`."""
     columns = [pa.array([getattr(headers, name)]) for name in HEADERS]
     metadata = pa.array([sorted(headers.user_metadata.items())], pa.map_(pa.string(), pa.string()))
     return pa.record_batch([*columns, metadata], names=[*HEADERS, "user_metadata"])
@@ -220,43 +205,33 @@ def batch_of_headers(headers: ObjectHeaders) -> pa.RecordBatch:
 def write_export(
     what: str, path: Path, fetched: Iterable[tuple[Mapping[str, Any], Sequence[tuple[Any, ...]]]]
 ) -> int:
-    """Write what is exported as Parquet, in place of an older file; return the rows.
+    """Write an export as Parquet, replacing an older file; return the number of rows.
 
-    Args: what: of `_EXPORTS`. path: where to. fetched: some rows at once, and the values of the
-        columns that they lack, the same in all of them.
-
-    Raises:
-        StagingError: the file cannot be written.
+    `what` is a key of `_EXPORTS`. `fetched` yields rows with the values of the columns that they
+    lack. Raises StagingError if the file cannot be written.
     """
     schema, dictionaries = _EXPORTS[what]
-    # No `WholeFile`: the run that asked reads it and no later one, so that nothing waits until
-    # gigabytes are on the disk.
+    # No `WholeFile`: only this run reads the file, so a sync of gigabytes is not needed.
     part = path.with_name(path.name + ".part")
     count = 0
     try:
         with closing(pq.ParquetWriter(part, schema, use_dictionary=dictionaries)) as writer:
             for same, rows in fetched:
-                writer.write_batch(_batch(schema, same, rows))
+                values = zip(*rows, strict=True)
+                columns = [
+                    pa.repeat(pa.scalar(same[field.name], field.type), len(rows))
+                    if field.name in same
+                    else pa.array(next(values), field.type)
+                    for field in schema
+                ]
+                writer.write_batch(pa.record_batch(columns, schema=schema))
                 count += len(rows)
         part.replace(path)
     except OSError as error:
         raise StagingError(
             f"{path} cannot be written: {error.strerror or error}",
-            hint="see that its folder is there and may be written, and that its disk has room",
+            hint="check that its folder exists and is writable, and that the disk has room",
         ) from error
     finally:
         part.unlink(missing_ok=True)
     return count
-
-
-def _batch(
-    schema: pa.Schema, same: Mapping[str, Any], rows: Sequence[tuple[Any, ...]]
-) -> pa.RecordBatch:
-    given = zip(*rows, strict=True)
-    columns = [
-        pa.repeat(pa.scalar(same[field.name], field.type), len(rows))
-        if field.name in same
-        else pa.array(next(given), field.type)
-        for field in schema
-    ]
-    return pa.record_batch(columns, schema=schema)

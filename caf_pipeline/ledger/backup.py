@@ -1,9 +1,8 @@
-"""Backs the ledger up to a file of pg_dump's custom format, and restores it in one transaction.
+"""Backs the ledger up to a file in pg_dump's custom format, and restores it in one transaction.
 
-Tables that other programs keep in the same database are neither dumped nor touched. The
-connection's password is passed to Postgres' programs by the environment, never on a command line.
-
-Source: "pg_dump", "pg_restore" and "psql" in the PostgreSQL 18 manual.
+Other programs' tables in the database are not touched. The password reaches Postgres' programs
+through the environment, never on a command line. Source: "pg_dump", "pg_restore" and "psql" in the
+PostgreSQL 18 manual.
 """
 
 import contextlib
@@ -48,35 +47,34 @@ SET LOCAL lock_timeout = '20s';
 SELECT quote_ident(current_schema()) AS schema \gset
 SET LOCAL search_path = :schema;
 SELECT format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', oid::regclass) FROM pg_class
-WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AND relname = ANY
-    (:'names') \gexec
+WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p')
+    AND relname = ANY (:'names') \gexec
 DO $$ BEGIN
-    IF EXISTS (SELECT FROM leases WHERE expires_at > clock_timestamp()) THEN RAISE EXCEPTION
-        'a run holds a lease'; END IF;
+    IF EXISTS (SELECT FROM leases WHERE expires_at > clock_timestamp()) THEN
+        RAISE EXCEPTION 'a run holds a lease';
+    END IF;
 END $$;
 SELECT 'DROP VIEW ' || string_agg(oid::regclass::text, ', ') FROM pg_class
-WHERE relnamespace = current_schema()::regnamespace AND relkind = 'v' AND relname = ANY (:'names')
-    \gexec
+WHERE relnamespace = current_schema()::regnamespace AND relkind = 'v'
+    AND relname = ANY (:'names') \gexec
 SELECT 'DROP TABLE ' || string_agg(oid::regclass::text, ', ') FROM pg_class
-WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AND relname = ANY
-    (:'names') \gexec
+WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p')
+    AND relname = ANY (:'names') \gexec
 SELECT 'DROP FUNCTION ' || string_agg(oid::regprocedure::text, ', ') FROM pg_proc
 WHERE pronamespace = current_schema()::regnamespace AND proname = ANY (:'names') \gexec
 """
-r"""For psql.
+r"""A script for psql. It waits up to 20 seconds for other processes' statements.
 
-Waits 20 seconds for statements of other processes; idle connections lock nothing. `\gexec` runs the
-text that the server returns, and nothing if it is NULL.
+`\gexec` runs the text that the server returns, and nothing if it is NULL.
 """
 
-# Only the server's clock decides about times and epochs, since it gave the earlier epochs.
+# The server's clock gave the earlier epochs, so only this clock may set times and epochs.
 _AFTERWARDS: Final = """
 SET search_path = :schema;
-UPDATE leases SET epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS
-    bigint)) + 1,
-    expires_at = to_timestamp(0);
-UPDATE caf_files SET epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS
-    bigint)) + 1;
+UPDATE leases SET expires_at = to_timestamp(0),
+    epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)) + 1;
+UPDATE caf_files SET
+    epoch = greatest(epoch, CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)) + 1;
 INSERT INTO orders (name, value) VALUES ('paused', :'reason')
     ON CONFLICT (name) DO UPDATE SET value = excluded.value, ordered_at = now();
 COMMIT;
@@ -91,20 +89,15 @@ class BackupContents:
 
 
 class Programs:
-    """pg_dump, pg_restore and psql of one folder, as they connect to a database.
-
-    Raises: LedgerError: no pg_dump has the server's version. SettingsError: the URL has an
-        `sslpassword`.
-    """
+    """The client programs pg_dump, pg_restore and psql, for one database."""
 
     def __init__(self, database: Database, *, embedded: bool) -> None:
         address = conninfo_to_dict(database.url)
         if "sslpassword" in address:
             raise SettingsError(
-                "CAF_DATABASE_URL has an sslpassword, which pg_dump takes only on its command "
-                "line, where others can read it",
-                hint="use a key without a password, or back the database up with the server's own "
-                "tools",
+                "CAF_DATABASE_URL has an sslpassword, which pg_dump accepts only on its command "
+                "line, visible to other users",
+                hint="use a key without a password, or the server's own backup tools",
             )
         self._environment = child_environment(Need.NOTHING if embedded else Need.POSTGRES)
         password = address.pop("password", None)
@@ -114,26 +107,21 @@ class Programs:
         self._address = make_conninfo("", **{name: str(value) for name, value in address.items()})
         with database.translated(), database.connect() as connection:
             major = connection.info.server_version // 10_000
-        self._folder = self._of_version(major, embedded=embedded)
-
-    def _of_version(self, major: int, *, embedded: bool) -> Path:
         on_path = shutil.which("pg_dump")
         folders = [] if embedded or on_path is None else [Path(on_path).parent]
-        with contextlib.suppress(LedgerError):  # there is no wheel for this platform
+        with contextlib.suppress(LedgerError):  # no wheel for this platform
             folders.append(wheel_programs())
         for folder in folders:
+            command = [str(folder / "pg_dump"), "--version"]
             with contextlib.suppress(OSError):
-                shown = subprocess.run(
-                    [folder / "pg_dump", "--version"],
-                    env=child_environment(),
-                    capture_output=True,
-                    text=True,
-                    check=False,
+                version = subprocess.run(
+                    command, env=child_environment(), capture_output=True, text=True, check=False
                 ).stdout
-                if re.search(rf"\) {major}[. \n]", shown):
-                    return folder
+                if re.search(rf"\) {major}[. \n]", version):
+                    self._folder = folder
+                    return
         raise LedgerError(
-            f"the server runs Postgres {major}, and there is no pg_dump of that version on PATH",
+            f"the server runs Postgres {major}, but PATH has no pg_dump of this version",
             hint=f"install the client programs of Postgres {major} (postgresql-client-{major})",
         )
 
@@ -146,15 +134,11 @@ class Programs:
         stdin: int = subprocess.DEVNULL,
         stdout: int | IO[bytes] | None = None,
     ) -> Iterator["subprocess.Popen[bytes]"]:
-        """Start a program; it is gone at the context's end.
-
-        Raises:
-            LedgerError: it ended with an error and no other exception is on its way.
-        """
-        where = [f"--dbname={self._address}"] if connects else []
+        """Start a program in a context, and end it with the context."""
+        database = [f"--dbname={self._address}"] if connects else []
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
-                [str(self._folder / program), *where, *arguments],
+                [str(self._folder / program), *database, *arguments],
                 env=self._environment,
                 stdin=stdin,
                 stdout=stdout,
@@ -172,18 +156,16 @@ class Programs:
                             stream.close()
             if process.returncode:
                 errors.seek(0)
-                raise self._failure(
-                    program, errors.read().decode(errors="replace"), process.returncode
+                text = errors.read().decode(errors="replace")
+                text = text.replace(self._secret, "***") if self._secret else text
+                lines = [line.strip() for line in text.splitlines() if line.strip()]
+                reason = next(
+                    (line for line in lines if "error" in line.lower() or "fatal" in line.lower()),
+                    lines[-1] if lines else str(process.returncode),
                 )
-
-    def _failure(self, program: str, text: str, status: int) -> LedgerError:
-        text = text.replace(self._secret, "***") if self._secret else text
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        reason = next(
-            (line for line in lines if "error" in line.lower() or "fatal" in line.lower()),
-            lines[-1] if lines else str(status),
-        )
-        return LedgerError(f"{program} failed: {reason[:300]}", hint="the ledger is unchanged")
+                raise LedgerError(
+                    f"{program} failed: {reason[:300]}", hint="the ledger is unchanged"
+                )
 
 
 def names_of_ledger() -> Sequence[str]:
@@ -193,23 +175,19 @@ def names_of_ledger() -> Sequence[str]:
 
 
 def back_up(database: Database, path: Path, *, embedded: bool) -> int:
-    """Write a backup that shows the ledger at one moment; return its size in bytes.
+    """Write a backup of the ledger at one moment and return its size in bytes.
 
-    Only the file's owner can read it.
-
-    Raises:
-        UsageError: there is something at `path`. StagingError: it cannot be written. LedgerError.
+    Only the file's owner can read it. Raises UsageError if the path exists, and StagingError if the
+    file cannot be written.
     """
+    exists = UsageError(f"{str(path)!r} exists, and is not replaced.", hint="Name a new file.")
     if os.path.lexists(path):
-        raise UsageError(f"{str(path)!r} exists, and is not replaced.", hint="Name a new file.")
+        raise exists
     programs = Programs(database, embedded=embedded)
     with database.translated(), database.connect() as connection:
-        ours = {"ours": list(names_of_ledger())}
-        foreign = (
-            connection.cursor(row_factory=scalar_row)
-            .execute(query("foreign_tables"), ours)
-            .fetchall()
-        )
+        cursor = connection.cursor(row_factory=scalar_row)
+        values = {"ours": list(names_of_ledger())}
+        foreign = cursor.execute(query("foreign_tables"), values).fetchall()
     temporary = path.with_name(f".caf-{secrets.token_hex(8)}.partial")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
@@ -227,14 +205,19 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
                 pass
             sync_file(temporary)
             size_bytes = temporary.stat().st_size
-            _rename_to_new(temporary, path)
+            try:
+                os.link(temporary, path)  # unlike a rename, it replaces nothing
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without hard links, as on many USB disks
+                if os.path.lexists(path):
+                    raise exists from None
+                temporary.rename(path)
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(path.absolute().parent)
     except FileExistsError as error:
-        raise UsageError(
-            f"{str(path)!r} exists, and is not replaced.", hint="Name a new file."
-        ) from error
+        raise exists from error
     except OSError as error:
         raise StagingError(
             f"{str(path)!r} cannot be written: {error.strerror}",
@@ -249,31 +232,15 @@ def back_up(database: Database, path: Path, *, embedded: bool) -> int:
     return size_bytes
 
 
-def _rename_to_new(temporary: Path, path: Path) -> None:
-    """Rename a file; raises FileExistsError if there is something at `path`."""
-    try:
-        os.link(temporary, path)  # unlike a rename, it replaces nothing
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links, as on many USB disks
-        if os.path.lexists(path):
-            raise FileExistsError(str(path)) from None
-        temporary.rename(path)
-
-
 def read_backup(programs: Programs, path: Path) -> BackupContents:
-    """Return the sources in a backup.
-
-    Raises:
-        UsageError: the file is not a backup of a ledger, or another version made it.
-    """
+    """Return the sources in a backup. Raises UsageError if it is not of this version."""
     try:
         with path.open("rb") as file:
-            begins = file.read(len(_MAGIC))
+            magic = file.read(len(_MAGIC))
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}") from error
     no_backup = f"{str(path)!r} is not a backup of a ledger."
-    if begins != _MAGIC:
+    if magic != _MAGIC:
         raise UsageError(
             no_backup, hint="Give a file that 'caf backup' or 'pg_dump --format=custom' wrote."
         )
@@ -282,7 +249,7 @@ def read_backup(programs: Programs, path: Path) -> BackupContents:
         raise UsageError(no_backup, hint="It has no ledger of version 0.5.0 or later.")
     if not made_by(applied, schema_files()):
         raise UsageError(
-            f"{str(path)!r} is a backup of another version's ledger, and nothing was restored.",
+            f"{str(path)!r} is a backup of another version's ledger; nothing was restored.",
             hint="Restore it with the version that made it.",
         )
     return BackupContents({row["name"]: row["address"] for row in _rows(programs, path, "sources")})
@@ -314,11 +281,8 @@ def _rows(programs: Programs, path: Path, table: str) -> list[dict[str, str]]:
 def restore(programs: Programs, path: Path, *, reason: str) -> None:
     """Replace the ledger by a backup in one transaction, pause everything, and end all leases.
 
-    Tables that a later version added may be missing afterwards: opening the ledger makes them.
-
-    Raises: HeldByOther: a run holds a lease. LedgerError: a statement failed, or other processes
-        use the tables for too long. The
-            ledger is unchanged.
+    Opening the ledger then creates tables that a later version added. If an error is raised, the
+    ledger is unchanged. Raises HeldByOther if a run holds a lease.
     """
     names = names_of_ledger()
     try:
@@ -333,12 +297,12 @@ def restore(programs: Programs, path: Path, *, reason: str) -> None:
             )
             assert psql.stdin
             _send(psql.stdin, _BEFORE)
+            options = ("--no-owner", "--exit-on-error", f"--use-list={entries.name}", "--file=-")
             with programs.started(
-                "pg_restore", "--no-owner", "--exit-on-error", f"--use-list={entries.name}", "--file=-", str(path),  # noqa: E501
-                stdout=subprocess.PIPE,
-            ) as script:  # fmt: skip
+                "pg_restore", *options, str(path), stdout=subprocess.PIPE
+            ) as script:
                 assert script.stdout
-                with contextlib.suppress(BrokenPipeError):  # psql says why it ended
+                with contextlib.suppress(BrokenPipeError):  # psql reports why it ended
                     shutil.copyfileobj(script.stdout, psql.stdin, 1 << 20)
             # Only now: if the script or this process ends early, psql ends without a commit.
             _send(psql.stdin, _AFTERWARDS)
@@ -361,7 +325,6 @@ def _send(stream: IO[bytes], text: str) -> None:
 
 
 def _entries(programs: Programs, path: Path, names: Sequence[str]) -> str:
-    """Return the entries of a backup's table of contents that are of the ledger."""
     with programs.started("pg_restore", "--list", str(path), stdout=subprocess.PIPE) as process:
         assert process.stdout
         listed = process.stdout.read().decode().splitlines()

@@ -1,6 +1,4 @@
-"""Passes through the store's own lists: when the next one is due, what they are held against, and
-which chunks they suspect.
-"""
+"""Passes through a store's lists: when a pass is due, and which chunks it suspects."""
 
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
@@ -17,13 +15,12 @@ from caf_pipeline.ledger.tables import CAF_FILES, CHAIN_LISTINGS, CHUNK_COPIES, 
 from caf_pipeline.ledger.views import CHUNKS
 
 _ROWS: Final = 10_000
-_MARKED: Final = 1_000  # rows that one statement locks, for which a chunk's run may wait
+_MARKED: Final = 1_000  # rows that one statement locks; a chunk's run may wait for them
 
 _PASS: Final = insert(CHAIN_LISTINGS).values(
     next_at=func.now() + bindparam("again_in", type_=Interval)
 )
-# A pass is due an hour after the last one at most. A time beyond that was written while the clock
-# was wrong.
+# A pass is due at most an hour after the last. A later time was written while the clock was wrong.
 _BEGIN: Final = _PASS.on_conflict_do_update(
     index_elements=[CHAIN_LISTINGS.c.store],
     set_={"next_at": _PASS.excluded.next_at},
@@ -33,7 +30,7 @@ _BEGIN: Final = _PASS.on_conflict_do_update(
     ),
 ).returning(CHAIN_LISTINGS.c.store)
 _BEGAN: Final = bindparam("began", type_=TIMESTAMPTZ)
-# A look that was made since tells more than a list that may be older, and so does a move.
+# A later check or move is more recent than the list.
 _SUSPECT: Final = (
     update(CHUNK_COPIES)
     .where(
@@ -76,21 +73,20 @@ _SUSPICIONS: Final = select(
 
 
 class ChainListings(LedgerPart):
-    """What passes through the store's lists leave."""
+    """Records passes through a store's lists."""
 
     def begin(self, store: str, again_in: float) -> bool:
-        """Begin a pass where one is due, and tell whether it was.
+        """Begin a pass if one is due, and return whether it was.
 
-        If it never ends, the next one is due in `again_in` seconds.
+        If the pass never ends, the next is due in `again_in` seconds.
         """
-        with self._engine.begin() as connection:
-            values = {"store": store, "again_in": timedelta(seconds=again_in)}
-            return connection.execute(_BEGIN, values).one_or_none() is not None
+        begun = self._scalar(_BEGIN, store=store, again_in=timedelta(seconds=again_in))
+        return begun is not None
 
     def located_copies(self) -> tuple[datetime, list[LocatedCopies]]:
-        """Return the located chunks of all sources, and the time of which that is.
+        """Return the located chunks of all sources and the time of the answer.
 
-        Takes some 500 bytes a chunk.
+        Needs about 500 bytes of memory a chunk.
         """
         copies: list[LocatedCopies] = []
         with self._engine.begin() as connection:
@@ -109,18 +105,15 @@ class ChainListings(LedgerPart):
         return began, copies
 
     def suspect(self, began: datetime, caf_file_ids: Collection[int]) -> None:
-        """Let these chunks be looked at first, but for those that were moved or looked at since the
-        pass began.
-        """
+        """Mark chunks to be checked first, except those moved or checked since the pass began."""
         ids = sorted(caf_file_ids)
         for first in range(0, len(ids), _MARKED):
-            with self._engine.begin() as connection:
-                connection.execute(_SUSPECT, {"began": began, "ids": ids[first : first + _MARKED]})
+            self._execute(_SUSPECT, began=began, ids=ids[first : first + _MARKED])
 
     def end(self, store: str, began: datetime, again_in: float, *, whole: bool) -> None:
-        """End a pass; the next is due so many seconds after it began.
+        """End a pass. The next is due `again_in` seconds after it began.
 
-        After a whole one, what it did not suspect is not.
+        After a whole pass, chunks that it did not suspect are no longer suspected.
         """
         with self._engine.begin() as connection:
             if whole:
@@ -129,14 +122,10 @@ class ChainListings(LedgerPart):
             connection.execute(_END_WHOLE if whole else _END, values)
 
     def whole(self) -> Mapping[str, datetime]:
-        """Return when the last whole pass began, by store; stores without one are left out."""
-        with self._engine.begin() as connection:
-            return {row.store: row.whole_at for row in connection.execute(_WHOLE)}
+        """Return when the last whole pass through each store began, if there was one."""
+        return {row.store: row.whole_at for row in self._rows(_WHOLE)}
 
     def suspicions(self, store: str, source: str) -> tuple[datetime | None, int]:
-        """Return when the last whole pass began, None where there was none, and how many chunks of
-        a source are suspected.
-        """
-        with self._engine.begin() as connection:
-            row = connection.execute(_SUSPICIONS, {"store": store, "source": source}).one()
+        """Return when the last whole pass began (None: never), and the suspected chunks' number."""
+        (row,) = self._rows(_SUSPICIONS, store=store, source=source)
         return row.whole_at, row.suspected

@@ -1,5 +1,4 @@
-"""What the steps of a chunk write: each move, together with all that belongs to it, in one
-transaction.
+"""Moves of chunks. Each move and everything that belongs to it are one transaction.
 
 Source: "Database" and "Promises" in docs/design.md.
 """
@@ -52,7 +51,7 @@ _OWN_METHOD: Final = {
     (_S.UPLOADING, _S.VERIFIED): "record_verified",
     (_S.VERIFIED, _S.LOCATED): "load_locations",
 }
-"""Moves that write more than the state, by the method that makes them; `move` refuses them."""
+"""Moves that write more than the state, by their method. `move` refuses them."""
 
 _SEALED: Final = (
     "caf_size_bytes",
@@ -66,11 +65,8 @@ _SEALED: Final = (
 )
 _KEEPS_REASON: Final = frozenset({_S.PARKED, _S.WITHDRAWN})
 
-_COUNT_CLAIMS: Final = (
-    select(func.count()).select_from(CLAIMS).where(CLAIMS.c.caf_file_id == bindparam("id"))
-)
 _STORE: Final = select(CHUNKS.c.store).where(CHUNKS.c.name == bindparam("chunk"))
-# A skip of an object that is located now says nothing any more.
+# A skip of an object that is now located no longer counts.
 _END_OLD_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
     CLAIMS.c.caf_file_id == bindparam("id"), same_object(SKIPPED_OBJECTS, CLAIMS)
 )
@@ -79,8 +75,8 @@ _END_OLD_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
 class ChunkMoves(LedgerPart):
     """Moves chunks from state to state.
 
-    Methods raise LeaseLost, and write nothing, if the lease was taken over. They raise IllegalMove
-    if the chunk's state forbids the move.
+    Methods raise LeaseLost if the lease was taken over, and IllegalMove if the chunk's state
+    forbids the move. Then nothing was written.
     """
 
     def __init__(self, engine: LedgerEngine, store: str) -> None:
@@ -90,48 +86,41 @@ class ChunkMoves(LedgerPart):
     def move(
         self, lease: Lease, chunk: str, before: ChunkState, after: ChunkState, *, reason: str = ""
     ) -> None:
-        """Move a chunk and nothing else.
+        """Move a chunk whose move has no method of its own.
 
-        Moving to `packing` counts an attempt; `reason` stays with a chunk that is parked, damaged
-        or withdrawn.
+        Moving to `packing` counts an attempt. A parked, damaged or withdrawn chunk keeps `reason`.
+        Moving to `withdrawn` or `abandoned` ends the chunk's claims. Moving back from `sealed` to
+        `packing` claims skipped objects again, unless another chunk has taken them.
 
-        Moving to a state that claims nothing (`withdrawn`, `abandoned`) ends the chunk's claims;
-        moving back from `sealed` to `packing` claims again what the seal skipped, where no other
-        chunk has taken it. Moves that have a method of their own below are illegal here.
-
-        Raises: IllegalMove: also where the move would forget a post that is or may be on the chain
-            (`transactions`), where a
-                damaged chunk has no copy that was seen right, or where the copy of a parked one
-                does not allow it.
+        Raises:
+            IllegalMove: the move would forget a post that is or may be on the chain, or a damaged
+                chunk has no copy that was seen right.
         """
         method = _OWN_METHOD.get((before, after))
         if method is not None:
-            raise IllegalMove(f"chunk {chunk} goes from '{before}' to '{after}' by {method}() only")
+            raise IllegalMove(
+                f"chunk {chunk} goes from '{before}' to '{after}' only through {method}()"
+            )
         changes: dict[str, Any] = {"reason": reason if after in _KEEPS_REASON else ""}
-        of_copy: dict[str, Any] = {}
+        copy_changes: dict[str, Any] = {}
         if after is _S.PACKING:
             changes["attempts"] = CAF_FILES.c.attempts + 1
-        if (before, after) == (
-            _S.SEALED,
-            _S.PACKING,
-        ):  # what was sealed is gone, and its root must never be posted
+        if (before, after) == (_S.SEALED, _S.PACKING):
+            # The sealed file is lost, and its root must never be posted.
             changes |= {"sealed_at": None, "tail_start": None, "tail_sha256": None}
         if (before, after) == (_S.SEALED, _S.POSTING):
-            of_copy["store"] = (
-                self._store
-            )  # the settings may name another one than when the chunk was sealed
-        if (
-            before in GOOD
-        ):  # what came back once says nothing of a chunk that was found damaged since
-            of_copy["look_again_at"] = None
+            # The settings may name another store than at the seal.
+            copy_changes["store"] = self._store
+        if before in GOOD:
+            copy_changes["look_again_at"] = None
         if before in GOOD and after is not _S.WITHDRAWN:
-            of_copy["damage"] = reason if after is _S.DAMAGED else ""
+            copy_changes["damage"] = reason if after is _S.DAMAGED else ""
         with self._engine.begin() as connection:
             moved = move_row(
-                connection, lease, chunk, before, after, changes=changes, copy_changes=of_copy
+                connection, lease, chunk, before, after, changes=changes, copy_changes=copy_changes
             )
             before_move(connection, moved.caf_file_id, chunk, before, after)
-            if before in GOOD:
+            if before in GOOD:  # an earlier full read proves nothing about damage found later
                 forget_full_read(connection, moved.caf_file_id)
             if (before, after) == (_S.DAMAGED, _S.LOCATED):
                 require_right_copy(connection, moved.caf_file_id, chunk)
@@ -157,25 +146,13 @@ class ChunkMoves(LedgerPart):
         part: PartLocation | None = None,
         logs: Collection[LogTimes] = (),
     ) -> None:
-        """packing → sealed, or → empty if the seal counts no member, with the facts, the skips and
-        the rows of the members.
+        """Move packing → sealed, or → empty without members, and write the seal, skips and rows.
 
-        Ends the claims of the skipped objects and of those released (key, object version) to be
-        planned again.
+        Ends the claims of skipped objects, and of `released` (key, object version) objects, which
+        are planned again. `rows` returns batches of LOCATION_SCHEMA; a chunk of a `part` has none.
 
-        Args:
-            lease: on the chunk.
-            chunk: which.
-            seal: its facts.
-            skips: objects that were not packed.
-            released: objects that are to be planned again.
-            rows: returns the whole objects, batches of LOCATION_SCHEMA.
-            part: instead, the part that it has.
-            logs: the times of its clp-s archives.
-
-        Raises: LedgerError: the claims that are left, or the rows, are not as many as the members;
-            or the part is another one than
-                was planned. Nothing was written.
+        Raises:
+            LedgerError: the members differ in number from the remaining claims or the rows.
         """
         facts = {name: getattr(seal, name) for name in _SEALED}
         facts |= {"sealed_at": func.now(), "samples": as_jsonb(seal.samples)}
@@ -202,24 +179,25 @@ class ChunkMoves(LedgerPart):
                 raise LedgerError(
                     f"chunk {chunk} has {counted(seal.member_count, 'member')}, but "
                     f"{counted(written, 'location')}",
-                    hint="the packed file is not the one that was recorded: check the disk",
+                    hint="the packed file differs from its records: check the disk",
                 )
             if follow_move(connection, moved.caf_file_id, after):
                 return
-            left = connection.execute(_COUNT_CLAIMS, {"id": moved.caf_file_id}).scalar_one()
-            # An object without a claim may by now be in another plan; archiving it here too would
-            # be doing it twice.
-            if left != seal.member_count:
+            claims = connection.execute(
+                select(func.count())
+                .select_from(CLAIMS)
+                .where(CLAIMS.c.caf_file_id == moved.caf_file_id)
+            ).scalar_one()
+            # An object without a claim may be in another plan by now, and would be archived twice.
+            if claims != seal.member_count:
                 raise LedgerError(
                     f"chunk {chunk} has {counted(seal.member_count, 'member')}, but claims"
-                    f" {counted(left, 'object')} after its skips",
-                    hint="withdraw the chunk; the next plan has its objects again",
+                    f" {counted(claims, 'object')} after its skips",
+                    hint="withdraw the chunk; the next plan takes its objects again",
                 )
 
     def record_samples(self, lease: Lease, chunk: str, samples: Sequence[Sample]) -> None:
-        """Replace the samples of a chunk that is posting, posted or uploading: its file was packed
-        again with its root.
-        """
+        """Replace the samples of a chunk that was packed again to its root after the post began."""
         with self._engine.begin() as connection:
             states = (_S.POSTING, _S.POSTED, _S.UPLOADING)
             caf_file_id = require_state(connection, lease, chunk, states, "sampled again")
@@ -233,14 +211,9 @@ class ChunkMoves(LedgerPart):
         proof_type: int,
         samples: Sequence[Sample],
     ) -> None:
-        """Give a chunk that was never posted the root and samples of another type of tree over the
-        same bytes.
+        """Give a chunk that was never posted the root and samples of another type of tree.
 
-        It is `sealed`, or `posting` and known by the store never to have been posted. What waits to
-        be posted has the old root, and is forgotten.
-
-        Raises:
-            IllegalMove: a transaction posts it, or may.
+        A waiting message with the old root is deleted.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(
@@ -258,12 +231,7 @@ class ChunkMoves(LedgerPart):
             )
 
     def record_posting(self, lease: Lease, chunk: str, posting: PostRecord) -> None:
-        """posting → posted.
-
-        Raises: IntegrityError: the posting is of other bytes than those that were sealed; nothing
-            was written. IllegalMove: it is in another store than the ledger's copy, of which a
-            transaction is or may be included.
-        """
+        """Move posting → posted. Raises IntegrityError if the posted bytes are not the sealed."""
         with self._engine.begin() as connection:
             store = connection.execute(_STORE, {"chunk": chunk}).scalar_one_or_none()
             changes = {
@@ -281,14 +249,11 @@ class ChunkMoves(LedgerPart):
             end_waiting(connection, moved.caf_file_id)
 
     def load_locations(self, lease: Lease, chunk: str) -> int:
-        """verified → located: move the rows that the seal wrote to the locations, and end the
-        chunk's claims, at once.
+        """Move verified → located: write the seal's rows as locations, and end the chunk's claims.
 
-        A part's object is located, and its claim ends, once all parts are. Returns the rows
-        written.
-
-        Raises:
-            LedgerError: another chunk in good standing has one of the objects; nothing was written.
+        The object of a part is located, and its claim ends, when all its parts are located. Returns
+        the number of rows. Raises LedgerError if another chunk in good standing has one of the
+        objects.
         """
         with self._engine.begin() as connection:
             moved = move_row(
@@ -303,8 +268,7 @@ class ChunkMoves(LedgerPart):
             if written != moved.member_count:
                 raise LedgerError(
                     f"chunk {chunk} has {counted(moved.member_count, 'member')}, but "
-                    f"{counted(written, 'object')} of it"
-                    " can be located",
+                    f"only {counted(written, 'object')} can be located",
                     hint=TWICE,
                 )
             if follow_move(connection, moved.caf_file_id, _S.LOCATED):
@@ -320,14 +284,10 @@ class ChunkMoves(LedgerPart):
         return written
 
     def record_repost(self, lease: Lease, chunk: str, posting: PostRecord) -> None:
-        """Give a `damaged` chunk the place of its new post, where the chain no longer has the
-        first.
+        """Give a `damaged` chunk the place of its new post, after the chain lost the first.
 
-        The copies known of the first are listed no more.
-
-        Raises: IntegrityError: the posting is of other bytes than those that were sealed; nothing
-            was written. IllegalMove: it is not damaged, or its copy is in another store than the
-            ledger's.
+        Copies of the first post are no longer listed. Raises IntegrityError if other bytes were
+        posted.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, (_S.DAMAGED,), "posted again")
@@ -348,9 +308,7 @@ class ChunkMoves(LedgerPart):
             require_sealed_bytes(chunk, chunk_row(connection, caf_file_id), posting)
             end_waiting(connection, caf_file_id)
             forget_full_read(connection, caf_file_id)
-            unlist(
-                connection, caf_file_id
-            )  # those that are known are of a post that the chain no longer has
+            unlist(connection, caf_file_id)
 
 
 def _change(

@@ -1,7 +1,4 @@
-"""Questions about chunks: their rows, the versions of a key, sums over a source.
-
-Nothing here writes.
-"""
+"""Questions about chunks: their rows, versions of a key, sums over a source."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
@@ -51,7 +48,6 @@ from caf_pipeline.store.protocol import Sample
 _CHUNK_COLUMNS: Final = [
     field.name for field in fields(Chunk) if field.name in CHUNKS.c and field.name != "samples"
 ]
-"""The columns of the view that a chunk has unchanged."""
 
 _WITHOUT_SAMPLES: Final[Select[Any]] = (
     select(
@@ -78,18 +74,18 @@ _WITHOUT_SAMPLES: Final[Select[Any]] = (
 )
 _WITH_SAMPLES: Final = _WITHOUT_SAMPLES.add_columns(CHUNKS.c.samples)
 _CHUNK: Final = _WITH_SAMPLES.where(CHUNKS.c.name == bindparam("name"))
-# The states that are stored have an index.
+# The stored states have an index.
 _IN_STATES: Final = _WITHOUT_SAMPLES.where(
     CHUNKS.c.state == any_(bindparam("states", type_=ARRAY(Text))),
     CHUNKS.c.chunk_state == any_(bindparam("stored", type_=ARRAY(Text))),
 ).order_by(CHUNKS.c.name)
 
+_OF_SOURCE: Final = SOURCES.c.name == bindparam("source")
 _LOCATED: Final = and_(
-    SOURCES.c.name == bindparam("source"),
+    _OF_SOURCE,
     CHUNKS.c.chunk_state == ChunkState.LOCATED,
     CHUNKS.c.copy_state == CopyState.VERIFIED,
 )
-"""Chunks of a source in the state `located`, in words of the tables."""
 
 _LONGEST_AGO: Final = func.coalesce(CHUNKS.c.checked_at, CHUNKS.c.located_at)
 _WAITING: Final = (
@@ -116,9 +112,7 @@ _UNANSWERED: Final = _WITH_SAMPLES.where(_LOCATED, CHUNKS.c.unanswered_at.is_not
 
 RATES_ASKED: Final = 50
 RATES_NEEDED: Final = 3
-"""Of chunks located last, the median of whose rates is taken: one long pause between two of them
-then changes little.
-"""
+"""Chunks located last whose rates enter the median. One long pause then changes little."""
 
 _OF_CHUNK: Final = (
     FILE_LOCATIONS.c.caf_file_id
@@ -159,9 +153,7 @@ _SOME_MEMBERS: Final[Select[Any]] = (
 
 
 def _sum_without_parts(column: ColumnElement[int]) -> ColumnElement[int]:
-    """Return the sum over chunks without a part: what is located of objects in parts is counted by
-    object.
-    """
+    """Return the sum over chunks without a part: objects in parts are counted by object."""
     return func.coalesce(func.sum(column).filter(OBJECT_PARTS.c.part.is_(None)), 0)
 
 
@@ -207,97 +199,73 @@ _WAITING_OBJECTS: Final = select(
 
 
 class Chunks(LedgerPart):
-    """What is known of chunks and objects."""
+    """Reads chunks and objects."""
 
     def get(self, name: str) -> Chunk:
-        """Return the chunk's row, or raise NotLocated."""
-        with self._engine.begin() as connection:
-            row = connection.execute(_CHUNK, {"name": name}).fetchone()
-        if row is None:
+        """Return a chunk.
+
+        Raises:
+            NotLocated: the ledger has no such chunk.
+        """
+        rows = self._rows(_CHUNK, name=name)
+        if not rows:
             raise NotLocated(
                 f"the ledger has no chunk {name}",
-                hint="`caf status` lists the chunks; `caf doctor` removes a partition that no plan "
-                "made",
+                hint="`caf status` lists the chunks; `caf doctor` removes partitions without a "
+                "plan",
             )
-        return _chunk(row)
+        return _chunk(rows[0])
 
     def list(
         self, source: str | None = None, states: Iterable[ChunkState] | None = None
     ) -> Sequence[Chunk]:
         """Return chunks by name, without their samples."""
-        wanted = [*states] if states is not None else [*ChunkState]
-        statement = _IN_STATES if source is None else _IN_STATES.where(SOURCES.c.name == source)
-        values = {"states": wanted, "stored": sorted(set(map(stored_state, wanted)))}
-        with self._engine.begin() as connection:
-            return [_chunk(row) for row in connection.execute(statement, values)]
+        states = [*states] if states is not None else [*ChunkState]
+        statement = _IN_STATES if source is None else _IN_STATES.where(_OF_SOURCE)
+        stored = sorted(set(map(stored_state, states)))
+        rows = self._rows(statement, states=states, stored=stored, source=source)
+        return [_chunk(row) for row in rows]
 
     def to_prove(self, source: str, limit: int, *, waiting: int = 0) -> Sequence[Chunk]:
-        """Return located chunks, those first that were looked at longest ago (or located, where
-        never looked at).
+        """Return located chunks to check, those first that were checked or located longest ago.
 
-        Chunks with a copy that did not answer are left out: `unanswered` returns them.
-
-        Before them come up to `waiting` of those that wait for a look in their next proof window,
-        which has begun.
+        Up to `waiting` chunks whose next proof window has begun come before them. Chunks with a
+        copy that did not answer are left out: see `unanswered`.
         """
-        values = {"source": source, "limit": limit, "waiting": waiting}
-        with self._engine.begin() as connection:
-            return [_chunk(row) for row in connection.execute(_TO_PROVE, values)]
+        rows = self._rows(_TO_PROVE, source=source, limit=limit, waiting=waiting)
+        return [_chunk(row) for row in rows]
 
     def suspected(self, source: str, limit: int) -> Sequence[Chunk]:
-        """Return located chunks that the store's lists made suspect, those first that were looked
-        at longest ago.
-        """
-        with self._engine.begin() as connection:
-            return [
-                _chunk(row)
-                for row in connection.execute(_SUSPECTED, {"source": source, "limit": limit})
-            ]
+        """Return located chunks that differ from the store's lists, the longest unchecked first."""
+        return [_chunk(row) for row in self._rows(_SUSPECTED, source=source, limit=limit)]
 
     def unanswered(self, source: str) -> Sequence[Chunk]:
-        """Return located chunks with a copy that did not answer the last time; the chunk asked
-        longest ago comes first.
-        """
-        with self._engine.begin() as connection:
-            return [_chunk(row) for row in connection.execute(_UNANSWERED, {"source": source})]
+        """Return located chunks with a copy that did not answer, the oldest check first."""
+        return [_chunk(row) for row in self._rows(_UNANSWERED, source=source)]
 
     def any_object(self, chunk: str, most_bytes: int) -> Sample | None:
-        """Return where one of the chunk's objects is, chosen at random from those of 1 to this many
-        bytes; None without any.
+        """Return the place of a random object of 1 to `most_bytes` bytes; None without any.
 
-        Reads the chunk's rows, some 0.5 s for a million.
+        Reads the chunk's rows: about 0.5 s for a million.
         """
-        with self._engine.begin() as connection:
-            row = connection.execute(_ANY_OBJECT, {"chunk": chunk, "most": most_bytes}).fetchone()
-        return (
-            None
-            if row is None
-            else Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
-        )
+        for row in self._rows(_ANY_OBJECT, chunk=chunk, most=most_bytes):
+            return Sample(row.start_byte, row.end_byte - row.start_byte, row.sha256)
+        return None
 
     def some_members(self, chunk: str, limit: int) -> Sequence[LocationRow]:
-        """Return up to so many of the chunk's location rows, chosen at random.
+        """Return up to `limit` random location rows of a chunk. A part has a row of its own.
 
-        A part has a row like an object of its own.
-
-        Reads the chunk's rows, as `any_object`.
+        Reads the chunk's rows: about 0.5 s for a million.
         """
-        with self._engine.begin() as connection:
-            rows = connection.execute(_SOME_MEMBERS, {"chunk": chunk, "limit": limit}).fetchall()
-        return [_location_row(row) for row in rows]
+        rows = self._rows(_SOME_MEMBERS, chunk=chunk, limit=limit)
+        return [LocationRow(**row._asdict()) for row in rows]
 
     def has_version_ids(self, source: str) -> bool:
-        """Tell whether objects of the source are archived, or claimed, by version ids, as far as
-        those planned last tell.
-        """
-        with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(
-                query("has_version_ids"), {"source": source, "good": GOOD}
-            )
-            return bool(rows.scalar_one())
+        """Return whether the objects planned last have version ids, located or claimed."""
+        return bool(self._scalar(query("has_version_ids"), source=source, good=GOOD))
 
     def account(self, source: str) -> SourceAccount:
-        """Return the sums of a source, from its chunks' counts."""
+        """Return the sums of a source, from the counts of its chunks."""
         with self._of_source(source) as (connection, source_id):
             sums = connection.execute(_SUMS, {"source_id": source_id}).fetchall()
             in_parts = connection.execute(_IN_PARTS, {"source_id": source_id}).one()
@@ -305,14 +273,14 @@ class Chunks(LedgerPart):
             located = sum(int(row.members) for row in sums if row.state in GOOD) + in_parts.objects
             counts = content(connection, source_id, located)
             waiting = connection.execute(_WAITING_OBJECTS, {"source_id": source_id}).one()
+        located_bytes = sum(int(row.bytes) for row in sums if row.state in GOOD)
+        claimed = sum(int(row.claimed) for row in sums if row.state in CLAIMING)
         return SourceAccount(
             source=source,
             chunks={ChunkState(row.state): row.chunks for row in sums},
             located_objects=located,
-            located_bytes=sum(int(row.bytes) for row in sums if row.state in GOOD)
-            + int(in_parts.bytes),
-            claimed_objects=sum(int(row.claimed) for row in sums if row.state in CLAIMING)
-            + in_parts.claimed,
+            located_bytes=located_bytes + int(in_parts.bytes),
+            claimed_objects=claimed + in_parts.claimed,
             skipped={SkipReason(reason): count for reason, count in skipped},
             content=counts,
             waiting=WaitingObjects(waiting.objects, int(waiting.size_bytes), waiting.until)
@@ -321,32 +289,17 @@ class Chunks(LedgerPart):
         )
 
     def archive_rate(self, source: str) -> ArchiveRate | None:
-        """Return how fast the source's chunks were archived of late; None where fewer than
-        `RATES_NEEDED` tell.
-        """
-        with self._engine.begin() as connection:
-            row = connection.exec_driver_sql(
-                query("archive_rate"), {"source": source, "chunks": RATES_ASKED + 1}
-            ).one()
+        """Return how fast the latest chunks were archived; None if fewer than `RATES_NEEDED`."""
+        (row,) = self._rows(query("archive_rate"), source=source, chunks=RATES_ASKED + 1)
         return ArchiveRate(row.rate, row.chunks) if row.chunks >= RATES_NEEDED else None
-
-
-def _location_row(row: Row[Any]) -> LocationRow:
-    return LocationRow(**{field.name: getattr(row, field.name) for field in fields(LocationRow)})
 
 
 def _chunk(row: Row[Any]) -> Chunk:
     columns = {"samples": (), **row._asdict()}
-    samples = [
+    columns["state"] = ChunkState(row.state)
+    columns["copy_state"] = CopyState(row.copy_state) if row.copy_state else None
+    columns["samples"] = tuple(
         Sample(sample["offset"], sample["length"], bytes.fromhex(sample["sha256"]))
         for sample in columns["samples"]
-    ]
-    copy_state = CopyState(row.copy_state) if row.copy_state else None
-    return Chunk(
-        **{
-            **columns,
-            "state": ChunkState(row.state),
-            "copy_state": copy_state,
-            "samples": tuple(samples),
-        }
     )
+    return Chunk(**columns)

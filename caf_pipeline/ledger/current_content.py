@@ -1,5 +1,4 @@
-"""What the ledger keeps of the bucket's current content: inventories that were planned, and
-exceptions to the LastModified.
+"""The bucket's current content: planned inventories, and exceptions to LastModified.
 
 Source: "Which objects are to be archived" in docs/design.md.
 """
@@ -27,8 +26,14 @@ from caf_pipeline.ledger.records import Content, InventoryRecord, LocatedVersion
 from caf_pipeline.ledger.tables import INVENTORIES
 from caf_pipeline.ledger.views import LAST_WHOLE_INVENTORIES
 
-KEYS_PER_QUESTION: Final = 10_000  # a few MB of parameters
+KEYS_PER_QUERY: Final = 10_000  # a few MB of parameters
 
+_CREATE_STATING: Final = """
+    CREATE TEMPORARY TABLE stating (
+        file_path text COLLATE "C", stated_at timestamptz, object_version text COLLATE "C",
+        last_modified timestamptz
+    ) ON COMMIT DROP
+    """
 _EXCEPTION: Final = {
     "file_path": "text",
     "stated_at": "timestamptz",
@@ -72,12 +77,10 @@ _IS_PLANNED: Final = select(
 
 
 class CurrentContent(LedgerPart):
-    """What inventories said of the bucket's current content."""
+    """Keeps what inventories stated about the bucket's current content."""
 
     def later_inventories(self, inventory: InventoryRecord) -> Sequence[tuple[bytes, bytes | None]]:
-        """Return the ranges of keys (greater than, up to and including) of planned inventories that
-        were taken after this one.
-        """
+        """Return the key ranges of planned inventories that were taken after this one."""
         with self._of_source(inventory.source) as (connection, source_id):
             values = {
                 "source_id": source_id,
@@ -88,7 +91,7 @@ class CurrentContent(LedgerPart):
         return [(row.after_key, row.until_key) for row in rows]
 
     def last_inventory(self, source: str) -> datetime | None:
-        """Return when the latest whole inventory that is planned was taken; None where none was."""
+        """Return when the latest planned whole inventory was taken; None without any."""
         with self._of_source(source) as (connection, source_id):
             taken_at: datetime | None = connection.execute(
                 _LAST_WHOLE, {"source_id": source_id}
@@ -96,7 +99,7 @@ class CurrentContent(LedgerPart):
         return taken_at
 
     def is_planned(self, source: str, inventory: str) -> bool:
-        """Tell whether an inventory of this name is planned."""
+        """Return whether an inventory of this name is planned."""
         with self._of_source(source) as (connection, source_id):
             return bool(
                 connection.execute(
@@ -107,9 +110,7 @@ class CurrentContent(LedgerPart):
     def record_planned(
         self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]
     ) -> None:
-        """Write that an inventory is planned, and the exceptions that it states, at once; as
-        `record_exceptions`.
-        """
+        """Record that an inventory is planned, together with its exceptions."""
         with self._of_source(inventory.source) as (connection, source_id):
             columns = {
                 "source_id": source_id,
@@ -126,7 +127,7 @@ class CurrentContent(LedgerPart):
     def record_exceptions(
         self, inventory: InventoryRecord, exceptions: Iterable[CurrentException]
     ) -> None:
-        """Write exceptions that an inventory states; one of the same key and time is replaced."""
+        """Write exceptions of an inventory. An exception for the same key and time is replaced."""
         with self._of_source(inventory.source) as (connection, source_id):
             _record_exceptions(connection, source_id, inventory, exceptions)
 
@@ -139,10 +140,9 @@ class CurrentContent(LedgerPart):
         gone: int,
         left_out: Mapping[str, int],
     ) -> None:
-        """Write how many located objects were current, older and gone as of an inventory that is
-        planned.
+        """Record how many located objects are current, older and gone by a planned inventory.
 
-        `left_out`: how many of its objects each filter leaves out.
+        `left_out`: number of its objects that each filter leaves out.
         """
         with self._of_source(inventory.source) as (connection, source_id):
             counts = {"current": current, "older": older, "gone": gone, "left_out": dict(left_out)}
@@ -151,9 +151,7 @@ class CurrentContent(LedgerPart):
             )
 
     def located_since_count(self, source: str) -> bool:
-        """Tell whether chunks of the counted inventory, or of an earlier one, were located after it
-        was counted.
-        """
+        """Return whether chunks of the counted or an earlier inventory were located later."""
         with self._of_source(source) as (connection, source_id):
             return bool(
                 connection.exec_driver_sql(
@@ -162,9 +160,7 @@ class CurrentContent(LedgerPart):
             )
 
     def located_versions(self, source: str, keys: Sequence[str]) -> Sequence[LocatedVersion]:
-        """Return every identity without a version id that is located of these keys, in chunks in
-        good standing.
-        """
+        """Return the located identities of these keys that have no version id."""
         with self._of_source(source) as (connection, source_id):
             values = {"source_id": source_id, "keys": list(keys), "good": GOOD}
             rows = connection.exec_driver_sql(query("located_identities"), values).fetchall()
@@ -182,49 +178,43 @@ class CurrentContent(LedgerPart):
         ]
 
     def settled_objects(self, source: str, listed: Sequence[S3Object]) -> set[tuple[str, str]]:
-        """Of these, return (key as recorded, object version) of those of which a plan has nothing
-        to do.
+        """Return (recorded key, object version) of the listed objects that need no plan.
 
-        They are claimed, skipped and not due, or located, with the listed LastModified or headers
-        that were compared; the latest version of a key is also what a look-up of the key gives out.
+        They are claimed; or skipped and not due; or located with the listed LastModified, or with
+        headers that were compared. The latest version of a key must also be the version that a
+        lookup returns.
         """
         settled: set[tuple[str, str]] = set()
         with self._of_source(source) as (connection, source_id):
-            for at in range(0, len(listed), KEYS_PER_QUESTION):
-                some = listed[at : at + KEYS_PER_QUESTION]
+            for first in range(0, len(listed), KEYS_PER_QUERY):
+                batch = listed[first : first + KEYS_PER_QUERY]
                 values = {
                     "source_id": source_id,
-                    "keys": [recorded_key(obj) for obj in some],
-                    "versions": [obj.object_version for obj in some],
+                    "keys": [recorded_key(obj) for obj in batch],
+                    "versions": [obj.object_version for obj in batch],
                     "with_times": [
-                        rewritten_version(obj.object_version, obj.last_modified) for obj in some
+                        rewritten_version(obj.object_version, obj.last_modified) for obj in batch
                     ],
-                    "times": [obj.last_modified for obj in some],
-                    "have_ids": [obj.version_id is not None for obj in some],
-                    "are_latest": [obj.is_latest for obj in some],
+                    "times": [obj.last_modified for obj in batch],
+                    "have_ids": [obj.version_id is not None for obj in batch],
+                    "are_latest": [obj.is_latest for obj in batch],
                     "good": GOOD,
                 }
-                settled |= {
-                    (key, version)
-                    for key, version in connection.exec_driver_sql(query("settled_objects"), values)
-                }
+                rows = connection.exec_driver_sql(query("settled_objects"), values)
+                settled |= {(key, version) for key, version in rows}
         return settled
 
 
 def _checksums(row: Row[Any]) -> Mapping[str, bytes]:
-    """Return the digests of a whole object by algorithm.
-
-    A digest that packing computed takes precedence over S3's.
-    """
     if row.parts is None:
         computed = {"sha256": row.sha256, "crc64nvme": row.crc64nvme}
         return _from_s3(row.s3_checksum) | {
             name: bytes(digest) for name, digest in computed.items() if digest is not None
         }
-    of_parts = {part["s3_checksum"] for part in row.parts}
-    digests = _from_s3(of_parts.pop()) if len(of_parts) == 1 else {}
+    checksums = {part["s3_checksum"] for part in row.parts}
+    digests = _from_s3(checksums.pop()) if len(checksums) == 1 else {}
     if all(part["crc64nvme"] for part in row.parts):
-        from caf_pipeline.inventory.checksums import combine_crc64nvme  # noqa: PLC0415 - a look-up needs no awscrt
+        from caf_pipeline.inventory.checksums import combine_crc64nvme  # noqa: PLC0415 - a lookup needs no awscrt
 
         parts = [
             (bytes.fromhex(part["crc64nvme"]), part["end_byte"] - part["start_byte"])
@@ -235,9 +225,7 @@ def _checksums(row: Row[Any]) -> Mapping[str, bytes]:
 
 
 def _from_s3(checksum: str | None) -> dict[str, bytes]:
-    """Return S3's own checksum (`Checksum.text`) as a digest by its algorithm; nothing if there is
-    none that can be read.
-    """
+    """Return S3's own checksum (`Checksum.text`) by algorithm; empty without a valid checksum."""
     fields = re.fullmatch(r"([a-z0-9]+):((?:[0-9a-f]{2})+)", checksum or "")
     return {fields[1]: bytes.fromhex(fields[2])} if fields else {}
 
@@ -248,11 +236,7 @@ def _record_exceptions(
     inventory: InventoryRecord,
     exceptions: Iterable[CurrentException],
 ) -> None:
-    connection.exec_driver_sql(
-        'CREATE TEMPORARY TABLE stating (file_path text COLLATE "C", stated_at timestamptz, '
-        'object_version text COLLATE "C",'
-        " last_modified timestamptz) ON COMMIT DROP"
-    )
+    connection.exec_driver_sql(_CREATE_STATING)
     rows = ((row.key, row.stated_at, row.object_version, row.last_modified) for row in exceptions)
     if copy_rows(connection, "stating", _EXCEPTION, rows):
         connection.exec_driver_sql(
@@ -261,9 +245,7 @@ def _record_exceptions(
 
 
 def content(connection: Connection, source_id: int, located: int) -> Content | None:
-    """Return the counts as of the last whole inventory that was counted, of so many located
-    objects; None where there is none.
-    """
+    """Return the counts of the last counted whole inventory; None without any."""
     row = connection.exec_driver_sql(
         query("counted_content"), {"source_id": source_id, "good": GOOD}
     ).fetchone()

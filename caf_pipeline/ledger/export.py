@@ -1,7 +1,6 @@
-"""What the ledger knows of a source's objects, as Parquet for joins with a snapshot: standings,
-exceptions, locations in full.
+"""Exports a source's objects as Parquet: standings, exceptions, and full locations.
 
-Streams by a server-side cursor in batches: memory does not grow with the number of objects. A
+Rows stream through a server-side cursor in batches, so memory does not grow with their number. A
 binary cursor was faster than COPY, which costs a call a row, and than COPY as CSV read by Arrow.
 """
 
@@ -23,7 +22,7 @@ from caf_pipeline.ledger.views import CHUNKS
 
 BATCH_ROWS: Final = 50_000
 
-# Reads the table and no key of it: a tenth of what an export takes.
+# Reads the table and no key: a tenth of the time of an export.
 _COUNTED: Final = (
     select(FILE_LOCATIONS.c.caf_file_id, func.count().label("row_count"))
     .where(FILE_LOCATIONS.c.source_id == bindparam("source_id"), FILE_LOCATIONS.c.part == 0)
@@ -40,15 +39,12 @@ _NO_SKIP: Final = {"reason": None, "due": False}
 _LOCATED_ROW: Final = {"standing": "located", **_NO_SKIP}
 
 _Queries = Sequence[tuple[str, Mapping[str, Any]]]
-"""Names of query files, each with the values of the columns that its rows lack.
-
-The rows are in the order of the schema.
-"""
+"""Names of query files, with the values of the columns that their rows lack."""
 
 _NOT_KEPT: Final[_Queries] = (
     ("export_claimed", {"standing": "claimed", **_NO_SKIP}),
     ("export_skipped", {"standing": "skipped"}),
-    # Few, and none of them is ever kept: which parts are located changes with any of their chunks.
+    # Few, and never kept: which objects are located changes with any of their chunks.
     ("export_located_in_parts", _LOCATED_ROW),
 )
 _STANDING: Final[_Queries] = (("export_located", _LOCATED_ROW), *_NOT_KEPT)
@@ -61,31 +57,27 @@ _LOCATIONS: Final[_Queries] = (
 
 
 class Exports(LedgerPart):
-    """What is known of a source's objects, as Parquet.
+    """Writes Parquet files. A file replaces an older file when it is complete.
 
-    A file appears when it is complete, in place of an older one.
-
-    Each method returns the rows written, has constant memory, and raises StagingError where the
-    file cannot be written.
+    Methods have constant memory, and return the number of rows if they write one file. They raise
+    StagingError if it cannot be written.
     """
 
     def standing(self, source: str, path: Path) -> int:
-        """Write what is known of the source's objects at one moment (`inventory.STANDING_SCHEMA`).
+        """Write the standing of the source's objects at one moment (`inventory.STANDING_SCHEMA`).
 
         An object may have several rows, e.g. skipped by one chunk and claimed by the next.
         """
         return self._export("standing", source, path, _STANDING)
 
     def changes(self, source: str, folder: Path, kept: Path) -> None:
-        """Make a folder of files that together are what `standing` writes.
+        """Make a folder of files that together contain the rows of `standing`.
 
-        Args:
-            source: which.
-            folder: is made; removing it is the caller's.
-            kept: where the files are kept that the next call needs not export again (`kept`).
+        The caller removes `folder`. `kept` is a folder of files that the next call need not export
+        again.
 
-        Raises: StagingError: there is no room. IntegrityError: a kept file was damaged while it was
-            in use: call again.
+        Raises:
+            IntegrityError: a kept file was damaged while in use. Call again.
         """
         folder.mkdir()
         exported = folder / "exported"
@@ -93,7 +85,8 @@ class Exports(LedgerPart):
             with self._one_moment(source) as (connection, source_id):
                 chunks = _chunks(connection, source_id)
                 missing = locations.missing(chunks)
-                # "0" comes first of the names that are hashes: its columns are those of all.
+                # "0" sorts before the other names, which are hashes: its columns are those of all
+                # files.
                 self._write("standing", connection, source_id, folder / "0.parquet", _NOT_KEPT)
                 self._write(
                     "kept",
@@ -108,17 +101,13 @@ class Exports(LedgerPart):
         exported.unlink()
 
     def compare_kept(self, source: str, folder: Path, kept: Path) -> int:
-        """Compare all that is kept of chunks in good standing with the database, row by row; return
-        how many rows differ.
-
-        `folder` takes a temporary file. Raises as `changes`.
-        """
+        """Return how many kept rows of chunks in good standing differ from the database."""
         exported = folder / "exported"
         with open_kept(kept) as locations:
             with self._one_moment(source) as (connection, source_id):
                 chunks = _chunks(connection, source_id)
-                here = sorted(chunks.keys() - locations.missing(chunks))
-                self._write("kept", connection, source_id, exported, _KEPT, chunks=here)
+                present = sorted(chunks.keys() - locations.missing(chunks))
+                self._write("kept", connection, source_id, exported, _KEPT, chunks=present)
             return locations.count_differing(exported)
 
     def exceptions(self, source: str, path: Path) -> int:
@@ -126,11 +115,9 @@ class Exports(LedgerPart):
         return self._export("exceptions", source, path, _EXCEPTIONS)
 
     def located(self, source: str, path: Path) -> int:
-        """Write every location of the source in chunks in good standing
-        (`inventory.LOCATED_SCHEMA`).
+        """Write the source's locations in chunks in good standing (`inventory.LOCATED_SCHEMA`).
 
-        Rows come as they lie in the table, where those of a chunk lie together. Of an object in
-        parts all are there, or none.
+        The rows of a chunk follow each other. An object in parts has all its rows, or none.
         """
         return self._export("located", source, path, _LOCATIONS)
 
@@ -140,15 +127,13 @@ class Exports(LedgerPart):
 
     @contextmanager
     def _one_moment(self, source: str) -> Iterator[tuple[Connection, int]]:
-        """Begin a read-only transaction whose queries all see the same snapshot of the database;
-        yield it with the source's id.
+        """Begin a read-only transaction in which all queries see one snapshot of the database.
 
-        Two queries that saw two moments would both miss a chunk that became located between them.
+        Two queries at two moments would both miss a chunk that was located in between.
         """
         with self._engine.begin() as connection:
             connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            # All rows are wanted, in any order; by default a cursor is planned for its first rows,
-            # by index.
+            # By default a cursor is planned for its first rows, by index. Here all rows are read.
             connection.exec_driver_sql("SET LOCAL cursor_tuple_fraction = 1.0")
             yield connection, source_id_of(connection, source)
 
@@ -163,24 +148,17 @@ class Exports(LedgerPart):
         chunks: Sequence[int] = (),
     ) -> int:
         values = {"source_id": source_id, "good": GOOD, "chunks": list(chunks)}
-        return write_export(
-            what,
-            path,
-            ((same, rows) for name, same in queries for rows in _fetched(connection, name, values)),
-        )
+
+        def batches() -> Iterator[tuple[Mapping[str, Any], list[tuple[Any, ...]]]]:
+            for name, constants in queries:
+                with driver_connection(connection).cursor("export", binary=True) as cursor:
+                    cursor.execute(query(name), values)
+                    while rows := cursor.fetchmany(BATCH_ROWS):
+                        yield constants, rows
+
+        return write_export(what, path, batches())
 
 
 def _chunks(connection: Connection, source_id: int) -> dict[int, tuple[str, int]]:
-    """Return the chunks in good standing that have locations, as `kept` wants them."""
     rows = connection.execute(_CHUNKS, {"source_id": source_id, "good": GOOD})
     return {row.caf_file_id: (f"{row.name} {row.located_at}", row.row_count) for row in rows}
-
-
-def _fetched(
-    connection: Connection, name: str, values: Mapping[str, Any]
-) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the rows of a query, some at once."""
-    with driver_connection(connection).cursor("export", binary=True) as cursor:
-        cursor.execute(query(name), values)
-        while rows := cursor.fetchmany(BATCH_ROWS):
-            yield rows

@@ -1,4 +1,4 @@
-"""Which folder has the ledger's chunks, if they are kept in a folder: the id in its marker file."""
+"""The folder that has the ledger's chunks, by the id in its marker file."""
 
 from typing import Final
 
@@ -13,19 +13,15 @@ _READ: Final = select(FOLDER_STORE.c.id)
 
 
 class FolderStores(LedgerPart):
-    """The id of the folder store."""
+    """Keeps the id of the folder store."""
 
     def folder_store(self) -> str | None:
         """Return the id of the folder that has the chunks; None before `mark_folder_store`."""
-        with self._engine.begin() as connection:
-            folder_id: str | None = connection.execute(_READ).scalar_one_or_none()
+        folder_id: str | None = self._scalar(_READ)
         return folder_id
 
     def mark_folder_store(self, folder_id: str) -> str:
-        """Record that the folder with this id has the chunks.
-
-        Return the id that counts: one that was marked before stays.
-        """
+        """Record the folder that has the chunks and return its id. An earlier id stays."""
         with self._engine.begin() as connection:
             connection.execute(_MARK, {"id": folder_id})
             return str(connection.execute(_READ).scalar_one())

@@ -1,4 +1,4 @@
-"""The distinct sets of headers and user metadata that archived objects have."""
+"""Distinct sets of headers and user metadata of archived objects."""
 
 from collections.abc import Callable, Iterable
 from itertools import chain
@@ -13,19 +13,22 @@ from caf_pipeline.ledger.copy import copy_batches
 from caf_pipeline.ledger.query_files import query
 
 Batches = Callable[[], Iterable[pa.RecordBatch]]
-"""Returns the batches from the first on each time that it is called."""
+"""Returns an iterator over all batches, from the first, at each call."""
 
 _CREATE: Final = """
-    CREATE TEMPORARY TABLE naming (header_set bytea, content_type text, content_encoding text, content_language text,
-        content_disposition text, cache_control text, expires text, user_metadata text) ON COMMIT DROP
-    """  # noqa: E501
+    CREATE TEMPORARY TABLE naming (
+        header_set bytea, content_type text, content_encoding text, content_language text,
+        content_disposition text, cache_control text, expires text, user_metadata text
+    ) ON COMMIT DROP
+    """
 
 
 def record_header_sets(
     connection: Connection, batches: Iterable[pa.RecordBatch], part: PartLocation | None = None
 ) -> None:
-    """Write the sets of a chunk's objects, batches of LOCATION_SCHEMA, and of its part; sets may be
-    known, or come again.
+    """Insert the header sets of a chunk's objects and of its part. Known sets stay.
+
+    `batches` have the columns of LOCATION_SCHEMA.
     """
     of_part = [batch_of_headers(part.headers)] if part is not None else []
     connection.exec_driver_sql(_CREATE)

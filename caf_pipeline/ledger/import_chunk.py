@@ -1,9 +1,7 @@
-"""A chunk that only the store knew, written into the ledger: its row, its plan's, its locations,
-skips and copies.
+"""Restores chunks that only the store knows: plan, chunk, locations, skips and copies.
 
-Objects come in by COPY into `pending_locations`, and from there past what the ledger has already:
-memory does not grow with their number, and the order in which chunks are restored does not matter,
-except that of two chunks with the same object the first one keeps it.
+Objects are loaded by COPY into `pending_locations`, so memory does not grow with their number. The
+order of restores does not matter, except that an object in two chunks stays in the first.
 """
 
 import hashlib
@@ -65,11 +63,8 @@ from caf_pipeline.ledger.views import CHUNKS
 from caf_pipeline.store.protocol import Lease
 
 UNKNOWN_PLAN: Final = b"restored"
-"""Begins the hash of a plan whose own is not known: with 40 bytes it is none of the 32 that a
-plan's hash has.
-"""
+"""Prefix of the hash of a plan whose hash is not known: 40 bytes, where a real hash has 32."""
 
-_STATE: Final = select(CHUNKS.c.state).where(CHUNKS.c.name == bindparam("name"))
 _PLAN: Final = select(PLANS.c.plan_id, PLANS.c.sha256).where(
     PLANS.c.source_id == bindparam("source_id"), PLANS.c.name == bindparam("name")
 )
@@ -77,7 +72,6 @@ _OTHER_PLAN: Final = select(PLANS.c.name).where(
     PLANS.c.sha256 == bindparam("sha256"),
     or_(PLANS.c.source_id != bindparam("source_id"), PLANS.c.name != bindparam("name")),
 )
-_HAS_CLAIMS: Final = select(exists().where(CLAIMS.c.source_id == bindparam("source_id")))
 _CLAIMED_PART: Final = (
     select(CLAIMS.c.file_path, CAF_FILES.c.name)
     .join_from(CLAIMS, CAF_FILES, CLAIMS.c.caf_file_id == CAF_FILES.c.caf_file_id)
@@ -98,7 +92,6 @@ _END_SKIPS: Final = delete(SKIPPED_OBJECTS).where(
 _DELETE_COPY: Final = delete(CHUNK_COPIES).where(
     CHUNK_COPIES.c.caf_file_id == bindparam("id"), CHUNK_COPIES.c.start.is_(None)
 )
-_HAS_COPY: Final = select(exists().where(CHUNK_COPIES.c.caf_file_id == bindparam("id")))
 _HAS_LIVE_POST: Final = select(
     exists()
     .where(TRANSACTION_POSTS.c.caf_file_id == CAF_FILES.c.caf_file_id)
@@ -115,11 +108,7 @@ _UNKNOWN_POSTS: Final = (
 
 
 class _Superseded(Exception):
-    """Rolls the transaction back where other chunks have every object of this one already, so that
-    nothing of it is written.
-
-    It never leaves `restore_chunk`.
-    """
+    """Rolls back a restore whose objects are all in other chunks. Caught in `restore_chunk`."""
 
 
 class ChunkImport(LedgerPart):
@@ -130,53 +119,42 @@ class ChunkImport(LedgerPart):
         self._store = store
 
     def begin(self, source: str) -> None:
-        """Write that the source is being restored, until `end`."""
+        """Record that the source is being restored, until `end`."""
         with self._of_source(source) as (connection, source_id):
             connection.execute(
                 insert(REBUILDS).values(source_id=source_id).on_conflict_do_nothing()
             )
 
     def end(self, source: str) -> None:
-        """Write that all was restored, or that the rest is not to be."""
+        """Record that everything was restored, or need not be."""
         with self._of_source(source) as (connection, source_id):
             connection.execute(delete(REBUILDS).where(REBUILDS.c.source_id == source_id))
 
     def began_at(self, source: str) -> datetime | None:
-        """Return when the rebuild of the source began that has not restored all; None where there
-        is none such, or no source.
-        """
-        with self._engine.begin() as connection:
-            began_at: datetime | None = connection.execute(
-                _BEGAN_AT, {"source": source}
-            ).scalar_one_or_none()
+        """Return when the source's unfinished rebuild began; None without any."""
+        began_at: datetime | None = self._scalar(_BEGAN_AT, source=source)
         return began_at
 
     def leave_posts(self, source: str, roots: Sequence[bytes], *, superseded: bool) -> None:
-        """Write that posts of these Merkle roots are no chunks of this ledger, and need not be.
+        """Record that posts of these Merkle roots are not and need not be chunks of this ledger.
 
-        `superseded`: other chunks have all of their objects; else an operator ordered a second
-        copy.
+        `superseded`: other chunks have all their objects; else an operator ordered a second copy.
         """
         with self._of_source(source) as (connection, source_id):
             values = {"source_id": source_id, "roots": list(roots), "superseded": superseded}
             connection.exec_driver_sql(query("leave_posts"), values)
 
     def left_posts(self, source: str) -> Set[bytes]:
-        """Return the Merkle roots that `leave_posts` wrote; none of an unknown source."""
-        with self._engine.begin() as connection:
-            return set(connection.execute(_LEFT_POSTS, {"source": source}).scalars())
+        """Return the Merkle roots recorded by `leave_posts`."""
+        return {row.merkle_root for row in self._rows(_LEFT_POSTS, source=source)}
 
     def unknown_posts(self, source: str) -> int:
-        """Return how many posts the last look found that the ledger does not know: while there are
-        some, nothing is posted.
-        """
-        with self._engine.begin() as connection:
-            return int(connection.execute(_UNKNOWN_POSTS, {"source": source}).scalar_one())
+        """Return how many unknown posts the last search found. They stop all posting."""
+        return int(self._scalar(_UNKNOWN_POSTS, source=source))
 
     def has_live_post(self, chunk: str) -> bool:
-        """Tell whether a transaction of this ledger posts the chunk, or may."""
-        with self._engine.begin() as connection:
-            return bool(connection.execute(_HAS_LIVE_POST, {"chunk": chunk}).scalar_one())
+        """Return whether a transaction of this ledger posts the chunk, or may."""
+        return bool(self._scalar(_HAS_LIVE_POST, chunk=chunk))
 
     def restore_chunk(
         self,
@@ -189,45 +167,54 @@ class ChunkImport(LedgerPart):
         logs: Collection[LogTimes] | None = None,
         lease: Lease | None = None,
     ) -> int:
-        """Write a chunk that the ledger does not know, with its plan where that is missing, rows
-        and skips, at once.
+        """Write a chunk that the ledger does not have, with its plan, rows and skips.
 
-        Objects that are located already in a chunk in good standing keep that location, and are
-        skipped no more. Returns the location rows written; 0 where other chunks have all of its
-        objects: then nothing at all was written.
+        Objects that a chunk in good standing has keep their location, and are no longer skipped.
+        Returns the number of locations. It is 0 if other chunks have all objects. Then, and if an
+        error is raised, nothing was written.
 
-        Args: chunk: as it was read from the store. rows: returns batches of LOCATION_SCHEMA. skips:
-            of the chunk. plan_folder: where a plan that is missing is said to be. fault: why the
-            chunk is `damaged`; "" where it is `located`. logs: the times of its clp-s archives;
-            None where its packing did not look for any. lease: of the chunk of this name that the
-            ledger has and never posted: this one takes its place.
+        `rows` returns batches of LOCATION_SCHEMA. A missing plan is recorded with `plan_folder`.
+        The chunk is `damaged` if there is a `fault`. `logs` is None if packing did not look for
+        logs. `lease` is on the ledger's chunk of this name, which was never posted and is replaced.
 
-        Raises: LeaseLost: of `lease`. LedgerError: the ledger has a chunk of this name, or the rows
-            and skips are not as many as the chunk says, or name an
-                object twice; nothing was written.
-            ClaimConflict: a chunk under way claims one of its objects; nothing was written.
-            IntegrityError: the plan that it names is another one in the ledger; nothing was
-            written.
+        Raises:
+            LedgerError: the ledger has the chunk; or rows or skips differ in number from its
+                counts, or name an object twice.
+            ClaimConflict: a chunk under way claims one of its objects.
+            IntegrityError: the ledger has another plan of this name.
         """
-        # The lock as for a new plan: the two must not take the same object, each unseen by the
-        # other.
+        # The lock of a new plan: the two must not take the same object concurrently.
         with (
             suppress(_Superseded),
             self._of_source(chunk.source, lock=Lock.NO_KEY_UPDATE) as (connection, source_id),
         ):
-            state = connection.execute(_STATE, {"name": chunk.name}).scalar_one_or_none()
+            state = connection.execute(
+                select(CHUNKS.c.state).where(CHUNKS.c.name == chunk.name)
+            ).scalar_one_or_none()
             if state is not None and lease is not None:
                 _make_way(connection, lease, chunk.name)
             elif state is not None:
                 raise LedgerError(
                     f"the ledger already has chunk {chunk.name}, which is '{state}'",
-                    hint="it is not to be restored",
+                    hint="it need not be restored",
                 )
             plan_id = _plan_id(connection, source_id, chunk, plan_folder)
             caf_file_id = _write_chunk(
                 connection, source_id, plan_id, chunk, replaces=lease is not None
             )
-            _write_copy(connection, caf_file_id, self._store, chunk, fault)
+            copy = {
+                "caf_file_id": caf_file_id,
+                "store": self._store,
+                "state": CopyState.DAMAGED if fault else CopyState.VERIFIED,
+                "damage": fault,
+                "merkle_root": chunk.file.posting.merkle_root,
+                "proof_type": chunk.file.proof_type,
+                "owner": chunk.file.posting.owner,
+                "start": chunk.file.posting.start,
+                "posted_at": func.now(),
+                "verified_at": func.now(),
+            }
+            connection.execute(insert(CHUNK_COPIES).values(copy))
             row_count = copy_location_batches(
                 connection, "pending_locations", source_id, caf_file_id, rows()
             )
@@ -235,7 +222,13 @@ class ChunkImport(LedgerPart):
                 chunk, "members", chunk.member_count, row_count + (chunk.part is not None)
             )
             _refuse_claimed(connection, source_id, plan_id, caf_file_id, chunk)
-            written = _locate(connection, caf_file_id, chunk)
+            twice = LedgerError(
+                f"chunk {chunk.name} names an object twice",
+                hint="'caf list' and 'caf extract' read it as a file",
+            )
+            written = write_locations(connection, caf_file_id, twice=twice)
+            if chunk.member_count and not written and not chunk.part:
+                raise _Superseded
             if chunk.part is not None:
                 if has_part(connection, caf_file_id):
                     record_part(connection, "file_locations", caf_file_id, chunk.part)
@@ -245,7 +238,16 @@ class ChunkImport(LedgerPart):
                 written = 1
             connection.execute(_END_SKIPS, {"id": caf_file_id})
             forget_pending(connection, caf_file_id)
-            _skip(connection, source_id, caf_file_id, chunk, skips)
+            skip_count = load_skips(connection, skips)
+            _require_count(chunk, "skipped objects", chunk.skipped_count, skip_count)
+            values = {
+                "source_id": source_id,
+                "caf_file_id": caf_file_id,
+                "start": chunk.file.posting.start,
+                "good": GOOD,
+            }
+            for statement in ("skip_later", "skip_earlier", "skip_new") if skip_count else ():
+                connection.exec_driver_sql(query(statement), values)
             record_log_times(connection, caf_file_id, logs)
             record_header_sets(connection, rows(), chunk.part)
             record_verified(connection, caf_file_id, chunk.copies)
@@ -255,9 +257,7 @@ class ChunkImport(LedgerPart):
 
 
 def _plan_id(connection: Connection, source_id: int, chunk: RemoteChunk, folder: str) -> int:
-    """Return the chunk's plan, written where the ledger does not have it; its hash where that was
-    not known so far.
-    """
+    """Return the id of the chunk's plan. Insert the plan, or add its hash, if missing."""
     names = {"source_id": source_id, "name": chunk.plan}
     plan = connection.execute(_PLAN, names).one_or_none()
     unknown = UNKNOWN_PLAN + hashlib.sha256(f"{source_id}\0{chunk.plan}".encode()).digest()
@@ -268,7 +268,7 @@ def _plan_id(connection: Connection, source_id: int, chunk: RemoteChunk, folder:
     if other is not None or (plan is not None and plan.sha256 != unknown):
         raise IntegrityError(
             f"chunk {chunk.name} gives its plan {chunk.plan} the hash {sha256.hex()}, but the "
-            "ledger has another"
+            "ledger has another hash"
         )
     if plan is None:
         values = {
@@ -278,27 +278,22 @@ def _plan_id(connection: Connection, source_id: int, chunk: RemoteChunk, folder:
             "object_count": 0,
             "object_bytes": 0,
         }
-        return int(
-            connection.execute(
-                insert(PLANS).values(**names, **values).returning(PLANS.c.plan_id)
-            ).scalar_one()
-        )
+        statement = insert(PLANS).values(**names, **values).returning(PLANS.c.plan_id)
+        return int(connection.execute(statement).scalar_one())
     connection.execute(update(PLANS).where(PLANS.c.plan_id == plan.plan_id).values(sha256=sha256))
     return int(plan.plan_id)
 
 
 def _make_way(connection: Connection, lease: Lease, chunk: str) -> None:
-    """End what a chunk that was never posted claims and asks for.
-
-    Raises: LeaseLost. IllegalMove: it was posted meanwhile, or a transaction that posts it may be
-        included.
-    """
+    """End the claims and requests of a chunk that was never posted."""
     caf_file_id = require_state(
         connection, lease, chunk, (*NOT_POSTED, ChunkState.PARKED), "replaced by a stored file"
     )
     before_move(connection, caf_file_id, chunk, ChunkState.PARKED, ChunkState.WITHDRAWN)
     connection.execute(_DELETE_COPY, {"id": caf_file_id})
-    if connection.execute(_HAS_COPY, {"id": caf_file_id}).scalar_one():
+    if connection.execute(
+        select(exists().where(CHUNK_COPIES.c.caf_file_id == caf_file_id))
+    ).scalar_one():
         raise IllegalMove(
             f"chunk {chunk} cannot be replaced by a stored file: it was posted",
             hint=f"'caf unpark {chunk}'",
@@ -312,8 +307,8 @@ def _make_way(connection: Connection, lease: Lease, chunk: str) -> None:
 def _write_chunk(
     connection: Connection, source_id: int, plan_id: int, chunk: RemoteChunk, *, replaces: bool
 ) -> int:
-    here = chunk.member_count + chunk.skipped_count
-    object_count = here if chunk.object_count is None else chunk.object_count
+    decided_count = chunk.member_count + chunk.skipped_count
+    object_count = decided_count if chunk.object_count is None else chunk.object_count
     stored_size_bytes = chunk.file.posting.stored_size_bytes
     facts: dict[str, Any] = {
         "state": ChunkState.LOCATED,
@@ -325,7 +320,7 @@ def _write_chunk(
         "member_count": chunk.member_count,
         "member_bytes": chunk.member_bytes,
         "skipped_count": chunk.skipped_count,
-        "released_count": object_count - here,
+        "released_count": object_count - decided_count,
         "samples": cast(literal(samples_as_json(chunk.samples), Text), JSONB),
         "sealed_at": func.now(),
         "located_at": func.now(),
@@ -341,8 +336,6 @@ def _write_chunk(
             "source_id": source_id,
             "plan_id": plan_id,
             "number": chunk.number,
-        }
-        facts |= {
             "expected_size_bytes": stored_size_bytes,
             "adopted_at": func.now() if chunk.manifest is None else None,
         }
@@ -350,29 +343,10 @@ def _write_chunk(
     return int(connection.execute(statement.returning(CAF_FILES.c.caf_file_id)).scalar_one())
 
 
-def _write_copy(
-    connection: Connection, caf_file_id: int, store: str, chunk: RemoteChunk, fault: str
-) -> None:
-    posting = chunk.file.posting
-    statement = insert(CHUNK_COPIES).values(
-        caf_file_id=caf_file_id,
-        store=store,
-        state=CopyState.DAMAGED if fault else CopyState.VERIFIED,
-        damage=fault,
-        merkle_root=posting.merkle_root,
-        proof_type=chunk.file.proof_type,
-        owner=posting.owner,
-        start=posting.start,
-        posted_at=func.now(),
-        verified_at=func.now(),
-    )
-    connection.execute(statement)
-
-
 def _refuse_claimed(
     connection: Connection, source_id: int, plan_id: int, caf_file_id: int, chunk: RemoteChunk
 ) -> None:
-    if not connection.execute(_HAS_CLAIMS, {"source_id": source_id}).scalar_one():
+    if not connection.execute(select(exists().where(CLAIMS.c.source_id == source_id))).scalar_one():
         return
     if chunk.part is not None:
         names = {
@@ -390,43 +364,10 @@ def _refuse_claimed(
         raise ClaimConflict(
             f"'{claimed.file_path}' of chunk {chunk.name} is claimed by chunk {claimed.name}, "
             "which is under way",
-            hint="let that chunk be finished, or withdraw it; then restore again",
+            hint="finish or withdraw that chunk, then restore again",
         )
 
 
-def _locate(connection: Connection, caf_file_id: int, chunk: RemoteChunk) -> int:
-    twice = LedgerError(
-        f"chunk {chunk.name} names an object twice",
-        hint="'caf list' and 'caf extract' read it as a file",
-    )
-    written = write_locations(connection, caf_file_id, twice=twice)
-    if chunk.member_count and not written and not chunk.part:
-        raise _Superseded
-    return written
-
-
-def _skip(
-    connection: Connection,
-    source_id: int,
-    caf_file_id: int,
-    chunk: RemoteChunk,
-    skips: Iterable[Skip],
-) -> None:
-    count = load_skips(connection, skips)
-    _require_count(chunk, "skipped objects", chunk.skipped_count, count)
-    if count:
-        values = {
-            "source_id": source_id,
-            "caf_file_id": caf_file_id,
-            "start": chunk.file.posting.start,
-            "good": GOOD,
-        }
-        for statement in ("skip_later", "skip_earlier", "skip_new"):
-            connection.exec_driver_sql(query(statement), values)
-
-
-def _require_count(chunk: RemoteChunk, what: str, said: int, found: int) -> None:
-    if said != found:
-        raise LedgerError(
-            f"chunk {chunk.name} has {said} {what} by its own count, but {found} were found"
-        )
+def _require_count(chunk: RemoteChunk, what: str, expected: int, count: int) -> None:
+    if expected != count:
+        raise LedgerError(f"chunk {chunk.name} counts {expected} {what}, but has {count}")

@@ -1,6 +1,4 @@
-"""What the sensor that launches chunks asks of the ledger: of many sources at once, some chunks of
-each, by an index.
-"""
+"""Chunks that the launching sensor may start runs for."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -24,30 +22,23 @@ _LAST_LOCATED: Final = select(
 
 
 class LaunchableChunks(LedgerPart):
-    """Chunks that have work to do."""
+    """Finds chunks that need a run."""
 
     def chunks(self, after: Mapping[str, int], limit: int) -> Sequence[LaunchableChunk]:
-        """Return chunks under way, the oldest first, at most `limit` of each source.
+        """Return chunks under way, oldest first, at most `limit` of each source.
 
-        Before them come those, at most `limit` in all, whose run died after their last move, before
-        it gave staging back.
-
-        Args: after: for each source that is asked for, the `caf_file_id` that its chunks come
-            after; 0 for the first. limit: see above.
+        `after` has for each source the `caf_file_id` after which its chunks begin. Up to `limit`
+        chunks come before them whose run died after the last move, before it released staging.
         """
-        asked = {"sources": list(after), "limit": limit, "prefix": chunk_lease("")}
-        with self._engine.begin() as connection:
-            unreleased = connection.exec_driver_sql(query("unreleased_chunks"), asked).fetchall()
-            under_way = connection.exec_driver_sql(
-                query("launchable_chunks"), asked | {"after": list(after.values())}
-            ).fetchall()
+        values = {"sources": list(after), "limit": limit, "prefix": chunk_lease("")}
+        unreleased = self._rows(query("unreleased_chunks"), **values)
+        under_way = self._rows(query("launchable_chunks"), **values, after=list(after.values()))
         return [
             LaunchableChunk(**{**row._asdict(), "state": ChunkState(row.state)})
             for row in (*unreleased, *under_way)
         ]
 
     def last_located(self, sources: Sequence[str]) -> Mapping[str, datetime]:
-        """Return when a chunk of each source was last located; sources without one are left out."""
-        with self._engine.begin() as connection:
-            rows = connection.execute(_LAST_LOCATED, {"sources": list(sources)}).fetchall()
+        """Return when a chunk of each source was last located. Sources without one are absent."""
+        rows = self._rows(_LAST_LOCATED, sources=list(sources))
         return {row.name: row.at for row in rows if row.at is not None}

@@ -1,12 +1,9 @@
-"""Leases: the right of one run to move one thing, as rows of the ledger with an epoch and an
-expiry.
+"""Leases: the right of one run to work on one thing, with an epoch and an expiry.
 
-The epoch grows with each new holder, and every move names it. It is at least the time in
-milliseconds: after an older backup was restored, no new holder gets the epoch of an earlier
-process. So a holder that was paused, was taken for dead and wakes again can move nothing. The
-expiry, by the database's clock, only says when others may take over.
-
-Source: "A chunk" in docs/design.md.
+The epoch grows with each new holder, and every move names it. A holder that was paused and taken
+for dead can therefore move nothing when it wakes. The epoch is at least the time in milliseconds,
+so that no epoch repeats after an older backup was restored. The expiry, by the database's clock,
+only says when other runs may take over. Source: "A chunk" in docs/design.md.
 """
 
 import contextlib
@@ -44,19 +41,18 @@ from caf_pipeline.store.protocol import Lease
 from caf_pipeline.waits import Waits
 
 LEASE_SECONDS: Final = 30.0
-"""How long a lease lasts unrenewed: longer than a failover of the database or a pause by a busy
-machine, and as long as the run after a crash on another machine is ready to wait.
+"""Seconds that a lease lasts without renewal: longer than a failover of the database.
+
+A run waits this long after a crash on another machine.
 """
 
 RENEWALS_PER_LEASE: Final = 3  # two may fail in a row
 
-_GIVEN_BACK: Final = datetime.fromtimestamp(0, UTC)
-"""The expiry of a lease that was given back."""
+_RELEASED: Final = datetime.fromtimestamp(0, UTC)
 
 _LEASES: Final = select(LEASES, (LEASES.c.expires_at > func.clock_timestamp()).label("live"))
 _LEASE: Final = _LEASES.where(LEASES.c.name == bindparam("name"))
 _LOCK: Final = _LEASE.with_for_update()
-_NOT_GIVEN_BACK: Final = _LEASES.where(LEASES.c.expires_at > _GIVEN_BACK).order_by(LEASES.c.name)
 _EVER_HELD: Final = select(LEASES.c.name).where(
     LEASES.c.name == any_(bindparam("names", type_=ARRAY(Text)))
 )
@@ -81,19 +77,16 @@ _SET_CHUNK_EPOCH: Final = (
 _HELD: Final = and_(LEASES.c.name == bindparam("lease"), LEASES.c.epoch == bindparam("held"))
 _RENEW: Final = update(LEASES).where(_HELD).values(expires_at=_EXPIRY)
 _LOCK_HELD: Final = (
-    select(LEASES.c.name).where(_HELD, LEASES.c.expires_at > _GIVEN_BACK).with_for_update(read=True)
+    select(LEASES.c.name).where(_HELD, LEASES.c.expires_at > _RELEASED).with_for_update(read=True)
 )
 # The row stays: its epoch must go on growing.
-_RELEASE: Final = update(LEASES).where(_HELD).values(expires_at=_GIVEN_BACK)
+_RELEASE: Final = update(LEASES).where(_HELD).values(expires_at=_RELEASED)
 
 
 class HeldLease:
-    """A context in which `name` is held; it waits for its turn, renews in the background and gives
-    back.
+    """A context that waits for a lease, renews it in the background, and releases it.
 
-    Attributes:
-        name: what is held.
-        epoch: which holding of it this is; 0 before it is held.
+    `epoch` is 0 before the lease is held.
     """
 
     def __init__(
@@ -112,7 +105,7 @@ class HeldLease:
         self._seconds = seconds
         self._waits = waits or Waits()
         self._lost = ""
-        self._trouble = ""
+        self._error = ""
         self._good_until = 0.0
         self._released = threading.Event()
         self._renewing = threading.Thread(
@@ -120,36 +113,25 @@ class HeldLease:
         )
 
     def __enter__(self) -> Self:
-        """Take the lease, or raise HeldByOther."""
-        first = self._taken()
+        """Take the lease. Raises HeldByOther if a live run has it."""
+        first = lease = self._take()
         if first is not None:
             with self._waits.lease(self.name, first.holder.run):
-                self._outlast(first)
+                while lease is not None:
+                    if (lease.epoch, lease.expires_at) != (first.epoch, first.expires_at):
+                        raise _held_by(lease)  # it was renewed: the holder lives
+                    time.sleep(self._seconds / 30)
+                    lease = self._take()
         self._renewing.start()
         return self
 
-    def _taken(self) -> LeaseRecord | None:
-        """Take the lease and return None, or return who has it."""
-        asked_at = time.monotonic()
+    def _take(self) -> LeaseRecord | None:
+        """Take the lease and return None, or return the other holder's lease."""
+        started = time.monotonic()
         with self._engine.begin() as connection:
             lease = self._try(connection)
-        self._good_until = asked_at + self._seconds
+        self._good_until = started + self._seconds
         return lease
-
-    def _outlast(self, first: LeaseRecord) -> None:
-        """Take the lease once it has run out or was given back; raise HeldByOther where its holder
-        is seen to live.
-        """
-        lease: LeaseRecord | None = first
-        while lease is not None:
-            if (lease.epoch, lease.expires_at) != (first.epoch, first.expires_at):
-                raise HeldByOther(
-                    f"{self.name} is held by run {lease.holder.run}",
-                    holder=lease.holder.run,
-                    hint="wait for that run, or end it first",
-                )
-            time.sleep(self._seconds / 30)
-            lease = self._taken()
 
     def __exit__(
         self,
@@ -157,27 +139,23 @@ class HeldLease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give the lease back."""
         self._released.set()
         self._renewing.join()
-        # A database that is away takes nothing back; the lease then runs out by itself.
+        # If the database is away, the lease expires.
         with contextlib.suppress(LedgerError), self._engine.begin() as connection:
             connection.execute(_RELEASE, {"lease": self.name, "held": self.epoch})
 
     def check(self) -> None:
-        """Raise LeaseLost where another run took over, or the lease could not be renewed in
-        time.
-        """
-        lost = self._lost
-        if not lost and time.monotonic() > self._good_until:
-            lost = f"it could not be renewed for {self._seconds:g} s{self._trouble}"
-        if lost:
+        """Raise LeaseLost if another run took the lease over, or it was not renewed in time."""
+        reason = self._lost
+        if not reason and time.monotonic() > self._good_until:
+            reason = f"it could not be renewed for {self._seconds:g} s{self._error}"
+        if reason:
             raise LeaseLost(
-                f"the lease on {self.name} is lost: {lost}", hint="the next run of it resumes"
+                f"the lease on {self.name} is lost: {reason}", hint="run it again: it resumes"
             )
 
     def _try(self, connection: Connection) -> LeaseRecord | None:
-        """Take the lease and return None, or return who has it."""
         row = connection.execute(_LOCK, {"name": self.name}).one_or_none()
         if row is not None:
             lease = _record(row)
@@ -189,7 +167,7 @@ class HeldLease:
             "seen": row.epoch if row else 0,
         }
         epoch = connection.execute(_TAKE, {**asdict(self._holder), **values}).scalar_one_or_none()
-        if epoch is None:  # another run made the row between our two statements
+        if epoch is None:  # another run inserted the row between our two statements
             return self._try(connection)
         self.epoch = epoch
         chunk = chunk_of_lease(self.name)
@@ -208,39 +186,34 @@ class HeldLease:
             "duration": timedelta(seconds=self._seconds),
         }
         while not self._released.wait(wait):
-            asked_at = time.monotonic()
+            started = time.monotonic()
             try:
                 with self._engine.begin() as connection:
                     renewed = connection.execute(_RENEW, values).rowcount
             except LedgerError as error:
-                self._trouble = f" ({error})"
-                wait = self._seconds / 10  # again, soon; `check` tells when it is too late
+                self._error = f" ({error})"
+                wait = self._seconds / 10  # `check` notices if retries take too long
                 continue
             if not renewed:
                 self._lost = "another run took it over"
                 return
-            self._good_until = asked_at + self._seconds
+            self._good_until = started + self._seconds
             wait = self._seconds / RENEWALS_PER_LEASE
 
 
 class Leases(LedgerPart):
-    """Leases as the doctor sees them."""
+    """Takes, lists and ends leases."""
 
     def __init__(self, engine: LedgerEngine, seconds: float) -> None:
         super().__init__(engine)
         self._seconds = seconds
 
     def hold(self, name: str, holder: Holder, *, waits: Waits | None = None) -> HeldLease:
-        """Hold `name` while the context lasts; the name of a chunk's lease (`chunk_lease`) sets the
-        chunk's epoch.
+        """Hold a lease in a context. A chunk's lease (`chunk_lease`) also sets the chunk's epoch.
 
-        A holder on this machine whose process is dead is replaced at once; any other is waited for
-        until its lease is seen renewed or has run out (at most one lease time).
-
-        Args:
-            name: of the lease.
-            holder: who takes it.
-            waits: where it is said while another run's lease is waited for.
+        If the holder was a process of this machine that is dead, the lease is taken over
+        immediately. Otherwise the call waits until the holder renews the lease or it expires (at
+        most one lease time). `waits` shows this wait.
 
         Raises:
             HeldByOther: a live run has it.
@@ -248,25 +221,28 @@ class Leases(LedgerPart):
         return HeldLease(self._engine, name, holder, seconds=self._seconds, waits=waits)
 
     def list(self) -> Sequence[LeaseRecord]:
-        """Return all leases that were not given back, by name."""
-        with self._engine.begin() as connection:
-            return [_record(row) for row in connection.execute(_NOT_GIVEN_BACK)]
+        """Return all leases that were not released, by name."""
+        return [
+            _record(row)
+            for row in self._rows(
+                _LEASES.where(LEASES.c.expires_at > _RELEASED).order_by(LEASES.c.name)
+            )
+        ]
 
     def ever_held(self, names: Collection[str]) -> set[str]:
-        """Return which of these leases a run of this ledger ever held."""
-        with self._engine.begin() as connection:
-            return set(connection.execute(_EVER_HELD, {"names": [*names]}).scalars())
+        """Return the leases that a run of this ledger ever held."""
+        return {row.name for row in self._rows(_EVER_HELD, names=[*names])}
 
     def end(self, name: str, epoch: int) -> bool:
-        """Give back a lease that its holder left; its row and epoch stay.
+        """Release a lease that its holder left. Its row and epoch stay.
 
-        False where it is another holder's by now, was given back, or may still be held: by a live
-        process of this machine, or by one that cannot be seen from here and has not let it run out.
+        Returns False if the lease has another epoch, was released, or may still be held: by a live
+        process of this machine, or by a process elsewhere whose lease has not expired.
         """
         with self._engine.begin() as connection:
             row = connection.execute(_LOCK, {"name": name}).one_or_none()
             lease = _record(row) if row else None
-            if lease is None or lease.epoch != epoch or lease.expires_at == _GIVEN_BACK:
+            if lease is None or lease.epoch != epoch or lease.expires_at == _RELEASED:
                 return False
             alive = _is_alive(lease)
             if alive or (lease.live and alive is None):
@@ -275,9 +251,7 @@ class Leases(LedgerPart):
 
 
 def lock_lease(connection: Connection, lease: Lease) -> None:
-    """Keep the lease from being taken over until the transaction's end; raise LeaseLost where
-    another run has it now.
-    """
+    """Keep the lease until the transaction ends. Raises LeaseLost if another run has it."""
     if (
         connection.execute(_LOCK_HELD, {"lease": lease.name, "held": lease.epoch}).one_or_none()
         is None
@@ -290,10 +264,14 @@ def require_free(connection: Connection, name: str) -> None:
     row = connection.execute(_LEASE, {"name": name}).one_or_none()
     lease = _record(row) if row else None
     if lease and lease.live and _is_alive(lease) is not False:
-        run = lease.holder.run
-        raise HeldByOther(
-            f"{name} is held by run {run}", holder=run, hint="wait for that run, or end it first"
-        )
+        raise _held_by(lease)
+
+
+def _held_by(lease: LeaseRecord) -> HeldByOther:
+    run = lease.holder.run
+    return HeldByOther(
+        f"{lease.name} is held by run {run}", holder=run, hint="wait for that run, or end it first"
+    )
 
 
 def _record(row: Row[Any]) -> LeaseRecord:

@@ -1,7 +1,4 @@
-"""The ledger: what is known of sources, plans, chunks and objects, in one Postgres database.
-
-Each topic has an object of its own, e.g. `ledger.leases`.
-"""
+"""The ledger: one Postgres database with an object for each topic, e.g. `ledger.leases`."""
 
 from caf_pipeline.ledger.chain_listings import ChainListings
 from caf_pipeline.ledger.chunk_moves import ChunkMoves
@@ -35,46 +32,16 @@ from caf_pipeline.waits import Waits
 
 
 class Ledger:
-    """What is known, in one database. Safe in threads.
+    """Gives access to one ledger database. Safe in threads.
 
-    Each method of a topic is one transaction; what it wrote is durable when it returns. Raises
-    everywhere: LedgerUnreachable.
-
-    Attributes:
-        database: the ledger's.
-        lookup: where objects are.
-        leases: the right of one run to move a chunk, plan a source, and so on.
-        sources: which bucket and prefix each source is.
-        removal: removes a source of which nothing was stored.
-        plans: which objects go into which chunk.
-        skips: objects that are not archived.
-        chunks: questions about chunks.
-        launchable: chunks that a run may be launched for.
-        moves: what the steps of a chunk write.
-        replicas: the copies of chunks at providers.
-        staging: room in staging folders.
-        read_failures: objects that could not be read.
-        content: what inventories say of the bucket's current content.
-        notices: messages of a bucket's event queue.
-        progress: sums for `caf watch` and metrics.
-        exports: rows as Parquet files.
-        rebuilds: restores chunks from what a store has.
-        stray_rows: rows that no run needs.
-        chain_listings: passes through a store's lists.
-        waits: what runs wait for.
-        folder_store: the id of the folder that has the chunks.
-        storage_plans: what an account has of storage.
-        providers: what was measured of providers.
-        controls: what the operator orders.
+    Each method of a topic is one transaction. Its writes are durable when it returns. Every method
+    raises LedgerUnreachable if the database does not answer.
     """
 
     def __init__(
         self, database: Database, *, store: str = "jackal", lease_seconds: float = LEASE_SECONDS
     ) -> None:
-        """Connect to nothing yet.
-
-        `store` is the kind of the store in the settings: its name in the ledger.
-        """
+        """Create the ledger without connecting. `store` is the store's kind in the settings."""
         self.database = database
         self._engine = engine = LedgerEngine(database)
         self._lease_seconds = lease_seconds
@@ -104,14 +71,14 @@ class Ledger:
         self.controls = Controls(engine)
 
     def bring_up(self, waits: Waits) -> None:
-        """Make the tables that the database lacks: see `Database.bring_up`."""
+        """Create missing tables: see `Database.bring_up`."""
         self._engine.bring_up(waits)
 
     def close(self) -> None:
-        """Close the idle connections; a later call opens new ones."""
+        """Close the idle connections. A later call opens new ones."""
         self.lookup.close()
         self._engine.close()
 
     def transactions(self, holder: Holder) -> TransactionLog:
-        """Return the log of what stores signed, for this holder."""
+        """Return the log of signed transactions, for this holder."""
         return TransactionLog(self._engine, holder, lease_seconds=self._lease_seconds)

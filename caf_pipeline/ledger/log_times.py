@@ -1,8 +1,6 @@
-"""The times of archived logs.
+"""First and last times of archived logs.
 
-A chunk's seal writes them; a search fetches only objects whose times match.
-
-What a chunk has of them its manifest tells.
+A chunk's seal writes them. A search fetches only objects whose times match.
 """
 
 from collections.abc import Collection
@@ -25,20 +23,19 @@ _HAS_TIMES: Final = update(CAF_FILES).where(_OF_CHUNK).values(has_log_times=True
 _HAS_NO_TIMES: Final = (
     update(CAF_FILES).where(_OF_CHUNK, CAF_FILES.c.has_log_times).values(has_log_times=False)
 )
-_DELETE: Final = delete(LOG_TIMES).where(LOG_TIMES.c.caf_file_id == bindparam("id"))
 
 
 def record_log_times(
     connection: Connection, caf_file_id: int, logs: Collection[LogTimes] | None
 ) -> None:
-    """Write the times of a chunk's logs; nothing where its packing did not look for any (None)."""
+    """Write the times of a chunk's logs. None: its packing did not look for logs."""
     if logs is not None:
         connection.execute(_HAS_TIMES, {"id": caf_file_id})
     if logs:
-        copy_rows(connection, "log_times", _COLUMNS, ((caf_file_id, *one) for one in logs))
+        copy_rows(connection, "log_times", _COLUMNS, ((caf_file_id, *times) for times in logs))
 
 
 def forget_log_times(connection: Connection, caf_file_id: int) -> None:
     """Delete the times of a chunk's logs."""
-    connection.execute(_DELETE, {"id": caf_file_id})
+    connection.execute(delete(LOG_TIMES).where(LOG_TIMES.c.caf_file_id == caf_file_id))
     connection.execute(_HAS_NO_TIMES, {"id": caf_file_id})

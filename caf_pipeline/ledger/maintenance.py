@@ -1,8 +1,4 @@
-"""What the doctor reads and removes in a ledger: reservations, unsettled transactions, and rows
-without a chunk.
-
-What writes looks again under a lock, and may be called at any moment, by any number.
-"""
+"""Rows that the doctor reads and removes: unsettled transactions, and rows without a chunk."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -18,55 +14,43 @@ from caf_pipeline.ledger.tables import CAF_FILES, FILE_LOCATIONS, TRANSACTIONS
 from caf_pipeline.ledger.transactions import UNSETTLED
 from caf_pipeline.store.protocol import SignedTransaction
 
-_UNSETTLED: Final = UNSETTLED.order_by(TRANSACTIONS.c.account, TRANSACTIONS.c.sequence)
-# A load of locations holds the row from its move on. What has no row can get none: ids are never
-# given again. What is stored of the state is enough: whether a chunk claims or ever was located
-# does not depend on its copy.
+# A load of locations holds the row from its move on. Ids are never reused, so a missing row stays
+# missing. The stored state suffices: a copy does not change whether a chunk claims or was located.
 _CHUNK_STATE: Final = (
     select(CAF_FILES.c.state)
     .where(CAF_FILES.c.caf_file_id == bindparam("id"))
     .with_for_update(key_share=True)
 )
-_DROP_LOCATIONS: Final = delete(FILE_LOCATIONS).where(
-    FILE_LOCATIONS.c.caf_file_id == bindparam("id")
-)
 
 
 class StrayRows(LedgerPart):
-    """What the doctor reads and removes."""
+    """Finds and removes rows that no run needs. Safe at any time, and concurrently."""
 
     def unsettled(self) -> Sequence[SignedTransaction]:
-        """Return the transactions of every account whose fate is not known, by account and
-        sequence.
-        """
-        with self._engine.begin() as connection:
-            rows = connection.execute(_UNSETTLED).fetchall()
-        return [SignedTransaction(**row._asdict()) for row in rows]
+        """Return the transactions of all accounts with unknown outcome, by account and sequence."""
+        return [
+            SignedTransaction(**row._asdict())
+            for row in self._rows(
+                UNSETTLED.order_by(TRANSACTIONS.c.account, TRANSACTIONS.c.sequence)
+            )
+        ]
 
     def by_chunk(self, source: str) -> Sequence[ChunkRows]:
-        """Count a source's location rows, pending ones and claims by chunk, all at one moment;
-        chunks without any are there, too.
+        """Count a source's location rows, pending rows and claims by chunk, at one moment.
 
-        A part counts as claimed by its chunk, whose object has one claim for all of them.
-
-        Empty for a source that is not known. Reads each table once.
+        Includes chunks without rows. An object in parts has one claim, which counts for each of its
+        chunks. Empty for an unknown source. Reads each table once.
         """
-        with self._engine.begin() as connection:
-            values = {"source": source, "claiming": sorted(CLAIMING)}
-            rows = connection.exec_driver_sql(query("rows_by_chunk"), values).fetchall()
+        rows = self._rows(query("rows_by_chunk"), source=source, claiming=sorted(CLAIMING))
         return [
-            ChunkRows(
-                **{**row._asdict(), "state": None if row.state is None else ChunkState(row.state)}
-            )
+            ChunkRows(**{**row._asdict(), "state": row.state and ChunkState(row.state)})
             for row in rows
         ]
 
     def drop(self, caf_file_id: int) -> int:
-        """Remove rows that a chunk in its state, or an unknown one, cannot have: claims, locations
-        and pending locations.
+        """Remove rows that a chunk's state forbids, or that have no chunk; return their number.
 
-        What a chunk claims by its state, and locations that it has or had, stay. Returns the rows
-        removed.
+        Claims that fit the chunk's state stay, and so do locations that it has or had.
         """
         dropped = 0
         with self._engine.begin() as connection:
@@ -74,7 +58,9 @@ class StrayRows(LedgerPart):
             if state not in CLAIMING:
                 dropped += end_claims(connection, caf_file_id)
             if state not in EVER_LOCATED:
-                dropped += connection.execute(_DROP_LOCATIONS, {"id": caf_file_id}).rowcount
+                dropped += connection.execute(
+                    delete(FILE_LOCATIONS).where(FILE_LOCATIONS.c.caf_file_id == caf_file_id)
+                ).rowcount
             if state not in MAY_BE_PENDING:
                 dropped += forget_pending(connection, caf_file_id)
         return dropped

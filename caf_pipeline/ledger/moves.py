@@ -1,8 +1,8 @@
 """Guarded moves of a chunk and its copy, by state and epoch.
 
-Functions over the caller's transaction. A move locks the chunk's row, compares the epoch, and reads
-the states afterwards: a statement that waited for a lock sees the copies as they were before it
-waited. Source: "Promises" in docs/design.md.
+All functions run in the caller's transaction. A move locks the chunk's row and compares the epoch
+before it reads the states: a statement that waits for a lock reads copies from before the wait.
+Source: "Promises" in docs/design.md.
 """
 
 import json
@@ -43,9 +43,7 @@ _ROW: Final = select(
 _LOCK: Final = (
     select(CAF_FILES.c.caf_file_id, CAF_FILES.c.epoch)
     .where(CAF_FILES.c.name == bindparam("chunk"))
-    .with_for_update(
-        key_share=True
-    )  # NO KEY UPDATE: rows that refer to the chunk may be written meanwhile
+    .with_for_update(key_share=True)  # NO KEY UPDATE: others may insert rows that refer to it
 )
 
 
@@ -59,28 +57,32 @@ def move_row(
     changes: Mapping[str, Any] = MappingProxyType({}),
     copy_changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> Row[Any]:
-    """Make a guarded move; return the chunk's ids and sizes as they are after it.
+    """Make a guarded move and return the chunk's ids and sizes after it.
 
-    `changes` and `copy_changes` have new values of other columns of the chunk and of its copy. A
-    seal inserts the copy itself.
+    `changes` and `copy_changes` hold values for other columns of the chunk and of its copy. A seal
+    inserts the copy itself.
     """
     require_move(chunk, before, after)
     caf_file_id = guarded(connection, lease, chunk)
-    known = connection.execute(_STATE, {"id": caf_file_id}).one()
-    if known.state != before:
+    row = connection.execute(_STATE, {"id": caf_file_id}).one()
+    if row.state != before:
         raise IllegalMove(
-            f"chunk {chunk} cannot go to '{after}': it is '{known.state}', not '{before}'"
+            f"chunk {chunk} cannot go to '{after}': it is '{row.state}', not '{before}'"
         )
-    copy = CopyState(known.copy_state) if known.copy_state else None
+    copy = CopyState(row.copy_state) if row.copy_state else None
     copy_state = copy_after(chunk, before, after, copy)
     time = {"updated_at": func.now()} if before is not after else {}
-    of_chunk = update(CAF_FILES).where(CAF_FILES.c.caf_file_id == caf_file_id)
-    connection.execute(of_chunk.values({**changes, **time, "state": stored_state(after)}))
+    values = {**changes, **time, "state": stored_state(after)}
+    connection.execute(
+        update(CAF_FILES).where(CAF_FILES.c.caf_file_id == caf_file_id).values(values)
+    )
     if copy is not None and copy_state is None:
         connection.execute(delete(CHUNK_COPIES).where(CHUNK_COPIES.c.caf_file_id == caf_file_id))
     elif copy is not None:
-        of_copy = update(CHUNK_COPIES).where(CHUNK_COPIES.c.caf_file_id == caf_file_id)
-        connection.execute(of_copy.values({**copy_changes, **time, "state": copy_state}))
+        values = {**copy_changes, **time, "state": copy_state}
+        connection.execute(
+            update(CHUNK_COPIES).where(CHUNK_COPIES.c.caf_file_id == caf_file_id).values(values)
+        )
     return chunk_row(connection, caf_file_id)
 
 
@@ -90,8 +92,9 @@ def chunk_row(connection: Connection, caf_file_id: int) -> Row[Any]:
 
 
 def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
-    """Return the chunk's id, its row locked; raise LeaseLost where another run has it now."""
-    _require_lease_of(lease, chunk)
+    """Lock the chunk's row and return its id. Raises LeaseLost if another run holds the chunk."""
+    if lease.name != chunk_lease(chunk):
+        raise LeaseLost(f"the lease on {lease.name} gives no right to move chunk {chunk}")
     row = connection.execute(_LOCK, {"chunk": chunk}).one_or_none()
     if row is None:
         raise NotLocated(f"the ledger has no chunk {chunk}")
@@ -103,9 +106,7 @@ def guarded(connection: Connection, lease: Lease, chunk: str) -> int:
 def require_state(
     connection: Connection, lease: Lease, chunk: str, states: Sequence[ChunkState], done: str
 ) -> int:
-    """Return the chunk's id, its row locked; raise IllegalMove where it is in none of these
-    states.
-    """
+    """Lock the chunk's row and return its id. Raises IllegalMove in any other state."""
     caf_file_id = guarded(connection, lease, chunk)
     state = connection.execute(_STATE, {"id": caf_file_id}).one().state
     if state not in states:
@@ -116,23 +117,20 @@ def require_state(
 
 
 def require_sealed_bytes(chunk: str, row: Row[Any], posting: PostRecord) -> None:
-    """Raise IntegrityError where a posting is of other bytes than those of the row, which were
-    sealed.
-    """
+    """Raise IntegrityError if other bytes than the sealed bytes were posted."""
     if (row.merkle_root, row.stored_size_bytes) != (posting.merkle_root, posting.stored_size_bytes):
         raise IntegrityError(
             f"chunk {chunk} was sealed as {row.merkle_root.hex()} ({row.stored_size_bytes} bytes), "
-            "but"
-            f" posted as {posting.merkle_root.hex()} ({posting.stored_size_bytes} bytes)"
+            f"but posted as {posting.merkle_root.hex()} ({posting.stored_size_bytes} bytes)"
         )
 
 
 def samples_as_json(samples: Sequence[Sample]) -> str:
-    """Return what copies are compared with, as `caf_files.samples` holds it."""
+    """Return samples as `caf_files.samples` holds them."""
     return json.dumps(
         [
-            {"offset": one.offset, "length": one.length, "sha256": one.sha256.hex()}
-            for one in samples
+            {"offset": sample.offset, "length": sample.length, "sha256": sample.sha256.hex()}
+            for sample in samples
         ]
     )
 
@@ -140,8 +138,3 @@ def samples_as_json(samples: Sequence[Sample]) -> str:
 def as_jsonb(samples: Sequence[Sample]) -> ColumnElement[Any]:
     """Return samples as the value of a column."""
     return cast(literal(samples_as_json(samples), Text), JSONB)
-
-
-def _require_lease_of(lease: Lease, chunk: str) -> None:
-    if lease.name != chunk_lease(chunk):
-        raise LeaseLost(f"the lease on {lease.name} gives no right to move chunk {chunk}")

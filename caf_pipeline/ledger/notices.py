@@ -1,9 +1,7 @@
-"""Keys that S3's event notifications named, until they are listed; and messages that are no such
-notification.
+"""Keys that S3's event notifications named until they are listed, and invalid messages.
 
-A key is noticed until a listing ends well that began after its latest event: `mark_noticed` when a
-listing begins, `forget_noticed` when all that it has is planned or found to be known. In between a
-later event takes the mark away again.
+A listing that begins marks the noticed keys (`mark_noticed`). When all that it lists is planned or
+known, `forget_noticed` removes the marked keys. A later event removes the mark of its key.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,9 +41,9 @@ if TYPE_CHECKING:
     from caf_pipeline.source.protocol import QueueMessage
 
 MOST_SET_APART: Final = 1_000
-"""Messages of one source; more stay in the queue.
+"""Messages of one source. Further messages stay in the queue.
 
-A stranger who may send there must not fill the ledger.
+Otherwise a stranger who may send to the queue could fill the ledger.
 """
 
 _AFTER_KEY: Final = and_(
@@ -54,8 +52,7 @@ _AFTER_KEY: Final = and_(
     NOTICED_KEYS.c.file_path > bindparam("after"),
 )
 _MARK: Final = update(NOTICED_KEYS).where(_AFTER_KEY).values(listing=bindparam("listing"))
-# Of these an event came since the listing began; those before it were listed, so that none of them
-# waits any more.
+# An event came since the listing began. The listing covers all earlier events of the key.
 _WAITS_SINCE: Final = (
     update(NOTICED_KEYS)
     .where(_AFTER_KEY, NOTICED_KEYS.c.noticed_at < bindparam("began"))
@@ -101,7 +98,7 @@ _MESSAGES: Final = (
 )
 _REMOVE: Final = delete(MESSAGES_SET_APART).where(_OF_SOURCE, _OF_IDS)
 
-# S3 keeps the copy for the days that were asked for, maybe fewer than until the skip is due.
+# S3 keeps the restored copy for a limited time, which may end before the skip is due.
 _RESTORED: Final = (
     update(SKIPPED_OBJECTS)
     .where(
@@ -128,34 +125,29 @@ _QUEUE_TO_READ: Final = _QUEUE.on_conflict_do_nothing(index_elements=[QUEUE_READ
 
 
 class Notices(LedgerPart):
-    """What queues said."""
+    """Keeps noticed keys and messages that are set apart."""
 
     def take_messages(self, source: str, messages: "Sequence[QueueMessage]") -> set[str]:
-        """Write the keys that messages name, and set apart what is no event of the source, at once.
+        """Write the keys that messages name, and set apart messages that are not source events.
 
-        Objects that were skipped for cold storage, or will be by a chunk under way, and are
-        restored, are due at once.
-
-        Returns the ids of the messages that are durable now: not of what would be set apart, where
-        there is no more room.
+        A restored object that was skipped for cold storage, or that a chunk under way will skip, is
+        due now. Returns the ids of the durable messages, without those that do not fit in the
+        table.
         """
-        events: dict[bytes, str] = {}
-        for event in (each for message in messages for each in message.events):
-            events[event.key] = _later(events.get(event.key, event.sequencer), event.sequencer)
-        keys = sorted(
-            events
-        )  # two writers that take their rows in one order do not wait for each other
+        events = [event for message in messages for event in message.events]
+        latest: dict[bytes, str] = {}
+        for event in events:
+            # Sequencers of different lengths have no order: "".
+            other = latest.get(event.key, event.sequencer)
+            is_ordered = len(other) == len(event.sequencer)
+            latest[event.key] = max(other, event.sequencer) if is_ordered else ""
+        keys = sorted(latest)  # one order for all writers prevents deadlocks
         with self._of_source(source) as (connection, source_id):
             if keys:
-                facts = {
-                    "source_id": source_id,
-                    "keys": keys,
-                    "sequencers": [events[key] for key in keys],
-                }
-                connection.exec_driver_sql(query("notice_keys"), facts)
-            restored = {
-                event.key for message in messages for event in message.events if event.restored
-            }
+                sequencers = [latest[key] for key in keys]
+                values = {"source_id": source_id, "keys": keys, "sequencers": sequencers}
+                connection.exec_driver_sql(query("notice_keys"), values)
+            restored = {event.key for event in events if event.restored}
             if supported := sorted(filter(is_supported, restored)):
                 connection.execute(
                     _RESTORED, {"of_source": source_id, "keys": [key.decode() for key in supported]}
@@ -165,46 +157,37 @@ class Notices(LedgerPart):
             set_apart = connection.execute(
                 _SET_APART_BEFORE, {"source_id": source_id, "ids": list(wrong)}
             )
-            for message_id in set_apart.scalars():  # whose deletion failed: they need no room
+            for message_id in set_apart.scalars():  # their deletion failed; they need no room
                 del wrong[message_id]
-            room = (
-                MOST_SET_APART
-                - connection.execute(_COUNT_SET_APART, {"source_id": source_id}).scalar_one()
-            )
-            left = set(list(wrong)[max(room, 0) :])
-            for message_id in wrong.keys() - left:
-                facts = {
-                    "message_id": message_id,
-                    "body": wrong[message_id].body,
-                    "reason": wrong[message_id].wrong,
-                }
-                connection.execute(_SET_APART, {"source_id": source_id, **facts})
-        return {message.message_id for message in messages} - left
+            count = connection.execute(_COUNT_SET_APART, {"source_id": source_id}).scalar_one()
+            refused = set(list(wrong)[max(MOST_SET_APART - count, 0) :])
+            for message_id in wrong.keys() - refused:
+                message = wrong[message_id]
+                values = {"message_id": message_id, "body": message.body, "reason": message.wrong}
+                connection.execute(_SET_APART, {"source_id": source_id, **values})
+        return {message.message_id for message in messages} - refused
 
     def record_queue(self, source: str, *, read: bool) -> None:
         """Record that the source's queue was read without an error.
 
-        With `read` false: only that it is to be read from now on, where nothing was recorded yet.
+        `read` False: record that the queue is to be read from now on, unless a time is recorded.
         """
         with self._of_source(source) as (connection, source_id):
             connection.execute(_QUEUE_READ if read else _QUEUE_TO_READ, {"source_id": source_id})
 
     def mark_noticed(self, source: str, listing: str, after: bytes, until: bytes | None) -> None:
-        """Write that a listing of keys greater than `after`, up to and including `until` (None: to
-        the end), begins now.
+        """Record that a listing begins of keys greater than `after`, up to and including `until`.
 
-        Does nothing where the ledger does not have the source.
+        `until` None: no limit. Does nothing for an unknown source.
         """
-        with self._engine.begin() as connection:
-            connection.execute(
-                _up_to(until, _MARK), {"source": source, "listing": listing, "after": after}
-            )
+        self._execute(_up_to(until, _MARK), source=source, listing=listing, after=after)
 
     def forget_noticed(
         self, source: str, listing: str, began: datetime, after: bytes, until: bytes | None
     ) -> None:
-        """Forget the keys greater than `after`, up to and including `until`, of which no event came
-        since this listing began.
+        """Forget keys in a listing's range that had no event since the listing began.
+
+        The range begins after `after` and includes `until`.
         """
         with self._engine.begin() as connection:
             connection.exec_driver_sql(
@@ -215,7 +198,7 @@ class Notices(LedgerPart):
             )
 
     def noticed_keys(self, source: str, after: bytes, limit: int) -> Sequence[bytes]:
-        """Return noticed keys greater than `after`, ascending by their bytes, at most `limit`."""
+        """Return up to `limit` noticed keys greater than `after`, in byte order."""
         with self._of_source(source) as (connection, source_id):
             return (
                 connection.execute(
@@ -226,15 +209,12 @@ class Notices(LedgerPart):
             )
 
     def count_noticed(self, sources: Iterable[str]) -> Mapping[str, tuple[int, int]]:
-        """Return how many keys are noticed and how many messages are set apart, of each of these
-        sources that has any.
-        """
-        with self._engine.begin() as connection:
-            rows = connection.execute(_COUNTS, {"sources": list(sources)}).all()
+        """Return the numbers of noticed keys and of messages set apart, by source, if any."""
+        rows = self._rows(_COUNTS, sources=list(sources))
         return {row.name: (row.keys, row.messages) for row in rows if row.keys or row.messages}
 
     def messages_set_apart(self, source: str) -> Sequence[MessageSetApart]:
-        """Return the messages of a source's queue that were set apart, the oldest first."""
+        """Return a source's messages that were set apart, oldest first."""
         with self._of_source(source) as (connection, source_id):
             return [
                 MessageSetApart(**row._asdict())
@@ -248,10 +228,4 @@ class Notices(LedgerPart):
 
 
 def _up_to(until: bytes | None, statement: Update) -> Update:
-    """Return an update of noticed keys for keys up to and including `until`; None: for all."""
     return statement if until is None else statement.where(NOTICED_KEYS.c.file_path <= until)
-
-
-def _later(one: str, other: str) -> str:
-    """Return the later one of two sequencers of a key, "" where their order is not known."""
-    return max(one, other) if len(one) == len(other) else ""

@@ -1,9 +1,8 @@
-"""Objects that are split over chunks: which part a chunk has, and what becomes of all parts when
-one chunk is moved.
+"""Objects that are split over chunks: the part of each chunk, and the effects of its moves.
 
-An object in parts has one claim, with the chunk of its first part. It ends when all parts are
-located, or when one chunk gives its part up: then all parts of the plan are abandoned. Whether all
-are located is asked of the view `objects_in_parts` alone. Source:
+An object in parts has one claim, held by the chunk of its first part. The claim ends when all parts
+are located, or when one chunk gives its part up, which abandons all parts of the plan. Only the
+view `objects_in_parts` decides whether all parts are located. Source:
 docs/decisions/0020-objects-over-several-chunks.md.
 """
 
@@ -38,6 +37,13 @@ from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.tables import CLAIMS, METADATA, OBJECT_PARTS, SKIPPED_OBJECTS
 from caf_pipeline.ledger.views import OBJECTS_IN_PARTS
 
+_CREATE_SPLITTING: Final = """
+    CREATE TEMPORARY TABLE splitting (
+        caf_file_id bigint, file_path text COLLATE "C", version_id text COLLATE "C",
+        etag text COLLATE "C", object_bytes bigint, rewritten_at timestamptz, part integer,
+        part_count integer, start_byte bigint, end_byte bigint
+    ) ON COMMIT DROP
+    """
 _PART: Final = {
     "caf_file_id": "int8",
     "file_path": "text",
@@ -51,13 +57,11 @@ _PART: Final = {
     "end_byte": "int8",
 }
 _OBJECT: Final = ("file_path", "version_id", "etag", "object_bytes", "rewritten_at")
-"""The columns that identify an object of a source in `object_parts`."""
 
 _ALL: Final = bindparam("all", type_=ARRAY(BigInteger))
 
 
 def _is_object(table: FromClause) -> ColumnElement[bool]:
-    """Return the condition that a row of another table is of the object of a part."""
     return and_(
         *(
             table.c["size_bytes" if name == "object_bytes" else name] == OBJECT_PARTS.c[name]
@@ -66,10 +70,9 @@ def _is_object(table: FromClause) -> ColumnElement[bool]:
     )
 
 
-_HAS_PART: Final = select(exists().where(OBJECT_PARTS.c.caf_file_id == bindparam("id")))
 _OWN: Final = OBJECT_PARTS.alias("own")
 _PARTS: Final = OBJECT_PARTS.alias("parts")
-# All transactions lock the rows in one order, so that none waits for another one in a circle.
+# All transactions lock the rows in one order, which prevents deadlocks.
 _LOCK_ALL: Final = (
     select(_PARTS.c.caf_file_id)
     .join_from(
@@ -106,9 +109,7 @@ def register_parts(
     chunks: Mapping[int, int],
     parts: Iterable[tuple[int, PlannedObject]],
 ) -> None:
-    """Write which parts the chunks of a plan have; `chunks` has the `caf_file_id` of each chunk
-    number.
-    """
+    """Write the parts of a plan's chunks. `chunks` maps chunk numbers to `caf_file_id`."""
     rows = (
         (
             chunks[number],
@@ -131,33 +132,29 @@ def register_parts(
 def import_part(
     connection: Connection, source_id: int, plan_id: int, caf_file_id: int, part: PartLocation
 ) -> None:
-    """Write which part a chunk that only the store knew has, and its row."""
-    of = part.part
-    rewritten_at = (
-        part.row.last_modified
-        if is_rewritten(part.row.object_version, part.row.etag, part.object_bytes)
-        else None
+    """Write the part of a restored chunk, and its location."""
+    row, numbers = part.row, part.part
+    rewritten = is_rewritten(row.object_version, row.etag, part.object_bytes)
+    columns = (
+        caf_file_id,
+        row.key,
+        row.version_id or "",
+        row.etag,
+        part.object_bytes,
+        row.last_modified if rewritten else None,
+        numbers.number,
+        numbers.count,
+        numbers.start_byte,
+        numbers.end_byte,
     )
-    identity = (part.row.version_id or "", part.row.etag, part.object_bytes, rewritten_at)
-    _register(
-        connection,
-        source_id,
-        plan_id,
-        [(caf_file_id, part.row.key, *identity, of.number, of.count, of.start_byte, of.end_byte)],
-    )
+    _register(connection, source_id, plan_id, [columns])
     record_part(connection, "file_locations", caf_file_id, part)
 
 
 def _register(
     connection: Connection, source_id: int, plan_id: int, rows: Iterable[tuple[Any, ...]]
 ) -> None:
-    connection.exec_driver_sql(
-        'CREATE TEMPORARY TABLE splitting (caf_file_id bigint, file_path text COLLATE "C", '
-        'version_id text COLLATE "C",'
-        ' etag text COLLATE "C", object_bytes bigint, rewritten_at timestamptz, part integer, '
-        "part_count integer,"
-        " start_byte bigint, end_byte bigint) ON COMMIT DROP"
-    )
+    connection.exec_driver_sql(_CREATE_SPLITTING)
     if copy_rows(connection, "splitting", _PART, rows):
         # psycopg cannot send -infinity.
         connection.exec_driver_sql(
@@ -169,19 +166,20 @@ def _register(
 
 
 def has_part(connection: Connection, caf_file_id: int) -> bool:
-    """Tell whether a chunk has a part of an object."""
-    return bool(connection.execute(_HAS_PART, {"id": caf_file_id}).scalar_one())
+    """Return whether the chunk has a part of an object."""
+    return bool(
+        connection.execute(
+            select(exists().where(OBJECT_PARTS.c.caf_file_id == caf_file_id))
+        ).scalar_one()
+    )
 
 
 def record_part(connection: Connection, table: str, caf_file_id: int, part: PartLocation) -> None:
     """Write the row of a chunk's part to `pending_locations` or `file_locations`.
 
-    It counts once all parts are located.
-
-    Raises: LedgerError: it is not the part that the chunk was planned for; the transaction can only
-        be rolled back.
+    Raises LedgerError if it is not the chunk's planned part.
     """
-    of, locations, own = part.part, METADATA.tables[table], OBJECT_PARTS.c
+    numbers, locations, planned = part.part, METADATA.tables[table], OBJECT_PARTS.c
     values = {
         "start_byte": part.row.start_byte,
         "end_byte": part.row.end_byte,
@@ -191,52 +189,43 @@ def record_part(connection: Connection, table: str, caf_file_id: int, part: Part
         "s3_checksum": part.s3_checksum,
         "header_set": part.row.header_set,
     }
+    identity = ("source_id", "file_path", "version_id", "etag", "rewritten_at", "caf_file_id")
     columns = {
-        **{
-            name: own[name]
-            for name in (
-                "source_id",
-                "file_path",
-                "version_id",
-                "etag",
-                "rewritten_at",
-                "caf_file_id",
-            )
-        },
-        "size_bytes": own.object_bytes,
-        "part": own.location_part,
+        **{name: planned[name] for name in identity},
+        "size_bytes": planned.object_bytes,
+        "part": planned.location_part,
         **{name: literal(value, locations.c[name].type) for name, value in values.items()},
     }
-    planned = select(*columns.values()).where(
-        own.caf_file_id == caf_file_id,
-        own.file_path == part.row.key,
-        own.version_id == (part.row.version_id or ""),
-        own.etag == part.row.etag,
-        func.object_version(own.version_id, own.etag, own.object_bytes, own.rewritten_at)
+    row = select(*columns.values()).where(
+        planned.caf_file_id == caf_file_id,
+        planned.file_path == part.row.key,
+        planned.version_id == (part.row.version_id or ""),
+        planned.etag == part.row.etag,
+        func.object_version(
+            planned.version_id, planned.etag, planned.object_bytes, planned.rewritten_at
+        )
         == part.row.object_version,
-        own.object_bytes == part.object_bytes,
-        own.part == of.number,
-        own.part_count == of.count,
-        own.start_byte == of.start_byte,
-        own.end_byte == of.end_byte,
-        own.end_byte - own.start_byte == part.row.end_byte - part.row.start_byte,
+        planned.object_bytes == part.object_bytes,
+        planned.part == numbers.number,
+        planned.part_count == numbers.count,
+        planned.start_byte == numbers.start_byte,
+        planned.end_byte == numbers.end_byte,
+        planned.end_byte - planned.start_byte == part.row.end_byte - part.row.start_byte,
     )
-    statement = insert(locations).from_select(list(columns), planned).returning(locations.c.part)
+    statement = insert(locations).from_select(list(columns), row).returning(locations.c.part)
     if connection.execute(statement).one_or_none() is None:
         raise LedgerError(
-            f"the chunk's part {of.number} of {of.count} of '{part.row.key}' is not the one that "
-            "was planned for it",
-            hint="the staged file is not the one that was sealed: check the disk",
+            f"part {numbers.number} of {numbers.count} of '{part.row.key}' is not the chunk's "
+            "planned part",
+            hint="the staged file differs from the sealed file: check the disk",
         )
 
 
 def follow_move(connection: Connection, caf_file_id: int, after: ChunkState) -> bool:
-    """Let the other parts of an object follow from the move of a chunk that has one; return whether
-    it has one.
+    """Apply a chunk's move to the other parts of its object; return whether it has a part.
 
-    Where the chunk gave its part up, all are abandoned, their claim ends, and chunks that are only
-    planned are withdrawn. Where all are located by now, the claim ends. Runs whose moves come at
-    the same time wait for each other.
+    If the chunk gave its part up, all parts are abandoned, their claim ends, and planned chunks are
+    withdrawn. If all parts are now located, the claim ends. Concurrent moves wait for each other.
     """
     if not has_part(connection, caf_file_id):
         return False

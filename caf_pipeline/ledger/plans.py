@@ -1,11 +1,11 @@
-"""The plans: which new objects of an inventory go into which chunk."""
+"""Plans: which new objects of an inventory go into which chunk."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Final
 
 import pyarrow as pa
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import bindparam, select
 from sqlalchemy.dialects.postgresql import insert
 
 from caf_pipeline.chunk_state import ChunkState
@@ -38,10 +38,6 @@ _PLAN: Final = select(
     PLANS.c.object_count,
     PLANS.c.object_bytes,
 ).join_from(PLANS, SOURCES)
-_OF_HASH: Final = _PLAN.where(PLANS.c.sha256 == bindparam("sha256"))
-_OF_NAME: Final = _PLAN.where(
-    SOURCES.c.name == bindparam("source"), PLANS.c.name == bindparam("short")
-)
 _NEW: Final = (
     insert(PLANS).on_conflict_do_nothing(index_elements=[PLANS.c.sha256]).returning(PLANS.c.plan_id)
 )
@@ -51,20 +47,16 @@ _CHUNK_IDS: Final = select(CAF_FILES.c.number, CAF_FILES.c.caf_file_id).where(
 
 
 class Plans(LedgerPart):
-    """Registers plans."""
+    """Registers and lists plans."""
 
     def find(self, sha256: bytes) -> PlanRecord | None:
-        """Return the plan of this full hash."""
-        with self._engine.begin() as connection:
-            row = connection.execute(_OF_HASH, {"sha256": sha256}).one_or_none()
-        return None if row is None else PlanRecord(**row._asdict())
+        """Return the plan with this hash, if any."""
+        rows = self._rows(_PLAN.where(PLANS.c.sha256 == sha256))
+        return PlanRecord(**rows[0]._asdict()) if rows else None
 
     def is_name_taken(self, source: str, short: str) -> bool:
-        """Return whether another plan of the source already has this short name."""
-        with self._engine.begin() as connection:
-            return (
-                connection.execute(_OF_NAME, {"source": source, "short": short}).first() is not None
-            )
+        """Return whether a plan of the source has this short name."""
+        return bool(self._rows(_PLAN.where(SOURCES.c.name == source, PLANS.c.name == short)))
 
     def register(
         self,
@@ -74,76 +66,49 @@ class Plans(LedgerPart):
         claims: Iterable[pa.RecordBatch],
         parts: Iterable[tuple[int, PlannedObject]] = (),
     ) -> None:
-        """Write the plan, its chunks as `planned`, its claims, batches as of
-        `plan.read_identities`, and `plan.read_parts`.
+        """Write a plan, its chunks as `planned`, its claims and its parts.
 
-        A plan of the same hash that is registered already changes nothing. Plans of one source are
-        registered one by one.
+        `claims` come from `plan.read_identities`, `parts` from `plan.read_parts`. Does nothing if a
+        plan of the same hash is registered. If an error is raised, nothing was written.
 
-        Raises: ClaimConflict: an object is claimed or located already; nothing was written.
-            LeaseLost: another run has the lease on the source's plan now, and removed what it found
-            of this one.
+        Raises:
+            ClaimConflict: an object is already claimed or located.
+            LeaseLost: another run holds the lease on the source's plan, and removed this plan's
+                files.
         """
-        # NO KEY: loads of locations and skips of the source go on.
+        # NO KEY: locations and skips of the source may still be written.
         with self._of_source(plan.source, lock=Lock.NO_KEY_UPDATE) as (connection, source_id):
-            plan_id = _insert_plan(connection, source_id, plan)
+            values = {**asdict(plan), "source_id": source_id}
+            del values["source"]
+            plan_id = connection.execute(_NEW, values).scalar_one_or_none()
             if plan_id is None:
                 return
-            ids = _insert_chunks(connection, source_id, plan_id, plan, chunks)
+            rows = (
+                (
+                    str(ChunkId(plan.source, plan.name, chunk.chunk_number)),
+                    source_id,
+                    plan_id,
+                    chunk.chunk_number,
+                    chunk.object_count,
+                    chunk.object_bytes,
+                    chunk.expected_size_bytes,
+                )
+                for chunk in chunks
+            )
+            copy_rows(connection, "caf_files", _PLANNED_CHUNK, rows)
+            new_chunks = connection.execute(_CHUNK_IDS, {"plan_id": plan_id})
+            ids = {row.number: row.caf_file_id for row in new_chunks}
             copy_claims(connection, source_id, ids, claims)
             register_parts(connection, source_id, plan_id, ids, parts)
             refuse_located(connection, source_id, plan_id)
-            lock_lease(connection, lease)  # last: its own renewal waits for it
+            lock_lease(connection, lease)  # last: the lease's renewal waits for it
 
     def list(self, source: str | None = None, limit: int | None = None) -> Sequence[PlanRow]:
-        """Return the plans of a source, or of all, the latest first and at most `limit`; no plan
-        made adopted files.
-        """
-        with self._engine.begin() as connection:
-            rows = connection.exec_driver_sql(
-                query("plans"), {"source": source, "limit": limit}
-            ).fetchall()
-        return [
-            PlanRow(
-                PlanRecord(
-                    **{field.name: getattr(row, field.name) for field in fields(PlanRecord)}
-                ),
-                row.created_at,
-                {ChunkState(state): count for state, count in sorted((row.chunks or {}).items())},
-            )
-            for row in rows
-        ]
-
-
-def _insert_plan(connection: Connection, source_id: int, plan: PlanRecord) -> int | None:
-    """Return the new plan's id, None if the ledger has a plan of this hash already."""
-    values = asdict(plan)
-    del values["source"]
-    return connection.execute(_NEW, {**values, "source_id": source_id}).scalar_one_or_none()
-
-
-def _insert_chunks(
-    connection: Connection,
-    source_id: int,
-    plan_id: int,
-    plan: PlanRecord,
-    chunks: Sequence[ChunkPlan],
-) -> Mapping[int, int]:
-    """Return the new chunks' ids by number."""
-    rows = (
-        (
-            str(ChunkId(plan.source, plan.name, one.chunk_number)),
-            source_id,
-            plan_id,
-            one.chunk_number,
-            one.object_count,
-            one.object_bytes,
-            one.expected_size_bytes,
-        )
-        for one in chunks
-    )
-    copy_rows(connection, "caf_files", _PLANNED_CHUNK, rows)
-    return {
-        number: caf_file_id
-        for number, caf_file_id in connection.execute(_CHUNK_IDS, {"plan_id": plan_id})
-    }
+        """Return up to `limit` plans of a source or of all, latest first, without adopted files."""
+        plans = []
+        for row in self._rows(query("plans"), source=source, limit=limit):
+            columns = row._asdict()
+            states, created_at = columns.pop("chunks") or {}, columns.pop("created_at")
+            chunks = {ChunkState(state): states[state] for state in sorted(states)}
+            plans.append(PlanRow(PlanRecord(**columns), created_at, chunks))
+        return plans

@@ -1,4 +1,4 @@
-"""Which process this is, and whether another one of this machine still lives.
+"""The identity of this process, and whether another process of this machine is alive.
 
 Source: proc(5), proc_pid_stat(5), namespaces(7).
 """
@@ -13,15 +13,15 @@ from caf_pipeline.ledger.records import Holder
 
 @cache
 def boot_id() -> str:
-    """Return what all processes share whose pids this process can see: the machine's boot, and its
-    pid namespace.
+    """Return the machine's boot and this process's pid namespace.
 
-    Containers on one machine have the same boot id and count their pids apart.
+    Processes with the same value can see each other's pids. Containers on one machine have the same
+    boot but separate pids.
     """
     if sys.platform == "linux":
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
-    import psutil  # noqa: PLC0415  takes time to load that Linux has no use for
+    import psutil  # noqa: PLC0415  slow to load, and not needed on Linux
 
     return f"{os.uname().nodename}/{psutil.boot_time():.0f}"
 
@@ -35,10 +35,9 @@ def this_process(run: str) -> Holder:
 
 
 def is_alive(boot: str, pid: int, process_started: float) -> bool | None:
-    """Tell whether the process of a `Holder` still runs (a paused one does); None where that cannot
-    be told from here.
+    """Return whether a holder's process runs, paused or not; None if it is not visible from here.
 
-    A process that was killed and not yet waited for is dead.
+    A process that was killed but not yet reaped is dead.
     """
     if boot != boot_id():
         return None
@@ -46,19 +45,16 @@ def is_alive(boot: str, pid: int, process_started: float) -> bool | None:
 
 
 def _started(pid: int) -> float | None:
-    """Return the start of a running process, exact and the same at each call; None where there is
-    none.
-    """
+    """Return the exact start time of a running process, always the same; None if it is dead."""
     if sys.platform == "linux":
-        # psutil adds the boot's wall-clock time, which shifts with the clock: a step of it would
-        # declare everyone dead.
+        # psutil adds the wall-clock boot time. A step of the clock would declare every holder dead.
         try:
             fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             return None
         state, ticks = fields[0], fields[19]
         return None if state in b"ZX" else int(ticks) / os.sysconf("SC_CLK_TCK")
-    import psutil  # noqa: PLC0415  as above
+    import psutil  # noqa: PLC0415  slow to load
 
     try:
         process = psutil.Process(pid)

@@ -1,6 +1,4 @@
-"""How far the chunks of sources are, and how fast they get there: sums of what the ledger recorded,
-nothing estimated.
-"""
+"""How far the chunks of sources are, and how fast: sums of recorded facts, no estimates."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,10 +16,9 @@ from caf_pipeline.ledger.tables import REPLICAS, SOURCES
 from caf_pipeline.ledger.views import CHUNKS
 
 WINDOW_SECONDS: Final = 3600
-"""Of a rate, at most.
+"""Longest window of a rate.
 
-A chunk of 30 GiB takes minutes, so that an hour has several; what was so yesterday says little of
-now.
+A chunk of 30 GiB takes minutes, so an hour has several. Yesterday's rate says little about now.
 """
 
 _COPIES: Final = (
@@ -62,13 +59,13 @@ class Progress(LedgerPart):
     """Sums over the chunks of sources."""
 
     def of(self, sources: Sequence[str]) -> Sequence[SourceProgress]:
-        """Return how far each of these sources is, all at one moment, in the order asked for.
+        """Return the progress of these sources at one moment, in their order.
 
-        Reads the rows of their chunks, some 0.1 s for 10^5.
+        Reads the rows of their chunks: about 0.1 s for 10^5.
         """
         states: defaultdict[str, dict[ChunkState, ChunkSums]] = defaultdict(dict)
         moved: dict[str, datetime] = {}
-        looks: dict[str, tuple[datetime | None, datetime | None]] = {}
+        times: dict[str, tuple[datetime | None, datetime | None]] = {}
         attempts: Counter[str] = Counter()
         with self._engine.begin() as connection:
             at = connection.execute(select(func.now())).scalar_one()
@@ -78,24 +75,16 @@ class Progress(LedgerPart):
                 )
                 attempts[row.source] += int(row.attempts)
                 if row.located_at:
-                    looks[row.source] = row.looked_at, row.located_at
+                    times[row.source] = row.looked_at, row.located_at
                 if row.moved_at:
                     moved[row.source] = max(row.moved_at, moved.get(row.source, row.moved_at))
             values = {"sources": list(sources), "window": WINDOW_SECONDS}
-            recent = {
-                row.source: row
-                for row in connection.exec_driver_sql(query("recent_chunk_sums"), values)
-            }
-            rows = [
-                row._asdict()
-                for row in connection.exec_driver_sql(
-                    query("source_facts"), {"sources": list(sources)}
-                )
-            ]
-            facts = {row.pop("source"): row for row in rows}
+            rows = connection.exec_driver_sql(query("recent_chunk_sums"), values)
+            recent = {row.source: row for row in rows}
+            rows = connection.exec_driver_sql(query("source_facts"), {"sources": list(sources)})
+            facts = {row.source: row._asdict() for row in rows}
         return [
             SourceProgress(
-                source=source,
                 at=at,
                 states=states[source],
                 window_seconds=recent[source].seconds if source in recent else 0.0,
@@ -108,17 +97,17 @@ class Progress(LedgerPart):
                 else ChunkSums(),
                 moved_at=moved.get(source),
                 attempts=attempts[source],
-                looked_at=looks.get(source, (None, None))[0],
-                located_at=looks.get(source, (None, None))[1],
-                **facts.get(source, _UNKNOWN),
+                looked_at=times.get(source, (None, None))[0],
+                located_at=times.get(source, (None, None))[1],
+                **facts.get(source, {"source": source, **_UNKNOWN}),
             )
             for source in sources
         ]
 
     def copy_counts(self, sources: Sequence[str]) -> Mapping[tuple[str, str], int]:
-        """Return how many copies of archived chunks there are, by source and as last looked at:
-        listed, unlisted or faulty.
+        """Return the number of copies of archived chunks by source and status at the last check.
+
+        The status is `listed`, `unlisted` or `faulty`.
         """
-        with self._engine.begin() as connection:
-            rows = connection.execute(_COPIES, {"sources": list(sources), "good": GOOD})
-            return {(row.source, row.status): row.copies for row in rows}
+        rows = self._rows(_COPIES, sources=list(sources), good=GOOD)
+        return {(row.source, row.status): row.copies for row in rows}

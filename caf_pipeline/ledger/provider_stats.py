@@ -1,7 +1,7 @@
-"""What was measured of providers, in the ledger: rates and failures, shared by all runs.
+"""Measured rates and failures of providers, shared by all runs.
 
-Each count is one statement, so that runs that count at once lose none. Source: "Server limits" in
-the notes on Jackal's protocol: what fits an upload follows from the rate.
+Each count is one statement, so that concurrent runs lose none. Source: "Server limits" in the notes
+on Jackal's protocol: the rate decides what an upload can carry.
 """
 
 from collections.abc import Mapping
@@ -10,18 +10,16 @@ from typing import Any, Final
 from sqlalchemy import Column, func, select
 from sqlalchemy.dialects.postgresql import Insert, insert
 
-from caf_pipeline.ledger.engine import LedgerEngine
+from caf_pipeline.ledger.engine import LedgerPart
 from caf_pipeline.ledger.tables import PROVIDERS
 from caf_pipeline.store.protocol import ProviderRecord
 
-_RECORDS: Final = select(PROVIDERS).order_by(PROVIDERS.c.provider)
-
 
 def _transferred(rate: Column[Any]) -> Insert:
-    """Return the statement that counts a transfer with its `rate`.
+    """Return the statement that counts a transfer.
 
-    The new rate is half of the old one and half of this one: a provider that became slow is known
-    after two or three uploads.
+    The new rate is the mean of the old rate and this transfer's, so that two or three uploads show
+    that a provider became slow.
     """
     statement = insert(PROVIDERS)
     measured = statement.excluded[rate.name]
@@ -40,40 +38,29 @@ _FAILED: Final = _FIRST_FAILURE.on_conflict_do_update(
 )
 
 
-class ProviderRecords:
-    """Measured rates and failures by provider, kept over runs. Safe in threads."""
-
-    def __init__(self, engine: LedgerEngine) -> None:
-        self._engine = engine
+class ProviderRecords(LedgerPart):
+    """Keeps measured rates and failures by provider. Safe in threads."""
 
     def all(self) -> Mapping[str, ProviderRecord]:
-        """Return what is known, by provider."""
-        with self._engine.begin() as connection:
-            rows = connection.execute(_RECORDS).all()
-        return {row.provider: ProviderRecord(**row._asdict()) for row in rows}
+        """Return all records by provider."""
+        return {
+            row.provider: ProviderRecord(**row._asdict())
+            for row in self._rows(select(PROVIDERS).order_by(PROVIDERS.c.provider))
+        }
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
-        """Count a finished upload: its rate weighs as much as all before together; failures begin
-        again at 0.
-        """
-        with self._engine.begin() as connection:
-            connection.execute(
-                _UPLOADED, {"provider": provider, "upload_rate": _rate(size_bytes, seconds)}
-            )
+        """Count a finished upload, with half the weight in the new rate; reset the failures."""
+        self._execute(_UPLOADED, provider=provider, upload_rate=_rate(size_bytes, seconds))
 
     def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
         """Count a finished download in the same way."""
-        with self._engine.begin() as connection:
-            connection.execute(
-                _DOWNLOADED, {"provider": provider, "download_rate": _rate(size_bytes, seconds)}
-            )
+        self._execute(_DOWNLOADED, provider=provider, download_rate=_rate(size_bytes, seconds))
 
     def failed(self, provider: str) -> None:
         """Count a failure."""
-        with self._engine.begin() as connection:
-            connection.execute(_FAILED, {"provider": provider})
+        self._execute(_FAILED, provider=provider)
 
 
 def _rate(size_bytes: int, seconds: float) -> float | None:
-    """Return bytes a second; None where there was nothing to measure, which changes no rate."""
+    """Return bytes a second; None if there was nothing to measure."""
     return size_bytes / seconds if size_bytes > 0 and seconds > 0 else None

@@ -1,4 +1,4 @@
-"""The SQL statements of `queries/`, one a file, with psycopg's placeholders."""
+"""The SQL statements in `queries/`, one in each file, with psycopg's placeholders."""
 
 from functools import cache
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Objects that runs of a chunk could not read."""
+"""Objects that a chunk's runs could not read."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -26,18 +26,15 @@ class FailedReads(LedgerPart):
     """Counts the runs that failed on an object."""
 
     def list(self, chunk: str) -> Mapping[tuple[str, str], ReadFailures]:
-        """Return the objects of the chunk that runs failed on, by key and version."""
-        with self._engine.begin() as connection:
-            rows = connection.execute(_OF_CHUNK, {"chunk": chunk}).all()
+        """Return the objects on which runs of the chunk failed, by key and version."""
+        rows = self._rows(_OF_CHUNK, chunk=chunk)
         return {
-            (key, version): ReadFailures(times, last_run) for key, version, times, last_run in rows
+            (row.file_path, row.object_version): ReadFailures(row.times, row.last_run)
+            for row in rows
         }
 
     def count(self, chunk: str, objects: Sequence[tuple[str, str]], run: str) -> None:
-        """Count a run of the chunk that failed on these objects, by key and version; a run counts
-        once for each object.
-        """
+        """Count a run that failed on these objects (key, version), once for each object."""
         keys, versions = [key for key, _ in objects], [version for _, version in objects]
-        with self._engine.begin() as connection:
-            values = {"chunk": chunk, "keys": keys, "versions": versions, "run": run}
-            connection.exec_driver_sql(query("count_read_failures"), values)
+        values = {"chunk": chunk, "keys": keys, "versions": versions, "run": run}
+        self._execute(query("count_read_failures"), **values)

@@ -1,4 +1,4 @@
-"""What the ledger takes and gives. Ends are exclusive, times are aware and in UTC."""
+"""The ledger's records. Ends are exclusive; times are aware and in UTC."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -20,13 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OperatorControls:
-    """What the operator has set, as it is now. None: not set, the settings hold.
+    """The operator's orders at this moment. None: no order, the settings apply.
 
-    Attributes:
-        paused: why everything is paused; "" where it is not.
-        bandwidth: bytes a second for all uploads together, 0 for no limit.
-        spend_cap: ujkl, -1 for no cap.
-        uploads: runs that upload at this moment, who share the bandwidth; at least 1.
+    `paused` is the reason, or "". `bandwidth` is in bytes a second for all uploads together (0: no
+    limit), `spend_cap` in ujkl (-1: no cap). `uploads` counts runs that upload now, at least 1.
     """
 
     paused: str = ""
@@ -37,11 +34,9 @@ class OperatorControls:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The run that holds a lease, and its process, by which another one on the same machine can
-    tell whether it is alive.
+    """The run that holds a lease, and its process.
 
-    `boot_id` names the machine and its boot; `process_started` is the process's start time, since
-    pids are reused.
+    `boot_id` names the machine and its boot. `process_started` guards against a reused pid.
     """
 
     run: str
@@ -52,9 +47,9 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """An object that was named and not archived.
+    """An object that was listed but not archived.
 
-    `key` is text: percent-encoded where the key is not supported.
+    `key` is percent-encoded if the key is not supported.
     """
 
     key: str
@@ -80,7 +75,7 @@ class Skip:
 
 
 def recorded_key(obj: S3Object) -> str:
-    """Return the key of an object as the ledger's tables have it."""
+    """Return the key of an object as the ledger stores it."""
     return obj.key.decode() if is_supported(obj.key) else quote_from_bytes(obj.key)
 
 
@@ -94,10 +89,7 @@ class ReadFailures:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """A plan as the ledger keeps it.
-
-    `sha256` is the full hash over what it plans; `folder` holds its Parquet files.
-    """
+    """A plan."""
 
     source: str
     sha256: bytes
@@ -110,9 +102,7 @@ class PlanRecord:
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """A plan as the ledger has it, when it was registered, and how many of its chunks are in each
-    state.
-    """
+    """A plan, its registration time, and the number of its chunks in each state."""
 
     record: PlanRecord
     created_at: datetime
@@ -121,11 +111,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRate:
-    """How fast chunks of a source were archived of late: the median over as many of them, from one
-    located to the next.
-
-    What passed before a chunk was planned does not count.
-    """
+    """The median rate over a source's latest chunks, from one located chunk to the next."""
 
     bytes_per_second: float
     chunks: int
@@ -133,10 +119,9 @@ class ArchiveRate:
 
 @dataclass(frozen=True, slots=True)
 class SealRecord:
-    """What is known of a chunk when it is sealed. Sizes in bytes; `samples` in stored coordinates.
+    """The facts about a chunk at its seal.
 
-    `tail_sha256` is of what begins at `tail_start`, taken while packing: manifest, index and
-    footer.
+    `samples` have offsets in the stored bytes. `tail_sha256` covers the bytes from `tail_start`.
     """
 
     caf_size_bytes: int
@@ -154,18 +139,16 @@ class SealRecord:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk's row. Fields of a step that has not happened yet are None (counts and sizes: 0).
+    """A chunk's row. Fields of later steps are None, counts and sizes 0.
 
-    `reason` says why it is parked, damaged or withdrawn; `checked_at` when the proof watch last
-    looked at it; `read_back_at` when all of its stored bytes last came back from the store with its
-    Merkle root, from a copy that was right ever since. `unanswered_at` is the time of a look in
-    which a copy did not answer, None once a later look had all answers. `tail_start` and
-    `tail_sha256` are those of the seal, None where it was rebuilt. A chunk of an object that is
-    larger than a chunk has its `part` of `part_count`, from 1, and nothing else; 0 for all others.
-    Where `part_abandoned`, another chunk gave up a part of the object, which these parts will never
-    make up. An `adopted` one is another program's CAF file: it has no head and no manifest, and
-    members that are no objects of the source. `copy_state` is the state of its copy in the store;
-    None if it has none.
+    Attributes:
+        read_back_at: when all stored bytes last came back, from a copy that has been right ever
+            since.
+        unanswered_at: when a copy did not answer a check; None once all copies answered.
+        tail_start: as at the seal; None if the chunk was rebuilt.
+        part: number of the object part that is the only member, from 1; 0: whole objects.
+        part_abandoned: whether another chunk gave up a part, so that the object is never complete.
+        adopted: whether another program wrote the file, which then has no head and no manifest.
     """
 
     caf_file_id: int
@@ -208,15 +191,12 @@ class Chunk:
 
     @property
     def was_sealed(self) -> bool:
-        """True if a seal or a rebuild wrote its counts.
-
-        An empty or withdrawn chunk keeps them without a copy.
-        """
+        """True if a seal or a rebuild wrote the counts. An empty or withdrawn chunk keeps them."""
         return self.merkle_root is not None or self.tail_sha256 is not None
 
 
 def posting_of(chunk: Chunk) -> PostRecord:
-    """Return where the store keeps a posted chunk."""
+    """Return where the store keeps a posted chunk, or raise StoredChunkMissing."""
     if chunk.merkle_root is None or chunk.owner is None or chunk.start is None:
         raise StoredChunkMissing(f"chunk {chunk.name} is '{chunk.state}' and was not posted")
     return PostRecord(chunk.merkle_root, chunk.owner, chunk.start, chunk.stored_size_bytes)
@@ -224,12 +204,7 @@ def posting_of(chunk: Chunk) -> PostRecord:
 
 @dataclass(frozen=True, slots=True)
 class LaunchableChunk:
-    """What is asked of a chunk before a run of it is launched.
-
-    Attributes: address: its source's, as the ledger has it. size_bytes: its stored size, or what is
-        expected. held: whether a lease on it has not run out: something works on it, or did within
-        the last half minute.
-    """
+    """A chunk that a run may be launched for. `held`: its lease has not expired."""
 
     source: str
     address: str
@@ -242,20 +217,15 @@ class LaunchableChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteChunk:
-    """A posted file that is a chunk of ours and what it says of itself, or another program's that
-    is adopted. Sizes in bytes.
+    """A posted file that is a chunk of ours, or another program's file to adopt.
 
-    Attributes: file: what the store lists. copies: those that are listed. read_from: the providers
-        that gave all that was read, the same. silent: why other listed ones did not, by provider.
-        wrong: what is wrong with other ones, by provider: bytes that all copies agree on prove it.
-        plan_sha256: of the plan, with the objects and bytes that were planned for this chunk; None
-        where it does not tell. Then
-            nothing counts as released: `object_count` is `member_count + skipped_count`.
-        samples: as a seal would take them.
-        manifest: where the manifest is in the file; None where it is adopted.
-        manifest_sha256: of its bytes; b"" where it is adopted.
-        part: the part of an object that it has, and nothing else; None where its members are whole
-        objects.
+    Attributes:
+        read_from: providers that returned all bytes that were read, and the same bytes.
+        silent: why other listed providers did not answer, by provider.
+        wrong: what is wrong with other copies, by provider. Bytes on which all copies agree prove
+            it.
+        plan_sha256: None if not known. Then nothing counts as released.
+        manifest: None if the file is adopted.
     """
 
     file: PostedFile
@@ -282,7 +252,7 @@ class RemoteChunk:
 
 @dataclass(frozen=True, slots=True)
 class RemovableSource:
-    """A source that may be removed. `plans` and `chunks` are numbers."""
+    """A source that may be removed, with its number of plans and chunks."""
 
     address: str
     plans: int
@@ -290,43 +260,39 @@ class RemovableSource:
 
 
 def chunk_lease(chunk: str) -> str:
-    """Return the name of the lease under which a chunk is worked on."""
+    """Return the name of the lease for working on a chunk."""
     return f"chunk/{chunk}"
 
 
 def plan_lease(source: str) -> str:
-    """Return the name of the lease under which plans of a source are cut, and what is current is
-    stated.
-    """
+    """Return the name of the lease for planning a source and stating its current content."""
     return f"plan/{source}"
 
 
 def deletion_lease(source: str) -> str:
-    """Return the name of the lease that a run holds while it finds out what of a source is safe to
-    delete.
-    """
+    """Return the name of the lease for finding what is safe to delete."""
     return f"deletion/{source}"
 
 
 def account_lease(account: str) -> str:
-    """Return the name of the lease under which an account's transactions are signed."""
+    """Return the name of the lease for signing an account's transactions."""
     return f"account/{account}"
 
 
 def lists_lease(store: str) -> str:
-    """Return the name of the lease under which a store's lists are gone through."""
+    """Return the name of the lease for reading a store's lists."""
     return f"lists/{store}"
 
 
 def chunk_of_lease(name: str) -> str | None:
-    """Return the chunk that a lease of this name is on; None where it is on something else."""
+    """Return the chunk of a chunk's lease; None for any other lease."""
     chunk = name.removeprefix(chunk_lease(""))
     return chunk if name == chunk_lease(chunk) else None
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """A lease's row. `live` by the database's clock: whether it has not run out."""
+    """A lease's row. `live`: it has not expired by the database's clock."""
 
     name: str
     epoch: int
@@ -337,7 +303,7 @@ class LeaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunWait:
-    """What a live run of a source waits for."""
+    """A wait of a live run."""
 
     source: str
     run: str
@@ -356,10 +322,10 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """How many location rows, pending ones and claims name a chunk.
+    """The numbers of location rows, pending rows and claims of a chunk.
 
-    `chunk` and `state` are None where the ledger has no such chunk. A restored chunk may have fewer
-    locations than members: others had some of its objects already.
+    `chunk` and `state` are None if the ledger has no such chunk. A restored chunk may have fewer
+    locations than members.
     """
 
     caf_file_id: int
@@ -374,15 +340,11 @@ class ChunkRows:
 
 @dataclass(frozen=True, slots=True)
 class NotArchived:
-    """What the ledger knows of an identity of a key that is not located in a chunk in good
-    standing.
+    """An identity of a key that is not located in a chunk in good standing.
 
-    Attributes: object_version: the identity. chunk: the chunk that claims it, or that had it; None
-        where it is skipped. state: of that chunk; the reason of a skip. detail: of a skip; "" else.
-        retry_at: when an object that is skipped may be planned again; None where it is not skipped,
-        or never may by itself. is_over: whether it was skipped, and is no more: no inventory lists
-        it, a filter leaves it out, or a chunk that claimed it
-            since was given up.
+    `chunk` claims it or had it, and is None if it is skipped. `state` is the chunk's, or the reason
+    of the skip. `retry_at` is when a plan may take a skipped object again (None: not by itself).
+    `is_over`: the skip no longer counts.
     """
 
     object_version: str
@@ -395,7 +357,7 @@ class NotArchived:
 
 @dataclass(frozen=True, slots=True)
 class LocatedRange:
-    """Bytes of a stored chunk, `[start_byte, end_byte)` in CAF coordinates, and their SHA-256."""
+    """Bytes `[start_byte, end_byte)` of a chunk, in CAF coordinates, and their SHA-256."""
 
     start_byte: int
     end_byte: int
@@ -406,16 +368,14 @@ class LocatedRange:
 
 @dataclass(frozen=True, slots=True)
 class Currency:
-    """Whether a location is what the bucket has now of its key, as the planned inventories tell.
+    """The answer to whether a location is the bucket's current content, by planned inventories.
 
-    Attributes: is_current: whether it is. chunk: the chunk under way that has the current content;
-        `state` is its state. state: where there is no such chunk, the reason for which the current
-        content is skipped; "" where it is not planned. gone_at: when the key was found to be gone;
-        None where it is not. last_seen: when an inventory last listed a key that is gone; None
-        where that is not known. as_of: the time that was asked for; None for now. Then all else is
-        what is known up to that time, and what was in the
-            bucket and was never planned, and when between two inventories a key was deleted, is not
-            known.
+    Attributes:
+        chunk: the chunk under way that has the current content, and its `state`.
+        state: without such a chunk, why the current content is skipped; "" if it is not planned.
+        gone_at: when the key was found to be gone; None if it exists.
+        as_of: the time of the question; None: now. Content that was never planned, and when between
+            two inventories a key was deleted, are not known.
     """
 
     is_current: bool
@@ -427,36 +387,32 @@ class Currency:
 
     @property
     def status(self) -> str:
-        """`current`, `gone`, or `older` where the key has other content in the bucket now; of an
-        earlier time `archived`, too.
+        """`current`, `gone`, or `older` if the bucket now has other content.
 
-        That says, instead of `current`, that nothing later is known.
+        For an earlier time `archived` replaces `current`: nothing later is known.
         """
         current = "archived" if self.as_of else "current"
         return current if self.is_current else "gone" if self.gone_at else "older"
 
 
 def require_zone(as_of: datetime | None) -> None:
-    """Raise UsageError where a time has no zone, and TypeError where it is none."""
+    """Raise UsageError if a time has no time zone."""
     if as_of is None:
         return
     if not isinstance(as_of, datetime):
-        raise TypeError(f"as_of is a datetime that has a zone, and not {as_of!r}")
+        raise TypeError(f"as_of must be a datetime, not {as_of!r}")
     if as_of.tzinfo is None:
         raise UsageError(
-            f"{as_of.isoformat()} has no time zone", hint="give a datetime with tzinfo"
+            f"as_of {as_of.isoformat()} has no time zone", hint="pass a datetime with tzinfo"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The result of a look-up: the row and its chunk.
+    """The result of a lookup: a row and its chunk.
 
-    `currency` is None where the look-up named a version.
-
-    Of an object in parts, `parts` has them in order, and the chunk is that of the first; of any
-    other it is empty. `older_versions` counts the other located versions of its key, if the look-up
-    was for a key.
+    `currency` is None if the lookup named a version. `parts` has a split object's parts in order.
+    `older_versions` counts other located versions of the key, if the lookup named a key.
     """
 
     row: LocationRow
@@ -473,25 +429,21 @@ class Location:
 
     @property
     def status(self) -> str:
-        """See `Currency.status`; "" where the look-up named a version."""
+        """See `Currency.status`; "" if the lookup named a version."""
         return self.currency.status if self.currency else ""
 
     @property
     def ranges(self) -> Sequence[LocatedRange]:
         """The bytes that make up the object, in order."""
-        one = self.row
+        row = self.row
         return self.parts or [
-            LocatedRange(one.start_byte, one.end_byte, one.sha256, self.chunk, self.posting)
+            LocatedRange(row.start_byte, row.end_byte, row.sha256, self.chunk, self.posting)
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class InventoryRecord:
-    """An inventory that is planned: its snapshot's name, S3's time, and the keys it covers
-    (greater, up to and including).
-
-    `all_versions` and `beside` are those of the snapshot.
-    """
+    """A planned inventory of the keys greater than `after`, up to and including `until`."""
 
     source: str
     name: str
@@ -504,11 +456,9 @@ class InventoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class LocatedVersion:
-    """A located identity of a key, and the chunk that it is in, the first one if the object is
-    split over chunks.
+    """A located identity of a key and its chunk, the first chunk if the object is split.
 
-    `checksums` are of the whole object: the digest by the algorithm ("sha256", "crc64nvme", and
-    that of S3's own).
+    `checksums` has digests of the whole object by algorithm.
     """
 
     key: str
@@ -522,15 +472,10 @@ class LocatedVersion:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Located objects as of the last whole inventory: current, of older content, and of keys that
-    are gone.
+    """Located objects by the last whole inventory: current, older, and gone from the bucket.
 
-    Attributes: uncounted_objects: those located since, or written since the inventory began (a
-        report: shortly before it), of which it is
-            not known whether they are current.
-        left_out: objects of the inventory by the filter that leaves them out, those located or
-            claimed not among them; None where they were not counted.
-        all_versions, beside: of the inventory's snapshot.
+    `uncounted_objects` were located later, or written since shortly before the inventory began.
+    `left_out` counts objects by the filter that leaves them out; None: not counted.
     """
 
     inventory: str
@@ -546,21 +491,18 @@ class Content:
 
 
 WINDOWS_REQUIRED: Final = 2
-"""Proof windows that a copy has to be seen proven in.
+"""Proof windows in which a copy must be seen proven.
 
-The first proof after joining is of the first leaf; only the next one is of a leaf that was drawn.
+A provider's first proof is of the first leaf. Only the next is of a randomly drawn leaf.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class KnownCopy:
-    """A copy as the ledger keeps it.
+    """A copy as the last check found it.
 
-    Attributes: provider: as in `Copy`. proof: as the chain listed it. listed: whether it was listed
-        when last looked at. last_proven: block height of its last proof, where known. windows:
-        proof windows that count, since it was last listed again or found wrong; see `CopyCheck`.
-        last_window: the latest of them; None where there is none. fault: what was wrong with its
-        bytes when last looked at; "" where nothing was. checked_at: when that was.
+    `windows` counts proof windows since it was last listed again or found wrong; see `CopyCheck`.
+    `last_window` is the latest of them. `fault` is "" if its bytes were right.
     """
 
     provider: str
@@ -575,11 +517,9 @@ class KnownCopy:
 
 @dataclass(frozen=True, slots=True)
 class LocatedCopies:
-    """A located chunk, to be held against the store's lists.
+    """A located chunk, for comparison with the store's lists.
 
-    Attributes: archive_id: under which the store lists it; None for an adopted one, which another
-        program posted. place: its Merkle root, owner and start. providers: of its copies, as they
-        were listed at the last look.
+    `archive_id` is None if another program posted it. `place` is Merkle root, owner and start.
     """
 
     caf_file_id: int
@@ -590,16 +530,14 @@ class LocatedCopies:
 
 @dataclass(frozen=True, slots=True)
 class CopyCheck:
-    """What one look at a copy found.
+    """The result of one check of a copy.
 
-    Attributes: copy: as the store lists it. window: the number of a proof window that counts: that
-        of its last proof, where it is known to be verified; or the
-            present one, where all of a small file was read back. None where the look says nothing
-            of any window.
-        fault: what is wrong with it; "" where nothing is.
-        apart: whether windows count that do not follow each other. Else one that does not follow
-            the last begins the count again: whoever was dropped in between may have joined with a
-            part of the bytes.
+    Attributes:
+        window: proof window that counts: that of a verified last proof, or the present window if
+            all of a small file was read back; else None.
+        fault: what is wrong with it; "" if nothing is.
+        apart: whether windows count despite a gap. Otherwise a gap restarts the count: a provider
+            that was dropped may have joined again with a part of the bytes.
         unanswered: why its provider did not answer; "" if it did.
     """
 
@@ -622,18 +560,13 @@ class WaitingObjects:
     until: datetime
 
     def as_json(self) -> dict[str, object]:
-        """Return it as a program reads it."""
+        """Return the record as a JSON object."""
         return {"objects": self.objects, "bytes": self.size_bytes, "until": self.until.isoformat()}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceAccount:
-    """Sums over one source: chunks by state, located objects and bytes, claimed objects, skips by
-    reason.
-
-    `content` is None before a whole inventory was planned and counted; `waiting` where no object
-    waits, which is no skip here.
-    """
+    """Sums over one source. `content` is None until a whole inventory was counted."""
 
     source: str
     chunks: Mapping[ChunkState, int]
@@ -647,10 +580,7 @@ class SourceAccount:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSums:
-    """Chunks, their objects and the bytes of these.
-
-    An object in several chunks counts with one of them.
-    """
+    """The number of chunks, their objects and bytes. An object in several chunks counts once."""
 
     chunks: int = 0
     objects: int = 0
@@ -659,24 +589,18 @@ class ChunkSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceProgress:
-    """How far a source is, at one moment of the database's clock.
+    """How far a source is, at one moment of the database's clock. Times are None if never.
 
-    Attributes: states: sums by state: of what is archived the members, of what is not what was
-        planned. States without chunks are absent. window_seconds: from the first chunk that was
-        located in the last hour until `at`; 0 where none was. recent: what was located in that
-        time, after that first chunk. moved_at: when the state of a chunk last changed, but for
-        planning and attempts to pack it; None where none ever did. attempts: how often packing a
-        chunk was begun. oldest_planned_at: when the oldest chunk under way was planned; None where
-        none is under way. skipped_objects: those that wait for a larger chunk not among them.
-        registered_at: when the ledger learnt of the source; None where it does not have it.
-        inventory_at: when the latest whole inventory that is planned was taken. queue_read_at: when
-        its queue was last read, or was first to be read; None where it was never to be. noticed_at:
-        since when the first of `noticed_keys` waits to be listed. unknown_posts: posts of the store
-        that the last look found, and the ledger does not know. looked_at: when the proof watch last
-        looked at a chunk that is located now; None where it never did. located_at: when the first
-        of the chunks was located that are located now; None where none is. suspected_chunks:
-        located chunks of which the store's lists say something amiss, and that were not looked at
-        since.
+    Attributes:
+        states: sums by state: of members if archived, else of planned objects.
+        window_seconds: from the first chunk located in the last hour until `at`; 0 without any.
+        recent: chunks located in that window, without the first.
+        moved_at: when a chunk last changed its state, not counting plans and attempts to pack.
+        oldest_planned_at: when the oldest chunk under way was planned.
+        skipped_objects: without objects that wait for a larger chunk.
+        noticed_at: since when the first of `noticed_keys` waits for a listing.
+        suspected_chunks: located chunks that differ from the store's lists and were not checked
+            since.
     """
 
     source: str
@@ -701,27 +625,19 @@ class SourceProgress:
 
     def sums(self, states: Iterable[ChunkState]) -> ChunkSums:
         """Return the sums over some states."""
-        found = [self.states[state] for state in states if state in self.states]
-        return (
-            ChunkSums(*(sum(each) for each in zip(*map(astuple, found), strict=True)))
-            if found
-            else ChunkSums()
-        )
+        sums = [self.states[state] for state in states if state in self.states]
+        return ChunkSums(*map(sum, zip(*map(astuple, sums), strict=True)))
 
     @property
     def bytes_per_second(self) -> float | None:
-        """The rate of what was located; None where fewer than two chunks tell, or they have no
-        bytes.
-        """
+        """The rate of archiving; None without two located chunks, or if they have no bytes."""
         if not self.recent.size_bytes or self.window_seconds <= 0:
             return None
         return self.recent.size_bytes / self.window_seconds
 
     @property
     def seconds_left(self) -> float | None:
-        """How long what is under way, which parked chunks are not, takes at that rate; None where
-        no rate is known.
-        """
+        """Seconds that the chunks under way need at that rate; None if there is no rate."""
         under_way = self.sums(UNDER_WAY)
         if not under_way.chunks:
             return 0.0
@@ -731,12 +647,9 @@ class SourceProgress:
 
 @dataclass(frozen=True, slots=True)
 class StoragePlanRow:
-    """The last reading of an account's space and coins (ujkl), at the chain's time `read_at`.
+    """The last reading of an account's space and coins (ujkl). None: no plan.
 
-    None: there is no plan.
-
-    `latest_end` is the latest end seen since the last purchase of ours, `latest_end_space` the
-    space that the plan then had.
+    `latest_end` is the latest end since our last purchase, and `latest_end_space` its space.
     """
 
     account: str
@@ -751,9 +664,7 @@ class StoragePlanRow:
 
 @dataclass(frozen=True, slots=True)
 class MessageSetApart:
-    """A message of a source's queue that is no event of its bucket, or has one beside others, and
-    why.
-    """
+    """A message of a source's queue that is not only events of its bucket, and the reason."""
 
     message_id: str
     body: bytes

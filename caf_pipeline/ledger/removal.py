@@ -1,7 +1,6 @@
 """Removes a source if none of its chunks was ever posted or located.
 
-The rows in `leases` stay: a chunk that is planned again under the same name gets a greater epoch
-than each earlier run of it.
+Rows in `leases` stay, so that a chunk planned again under the same name gets a greater epoch.
 """
 
 from typing import Final
@@ -33,7 +32,7 @@ from caf_pipeline.store.protocol import Lease
 _S = ChunkState
 
 REMOVABLE: Final = (_S.PLANNED, _S.PACKING, _S.SEALED, _S.EMPTY, _S.PARKED, _S.WITHDRAWN)
-"""States of chunks that may never have been posted; their other columns say whether they were."""
+"""States of chunks that may never have been posted. Other columns show whether they were."""
 
 OF_AN_ADDRESS: Final = (
     "skipped_objects",
@@ -46,7 +45,7 @@ OF_AN_ADDRESS: Final = (
     "store_looks",
     "left_posts",
 )
-"""Tables with rows about a source's bucket that are written before the source has a chunk."""
+"""Tables with rows about a source's bucket that exist before the source has a chunk."""
 
 OF_A_CHUNK: Final = (
     "staging_reservations",
@@ -59,10 +58,7 @@ OF_A_CHUNK: Final = (
     "log_times",
     "pending_locations",
 )
-"""Tables with rows of a chunk by its `caf_file_id`.
-
-Rows of `posts` and `file_locations` forbid a removal.
-"""
+"""Tables with rows of a chunk. Rows in `posts` and `file_locations` forbid a removal."""
 
 _SOURCE_ID: Final = bindparam("id", type_=Integer)
 _LOCK_CHUNKS: Final = (
@@ -119,8 +115,7 @@ class SourceRemoval(LedgerPart):
         """Return what `remove` would remove.
 
         Raises:
-            NotLocated: there is no such source.
-            IllegalMove: a chunk of the source was posted or located, or may be.
+            IllegalMove: a chunk of the source is or may be posted or located.
             LedgerError: the source is being rebuilt.
             HeldByOther: a run plans the source, or works on a chunk of it.
         """
@@ -130,12 +125,9 @@ class SourceRemoval(LedgerPart):
             return RemovableSource(**connection.execute(_COUNTS, {"id": source_id}).one()._asdict())
 
     def remove(self, lease: Lease, source: str) -> None:
-        """Remove the source, its plans and its chunks.
+        """Remove the source, its plans and its chunks. Raises the errors of `removable`.
 
         `lease` is the caller's on the source's plan.
-
-        Raises: LeaseLost: another run has the lease now. And as `removable`, except for a run that
-            plans the source.
         """
         with self._engine.begin() as connection:
             source_id = source_id_of(connection, source, lock=Lock.UPDATE)
@@ -150,13 +142,11 @@ class SourceRemoval(LedgerPart):
             for name in ("claims", *OF_AN_ADDRESS, "caf_files", "plans", "sources"):
                 table = METADATA.tables[name]
                 connection.execute(delete(table).where(table.c.source_id == source_id))
-            lock_lease(connection, lease)  # last: its own renewal waits for it
+            lock_lease(connection, lease)  # last: the lease's renewal waits for it
 
 
 def _require_removable(connection: Connection, source_id: int, source: str) -> None:
-    """Lock the source's chunks, and raise unless nothing was posted or located, and no run works on
-    a chunk.
-    """
+    """Lock the source's chunks, and raise if something is stored or a run works on a chunk."""
     values = {"id": source_id}
     try:
         connection.execute(_LOCK_CHUNKS, values)
@@ -168,26 +158,23 @@ def _require_removable(connection: Connection, source_id: int, source: str) -> N
             holder="",
             hint="wait for that run, or end it first",
         ) from error
+    reason = ""
     chunk = connection.execute(
         _POSTED_OR_LOCATED, {**values, "removable": [*REMOVABLE]}
     ).one_or_none()
     if chunk is not None:
+        reason = f"chunk {chunk.name} is '{chunk.state}', and is or may be stored"
+    elif connection.execute(_HAS_LOCATIONS, values).scalar_one():
+        reason = "the ledger has locations of its objects"
+    if reason:
         raise IllegalMove(
-            f"source '{source}' cannot be removed: chunk {chunk.name} is '{chunk.state}', and is "
-            "or may be stored",
-            hint="keep the source in the ledger; to archive nothing more of it, take it out of "
-            "caf.toml",
-        )
-    if connection.execute(_HAS_LOCATIONS, values).scalar_one():
-        raise IllegalMove(
-            f"source '{source}' cannot be removed: the ledger has locations of its objects",
-            hint="keep the source in the ledger; to archive nothing more of it, take it out of "
-            "caf.toml",
+            f"source '{source}' cannot be removed: {reason}",
+            hint="keep the source in the ledger; to stop archiving it, remove it from caf.toml",
         )
     if connection.execute(_IS_REBUILT, values).scalar_one():
         raise LedgerError(
-            f"source '{source}' cannot be removed: its rebuild is not complete, so that the store "
-            "may have chunks of it",
+            f"source '{source}' cannot be removed: its rebuild is not complete, so the store may "
+            "have chunks of it",
             hint=f"complete it with 'caf rebuild {source}'",
         )
     for name in connection.execute(_HELD, {**values, "prefix": chunk_lease("")}).scalars().all():

@@ -1,6 +1,6 @@
-"""What providers have of a chunk's copy, in the ledger, and what looks at them found over time.
+"""Providers' copies of a chunk, and the results of checks over time.
 
-The functions are over the caller's transaction, which has locked the chunk's row.
+Functions run in the caller's transaction, which has locked the chunk's row.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ _UNANSWERED: Final = (
     .where(CHUNK_COPIES.c.caf_file_id == bindparam("id"))
     .values(unanswered_at=func.now())
 )
-# What came back from a copy counts as long as that copy does.
+# A full read counts as long as its copy does.
 _END_FULL_READ: Final = delete(FULL_READS).where(
     FULL_READS.c.caf_file_id == bindparam("id"),
     ~exists().where(
@@ -70,7 +70,6 @@ _END_FULL_READ: Final = delete(FULL_READS).where(
         REPLICAS.c.fault == "",
     ),
 )
-_FORGET_FULL_READ: Final = delete(FULL_READS).where(FULL_READS.c.caf_file_id == bindparam("id"))
 _FULL_READ: Final = insert(FULL_READS).from_select(
     ["caf_file_id", "store", "provider"],
     select(
@@ -94,7 +93,7 @@ _HAS_RIGHT_COPY: Final = select(
         REPLICAS.c.caf_file_id == bindparam("id"), REPLICAS.c.listed, REPLICAS.c.fault == ""
     )
 )
-_KNOWN: Final = (
+_COPIES: Final = (
     select(
         REPLICAS.c.provider,
         REPLICAS.c.proof,
@@ -112,23 +111,18 @@ _KNOWN: Final = (
 
 
 class Replicas(LedgerPart):
-    """The copies of chunks."""
+    """Records the copies of chunks."""
 
     def list(self, chunk: str) -> Sequence[KnownCopy]:
-        """Return the copies that were ever recorded of a chunk, by provider."""
-        with self._engine.begin() as connection:
-            rows = connection.execute(_KNOWN, {"chunk": chunk}).all()
-        return [KnownCopy(**row._asdict()) for row in rows]
+        """Return all copies of a chunk that were ever recorded, by provider."""
+        return [KnownCopy(**row._asdict()) for row in self._rows(_COPIES, chunk=chunk)]
 
     def record_verified(self, lease: Lease, chunk: str, copies: Sequence[Copy]) -> None:
-        """uploading → verified, with the copies that proved it; others that were known are listed
-        no more.
-        """
+        """Move uploading → verified, with the copies that were read back. Unlist other copies."""
         with self._engine.begin() as connection:
             states = ChunkState.UPLOADING, ChunkState.VERIFIED
-            moved = move_row(
-                connection, lease, chunk, *states, copy_changes={"verified_at": func.now()}
-            )
+            changes = {"verified_at": func.now()}
+            moved = move_row(connection, lease, chunk, *states, copy_changes=changes)
             record_verified(connection, moved.caf_file_id, copies)
 
     def record_checks(
@@ -140,53 +134,44 @@ class Replicas(LedgerPart):
         again_in: float | None = None,
         enough: int = 0,
     ) -> None:
-        """Write what a look at a located or damaged chunk's copies found; copies that it did not
-        find are listed no more.
+        """Write the results of a check of a located or damaged chunk's copies.
 
-        Args: lease: on the chunk. chunk: its name. checks: one for each copy that is listed.
-            again_in: seconds after which a look can see the window after those that count; None
-            where there are no windows. enough: no such look is waited for where so many copies have
-            `WINDOWS_REQUIRED` windows.
+        Copies without a result are no longer listed. The next proof window is due for a check in
+        `again_in` seconds (None: never), unless `enough` copies have `WINDOWS_REQUIRED` windows.
         """
         with self._engine.begin() as connection:
-            caf_file_id = require_state(connection, lease, chunk, GOOD, "looked at")
+            caf_file_id = require_state(connection, lease, chunk, GOOD, "checked")
             unlist(connection, caf_file_id, but=[check.copy.provider for check in checks])
             for check in checks:
-                facts = {
+                values = {
                     **asdict(check.copy),
                     "id": caf_file_id,
                     "window": check.window,
                     "fault": check.fault,
+                    "apart": check.apart,
                 }
-                connection.exec_driver_sql(
-                    query("record_replica_check"), {**facts, "apart": check.apart}
-                )
-            unanswered = any(check.unanswered for check in checks)
-            facts = {
+                connection.exec_driver_sql(query("record_replica_check"), values)
+            values = {
                 "id": caf_file_id,
                 "again_in": again_in,
                 "enough": enough,
                 "required": WINDOWS_REQUIRED,
+                "unanswered": any(check.unanswered for check in checks),
             }
-            facts |= {"unanswered": unanswered}
-            connection.exec_driver_sql(query("record_copy_check"), facts)
+            connection.exec_driver_sql(query("record_copy_check"), values)
             connection.execute(_END_FULL_READ, {"id": caf_file_id})
 
     def record_unanswered(self, lease: Lease, chunk: str) -> None:
-        """Record that no copy of a located or damaged chunk answered.
-
-        Nothing else of the chunk changes.
-        """
+        """Record that no copy of a located or damaged chunk answered. Nothing else changes."""
         with self._engine.begin() as connection:
-            caf_file_id = require_state(connection, lease, chunk, GOOD, "looked at")
+            caf_file_id = require_state(connection, lease, chunk, GOOD, "checked")
             connection.execute(_UNANSWERED, {"id": caf_file_id})
 
     def record_full_read(self, lease: Lease, chunk: str, provider: str) -> None:
-        """Remember that all stored bytes of a located or damaged chunk came back from a provider
-        just now with its root.
+        """Record that a provider just returned all stored bytes of a chunk, with its Merkle root.
 
-        Forgotten when the chunk becomes damaged, is located again, or is posted again, and when
-        that copy counts no more.
+        The record ends when the chunk becomes damaged, is located or posted again, or with the
+        copy.
         """
         with self._engine.begin() as connection:
             caf_file_id = require_state(connection, lease, chunk, GOOD, "read back")
@@ -194,12 +179,12 @@ class Replicas(LedgerPart):
 
 
 def forget_full_read(connection: Connection, caf_file_id: int) -> None:
-    """Let what came back of the chunk count no more."""
-    connection.execute(_FORGET_FULL_READ, {"id": caf_file_id})
+    """Delete the record of the chunk's full read."""
+    connection.execute(delete(FULL_READS).where(FULL_READS.c.caf_file_id == caf_file_id))
 
 
 def record_verified(connection: Connection, caf_file_id: int, copies: Sequence[Copy]) -> None:
-    """Write the copies that were read back; others that were known are listed no more."""
+    """Write the copies that were read back. Unlist other copies."""
     unlist(connection, caf_file_id)
     for copy in copies:
         replica = {"provider": copy.provider, "proof": copy.proof, "last_proven": copy.last_proven}
@@ -207,14 +192,14 @@ def record_verified(connection: Connection, caf_file_id: int, copies: Sequence[C
 
 
 def unlist(connection: Connection, caf_file_id: int, *, but: Sequence[str] = ()) -> None:
-    """List no copy any more, except those of these providers."""
+    """Mark copies as no longer listed, except those of some providers."""
     connection.execute(_UNLIST, {"id": caf_file_id, "but": list(but)})
 
 
 def require_right_copy(connection: Connection, caf_file_id: int, chunk: str) -> None:
-    """Raise IllegalMove where the last look found no listed copy with right bytes."""
+    """Raise IllegalMove if the last check found no listed copy with right bytes."""
     if not connection.execute(_HAS_RIGHT_COPY, {"id": caf_file_id}).scalar_one():
         raise IllegalMove(
-            f"chunk {chunk} cannot be located again: no copy of it was seen listed and right",
+            f"chunk {chunk} cannot be located again: no listed copy has the right bytes",
             hint="repair it first",
         )

@@ -1,20 +1,32 @@
-"""Skips: objects that are not archived, with the reason and the time from which a plan may have
-them again.
-"""
+"""Skips: objects that are not archived, the reason, and when a plan may take them again."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Final
 
-from caf_pipeline.ledger.copy import end_skips, record_skips, record_waiting, waiting_since
+from sqlalchemy import bindparam, delete, exists, func
+
+from caf_pipeline.ledger.copy import load_skips, record_skips, same_object
 from caf_pipeline.ledger.engine import LedgerPart
+from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import Skip
+from caf_pipeline.ledger.tables import CLAIMS, SKIPPED_OBJECTS
+
+# Skips of claimed objects stay until the chunk is located. If it skips them again, the earlier
+# skips count.
+_END_OLD_WAITING: Final = delete(SKIPPED_OBJECTS).where(
+    SKIPPED_OBJECTS.c.source_id == bindparam("source_id"),
+    SKIPPED_OBJECTS.c.reason == "waiting",
+    SKIPPED_OBJECTS.c.last_at < func.now(),
+    ~exists().where(same_object(CLAIMS, SKIPPED_OBJECTS)),
+)
 
 
 class Skips(LedgerPart):
     """Writes skips that belong to no chunk."""
 
     def record(self, source: str, skips: Iterable[Skip]) -> None:
-        """Write skips that belong to no chunk; a skip of the same object replaces the older one."""
+        """Write skips. A skip of the same object is replaced."""
         with self._of_source(source) as (connection, source_id):
             record_skips(connection, source_id, None, skips)
 
@@ -26,35 +38,40 @@ class Skips(LedgerPart):
         listed_at: datetime,
         silent_from: datetime,
     ) -> None:
-        """Let skips no longer count, of objects that a whole inventory did not list; one that is
-        listed again is planned again.
+        """End skips of objects that a whole inventory did not list. Listed again, they are planned.
 
-        Args:
-            source: of the objects.
-            skips: key, encoded where it is unsupported, and object version.
-            listed_at: when the inventory was taken.
-            silent_from: what was modified from then on the inventory may lack; it stays as it is.
+        `skips` are recorded keys and object versions. The inventory may lack objects modified from
+        `silent_from` on; their skips stay.
         """
         with self._of_source(source) as (connection, source_id):
-            end_skips(connection, source_id, skips, listed_at=listed_at, silent_from=silent_from)
+            values = {
+                "source_id": source_id,
+                "keys": [key for key, _ in skips],
+                "versions": [version for _, version in skips],
+                "listed_at": listed_at,
+                "silent_from": silent_from,
+            }
+            connection.exec_driver_sql(query("end_skips"), values)
 
     def record_waiting(
         self, source: str, skips: Iterable[Skip], until: datetime | None, *, whole: bool
     ) -> None:
-        """Write which objects wait for the next plan, as skips of reason `waiting`.
+        """Write objects that wait for the next plan, as skips of reason `waiting`.
 
-        Args:
-            source: of the objects.
-            skips: those that wait.
-            until: the sensor finds them as new from then on; None where none wait.
-            whole: what the source has was planned, so that no other object of it waits any more.
+        The sensor takes them as new at `until`. If `whole`, no other object of the source waits.
         """
         with self._of_source(source) as (connection, source_id):
-            record_waiting(connection, source_id, skips, until, whole=whole)
+            values = {"source_id": source_id}
+            if load_skips(connection, skips):
+                connection.exec_driver_sql(query("record_waiting"), {**values, "until": until})
+            if whole:
+                connection.execute(_END_OLD_WAITING, values)
 
     def waiting_since(self, source: str, skips: Iterable[Skip]) -> datetime | None:
-        """Return when the first of these objects began to wait that waits already; None where none
-        does.
-        """
+        """Return when the first of these objects began to wait; None if none waits yet."""
         with self._of_source(source) as (connection, source_id):
-            return waiting_since(connection, source_id, skips)
+            load_skips(connection, skips)
+            since: datetime | None = connection.exec_driver_sql(
+                query("waiting_since"), {"source_id": source_id}
+            ).scalar_one()
+        return since

@@ -1,4 +1,4 @@
-"""The sources: which bucket and prefix each is."""
+"""The bucket and prefix of each source."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -19,24 +19,22 @@ _HAS_CHUNKS: Final = exists().where(CAF_FILES.c.source_id == SOURCES.c.source_id
 _NEW: Final = insert(SOURCES).on_conflict_do_nothing(index_elements=[SOURCES.c.name])
 _ADDRESS: Final = select(SOURCES.c.address).where(_OF_NAME)
 _FIXED_ADDRESS: Final = _ADDRESS.where(_HAS_CHUNKS)
-_ADDRESSES: Final = select(SOURCES.c.archive_id, SOURCES.c.address)
 
 
 class Sources(LedgerPart):
-    """Makes sources known."""
+    """Registers sources."""
 
     def register(
         self, name: str, archive_id: str, address: str, *, lease: Lease | None = None
     ) -> None:
-        """Make the source known. `address` says which bucket and prefix it is.
+        """Register a source. `address` is its endpoint, bucket and prefix.
 
-        Another address replaces the recorded one until the source has its first chunk. Inventories,
-        skips and other rows of the replaced address are removed. `lease` is the caller's on the
-        source's plan.
+        Until the source has its first chunk, another address replaces the recorded one, and removes
+        its inventories, skips and other rows. `lease` is the caller's on the source's plan.
 
         Raises:
-            LedgerError: the ledger has another address under this name, and chunks of it.
-            HeldByOther: another address is recorded, and a run plans the source under it now.
+            LedgerError: the source has another address, and chunks.
+            HeldByOther: another address is recorded, and a run plans the source under it.
         """
         facts = {"name": name, "archive_id": archive_id, "address": address}
         with self._engine.begin() as connection:
@@ -48,10 +46,8 @@ class Sources(LedgerPart):
             if connection.execute(_FIXED_ADDRESS, {"source": name}).one_or_none() is not None:
                 raise LedgerError(
                     f"source '{name}' is {recorded} in the ledger, and {address} in the settings",
-                    hint=(
-                        "give the new address a source of another name;"
-                        f" 'caf remove {name}' removes the old source if nothing of it was stored"
-                    ),
+                    hint="give the new address a source of another name; "
+                    f"'caf remove {name}' removes the old source if nothing of it was stored",
                 )
             if lease is None:
                 require_free(connection, plan_lease(name))
@@ -60,21 +56,17 @@ class Sources(LedgerPart):
             for table in OF_AN_ADDRESS:
                 rows = METADATA.tables[table]
                 connection.execute(delete(rows).where(rows.c.source_id == source_id))
-            changed = (
-                update(SOURCES)
-                .where(SOURCES.c.source_id == source_id)
-                .values(address=address, archive_id=archive_id)
-            )
-            connection.execute(changed)
+            change = update(SOURCES).where(SOURCES.c.source_id == source_id)
+            connection.execute(change.values(address=address, archive_id=archive_id))
 
     def address(self, source: str) -> str | None:
-        """Return the address of a source; None while the source has no chunk, since another address
-        may then replace it.
-        """
-        with self._engine.begin() as connection:
-            return connection.execute(_FIXED_ADDRESS, {"source": source}).scalar_one_or_none()
+        """Return the address of a source; None while it has no chunk and may get another."""
+        address: str | None = self._scalar(_FIXED_ADDRESS, source=source)
+        return address
 
     def addresses(self) -> Mapping[str, str]:
-        """Return the address of each source ever registered, by its archive's id."""
-        with self._engine.begin() as connection:
-            return {row.archive_id: row.address for row in connection.execute(_ADDRESSES)}
+        """Return the address of each source ever registered, by archive id."""
+        return {
+            row.archive_id: row.address
+            for row in self._rows(select(SOURCES.c.archive_id, SOURCES.c.address))
+        }

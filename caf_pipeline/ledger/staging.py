@@ -53,14 +53,10 @@ class Staging(LedgerPart):
     ) -> None:
         """Reserve bytes of a staging folder for a chunk, replacing its earlier reservation.
 
-        `limit_bytes` 0: no limit.
-
-        Raises:
-            StagingError: with those of other chunks it would pass the limit.
+        Raises StagingError if all reservations would exceed `limit_bytes` (0: no limit).
         """
         with self._engine.begin() as connection:
-            # Two runs must not both find the last of the room; a lock of the transaction, not of
-            # the session.
+            # Two runs must not both take the last room. The lock ends with the transaction.
             connection.exec_driver_sql(
                 "LOCK TABLE staging_reservations IN SHARE ROW EXCLUSIVE MODE"
             )
@@ -70,7 +66,7 @@ class Staging(LedgerPart):
             ).scalar_one()
             if limit_bytes and others + size_bytes > limit_bytes:
                 raise StagingError(
-                    f"chunk {chunk} needs {size_bytes} bytes of {folder}, where other chunks hold "
+                    f"chunk {chunk} needs {size_bytes} bytes of {folder}, but other chunks hold "
                     f"{others} of {limit_bytes}",
                     hint="wait for other chunks to be archived, or raise packing.staging_limit",
                 )
@@ -79,15 +75,12 @@ class Staging(LedgerPart):
             )
 
     def release(self, chunk: str) -> None:
-        """Give the chunk's reservation back; does nothing where there is none."""
-        with self._engine.begin() as connection:
-            connection.execute(_RELEASE, {"chunk": chunk})
+        """Release the chunk's reservation, if it has one."""
+        self._execute(_RELEASE, chunk=chunk)
 
     def list(self) -> Sequence[Reservation]:
-        """Return all reservations of staging folders, by chunk."""
-        with self._engine.begin() as connection:
-            rows = connection.execute(_ALL).all()
+        """Return all reservations, by chunk."""
         return [
             Reservation(row.chunk, ChunkState(row.state), row.folder, row.size_bytes)
-            for row in rows
+            for row in self._rows(_ALL)
         ]

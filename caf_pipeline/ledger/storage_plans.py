@@ -1,8 +1,7 @@
-"""The last reading of the space that each account bought, and of its coins."""
+"""The last reading of each account's space and coins."""
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final
 
 from sqlalchemy import select
 
@@ -11,11 +10,9 @@ from caf_pipeline.ledger.query_files import query
 from caf_pipeline.ledger.records import StoragePlanRow
 from caf_pipeline.ledger.tables import STORAGE_PLANS
 
-_READ: Final = select(STORAGE_PLANS).order_by(STORAGE_PLANS.c.account)
-
 
 class StoragePlans(LedgerPart):
-    """The last reading of each account's plan and balance."""
+    """Keeps the last reading of each account's plan and balance."""
 
     def record(
         self,
@@ -26,23 +23,25 @@ class StoragePlans(LedgerPart):
         plan: tuple[int, int, datetime] | None,
         bought: bool = False,
     ) -> None:
-        """Record a reading: bytes of space, bytes used, end.
+        """Record a reading. `plan` has the bytes of space, the bytes used, and the end.
 
         `bought`: a purchase of this ledger has just set the end.
         """
         space_bytes, used_bytes, ends_at = plan or (None, None, None)
-        values = {"space_bytes": space_bytes, "used_bytes": used_bytes, "ends_at": ends_at}
-        facts = {
-            "account": account,
-            "read_at": read_at,
-            "balance": balance,
-            "bought": bought,
-            **values,
-        }
-        with self._engine.begin() as connection:
-            connection.exec_driver_sql(query("record_storage_plan"), facts)
+        self._execute(
+            query("record_storage_plan"),
+            account=account,
+            read_at=read_at,
+            balance=balance,
+            bought=bought,
+            space_bytes=space_bytes,
+            used_bytes=used_bytes,
+            ends_at=ends_at,
+        )
 
     def list(self) -> Sequence[StoragePlanRow]:
         """Return the last reading of each account."""
-        with self._engine.begin() as connection:
-            return [StoragePlanRow(**row._asdict()) for row in connection.execute(_READ)]
+        return [
+            StoragePlanRow(**row._asdict())
+            for row in self._rows(select(STORAGE_PLANS).order_by(STORAGE_PLANS.c.account))
+        ]

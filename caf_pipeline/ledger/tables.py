@@ -1,8 +1,7 @@
-"""The ledger's tables as SQLAlchemy declares them, with a comment for each table and column.
+"""The ledger's tables for SQLAlchemy, with a comment for each table and column.
 
-`sql/` makes the tables; a test compares them with these. `make docs` writes docs/schema.md from
-this module. Text that is compared as bytes has the collation "C": keys are byte-exact, and no
-locale may reorder an index.
+`sql/` creates the tables; a test compares both. `make docs` writes docs/schema.md from the
+comments. Text that is compared as bytes has the collation "C": no locale may reorder keys.
 """
 
 from typing import Any, Final
@@ -30,13 +29,10 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, TIMESTAMP
 
 METADATA: Final = MetaData()
-"""All tables, in the order of docs/schema.md.
-
-`schema_files` is not among them: `ledger.schema_files` makes it.
-"""
+"""All tables in the order of docs/schema.md, except `schema_files`."""
 
 REFERS_TO: Final = "refers_to"
-"""The key of `Column.info` that names the column to which a column refers without a foreign key."""
+"""Key in `Column.info` of the column to which a column refers without a foreign key."""
 
 TEXT_C: Final = Text(collation="C")
 TIMESTAMPTZ: Final = TIMESTAMP(timezone=True)
@@ -49,7 +45,7 @@ FALSE: Final = text("false")
 
 
 def refers_to(column: str) -> dict[str, Any]:
-    """Return the `info` of a column that refers to another one without a foreign key."""
+    """Return the `info` of a column that refers to another without a foreign key."""
     return {REFERS_TO: column}
 
 
@@ -78,7 +74,7 @@ SOURCES: Final = Table(
         Integer,
         Identity(always=True),
         primary_key=True,
-        comment="number of the source in this ledger",
+        comment="id of the source in this ledger",
     ),
     Column("name", TEXT_C, nullable=False, unique=True, comment="name of the source in caf.toml"),
     Column(
@@ -180,7 +176,7 @@ PLANS: Final = Table(
         BigInteger,
         Identity(always=True),
         primary_key=True,
-        comment="number of the plan in this ledger",
+        comment="id of the plan in this ledger",
     ),
     Column(
         "source_id",
@@ -228,7 +224,7 @@ CAF_FILES: Final = Table(
         BigInteger,
         Identity(always=True),
         primary_key=True,
-        comment="number of the chunk in this ledger",
+        comment="id of the chunk in this ledger",
     ),
     Column(
         "name",
@@ -268,7 +264,7 @@ CAF_FILES: Final = Table(
         Text,
         nullable=False,
         server_default=EMPTY,
-        comment="why it is parked or withdrawn; else ''",
+        comment="why the chunk is parked or withdrawn; else ''",
     ),
     Column(
         "epoch",
@@ -316,7 +312,7 @@ CAF_FILES: Final = Table(
         BigInteger,
         nullable=False,
         server_default=ZERO,
-        comment="objects in the file, head and manifest not counted",
+        comment="objects in the file, without head and manifest",
     ),
     Column(
         "member_bytes",
@@ -344,7 +340,7 @@ CAF_FILES: Final = Table(
         JSONB,
         nullable=False,
         server_default=text("'[]'"),
-        comment="pieces for read-backs, as objects of offset, length and SHA-256 of stored bytes",
+        comment="samples for read-backs: offset, length and SHA-256 of stored bytes",
     ),
     Column(
         "tail_start",
@@ -375,14 +371,14 @@ CAF_FILES: Final = Table(
         TIMESTAMPTZ,
         nullable=False,
         server_default=NOW,
-        comment="when its state or its copy's last changed",
+        comment="when the state of the chunk or its copy last changed",
     ),
     Column("sealed_at", TIMESTAMPTZ, comment="when the chunk was sealed; NULL: never"),
     Column("located_at", TIMESTAMPTZ, comment="when the locations were written; NULL: never"),
     Column(
         "restored_at",
         TIMESTAMPTZ,
-        comment="when caf rebuild restored the row, earlier history is unknown; NULL: never",
+        comment="when caf rebuild restored the row; NULL: never",
     ),
     Column(
         "adopted_at",
@@ -399,8 +395,8 @@ CAF_FILES: Final = Table(
         comment="public keys whose identities open the file; NULL: stored in the clear",
     ),
     UniqueConstraint("plan_id", "number"),
-    # A state claims that something was done. The moves say in which order; these checks say that it
-    # was done at all.
+    # A state claims that something was done. Moves guarantee the order, these checks that it was
+    # done.
     CheckConstraint(
         "sealed_at IS NOT NULL OR state NOT IN ('sealed', 'located', 'abandoned')",
         name="sealed_before",
@@ -419,7 +415,7 @@ CAF_FILES: Final = Table(
         "located_at",
         postgresql_where=text("located_at IS NOT NULL"),
     ),
-    comment="The chunks. What is true of a chunk in one store is in chunk_copies.",
+    comment="Chunks. Facts about a chunk in one store are in chunk_copies.",
 )
 
 CHUNK_COPIES: Final = Table(
@@ -454,7 +450,7 @@ CHUNK_COPIES: Final = Table(
         Text,
         nullable=False,
         server_default=EMPTY,
-        comment="why it is damaged, or was when it was retired; else ''",
+        comment="why the copy is or was damaged; else ''",
     ),
     Column("merkle_root", LargeBinary, nullable=False, comment="Merkle root of the stored bytes"),
     Column(
@@ -492,7 +488,7 @@ CHUNK_COPIES: Final = Table(
     Column(
         "look_again_at",
         TIMESTAMPTZ,
-        comment="from when a check can see the next proof window; NULL: no such time",
+        comment="when a check can first see the next proof window; NULL: not due",
     ),
     Column(
         "suspected_at",
@@ -504,9 +500,7 @@ CHUNK_COPIES: Final = Table(
         TIMESTAMPTZ,
         comment="when a provider did not answer a check; NULL: all answered the last check",
     ),
-    Column(
-        "expires_at", TIMESTAMPTZ, comment="until when the store keeps the copy; NULL: not known"
-    ),
+    Column("expires_at", TIMESTAMPTZ, comment="when the store drops the copy; NULL: not known"),
     # The place of a post is known if and only if the copy was posted.
     CheckConstraint(
         "num_nulls(posted_at, owner, start) = CASE WHEN state IN ('wanted', 'posting') THEN 3 ELSE "
@@ -524,8 +518,8 @@ CHUNK_COPIES: Final = Table(
     Index(
         "chunk_copies_unanswered", "caf_file_id", postgresql_where=text("unanswered_at IS NOT NULL")
     ),
-    comment="The copy of a chunk in a store. A sealed or located chunk has a copy in each store "
-    "that is to have the chunk.",
+    comment="Copies of chunks in stores. A sealed or located chunk has a copy in each store that "
+    "must have the chunk.",
 )
 
 LEASES: Final = Table(
@@ -618,9 +612,8 @@ STAGING_RESERVATIONS: Final = Table(
     comment="Bytes of staging folders that are reserved for chunks.",
 )
 
-# Objects. Claims and locations have no foreign keys. One statement loads them under a lock on the
-# chunk's row, and rows that they refer to are never deleted. Foreign keys halved the rate of
-# loading.
+# Objects. Claims and locations have no foreign keys, which halved the rate of loading. One
+# statement loads them under a lock on the chunk's row, and referenced rows are never deleted.
 
 CLAIMS: Final = Table(
     "claims",
@@ -681,7 +674,6 @@ HEADER_SETS: Final = Table(
 
 
 def _locations() -> list[Column[Any]]:
-    """Return the columns of a location."""
     return [
         Column(
             "caf_file_id",
@@ -738,7 +730,7 @@ def _locations() -> list[Column[Any]]:
             "header_set",
             LargeBinary,
             info=refers_to("header_sets.header_set"),
-            comment="headers and user metadata; NULL: not known, as of adopted files",
+            comment="headers and user metadata; NULL: not known, e.g. in adopted files",
         ),
     ]
 
@@ -803,7 +795,7 @@ OBJECT_PARTS: Final = Table(
         "location_part",
         Integer,
         nullable=False,
-        comment="part number of its location, another one in each plan",
+        comment="part number of its location, different in each plan",
     ),
     Column(
         "abandoned",
@@ -887,9 +879,9 @@ SKIPPED_OBJECTS: Final = Table(
         "retry_at",
         TIMESTAMPTZ,
         nullable=False,
-        comment="from when a plan may take it again; infinity: not by itself",
+        comment="when a plan may take it again; infinity: never by itself",
     ),
-    comment="Objects that an inventory or a plan names and that were not archived.",
+    comment="Objects of an inventory or a plan that were not archived.",
 )
 
 READ_FAILURES: Final = Table(
@@ -949,7 +941,7 @@ LOG_TIMES: Final = Table(
     comment="First and last time of each log archive of clp-s. A search selects archives by them.",
 )
 
-# What is current in the bucket
+# Current objects of the bucket
 
 CURRENT_EXCEPTIONS: Final = Table(
     "current_exceptions",
@@ -966,7 +958,7 @@ CURRENT_EXCEPTIONS: Final = Table(
         "stated_at",
         TIMESTAMPTZ,
         primary_key=True,
-        comment="taken_at of the inventory, not before a LastModified known then",
+        comment="taken_at of the inventory, or a later LastModified known then",
     ),
     Column(
         "object_version",
@@ -983,8 +975,8 @@ CURRENT_EXCEPTIONS: Final = Table(
     Column(
         "last_modified",
         TIMESTAMPTZ,
-        comment="LastModified at which S3's headers and SHA-256 were compared and equal those "
-        "archived; NULL: not compared",
+        comment="LastModified at which headers and SHA-256 equalled the archived; NULL: "
+        "not compared",
     ),
     comment="Current object of a key at a time, if LastModified alone would give another answer.",
 )
@@ -1023,8 +1015,7 @@ NOTICED_KEYS: Final = Table(
         server_default=FALSE,
         comment="whether it came back from cold storage",
     ),
-    comment="Keys that S3's event notifications name and that no listing which began later has "
-    "listed yet.",
+    comment="Keys that S3's event notifications named and that no later listing has covered yet.",
 )
 
 MESSAGES_SET_APART: Final = Table(
@@ -1047,8 +1038,8 @@ MESSAGES_SET_APART: Final = Table(
         server_default=NOW,
         comment="when it was set apart",
     ),
-    comment="Messages of a queue that are not events of the source's bucket, kept before they are "
-    "deleted from the queue.",
+    comment="Messages of a queue that are not events of the source's bucket. They are stored "
+    "before they are deleted from the queue.",
 )
 
 QUEUE_READS: Final = Table(
@@ -1090,7 +1081,7 @@ REBUILDS: Final = Table(
         comment="when the rebuild began",
     ),
     comment="Sources that caf rebuild is restoring. They are not planned, so that nothing is paid "
-    "for again.",
+    "twice.",
 )
 
 # Copies, posts and payments
@@ -1149,7 +1140,7 @@ REPLICAS: Final = Table(
     ForeignKeyConstraint(
         ["caf_file_id", "store"], ["chunk_copies.caf_file_id", "chunk_copies.store"]
     ),
-    comment="What each provider of a store has of a chunk's copy there.",
+    comment="Providers' copies of chunks, as last checked.",
 )
 
 FULL_READS: Final = Table(
@@ -1260,8 +1251,8 @@ TRANSACTIONS: Final = Table(
     CheckConstraint("hash = upper(encode(sha256(body), 'hex'))", name="hash_of_body"),
     CheckConstraint("(outcome IS NULL) = (settled_at IS NULL)", name="settled_with_outcome"),
     UniqueConstraint("hash", "account"),  # for the foreign key of transaction_posts
-    # A sequence of an account has one transaction that is or may be in a block: a second payment by
-    # it cannot be committed.
+    # A sequence of an account has one transaction that is or may be in a block. A second payment
+    # with it cannot be committed.
     Index(
         "transactions_open",
         "account",
@@ -1281,13 +1272,13 @@ POSTS: Final = Table(
         BigInteger,
         ForeignKey("caf_files.caf_file_id"),
         primary_key=True,
-        comment="chunk to be posted",
+        comment="chunk that needs a post",
     ),
     Column(
         "account",
         TEXT_C,
         primary_key=True,
-        comment="account that is to sign: chain id, slash, address",
+        comment="account that will sign: chain id, slash, address",
     ),
     Column("message", LargeBinary, nullable=False, comment="message for the transaction"),
     Column(
@@ -1305,8 +1296,8 @@ POSTS: Final = Table(
         comment="when the post was requested",
     ),
     Index("posts_by_account", "account", "asked_at"),
-    comment="Messages that wait for a transaction. A row goes with its transaction, or if its "
-    "chunk need not be posted.",
+    comment="Messages that wait for a transaction. A row is deleted when a transaction includes "
+    "it, or when its chunk needs no post.",
 )
 
 TRANSACTION_POSTS: Final = Table(
@@ -1338,7 +1329,7 @@ TRANSACTION_POSTS: Final = Table(
         "chain lost it",
     ),
     ForeignKeyConstraint(["hash", "account"], ["transactions.hash", "transactions.account"]),
-    # A chunk has one live post of an account, whatever the sequences: a second payment for the same
+    # A chunk has one live post of an account, whatever the sequences. A second payment for the same
     # work cannot be committed.
     Index(
         "transaction_posts_live",
@@ -1358,9 +1349,9 @@ CHAIN_HEIGHTS: Final = Table(
         "height",
         BigInteger,
         nullable=False,
-        comment="greatest height ever seen; an answer from below proves nothing",
+        comment="greatest height ever seen; a node below it is stale",
     ),
-    comment="How far each chain was seen.",
+    comment="Greatest block height seen on each chain.",
 )
 
 STORAGE_PLANS: Final = Table(
@@ -1423,8 +1414,8 @@ STORE_LOOKS: Final = Table(
         server_default=NOW,
         comment="when the posts were listed",
     ),
-    comment="The last search of a store for posts that the ledger does not know, as after an older "
-    "backup was restored.",
+    comment="The last search of a store for posts that the ledger does not know, e.g. after an "
+    "older backup was restored.",
 )
 
 LEFT_POSTS: Final = Table(

@@ -1,7 +1,4 @@
-"""The ledger's views as SQLAlchemy knows them, with the types of the tables' columns.
-
-`sql/` makes them.
-"""
+"""The ledger's views for SQLAlchemy, with the types of the tables' columns. `sql/` creates them."""
 
 from typing import Any, Final
 
@@ -35,11 +32,10 @@ CHUNKS: Final = Table(
     Column("copy_state", Text),
     *_columns(
         CAF_FILES,
-        "caf_file_id name source_id plan_id number reason epoch attempts object_count object_bytes "
-        "expected_size_bytes"
-        " caf_size_bytes stored_size_bytes member_count member_bytes skipped_count released_count "
-        "samples tail_start tail_sha256"
-        " has_log_times created_at updated_at sealed_at located_at restored_at adopted_at",
+        "caf_file_id name source_id plan_id number reason epoch attempts object_count "
+        "object_bytes expected_size_bytes caf_size_bytes stored_size_bytes member_count "
+        "member_bytes skipped_count released_count samples tail_start tail_sha256 "
+        "has_log_times created_at updated_at sealed_at located_at restored_at adopted_at",
     ),
     *_columns(
         CHUNK_COPIES,

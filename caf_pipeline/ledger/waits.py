@@ -1,4 +1,4 @@
-"""What live runs wait for, as rows of the ledger that every process sees."""
+"""Waits of live runs, visible to every process."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from caf_pipeline.ledger.records import Holder, RunWait
 from caf_pipeline.ledger.tables import WAITS
 from caf_pipeline.waits import RENEW_SECONDS, Wait
 
-# Rows that processes left when they were killed are removed by whoever writes next.
+# A later writer removes rows of killed processes.
 _REMOVE: Final = delete(WAITS).where(
     or_(
         and_(
@@ -39,28 +39,26 @@ _LIVE: Final = (
 
 
 class RunWaits(LedgerPart):
-    """What runs wait for."""
+    """Records and lists waits."""
 
     def record(self, holder: Holder, source: str, waits: Sequence[Wait]) -> None:
-        """Put these waits in place of those that this process wrote for the run and source before.
+        """Replace the waits that this process wrote for the run and source.
 
-        To be repeated within 30 s while it waits.
+        Call it again within 30 s while the run waits.
         """
-        mine = {**asdict(holder), "source": source}
+        columns = {**asdict(holder), "source": source}
         with self._engine.begin() as connection:
-            connection.execute(_REMOVE, mine)
+            connection.execute(_REMOVE, columns)
             for wait in waits:
-                connection.execute(_INSERT, {**mine, **asdict(wait)})
+                connection.execute(_INSERT, {**columns, **asdict(wait)})
 
     def list(self) -> Sequence[RunWait]:
-        """Return what live runs wait for, by source and beginning.
+        """Return the waits of live runs, by source and beginning.
 
-        What a dead process of this machine waited for is left out.
+        Waits of dead processes of this machine are left out.
         """
-        with self._engine.begin() as connection:
-            rows = connection.execute(_LIVE).all()
         return [
             RunWait(row.source, row.run, Wait(row.what, row.ends_by, row.since, row.chunk))
-            for row in rows
+            for row in self._rows(_LIVE)
             if is_alive(row.boot_id, row.pid, row.process_started) is not False
         ]

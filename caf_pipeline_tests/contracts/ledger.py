@@ -1,8 +1,7 @@
-"""What every Ledger does.
+"""The contract of a ledger.
 
-A test class of an implementation inherits it and gives the fixture `ledger`.
-
-The functions at its head bring a ledger to where a test begins; other tests use them too.
+A test class of an implementation inherits `LedgerContract` and provides the fixture `ledger`. The
+functions prepare a ledger for a test; other test modules use them, too.
 """
 
 import contextlib
@@ -87,17 +86,15 @@ def planned(number: int, keys: Sequence[str]) -> ChunkPlan:
 
 
 def _batches(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield rows as the ledger takes them: the first alone, so that there are several batches; one
-    for each row is slow.
-    """
-    left, size = iter(rows), 1
-    while some := list(islice(left, size)):
-        yield pa.RecordBatch.from_pylist(some, schema)
+    """Yield rows as batches: the first row alone, so that there are several, and the rest."""
+    remaining, size = iter(rows), 1
+    while batch := list(islice(remaining, size)):
+        yield pa.RecordBatch.from_pylist(batch, schema)
         size = 500
 
 
 def claims(*rows: tuple[int, str], version: str = VERSION) -> Iterator[pa.RecordBatch]:
-    """Yield claims of chunk numbers on keys, as batches."""
+    """Yield batches of claims on keys by chunk number."""
     identity = {
         "object_version": version,
         "version_id": version_id(version),
@@ -132,7 +129,7 @@ def register_plan(
 def register(
     ledger: Any, *batches: Sequence[str], source: str = SOURCE, skips: Iterable[Skip] = ()
 ) -> list[str]:
-    """Register a plan of one chunk for each batch of keys; return the chunks' names."""
+    """Register a plan with a chunk for each batch of keys; return the chunks' names."""
     ledger.sources.register(source, f"archive of {source}", f"s3://{source}")
     plan = plan_record(source=source)
     names = [f"{source}-{plan.name}-{number:05}" for number in range(1, len(batches) + 1)]
@@ -148,7 +145,6 @@ def register(
 
 
 def remove(ledger: Any, source: str = SOURCE) -> None:
-    """Remove a source."""
     with ledger.leases.hold(plan_lease(source), holder("remover")) as lease:
         ledger.removal.remove(lease, source)
 
@@ -156,9 +152,7 @@ def remove(ledger: Any, source: str = SOURCE) -> None:
 def settled(
     ledger: Any, asked: Sequence[tuple[str, str]], *, modified: datetime = EARLY
 ) -> set[tuple[str, str]]:
-    """Of these (key, object version), as listed with this LastModified, return those of which a
-    plan has nothing to do.
-    """
+    """Return the objects (key, object version), with this LastModified, that need no plan."""
     listed = [
         S3Object(key.encode(), version_id(version), "abc", 10, modified) for key, version in asked
     ]
@@ -194,22 +188,20 @@ def location(
 def batches(
     rows: Iterable[LocationRow], headers: ObjectHeaders | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows as batches, with the checksums that `CHECKSUMS` has of their keys, and these
-    headers, unknown if None.
-    """
-    own = (
+    """Yield rows as batches, with the keys' `CHECKSUMS` and these headers (None: not known)."""
+    columns = (
         {**asdict(headers), "user_metadata": sorted(headers.user_metadata.items())}
         if headers
         else {}
     )
     return _batches(
-        (location_values(row) | dict(CHECKSUMS.get(row.key, {})) | own for row in rows),
+        (location_values(row) | dict(CHECKSUMS.get(row.key, {})) | columns for row in rows),
         LOCATION_SCHEMA,
     )
 
 
 def location_values(row: LocationRow) -> dict[str, Any]:
-    """Return a row of LOCATION_SCHEMA, without checksums and headers."""
+    """Return a row of LOCATION_SCHEMA without checksums and headers."""
     again = is_rewritten(row.object_version, row.etag, row.end_byte - row.start_byte)
     return asdict(row) | {"rewritten_at": row.last_modified if again else None}
 
@@ -241,12 +233,10 @@ def seal(
     facts: SealRecord | None = None,
     headers: ObjectHeaders | None = None,
 ) -> None:
-    """Seal a chunk with these rows, or those of what it claims, without the skipped and released
-    ones.
-    """
+    """Seal a chunk with these rows, or with its claims without skipped and released objects."""
     if rows is None:
-        left = {one.key for one in skips} | {key for key, _ in released}
-        rows = [row for row in claimed(ledger, chunk) if row.key not in left]
+        excluded = {one.key for one in skips} | {key for key, _ in released}
+        rows = [row for row in claimed(ledger, chunk) if row.key not in excluded]
     facts = facts or seal_facts(len(rows), len(skips), len(released))
     ledger.moves.seal(lease, chunk, facts, skips, released, rows=lambda: batches(rows, headers))
 
@@ -259,7 +249,7 @@ def bring_to(
     modified: datetime = EARLY,
     headers: ObjectHeaders | None = None,
 ) -> None:
-    """Move a planned chunk along the flow, as one run does, until it is in `state`."""
+    """Move a planned chunk along the flow until it is in `state`."""
     S = ChunkState
     with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
         moves = {
@@ -288,14 +278,14 @@ def bring_to(
 def archive(
     ledger: Any, keys: Sequence[str], *, modified: datetime = EARLY, source: str = SOURCE
 ) -> str:
-    """Plan and archive one chunk of these keys; return its name."""
+    """Plan and archive a chunk of these keys; return its name."""
     (chunk,) = register(ledger, keys, source=source)
     bring_to(ledger, chunk, ChunkState.LOCATED, modified=modified)
     return chunk
 
 
 def restored(number: int, keys: Sequence[str], *, skipped: int = 0) -> RemoteChunk:
-    """A chunk of these keys as a store tells of it, posted in the block of its number."""
+    """Return a chunk of these keys as read from a store, posted in the block of its number."""
     return RemoteChunk(
         file=PostedFile(replace(POSTING, start=number), 3),
         copies=[Copy("p", "proof")],
@@ -327,14 +317,13 @@ def restore(
     *,
     fault: str = "",
 ) -> int:
-    given = list(rows)
+    all_batches = list(rows)
     return ledger.rebuilds.restore_chunk(
-        chunk, lambda: given, skips, plan_folder="plans/x", fault=fault
+        chunk, lambda: all_batches, skips, plan_folder="plans/x", fault=fault
     )
 
 
 def end(ledger: Any, chunk: str, *states: ChunkState) -> None:
-    """Move a chunk along `states`."""
     with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
         for state in states:
             ledger.moves.move(lease, chunk, ledger.chunks.get(chunk).state, state)
@@ -343,13 +332,13 @@ def end(ledger: Any, chunk: str, *states: ChunkState) -> None:
 def look(
     ledger: Any, chunk: str, *checks: CopyCheck, again_in: float | None = None, enough: int = 0
 ) -> None:
-    """Record what a look at a chunk's copies found."""
+    """Record a check of a chunk's copies."""
     with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
         ledger.replicas.record_checks(lease, chunk, checks, again_in=again_in, enough=enough)
 
 
 def windows_after(ledger: Any, chunk: str, *windows: int | None, apart: bool = False) -> int:
-    """Return how many windows count after looks that found the one copy proven in these."""
+    """Return how many windows count after checks that found the copy proven in these windows."""
     for window in windows:
         look(ledger, chunk, CopyCheck(Copy("provider", "proof", 1), window, apart=apart))
     (copy,) = ledger.replicas.list(chunk)
@@ -357,10 +346,11 @@ def windows_after(ledger: Any, chunk: str, *windows: int | None, apart: bool = F
 
 
 def seen(ledger: Any, chunk: str) -> list[tuple[str, bool, int | None, int, str]]:
-    """Return what is known of a chunk's copies, times left out."""
-    known = ledger.replicas.list(chunk)
+    """Return a chunk's copies without their times."""
+    known_copies = ledger.replicas.list(chunk)
     return [
-        (copy.provider, copy.listed, copy.last_proven, copy.windows, copy.fault) for copy in known
+        (copy.provider, copy.listed, copy.last_proven, copy.windows, copy.fault)
+        for copy in known_copies
     ]
 
 
@@ -378,13 +368,12 @@ def standing(
 
 
 def read_back(ledger: Any, chunk: str) -> None:
-    """Record that all of a chunk came back."""
     with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
         ledger.replicas.record_full_read(lease, chunk, "provider")
 
 
 def pending(ledger: Any, chunk: str) -> int:
-    """Return how many rows of a sealed chunk are not located."""
+    """Return the number of a sealed chunk's pending rows."""
     return next(rows.pending for rows in ledger.stray_rows.by_chunk(SOURCE) if rows.chunk == chunk)
 
 
@@ -399,11 +388,9 @@ def located(ledger: Any, path: Any) -> list[dict[str, Any]]:
 
 
 class LedgerContract:
-    """The contract: see `Ledger`."""
-
     # --- checksums ---
 
-    def test_the_recorded_checksums_of_an_object_are_told(self, ledger, tmp_path):
+    def test_recorded_checksums_are_returned(self, ledger, tmp_path):
         archive(ledger, ["with-checksums"])
         (version,) = ledger.content.located_versions(SOURCE, ["with-checksums"])
         sha256 = hashlib.sha256(b"with-checksums").digest()
@@ -427,7 +414,7 @@ class LedgerContract:
         assert ledger.chunks.account(SOURCE).skipped == {}
         assert ledger.rebuilds.began_at(SOURCE) is None
 
-    def test_an_address_under_which_a_run_plans_is_kept(self, ledger):
+    def test_address_of_a_planning_run_is_kept(self, ledger):
         ledger.sources.register(SOURCE, "id", "s3://a/")
         with ledger.leases.hold(plan_lease(SOURCE), holder()) as lease:
             with pytest.raises(HeldByOther):
@@ -435,7 +422,7 @@ class LedgerContract:
             ledger.sources.register(SOURCE, "other", "s3://b/", lease=lease)
         assert ledger.sources.addresses() == {"other": "s3://b/"}
 
-    def test_a_source_of_another_address_is_refused_under_the_same_name(self, ledger):
+    def test_another_address_under_the_same_name_is_refused(self, ledger):
         ledger.sources.register(SOURCE, "id", "s3://a/")
         ledger.sources.register(SOURCE, "id", "s3://a/")
         register_plan(ledger, plan_record(), [planned(1, ["a"])], claims((1, "a")))
@@ -444,7 +431,7 @@ class LedgerContract:
         assert ledger.lookup.sources() == [SOURCE]
         assert ledger.sources.addresses() == {"id": "s3://a/"}
 
-    def test_a_source_of_which_nothing_was_stored_is_removed(self, ledger):
+    def test_a_source_with_nothing_stored_is_removed(self, ledger):
         names = register(ledger, ["a"], ["b"], ["c"], ["d"], skips=[skip("s")])
         kept = archive(ledger, ["a"], source="another")
         bring_to(ledger, names[1], ChunkState.PACKING)
@@ -519,7 +506,7 @@ class LedgerContract:
             ledger.removal.remove(lease, SOURCE)
         assert ledger.lookup.sources() == [SOURCE]
 
-    def test_a_registered_plan_is_found_by_its_hash_and_its_short_name(self, ledger):
+    def test_a_plan_is_found_by_hash_and_name(self, ledger):
         ledger.sources.register(SOURCE, "id", "s3://a/")
         plan = plan_record()
         assert ledger.plans.find(plan.sha256) is None
@@ -546,9 +533,7 @@ class LedgerContract:
         assert len(ledger.chunks.list(SOURCE)) == 1
         assert ledger.chunks.account(SOURCE).claimed_objects == 1
 
-    def test_an_object_claimed_by_another_plan_is_a_conflict_that_names_it_and_writes_nothing(
-        self, ledger
-    ):
+    def test_conflicting_claim_names_the_object_and_writes_nothing(self, ledger):
         register(ledger, ["a", "b, c"])
         with pytest.raises(ClaimConflict, match="'b, c"):
             register(ledger, ["d", "b, c"])
@@ -557,7 +542,7 @@ class LedgerContract:
 
     def test_a_located_object_cannot_be_claimed(self, ledger):
         archive(ledger, ["a"])
-        with pytest.raises(ClaimConflict, match="'a' is located"):
+        with pytest.raises(ClaimConflict, match="'a'"):
             register(ledger, ["a"])
 
     def test_the_same_key_in_another_source_is_another_object(self, ledger):
@@ -586,13 +571,13 @@ class LedgerContract:
         with pytest.raises(ClaimConflict):
             register(ledger, ["a"])
 
-    def test_the_reason_stays_with_a_chunk_until_it_is_well_again(self, ledger):
+    def test_damage_reason_stays_until_the_chunk_is_repaired(self, ledger):
         chunk = archive(ledger, ["a"])
         with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
             ledger.moves.move(
-                lease, chunk, ChunkState.LOCATED, ChunkState.DAMAGED, reason="one copy of three"
+                lease, chunk, ChunkState.LOCATED, ChunkState.DAMAGED, reason="one copy"
             )
-            assert ledger.chunks.get(chunk).reason == "one copy of three"
+            assert ledger.chunks.get(chunk).reason == "one copy"
             ledger.moves.move(lease, chunk, ChunkState.DAMAGED, ChunkState.LOCATED)
             assert ledger.chunks.get(chunk).reason == ""
 
@@ -615,7 +600,7 @@ class LedgerContract:
         end(ledger, chunk, ChunkState.PACKING, ChunkState.PACKING)
         assert ledger.chunks.get(chunk).attempts == 2
 
-    def test_a_move_from_another_state_is_illegal_and_says_which_it_is(self, ledger):
+    def test_move_from_another_state_names_that_state(self, ledger):
         (chunk,) = register(ledger, ["a"])
         end(ledger, chunk, ChunkState.PACKING)
         with (
@@ -650,7 +635,7 @@ class LedgerContract:
         with ledger.leases.hold(f"chunk/{one}", holder()) as lease, pytest.raises(LeaseLost):
             ledger.moves.move(lease, two, ChunkState.PLANNED, ChunkState.PACKING)
 
-    def test_a_lease_that_was_given_back_and_taken_again_moves_nothing(self, ledger):
+    def test_an_earlier_holding_of_a_lease_moves_nothing(self, ledger):
         (chunk,) = register(ledger, ["a"])
         with ledger.leases.hold(f"chunk/{chunk}", holder()) as old:
             pass
@@ -691,7 +676,7 @@ class LedgerContract:
         assert ledger.chunks.get(chunk).state is ChunkState.EMPTY
         register(ledger, ["a", "b"])
 
-    def test_a_seal_that_does_not_account_for_every_claim_is_refused(self, ledger):
+    def test_a_seal_must_account_for_every_claim(self, ledger):
         (chunk,) = register(ledger, ["a", "b", "c"])
         end(ledger, chunk, ChunkState.PACKING)
         with (
@@ -741,8 +726,12 @@ class LedgerContract:
     def test_odd_keys_are_located_byte_for_byte(self, ledger):
         chunk = archive(ledger, ODD_KEYS)
         for key in ODD_KEYS:
-            found = ledger.lookup.locate(SOURCE, key)
-            assert (found.row, found.chunk, found.posting) == (location(key), chunk, POSTING)
+            located_object = ledger.lookup.locate(SOURCE, key)
+            assert (located_object.row, located_object.chunk, located_object.posting) == (
+                location(key),
+                chunk,
+                POSTING,
+            )
 
     def test_a_seal_with_too_few_rows_writes_nothing(self, ledger):
         (chunk,) = register(ledger, ["a", "b"])
@@ -755,7 +744,7 @@ class LedgerContract:
         assert ledger.chunks.get(chunk).state is ChunkState.PACKING
         assert pending(ledger, chunk) == 0
 
-    def test_a_seal_that_breaks_off_writes_nothing_and_may_be_repeated(self, ledger):
+    def test_an_interrupted_seal_writes_nothing_and_can_be_repeated(self, ledger):
         (chunk,) = register(ledger, ["a", "b"])
         end(ledger, chunk, ChunkState.PACKING)
 
@@ -794,7 +783,7 @@ class LedgerContract:
         ],
         ids="-".join,
     )
-    def test_a_chunk_that_goes_back_or_ends_has_no_pending_rows(self, ledger, states):
+    def test_pending_rows_go_when_a_chunk_goes_back(self, ledger, states):
         chunk, other = register(ledger, ["log"], ["another"])
         bring_to(ledger, other, ChunkState.SEALED)
         end(ledger, chunk, ChunkState.PACKING)
@@ -847,7 +836,7 @@ class LedgerContract:
         archive(ledger, ["a"])
         assert ledger.lookup.locate(SOURCE, "a").row.header_set is None
 
-    def test_the_newest_object_is_current_in_whatever_order_chunks_are_loaded(self, ledger):
+    def test_newest_object_is_current_in_any_loading_order(self, ledger):
         ledger.sources.register(SOURCE, "id", "s3://a/")
         for day, version in [(2, "v2"), (3, "v3"), (1, "v1")]:
             plan = plan_record()
@@ -864,7 +853,7 @@ class LedgerContract:
         assert ledger.lookup.versions(SOURCE, "a", 2)[1] == 3
         assert ledger.lookup.versions(SOURCE, "b", 2) == ([], 0)
 
-    def test_of_two_objects_modified_at_once_the_later_chunk_wins(self, ledger):
+    def test_later_chunk_wins_among_equal_modification_times(self, ledger):
         ledger.sources.register(SOURCE, "id", "s3://src")
         plan = plan_record()
         names = [f"src-{plan.name}-{number:05d}" for number in (1, 2)]
@@ -874,36 +863,39 @@ class LedgerContract:
             bring_to(ledger, name, ChunkState.LOCATED)
         assert ledger.lookup.locate(SOURCE, "a").chunk == names[1]
 
-    def test_nothing_is_located_of_a_key_that_cannot_be_a_key(self, ledger):
+    def test_an_impossible_key_has_no_location(self, ledger):
         archive(ledger, ["a"])
         for key in ["", "a\0", "\ud800", "k" * 1025]:
             assert ledger.lookup.locate(SOURCE, key) is None
 
-    def test_of_many_keys_at_once_each_is_told_as_alone(self, ledger):
+    def test_many_keys_give_the_answers_of_single_keys(self, ledger):
         first, second = archive(ledger, ["a", "b", "gone"]), archive(ledger, ["c", *ODD_KEYS])
         end(ledger, archive(ledger, ["expired"]), ChunkState.EXPIRED)
         later = EARLY + timedelta(days=1)
         register_plan(ledger, plan_record(), [planned(1, ["b"])], claims((1, "b"), version="newer"))
         stated = [
-            CurrentException(*one)
-            for one in (("gone", later, None), ("b", later, "newer"), ("c", later, VERSION))
+            CurrentException(*row)
+            for row in (("gone", later, None), ("b", later, "newer"), ("c", later, VERSION))
         ]
         ledger.content.record_planned(
             InventoryRecord(SOURCE, "src-20240102T000000000000Z", later), stated
         )
         keys = ["a", "b", "c", "gone", "expired", "never", "", "\ud800", "a", *ODD_KEYS]
-        found = ledger.lookup.locate_many(SOURCE, keys)
-        assert found == {
+        locations = ledger.lookup.locate_many(SOURCE, keys)
+        assert locations == {
             key: ledger.lookup.locate(SOURCE, key)
             for key in keys
             if ledger.lookup.locate(SOURCE, key)
         }
-        assert {key: one.chunk for key, one in found.items()} == (
+        assert {key: row.chunk for key, row in locations.items()} == (
             dict.fromkeys(["a", "b", "gone"], first) | dict.fromkeys(["c", *ODD_KEYS], second)
         )
-        assert {key for key, one in found.items() if not one.currency.is_current} == {"b", "gone"}
-        assert found["b"].currency.state == "planned"
-        assert found["gone"].currency.gone_at == later
+        assert {key for key, row in locations.items() if not row.currency.is_current} == {
+            "b",
+            "gone",
+        }
+        assert locations["b"].currency.state == "planned"
+        assert locations["gone"].currency.gone_at == later
         assert (
             ledger.lookup.locate_many("another", keys)
             == ledger.lookup.locate_many(SOURCE, [])
@@ -918,7 +910,7 @@ class LedgerContract:
             [ChunkState.DAMAGED, ChunkState.WITHDRAWN],
         ],
     )
-    def test_objects_of_a_chunk_out_of_good_standing_are_archived_again(self, ledger, states):
+    def test_objects_of_a_lost_chunk_are_archived_again(self, ledger, states):
         old = archive(ledger, ["a", "b"])
         end(ledger, old, *states)
         assert ledger.lookup.locate(SOURCE, "a") is None
@@ -933,28 +925,28 @@ class LedgerContract:
         assert ledger.lookup.locate(SOURCE, "a").chunk == chunk
         assert settled(ledger, [("a", VERSION)]) == {("a", VERSION)}
 
-    def test_of_a_key_that_is_not_located_it_is_known_what_became_of_it(self, ledger):
+    def test_a_key_without_location_has_its_reason(self, ledger):
         lost = archive(ledger, ["lost", "again", "kept"])
         end(ledger, lost, ChunkState.EXPIRED)
         archive(ledger, ["again"])
         skips = [skip("skipped"), skip("a%FFb", SkipReason.UNSUPPORTED_KEY)]
         (chunk,) = register(ledger, ["claimed", "lost"], skips=skips)
 
-        def known(key):
+        def reasons(key):
             return sorted(
-                (one.chunk or "", str(one.state), one.detail)
-                for one in ledger.lookup.not_archived(SOURCE, key)
+                (row.chunk or "", str(row.state), row.detail)
+                for row in ledger.lookup.not_archived(SOURCE, key)
             )
 
-        assert known("claimed") == [(chunk, "planned", "")]
-        assert known("lost") == sorted([(chunk, "planned", ""), (lost, "expired", "")])
-        assert (known("kept"), known("again")) == ([(lost, "expired", "")], [])
-        assert known("skipped") == [("", "cold_storage", "as S3 said")]
-        assert known("a\udcffb") == [("", "unsupported_key", "as S3 said")]
+        assert reasons("claimed") == [(chunk, "planned", "")]
+        assert reasons("lost") == sorted([(chunk, "planned", ""), (lost, "expired", "")])
+        assert (reasons("kept"), reasons("again")) == ([(lost, "expired", "")], [])
+        assert reasons("skipped") == [("", "cold_storage", "as S3 said")]
+        assert reasons("a\udcffb") == [("", "unsupported_key", "as S3 said")]
         assert ledger.lookup.not_archived(SOURCE, "a\udcffb")[0].retry_at is None
         assert ledger.lookup.not_archived(SOURCE, "skipped")[0].retry_at > EARLY
         for key in ("never", "", "a\0", "\ud800"):
-            assert known(key) == []
+            assert reasons(key) == []
         assert ledger.lookup.not_archived("another", "lost") == []
 
     # --- skips ---
@@ -970,7 +962,7 @@ class LedgerContract:
             SkipReason.UNSUPPORTED_KEY: 1,
         }
 
-    def test_only_skips_of_objects_that_the_inventory_had_to_list_end(self, ledger, tmp_path):
+    def test_skips_end_only_for_objects_the_inventory_covers(self, ledger, tmp_path):
         ledger.sources.register(SOURCE, "id", "s3://a/")
         listed_at = EARLY + timedelta(days=2)
         old, new = EARLY, listed_at - timedelta(hours=1)
@@ -1013,27 +1005,27 @@ class LedgerContract:
         assert failures == {"a": (3, "r3"), "b": (1, "r3")}
 
     def test_reservations_of_all_chunks_together_stay_under_the_limit(self, ledger):
-        one, two = register(ledger, ["a"], ["b"])
+        one, other = register(ledger, ["a"], ["b"])
         with (
             ledger.leases.hold(f"chunk/{one}", holder()) as first,
-            ledger.leases.hold(f"chunk/{two}", holder()) as second,
+            ledger.leases.hold(f"chunk/{other}", holder()) as second,
         ):
             ledger.staging.reserve(first, one, "/s", 60, 100)
             ledger.staging.reserve(first, one, "/s", 70, 100)
             with pytest.raises(StagingError, match="70 of 100"):
-                ledger.staging.reserve(second, two, "/s", 31, 100)
-            ledger.staging.reserve(second, two, "/another", 31, 100)
-            ledger.staging.reserve(second, two, "/s", 31, 0)
+                ledger.staging.reserve(second, other, "/s", 31, 100)
+            ledger.staging.reserve(second, other, "/another", 31, 100)
+            ledger.staging.reserve(second, other, "/s", 31, 0)
             ledger.staging.release(one)
-            ledger.staging.reserve(second, two, "/s", 100, 100)
+            ledger.staging.reserve(second, other, "/s", 100, 100)
 
     def test_a_chunk_that_is_done_holds_no_staging(self, ledger):
-        one, two = register(ledger, ["a"], ["b"])
+        one, other = register(ledger, ["a"], ["b"])
         with ledger.leases.hold(f"chunk/{one}", holder()) as lease:
             ledger.staging.reserve(lease, one, "/s", 100, 100)
         end(ledger, one, ChunkState.WITHDRAWN)
-        with ledger.leases.hold(f"chunk/{two}", holder()) as lease:
-            ledger.staging.reserve(lease, two, "/s", 100, 100)
+        with ledger.leases.hold(f"chunk/{other}", holder()) as lease:
+            ledger.staging.reserve(lease, other, "/s", 100, 100)
 
     # --- what stores keep ---
 
@@ -1041,7 +1033,7 @@ class LedgerContract:
         ledger.transactions(holder("run-1")).see_height("chain-1", 5)
         assert ledger.transactions(holder("run-2")).seen_height("chain-1") == 5
 
-    def test_a_providers_rate_weighs_half_what_was_and_half_what_is(self, ledger):
+    def test_a_new_rate_is_the_mean_with_the_old(self, ledger):
         providers = ledger.providers
         providers.uploaded("p", 1000, 10)
         providers.uploaded("p", 1000, 5)
@@ -1118,7 +1110,7 @@ class LedgerContract:
         assert seen(ledger, chunk) == [("p1", True, None, 0, ""), ("p2", True, 9, 0, "")]
         assert [copy.proof for copy in ledger.replicas.list(chunk)] == ["proof 1", "proof 2"]
 
-    def test_copies_of_an_upload_begun_again_take_the_place_of_the_first(self, ledger):
+    def test_copies_of_a_repeated_upload_replace_the_first(self, ledger):
         (chunk,) = register(ledger, ["a"])
         bring_to(ledger, chunk, ChunkState.VERIFIED)
         end(ledger, chunk, ChunkState.UPLOADING)
@@ -1136,7 +1128,7 @@ class LedgerContract:
         assert seen(ledger, chunk) == [("provider", True, 305, 3, "")]
         assert ledger.replicas.list(chunk)[0].last_window == 3
 
-    def test_a_window_that_does_not_follow_the_last_one_begins_the_count_again(self, ledger):
+    def test_a_gap_between_proof_windows_restarts_the_count(self, ledger):
         chunk = archive(ledger, ["a"])
         assert windows_after(ledger, chunk, 1, 2) == 2
         assert windows_after(ledger, chunk, 5) == 1
@@ -1147,7 +1139,7 @@ class LedgerContract:
         chunk = archive(ledger, ["a"])
         assert windows_after(ledger, chunk, 1, 1, None, 5, apart=True) == 2
 
-    def test_up_to_so_many_chunks_that_wait_for_their_next_window_come_first(self, ledger):
+    def test_a_limited_number_of_waiting_chunks_come_first(self, ledger):
         names = [archive(ledger, [key]) for key in "abcd"]
         for chunk, again_in, enough in zip(names[1:], (0, 0, 3600), (1, 1, 1), strict=True):
             look(
@@ -1186,7 +1178,7 @@ class LedgerContract:
             second,
         ]
 
-    def test_an_object_of_the_chunk_is_chosen_by_chance_from_those_of_a_size(self, ledger):
+    def test_a_random_object_of_limited_size_is_chosen(self, ledger):
         rows = [location(f"key-{number}") for number in range(9)]
         chunk = archive(ledger, [row.key for row in rows])
         archive(ledger, ["elsewhere"], source="other")
@@ -1196,7 +1188,7 @@ class LedgerContract:
         ]
         assert ledger.chunks.any_object(chunk, size - 1) is None
 
-    def test_a_sealed_chunk_gets_another_root_and_a_posted_one_keeps_its_own(self, ledger):
+    def test_only_a_chunk_without_post_gets_another_root(self, ledger):
         *unposted, posted = register(ledger, ["a"], ["b"], ["c"])
         bring_to(ledger, posted, ChunkState.POSTED)
         other = [Sample(0, 3, b"\1" * 32)]
@@ -1223,7 +1215,7 @@ class LedgerContract:
         look(ledger, chunk, CopyCheck(Copy("provider", "proof", 1), 0))
         assert ledger.replicas.list(chunk)[0].windows == 1
 
-    def test_a_copy_that_a_look_does_not_find_is_listed_no_more(self, ledger):
+    def test_a_copy_missing_from_a_check_is_unlisted(self, ledger):
         chunk = archive(ledger, ["a"])
         look(ledger, chunk, CopyCheck(Copy("new", "proof", 7), 0, "wrong bytes at 100"))
         assert seen(ledger, chunk) == [
@@ -1233,14 +1225,14 @@ class LedgerContract:
         look(ledger, chunk, CopyCheck(Copy("new", "proof", 7), 0))
         assert ledger.replicas.list(chunk)[0].fault == ""
 
-    def test_only_a_located_or_damaged_chunk_is_looked_at(self, ledger):
+    def test_only_a_located_or_damaged_chunk_is_checked(self, ledger):
         (chunk,) = register(ledger, ["a"])
         bring_to(ledger, chunk, ChunkState.VERIFIED)
         with pytest.raises(IllegalMove, match="'verified'"):
             look(ledger, chunk)
         assert ledger.replicas.list(chunk)[0].listed
 
-    def test_a_look_by_a_run_that_lost_the_chunk_writes_nothing(self, ledger):
+    def test_a_check_without_the_lease_writes_nothing(self, ledger):
         chunk = archive(ledger, ["a"])
         with ledger.leases.hold(f"chunk/{chunk}", holder()) as old:
             pass
@@ -1249,7 +1241,7 @@ class LedgerContract:
         assert ledger.replicas.list(chunk)[0].listed
         assert ledger.chunks.get(chunk).checked_at is None
 
-    def test_chunks_are_proven_in_turn_those_never_looked_at_by_their_age(self, ledger):
+    def test_chunks_are_checked_in_turn_new_ones_by_age(self, ledger):
         names = [archive(ledger, [key]) for key in "abc"]
         register(ledger, ["d"])
         archive(ledger, ["a"], source="other")
@@ -1272,18 +1264,18 @@ class LedgerContract:
         end(ledger, archive(ledger, ["a"]), ChunkState.DAMAGED)
         assert ledger.chunks.to_prove(SOURCE, 9) == []
 
-    def test_a_repaired_chunk_is_located_again_once_a_copy_was_seen_right(self, ledger):
+    def test_a_repaired_chunk_needs_a_right_copy(self, ledger):
         chunk = archive(ledger, ["a"])
         end(ledger, chunk, ChunkState.DAMAGED)
         for checks in ([], [CopyCheck(Copy("provider", "proof"), None, "wrong bytes")]):
             look(ledger, chunk, *checks)
-            with pytest.raises(IllegalMove, match="no copy"):
+            with pytest.raises(IllegalMove, match=chunk):
                 end(ledger, chunk, ChunkState.LOCATED)
         look(ledger, chunk, CopyCheck(Copy("provider", "proof"), 3))
         end(ledger, chunk, ChunkState.LOCATED)
         assert ledger.lookup.locate(SOURCE, "a").chunk == chunk
 
-    def test_a_damaged_chunk_posted_again_is_read_from_its_new_place(self, ledger):
+    def test_a_reposted_chunk_is_read_from_its_new_place(self, ledger):
         chunk = archive(ledger, ["a"])
         end(ledger, chunk, ChunkState.DAMAGED)
         again = replace(POSTING, start=99)
@@ -1309,15 +1301,15 @@ class LedgerContract:
     def test_objects_located_claimed_or_skipped_are_known(self, ledger):
         archive(ledger, ["located"])
         register(ledger, ["claimed"], skips=[skip("skipped")])
-        asked = [(key, VERSION) for key in ("located", "claimed", "skipped", "new")] + [
+        versions = [(key, VERSION) for key in ("located", "claimed", "skipped", "new")] + [
             ("located", "v2")
         ]
-        assert {key for key, _ in settled(ledger, asked)} == {"located", "claimed", "skipped"}
+        assert {key for key, _ in settled(ledger, versions)} == {"located", "claimed", "skipped"}
 
     def test_odd_keys_are_known(self, ledger):
         register(ledger, ODD_KEYS)
-        asked = [(key, VERSION) for key in ODD_KEYS]
-        assert settled(ledger, asked) == set(asked)
+        versions = [(key, VERSION) for key in ODD_KEYS]
+        assert settled(ledger, versions) == set(versions)
 
     def test_the_export_gives_each_standing_with_its_exact_key(self, ledger, tmp_path):
         odd = [f"1 {key}"[:250] for key in ODD_KEYS]
@@ -1330,7 +1322,7 @@ class LedgerContract:
             ("a%FFb", "skipped", "unsupported_key", False)
         }
 
-    def test_plans_are_listed_the_latest_first_with_their_chunks_by_state(self, ledger):
+    def test_plans_are_listed_latest_first_with_chunk_states(self, ledger):
         (first,) = register(ledger, ["a", "b"])
         (second,) = register(ledger, ["c"])
         end(ledger, first, ChunkState.PACKING)
@@ -1370,7 +1362,7 @@ class LedgerContract:
 
     # --- what may be deleted at its source ---
 
-    def test_what_a_copy_proved_before_it_was_found_wrong_counts_no_more(self, ledger):
+    def test_proofs_before_a_fault_no_longer_count(self, ledger):
         chunk = archive(ledger, ["a"])
         for window, fault in [(1, ""), (2, ""), (3, "wrong bytes"), (3, ""), (3, "")]:
             look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window, fault))
@@ -1378,7 +1370,7 @@ class LedgerContract:
         look(ledger, chunk, CopyCheck(Copy("provider", "proof", 4), 4))
         assert ledger.replicas.list(chunk)[0].windows == 2
 
-    def test_what_a_copy_proved_before_it_was_listed_no_more_counts_no_more(self, ledger):
+    def test_proofs_before_an_unlisting_no_longer_count(self, ledger):
         chunk = archive(ledger, ["a"])
         for window in (1, 2):
             look(ledger, chunk, CopyCheck(Copy("provider", "proof", window), window))
@@ -1403,7 +1395,7 @@ class LedgerContract:
         assert ledger.chunks.get(chunk).read_back_at is None
         read_back(ledger, chunk)
         assert ledger.chunks.get(chunk).read_back_at > ledger.chunks.get(chunk).located_at
-        assert [each.read_back_at for each in ledger.chunks.list()] == [
+        assert [row.read_back_at for row in ledger.chunks.list()] == [
             ledger.chunks.get(chunk).read_back_at
         ]
 
@@ -1421,7 +1413,7 @@ class LedgerContract:
             ledger.replicas.record_full_read(old, chunk, "provider")
         assert ledger.chunks.get(chunk).read_back_at is None
 
-    def test_what_came_back_from_a_copy_counts_as_long_as_the_copy(self, ledger):
+    def test_a_full_read_counts_while_its_copy_does(self, ledger):
         chunk = archive(ledger, ["a"])
         right, other = CopyCheck(Copy("provider", "proof"), 3), CopyCheck(Copy("other", "proof"), 3)
         read_back(ledger, chunk)
@@ -1430,9 +1422,7 @@ class LedgerContract:
         look(ledger, chunk, other)
         assert ledger.chunks.get(chunk).read_back_at is None
 
-    def test_a_chunk_that_was_damaged_posted_again_or_repaired_is_to_be_read_back_again(
-        self, ledger
-    ):
+    def test_damage_repost_or_repair_ends_the_full_read(self, ledger):
         chunk = archive(ledger, ["a"])
         read_back(ledger, chunk)
         end(ledger, chunk, ChunkState.DAMAGED)
@@ -1446,20 +1436,22 @@ class LedgerContract:
         end(ledger, chunk, ChunkState.LOCATED)
         assert ledger.chunks.get(chunk).read_back_at is None
 
-    def test_the_export_of_locations_has_every_row_as_it_was_loaded(self, ledger, tmp_path):
+    def test_exported_locations_equal_the_loaded_rows(self, ledger, tmp_path):
         chunk = archive(ledger, ODD_KEYS)
         archive(ledger, ["elsewhere"], source="other")
         rows = located(ledger, tmp_path / "l.parquet")
         expected = [location(key) for key in sorted(ODD_KEYS, key=str.encode)]
         assert [(row["key"].decode(), row["sha256"]) for row in rows] == [
-            (one.key, one.sha256) for one in expected
+            (row_of_key.key, row_of_key.sha256) for row_of_key in expected
         ]
         assert {(row["part"], row["part_count"]) for row in rows} == {(0, 0)}
         for name in ("object_version", "start_byte", "end_byte", "version_id", "etag"):
-            assert [row[name] for row in rows] == [getattr(one, name) for one in expected]
+            assert [row[name] for row in rows] == [
+                getattr(row_of_key, name) for row_of_key in expected
+            ]
         assert {row["caf_file_id"] for row in rows} == {ledger.chunks.get(chunk).caf_file_id}
 
-    def test_the_export_of_locations_leaves_out_chunks_out_of_good_standing(self, ledger, tmp_path):
+    def test_exported_locations_are_of_chunks_in_good_standing(self, ledger, tmp_path):
         chunks = [archive(ledger, [key]) for key in "abc"]
         end(ledger, chunks[1], ChunkState.DAMAGED)
         end(ledger, chunks[2], ChunkState.EXPIRED)
@@ -1467,7 +1459,7 @@ class LedgerContract:
 
     # --- restoring ---
 
-    def test_a_restored_chunk_is_located_with_its_plan_rows_skips_and_copies(self, ledger):
+    def test_a_restored_chunk_has_plan_rows_skips_and_copies(self, ledger):
         ledger.sources.register(SOURCE, "archive", "s3://src")
         assert (
             restore(
@@ -1505,12 +1497,12 @@ class LedgerContract:
         }
         assert ledger.chunks.account(SOURCE).located_objects == 2
 
-    def test_a_restored_chunk_with_a_fault_is_damaged_and_tells_of_what_was_put_off(self, ledger):
+    def test_a_restored_chunk_with_a_fault_is_damaged(self, ledger):
         ledger.sources.register(SOURCE, "archive", "s3://src")
-        told = {"plan_sha256": b"h" * 32, "object_count": 5, "object_bytes": 50}
+        facts = {"plan_sha256": b"h" * 32, "object_count": 5, "object_bytes": 50}
         restore(
             ledger,
-            replace(restored(1, ["a"]), **told),
+            replace(restored(1, ["a"]), **facts),
             batches([location("a")]),
             [],
             fault="1 of 3 copies",
@@ -1520,7 +1512,7 @@ class LedgerContract:
         assert (chunk.object_count, chunk.object_bytes, chunk.released_count) == (5, 50, 4)
         assert ledger.plans.find(b"h" * 32).name == "0a0b0c0d"
 
-    def test_chunks_of_one_plan_are_restored_into_it_and_its_hash_is_learnt(self, ledger):
+    def test_restored_chunks_share_a_plan_and_give_its_hash(self, ledger):
         ledger.sources.register(SOURCE, "archive", "s3://src")
         restore(ledger, restored(1, ["a"]), batches([location("a")]), [])
         assert ledger.plans.find(b"h" * 32) is None
@@ -1538,7 +1530,7 @@ class LedgerContract:
                 [],
             )
 
-    def test_a_chunk_of_a_registered_plan_is_restored_into_it_and_leaves_its_counts(self, ledger):
+    def test_a_restored_chunk_keeps_a_registered_plans_counts(self, ledger):
         (name,) = register(ledger, ["a", "b"])
         plan = name.split("-")[1]
         before = ledger.chunks.get(name)
@@ -1563,7 +1555,7 @@ class LedgerContract:
         assert ledger.chunks.list() == []
         assert not ledger.plans.is_name_taken(SOURCE, "0a0b0c0d")
 
-    def test_what_rows_raise_restores_nothing(self, ledger):
+    def test_an_error_in_the_rows_restores_nothing(self, ledger):
         ledger.sources.register(SOURCE, "archive", "s3://src")
 
         def rows():
@@ -1581,9 +1573,7 @@ class LedgerContract:
             restore(ledger, restored(1, ["a", "b"]), batches(map(location, ["a", "b"])), [])
         assert ledger.lookup.locate(SOURCE, "b") is None
 
-    def test_an_object_that_is_located_keeps_its_place_and_a_chunk_of_such_alone_is_not_written(
-        self, ledger
-    ):
+    def test_a_superseded_chunk_is_not_restored(self, ledger):
         chunk = archive(ledger, ["a"])
         assert restore(ledger, restored(1, ["a", "b"]), batches(map(location, ["a", "b"])), []) == 1
         assert (
@@ -1593,7 +1583,7 @@ class LedgerContract:
         assert restore(ledger, restored(2, ["a"]), batches([location("a")]), []) == 0
         assert len(ledger.chunks.list()) == 2
 
-    def test_a_place_in_a_chunk_no_longer_in_good_standing_gives_way(self, ledger):
+    def test_a_location_in_a_lost_chunk_is_replaced(self, ledger):
         chunk = archive(ledger, ["a"])
         end(ledger, chunk, ChunkState.DAMAGED, ChunkState.WITHDRAWN)
         assert restore(ledger, restored(1, ["a"]), batches([location("a")]), []) == 1
@@ -1633,7 +1623,7 @@ class LedgerContract:
 
     # --- care ---
 
-    def test_leases_that_were_not_given_back_are_listed_with_their_holder(self, ledger):
+    def test_held_leases_are_listed_with_their_holder(self, ledger):
         with (
             ledger.leases.hold("plan/src", holder("run-1")) as lease,
             ledger.leases.hold("account/x", holder("run-2")),
@@ -1653,7 +1643,7 @@ class LedgerContract:
             assert not ledger.leases.end("plan/other", there.epoch)
             assert len(ledger.leases.list()) == 2
 
-    def test_the_lease_of_a_dead_process_is_ended_once_and_by_its_epoch_only(self, ledger):
+    def test_a_dead_lease_ends_once_and_by_epoch(self, ledger):
         with ledger.leases.hold("plan/src", replace(holder("dead"), process_started=-1.0)) as lease:
             assert not ledger.leases.end("plan/src", lease.epoch + 1)
             assert ledger.leases.end("plan/src", lease.epoch)
@@ -1670,9 +1660,7 @@ class LedgerContract:
         ledger.staging.release(chunk)
         assert ledger.staging.list() == []
 
-    def test_rows_are_counted_by_chunk_and_those_that_a_chunk_stands_for_are_not_dropped(
-        self, ledger
-    ):
+    def test_dropping_stray_rows_keeps_rows_that_a_chunk_needs(self, ledger):
         located = archive(ledger, ["a", "b"])
         (claiming,) = register(ledger, ["c"])
         counted = {rows.chunk: rows for rows in ledger.stray_rows.by_chunk(SOURCE)}

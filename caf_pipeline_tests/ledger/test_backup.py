@@ -1,6 +1,4 @@
-"""Backups of a ledger: written whole, refused if they do not fit, and restored whole or not at
-all.
-"""
+"""Backups of a ledger are written whole and restored whole, or not at all."""
 
 import errno
 import os
@@ -137,15 +135,13 @@ def test_a_file_that_is_no_backup_is_refused(programs, tmp_path):
         backup.read_backup(programs, path)
 
 
-def test_the_password_is_in_no_command_line(monkeypatch, database):
-    name, password = database.url, "sesame-" + os.urandom(4).hex()
-    monkeypatch.setattr(database, "url", f"{name}&password={password}")
-    programs = backup.Programs(database, embedded=True)
+def test_the_password_is_in_no_command_line(database_url):
+    password = "sesame-" + os.urandom(4).hex()
+    programs = backup.Programs(Database(f"{database_url}&password={password}"), embedded=True)
     assert password not in programs._address
     assert programs._environment["PGPASSWORD"] == password
-    monkeypatch.setattr(database, "url", f"{name}&sslpassword={password}")
     with pytest.raises(SettingsError) as refused:
-        backup.Programs(database, embedded=True)
+        backup.Programs(Database(f"{database_url}&sslpassword={password}"), embedded=True)
     assert password not in str(refused.value)
 
 

@@ -1,6 +1,4 @@
-"""The copies of chunks on Postgres: what the database refuses, and what becomes of a copy by each
-way a chunk can go.
-"""
+"""Copies of chunks on Postgres: the database's constraints, and the effect of each move."""
 
 from dataclasses import replace
 
@@ -122,22 +120,22 @@ def test_a_planned_chunk_has_no_copy(ledger, database):
         "FROM caf_files",
     ],
 )
-def test_what_is_known_of_no_copy_is_refused(ledger, database, insert):
+def test_rows_without_a_copy_are_refused(ledger, database, insert):
     archive(ledger, ["a"])
     with pytest.raises(LedgerError):
         change(database, insert)
 
 
 def test_a_copy_is_named_by_the_kind_of_the_store(ledger, database):
-    ours = archive(Ledger(database, store="directory"), ["a"])
+    directory_chunk = archive(Ledger(database, store="directory"), ["a"])
     chunk = archive(ledger, ["b"])
     assert {row[:3] for row in copies(database)} == {
-        (ours, "directory", "verified"),
+        (directory_chunk, "directory", "verified"),
         (chunk, "jackal", "verified"),
     }
 
 
-def test_a_chunk_sealed_for_another_store_is_posted_in_this_one(ledger, database):
+def test_a_chunk_is_posted_in_the_configured_store(ledger, database):
     (chunk,) = register(ledger, ["a"])
     bring_to(ledger, chunk, S.SEALED)
     other = Ledger(database, store="directory", lease_seconds=1.0)
@@ -157,7 +155,7 @@ def test_damaged_chunk_is_not_posted_again_in_another_store(ledger, database):
     assert ledger.chunks.get(chunk).start == POSTING.start
 
 
-def test_a_chunk_that_is_packed_again_has_no_copy_until_it_is_sealed(ledger, database):
+def test_packing_again_removes_the_copy_until_the_seal(ledger, database):
     (chunk,) = register(ledger, ["a"])
     bring_to(ledger, chunk, S.SEALED)
     end(ledger, chunk, S.PACKING)
@@ -187,7 +185,7 @@ def test_a_withdrawn_chunk_keeps_the_counts_of_its_seal(ledger, database):
         (S.VERIFIED, S.UPLOADING),
     ],
 )
-def test_a_parked_chunk_keeps_its_copy_and_claims_no_more_than_that(ledger, state, back):
+def test_a_parked_chunk_keeps_its_copy(ledger, state, back):
     (chunk,) = register(ledger, ["a"])
     if state is not S.PLANNED:
         bring_to(ledger, chunk, state)
@@ -203,7 +201,7 @@ def test_a_parked_chunk_keeps_its_copy_and_claims_no_more_than_that(ledger, stat
     assert ledger.chunks.get(chunk).state is back
 
 
-def test_a_verified_chunk_that_is_parked_is_neither_withdrawn_nor_abandoned(ledger):
+def test_a_parked_verified_chunk_cannot_be_given_up(ledger):
     (chunk,) = register(ledger, ["a"])
     bring_to(ledger, chunk, S.VERIFIED)
     end(ledger, chunk, S.PARKED)
@@ -212,7 +210,7 @@ def test_a_verified_chunk_that_is_parked_is_neither_withdrawn_nor_abandoned(ledg
             end(ledger, chunk, after)
 
 
-def test_a_chunk_given_up_for_damage_keeps_its_place_and_why(ledger, database):
+def test_a_withdrawn_damaged_chunk_keeps_place_and_reason(ledger, database):
     chunk = archive(ledger, ["a"])
     with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease:
         ledger.moves.move(lease, chunk, S.LOCATED, S.DAMAGED, reason="wrong bytes")
@@ -223,7 +221,7 @@ def test_a_chunk_given_up_for_damage_keeps_its_place_and_why(ledger, database):
     assert ledger.transactions(holder()).unknown_roots([ROOT], signed=True) == []
 
 
-def test_an_abandoned_chunks_post_is_known_for_good(ledger, database):
+def test_an_abandoned_chunk_keeps_its_post(ledger, database):
     (chunk,) = register(ledger, ["a"])
     bring_to(ledger, chunk, S.UPLOADING)
     end(ledger, chunk, S.ABANDONED)
@@ -231,7 +229,7 @@ def test_an_abandoned_chunks_post_is_known_for_good(ledger, database):
     assert ledger.transactions(holder()).unknown_roots([ROOT], signed=True) == []
 
 
-def test_an_expired_copy_leaves_its_chunk_located_and_its_objects_not(ledger, database):
+def test_objects_of_an_expired_copy_are_not_located(ledger, database):
     chunk = archive(ledger, ["a"])
     end(ledger, chunk, S.EXPIRED)
     assert [row[2] for row in copies(database)] == ["expired"]
@@ -254,9 +252,7 @@ def test_a_rebuilt_chunk_is_located_and_has_its_copy(ledger, database, fault):
     ("state", "is_replaced"),
     [(S.SEALED, True), (S.POSTING, True), (S.POSTED, False), (S.VERIFIED, False)],
 )
-def test_a_stored_file_takes_the_place_of_a_parked_chunk_only_if_that_was_not_posted(
-    ledger, database, state, is_replaced
-):
+def test_a_stored_file_replaces_only_an_unposted_chunk(ledger, database, state, is_replaced):
     (name,) = register(ledger, ["a"])
     bring_to(ledger, name, state)
     end(ledger, name, S.PARKED)
@@ -281,7 +277,7 @@ def test_a_stored_file_takes_the_place_of_a_parked_chunk_only_if_that_was_not_po
             assert ledger.chunks.get(name).state is S.PARKED
 
 
-def test_a_full_read_ends_with_the_copy_it_was_of(ledger, database):
+def test_a_full_read_ends_with_its_copy(ledger, database):
     chunk = archive(ledger, ["a"])
     read_back(ledger, chunk)
     assert ledger.chunks.get(chunk).read_back_at is not None
@@ -289,7 +285,7 @@ def test_a_full_read_ends_with_the_copy_it_was_of(ledger, database):
     assert ledger.chunks.get(chunk).read_back_at is None
 
 
-def test_a_located_chunk_is_given_its_copy_back_only_by_a_repair(ledger):
+def test_only_a_repair_brings_a_copy_back(ledger):
     chunk = archive(ledger, ["a"])
     for after in set(S) - {S.DAMAGED, S.EXPIRED}:
         with pytest.raises(IllegalMove):

@@ -1,8 +1,7 @@
-"""The embedded server: shared by processes, stopped by the last, and usable after any of them or
-itself was killed.
-"""
+"""The embedded server: shared by processes, stopped by the last, and usable after a kill."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -35,7 +34,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root's server has a
 
 @pytest.fixture
 def folder():
-    """A short path: that of pytest's own folders would be too long for a socket."""
+    """A short path: pytest's own folders would be too long for a socket."""
     name = Path(tempfile.mkdtemp(prefix="caf-pg-"))
     name.chmod(0o755)  # root's server has a user of its own
     yield name / "postgres"
@@ -49,7 +48,7 @@ def folder():
 
 @contextmanager
 def user(folder, **account):
-    """Another process that uses the server; it ends in good order unless it is killed."""
+    """Another process that uses the server."""
     command = [sys.executable, "-c", USER, str(folder)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **account
@@ -71,7 +70,7 @@ def ask(server_or_folder, query="SELECT 1"):
 
 
 def postmaster(folder):
-    """The running server's process, or None."""
+    """Return the running server's process, or None."""
     try:
         process = psutil.Process(int((folder / "data" / "postmaster.pid").read_text().split()[0]))
     except (FileNotFoundError, psutil.NoSuchProcess):
@@ -92,7 +91,7 @@ def test_the_last_of_two_processes_stops_the_server(folder):
 
 
 @pytest.mark.thorough
-def test_a_killed_user_takes_the_server_from_nobody(folder):
+def test_a_killed_user_leaves_the_server_running(folder):
     server = EmbeddedServer(folder)
     with user(folder) as other:
         other.kill()
@@ -102,12 +101,12 @@ def test_a_killed_user_takes_the_server_from_nobody(folder):
 
 
 @pytest.mark.thorough
-def test_a_server_whose_only_user_was_killed_serves_the_next_who_stops_it(folder):
+def test_a_server_without_users_serves_the_next_process(folder):
     with user(folder) as other:
         other.kill()
-    left = postmaster(folder)
+    running = postmaster(folder)
     server = EmbeddedServer(folder)
-    assert postmaster(folder) == left
+    assert postmaster(folder) == running
     server.close()
     assert postmaster(folder) is None
 
@@ -145,7 +144,7 @@ def test_a_long_lived_process_starts_its_killed_server_again(folder):
 
 
 @pytest.mark.thorough
-def test_a_revived_server_is_no_new_ledger(folder):
+def test_a_revived_server_keeps_its_ledger(folder):
     server = EmbeddedServer(folder)
     os.kill(postmaster(folder).pid, signal.SIGKILL)
     shutil.rmtree(folder / "data")
@@ -155,7 +154,7 @@ def test_a_revived_server_is_no_new_ledger(folder):
     assert not (folder / "data").exists()
 
 
-def test_a_stale_pid_file_that_names_another_living_process_is_no_server(folder):
+def test_a_stale_pid_file_of_another_process_is_ignored(folder):
     EmbeddedServer(folder).close()
     content = f"{os.getpid()}\n{folder}/data\n1700000000\n5432\n{folder}/data\n\n  1  1\nready   \n"
     (folder / "data" / "postmaster.pid").write_text(content)
@@ -165,7 +164,7 @@ def test_a_stale_pid_file_that_names_another_living_process_is_no_server(folder)
 
 
 @pytest.mark.thorough
-def test_a_torn_pid_file_is_no_server(folder):
+def test_a_truncated_pid_file_is_ignored(folder):
     EmbeddedServer(folder).close()
     for content in (b"", b"x\n", b"1\n", bytes(range(256)), b"9" * 99 + b"\n", b"1\n2\n3\n4\n\0\n"):
         (folder / "data" / "postmaster.pid").write_bytes(content)
@@ -189,7 +188,7 @@ def test_garbage_in_the_pid_file_starts_no_second_server(folder):
 def test_a_data_folder_of_root_is_refused(folder):
     EmbeddedServer(folder).close()
     os.chown(folder / "data", 0, 0)
-    with pytest.raises(LedgerError, match="data belongs to root"):
+    with pytest.raises(LedgerError, match="root"):
         EmbeddedServer(folder)
 
 
@@ -212,7 +211,8 @@ def test_a_file_of_another_user_is_refused(folder, monkeypatch, name):
     )
     error = refused.stderr.splitlines()[-1]
     assert "LedgerError: " in error
-    assert f"{folder / name} belongs to the user root" in error
+    assert f"{folder / name} " in error
+    assert "root" in error
 
 
 @as_root
@@ -238,7 +238,7 @@ def test_a_closed_place_for_ledgers_of_root_is_refused(folder, monkeypatch):
 
 
 @as_root
-def test_no_user_is_made(folder, monkeypatch):
+def test_no_operating_system_user_is_created(folder, monkeypatch):
     users = Path("/etc/passwd").read_bytes()
     monkeypatch.setattr(embedded, "_USERS", ("no-such-user", "nobody"))
     server = EmbeddedServer(folder)
@@ -272,12 +272,12 @@ def test_a_link_to_a_lost_ledger_starts_no_empty_one(folder):
 
 @as_root
 @pytest.mark.thorough
-def test_a_copied_home_does_not_use_the_ledger_of_the_first(folder):
+def test_a_copied_home_needs_its_own_ledger(folder):
     folder.parent.chmod(0o700)
     EmbeddedServer(folder).close()
     copied = folder.with_name("copied")
     shutil.copytree(folder, copied, symlinks=True)
-    with pytest.raises(LedgerError, match="is the ledger of"):
+    with pytest.raises(LedgerError, match=re.escape(f"ledger of {folder}")):
         EmbeddedServer(copied)
     folder.rename(folder.with_name("moved"))
     EmbeddedServer(folder.with_name("moved")).close()
@@ -340,10 +340,10 @@ def test_a_link_to_another_folder_deletes_nothing_there(folder):
 
 
 @pytest.mark.thorough
-def test_a_server_of_a_deleted_folder_is_in_nobodys_way(folder):
+def test_a_server_of_a_deleted_folder_is_ended(folder):
     EmbeddedServer(folder)
     old = postmaster(folder)
-    # rm passes over a file that the dying server deletes first; shutil.rmtree fails at it.
+    # rm ignores a file that the dying server deletes first; shutil.rmtree fails.
     subprocess.run(["rm", "-rf", folder], check=True)
     server = EmbeddedServer(folder)
     assert postmaster(folder) != old
@@ -356,7 +356,7 @@ def test_a_server_of_a_deleted_folder_is_in_nobodys_way(folder):
 @pytest.mark.parametrize(
     "name", ["deep folder/" * 20, "with 'quotes', commas, and spaces", "é\N{FILE CABINET}"]
 )
-def test_any_folder_will_do(folder, name):
+def test_any_folder_name_works(folder, name):
     server = EmbeddedServer(folder / name)
     assert ask(server) == [(1,)]
     server.close()
@@ -364,12 +364,13 @@ def test_any_folder_will_do(folder, name):
 
 @pytest.mark.parametrize("character", '"$`\\')
 def test_a_folder_that_pg_ctl_cannot_quote_is_refused(folder, character):
-    with pytest.raises(LedgerError, match="cannot be kept in"):
-        EmbeddedServer(folder / f"a{character}b")
+    path = folder / f"a{character}b"
+    with pytest.raises(LedgerError, match=re.escape(repr(str(path)))):
+        EmbeddedServer(path)
 
 
 @pytest.mark.thorough
-def test_only_the_servers_user_can_enter_a_socket_folder_outside_of_home(folder):
+def test_only_the_servers_user_enters_a_separate_socket_folder(folder):
     server = EmbeddedServer(folder / ("deep/" * 40))
     assert server.socket_folder.parent == Path("/tmp")
     assert server.socket_folder.stat().st_mode & 0o777 == 0o700
@@ -378,11 +379,11 @@ def test_only_the_servers_user_can_enter_a_socket_folder_outside_of_home(folder)
 
 
 @pytest.mark.thorough
-def test_many_processes_may_start_it_at_once(folder):
+def test_concurrent_processes_start_one_server(folder):
     commands = [[sys.executable, "-c", USER, str(folder)]] * 4
     processes = [
-        subprocess.Popen(one, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for one in commands
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for command in commands
     ]
     assert [process.stdout.readline().strip() for process in processes] == [f"{folder}/data"] * 4
     for process in processes:
@@ -410,14 +411,14 @@ def test_an_interrupt_from_the_terminal_does_not_reach_the_server(folder):
 
 
 @pytest.mark.thorough
-def test_a_process_has_one_share_however_often_it_asks(folder):
+def test_a_process_has_one_share(folder):
     assert embedded_server(folder) is embedded_server(folder.parent / "." / "postgres")
     embedded_server(folder).close()
     assert postmaster(folder) is None
 
 
 @pytest.mark.thorough
-def test_a_server_of_another_major_version_is_refused_with_a_hint(folder):
+def test_another_major_version_is_refused(folder):
     EmbeddedServer(folder).close()
     (folder / "data" / "PG_VERSION").write_text("17\n")
     with pytest.raises(LedgerError, match="made by Postgres 17"):

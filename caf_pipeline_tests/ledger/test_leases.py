@@ -1,6 +1,4 @@
-"""Leases between real processes: killed, paused, on another machine, and away from their
-database.
-"""
+"""Leases of real processes: killed, paused, on another machine, and without their database."""
 
 import signal
 import subprocess
@@ -23,7 +21,7 @@ from caf_pipeline.ledger.records import Holder
 from caf_pipeline_tests.contracts.ledger import bring_to, holder, pending, register, seal
 
 SHORT = 1.5
-NEVER = 3600.0  # a test that waited for this lease to run out would not end
+NEVER = 3600.0  # a test that waits for this lease to expire would not end
 
 CHILD = """
 import sys
@@ -42,7 +40,11 @@ with ledger.leases.hold(f"chunk/{chunk}", replace(me, boot_id=boot) if boot else
     print("held", flush=True)
     sys.stdin.readline()
     if what == "move":
-        for attempt in (lease.check, lambda: ledger.moves.move(lease, chunk, ChunkState.PLANNED, ChunkState.PACKING)):
+        move = ledger.moves.move
+        for attempt in (
+            lease.check,
+            lambda: move(lease, chunk, ChunkState.PLANNED, ChunkState.PACKING),
+        ):
             try:
                 attempt()
                 print("done", flush=True)
@@ -54,7 +56,7 @@ with ledger.leases.hold(f"chunk/{chunk}", replace(me, boot_id=boot) if boot else
             print("loading", flush=True)
             sys.stdin.readline()
         ledger.moves.seal(lease, chunk, seal_facts(1), [], [], rows=rows)
-"""  # noqa: E501
+"""
 
 
 @contextmanager
@@ -88,7 +90,7 @@ def chunk(ledger):
 
 
 @pytest.mark.thorough
-def test_a_killed_run_on_this_machine_is_replaced_at_once(database, database_url, chunk):
+def test_a_killed_local_run_is_replaced_immediately(database, database_url, chunk):
     with child(database_url, chunk) as process:
         process.kill()
         process.wait()
@@ -97,7 +99,7 @@ def test_a_killed_run_on_this_machine_is_replaced_at_once(database, database_url
 
 
 @pytest.mark.thorough
-def test_a_killed_run_that_nobody_waited_for_is_dead(database, database_url, chunk):
+def test_a_zombie_run_is_dead(database, database_url, chunk):
     with child(database_url, chunk) as process:
         process.kill()
         while is_alive(boot_id(), process.pid, _started_of(database_url, process)):
@@ -116,9 +118,7 @@ def _started_of(database_url, process):
 
 
 @pytest.mark.thorough
-def test_a_killed_run_on_another_machine_is_replaced_when_its_lease_has_run_out(
-    database, database_url, chunk
-):
+def test_a_killed_remote_run_is_replaced_after_its_lease(database, database_url, chunk):
     with child(database_url, chunk, seconds=SHORT, boot="another machine") as process:
         process.kill()
         process.wait()
@@ -135,7 +135,7 @@ def test_a_live_run_on_another_machine_is_seen_renewing(database, database_url, 
         assert refused.value.holder == "run-child"
 
 
-def test_a_pid_that_another_process_has_now_is_a_dead_holder(engine):
+def test_a_holder_with_a_reused_pid_is_dead(engine):
     gone = replace(this_process("run-1"), process_started=1.0)
     with HeldLease(engine, "plan/src", gone, seconds=NEVER) as lease:
         taken = HeldLease(engine, "plan/src", holder("run-2"), seconds=NEVER)
@@ -145,9 +145,7 @@ def test_a_pid_that_another_process_has_now_is_a_dead_holder(engine):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("boot", ["", "another machine"])
-def test_a_run_that_was_paused_beyond_its_lease_can_move_nothing(
-    database, database_url, chunk, boot
-):
+def test_a_run_paused_beyond_its_lease_moves_nothing(database, database_url, chunk, boot):
     ledger = Ledger(database, lease_seconds=SHORT)
     with child(database_url, chunk, seconds=SHORT, boot=boot, what="move") as process:
         process.send_signal(signal.SIGSTOP)
@@ -159,9 +157,7 @@ def test_a_run_that_was_paused_beyond_its_lease_can_move_nothing(
 
 
 @pytest.mark.thorough
-def test_a_run_killed_while_it_seals_leaves_no_row_and_the_next_one_completes(
-    database, database_url, ledger, chunk
-):
+def test_a_run_killed_while_sealing_leaves_no_row(database, database_url, ledger, chunk):
     bring_to(ledger, chunk, ChunkState.PACKING)
     with child(database_url, chunk, what="load") as process:
         tell(process)
@@ -187,13 +183,13 @@ def test_a_lease_outlives_its_time_while_it_is_renewed(engine, database_url):
             HeldLease(engine, "plan/src", holder("run-2"), seconds=SHORT).__enter__()
 
 
-def test_a_lease_that_was_taken_over_is_known_to_be_lost(engine, database_url):
+def test_a_lease_taken_over_is_reported_lost(engine, database_url):
     with HeldLease(engine, "plan/src", holder("run-1"), seconds=SHORT) as lease:
         with psycopg.connect(database_url) as connection:
             connection.execute("UPDATE leases SET epoch = epoch + 1, run = 'run-2'")
         with pytest.raises(LeaseLost, match="another run"):
             _check_until_it_fails(lease)
-    # And what the other run has is left alone.
+    # The other run's lease is left alone.
     with psycopg.connect(database_url) as connection:
         assert connection.execute("SELECT run, epoch FROM leases").fetchone() == (
             "run-2",
@@ -201,7 +197,7 @@ def test_a_lease_that_was_taken_over_is_known_to_be_lost(engine, database_url):
         )
 
 
-def test_a_lease_whose_database_is_away_is_lost_after_its_time(postgres_url, database, engine):
+def test_a_lease_is_lost_if_the_database_stays_away(postgres_url, database, engine):
     with HeldLease(engine, "plan/src", holder("run-1"), seconds=SHORT) as lease:
         lease.check()
         with psycopg.connect(postgres_url, autocommit=True) as admin:
@@ -220,11 +216,11 @@ def _check_until_it_fails(lease):
         time.sleep(0.01)
 
 
-def test_whether_a_process_of_another_machine_lives_cannot_be_told():
+def test_liveness_of_a_remote_process_is_unknown():
     assert is_alive("another machine", 1, 1.0) is None
 
 
-def test_this_process_is_alive_and_says_the_same_each_time():
+def test_this_process_is_alive_with_a_stable_start():
     me = this_process("run")
     assert me == this_process("run")
     assert is_alive(me.boot_id, me.pid, me.process_started) is True

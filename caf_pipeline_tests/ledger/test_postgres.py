@@ -1,4 +1,4 @@
-"""The ledger on Postgres: its contract, and what only two connections or a broken one can show."""
+"""The ledger on Postgres: its contract, and cases that need two connections or a broken one."""
 
 import contextlib
 import math
@@ -61,11 +61,10 @@ from caf_pipeline_tests.contracts.ledger import (
     standing,
 )
 from caf_pipeline_tests.contracts.transaction_log import ACCOUNT, ask, commit, settle, signed
-from caf_pipeline_tests.ledger.test_database import end_connections
 from caf_pipeline_tests.support.chunk_rows import set_state
 from caf_pipeline_tests.support.patience import PATIENCE_SECONDS, wait_for
 from caf_pipeline_tests.support.pgbouncer import running_pooler
-from caf_pipeline_tests.support.postgres import connected
+from caf_pipeline_tests.support.postgres import connected, end_connections
 
 REPEATED = "INSERT INTO pending_locations SELECT * FROM pending_locations"
 INSERTED = "INSERT INTO header_sets VALUES (%s, '', '', '', '', '', '', '{}')"
@@ -76,11 +75,14 @@ WAITING = (
 DEADLOCK = """
     CREATE SEQUENCE deadlocks;
     CREATE FUNCTION deadlock_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-        IF nextval('deadlocks') = 1 THEN RAISE EXCEPTION 'deadlock detected' USING ERRCODE = 'deadlock_detected'; END IF;
+        IF nextval('deadlocks') = 1 THEN
+            RAISE EXCEPTION 'deadlock detected' USING ERRCODE = 'deadlock_detected';
+        END IF;
         RETURN NEW;
     END $$;
-    CREATE TRIGGER deadlock_once BEFORE INSERT ON header_sets FOR EACH ROW EXECUTE FUNCTION deadlock_once()
-    """  # noqa: E501
+    CREATE TRIGGER deadlock_once BEFORE INSERT ON header_sets
+        FOR EACH ROW EXECUTE FUNCTION deadlock_once()
+    """
 
 
 @pytest.fixture
@@ -138,7 +140,7 @@ def test_a_move_under_way_keeps_its_source(database, ledger):
 
 
 @pytest.mark.thorough
-def test_of_two_plans_at_once_that_share_an_object_one_wins(ledger):
+def test_one_of_two_concurrent_plans_of_an_object_wins(ledger):
     ledger.sources.register(SOURCE, "archive of src", "s3://src")
     gate = threading.Barrier(2)
 
@@ -160,7 +162,7 @@ def test_of_two_plans_at_once_that_share_an_object_one_wins(ledger):
     assert ledger.chunks.account(SOURCE).claimed_objects == 2001
 
 
-def test_two_runs_at_once_cannot_both_take_the_last_staging_room(ledger):
+def test_concurrent_runs_cannot_both_take_the_last_room(ledger):
     names = register(ledger, *[[f"k{n}"] for n in range(4)])
 
     def reserve(name):
@@ -175,7 +177,7 @@ def test_two_runs_at_once_cannot_both_take_the_last_staging_room(ledger):
         assert sum(pool.map(reserve, names)) == 60
 
 
-def test_an_object_located_twice_is_refused_even_if_the_plan_missed_it(ledger):
+def test_an_object_located_twice_is_refused(ledger):
     kept = archive(ledger, ["a"])
     (chunk,) = register(ledger, ["b"])
     bring_to(ledger, chunk, ChunkState.PACKING)
@@ -196,7 +198,7 @@ def bring_on(ledger, lease, chunk):
     ledger.replicas.record_verified(lease, chunk, [Copy("provider", "proof")])
 
 
-def test_a_row_of_an_expired_chunk_gives_way(ledger):
+def test_a_row_of_an_expired_chunk_is_replaced(ledger):
     end(ledger, archive(ledger, ["a"]), ChunkState.EXPIRED)
     chunk = archive(ledger, ["a"])
     assert ledger.lookup.locate(SOURCE, "a").chunk == chunk
@@ -229,10 +231,10 @@ def test_locations_are_one_insert(ledger, database_url):
     assert len({transaction for _, transaction in rows}) == 1
 
 
-def test_two_seals_of_the_same_sets_at_once_both_end(ledger, database_url):
-    """They have three sets in opposite orders, and wait for the second.
+def test_concurrent_seals_of_the_same_header_sets_succeed(ledger, database_url):
+    """Both have three sets in opposite orders, and wait at the second.
 
-    Inserted so, each would then wait for the other.
+    Inserted in that order, each would wait for the other.
     """
     sets = sorted(
         (ObjectHeaders(user_metadata={"mtime": str(number)}) for number in range(3)),
@@ -242,14 +244,14 @@ def test_two_seals_of_the_same_sets_at_once_both_end(ledger, database_url):
     orders = dict(zip(names, (sets, sets[::-1]), strict=True))
 
     def pack(name):
-        given = [
+        rows_of_chunk = [
             batch
             for row, headers in zip(claimed(ledger, name), orders[name], strict=True)
             for batch in batches([row], headers)
         ]
         with ledger.leases.hold(f"chunk/{name}", holder(name)) as lease:
             ledger.moves.move(lease, name, ChunkState.PLANNED, ChunkState.PACKING)
-            ledger.moves.seal(lease, name, seal_facts(3), [], [], rows=lambda: given)
+            ledger.moves.seal(lease, name, seal_facts(3), [], [], rows=lambda: rows_of_chunk)
 
     with (
         psycopg.connect(database_url) as first,
@@ -260,12 +262,12 @@ def test_two_seals_of_the_same_sets_at_once_both_end(ledger, database_url):
         sealing = [pool.submit(pack, name) for name in names]
         wait_for(lambda: watch.execute(WAITING).fetchone() == (2,))
         first.rollback()
-        for one in sealing:
-            one.result(PATIENCE_SECONDS)
+        for future in sealing:
+            future.result(PATIENCE_SECONDS)
     assert ledger.chunks.account(SOURCE).chunks == {ChunkState.SEALED: 2}
 
 
-def test_a_deadlock_of_a_seal_is_transient_and_the_seal_may_be_repeated(ledger, database_url):
+def test_a_seal_can_be_repeated_after_a_deadlock(ledger, database_url):
     (chunk,) = register(ledger, ["a"])
     bring_to(ledger, chunk, ChunkState.PACKING)
     with psycopg.connect(database_url) as connection:
@@ -299,7 +301,7 @@ def test_a_removed_source_leaves_no_pending_rows(ledger, database_url):
 
 
 @pytest.mark.parametrize("reason", list(SkipReason))
-def test_a_skip_is_due_after_its_time_which_doubles_up_to_the_cap(ledger, database_url, reason):
+def test_the_wait_after_a_skip_doubles_up_to_the_cap(ledger, database_url, reason):
     ledger.sources.register(SOURCE, "id", "s3://src")
     first = RETRY_AFTER[reason]
     for times in range(8):
@@ -309,9 +311,9 @@ def test_a_skip_is_due_after_its_time_which_doubles_up_to_the_cap(ledger, databa
                 "SELECT CASE WHEN isfinite(retry_at) THEN retry_at - last_at END, times FROM "
                 "skipped_objects"
             )
-            found = connection.execute(query).fetchone()
+            row = connection.execute(query).fetchone()
         expected = None if first is None else min(first * 2**times, MAX_RETRY_AFTER)
-        assert found == (expected, times + 1)
+        assert row == (expected, times + 1)
 
 
 def test_a_skip_becomes_due(ledger, database_url, tmp_path):
@@ -339,7 +341,7 @@ def test_any_keys_survive_claim_location_and_export(ledger, tmp_path, keys):
     assert all(ledger.lookup.locate(source, key).row.key == key for key in keys)
 
 
-def test_a_key_with_a_nul_is_refused_and_nothing_is_written(ledger):
+def test_a_key_with_a_nul_writes_nothing(ledger):
     (chunk,) = register(ledger, ["a", "b"])
     bring_to(ledger, chunk, ChunkState.PACKING)
     with ledger.leases.hold(f"chunk/{chunk}", holder()) as lease, pytest.raises(LedgerError):
@@ -353,9 +355,7 @@ def test_an_export_that_cannot_be_written_is_a_staging_error(ledger, tmp_path):
         ledger.exports.standing(SOURCE, tmp_path / "nowhere" / "s.parquet")
 
 
-def test_a_statement_that_loses_its_connection_is_transient_and_wrote_nothing(
-    ledger, postgres_url, database_url
-):
+def test_a_lost_connection_is_transient_and_writes_nothing(ledger, postgres_url, database_url):
     (chunk,) = register(ledger, ["a", "b"])
     bring_to(ledger, chunk, ChunkState.PACKING)
     name = database_url.rpartition("/")[2].partition("?")[0]
@@ -377,9 +377,7 @@ def test_a_statement_that_loses_its_connection_is_transient_and_wrote_nothing(
     assert pending(ledger, chunk) == 2
 
 
-def test_a_look_up_that_loses_its_connection_is_transient_and_the_next_one_has_another(
-    ledger, database, postgres_url, caplog
-):
+def test_a_lookup_after_a_lost_connection_gets_another(ledger, database, postgres_url, caplog):
     chunk = archive(ledger, ["a"])
 
     def lose_the_connection():
@@ -399,10 +397,10 @@ def test_a_look_up_that_loses_its_connection_is_transient_and_the_next_one_has_a
 
 
 @pytest.mark.thorough
-def test_a_restart_of_the_server_between_two_look_ups_is_not_seen():
+def test_a_server_restart_between_lookups_is_invisible():
     home = Path(
         tempfile.mkdtemp(prefix="caf-pg-")
-    )  # short: that of pytest's own folders would be too long for a socket
+    )  # short: pytest's own folders would be too long for a socket
     try:
         ledger = open_ledger(Settings(home=home))
         chunk = archive(ledger, ["a"])
@@ -418,7 +416,7 @@ def test_a_restart_of_the_server_between_two_look_ups_is_not_seen():
 
 def test_a_look_up_is_one_round_trip(ledger, database_url, tmp_path, monkeypatch):
     archive(ledger, ["a", "b"])
-    monkeypatch.setattr("caf_pipeline.ledger.read_connections.UNASKED_SECONDS", math.inf)
+    monkeypatch.setattr("caf_pipeline.ledger.read_connections.UNTESTED_SECONDS", math.inf)
     lookup = Lookup(Database(database_url))
     sent = tmp_path / "sent"
     with sent.open("w") as file, lookup._connections.connection() as connection:
@@ -433,7 +431,7 @@ def test_a_look_up_is_one_round_trip(ledger, database_url, tmp_path, monkeypatch
     ] == ["Sync"] * 2
 
 
-def test_a_full_disk_of_the_database_is_permanent_and_says_so(ledger, database):
+def test_a_full_database_disk_is_a_permanent_error(ledger, database):
     with (
         pytest.raises(LedgerError, match="could not extend") as full,
         ledger._engine.begin() as connection,
@@ -450,21 +448,17 @@ def test_a_full_disk_of_the_database_is_permanent_and_says_so(ledger, database):
 
 
 @pytest.mark.thorough
-def test_a_look_up_reads_no_table_from_its_beginning_even_if_it_was_planned_when_all_were_empty(
-    ledger, database
-):
-    """So that a connection which is as old as the ledger still answers in a moment, however many
-    objects came since.
-    """
+def test_a_lookup_planned_on_empty_tables_uses_indexes(ledger, database):
+    """A connection as old as the ledger must still answer quickly when many objects were added."""
 
     def read_from_the_beginning():
         with connected(database) as connection:
             connection.execute("SELECT pg_stat_force_next_flush()")
         with connected(database) as connection:
-            found = connection.execute(
+            rows = connection.execute(
                 "SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname <> 'sources'"
             )
-            return {name: count for name, count in found}
+            return {name: count for name, count in rows}
 
     ledger.sources.register(SOURCE, "archive of src", "s3://src")
     assert ledger.lookup.locate_many(SOURCE, ["k00001"]) == {}
@@ -478,21 +472,19 @@ def test_a_look_up_reads_no_table_from_its_beginning_even_if_it_was_planned_when
 
 @pytest.fixture
 def pooler(database_url):
-    """A pooler of two connections to the server."""
+    """A pooler with two connections to the server."""
     with running_pooler(database_url) as pooler:
         yield pooler
 
 
 @pytest.fixture
 def pooled_ledger(pooler):
-    """A ledger whose statements share the pooler's connections with those of others."""
+    """A ledger whose statements share the pooler's connections with other clients."""
     with contextlib.closing(Ledger(Database(pooler.url), lease_seconds=1.0)) as ledger:
         yield ledger
 
 
-def test_behind_a_pooler_neither_its_restart_nor_the_servers_is_seen(
-    pooled_ledger, pooler, postgres_url, database
-):
+def test_restarts_behind_a_pooler_are_invisible(pooled_ledger, pooler, postgres_url, database):
     chunk = archive(pooled_ledger, ["a"])
     pooler.kill()
     pooler.start()

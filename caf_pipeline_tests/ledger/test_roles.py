@@ -1,4 +1,4 @@
-"""The roles of sql/roles.sql: who may read, work, and claim that all bytes of a chunk came back."""
+"""The roles of sql/roles.sql: which may read, work, and record a full read of a chunk."""
 
 import contextlib
 
@@ -76,7 +76,7 @@ def test_a_worker_cannot_change_a_full_read_but_ends_it(ledger_as, located):
     assert worker.chunks.get(located).read_back_at is None
 
 
-def test_a_worker_cannot_say_that_other_files_made_the_tables(ledger_as):
+def test_a_worker_cannot_change_the_recorded_schema_files(ledger_as):
     with (
         pytest.raises(InsufficientPrivilege),
         connected(ledger_as("caf_worker").database) as connection,

@@ -1,6 +1,4 @@
-"""The SQL files: run once, whole or not at all, by one of many processes, and never over other
-tables.
-"""
+"""The SQL files run once, completely or not at all, in one of many processes."""
 
 import contextlib
 import subprocess
@@ -114,12 +112,12 @@ def test_a_ledger_of_0_4_0_is_refused_and_unchanged(connection):
     assert tables(connection) == {"_yoyo_migration", "caf_files"}
 
 
-def test_tables_of_other_programs_are_in_nobodys_way(connection, tmp_path):
+def test_tables_of_other_programs_do_not_matter(connection, tmp_path):
     connection.execute("CREATE TABLE _yoyo_migration (); CREATE TABLE theirs ()")
     assert make_tables(connection, write(tmp_path, **{"1": "CREATE TABLE a ()"})) == ["1"]
 
 
-def test_the_hint_makes_a_new_ledger_where_an_edited_file_is_refused(tmp_path, monkeypatch):
+def test_the_hint_for_an_edited_file_makes_a_ledger(tmp_path, monkeypatch):
     home = tmp_path / "a home"
     files = schema_files.schema_files
     with (
@@ -146,29 +144,26 @@ def test_one_of_two_processes_makes_the_tables(connection, empty_database_url, t
     assert tables(connection) == {"a", "b"}
 
 
-def test_a_process_that_waits_long_for_another_ends(
-    connection, empty_database_url, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(schema_files, "_LOCK_TIMEOUT", "1s")
-    with psycopg.connect(empty_database_url) as other:  # in a transaction, as one that migrates is
+def test_a_process_that_waits_long_for_another_ends(connection, empty_database_url, tmp_path):
+    folder = write(tmp_path, **{"1": "CREATE TABLE a ()"})
+    with psycopg.connect(empty_database_url) as other:  # in a transaction
         other.execute("SELECT pg_advisory_xact_lock(%s)", (schema_files._LOCK,))
-        with pytest.raises(LedgerUnreachable, match="another process makes the tables"):
-            make_tables(connection, write(tmp_path, **{"1": "CREATE TABLE a ()"}))
+        with pytest.raises(LedgerUnreachable):
+            make_tables(connection, folder, lock_timeout="1s")
     assert tables(connection) == set()
 
 
-def test_a_process_that_makes_the_tables_says_so(empty_database_url, monkeypatch):
+def test_a_process_that_creates_the_tables_shows_a_wait(empty_database_url, monkeypatch):
     monkeypatch.setattr(database_module, "UNANSWERED_SECONDS", 0)
-    told = []
+    sentences = []
     settings = Settings(database_url=empty_database_url)
     for _ in range(2):
-        open_ledger(
-            settings, Waits(lambda waits: told.extend(wait.sentence for wait in waits))
-        ).close()
-    assert len([sentence for sentence in told if "whose tables are made" in sentence]) == 1
+        waits = Waits(lambda waits: sentences.extend(wait.sentence for wait in waits))
+        open_ledger(settings, waits).close()
+    assert len([sentence for sentence in sentences if "tables are created" in sentence]) == 1
 
 
-def test_a_process_killed_while_it_makes_tables_is_in_nobodys_way(
+def test_a_process_killed_while_creating_tables_blocks_no_other(
     connection, empty_database_url, tmp_path
 ):
     folder = write(tmp_path, **{"1": f"CREATE TABLE a (); {SLEEP.format(600)}"})

@@ -1,4 +1,4 @@
-"""`ledger/tables.py` against the tables that `sql/` makes, and the page that is written from it."""
+"""`ledger/tables.py` agrees with the tables of `sql/`, and docs/schema.md with both."""
 
 import runpy
 from pathlib import Path
@@ -41,9 +41,8 @@ REFLECT = """
 """
 """A line for each column, constraint and index.
 
-NOT NULL is of the columns: it is a constraint, too, since Postgres 18.
-
-The triggers are with the functions in `sql/`.
+NOT NULL belongs to the columns here, though Postgres 18 also has it as a constraint. Triggers are
+with the functions in `sql/`.
 """
 
 CHANGES = [
@@ -73,7 +72,7 @@ CHANGES = [
         "caf_files, constraint caf_files_plan_id_fkey",
     ),
 ]
-"""Changes of `caf_files`, and the difference that each makes."""
+"""Changes of `caf_files`, and the difference that each causes."""
 
 INDEX_CHANGES = {
     "no predicate": "CREATE INDEX caf_files_by_located ON caf_files (source_id, located_at)",
@@ -92,9 +91,7 @@ INDEX_CHANGES = {
 
 @pytest.fixture(scope="module")
 def both_schemas(databases):
-    """A transaction, in which the schema "scratch" has the declared tables beside those of
-    `sql/`.
-    """
+    """A transaction where the schema "scratch" has the declared tables beside those of `sql/`."""
     with databases.taken() as database:
         engine = create_engine(
             make_url(database.url).set(drivername="postgresql+psycopg"), poolclass=NullPool
@@ -124,7 +121,7 @@ def reflect(connection, schema):
 
 
 def differences(connection):
-    """Return what differs: both definitions, first that of `sql/`, by table and name."""
+    """Return the two definitions that differ, by table and name; that of `sql/` first."""
     made, declared = reflect(connection, "public"), reflect(connection, "scratch")
     names = sorted(made.keys() | declared.keys())
     return {
@@ -163,7 +160,7 @@ def test_missing_or_additional_table_is_noticed(connection, statement):
 
 def test_order_of_columns_is_compared(connection):
     connection.execute(text("ALTER TABLE orders DROP COLUMN value, ADD COLUMN value text NOT NULL"))
-    assert "orders, order of columns" in differences(connection)
+    assert any(name.startswith("orders, order") for name in differences(connection))
 
 
 @pytest.mark.parametrize("table", METADATA.tables.values(), ids=str)

@@ -1,6 +1,4 @@
-"""The transaction log on Postgres and its double in memory: the contract, and what only real
-processes can show.
-"""
+"""The transaction log on Postgres and in memory: the contract, and tests with real processes."""
 
 import signal
 import subprocess
@@ -47,11 +45,11 @@ def ledger(database):
 
 @pytest.fixture
 def chunks(ledger):
-    """Three chunks that are to be posted."""
-    found = register(ledger, ["a"], ["b"], ["c"])
-    for chunk in found:
+    """Three chunks that need a post."""
+    names = register(ledger, ["a"], ["b"], ["c"])
+    for chunk in names:
         bring_to(ledger, chunk, S.POSTING)
-    return found
+    return names
 
 
 @pytest.fixture
@@ -60,8 +58,6 @@ def log(ledger):
 
 
 class TestTransactionLog(TransactionLogContract):
-    """Passes the contract."""
-
     @pytest.fixture
     def take_over(self, database_url):
         def take(account):
@@ -74,7 +70,7 @@ class TestTransactionLog(TransactionLogContract):
 
 
 class TestMemoryLog(TransactionLogContract):
-    """Passes the same contract, so that what was tried with it is true of the ledger."""
+    """Passes the same contract, so that tests with it hold for the ledger."""
 
     @pytest.fixture
     def log(self):
@@ -100,19 +96,19 @@ def test_a_lease_that_was_given_back_commits_nothing(log):
 
 
 def test_the_lease_of_another_account_signs_and_settles_nothing(log):
-    one = commit(log, signed(1))
+    transaction = commit(log, signed(1))
     with log.lease(OTHER) as lease:
         with pytest.raises(LeaseLost):
             log.commit(lease, signed(2), [])
         with pytest.raises(LeaseLost):
-            log.settle(lease, one.hash, "expired")
-    assert log.pending(ACCOUNT) == [one]
+            log.settle(lease, transaction.hash, "expired")
+    assert log.pending(ACCOUNT) == [transaction]
 
 
 # --- the database itself ---
 
 
-def test_a_transaction_whose_hash_is_not_of_its_body_is_refused(log):
+def test_a_transaction_with_a_wrong_hash_is_refused(log):
     with log.lease(ACCOUNT) as lease, pytest.raises(LedgerError):
         log.commit(lease, signed(1).__class__("A" * 64, b"body", ACCOUNT, 1, 100), [])
     assert log.pending(ACCOUNT) == []
@@ -130,7 +126,7 @@ def test_the_database_itself_keeps_a_chunk_from_two_live_posts(log, chunks, data
         )
 
 
-def test_a_commit_is_durable_even_where_the_server_answers_early(log, database, database_url):
+def test_a_commit_is_durable_despite_asynchronous_commit(log, database, database_url):
     with psycopg.connect(database_url, autocommit=True) as admin:
         admin.execute(f"ALTER DATABASE {database.name} SET synchronous_commit = off")
         admin.execute(
@@ -146,8 +142,8 @@ def test_a_commit_is_durable_even_where_the_server_answers_early(log, database, 
     settle(log, commit(log, signed(1)), "included")
     with psycopg.connect(database_url) as connection:
         assert connection.execute("SHOW synchronous_commit").fetchone() == ("off",)
-        seen = connection.execute("SELECT setting FROM noted").fetchall()
-    assert seen == [("on",), ("on",)]
+        settings = connection.execute("SELECT setting FROM noted").fetchall()
+    assert settings == [("on",), ("on",)]
 
 
 # --- processes ---
@@ -179,9 +175,7 @@ except CafError as error:
 
 @contextmanager
 def child(database_url, chunk, body="", *, seconds=3600.0):
-    """A process that has asked for a post; each line that it is told lets it go on to owning,
-    committing and ending.
-    """
+    """A process that has requested a post. Each line of input lets it take the next step."""
     command = [sys.executable, "-c", CHILD, database_url, str(seconds), chunk, body]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -203,12 +197,12 @@ def tell(process):
 
 
 @pytest.mark.thorough
-def test_of_two_processes_that_commit_for_one_account_at_once_one_wins(database_url, log, chunks):
+def test_one_of_two_processes_committing_for_an_account_wins(database_url, log, chunks):
     with (
-        child(database_url, chunks[0], "one", seconds=1.5) as one,
-        child(database_url, chunks[0], "two", seconds=1.5) as two,
+        child(database_url, chunks[0], "one", seconds=1.5) as first,
+        child(database_url, chunks[0], "two", seconds=1.5) as second,
     ):
-        both = (one, two)
+        both = (first, second)
         for process in both:
             tell(process)
         with ThreadPoolExecutor(2) as pool:
@@ -221,9 +215,7 @@ def test_of_two_processes_that_commit_for_one_account_at_once_one_wins(database_
 
 
 @pytest.mark.thorough
-def test_a_run_killed_between_asking_and_committing_leaves_its_post_waiting(
-    database_url, log, chunks
-):
+def test_a_run_killed_before_its_commit_leaves_its_request(database_url, log, chunks):
     with child(database_url, chunks[0]) as process:
         tell(process)
         assert heard(process) == "owned"
@@ -234,7 +226,7 @@ def test_a_run_killed_between_asking_and_committing_leaves_its_post_waiting(
 
 
 @pytest.mark.thorough
-def test_a_run_killed_after_its_commit_leaves_what_it_signed_to_the_next(database_url, log, chunks):
+def test_a_run_killed_after_its_commit_leaves_its_transaction(database_url, log, chunks):
     with child(database_url, chunks[0]) as process:
         for answer in ("owned", "committed"):
             tell(process)
@@ -246,7 +238,7 @@ def test_a_run_killed_after_its_commit_leaves_what_it_signed_to_the_next(databas
     assert log.start_of(ACCOUNT, chunks[0]) == 7
 
 
-def test_a_run_that_was_paused_beyond_its_lease_commits_nothing(database_url, ledger, log, chunks):
+def test_a_run_paused_beyond_its_lease_commits_nothing(database_url, ledger, log, chunks):
     with child(database_url, chunks[0], seconds=1.5) as process:
         tell(process)
         assert heard(process) == "owned"
@@ -263,7 +255,7 @@ def test_a_run_that_was_paused_beyond_its_lease_commits_nothing(database_url, le
     assert log.pending(ACCOUNT) == []
 
 
-def test_of_commits_at_once_under_one_lease_with_a_chunk_in_common_one_wins(log, chunks):
+def test_one_of_two_concurrent_commits_of_a_chunk_wins(log, chunks):
     ask(log, *chunks)
 
     def attempt(number):
@@ -283,7 +275,7 @@ def test_of_commits_at_once_under_one_lease_with_a_chunk_in_common_one_wins(log,
 # --- the chunk's moves ---
 
 
-def test_a_chunk_that_is_not_to_be_posted_is_not_asked_for(ledger, log):
+def test_a_chunk_that_needs_no_post_cannot_request_one(ledger, log):
     (chunk,) = register(ledger, ["a"])
     with pytest.raises(IllegalMove):
         ask(log, chunk)
@@ -291,7 +283,7 @@ def test_a_chunk_that_is_not_to_be_posted_is_not_asked_for(ledger, log):
         ask(log, "src-none")
 
 
-def test_a_parked_chunks_post_waits_until_the_chunk_is_taken_up_again(ledger, log, chunks):
+def test_a_parked_chunks_request_waits_until_it_is_unparked(ledger, log, chunks):
     ask(log, chunks[0])
     end(ledger, chunks[0], S.PARKED)
     assert log.waiting(ACCOUNT) == []
@@ -301,7 +293,7 @@ def test_a_parked_chunks_post_waits_until_the_chunk_is_taken_up_again(ledger, lo
     assert names(log.waiting(ACCOUNT)) == [chunks[0]]
 
 
-def test_nobody_posts_a_damaged_chunk_that_was_given_up(ledger, log, damaged, database_url):
+def test_a_damaged_chunk_given_up_is_not_posted(ledger, log, damaged, database_url):
     ask(log, damaged)
     end(ledger, damaged, S.WITHDRAWN)
     with psycopg.connect(database_url) as connection:
@@ -355,9 +347,7 @@ def test_a_withdrawal_and_a_commit_at_once_never_both_happen(ledger, log, damage
 
 
 def test_a_repair_and_a_commit_at_once_never_both_happen(ledger, log, damaged, database_url):
-    """A commit that waits for the repair's lock must not take the copy for what it was before the
-    wait.
-    """
+    """A commit that waits for the repair's lock must not use the copy's state from before."""
     ask(log, damaged)
     with ThreadPoolExecutor(1) as pool, psycopg.connect(database_url) as repair:
         repair.execute("SELECT FROM caf_files FOR NO KEY UPDATE")
@@ -373,7 +363,7 @@ def test_a_repair_and_a_commit_at_once_never_both_happen(ledger, log, damaged, d
             committed.result()
 
 
-def test_a_chunk_gets_no_other_root_while_a_transaction_may_post_it(ledger, log, chunks):
+def test_a_chunk_in_a_transaction_keeps_its_root(ledger, log, chunks):
     ask(log, chunks[0])
     one = commit(log, signed(1), chunks[0])
     with ledger.leases.hold(f"chunk/{chunks[0]}", holder()) as lease:
@@ -384,7 +374,7 @@ def test_a_chunk_gets_no_other_root_while_a_transaction_may_post_it(ledger, log,
     assert log.waiting(ACCOUNT) == []
 
 
-def test_a_chunk_with_a_transaction_is_not_posted_in_another_store(database, log, chunks):
+def test_a_chunk_in_a_transaction_keeps_its_store(database, log, chunks):
     ask(log, chunks[0])
     commit(log, signed(1), chunks[0])
     ask(log, chunks[1])
@@ -412,7 +402,7 @@ def post(ledger, log, chunk, sequence, start):
 
 @pytest.fixture
 def damaged(ledger, log):
-    """A damaged chunk whose post at 42 is by a transaction."""
+    """A damaged chunk whose post at 42 is in a transaction."""
     (chunk,) = register(ledger, ["d"])
     bring_to(ledger, chunk, S.POSTING)
     ask(log, chunk)
@@ -430,7 +420,7 @@ def bring_on(ledger, lease, chunk):
     ledger.moves.load_locations(lease, chunk)
 
 
-def test_a_damaged_chunk_is_posted_again_only_when_that_is_asked_for(log, damaged):
+def test_a_damaged_chunk_is_reposted_only_on_request(log, damaged):
     assert log.waiting(ACCOUNT) == []
     with pytest.raises(LedgerError):
         commit(log, signed(2), damaged)
@@ -440,9 +430,7 @@ def test_a_damaged_chunk_is_posted_again_only_when_that_is_asked_for(log, damage
     assert log.start_of(ACCOUNT, damaged) == 99
 
 
-def test_a_second_post_that_the_ledger_does_not_know_yet_is_not_paid_for_again(
-    ledger, log, damaged
-):
+def test_an_unrecorded_second_post_is_not_paid_again(ledger, log, damaged):
     ask(log, damaged)
     settle(log, commit(log, signed(2), damaged), "included", 99)
     ask(log, damaged)  # by the next run, after a crash
@@ -458,20 +446,20 @@ def test_a_damaged_chunk_beyond_repair_may_be_withdrawn(ledger, damaged):
     assert ledger.chunks.get(damaged).state is S.WITHDRAWN
 
 
-def test_what_waited_for_a_repair_that_ended_otherwise_is_never_posted(ledger, log, damaged):
+def test_a_repair_that_ends_otherwise_posts_nothing(ledger, log, damaged):
     ask(log, damaged)
     end(ledger, damaged, S.LOCATED, S.DAMAGED)
     assert log.waiting(ACCOUNT) == []
 
 
-def test_a_chunk_whose_root_the_chain_had_already_is_not_posted(ledger, log, chunks):
+def test_a_chunk_already_on_the_chain_is_not_posted(ledger, log, chunks):
     ask(log, chunks[0])
     with ledger.leases.hold(f"chunk/{chunks[0]}", holder()) as lease:
         ledger.moves.record_posting(lease, chunks[0], PostRecord(ROOT, "jkl1owner", 5, 1000))
     assert log.waiting(ACCOUNT) == []
 
 
-def test_a_chunk_archived_without_transactions_has_no_start_in_the_log(ledger, log):
+def test_a_chunk_without_transactions_has_no_start(ledger, log):
     assert log.start_of(ACCOUNT, archive(ledger, ["x"])) is None
 
 

@@ -1,4 +1,4 @@
-"""The views of SQLAlchemy are those of the database."""
+"""SQLAlchemy's views agree with the database's."""
 
 import pytest
 from sqlalchemy import create_engine, inspect

@@ -1,4 +1,4 @@
-"""Waits in the ledger: seen by every process, and only those of live ones."""
+"""Waits in the ledger: visible to every process, for live processes only."""
 
 import subprocess
 import sys
@@ -14,15 +14,15 @@ WAIT = Wait("rain", "June ends it", datetime(2026, 5, 1, tzinfo=UTC), "src-1-1")
 
 def test_a_wait_is_read_as_it_was_written(ledger):
     ledger.waits.record(this_process("run-1"), "src", [WAIT])
-    (found,) = ledger.waits.list()
-    assert (found.source, found.run, found.wait) == ("src", "run-1", WAIT)
+    (row,) = ledger.waits.list()
+    assert (row.source, row.run, row.wait) == ("src", "run-1", WAIT)
 
 
-def test_what_is_written_later_replaces_the_run_s_own_waits_and_no_others(ledger):
+def test_later_waits_replace_only_the_runs_own(ledger):
     ledger.waits.record(this_process("run-1"), "src", [WAIT])
     ledger.waits.record(this_process("run-2"), "src", [WAIT])
     ledger.waits.record(this_process("run-1"), "src", [])
-    assert [one.run for one in ledger.waits.list()] == ["run-2"]
+    assert [row.run for row in ledger.waits.list()] == ["run-2"]
 
 
 def test_a_wait_of_a_dead_process_is_not_shown(ledger):
@@ -39,7 +39,7 @@ def test_a_wait_that_was_not_renewed_is_not_shown(ledger, database):
     assert ledger.waits.list() == []
 
 
-def test_rows_that_killed_processes_left_are_removed(ledger, database):
+def test_rows_of_killed_processes_are_removed(ledger, database):
     ledger.waits.record(this_process("run-1"), "src", [WAIT])
     with connected(database) as connection:
         connection.execute("UPDATE waits SET expires_at = now() - interval '2 days'")

@@ -1,6 +1,4 @@
-"""Chunks for tests: records without a ledger, and rows of a ledger put straight into a state, past
-the moves.
-"""
+"""Chunks for tests: records without a ledger, and rows put into a state without moves."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -10,8 +8,8 @@ from caf_pipeline.ledger.records import Chunk
 
 _CHUNK = """
     UPDATE caf_files SET state = %(state)s, sealed_at = coalesce(sealed_at, now()),
-        located_at = CASE WHEN %(state)s = 'located' THEN coalesce(located_at, now()) ELSE
-            located_at END
+        located_at = CASE WHEN %(state)s = 'located' THEN coalesce(located_at, now())
+            ELSE located_at END
     WHERE {where}
     """
 _END_ROWS = (
@@ -20,23 +18,21 @@ _END_ROWS = (
 _COPY = """
     INSERT INTO chunk_copies (caf_file_id, store, merkle_root, proof_type)
     SELECT caf_file_id, 'jackal', sha256(CAST(name AS bytea)), 0 FROM caf_files
-    WHERE ({where}) AND NOT EXISTS (SELECT FROM chunk_copies WHERE chunk_copies.caf_file_id =
-        caf_files.caf_file_id)
+    WHERE ({where}) AND NOT EXISTS (
+        SELECT FROM chunk_copies WHERE chunk_copies.caf_file_id = caf_files.caf_file_id)
     """
 _COPY_STATE = """
     UPDATE chunk_copies SET state = %(copy)s, damage = '',
         owner = CASE WHEN %(posted)s THEN coalesce(owner, 'jkl1owner') END,
         start = CASE WHEN %(posted)s THEN coalesce(start, 1) END,
-        posted_at = CASE WHEN %(posted)s THEN coalesce(posted_at, now()) END, verified_at =
-            coalesce(verified_at, now())
+        posted_at = CASE WHEN %(posted)s THEN coalesce(posted_at, now()) END,
+        verified_at = coalesce(verified_at, now())
     WHERE caf_file_id IN (SELECT caf_file_id FROM caf_files WHERE {where})
     """
 
 
 def set_state(connection: Any, state: str, where: str = "true") -> None:
-    """Put the chunks of `caf_files` for which `where` holds into a state; a parked one keeps the
-    copy that it has.
-    """
+    """Put the chunks for which `where` holds into a state. A parked chunk keeps its copy."""
     state = ChunkState(state)
     copy = COPY_STATES.get(state)
     connection.execute(_CHUNK.format(where=where), {"state": stored_state(state)})
@@ -52,9 +48,7 @@ def set_state(connection: Any, state: str, where: str = "true") -> None:
 
 
 def a_chunk(name: str = "demo-00000000-00001", **changes: Any) -> Chunk:
-    """Return a located chunk of 1,000 stored bytes, posted in block 7; `changes` replaces
-    fields.
-    """
+    """Return a located chunk of 1,000 stored bytes, posted in block 7, with these `changes`."""
     fields: dict[str, Any] = {
         "caf_file_id": 1,
         "name": name,

@@ -1,7 +1,6 @@
-"""Ledgers in databases of their own, as many as a test wants: one that is lost, and the one that is
-rebuilt.
+"""Ledgers in databases of their own: any number for a test, e.g. a lost and a rebuilt ledger.
 
-Also every row that a ledger has, without what is only its own: ids, times, where plans stand.
+`rows_of` compares their rows without ids, times and folders of plans.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,9 +55,7 @@ NewLedger = Callable[[], Ledger]
 
 
 def make_ledger(stack: ExitStack, databases: Databases) -> Ledger:
-    """Return an empty ledger in a database of its own until the stack ends; `ledger.url` is its
-    address.
-    """
+    """Return an empty ledger, at `ledger.url`, in its own database until the stack ends."""
     database = stack.enter_context(databases.taken())
     ledger = Ledger(database)
     ledger.url = database.url
@@ -67,13 +64,13 @@ def make_ledger(stack: ExitStack, databases: Databases) -> Ledger:
 
 @pytest.fixture
 def new_ledger(databases: Databases) -> Iterator[NewLedger]:
-    """Makes an empty ledger, as often as it is called."""
+    """Returns a new empty ledger at each call."""
     with ExitStack() as stack:
         yield lambda: make_ledger(stack, databases)
 
 
 def rows_of(ledger: Ledger) -> dict[str, list[dict[str, Any]]]:
-    """Return what the ledger has, by table, in an order of its own."""
+    """Return the ledger's rows by table, in a fixed order."""
     with connected(ledger.database) as connection:
         found = {
             name: connection.execute(statement).fetchall() for name, statement in TABLES.items()

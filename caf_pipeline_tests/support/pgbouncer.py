@@ -1,7 +1,7 @@
-"""A pgbouncer in transaction mode in front of a test's database: clients share two connections to
-the server.
+"""A pgbouncer in transaction mode in front of a test's database.
 
-It is skipped where the program is missing; `.ci/run` installs it.
+Clients share two connections to the server. Tests are skipped if the program is missing; `.ci/run`
+installs it.
 """
 
 import contextlib
@@ -25,10 +25,9 @@ _LOOKS = 400
 
 
 class Pooler:
-    """The program over one database.
+    """A pgbouncer for one database.
 
-    Attributes:
-        url: where the database is behind it, the same over a kill.
+    `url` is the database's address through it, which a kill does not change.
     """
 
     def __init__(self, folder: Path, database_url: str) -> None:
@@ -47,21 +46,21 @@ class Pooler:
             "=\nauth_type = any\n"
             f"auth_file = {folder}/users.txt\npool_mode = transaction\ndefault_pool_size = 2\n"
         )
-        # Like Postgres it does not run as root, and the embedded server's socket is only for that
-        # server's user.
+        # Like Postgres it does not run as root. Only the server's user can use the embedded
+        # server's socket.
         self._account = Path(server["host"]).stat()
         if os.geteuid() == 0:
             for path in (folder, *folder.iterdir()):
                 os.chown(path, self._account.st_uid, self._account.st_gid)
 
     def start(self) -> None:
-        """Start it; returns when it answers."""
+        """Start the program. Returns when it answers."""
         owner = {"user": self._account.st_uid, "group": self._account.st_gid, "extra_groups": []}
         account = owner if os.geteuid() == 0 else {}
         log = self._folder / "log"
-        with log.open("a") as said:
+        with log.open("a") as output:
             command = [self._program, "-q", str(self._folder / "pgbouncer.ini")]
-            self._process = subprocess.Popen(command, stdout=said, stderr=said, **account)  # type: ignore[call-overload]
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, **account)  # type: ignore[call-overload]
         for _ in range(_LOOKS):
             assert self._process.poll() is None, log.read_text()
             with (
@@ -74,7 +73,7 @@ class Pooler:
         raise AssertionError(log.read_text())
 
     def kill(self) -> None:
-        """End it by SIGKILL; does nothing where it does not run."""
+        """End the program by SIGKILL. Does nothing if it does not run."""
         if self._process:
             self._process.kill()
             self._process.wait()
@@ -83,7 +82,7 @@ class Pooler:
 
 @contextlib.contextmanager
 def running_pooler(database_url: str) -> Iterator[Pooler]:
-    """Run a pooler while the context lasts."""
+    """Run a pooler for the duration of the context."""
     with tempfile.TemporaryDirectory(prefix="caf-pgbouncer-") as name:
         pooler = Pooler(Path(name), database_url)
         try:

@@ -1,6 +1,4 @@
-"""Fixtures of a real Postgres: one embedded server for the session, an empty database with the
-tables for each test.
-"""
+"""Fixtures of a real Postgres: a server for the session, and an empty database for each test."""
 
 import contextlib
 import itertools
@@ -28,17 +26,17 @@ class Rows(psycopg.Cursor[Any]):
     """A cursor that returns named tuples, and columns of them."""
 
     def one(self) -> Any:
-        """Return the next row, which there is."""
+        """Return the next row, which must exist."""
         row = self.fetchone()
         assert row is not None
         return row
 
     def scalar_one(self) -> Any:
-        """Return the first column of the next row, which there is."""
+        """Return the first column of the next row, which must exist."""
         return self.one()[0]
 
     def scalar_one_or_none(self) -> Any:
-        """Return the first column of the next row, None if there is none."""
+        """Return the first column of the next row; None without a row."""
         row = self.fetchone()
         return None if row is None else row[0]
 
@@ -48,7 +46,7 @@ class Rows(psycopg.Cursor[Any]):
 
 
 class OpenDatabase(Database):
-    """A database that closes at the end of a test what the test's ledgers opened."""
+    """A database that closes all its connections at the end of a test."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -66,18 +64,16 @@ class OpenDatabase(Database):
 
 
 def connected(database: Database) -> psycopg.Connection[Any]:
-    """Return a connection, whose context is a transaction, and which is closed at the end of it."""
+    """Return a connection whose context is a transaction, and which then closes."""
     return psycopg.connect(database.url, row_factory=namedtuple_row, cursor_factory=Rows)
 
 
 _numbers = itertools.count(1)
 
 _KEPT_BYTES = 8 << 20
-"""By how much a database may have grown that is kept: nothing removes what deleted rows took of its
-files.
-"""
+"""Growth up to which a database is reused: files keep the space of deleted rows."""
 
-# Rows go without a look at what refers to them. Ids begin at 1 again.
+# Deletes rows without checks of references. Ids begin at 1 again.
 _EMPTY = """
     SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database()
         AND pid <> pg_backend_pid();
@@ -91,7 +87,7 @@ _EMPTY = """
     SELECT setval(seqrelid::regclass, 1, false) FROM pg_sequence
     """
 
-# What a test may have changed of a database beside its rows. What is made again has another oid.
+# Parts of a database, besides rows, that a test may have changed. A new object has another oid.
 _SCHEMA = """SELECT concat_ws(E'\n',
     (SELECT string_agg(concat_ws(' ', oid, relname, relowner, relacl, relnatts, relchecks), E'\n'
         ORDER BY oid)
@@ -119,17 +115,25 @@ def _administer(url: str, *statements: str) -> None:
             connection.execute(statement)
 
 
+def end_connections(database: Database, admin_url: str) -> None:
+    """End the server's side of all connections to the database, as its restart does."""
+    of_database = "FROM pg_stat_activity WHERE datname = %s"
+    with psycopg.connect(admin_url, autocommit=True) as admin:
+        admin.execute(f"SELECT pg_terminate_backend(pid) {of_database}", [database.name])
+        while admin.execute(f"SELECT count(*) {of_database}", [database.name]).fetchone() != (0,):
+            pass
+
+
 def database_at(server_url: str, name: str) -> str:
     """Return the address of another database of a server."""
     return urlsplit(server_url)._replace(path=f"/{name}").geturl()
 
 
 class Databases:
-    """Databases with the tables, of one server, as many as are asked for: one that was given back
-    serves again.
+    """Databases with the tables on one server. A database that was given back is reused.
 
-    A copy of the template and its end take 60 to 200 ms of CPU time, the more the more files the
-    disk has lately removed; to empty a database takes 10.
+    Copying the template and dropping the copy take 60 to 200 ms of CPU time. Emptying a database
+    takes 10 ms.
     """
 
     def __init__(self, server_url: str) -> None:
@@ -139,14 +143,14 @@ class Databases:
         template = Database(database_at(server_url, _TEMPLATE))
         with template.connect() as connection:
             make_tables(connection)
-        self._schema, self._bytes = self._looked_at(template)
+        self._schema, self._bytes = self._schema_and_size(template)
 
     def take(self) -> OpenDatabase:
-        """Return a database without a row."""
+        """Return a database without rows."""
         if self._free:
             return self._free.pop()
         name = f"test_{next(_numbers)}"
-        # FILE_COPY makes a checkpoint, but where no disk is waited for it takes half of the time of
+        # FILE_COPY makes a checkpoint, but without waiting for a disk takes half the time of
         # WAL_LOG.
         _administer(
             self._server_url, f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} STRATEGY file_copy"
@@ -154,26 +158,24 @@ class Databases:
         return OpenDatabase(database_at(self._server_url, name))
 
     def give_back(self, database: OpenDatabase) -> None:
-        """Empty a database for the next one that asks, or drop it where it has grown, or is not
-        what the template is.
-        """
+        """Empty a database for reuse, or drop it if it has grown or differs from the template."""
         database.close()
         database = OpenDatabase(
             database_at(self._server_url, database.name)
         )  # a test may have changed it
         try:
             _administer(database.url, _EMPTY)
-            schema, size_bytes = self._looked_at(database)
+            schema, size_bytes = self._schema_and_size(database)
             if schema == self._schema and size_bytes < self._bytes + _KEPT_BYTES:
                 self._free.append(database)
                 return
-        except psycopg.Error:  # the test let nobody in, or renamed a table
+        except psycopg.Error:  # the test refused connections, or renamed a table
             pass
         _administer(self._server_url, f"DROP DATABASE {database.name} WITH (FORCE)")
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[Database]:
-        """Give a database without a row for as long as the context lasts."""
+        """Yield a database without rows for the duration of the context."""
         database = self.take()
         try:
             yield database
@@ -181,8 +183,8 @@ class Databases:
             self.give_back(database)
 
     @staticmethod
-    def _looked_at(database: Database) -> tuple[str, int]:
-        """Return all of a database's schema, to be compared, and its size."""
+    def _schema_and_size(database: Database) -> tuple[str, int]:
+        """Return a database's schema, for a comparison, and its size."""
         with connected(database) as connection:
             return tuple(
                 connection.execute(f"{_SCHEMA}, pg_database_size(current_database())").one()
@@ -195,8 +197,8 @@ def postgres_url() -> Iterator[str]:
     home = Path(tempfile.mkdtemp(prefix="caf-tests-"))
     try:
         url = embedded_url(Settings(home=home))
-        # What a test wrote need not outlive a power cut. Rows stand in the order in which they were
-        # written, also in a database that serves again: nothing makes room between them.
+        # A test's data need not survive a power cut. Without vacuum, rows keep the order of
+        # insertion, even in a reused database.
         settings = ("fsync", "full_page_writes", "autovacuum")
         _administer(
             url, *(f"ALTER SYSTEM SET {name} = off" for name in settings), "SELECT pg_reload_conf()"
@@ -209,13 +211,12 @@ def postgres_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def databases(postgres_url: str) -> Databases:
-    """The databases of the session's server."""
     return Databases(postgres_url)
 
 
 @pytest.fixture
 def empty_database_url(postgres_url: str) -> Iterator[str]:
-    """The address of a new database without a schema."""
+    """The address of a new database without tables."""
     name = f"empty_{next(_numbers)}"
     _administer(postgres_url, f"CREATE DATABASE {name}")
     yield database_at(postgres_url, name)
@@ -224,14 +225,14 @@ def empty_database_url(postgres_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def database(databases: Databases) -> Iterator[Database]:
-    """A database with the tables and without a row."""
+    """A database with the tables and without rows."""
     with databases.taken() as database:
         yield database
 
 
 @pytest.fixture
 def database_url(database: Database) -> str:
-    """The address of a database with the tables and without a row, `postgresql://…`."""
+    """The address of a database with the tables and without rows, `postgresql://…`."""
     return database.url
 
 

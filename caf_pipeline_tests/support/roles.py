@@ -12,9 +12,7 @@ ROLES = ("caf_reader", "caf_worker", "caf_verifier")
 
 @contextmanager
 def granted_roles(database_url: str) -> Iterator[Callable[[str], str]]:
-    """Grant the roles while the context lasts; yield what returns the address of the database with
-    the rights of a role.
-    """
+    """Grant the roles in a context. Yields a function that returns a role's address."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute((sql_folder() / "roles.sql").read_bytes())
     yield lambda role: f"{database_url}&options=-c%20role%3D{role}"

@@ -1,4 +1,4 @@
-"""The processes of a session, for tests that hold that nothing is left of what was started."""
+"""The processes of a session, for tests that no process is left behind."""
 
 import os
 from contextlib import suppress
@@ -7,9 +7,7 @@ import psutil
 
 
 def in_session(leader: int) -> list[psutil.Process]:
-    """Return the processes of the session that `leader` began, those that only wait to be reaped
-    left out.
-    """
+    """Return the running processes of the session that `leader` began, without zombies."""
     found = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError, psutil.NoSuchProcess):

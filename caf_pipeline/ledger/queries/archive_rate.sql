@@ -1,6 +1,6 @@
--- Returns how fast chunks of a source were archived: the median rate of those located last. A step lasts from one chunk located
--- to the next, so that chunks that are archived side by side count together. It begins when the chunk was planned if that is
--- later, since nothing was to be done before. A rebuild packs nothing, so that its chunks do not count.
+-- Returns the median rate of the chunks of a source that were located last. An interval lasts from
+-- one located chunk to the next, so that chunks archived in parallel count together. It begins when
+-- the chunk was planned, if that is later. Chunks of a rebuild do not count.
 WITH recent AS (SELECT created_at, located_at, member_bytes FROM caf_files
     WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) AND located_at IS NOT NULL AND attempts > 0
     ORDER BY located_at DESC LIMIT %(chunks)s),

@@ -1,5 +1,5 @@
--- Lets a chunk's message wait for the account's next transaction, in place of an earlier message. Changes nothing if the account has a
--- live post of the chunk.
+-- Records a chunk's message for the account's next transaction, replacing an earlier message.
+-- Changes nothing if the account has a live post of the chunk.
 INSERT INTO posts AS old (caf_file_id, account, message, charged_bytes)
 SELECT %(id)s, %(account)s, %(message)s, %(charged_bytes)s WHERE NOT EXISTS (
     SELECT FROM transaction_posts WHERE caf_file_id = %(id)s AND account = %(account)s AND live)

@@ -1,5 +1,5 @@
--- Returns sums over the chunks of sources, by state. Neither attempts to pack nor planned chunks count as a move: while S3 is
--- away, all chunks are tried again and again, and nothing moves.
+-- Returns sums over the chunks of sources, by state. Plans and attempts to pack do not count as
+-- moves: while S3 is away, all chunks are retried, and nothing moves.
 SELECT sources.name AS source, state, count(*) AS chunks,
     sum(CASE WHEN caf_file_id IN (SELECT caf_file_id FROM counted_elsewhere(%(sources)s)) THEN 0
         WHEN state IN ('located', 'damaged') THEN member_count ELSE object_count END) AS objects,

@@ -1,5 +1,5 @@
--- Claims the objects that a chunk skipped: packed again, one may turn out to be readable. An object that another chunk took meanwhile
--- makes the next seal fail.
+-- Claims the objects that a chunk skipped, which may be readable when packed again. If another
+-- chunk took one meanwhile, the next seal fails.
 INSERT INTO claims (source_id, file_path, version_id, etag, size_bytes, rewritten_at, caf_file_id, last_modified)
 SELECT source_id, file_path, version_id, etag, size_bytes, rewritten_at, caf_file_id, last_modified FROM skipped_objects AS skipped
 WHERE caf_file_id = %(id)s AND NOT EXISTS (

@@ -1,5 +1,6 @@
--- Returns an object that a plan claims and that is located in a chunk in good standing, and the name of that chunk. LATERAL with
--- LIMIT: one look-up a claim. Without statistics on the claims just loaded, the planner would read all locations.
+-- Returns an object that a plan claims and that is located in a chunk in good standing, and that
+-- chunk's name. LATERAL with LIMIT: one lookup a claim. Without statistics on the claims just
+-- loaded, the planner would read all locations.
 SELECT claims.file_path, located.name
 FROM caf_files AS planned
 JOIN claims ON claims.caf_file_id = planned.caf_file_id

@@ -1,5 +1,5 @@
--- Returns an object of a restored chunk that a chunk under way claims, and the name of that chunk. LATERAL with LIMIT: one
--- look-up an object, whatever the planner knows of the rows just loaded.
+-- Returns an object of a restored chunk that a chunk under way claims, and that chunk's name.
+-- LATERAL with LIMIT: one lookup an object, even without statistics on the rows just loaded.
 SELECT restored.file_path, claimed.name
 FROM pending_locations AS restored CROSS JOIN LATERAL (
     SELECT caf_files.name FROM claims JOIN caf_files ON caf_files.caf_file_id = claims.caf_file_id

@@ -1,5 +1,6 @@
--- Counts the objects of a range of keys that are to be archived, and those that were skipped. The key of an unsupported object is
--- recorded percent-encoded, and is in a range of its own. An object that waits has a claim, too, while a chunk packs it.
+-- Counts the objects of a range of keys that are still to be archived, and those skipped.
+-- Unsupported keys are recorded percent-encoded, in their own range. A waiting object also has a
+-- claim while a chunk packs it.
 WITH own AS (SELECT source_id FROM sources WHERE name = %(source)s)
 SELECT count(*) FILTER (WHERE pending) AS pending, count(*) FILTER (WHERE NOT pending) AS skipped FROM (
     SELECT file_path, version_id, etag, size_bytes, rewritten_at, true AS pending FROM claims

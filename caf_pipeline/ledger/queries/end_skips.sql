@@ -1,4 +1,4 @@
--- Lets skips be due since a time, except those of objects that were modified after another time.
+-- Makes skips due since a time, except skips of objects modified after another time.
 UPDATE skipped_objects SET retry_at = %(listed_at)s
 FROM unnest(%(keys)s::text[], %(versions)s::text[]) AS gone (key, version)
 WHERE source_id = %(source_id)s AND file_path = gone.key

@@ -1,5 +1,6 @@
--- Returns whether each sequence since the last look at an archive has a transaction of this ledger, and that look found no unknown post.
--- A sequence below that of the last look is never explained.
+-- Returns whether each sequence since the last search of an archive has a transaction of this
+-- ledger, and that search found no unknown post. Returns false if the sequence is lower than at the
+-- last search.
 SELECT looked.unknown = 0 AND (SELECT count(DISTINCT sequence) FROM transactions WHERE account = %(account)s
         AND sequence >= looked.sequence AND sequence < %(sequence)s
         AND (outcome IS NULL OR outcome IN ('included', 'failed'))) = %(sequence)s - looked.sequence

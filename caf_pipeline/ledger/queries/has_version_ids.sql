@@ -1,5 +1,5 @@
--- Returns whether objects of a source have version ids. It reads some objects of many: those that were planned or archived last
--- have version ids if the bucket keeps versions. LATERAL with LIMIT: some rows of each chunk.
+-- Returns whether objects of a source have version ids, from a sample of the objects planned or
+-- archived last. LATERAL with LIMIT: some rows of each chunk.
 SELECT EXISTS (SELECT FROM (
     SELECT version_id FROM (SELECT version_id FROM claims
         WHERE source_id = (SELECT source_id FROM sources WHERE name = %(source)s) LIMIT 1000) AS claimed

@@ -1,4 +1,4 @@
--- Returns when the latest inventory before the given one was taken whose range of keys holds the key.
+-- Returns the time of the latest inventory before the given one that covers the key.
 SELECT max(earlier.taken_at)
 FROM inventories AS own JOIN inventories AS earlier ON earlier.source_id = own.source_id
     AND (earlier.taken_at, earlier.name) < (own.taken_at, own.name)

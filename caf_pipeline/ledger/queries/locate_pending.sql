@@ -1,5 +1,5 @@
--- Copies a chunk's rows of pending_locations to file_locations. A row of a chunk that is no longer in good standing gives way.
--- The rows come in the order of the key, so that a new chunk fills the index from one page to the next.
+-- Copies a chunk's rows from pending_locations to file_locations, replacing rows of chunks that are
+-- no longer in good standing. The order of the key fills the index page by page.
 INSERT INTO file_locations AS old SELECT * FROM pending_locations WHERE caf_file_id = %(caf_file_id)s
 ORDER BY source_id, file_path, version_id, etag, size_bytes, rewritten_at, part
 ON CONFLICT (source_id, file_path, version_id, etag, size_bytes, rewritten_at, part) DO UPDATE SET

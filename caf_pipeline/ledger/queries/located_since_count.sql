@@ -1,5 +1,6 @@
--- Returns whether chunks of the latest counted inventory, or of an earlier one, were located after the count. `counted_content`
--- counts the chunks of the counted inventory's own plans, unless the inventory lists older versions, too.
+-- Returns whether chunks of the latest counted inventory, or of an earlier one, were located after
+-- the count. `counted_content` counts chunks of the counted inventory's own plans, unless the
+-- inventory lists older versions, too.
 WITH counted AS (SELECT name, taken_at, counted_at, all_versions FROM inventories
     WHERE source_id = %(source_id)s AND counted_at IS NOT NULL AND after_key = '' AND until_key IS NULL
     ORDER BY taken_at DESC, name DESC LIMIT 1)

@@ -1,13 +1,13 @@
--- Returns what is known of keys as of a time: rows of look_up, where an exception is the last one that was stated up to then. The first
--- exception that was stated after it comes as 'next'. LATERAL with LIMIT keeps the planner to one look-up a key.
-SELECT * FROM look_up(%(source)s, %(keys)s, %(good)s) WHERE told <> 'exception'
+-- Returns the rows of look_up as of a time. An exception is the last one stated up to then; the
+-- first one stated later comes as 'next'. LATERAL with LIMIT keeps the planner to one lookup a key.
+SELECT * FROM look_up(%(source)s, %(keys)s, %(good)s) WHERE kind <> 'exception'
 UNION ALL
-SELECT stated.told, asked.key, stated.object_version, stated.stated_at, NULL, NULL, stated.inventory, NULL, NULL, NULL, NULL, NULL,
+SELECT stated.kind, asked.key, stated.object_version, stated.stated_at, NULL, NULL, stated.inventory, NULL, NULL, NULL, NULL, NULL,
     NULL, NULL, NULL, NULL, NULL, NULL
 FROM unnest(%(keys)s::text[]) AS asked (key)
 CROSS JOIN (SELECT source_id FROM sources WHERE name = %(source)s) AS own
 CROSS JOIN LATERAL (
-    (SELECT 'exception' AS told, object_version, stated_at, inventory FROM current_exceptions
+    (SELECT 'exception' AS kind, object_version, stated_at, inventory FROM current_exceptions
         WHERE source_id = own.source_id AND file_path = asked.key AND stated_at <= %(as_of)s ORDER BY stated_at DESC LIMIT 1)
     UNION ALL
     (SELECT 'next', object_version, stated_at, inventory FROM current_exceptions

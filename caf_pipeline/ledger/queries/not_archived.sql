@@ -1,4 +1,5 @@
--- Returns the identities of a key that have no location in good standing, the latest first. A part that waits for others is claimed.
+-- Returns the identities of a key without a location in good standing, latest first. A part that
+-- waits for others is claimed.
 WITH own AS (SELECT source_id FROM sources WHERE name = %(source)s)
 SELECT object_version, chunk, state, detail, retry_at, is_over FROM (
     SELECT object_version(version_id, etag, size_bytes, rewritten_at) AS object_version, name AS chunk, state,

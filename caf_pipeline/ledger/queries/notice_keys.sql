@@ -1,5 +1,6 @@
--- Records keys that events named. A key's events are ordered by their sequencers if these have one length: S3's documentation has said
--- of others that the shorter is padded at the left, and at the right. If the order is not known, the key is listed once more.
+-- Records keys that events named. Sequencers of one length order a key's events; S3's documentation
+-- pads shorter ones at the left, and also at the right. If the order is not known, the key is
+-- listed once more.
 INSERT INTO noticed_keys AS old (source_id, file_path, sequencer)
 SELECT %(source_id)s, * FROM unnest(%(keys)s::bytea[], %(sequencers)s::text[])
 ON CONFLICT (source_id, file_path) DO UPDATE SET (sequencer, listing) = (SELECT

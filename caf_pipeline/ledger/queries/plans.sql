@@ -1,4 +1,4 @@
--- Returns plans with the number of their chunks in each state, the latest first. Adopted files are in no plan of ours.
+-- Returns plans with the number of their chunks in each state, latest first, without adopted files.
 SELECT sources.name AS source, plans.sha256, plans.name, snapshot, folder, object_count, object_bytes, plans.created_at,
     (SELECT jsonb_object_agg(state, chunks) FROM (SELECT state, count(*) AS chunks FROM chunks
         WHERE chunks.plan_id = plans.plan_id GROUP BY state) AS states) AS chunks

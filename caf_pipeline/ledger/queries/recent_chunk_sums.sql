@@ -1,5 +1,5 @@
--- Returns sums over the chunks of sources that were located in the last `window` seconds. The first of them only begins the
--- window, since its packing began before. A rebuild packs nothing, so that its chunks do not count.
+-- Returns sums over the chunks of sources located in the last `window` seconds. The first chunk
+-- only begins the window, since its packing began before. Chunks of a rebuild do not count.
 WITH recent AS (SELECT sources.name AS source, located_at, member_bytes,
         CASE WHEN caf_file_id IN (SELECT caf_file_id FROM counted_elsewhere(%(sources)s)) THEN 0 ELSE member_count END
             AS member_count,

@@ -1,6 +1,7 @@
--- Records what a check found of a provider's copy. A window counts once, and a window that is not later than the last one says nothing
--- new. A window that does not follow the last one begins the count again, except for windows that count apart. The count begins after
--- the last trouble: what a copy proved before it was wrong, or was listed no more, says nothing of what it is now.
+-- Records a check of a provider's copy. A window counts once, and not if it is earlier than the
+-- last one. A gap between windows restarts the count, unless windows count apart. The count begins
+-- after the last trouble: proofs from before a fault or an unlisting say nothing about the copy
+-- now.
 INSERT INTO replicas AS old (caf_file_id, store, provider, proof, last_proven, last_window, windows, fault)
 SELECT caf_file_id, store, %(provider)s, %(proof)s, %(last_proven)s::bigint,
     CASE WHEN %(fault)s = '' THEN %(window)s::bigint END,

@@ -1,4 +1,5 @@
--- Writes that the objects of the table skipping wait for the next plan. How often an object was skipped stays.
+-- Writes that the objects of the table skipping wait for the next plan. Their number of skips
+-- stays.
 INSERT INTO skipped_objects AS old (source_id, file_path, version_id, etag, size_bytes, rewritten_at, reason, detail,
     last_modified, times, retry_at)
 SELECT %(source_id)s, file_path, version_id, etag, size_bytes, rewritten_at, reason, detail, last_modified, 0, %(until)s

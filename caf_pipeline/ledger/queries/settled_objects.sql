@@ -1,5 +1,6 @@
--- Returns the listed objects of which a plan has nothing to do: claimed, skipped and not due, or located as they are listed.
--- LATERAL with LIMIT keeps the planner to one look-up a key: without it, it may read all of a table of 10^8 rows.
+-- Returns the listed objects that need no plan: claimed, skipped and not due, or located as listed.
+-- LATERAL with LIMIT keeps the planner to one lookup a key: without it, it may read all of a table
+-- of 10^8 rows.
 WITH asked (key, version, with_time, modified, has_version_id, is_latest) AS (SELECT * FROM unnest(CAST(%(keys)s AS text[]),
     CAST(%(versions)s AS text[]), CAST(%(with_times)s AS text[]), CAST(%(times)s AS timestamptz[]),
     CAST(%(have_ids)s AS boolean[]), CAST(%(are_latest)s AS boolean[]))),

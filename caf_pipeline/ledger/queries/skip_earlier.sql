@@ -1,4 +1,4 @@
--- Counts the skips of a restored chunk, the objects of the table skipping, that others skipped later.
+-- Counts a restored chunk's skips (table skipping) whose objects other chunks skipped later.
 UPDATE skipped_objects AS old SET times = old.times + 1
 FROM skipping
 WHERE old.source_id = %(source_id)s AND old.file_path = skipping.file_path AND old.version_id = skipping.version_id

@@ -1,5 +1,6 @@
--- Writes why a restored chunk skipped the objects of the table skipping that chunks posted earlier skipped, too. The reason of
--- the chunk that was posted last counts. Skips of a plan, or of a chunk that is not posted yet, came later.
+-- Writes a restored chunk's skips (table skipping) whose objects chunks with earlier posts skipped,
+-- too. The reason of the last posted chunk counts. Skips by a plan, or by a chunk without a post,
+-- are later.
 UPDATE skipped_objects AS old SET times = old.times + 1, reason = skipping.reason, detail = skipping.detail,
     last_modified = skipping.last_modified, caf_file_id = %(caf_file_id)s,
     retry_at = coalesce(now() + retry_after, 'infinity')

@@ -1,4 +1,5 @@
--- Writes the skips of a restored chunk, the objects of the table skipping, that are neither located nor skipped by others.
+-- Writes a restored chunk's skips (table skipping) whose objects are neither located nor skipped by
+-- others.
 INSERT INTO skipped_objects (source_id, file_path, version_id, etag, size_bytes, rewritten_at, reason, detail, last_modified,
     caf_file_id, retry_at)
 SELECT %(source_id)s, file_path, version_id, etag, size_bytes, rewritten_at, reason, detail, last_modified, %(caf_file_id)s,

@@ -1,5 +1,5 @@
--- Writes the exceptions of the temporary table `stating`. A later statement of the same moment replaces the earlier one. That
--- headers were compared stays recorded as long as the identity is the same.
+-- Writes the exceptions of the temporary table `stating`, replacing those of the same moment. A
+-- comparison of headers stays recorded while the identity is the same.
 INSERT INTO current_exceptions AS old (source_id, file_path, stated_at, object_version, last_modified, inventory)
 SELECT %(source_id)s, file_path, stated_at, object_version, last_modified, %(inventory)s FROM stating
 ON CONFLICT (source_id, file_path, stated_at) DO UPDATE SET

@@ -1,5 +1,5 @@
--- Returns those of the roots in a store that the ledger neither posted nor left aside. A chunk that is sealed, or was to be posted when
--- the backup was made, may be packed again with another root.
+-- Returns the roots in a store that the ledger neither posted nor left aside. A chunk that is
+-- sealed, or was waiting for its post in the backup, may be packed again with another root.
 SELECT DISTINCT root FROM unnest(%(roots)s::bytea[]) AS listed (root)
 WHERE NOT EXISTS (SELECT FROM chunk_copies AS copies WHERE merkle_root = root AND (start IS NOT NULL
         OR state = 'posting' AND NOT %(signed)s
