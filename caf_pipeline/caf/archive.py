@@ -79,8 +79,7 @@ class Limits:
 DEFAULT_LIMITS: Final = Limits()
 
 
-# --- writing
-# ------------------------------------------------------------------------------------------
+# --- writing ---
 
 
 class CafWriter:
@@ -241,8 +240,7 @@ class CafWriter:
             )
 
 
-# --- reading
-# ------------------------------------------------------------------------------------------
+# --- reading ---
 
 
 class RangeSource(Protocol):

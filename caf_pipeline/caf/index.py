@@ -39,8 +39,7 @@ _FOOTER: Final = struct.Struct("<I")
 _ENTRY_PUNCTUATION_BYTES: Final = len(_ENTRY.replace(b"%b", b"").replace(b"%d", b""))
 _PIECE_MEMBERS: Final = 8192  # about 0.5–1 MiB of index a piece
 
-# --- escapes
-# ------------------------------------------------------------------------------------------
+# --- escapes ---
 
 # encoding/json of Go 1.22 and later, with its HTML escapes. 0x7f, C1 controls and U+FEFF stay as
 # they are.
@@ -102,8 +101,7 @@ def index_entry_size_bytes(key: str | bytes, start_byte: int, end_byte: int) -> 
     )
 
 
-# --- writing
-# ------------------------------------------------------------------------------------------
+# --- writing ---
 
 
 class Neighbours(NamedTuple):
@@ -241,8 +239,7 @@ def parse_footer(footer: bytes) -> int:
     return int(_FOOTER.unpack(footer)[0])
 
 
-# --- reading
-# ------------------------------------------------------------------------------------------
+# --- reading ---
 
 
 class ByteRange(msgspec.Struct, frozen=True, gc=False):

@@ -75,8 +75,7 @@ def time_text(time: datetime) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f").rstrip("0").rstrip(".") + "Z"
 
 
-# --- storage
-# ------------------------------------------------------------------------------------------
+# --- storage ---
 
 
 def file(posted: PostedFile) -> Answer:
@@ -157,8 +156,7 @@ def params(options: Options) -> Answer:
     }
 
 
-# --- accounts, blocks
-# ------------------------------------------------------------------------------------------
+# --- accounts, blocks ---
 
 
 def account(one: Account) -> Answer:
@@ -233,8 +231,7 @@ def block(chain_id: str, height: int, time: datetime, transactions: Sequence[byt
     return {"block_id": block_id, "block": body | {"last_commit": last_commit}}
 
 
-# --- transactions
-# ------------------------------------------------------------------------------------------
+# --- transactions ---
 
 
 def broadcast(hash_: str, *, code: int = 0, codespace: str = "", log: str = "[]") -> Answer:

@@ -78,8 +78,7 @@ class Chain:
         self.purge: Callable[[Holding], None] = lambda holding: None
         """Called where a provider finds that a file of its is gone from the chain."""
 
-    # --- memory
-    # --------------------------------------------------------------------------------
+    # --- memory ---
 
     def _load(self) -> World:
         height = self.database.last_block()
@@ -157,8 +156,7 @@ class Chain:
         with self._lock:
             return dict(self._pending)
 
-    # --- the mempool
-    # --------------------------------------------------------------------------------
+    # --- the mempool ---
 
     def broadcast(self, raw: bytes, seen: World) -> str:
         """Take a transaction as a node does whose newest block is that of `seen`; return its hash.
@@ -221,8 +219,7 @@ class Chain:
         while len(self._cache) > CACHED_HASHES:
             self._cache.popitem(last=False)
 
-    # --- blocks
-    # --------------------------------------------------------------------------------
+    # --- blocks ---
 
     def make_block(self) -> World:
         """Make one block and return its state."""
@@ -313,8 +310,7 @@ class Chain:
         self._foreign.clear()
         return spent
 
-    # --- providers and tests
-    # --------------------------------------------------------------------------------
+    # --- providers and tests ---
 
     def hold(self, provider: str, file: PostedFile, *, delay: int = 0) -> None:
         """Note that a provider has taken a file, and will prove it, `delay` blocks later than it

@@ -78,8 +78,7 @@ class Control:
             return
         request.answer(200, json.dumps(answer).encode(), JSON)
 
-    # --- orders
-    # --------------------------------------------------------------------------------
+    # --- orders ---
 
     def _misbehave(self, order: Mapping[str, Any]) -> None:
         self._chain.orders.order(order)
@@ -158,8 +157,7 @@ class Control:
         self._chain.orders.order({"provider": index, "refuse": False, "never_prove": False})
         self.obey()
 
-    # --- state
-    # --------------------------------------------------------------------------------
+    # --- state ---
 
     def state(self) -> dict[str, Any]:
         """Return what the network knows. Roots in hex, sizes and coins as numbers."""

@@ -107,8 +107,7 @@ class Node:
     def _chain_id(self) -> str:
         return self._chain.orders.node(self.index).chain_id or self._chain.options.chain_id
 
-    # --- tendermint
-    # --------------------------------------------------------------------------------
+    # --- tendermint ---
 
     def _node_info(self, world: World, query: Query) -> Answer:
         said = self._chain.orders.node(self.index).version
@@ -138,8 +137,7 @@ class Node:
         bodies = [one.body for one in world.transactions.values() if one.height == number]
         return answers.block(self._chain_id, number, made, bodies)
 
-    # --- accounts
-    # --------------------------------------------------------------------------------
+    # --- accounts ---
 
     def _account(self, world: World, query: Query, address: str) -> Answer:
         _check_address(address)
@@ -165,8 +163,7 @@ class Node:
             }
         }
 
-    # --- transactions
-    # --------------------------------------------------------------------------------
+    # --- transactions ---
 
     def _broadcast(self, world: World, sent: Any) -> Answer:
         mode = sent.get("mode", "BROADCAST_MODE_UNSPECIFIED")
@@ -214,8 +211,7 @@ class Node:
             raise answers.not_found(f"tx not found: {hash}")
         return answers.included(found)
 
-    # --- files
-    # --------------------------------------------------------------------------------
+    # --- files ---
 
     def _params(self, world: World, query: Query) -> Answer:
         return {"params": answers.params(self._chain.options)}
@@ -258,8 +254,7 @@ class Node:
         ]
         return {"provider_ips": [self._providers[prover] for prover in dict.fromkeys(provers)]}
 
-    # --- providers
-    # --------------------------------------------------------------------------------
+    # --- providers ---
 
     def _list_providers(self, world: World, query: Query) -> Answer:
         page, pagination = _page(sorted(self._providers), query)
@@ -287,8 +282,7 @@ class Node:
             "pagination": pagination,
         }
 
-    # --- space
-    # --------------------------------------------------------------------------------
+    # --- space ---
 
     def _plans(self, world: World, query: Query) -> Answer:
         page, pagination = _page(sorted(world.plans), query)
@@ -325,8 +319,7 @@ class Node:
         }
 
 
-# --- what requests say
-# ------------------------------------------------------------------------------------------
+# --- what requests say ---
 
 
 def _pattern(path: str) -> re.Pattern[str]:

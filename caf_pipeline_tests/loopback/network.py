@@ -66,8 +66,7 @@ class LoopbackNetwork:
     ) -> None:
         self.stop()
 
-    # --- the process
-    # --------------------------------------------------------------------------------
+    # --- the process ---
 
     def start(self) -> None:
         """Start it, or start it again from what its folder holds; returns when it answers."""
@@ -142,8 +141,7 @@ class LoopbackNetwork:
             self._control.close()
             self._control = None
 
-    # --- orders; each returns the height after it
-    # --------------------------------------------------------------------
+    # --- orders; each returns the height after it ---
 
     def _order(self, name: str, **order: Any) -> int:
         assert self._control, "the network does not run"
@@ -213,8 +211,7 @@ class LoopbackNetwork:
         """Let a killed provider be there again."""
         return self._order("start-provider", provider=provider)
 
-    # --- questions
-    # --------------------------------------------------------------------------------
+    # --- questions ---
 
     def state(self) -> dict[str, Any]:
         """Return everything that the network knows; see `control`."""

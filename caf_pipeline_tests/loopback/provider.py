@@ -116,8 +116,7 @@ class Provider:
                 return
         request.answer(404, b"404 page not found\n", TEXT, X_Content_Type_Options="nosniff")
 
-    # --- small answers
-    # --------------------------------------------------------------------------------
+    # --- small answers ---
 
     def _index(self, request: Request) -> None:
         _answer(request, 200, {"status": "online", "address": self.address})
@@ -164,8 +163,7 @@ class Provider:
             if job.done_at is not None and job.done_at < before:
                 del self._jobs[id_]
 
-    # --- downloads
-    # --------------------------------------------------------------------------------
+    # --- downloads ---
 
     def _download(self, request: Request, name: str) -> None:
         try:
@@ -191,8 +189,7 @@ class Provider:
         )
         serve_file(request, self.blobs.path(root), delivery)
 
-    # --- uploads
-    # --------------------------------------------------------------------------------
+    # --- uploads ---
 
     def _upload(self, request: Request) -> None:
         form = self._read(request)

@@ -59,8 +59,7 @@ def some_post(user: ChainUser, **changes: Any) -> ChainMessage:
     return user.post_message(root_of(content), 1000, **changes)
 
 
-# --- broadcasts
-# ------------------------------------------------------------------------------------------
+# --- broadcasts ---
 
 
 def spoiled(raw: bytes) -> bytes:
@@ -201,8 +200,7 @@ def test_a_broadcast_needs_base64_and_a_mode(user):
     assert user.client.post(url, content=b"x").status_code == 400
 
 
-# --- blocks
-# ------------------------------------------------------------------------------------------
+# --- blocks ---
 
 
 def test_a_transaction_is_found_by_its_hash_once_it_is_included(user):
@@ -385,8 +383,7 @@ def test_what_is_left_of_a_plan_is_taken_off_a_purchase_and_its_events_say_what_
     )
 
 
-# --- time
-# ------------------------------------------------------------------------------------------
+# --- time ---
 
 
 def test_what_waits_past_its_timeout_height_is_dropped_without_a_trace(user):
@@ -518,8 +515,7 @@ def test_a_block_that_is_not_there_is_a_bad_request(user, height, message):
     assert message in answer.json()["message"]
 
 
-# --- questions
-# ------------------------------------------------------------------------------------------
+# --- questions ---
 
 
 def test_an_account_a_balance_and_a_node_look_like_a_real_one_s(user):
@@ -651,8 +647,7 @@ def test_a_price_is_for_a_month_at_least(user):
     assert user.storage("price_check/29/1000000000").status_code == 500
 
 
-# --- proofs
-# ------------------------------------------------------------------------------------------
+# --- proofs ---
 
 
 def last_proven(user: ChainUser, post: Post, provider: int = 0) -> int | None:
@@ -813,8 +808,7 @@ def test_proofs_can_be_dropped_and_come_back_with_the_bytes(user):
     assert len(user.provers(post)) == 1
 
 
-# --- memory
-# ------------------------------------------------------------------------------------------
+# --- memory ---
 
 
 def test_everything_outlives_sigkill(user):
@@ -913,8 +907,7 @@ def test_a_file_is_unknown_by_another_start(user):
     assert user.storage(replace(post, start=post.start + 1).path).status_code == 404
 
 
-# --- the program
-# ------------------------------------------------------------------------------------------
+# --- the program ---
 
 
 TOLD_AT_EVERY_LINE = """

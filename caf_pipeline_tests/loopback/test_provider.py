@@ -99,8 +99,7 @@ def receive(connection: socket.socket, until: bytes = b"") -> bytes:
     return received
 
 
-# --- uploads that are well
-# ------------------------------------------------------------------------------------------
+# --- uploads that are well ---
 
 
 @pytest.mark.parametrize("proof_type", [0, 3])
@@ -221,8 +220,7 @@ def test_a_second_post_of_a_root_needs_an_upload_of_its_own(user):
     assert len(user.provers(again)) == 1
 
 
-# --- uploads that are not
-# ------------------------------------------------------------------------------------------
+# --- uploads that are not ---
 
 REFUSED: list[tuple[str, dict[str, Any], tuple[int, str], tuple[int, str]]] = [
     # what is wrong, the change to the form, and the answer of the first version and job of the
@@ -351,8 +349,7 @@ def test_a_size_that_differs_from_the_chain_s_is_refused_by_one_version_and_stor
         assert (len(user.provers(post)), user.download(post.root).content) == (1, post.content)
 
 
-# --- downloads
-# ------------------------------------------------------------------------------------------
+# --- downloads ---
 
 
 @pytest.fixture(scope="module")
@@ -465,8 +462,7 @@ def test_a_provider_names_itself_and_its_chain(user):
     assert user.client.get(f"{url}/api/client/space").json()["total_space"] == 1 << 40
 
 
-# --- deletion
-# ------------------------------------------------------------------------------------------
+# --- deletion ---
 
 
 def test_deleting_one_of_two_posts_takes_the_bytes_of_both(user):
@@ -499,8 +495,7 @@ def test_deleting_a_file_damages_what_begins_like_it_until_that_is_uploaded_agai
     assert user.download(kept.root).content == kept.content
 
 
-# --- limits
-# ------------------------------------------------------------------------------------------
+# --- limits ---
 
 
 def test_an_upload_that_is_read_too_long_is_cut_and_nothing_is_stored(tmp_path):
@@ -560,8 +555,7 @@ def test_a_job_that_went_well_is_forgotten_and_one_that_failed_is_not(impatient)
     assert [user.status(post).status_code for post in (well, failed)] == [404, 200]
 
 
-# --- misbehaviour
-# ------------------------------------------------------------------------------------------
+# --- misbehaviour ---
 
 
 def test_a_dropped_upload_leaves_nothing_and_is_dropped_as_often_as_told(user):

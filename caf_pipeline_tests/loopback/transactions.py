@@ -143,8 +143,7 @@ def address_of(public_key: bytes) -> str:
     return encode_address(digest)
 
 
-# --- reading
-# ------------------------------------------------------------------------------------------
+# --- reading ---
 
 
 def parse(raw: bytes) -> SignedTransaction:
@@ -207,8 +206,7 @@ def _coins(coins: list[Fields]) -> int:
     return amount
 
 
-# --- the ante checks
-# ------------------------------------------------------------------------------------------
+# --- the ante checks ---
 
 
 def check(
@@ -362,8 +360,7 @@ def _out_of_gas(transaction: SignedTransaction, used: int) -> NoReturn:
     )
 
 
-# --- the messages
-# ------------------------------------------------------------------------------------------
+# --- the messages ---
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
         store.post(to_store(store, staged_file(tmp_path, b"x")), MemoryLog())
 
 
-# --- which folder it is
-# ------------------------------------------------------------------------------------------
+# --- which folder it is ---
 
 
 class FolderMemory:

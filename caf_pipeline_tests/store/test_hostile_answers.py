@@ -24,7 +24,7 @@ from caf_pipeline.errors import (
 from caf_pipeline.store.jackal import provider as provider_module
 from caf_pipeline.store.jackal import provider_http
 from caf_pipeline.store.jackal.answers import FileProof
-from caf_pipeline.store.jackal.chain import MAX_KEPT, Chain
+from caf_pipeline.store.jackal.chain import MAX_LIST_ENTRIES, Chain
 from caf_pipeline.store.jackal.names import archive_note
 from caf_pipeline.store.jackal.nodes import Nodes
 from caf_pipeline.store.jackal.provider import ProviderClient, Sending
@@ -161,8 +161,7 @@ def node():
         yield node
 
 
-# --- a chain node's bytes
-# ------------------------------------------------------------------------------------------
+# --- a chain node's bytes ---
 
 
 def test_every_query_has_a_right_answer_here(node):
@@ -238,8 +237,7 @@ def test_a_slow_node_is_passed_over_for_the_next(node):
             assert chain.proof_window() == 9
 
 
-# --- a chain node's JSON
-# ------------------------------------------------------------------------------------------
+# --- a chain node's JSON ---
 
 
 @pytest.mark.parametrize("name", sampled(QUERIES, every=4))
@@ -276,8 +274,7 @@ def test_a_name_that_comes_twice_is_taken_once(node):
         assert chain.proof_window() == 7
 
 
-# --- lists
-# ------------------------------------------------------------------------------------------
+# --- lists ---
 
 LISTS = {
     "files_of_root": f"files/merkle/{IN_PATH}",
@@ -347,7 +344,7 @@ def test_a_list_that_is_kept_has_a_limit(name, node):
     node.answers[LISTS[name]] = lambda params: page_of(name, 5000, f"key{next(numbers)}")
     with opened(node.url) as chain, pytest.raises(ChainUnreachable, match="list of more than"):
         QUERIES[name][2](chain)
-    assert next(numbers) <= MAX_KEPT // 5000 + 1
+    assert next(numbers) <= MAX_LIST_ENTRIES // 5000 + 1
 
 
 def test_posts_of_our_root_by_strangers_do_not_hide_ours(node):
@@ -370,8 +367,7 @@ def test_posts_of_our_root_by_strangers_do_not_hide_ours(node):
         assert chain.file(ROOT, OWNER, 7).owner == OWNER
 
 
-# --- a provider's bytes
-# ------------------------------------------------------------------------------------------
+# --- a provider's bytes ---
 
 POSTING = PostRecord(ROOT[:32], OWNER, 7, 3_000_000)
 
@@ -492,8 +488,7 @@ def test_progress_that_is_none_is_no_answer(progress):
         assert not job.done
 
 
-# --- downloads
-# ------------------------------------------------------------------------------------------
+# --- downloads ---
 
 
 @pytest.mark.usefixtures("short")
@@ -629,8 +624,7 @@ def test_more_bytes_than_asked_for_are_not_taken():
         assert b"".join(client.download(POSTING, 10, 20)) == b"x" * 10
 
 
-# --- uploads
-# ------------------------------------------------------------------------------------------
+# --- uploads ---
 
 
 @pytest.mark.usefixtures("short")
@@ -675,8 +669,7 @@ def test_a_job_that_moves_for_ever_is_left(network, tmp_path):
     assert followed
 
 
-# --- memory
-# ------------------------------------------------------------------------------------------
+# --- memory ---
 
 
 def ask_everything(folder):

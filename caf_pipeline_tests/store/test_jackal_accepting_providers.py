@@ -189,8 +189,7 @@ def test_many_chunks_ask_a_provider_once(opened, staged, monkeypatch):
     assert len(asked) == len(set(asked))
 
 
-# --- the steps, and the command
-# --------------------------------------------------------------------------------------
+# --- the steps, and the command ---
 
 
 @pytest.fixture

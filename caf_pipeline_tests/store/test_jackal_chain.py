@@ -128,8 +128,7 @@ def paged(*pages, name="files"):
     return answer
 
 
-# --- which node is asked
-# ------------------------------------------------------------------------------------------
+# --- which node is asked ---
 
 
 def test_the_next_node_is_asked_where_one_does_not_answer(open_chain, nobody, node):
@@ -197,14 +196,13 @@ def test_a_node_of_another_chain_is_refused_at_once(open_chain, nodes, where):
     assert refused.value.permanent
 
 
-# --- heights
-# ------------------------------------------------------------------------------------------
+# --- heights ---
 
 
 def test_the_greatest_height_is_remembered(chain, node, heights):
     chain.height()
     node.height = 90
-    with pytest.raises(ChainBehind, match="is at block 90; 100 was seen before"):
+    with pytest.raises(ChainBehind, match=r"block 90, .* block 100 "):
         chain.height()
     assert heights.height == 100
 
@@ -232,7 +230,7 @@ def test_behind_one_address_an_answer_from_an_older_state_does_not_count(chain, 
     node.answers["params"] = Told(
         {"params": {"proof_window": "9"}}, headers={"Grpc-Metadata-X-Cosmos-Block-Height": "99"}
     )
-    with pytest.raises(ChainBehind, match="is at block 99; 100"):
+    with pytest.raises(ChainBehind, match=r"block 99, .* block 100 "):
         chain.proof_window()
     node.answers["params"] = Told(
         {"params": {"proof_window": "9"}}, headers={"Grpc-Metadata-X-Cosmos-Block-Height": "100"}
@@ -283,8 +281,7 @@ def test_a_chain_too_young_to_measure_or_without_old_blocks_has_usual_ones(chain
     assert chain.block_seconds() == 6.0
 
 
-# --- answers
-# ------------------------------------------------------------------------------------------
+# --- answers ---
 
 
 @pytest.mark.parametrize(
@@ -339,7 +336,7 @@ def test_an_answer_that_drips_is_given_up(open_chain, monkeypatch):
         thread.start()
         try:
             url = f"http://127.0.0.1:{server.getsockname()[1]}"
-            with pytest.raises(ChainUnreachable, match=r"took longer than 0\.2 s"):
+            with pytest.raises(ChainUnreachable, match=r"within 0\.2 s"):
                 open_chain(url, answer_seconds=0.2, attempts=1).height()
         finally:
             ended.set()
@@ -418,8 +415,7 @@ def test_less_space_than_is_sold_has_no_price(chain, node):
     assert chain.price(30, 10**9) == 15
 
 
-# --- lists
-# ------------------------------------------------------------------------------------------
+# --- lists ---
 
 
 def test_a_list_is_read_over_its_pages_empty_ones_included(chain, node):
@@ -564,8 +560,7 @@ def test_only_a_drawn_leaf_tells_of_a_verified_proof(chain, node):
         assert chain.proof("jkl1p", ROOT, OWNER, 7).verified is verified
 
 
-# --- the version of the software
-# -------------------------------------------------------------------------------------
+# --- the version of the software ---
 
 
 def runs(node, version):
@@ -598,8 +593,7 @@ def test_of_several_nodes_the_oldest_software_counts_and_those_that_do_not_answe
             open_chain(nobody).require_verified(3)
 
 
-# --- transactions
-# ------------------------------------------------------------------------------------------
+# --- transactions ---
 
 SENT = "/cosmos/tx/v1beta1/txs"
 

@@ -96,8 +96,7 @@ def outcomes(log):
     return [one.outcome for one in log.entries]
 
 
-# --- a post
-# ------------------------------------------------------------------------------------------
+# --- a post ---
 
 
 def test_a_post_is_charged_once_and_its_start_is_that_of_its_block(payer, log):
@@ -184,8 +183,7 @@ def test_a_damaged_chunk_whose_post_is_gone_from_the_chain_is_posted_again(payer
     assert payer.charged() == COPIES * sealed.stored_size_bytes
 
 
-# --- posts that wait together
-# ----------------------------------------------------------------------------------------
+# --- posts that wait together ---
 
 
 def test_posts_that_wait_together_go_in_one_transaction(payer, log):
@@ -271,8 +269,7 @@ def test_a_run_waits_while_another_has_the_sequence(payer, log, threads):
     assert [waiting.result(PATIENCE_SECONDS).start] == payer.starts("a")
 
 
-# --- refusals
-# ------------------------------------------------------------------------------------------
+# --- refusals ---
 
 
 def refused(error, poster, log, payer, name="a"):
@@ -376,8 +373,7 @@ def test_out_of_gas_is_signed_again_with_more(payer, log, monkeypatch):
     assert outcomes(log) == ["failed", "included"]
 
 
-# --- what breaks on the way
-# ------------------------------------------------------------------------------------------
+# --- what breaks on the way ---
 
 
 def test_a_broadcast_that_is_swallowed_is_sent_again(payer, log, network, threads):
@@ -591,8 +587,7 @@ def test_settling_alone_raises_where_another_run_does_it(payer, log):
         poster.settle(log)
 
 
-# --- purchases
-# ------------------------------------------------------------------------------------------
+# --- purchases ---
 
 
 def test_a_purchase_is_paid_once_and_names_its_cost(network, stack, log):
@@ -687,8 +682,7 @@ def test_a_purchase_that_never_came_into_a_block_is_made(network, stack, log):
     assert outcomes(log) == ["superseded", "included"]
 
 
-# --- processes
-# ------------------------------------------------------------------------------------------
+# --- processes ---
 
 
 @pytest.fixture(scope="module")

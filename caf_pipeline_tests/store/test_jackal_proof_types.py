@@ -300,8 +300,7 @@ def test_honest_proofs_of_type_0_make_it_safe_in_the_second_window_in_a_row(
     assert find_deletable(context, tmp_path / "list.csv").everything_is_safe
 
 
-# --- a stranger
-# ------------------------------------------------------------------------------------------
+# --- a stranger ---
 
 STRANGER = "legal winner thank year wave sausage worth useful legal winner thank yellow"
 

@@ -91,8 +91,7 @@ _NOT_ON_CHAIN: Final = re.compile(
 _ERROR_PREFIX: Final = "Error"
 
 
-# --- what a provider says
-# ------------------------------------------------------------------------------------------
+# --- what a provider says ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +264,7 @@ def _json(answer: ProviderAnswer) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-# --- a provider
-# ------------------------------------------------------------------------------------------
+# --- a provider ---
 
 
 @dataclass
@@ -442,8 +440,7 @@ class ProviderClient:
 
         return look
 
-    # --- downloads
-    # --------------------------------------------------------------------------------
+    # --- downloads ---
 
     def download_url(self, posting: PostRecord) -> str:
         """Return where anybody reads the file, by ranges."""

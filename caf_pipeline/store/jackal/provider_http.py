@@ -48,8 +48,7 @@ class NoBytes(StoreUnreachable):
     """
 
 
-# --- addresses
-# ------------------------------------------------------------------------------------------
+# --- addresses ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +120,7 @@ def parse_address(url: str, *, may_be_private: bool = False) -> ProviderAddress:
     )
 
 
-# --- exchanges
-# ------------------------------------------------------------------------------------------
+# --- exchanges ---
 
 
 @contextmanager

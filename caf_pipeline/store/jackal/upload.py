@@ -251,8 +251,7 @@ class _Upload:
         self._told = 0
         self._results: dict[str, Result] = {}
 
-    # --- all providers
-    # --------------------------------------------------------------------------------
+    # --- all providers ---
 
     def run(self, progress: Callable[[int], None]) -> None:
         """Upload until there are as many good copies as required, or no provider is left to try."""
@@ -358,8 +357,7 @@ class _Upload:
             hint="run the partition again: a provider that has it is not sent it again",
         )
 
-    # --- what the threads share
-    # --------------------------------------------------------------------------------
+    # --- what the threads share ---
 
     def check(self) -> None:
         """End the calling thread where the upload is over."""
@@ -402,8 +400,7 @@ class _Upload:
     def _limited(self, seconds: float) -> float:
         return min(seconds, self._settings.proof_seconds)
 
-    # --- one provider
-    # --------------------------------------------------------------------------------
+    # --- one provider ---
 
     def _deliver(self, address: str) -> Result:
         """See to it that one provider has the file."""
@@ -567,8 +564,7 @@ class _Upload:
             )
         raise error
 
-    # --- believing it
-    # --------------------------------------------------------------------------------
+    # --- believing it ---
 
     def _confirm(self, address: str, client: ProviderClient) -> Result:
         """Believe a provider once the chain lists it and it gives the bytes back; one with other

@@ -80,8 +80,7 @@ class JackalStore(JackalReader):
         self._accepting = AcceptingProviders(settings, self._selection, self._uploads)
         self._interval = lru_cache(INTERVALS_KEPT)(self._ask_interval)
 
-    # --- before anything is sent
-    # --------------------------------------------------------------------------------
+    # --- before anything is sent ---
 
     def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
         """Raise what would keep a chunk of this size from being posted: see `ChunkStore.admit`.
@@ -166,8 +165,7 @@ class JackalStore(JackalReader):
         windows = self.settings.keep_staged_windows
         return windows * self.chain.proof_window() * self.chain.block_seconds() if windows else 0.0
 
-    # --- a chunk
-    # --------------------------------------------------------------------------------
+    # --- a chunk ---
 
     def bind(self) -> None:
         """Do nothing: the wallet's address says whose files these are."""
