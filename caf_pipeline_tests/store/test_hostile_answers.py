@@ -386,7 +386,7 @@ class UploadControl:
 def upload(client, path):
     posting = PostRecord(ROOT[:32], OWNER, 7, path.stat().st_size)
     return client.upload(
-        Sending(posting, path, UploadControl(), proof_type=3, answer_seconds=0.3, known_before=True)
+        Sending(posting, path, UploadControl(), proof_type=3, answer_seconds=0.3, sent_before=True)
     )
 
 
@@ -663,7 +663,7 @@ def test_a_job_that_moves_for_ever_is_left(network, tmp_path):
         from caf_pipeline.store.jackal.upload import _Upload
 
         upload = _Upload(opened.store._uploads, opened.posted(path), path, ())
-        assert not upload._followed(Busy(), provider_module.Job(0, "")).done
+        assert not upload._final_state(Busy(), provider_module.Job(0, "")).done
     finally:
         opened.store.close()
     assert followed

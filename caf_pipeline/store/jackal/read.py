@@ -1,6 +1,6 @@
-"""The ChunkReader on Jackal: what the chain lists of a chunk, and its bytes from providers.
+"""The ChunkReader on Jackal: the chain's list of copies, and bytes from providers.
 
-It has no wallet.
+Has no wallet.
 
 Source: docs/jackal.md.
 """
@@ -24,11 +24,11 @@ from caf_pipeline.waits import Waits
 
 
 class JackalReader:
-    """Reads chunks that are kept on Jackal. Safe for several threads.
+    """Reads chunks on Jackal. Safe for several threads.
 
     Attributes:
-        chain: the network's nodes.
-        settings: of the network.
+        chain: the network's chain.
+        settings: the network's settings.
     """
 
     name = "jackal"
@@ -54,7 +54,7 @@ class JackalReader:
         self.chain.close()
 
     def copies(self, posting: PostRecord) -> Sequence[Copy]:
-        """Return what the chain lists, with what it keeps of each copy's proofs."""
+        """Return the listed copies with the chain's record of their proofs."""
         merkle_root, owner, start = posting.merkle_root, posting.owner, posting.start
         file = self.chain.file(merkle_root, owner, start)
         if file is None:
@@ -67,36 +67,30 @@ class JackalReader:
         return copies
 
     def holders(self, posting: PostRecord) -> Sequence[str]:
-        """Return the providers that the chain lists, fastest first, those that failed of late
-        last.
-        """
+        """Return the listed providers, the fastest first and recently failed ones last."""
         return self._downloads.holders(posting)
 
     def urls(self, posting: PostRecord) -> Mapping[str, str]:
-        """Return where providers give the file to whoever asks, by the address of each on the
-        chain.
-        """
+        """Return the public URL of the file at each provider, by the provider's address."""
         return self._downloads.urls(posting)
 
     def read(
         self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str | None = None
     ) -> Iterator[bytes]:
-        """Yield a range of the stored bytes: see `ChunkReader.read`."""
+        """See `ChunkReader.read`."""
         return self._downloads.read(posting, start_byte, end_byte, provider=provider)
 
     def has_lost(
         self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str
     ) -> bool:
-        """Return whether a provider that answers sends nothing of a range: see
-        `ChunkReader.has_lost`.
-        """
+        """See `ChunkReader.has_lost`."""
         return self._downloads.has_lost(posting, start_byte, end_byte, provider=provider)
 
 
 def open_chain(
     settings: JackalSettings, heights: ChainHeights, waits: Waits | None = None
 ) -> Chain:
-    """Open the network's nodes; no request is sent yet.
+    """Open the network's chain. Sends no request yet.
 
     Raises:
         SettingsError: no LCD is set.
@@ -118,11 +112,13 @@ def open_jackal_reader(
     recorded_providers: Callable[[], Mapping[str, ProviderRecord]],
     waits: Waits | None = None,
 ) -> JackalReader:
-    """Open what reads the chunks of a network, and writes neither heights nor records.
+    """Open a reader that writes neither heights nor records.
 
-    Args: settings: of the network. recorded_height: returns the greatest height that the ledger has
-        of a chain, 0 if it has none. recorded_providers: returns what the ledger has of providers,
-        by provider. waits: says what is waited for.
+    Args:
+        settings: the network's settings.
+        recorded_height: returns the ledger's greatest height of a chain, 0 if there is none.
+        recorded_providers: returns the ledger's records by provider.
+        waits: reports long waits.
 
     Raises:
         SettingsError: no LCD is set.
