@@ -76,7 +76,7 @@ def explained(kind, ended: Ended) -> str:
 
 
 @pytest.mark.parametrize("kind", caf_fuzzing.KINDS)
-def test_no_mutation_of_a_real_file_crashes_hangs_or_fills_the_memory(kind, fault, soak, tmp_path):
+def test_mutated_files_never_crash_hang_or_fill_memory(kind, fault, soak, tmp_path):
     form, total = ("soak", SOAK[kind]) if soak else ("usual", USUAL[kind])
     size = BATCH[form]
     with (
@@ -122,7 +122,7 @@ def test_the_real_files_that_inputs_are_made_of_are_read(kind):
         ("bytearray(1 << 30)", "MemoryError"),
     ],
 )
-def test_what_goes_wrong_in_a_process_is_found_with_its_input(how, sign, tmp_path):
+def test_failure_in_a_worker_reports_its_input(how, sign, tmp_path):
     """The fuzzer itself: an error, a crash and an allocation beyond the limit are told, with the
     number of the input.
     """

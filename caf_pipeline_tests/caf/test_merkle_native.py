@@ -61,7 +61,7 @@ def test_what_is_no_full_subtree_is_refused(size_bytes, first_number, proof_type
 
 
 @pytest.mark.parametrize("missing", [True, pytest.param(False, marks=NEEDS_NATIVE)])
-def test_where_the_compiled_one_cannot_be_imported_the_one_in_python_is_taken(missing):
+def test_python_fallback_replaces_a_missing_compiled_module(missing):
     code = f"""
 import sys
 if {missing}:

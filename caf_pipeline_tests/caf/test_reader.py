@@ -110,7 +110,7 @@ def test_what_two_readers_could_read_differently_is_refused(files):
 @pytest.mark.parametrize(
     "order", [("files", "files", "format_version"), ("format_version", "files", "format_version")]
 )
-def test_a_top_level_field_twice_is_refused_even_where_it_changes_nothing(order):
+def test_duplicate_top_level_field_is_always_refused(order):
     values = {"files": "{}", "format_version": '"1.0"'}
     raw = "{" + ",".join(f'"{name}":{values[name]}' for name in order) + "}"
     for lenient in (False, True):
@@ -163,7 +163,7 @@ def test_lenience_takes_the_last_of_equal_keys_and_says_so():
     ("footer", "error"),
     [(0, MalformedArchive), (4000, MalformedArchive), (0xFFFFFFFF, MalformedArchive)],
 )
-def test_a_footer_that_the_file_does_not_cover_is_refused_without_another_read(footer, error):
+def test_footer_beyond_the_file_is_refused_without_another_read(footer, error):
     source = MemoryRanges(caf_bytes(b"0123", index_of(("a", 0, 4)), footer=footer))
     with pytest.raises(error):
         CafReader.open(source)

@@ -34,7 +34,7 @@ def built(ranges: dict[str, tuple[int, int]]) -> tuple[IndexBuilder, bytes]:
     st.dictionaries(KEYS, st.tuples(st.integers(0, 1 << 35), st.integers(0, 1 << 35)).map(sorted))
 )
 @example({"\"\\\b\f\n\r\t\x00\x1f<>&/'\x7f\x80\u2028\u2029\ufeff\U0001f600": (0, 0)})
-def test_the_index_has_exactly_the_size_foretold_and_means_what_was_added(ranges):
+def test_index_has_the_predicted_size_and_the_members(ranges):
     index, raw = built(ranges)
     entries = sum(index_entry_size_bytes(key, *ends) for key, ends in ranges.items())
     assert (
@@ -87,7 +87,7 @@ def test_a_wrong_declared_length_leaves_the_archive_as_it_was(tmp_path, chunks):
     assert (tmp_path / "a.caf").read_bytes() == (tmp_path / "b.caf").read_bytes()
 
 
-def test_a_body_that_breaks_off_leaves_the_archive_as_it_was(tmp_path):
+def test_broken_body_leaves_the_archive_unchanged(tmp_path):
     def broken():
         yield b"half"
         raise ConnectionError("gone")
@@ -102,7 +102,7 @@ def test_a_body_that_breaks_off_leaves_the_archive_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["twice", "lone \ud800"])
-def test_a_refused_key_is_refused_before_a_byte_is_asked_for(tmp_path, key):
+def test_invalid_key_is_refused_before_reading_the_body(tmp_path, key):
     def untouchable():
         raise AssertionError("a byte was asked for")
         yield b""
@@ -120,9 +120,7 @@ def finished(writer) -> bytes:
 
 
 @given(st.dictionaries(KEYS, st.binary(max_size=40), min_size=1, max_size=12), st.data())
-def test_neighbours_that_are_added_at_once_make_the_archive_that_they_make_singly(
-    tmp_path_factory, bodies, data
-):
+def test_neighbours_added_together_match_single_adds(tmp_path_factory, bodies, data):
     folder, keys = tmp_path_factory.mktemp("archives"), data.draw(st.permutations(list(bodies)))
     cuts = sorted({0, len(keys), *data.draw(st.lists(st.integers(0, len(keys)), max_size=3))})
     with CafWriter(folder / "singly.caf") as singly, CafWriter(folder / "at once.caf") as at_once:
@@ -164,7 +162,7 @@ def test_neighbours_are_refused_as_they_are_singly(tmp_path, keys):
 
 
 @pytest.mark.parametrize("bodies", [b"1", b"1223"])
-def test_bodies_that_are_not_as_long_as_declared_leave_the_archive_as_it_was(tmp_path, bodies):
+def test_bodies_of_wrong_length_leave_the_archive_unchanged(tmp_path, bodies):
     with CafWriter(tmp_path / "a.caf") as writer:
         before = writer.size_bytes
         with pytest.raises(MemberRefused):
@@ -197,7 +195,7 @@ def test_an_archive_may_meet_its_limits_exactly(tmp_path):
 
 
 @pytest.mark.parametrize("limit", ["max_members", "max_index_bytes", "max_bytes"])
-def test_one_over_a_limit_is_refused_before_a_byte_is_written(tmp_path, limit):
+def test_member_over_a_limit_is_refused_before_writing(tmp_path, limit):
     limits = exact_limits(**{limit: getattr(exact_limits(), limit) - 1})
     with CafWriter(tmp_path / "a.caf", limits=limits) as writer:
         writer.add("a", 10, [bytes(10)])

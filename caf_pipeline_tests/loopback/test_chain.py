@@ -162,7 +162,7 @@ def test_an_account_that_was_never_paid_is_unknown(user, client):
     assert (answer["code"], stranger.balance()) == (9, 0)
 
 
-def test_the_same_bytes_again_are_in_the_cache_before_and_after_inclusion(user):
+def test_repeated_broadcast_is_in_the_mempool_cache(user):
     raw = user.sign(some_post(user))
     assert user.broadcast(raw)["code"] == 0
     assert user.broadcast(raw)["code"] == 19
@@ -203,7 +203,7 @@ def test_a_broadcast_needs_base64_and_a_mode(user):
 # --- blocks ---
 
 
-def test_a_transaction_is_found_by_its_hash_once_it_is_included(user):
+def test_included_transaction_is_found_by_hash(user):
     raw = user.sign(some_post(user))
     assert user.broadcast(raw)["txhash"] == names.transaction_hash(raw)
     unknown = user.get(f"/cosmos/tx/v1beta1/txs/{names.transaction_hash(raw)}")
@@ -213,7 +213,7 @@ def test_a_transaction_is_found_by_its_hash_once_it_is_included(user):
     assert (found["code"], found["height"], found["gas_used"]) == (0, str(user.height()), "105000")
 
 
-def test_the_start_is_the_height_of_inclusion_in_the_data_and_in_the_event(user):
+def test_start_is_the_inclusion_height_in_data_and_event(user):
     done = user.do(some_post(user), some_post(user))
     assert messages.post_starts(done["data"]) == [int(done["height"])] * 2
     events = [
@@ -306,7 +306,7 @@ def test_posts_of_one_transaction_happen_all_or_none(user):
     assert user.network.state()["files"] == files
 
 
-def test_without_a_plan_and_after_its_end_nothing_can_be_posted(user, client):
+def test_post_needs_a_running_plan(user, client):
     stranger = ChainUser(user.network, client, OTHER_WORDS)
     user.network.fund(stranger.address, 10**6)
     assert stranger.do(some_post(stranger))["code"] == 22
@@ -324,7 +324,7 @@ def test_space_is_charged_for_every_copy(user):
     assert user.network.state()["plans"][ADDRESS]["used_bytes"] - before == 5000
 
 
-def test_the_same_root_again_is_a_new_file_and_costs_again(user):
+def test_repeated_root_is_a_new_file_with_new_cost(user):
     content = random_content(500)
     first, second = user.post(content), user.post(content)
     assert second.start > first.start
@@ -361,9 +361,7 @@ def test_space_that_is_bought_takes_the_place_of_the_plan(user, client):
     assert plan["end"].endswith("Z")
 
 
-def test_what_is_left_of_a_plan_is_taken_off_a_purchase_and_its_events_say_what_was_paid(
-    user, client
-):
+def test_purchase_deducts_the_running_plan_in_its_events(user, client):
     buyer = ChainUser(
         user.network,
         client,
@@ -386,7 +384,7 @@ def test_what_is_left_of_a_plan_is_taken_off_a_purchase_and_its_events_say_what_
 # --- time ---
 
 
-def test_what_waits_past_its_timeout_height_is_dropped_without_a_trace(user):
+def test_mempool_drops_transactions_past_their_timeout(user):
     user.network.misbehave(delay_inclusion=10)
     raw = user.sign(some_post(user), timeout_height=user.height() + 3)
     assert user.broadcast(raw)["code"] == 0
@@ -394,7 +392,7 @@ def test_what_waits_past_its_timeout_height_is_dropped_without_a_trace(user):
     assert (user.look_up(raw), user.network.state()["mempool"]) == (None, [])
 
 
-def test_what_is_included_a_block_too_late_fails_and_costs_nothing(user):
+def test_transaction_after_its_timeout_fails_without_cost(user):
     raw = user.sign(
         some_post(user), timeout_height=user.height()
     )  # a node takes it up to this height, no block can
@@ -458,7 +456,7 @@ def test_a_node_can_be_behind_in_all_that_it_tells(user):
     assert user.storage(post.path, lcd=1).status_code == 200
 
 
-def test_a_node_can_be_gone_fail_hide_transactions_or_be_of_another_chain(user):
+def test_node_can_misbehave_in_each_way(user):
     node_info = "/cosmos/base/tendermint/v1beta1/node_info"
     user.network.misbehave(lcd=1, chain_id="jackal-1")
     assert user.get(node_info, lcd=1).json()["default_node_info"]["network"] == "jackal-1"
@@ -518,7 +516,7 @@ def test_a_block_that_is_not_there_is_a_bad_request(user, height, message):
 # --- questions ---
 
 
-def test_an_account_a_balance_and_a_node_look_like_a_real_one_s(user):
+def test_account_balance_and_node_match_a_real_chain(user):
     user.do(some_post(user))
     account = user.get(f"/cosmos/auth/v1beta1/accounts/{ADDRESS}").json()["account"]
     assert (account["@type"], account["account_number"]) == (
@@ -559,7 +557,7 @@ def test_a_file_tells_everything_with_base64_and_integers_as_strings(user):
     }
 
 
-def test_a_root_in_a_path_is_url_safe_base64_with_padding(user):
+def test_loopback_takes_roots_in_padded_url_safe_base64(user):
     root = root_with_a_slash()
     user.do(user.post_message(root, 10))
     plain, safe = base64.b64encode(root).decode(), names.root_in_path(root)
@@ -606,7 +604,7 @@ def test_lists_are_paged_by_key_and_limit(user):
     assert [len(page) for page in pages(user, "providers", "providers", 3)] == [3, 1]
 
 
-def test_files_of_a_note_come_in_pages_that_may_be_empty_from_any_owner(tmp_path):
+def test_files_by_note_come_in_possibly_empty_pages(tmp_path):
     with own_network(tmp_path, fund={ADDRESS: FUNDS, Wallet(OTHER_WORDS).address: FUNDS}) as user:
         stranger = ChainUser(user.network, user.client, OTHER_WORDS)
         user.network.grant(stranger.address, 10**9)
@@ -619,7 +617,7 @@ def test_files_of_a_note_come_in_pages_that_may_be_empty_from_any_owner(tmp_path
         assert [one["owner"] for page in found for one in page] == [stranger.address]
 
 
-def test_on_a_young_chain_no_provider_is_active_and_nobody_may_ask_for_statistics(tmp_path):
+def test_young_chain_has_no_active_providers_or_statistics(tmp_path):
     with own_network(tmp_path, space={}) as user:
         assert user.storage("active_providers").json() == {"providers": []}
         assert len(user.storage("providers").json()["providers"]) == 3
@@ -628,7 +626,7 @@ def test_on_a_young_chain_no_provider_is_active_and_nobody_may_ask_for_statistic
         assert user.storage("storage_stats").json()["purchased"] == str(10**9)
 
 
-def test_a_provider_is_active_by_its_address_alone_and_looked_up_by_it(user):
+def test_active_providers_are_looked_up_by_address(user):
     post = user.post(random_content(100))
     user.upload(post)
     user.network.advance(1)
@@ -663,7 +661,7 @@ def last_proven(user: ChainUser, post: Post, provider: int = 0) -> int | None:
     )
 
 
-def test_a_proof_is_listed_at_the_next_block_and_renewed_in_every_window(user):
+def test_proof_is_listed_next_block_and_renewed_each_window(user):
     post = user.post(random_content(100))
     user.upload(post)
     assert user.provers(post) == []
@@ -709,7 +707,7 @@ def version_of(user: ChainUser, lcd: int = 0) -> str:
     ]
 
 
-def test_a_provider_whose_proofs_fail_is_dropped_and_joins_again_which_moves_its_height_and_nothing_else(  # noqa: E501
+def test_rejoining_after_failed_proofs_only_moves_the_height(  # noqa: E501
     tmp_path,
 ):
     with own_network(tmp_path, proof_window=10, version="5.0.1") as user:
@@ -731,7 +729,7 @@ def test_a_provider_whose_proofs_fail_is_dropped_and_joins_again_which_moves_its
         assert proof_of(user, type_0)[0] > type_0.start + 80
 
 
-def test_each_verified_proof_draws_a_leaf_but_never_the_last_one(tmp_path):
+def test_verified_proof_draws_any_leaf_but_the_last(tmp_path):
     drawn = {3: set(), 5: set()}
     with own_network(tmp_path, proof_window=2) as user:
         posts = {leaves: user.post(random_content(leaves * 10_240)) for leaves in drawn}
@@ -748,7 +746,7 @@ def test_each_verified_proof_draws_a_leaf_but_never_the_last_one(tmp_path):
         assert height > small.start + 100
 
 
-def test_who_keeps_one_leaf_joins_proves_it_is_dropped_and_joins_again(tmp_path):
+def test_provider_with_one_leaf_rejoins_after_being_dropped(tmp_path):
     with own_network(tmp_path, proof_window=10, no_zero_draws=1) as user:
         post = user.post(random_content(400_000))
         user.network.misbehave(provider=0, leaves=1)
@@ -767,7 +765,7 @@ def test_a_node_may_name_another_version_than_the_truth(tmp_path):
         assert [version_of(user, lcd) for lcd in (0, 1)] == ["5.1.0", "v5.0.1"]
 
 
-def test_a_strangers_deletion_removes_the_bytes_of_a_post_that_stays_listed(tmp_path):
+def test_deletion_by_a_stranger_removes_bytes_of_listed_posts(tmp_path):
     stranger_address = Wallet(OTHER_WORDS).address
     wealth = {
         "fund": {ADDRESS: FUNDS, stranger_address: FUNDS},
@@ -838,7 +836,7 @@ def test_a_mempool_can_be_forgotten(user):
     assert user.broadcast(raw)["code"] == 0
 
 
-def test_a_network_ends_in_order_when_told_to_or_when_its_starter_is_gone(tmp_path):
+def test_network_ends_on_order_or_without_its_parent(tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -928,5 +926,5 @@ over.get()
 """
 
 
-def test_a_network_that_is_told_to_end_again_while_it_takes_that_in_ends():
+def test_network_ends_when_ordered_twice():
     subprocess.run([sys.executable, "-c", TOLD_AT_EVERY_LINE], timeout=PATIENCE_SECONDS, check=True)

@@ -193,7 +193,7 @@ def test_no_route_looks_at_the_method(user):
     )
 
 
-def test_nothing_is_known_of_a_job_before_the_body_is_through(user):
+def test_job_is_unknown_before_the_body_is_complete(user):
     post = user.post(random_content(200_000))
     body = upload_body(post)
     address = urlsplit(user.network.providers[0])
@@ -209,7 +209,7 @@ def test_nothing_is_known_of_a_job_before_the_body_is_through(user):
         assert b" 202 " in receive(connection, b"job_id")
 
 
-def test_a_second_post_of_a_root_needs_an_upload_of_its_own(user):
+def test_second_post_of_a_root_needs_its_own_upload(user):
     post = user.post(random_content(5000))
     user.upload(post)
     again = user.post(post.content)
@@ -307,7 +307,7 @@ def test_the_first_version_alone_reads_the_type(user):
 
 
 @pytest.mark.parametrize("path", ["/upload", "/v2/upload"])
-def test_a_body_that_is_no_whole_form_is_a_bad_request(user, path):
+def test_incomplete_form_is_a_bad_request(user, path):
     post = user.post(random_content(5000))
     plain = user.client.post(user.network.providers[0] + path, content=b"hello")
     fileless = send(user, path, upload_body(post, names=("sender", "merkle", "start")))
@@ -332,7 +332,7 @@ def test_what_all_places_are_taken_for_is_refused(user):
     assert user.upload(post, 0, version=1).status_code == 200
 
 
-def test_a_size_that_differs_from_the_chain_s_is_refused_by_one_version_and_stored_by_both(user):
+def test_wrong_size_is_stored_by_both_upload_versions(user):
     one, other = (user.post(random_content(5000), size_bytes=4000) for _ in range(2))
     answer = user.upload(one, version=1)
     assert (answer.status_code, answer.json()["error"]) == (
@@ -480,7 +480,7 @@ def test_deleting_one_of_two_posts_takes_the_bytes_of_both(user):
     assert user.provers(second) == []
 
 
-def test_deleting_a_file_damages_what_begins_like_it_until_that_is_uploaded_again(user):
+def test_deletion_damages_files_with_the_same_beginning(user):
     beginning = random_content(3 * MIB)
     gone, kept = (user.post(beginning + tail) for tail in (b"one", b"other"))
     for post in (gone, kept):
@@ -498,7 +498,7 @@ def test_deleting_a_file_damages_what_begins_like_it_until_that_is_uploaded_agai
 # --- limits ---
 
 
-def test_an_upload_that_is_read_too_long_is_cut_and_nothing_is_stored(tmp_path):
+def test_too_slow_upload_is_cut_and_not_stored(tmp_path):
     with own_network(tmp_path, upload_seconds=0.5) as user:
         post = user.post(random_content(2 * MIB))
         user.network.misbehave(provider=0, upload_rate=MIB)
@@ -520,9 +520,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChainUser]:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_an_upload_that_is_through_after_the_reply_s_time_ends_without_an_answer_and_is_stored(
-    impatient, version
-):
+def test_late_upload_is_stored_without_an_answer(impatient, version):
     user = impatient
     post = user.post(random_content(2 * MIB))
     user.network.misbehave(provider=0, upload_rate=2 * MIB)
@@ -546,7 +544,7 @@ def test_a_download_ends_short_after_the_reply_s_time(impatient):
     assert post.content.startswith(body)
 
 
-def test_a_job_that_went_well_is_forgotten_and_one_that_failed_is_not(impatient):
+def test_successful_jobs_are_forgotten_and_failed_ones_kept(impatient):
     user = impatient
     well, failed = (user.post(random_content(100)) for _ in range(2))
     for post, content in ((well, well.content), (failed, b"other")):
@@ -558,7 +556,7 @@ def test_a_job_that_went_well_is_forgotten_and_one_that_failed_is_not(impatient)
 # --- misbehaviour ---
 
 
-def test_a_dropped_upload_leaves_nothing_and_is_dropped_as_often_as_told(user):
+def test_dropped_upload_leaves_nothing_for_the_ordered_count(user):
     post = user.post(random_content(3 * MIB))
     user.network.misbehave(provider=0, drop_upload_after=MIB, times=1)
     with pytest.raises(httpx.TransportError):
@@ -609,7 +607,7 @@ def test_a_download_can_end_anywhere(user):
     assert body == post.content[:100_001]
 
 
-def test_a_provider_can_fail_be_full_forget_jobs_or_say_what_it_likes(user):
+def test_provider_can_misbehave_in_each_way(user):
     post = user.post(random_content(5000))
     user.network.misbehave(provider=0, full=True)
     user.upload(post)
@@ -629,7 +627,7 @@ def test_a_provider_can_fail_be_full_forget_jobs_or_say_what_it_likes(user):
     assert user.status(post).text.startswith("<html>")
 
 
-def test_a_provider_can_be_gone_and_come_back_on_its_port(user):
+def test_provider_can_leave_and_return_on_its_port(user):
     user.network.misbehave(provider=0, refuse=True)
     with pytest.raises(httpx.TransportError):
         user.client.get(user.network.providers[0])
@@ -640,7 +638,7 @@ def test_a_provider_can_be_gone_and_come_back_on_its_port(user):
     assert user.client.get(user.network.providers[0]).status_code == 200
 
 
-def test_jobs_are_forgotten_over_a_restart_and_bytes_are_proven_all_the_same(user):
+def test_restart_forgets_jobs_but_proves_bytes(user):
     post = user.post(random_content(5000))
     user.upload(post)
     user.network.kill()

@@ -58,7 +58,7 @@ def test_a_copy_of_another_length_is_no_copy(store, tmp_path):
     assert list(store.copies(posting)) == []
 
 
-def test_a_copy_that_this_user_may_not_read_is_not_lost(tmp_path):
+def test_unreadable_copy_is_not_reported_lost(tmp_path):
     tmp_path.chmod(0o755)
     with contextlib.chdir(tmp_path):  # what is above it may not be searched
         store = DirectoryStore(Path("store"))
@@ -81,7 +81,7 @@ def test_a_copy_that_this_user_may_not_read_is_not_lost(tmp_path):
             assert "this user may read it" in refused.value.hint
 
 
-def test_a_staged_file_that_is_gone_is_said_to_be_gone(store, tmp_path):
+def test_missing_staged_file_is_reported(store, tmp_path):
     posting = store.post(to_store(store, staged_file(tmp_path, b"x")), MemoryLog())
     with pytest.raises(StoreError, match="is gone"):
         store.put(posting, tmp_path / "nowhere", lambda _: None)
@@ -261,7 +261,7 @@ def test_a_marker_that_cannot_be_read_says_nothing(kept, tmp_path):
         store.folder.chmod(0o755)
 
 
-def test_a_chunk_that_the_disk_has_no_room_for_is_refused_with_the_numbers(small_disk):
+def test_chunk_too_large_for_the_disk_is_refused_with_sizes(small_disk):
     store = DirectoryStore(small_disk / "store")
     with pytest.raises(StoreError, match=r"too little for a chunk of 1\.9 MiB beside 5 B"):
         store.admit(public=False, stored_size_bytes=2_000_000, waiting_bytes=5)

@@ -68,9 +68,7 @@ def refused(opened, staged, error, match):
     return raised.value
 
 
-def test_while_no_provider_answers_nothing_is_paid_and_once_they_do_it_is_posted(
-    opened, network, staged
-):
+def test_post_waits_until_providers_answer(opened, network, staged):
     all_of(network, refuse=True)
     error = refused(
         opened,
@@ -83,28 +81,24 @@ def test_while_no_provider_answers_nothing_is_paid_and_once_they_do_it_is_posted
     assert opened.posted(staged).start
 
 
-def test_fewer_providers_that_answer_than_copies_that_are_required_are_too_few(
-    opened, network, staged
-):
+def test_too_few_answering_providers_are_refused(opened, network, staged):
     for number in (0, 1):
         network.misbehave(provider=number, refuse=True)
     refused(opened, staged, NoProvider, "2 providers would take one now")
 
 
-def test_one_that_is_not_reached_is_no_reason_where_enough_others_are(opened, network, staged):
+def test_unreachable_provider_is_harmless_if_others_suffice(opened, network, staged):
     network.misbehave(provider=2, refuse=True)
     assert opened.posted(staged).start
 
 
-def test_a_gateway_that_answers_for_a_provider_that_is_down_is_no_provider(opened, network, staged):
+def test_gateway_of_a_provider_that_is_down_counts_as_unreachable(opened, network, staged):
     for number in (0, 1):
         network.misbehave(provider=number, fail=502)
     refused(opened, staged, NoProvider, "answers with 502")
 
 
-def test_providers_at_private_addresses_are_refused_for_good_where_the_settings_do_not_allow_them(
-    open_with, staged
-):
+def test_forbidden_private_addresses_are_a_permanent_error(open_with, staged):
     opened = open_with(allow_private_addresses=False)
     error = refused(
         opened, staged, UploadsRefused, "4 of 4 providers have addresses that are not public"
@@ -113,7 +107,7 @@ def test_providers_at_private_addresses_are_refused_for_good_where_the_settings_
     assert "jackal.allow_private_addresses" in error.hint
 
 
-def test_fewer_providers_than_copies_are_required_is_said_with_both_numbers(open_with, staged):
+def test_too_few_listed_providers_are_reported_with_numbers(open_with, staged):
     error = refused(
         open_with(copies=5),
         staged,
@@ -133,9 +127,7 @@ def test_providers_without_room_are_not_counted(opened, network, staged):
     refused(opened, staged, NoProvider, "has 299999 bytes free")
 
 
-def test_a_bandwidth_limit_under_which_no_upload_ends_in_time_is_refused_with_the_least_that_does(
-    open_with, staged
-):
+def test_too_low_bandwidth_limit_is_refused_with_a_sufficient_one(open_with, staged):
     error = refused(
         open_with(bandwidth=1000),
         staged,
@@ -146,7 +138,7 @@ def test_a_bandwidth_limit_under_which_no_upload_ends_in_time_is_refused_with_th
     assert open_with(bandwidth=5556).posted(staged).start
 
 
-def test_a_share_of_the_limit_that_is_too_low_is_waited_for(opened, staged):
+def test_too_low_share_of_the_limit_is_retryable(opened, staged):
     opened.board.given = OperatorControls(bandwidth=6000, uploads=2)
     assert not refused(opened, staged, NoProvider, "other runs upload at the same time").permanent
 
@@ -226,9 +218,7 @@ def test_a_sealed_chunk_waits_unpaid_until_providers_are_back(context, network):
 
 
 @pytest.mark.thorough
-def test_after_the_proof_type_was_changed_a_posted_chunk_goes_on_with_its_own(
-    tmp_path, context, network, ledger
-):
+def test_posted_chunk_keeps_its_proof_type(tmp_path, context, network, ledger):
     (chunk,) = plan(context).chunks
     archive_chunk(context, chunk.name, until=chunk_steps.post_file)
     jackal = context.settings.jackal.model_copy(update={"proof_type": 0})
@@ -242,7 +232,7 @@ def test_after_the_proof_type_was_changed_a_posted_chunk_goes_on_with_its_own(
     store.close()
 
 
-def test_a_run_that_may_use_no_provider_ends_before_anything_is_paid(
+def test_run_without_usable_providers_pays_nothing(
     tmp_path, network, database_url, s3_server, new_bucket
 ):
     new_bucket.put("key", os.urandom(100_000))

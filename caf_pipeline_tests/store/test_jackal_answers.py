@@ -102,7 +102,7 @@ def bank(type_, *pairs):
     return {"type": type_, "attributes": [{"key": key, "value": value} for key, value in pairs]}
 
 
-def test_what_messages_moved_is_read_from_the_events_of_the_bank():
+def test_moved_coins_are_read_from_bank_events():
     spent = bank(
         "coin_spent",
         ("spender", "us"),
@@ -236,7 +236,7 @@ def test_what_is_no_time_is_no_answer_of_a_chain(time):
         answers.parse_block(answer({"block": {"header": header}}))
 
 
-def test_a_transaction_in_no_block_is_no_answer_of_a_chain():
+def test_transaction_without_a_block_is_an_invalid_answer():
     response = {"height": "0", "code": 0, "codespace": "", "raw_log": "", "data": ""}
     with pytest.raises(ChainUnreachable, match="height 0"):
         answers.parse_transaction(answer({"tx_response": response}))
@@ -274,5 +274,5 @@ def test_a_transaction_in_no_block_is_no_answer_of_a_chain():
         ),
     ],
 )
-def test_versions_from_5_1_0_on_verify_type_3_and_what_is_not_readable_does_not(version, verifies):
+def test_type_3_needs_a_readable_recent_version(version, verifies):
     assert answers.verifies_type_3(version) is verifies

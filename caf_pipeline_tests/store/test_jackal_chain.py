@@ -207,7 +207,7 @@ def test_the_greatest_height_is_remembered(chain, node, heights):
     assert heights.height == 100
 
 
-def test_what_a_node_that_is_behind_does_not_know_proves_nothing(chain, node, heights):
+def test_not_found_from_a_lagging_node_proves_nothing(chain, node, heights):
     heights.see(101)
     name = f"/cosmos/tx/v1beta1/txs/{'AB' * 32}"
     node.answers[name] = NOT_FOUND
@@ -226,7 +226,7 @@ def test_a_node_that_is_behind_is_passed_over(open_chain, nodes, heights):
     assert f"files/merkle/{IN_PATH}" not in first.asked
 
 
-def test_behind_one_address_an_answer_from_an_older_state_does_not_count(chain, node):
+def test_answer_from_an_older_state_is_refused(chain, node):
     node.answers["params"] = Told(
         {"params": {"proof_window": "9"}}, headers={"Grpc-Metadata-X-Cosmos-Block-Height": "99"}
     )
@@ -245,7 +245,7 @@ def test_the_height_of_a_transaction_counts_as_seen(chain, node, heights):
     assert heights.height == 104
 
 
-def test_a_newest_block_of_hours_ago_is_a_chain_that_stands_still(open_chain, nodes):
+def test_old_newest_block_means_a_halted_chain(open_chain, nodes):
     first, second = nodes
     first.age = 7300
     with pytest.raises(ChainHalted, match=r"is 7\d{3} s old") as halted:
@@ -273,7 +273,7 @@ def test_the_time_between_blocks_is_measured_once(chain, node):
 
 
 @pytest.mark.parametrize("height", [1, 100])
-def test_a_chain_too_young_to_measure_or_without_old_blocks_has_usual_ones(chain, node, height):
+def test_unmeasurable_chain_has_the_default_block_time(chain, node, height):
     node.height = height
     node.answers["blocks/1"] = Told(
         {"code": 3, "message": "height 1 is not available", "details": []}, 400
@@ -359,13 +359,13 @@ def test_an_unknown_file_is_none(chain, node):
     assert chain.file(ROOT, OWNER, 8).start == 8
 
 
-def test_not_found_of_a_file_is_not_believed_where_its_root_lists_it(chain, node):
+def test_not_found_needs_the_list_of_the_root(chain, node):
     node.answers[f"files/{IN_PATH}/{OWNER}/7"] = NOT_FOUND
     node.answers[f"files/merkle/{IN_PATH}"] = paged([a_file(6), a_file(7)])
     assert chain.file(ROOT, OWNER, 7).start == 7
 
 
-def test_a_404_that_is_not_the_chains_own_is_no_unknown_file(chain, node):
+def test_foreign_404_does_not_count_as_unknown_file(chain, node):
     node.answers[f"files/{IN_PATH}/{OWNER}/7"] = Told(b"<html>nginx</html>", 404)
     with pytest.raises(ChainUnreachable):
         chain.file(ROOT, OWNER, 7)
@@ -423,7 +423,7 @@ def test_a_list_is_read_over_its_pages_empty_ones_included(chain, node):
     assert [one.start for one in chain.files_of_root(ROOT)] == [1, 2, 3]
 
 
-def test_a_page_that_is_too_long_is_asked_for_in_smaller_ones(chain, node):
+def test_too_long_page_is_requested_in_smaller_pages(chain, node):
     """Whoever posts files with long notes must not hide those that stand beside them."""
     files = [a_file(start) | {"note": "x" * 1_000_000} for start in range(1, 30)]
 
@@ -467,7 +467,7 @@ def test_a_list_goes_on_at_another_node_where_one_fails(open_chain, nodes):
     assert [one.start for one in open_chain(first.url, second.url).files_of_root(ROOT)] == [1, 2]
 
 
-def test_an_archives_files_are_those_of_its_note_and_of_our_own(chain, node):
+def test_archive_files_need_its_note_and_our_owner(chain, node):
     foreign = [
         a_file(2, owner="jkl1other"),
         a_file(3, note=archive_note("a2")),
@@ -532,7 +532,7 @@ def test_the_last_proof_is_found_in_the_providers_list(chain, node):
     assert node.asked.count(f"proofs/jkl1p/{IN_PATH}/{OWNER}/9") == 0  # refused once
 
 
-def test_the_last_proof_is_asked_for_alone_where_the_chain_knows_how(chain, node):
+def test_single_proof_query_is_used_if_supported(chain, node):
     node.answers[f"proofs/jkl1p/{IN_PATH}/{OWNER}/7"] = Told({"proof": a_proof(7, 88)})
     assert chain.proof("jkl1p", ROOT, OWNER, 7).last_proven == 88
 
@@ -541,9 +541,7 @@ def test_the_last_proof_is_asked_for_alone_where_the_chain_knows_how(chain, node
     "answer",
     [a_proof(6, 88), a_proof(7, 88, prover="jkl1q"), a_proof(7, 88) | {"owner": "jkl1other"}],
 )
-def test_a_proof_of_another_file_or_provider_is_none_of_the_one_that_was_asked_for(
-    chain, node, answer
-):
+def test_proof_of_another_file_or_provider_is_ignored(chain, node, answer):
     node.answers[f"proofs/jkl1p/{IN_PATH}/{OWNER}/7"] = Told({"proof": answer})
     node.answers["proofs/jkl1p"] = Told({"proofs": [answer]})
     assert chain.proof("jkl1p", ROOT, OWNER, 7) is None
@@ -570,9 +568,7 @@ def runs(node, version):
 
 
 @pytest.mark.parametrize("version", ["5.0.1", "", "main", None, "5.1.0-rc1"])
-def test_type_3_is_refused_on_a_chain_that_may_not_verify_it_and_type_0_is_not(
-    chain, node, version
-):
+def test_only_type_3_is_refused_on_old_chains(chain, node, version):
     runs(node, version)
     with pytest.raises(SettingsError, match="proof_type is 3") as refused:
         chain.require_verified(3)
@@ -580,9 +576,7 @@ def test_type_3_is_refused_on_a_chain_that_may_not_verify_it_and_type_0_is_not(
     chain.require_verified(0)
 
 
-def test_of_several_nodes_the_oldest_software_counts_and_those_that_do_not_answer_are_passed_over(
-    open_chain, nobody
-):
+def test_oldest_version_of_the_answering_nodes_counts(open_chain, nobody):
     with ScriptedLcd() as old, ScriptedLcd() as new:
         runs(new, "v5.1.0")
         runs(old, "5.0.1")
@@ -612,7 +606,7 @@ def test_a_transaction_is_sent_and_the_answer_is_the_nodes(chain, node):
     assert chain.broadcast(b"bytes").code == 13
 
 
-def test_a_broadcast_that_got_no_answer_is_sent_to_the_next_node(open_chain, nodes):
+def test_unanswered_broadcast_goes_to_the_next_node(open_chain, nodes):
     first, second = nodes
     first.answers[SENT] = Told(b"{}", cut=0)
     second.answers[SENT] = Told(
@@ -637,7 +631,7 @@ def test_another_node_is_asked_where_the_first_keeps_no_index(open_chain, nodes)
     assert open_chain(first.url, second.url).transaction("AB").height == 90
 
 
-def test_a_transaction_that_no_index_could_tell_of_is_no_answer(chain, node):
+def test_transaction_without_a_node_index_is_unknown(chain, node):
     node.answers["/cosmos/tx/v1beta1/txs/AB"] = Told(
         {"code": 13, "message": "internal", "details": []}, 500
     )
@@ -659,7 +653,7 @@ def test_threads_share_a_chain(chain, node):
     assert found == [9] * 160
 
 
-def test_an_error_names_the_query_and_holds_no_more_than_a_line_of_the_answer(chain, node):
+def test_error_has_the_query_and_a_short_quote(chain, node):
     node.answers["params"] = Told(json.dumps({"params": {"proof_window": "x" * 10_000}}).encode())
     with pytest.raises(ChainUnreachable) as unreachable:
         chain.proof_window()

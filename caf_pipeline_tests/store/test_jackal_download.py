@@ -82,7 +82,7 @@ def test_the_next_holder_is_asked_where_one_fails(opened, kept, network, conduct
 @pytest.mark.parametrize(
     "direct_from_bytes", [1, provider.DIRECT_FROM_BYTES], ids=["past httpcore", "by httpcore"]
 )
-def test_a_download_that_is_cut_is_resumed_at_the_same_provider(
+def test_cut_download_resumes_at_the_same_provider(
     opened, kept, network, monkeypatch, direct_from_bytes
 ):
     monkeypatch.setattr(provider, "DIRECT_FROM_BYTES", direct_from_bytes)
@@ -114,14 +114,14 @@ def test_a_read_from_one_provider_asks_no_other(opened, kept, network):
     assert read(opened, posting, provider=network.provider_addresses[second]) == DATA
 
 
-def test_a_provider_that_does_not_have_the_file_says_that_it_is_missing(opened, kept, network):
+def test_provider_without_the_file_reports_it_missing(opened, kept, network):
     posting, holders = kept
     (other,) = set(range(4)) - set(holders)
     with pytest.raises(StoredChunkMissing):
         read(opened, posting, provider=network.provider_addresses[other])
 
 
-def test_a_provider_that_the_chain_does_not_list_is_not_reached(opened, kept):
+def test_unlisted_provider_is_not_contacted(opened, kept):
     with pytest.raises(StoreUnreachable, match="no usable address"):
         read(opened, kept[0], provider="jkl1nobody")
 
@@ -151,16 +151,14 @@ def test_past_the_end_nothing_is_asked(opened, kept):
     assert not asked(opened, before)
 
 
-def test_a_chain_that_is_away_does_not_keep_a_known_file_from_being_read(opened, kept, network):
+def test_known_file_is_readable_while_the_chain_is_away(opened, kept, network):
     posting, _ = kept
     read(opened, posting, 0, 10)
     chain_away(network)
     assert read(opened, posting) == DATA
 
 
-def test_a_file_whose_holders_are_not_known_is_read_from_anybody_while_the_chain_is_away(
-    opened, kept, network
-):
+def test_file_without_known_holders_is_read_from_any_provider(opened, kept, network):
     posting, _ = kept
     opened.store._selection.listed()
     chain_away(network)

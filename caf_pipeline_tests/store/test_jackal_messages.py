@@ -77,7 +77,7 @@ def test_a_post_is_signed_as_another_library_signs_it(wallet):
     )
 
 
-def test_a_first_transaction_of_two_messages_is_signed_as_another_library_signs_it(wallet):
+def test_two_message_transaction_matches_another_library(wallet):
     both = [buy_storage(wallet.address, 10**9, 30), a_post(wallet)]
     body = sign_transaction(
         wallet, both, TransactionTerms("jackal-1", 17, 0, 2**40, 1_000_000, 20_000)
@@ -109,7 +109,7 @@ def test_data_that_is_none_of_a_transaction_is_refused(data):
         post_starts(data)
 
 
-def test_a_root_stands_in_a_path_in_url_safe_base64_with_padding():
+def test_path_has_root_in_padded_url_safe_base64():
     assert root_in_path(b"\xfb\xff\xfe\x00") == "-__-AA=="
 
 

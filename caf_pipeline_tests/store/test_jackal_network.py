@@ -180,7 +180,7 @@ def test_every_object_reads_back(archived):
         assert done.out == archived.bodies[key]
 
 
-def test_the_chain_lists_each_chunk_once_with_the_copies_asked_for(archived, named, chain):
+def test_chain_lists_each_chunk_once_with_all_copies(archived, named, chain):
     address = Wallet(named.mnemonic).address
     for chunk in archived.chunks():
         files = [

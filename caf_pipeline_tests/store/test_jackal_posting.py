@@ -99,7 +99,7 @@ def outcomes(log):
 # --- a post ---
 
 
-def test_a_post_is_charged_once_and_its_start_is_that_of_its_block(payer, log):
+def test_post_is_charged_once_and_starts_at_its_block(payer, log):
     posting = payer.poster(log).post(chunk("a"), log)
     assert [posting.start] == payer.starts("a")
     assert (posting.owner, posting.stored_size_bytes) == (payer.address, SIZE)
@@ -151,12 +151,12 @@ def test_fewer_copies_than_asked_serve_where_they_are_enough(payer, log):
     assert payer.poster(log, copies=3, required_copies=2).post(chunk("a"), log) == first
 
 
-def test_a_post_that_the_chain_no_longer_has_is_no_result(payer, log):
+def test_post_missing_from_the_chain_does_not_count(payer, log):
     log.start_of = lambda account, chunk: 1  # of a post that was deleted since
     assert payer.poster(log).post(chunk("a"), log).start == payer.starts("a")[0] != 1
 
 
-def test_a_damaged_chunk_whose_post_is_gone_from_the_chain_is_posted_again(payer, ledger, network):
+def test_damaged_chunk_without_a_post_is_posted_again(payer, ledger, network):
     (name,) = in_posting(ledger, 1)
     log = ledger.transactions(this_process("run-1"))
     poster = payer.poster(log)
@@ -196,7 +196,7 @@ def test_posts_that_wait_together_go_in_one_transaction(payer, log):
     assert payer.charged() == 4 * CHARGED
 
 
-def test_a_transaction_takes_eight_posts_and_its_own_is_always_among_them(payer, log):
+def test_transaction_has_eight_posts_including_our_own(payer, log):
     names = [f"w{number}" for number in range(10)]
     for name in names:
         ask(log, payer, name)
@@ -205,7 +205,7 @@ def test_a_transaction_takes_eight_posts_and_its_own_is_always_among_them(payer,
     assert [len(payer.starts(name)) for name in names] == [1] * 7 + [0] * 3
 
 
-def test_what_does_not_fit_the_free_space_is_left_for_its_own_run(payer, log, network):
+def test_post_too_large_for_the_batch_keeps_waiting(payer, log, network):
     network.grant(payer.address, 3 * CHARGED)
     ask(log, payer, "large", size_bytes=2 * SIZE + 1)
     ask(log, payer, "small")
@@ -214,7 +214,7 @@ def test_what_does_not_fit_the_free_space_is_left_for_its_own_run(payer, log, ne
     assert [one.chunk for one in log.waiting(payer.account)] == ["large"]
 
 
-def test_a_waiting_root_that_is_on_the_chain_already_is_not_posted_again(payer, log):
+def test_queued_root_on_the_chain_is_not_posted_again(payer, log):
     others = MemoryLog()
     payer.poster(others).post(chunk("b"), others)
     ask(log, payer, "b")
@@ -222,7 +222,7 @@ def test_a_waiting_root_that_is_on_the_chain_already_is_not_posted_again(payer, 
     assert [len(payer.starts(name)) for name in "ab"] == [1, 1]
 
 
-def test_after_a_batch_failed_on_the_chain_the_post_goes_alone(payer, log):
+def test_post_goes_alone_after_a_failed_batch(payer, log):
     ask(log, payer, "bad", note="{")
     posting = payer.poster(log).post(chunk("a"), log)
     assert payer.starts("a") == [posting.start]
@@ -230,7 +230,7 @@ def test_after_a_batch_failed_on_the_chain_the_post_goes_alone(payer, log):
     assert payer.charged() == CHARGED
 
 
-def test_a_chunk_withdrawn_while_its_post_was_signed_does_not_keep_ours_back(payer, ledger):
+def test_chunk_withdrawn_during_signing_does_not_block_our_post(payer, ledger):
     mine, withdrawn = in_posting(ledger, 2)
     log = ledger.transactions(this_process("run-1"))
     ask(log, payer, withdrawn)
@@ -316,7 +316,7 @@ def test_the_spend_cap_is_kept_with_its_numbers(payer, log):
     assert 10**9 - payer.balance() == 2 * spent
 
 
-def test_with_too_low_a_fee_the_hint_is_to_raise_the_price_and_then_it_goes_through(payer, log):
+def test_too_low_fee_names_gas_price_and_recovers(payer, log):
     cheap = payer.poster(log, gas_price=0.0001, timeout_blocks=5)
     with pytest.raises(TransactionRefused, match="insufficient fees") as raised:
         cheap.post(chunk("a"), log)
@@ -334,15 +334,13 @@ def test_with_too_low_a_fee_the_hint_is_to_raise_the_price_and_then_it_goes_thro
         (lambda payer: payer.network.grant(payer.address, CHARGED - 1), PlanTooSmall),
     ],
 )
-def test_a_plan_that_changed_after_the_look_at_it_is_told_by_the_chains_code(
-    payer, log, spoil, error
-):
+def test_plan_changed_after_its_check_is_reported_by_code(payer, log, spoil, error):
     then(log, "commit", lambda: spoil(payer))
     refused(error, payer.poster(log), log, payer)
     assert outcomes(log) == ["failed"]
 
 
-def test_a_note_that_is_no_json_is_refused_by_its_code(payer, log, monkeypatch):
+def test_note_without_json_is_refused_by_code(payer, log, monkeypatch):
     monkeypatch.setattr(posting_module, "archive_note", lambda archive_id: "{")
     with pytest.raises(TransactionRefused, match="not valid json") as raised:
         payer.poster(log).post(chunk("a"), log)
@@ -357,7 +355,7 @@ def test_a_code_of_the_chain_has_its_error(code, error):
     assert type(posting_module._failure(code, "sdk", "told")) is error
 
 
-def test_coins_that_went_after_the_look_at_them_are_told_by_the_nodes_code(network, stack, log):
+def test_coins_spent_after_the_check_are_reported_by_code(network, stack, log):
     payer = Payer.new(network, stack, coins=5_000)
     then(log, "commit", lambda: network.fund(payer.address, -4_999))
     assert "smaller than" in refused(EmptyWallet, payer.poster(log), log, payer)
@@ -407,7 +405,7 @@ def test_a_full_mempool_is_waited_for(payer, log, network, threads):
     assert [posting.result(PATIENCE_SECONDS).start] == payer.starts("a")
 
 
-def test_a_node_that_forgot_its_mempool_gets_the_same_bytes_again(payer, log, network):
+def test_node_with_a_lost_mempool_gets_the_same_bytes(payer, log, network):
     network.misbehave(halted=True, forget_mempool=True)
 
     def restart():
@@ -424,7 +422,7 @@ def test_a_node_that_forgot_its_mempool_gets_the_same_bytes_again(payer, log, ne
     assert (outcomes(log), payer.transactions()) == (["included"], 1)
 
 
-def test_an_inclusion_after_the_run_gave_up_is_found_by_the_next(payer, log, network):
+def test_next_run_finds_a_late_inclusion(payer, log, network):
     network.misbehave(delay_inclusion=10)
     chain = payer.chain(log, attempts=1)
 
@@ -475,9 +473,7 @@ def test_another_program_that_takes_the_sequence_is_signed_around(payer, log, ne
     assert payer.charged() == CHARGED
 
 
-def test_another_program_that_takes_the_sequence_in_the_same_block_is_signed_around(
-    payer, log, network
-):
+def test_sequence_taken_by_another_program_is_signed_again(payer, log, network):
     network.misbehave(halted=True)
     chain = payer.chain(log)
 
@@ -491,9 +487,7 @@ def test_another_program_that_takes_the_sequence_in_the_same_block_is_signed_aro
     assert outcomes(log) == ["superseded", "included"]
 
 
-def test_past_its_timeout_height_a_transaction_is_given_up_and_only_then_signed_again(
-    payer, log, network, threads
-):
+def test_transaction_is_signed_again_only_after_its_timeout(payer, log, network, threads):
     network.misbehave(swallow_broadcast=True)
     chain = payer.chain(log)
     broadcasts = network.state()["broadcasts"]
@@ -508,7 +502,7 @@ def test_past_its_timeout_height_a_transaction_is_given_up_and_only_then_signed_
     assert payer.charged() == CHARGED
 
 
-def test_without_an_index_of_transactions_the_roots_on_the_chain_decide(payer, log, network):
+def test_roots_on_the_chain_replace_a_missing_index(payer, log, network):
     for index in (0, 1):
         network.misbehave(lcd=index, index_off=True)
     ask(log, payer, "b")
@@ -518,9 +512,7 @@ def test_without_an_index_of_transactions_the_roots_on_the_chain_decide(payer, l
     assert (outcomes(log), payer.transactions()) == (["included"], 1)
 
 
-def test_without_an_index_a_transaction_that_failed_does_not_go_on_for_ever(
-    payer, log, network, monkeypatch
-):
+def test_failed_transaction_without_an_index_ends(payer, log, network, monkeypatch):
     monkeypatch.setattr(posting_module, "archive_note", lambda archive_id: "{")
     monkeypatch.setattr(posting_module, "SIGNINGS", 2)
     for index in (0, 1):
@@ -543,9 +535,7 @@ def test_a_node_that_lags_leads_to_no_second_payment(payer, log, network):
     assert payer.transactions() == 1
 
 
-def test_a_node_that_falls_behind_while_a_transaction_is_pending_does_not_make_it_expire(
-    payer, log, network
-):
+def test_lagging_node_does_not_expire_a_pending_transaction(payer, log, network):
     chain = payer.chain(log, attempts=1)
 
     def fall_behind():
@@ -563,9 +553,7 @@ def test_a_node_that_falls_behind_while_a_transaction_is_pending_does_not_make_i
     assert [payer.poster(log).post(chunk("a"), log).start] == payer.starts("a")
 
 
-def test_a_paused_process_that_lost_its_lease_sends_nothing_that_was_not_committed(
-    payer, log, network
-):
+def test_process_without_its_lease_sends_only_committed_transactions(payer, log, network):
     chain = payer.chain(log)
     then(log, "commit", lambda: log.take_over(payer.account), before=True)
     broadcasts = network.state()["broadcasts"]
@@ -599,9 +587,7 @@ def test_a_purchase_is_paid_once_and_names_its_cost(network, stack, log):
     assert payer.charged() == CHARGED
 
 
-def test_a_purchase_while_a_plan_runs_counts_what_the_chain_took_and_not_its_list_price(
-    network, stack, log
-):
+def test_purchase_during_a_plan_counts_the_amount_charged(network, stack, log):
     payer = Payer.new(network, stack, space=0)
     poster = payer.poster(log)
     poster.buy(3 * GB, 30, log)
@@ -613,7 +599,7 @@ def test_a_purchase_while_a_plan_runs_counts_what_the_chain_took_and_not_its_lis
     assert log.at_list_price(payer.account) == 0
 
 
-def test_before_a_purchase_the_cap_is_held_to_its_list_price(network, stack, log):
+def test_spend_cap_applies_to_the_list_price(network, stack, log):
     payer = Payer.new(network, stack, space=0)
     spent = payer.poster(log).buy(3 * GB, 30, log).cost
     with pytest.raises(SpendCapReached):
@@ -621,9 +607,7 @@ def test_before_a_purchase_the_cap_is_held_to_its_list_price(network, stack, log
     assert log.spent(payer.account) == spent
 
 
-def test_where_no_node_tells_what_was_taken_the_list_price_counts_and_is_said_to(
-    network, stack, log
-):
+def test_list_price_counts_if_the_charge_is_unknown(network, stack, log):
     payer = Payer.new(network, stack, space=0)
     payer.poster(log).buy(3 * GB, 30, log)
     for index in (0, 1):
@@ -729,9 +713,7 @@ def test_killed_at_any_moment_a_purchase_is_paid_once(network, stack, tmp_path, 
 
 
 @pytest.mark.thorough
-def test_runs_of_several_processes_share_a_wallet_and_pay_for_each_root_once(
-    payer, ledger, database_url
-):
+def test_processes_sharing_a_wallet_pay_each_root_once(payer, ledger, database_url):
     names = in_posting(ledger, 4)
     log = ledger.transactions(this_process("run-1"))
     with contextlib.ExitStack() as started:
@@ -750,9 +732,7 @@ def test_runs_of_several_processes_share_a_wallet_and_pay_for_each_root_once(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("moment", sampled([12, 14, 16], every=3))
-def test_a_run_that_is_killed_as_owner_is_followed_by_another_chunks_run(
-    payer, ledger, database_url, moment
-):
+def test_killed_leaseholder_is_followed_by_another_run(payer, ledger, database_url, moment):
     """The moments lie around the commit, with the transaction of two posts, and the broadcast."""
     first, second = in_posting(ledger, 2)
     with start_run(payer, database_url, first, moment=moment) as run:

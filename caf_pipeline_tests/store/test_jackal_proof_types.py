@@ -111,9 +111,7 @@ def every_object_reads_back(context):
 
 
 @pytest.mark.parametrize("version", ["5.0.1", "5.1.0-rc1", "main", ""])
-def test_type_3_is_refused_before_a_byte_is_fetched_and_before_anything_is_paid(
-    make_context, old_network, version
-):
+def test_type_3_is_refused_before_fetching_and_paying(make_context, old_network, version):
     say(old_network, version)
     context, before = make_context(3), paid(old_network)
     (chunk,) = plan(context).chunks
@@ -124,7 +122,7 @@ def test_type_3_is_refused_before_a_byte_is_fetched_and_before_anything_is_paid(
     assert (context.objects.reads, paid(old_network)) == ([], before)
 
 
-def test_a_sealed_chunk_is_not_posted_where_the_type_is_refused_by_any_node(sealed, old_network):
+def test_sealed_chunk_needs_every_node_to_verify_its_type(sealed, old_network):
     context, name = sealed
     old_network.misbehave(lcd=1, version="5.0.1")
     before = paid(old_network)
@@ -138,7 +136,7 @@ def test_a_sealed_chunk_is_not_posted_where_the_type_is_refused_by_any_node(seal
 
 
 @pytest.mark.parametrize("state", [ChunkState.SEALED, ChunkState.POSTING])
-def test_a_chunk_sealed_for_a_refused_type_gets_its_new_root_from_staging_and_is_not_packed_again(
+def test_sealed_chunk_of_refused_type_gets_new_root_from_staging(
     sealed, make_context, old_network, state
 ):
     context, name = sealed
@@ -158,9 +156,7 @@ def test_a_chunk_sealed_for_a_refused_type_gets_its_new_root_from_staging_and_is
     every_object_reads_back(context)
 
 
-def test_a_staged_file_that_is_not_what_was_sealed_gets_no_new_root_and_is_packed_again(
-    sealed, make_context, old_network
-):
+def test_staged_file_unlike_its_seal_is_packed_again(sealed, make_context, old_network):
     context, name = sealed
     chunk = context.ledger.chunks.get(name)
     between = (
@@ -178,7 +174,7 @@ def test_a_staged_file_that_is_not_what_was_sealed_gets_no_new_root_and_is_packe
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_a_bad_file_of_a_chunk_never_posted_is_packed_to_its_root(
+def test_bad_file_of_unposted_chunk_is_packed_to_its_root(
     sealed, make_context, old_network, is_lost
 ):
     context, name = sealed
@@ -205,9 +201,7 @@ def test_a_bad_file_of_a_chunk_never_posted_is_packed_to_its_root(
     every_object_reads_back(context)
 
 
-def test_a_chunk_that_was_posted_goes_on_as_it_was_whatever_is_set_since(
-    sealed, make_context, old_network
-):
+def test_posted_chunk_ignores_later_settings(sealed, make_context, old_network):
     context, name = sealed
     let_it_be_posted(context, name)
     context.store.post(
@@ -226,7 +220,7 @@ def test_a_chunk_that_was_posted_goes_on_as_it_was_whatever_is_set_since(
     assert old_network.state()["posts_by_root"][chunk.merkle_root.hex()] == 1
 
 
-def test_a_finished_packing_is_sealed_as_the_type_that_it_was_packed_for(make_context, old_network):
+def test_finished_packing_is_sealed_with_its_own_proof_type(make_context, old_network):
     say(old_network, "5.1.0")
     context = make_context(3)
     (chunk,) = plan(context).chunks
@@ -248,9 +242,7 @@ def window_after(context, network, name):
     network.advance(WINDOW - (height - at.start) % WINDOW + WINDOW // 2)
 
 
-def test_what_the_chain_cannot_verify_is_never_called_proven_nor_safe_to_delete(
-    sealed, old_network, tmp_path
-):
+def test_unverifiable_proofs_are_neither_proven_nor_safe(sealed, old_network, tmp_path):
     context, name = sealed
     archive_chunk(context, name)
     old_network.misbehave(halted=True)
@@ -268,9 +260,7 @@ def test_what_the_chain_cannot_verify_is_never_called_proven_nor_safe_to_delete(
 
 
 @pytest.mark.thorough
-def test_who_keeps_one_leaf_of_a_file_and_joins_again_and_again_makes_nothing_safe(
-    make_context, old_network, tmp_path
-):
+def test_provider_rejoining_with_one_leaf_is_never_safe(make_context, old_network, tmp_path):
     context = make_context(0)
     (name,) = archive_everything(context)
     old_network.misbehave(halted=True)
@@ -287,9 +277,7 @@ def test_who_keeps_one_leaf_of_a_file_and_joins_again_and_again_makes_nothing_sa
 
 
 @pytest.mark.thorough
-def test_honest_proofs_of_type_0_make_it_safe_in_the_second_window_in_a_row(
-    make_context, old_network, tmp_path
-):
+def test_type_0_proofs_make_safe_after_two_consecutive_windows(make_context, old_network, tmp_path):
     context = make_context(0)
     (name,) = archive_everything(context)
     old_network.misbehave(halted=True)
@@ -328,9 +316,7 @@ def deleted_by_a_stranger(context, network, name):
 
 
 @pytest.mark.thorough
-def test_a_strangers_deletion_is_found_by_the_next_look_though_all_copies_are_listed_and_is_mended(
-    make_context, old_network, tmp_path
-):
+def test_deletion_by_a_stranger_is_found_and_repaired(make_context, old_network, tmp_path):
     context = make_context(0)
     (name,) = archive_everything(context)
     assert prove_chunk(context, name).proven
@@ -350,9 +336,7 @@ def test_a_strangers_deletion_is_found_by_the_next_look_though_all_copies_are_li
 
 
 @pytest.mark.thorough
-def test_what_a_stranger_had_deleted_and_s3_has_no_more_comes_back_from_staging(
-    make_context, old_network
-):
+def test_bytes_deleted_by_a_stranger_return_from_staging(make_context, old_network):
     context = make_context(0)
     (name,) = archive_everything(context)
     bodies = dict(context.objects.bodies)

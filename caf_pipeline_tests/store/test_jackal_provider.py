@@ -100,7 +100,7 @@ def status(progress, text):
         ("https://p.example:443/?a=b#c", "https://p.example"),
     ],
 )
-def test_an_address_is_taken_without_what_does_not_belong_to_it(url, plain):
+def test_address_is_parsed_without_extra_parts(url, plain):
     assert str(parse_address(url)) == plain
 
 
@@ -128,7 +128,7 @@ def test_what_is_no_plain_address_is_refused(url):
 # --- uploads ---
 
 
-def test_an_upload_is_a_form_of_known_length_whose_file_comes_last(client_of, staged):
+def test_upload_form_has_known_length_and_file_last(client_of, staged):
     bodies = []
 
     def take(request, sock):
@@ -152,9 +152,7 @@ def test_an_upload_is_a_form_of_known_length_whose_file_comes_last(client_of, st
     assert (sum(control.pieces), max(control.pieces)) == (len(DATA), 1 << 20)
 
 
-def test_a_provider_without_the_second_upload_is_sent_the_first_with_the_proof_type(
-    client_of, staged
-):
+def test_provider_without_v2_upload_gets_v1_with_proof_type(client_of, staged):
     bodies = []
 
     def take(request, sock):
@@ -196,7 +194,7 @@ def test_any_other_answer_to_an_upload_is_no_answer(client_of, staged, reply):
     assert len(script.requests) == 1
 
 
-def test_an_answer_before_the_end_of_the_body_ends_the_sending(client_of, tmp_path):
+def test_early_answer_ends_the_upload(client_of, tmp_path):
     path = tmp_path / "large"
     path.write_bytes(b"")
     os.truncate(path, 1 << 30)
@@ -373,7 +371,7 @@ def test_a_range_is_read(client_of, start, end):
 
 
 @pytest.mark.usefixtures("each_way")
-def test_a_download_that_is_cut_without_an_error_goes_on_where_it_was_cut(client_of):
+def test_silently_cut_download_resumes_where_it_ended(client_of):
     def cut(request, sock):
         ranged(request, sock, cut=1_000_000)
 
@@ -400,7 +398,7 @@ def test_a_whole_file_instead_of_a_range_is_skipped_over(client_of):
         assert read(client_of(script), 1_500_000, 1_500_010) == DATA[1_500_000:1_500_010]
 
 
-def test_a_range_other_than_the_one_asked_for_is_not_taken(client_of):
+def test_answer_with_another_range_is_refused(client_of):
     with (
         scripted(answer(206, DATA[:10], Content_Range=f"bytes 0-9/{len(DATA)}")) as script,
         pytest.raises(StoreUnreachable),

@@ -53,7 +53,7 @@ def test_an_unmeasured_one_has_some_chance_of_coming_first():
     assert 0 < first.count("b") < first.count("a")
 
 
-def test_those_that_failed_of_late_come_last_and_come_back_after_a_while():
+def test_recently_failed_providers_come_last_for_a_while():
     found, records = selection(*map(provider, "abc"), a=3.0, b=2.0, c=1.0)
     records.failed("a")
     assert list(found.to_upload(1)) == ["b", "c", "a"]
@@ -61,7 +61,7 @@ def test_those_that_failed_of_late_come_last_and_come_back_after_a_while():
     assert list(found.to_upload(1)) == ["a", "b", "c"]
 
 
-def test_active_ones_come_before_the_others_and_not_instead_of_them():
+def test_active_providers_come_first_and_others_follow():
     found, _ = selection(*map(provider, "abc"), active="c", a=3.0, b=2.0, c=1.0)
     assert list(found.to_upload(1)) == ["c", "a", "b"]
 
@@ -125,7 +125,7 @@ def test_the_list_is_kept_while_the_chain_is_away():
     assert set(found.to_upload(1)) == {"a", "b"}
 
 
-def test_a_list_that_was_never_read_and_a_lasting_fault_are_errors():
+def test_missing_provider_list_or_permanent_fault_raises():
     found, _ = selection(*map(provider, "ab"))
     found._chain.fault = ChainUnreachable("away")
     with pytest.raises(ChainUnreachable):
@@ -137,7 +137,7 @@ def test_a_list_that_was_never_read_and_a_lasting_fault_are_errors():
         found.listed(fresh=True)
 
 
-def test_the_list_is_not_asked_for_each_time_and_who_is_active_only_for_an_upload():
+def test_provider_list_is_cached_and_active_ones_only_uploaded():
     found, _ = selection(*map(provider, "ab"))
     for _ in range(5):
         found.client("a")

@@ -22,7 +22,7 @@ def plan(free_bytes: int, days: float) -> StoragePlan:
     )
 
 
-def test_the_rate_counts_every_copy_of_what_was_located_in_the_last_week():
+def test_rate_counts_all_copies_of_last_week():
     chunks = [
         replace(a_chunk(), stored_size_bytes=700, located_at=NOW - timedelta(days=days))
         for days in (1, 6, 8)
@@ -64,7 +64,7 @@ def test_a_plan_that_is_over_has_no_day_left():
         (20, 0, 0, "ends on 2026-03-21, in 20.0 days"),
     ],
 )
-def test_the_warning_says_what_is_wrong_and_nothing_where_the_plan_lasts(days, rate, waiting, said):
+def test_warning_explains_the_fault_or_is_empty(days, rate, waiting, said):
     looked_at = plan(1_000, days)
     warning = forecast_storage(looked_at, rate, NOW).warning(looked_at, 30, waiting)
     assert said in warning

@@ -153,7 +153,7 @@ def test_a_wrong_local_clock_keeps_no_proof_waiting(tmp_path, log, clock_days):
         assert len(store.copies(posting)) == 3
 
 
-def test_a_plan_has_to_hold_all_copies_of_all_that_waits(opened):
+def test_plan_must_fit_all_copies_of_waiting_chunks(opened):
     used = opened.store.chain.plan(ADDRESS).used_bytes
     opened.network.grant(ADDRESS, used + 3 * 10_000)
     admit(opened.store, 6000, waiting_bytes=4000)
@@ -167,7 +167,7 @@ def test_a_wallet_that_cannot_pay_a_fee_is_empty(network, stranger):
         admit(stranger)
 
 
-def test_a_chunk_larger_than_the_copies_providers_take_is_not_admitted(opened):
+def test_chunk_too_large_for_enough_providers_is_not_admitted(opened):
     for provider, rate in zip(
         opened.network.provider_addresses, (100.0, 200.0, 50.0), strict=False
     ):
@@ -179,7 +179,7 @@ def test_a_chunk_larger_than_the_copies_providers_take_is_not_admitted(opened):
     assert raised.value.fitting_bytes == 2700
 
 
-def test_nothing_is_said_of_the_largest_chunk_before_enough_providers_are_measured(opened):
+def test_largest_chunk_needs_enough_measured_providers(opened):
     opened.records.set(opened.network.provider_addresses[0], upload_rate=1.0)
     assert opened.store.largest_chunk_bytes() is None
 
@@ -192,7 +192,7 @@ def test_fewer_required_copies_need_fewer_measured_providers(network):
     opened.store.close()
 
 
-def test_a_chain_that_is_away_is_no_reason_to_say_that_there_is_no_plan(opened):
+def test_unreachable_chain_does_not_mean_a_missing_plan(opened):
     for lcd in range(2):
         opened.network.misbehave(lcd=lcd, refuse=True)
     with pytest.raises(StoreUnreachable):
@@ -202,7 +202,7 @@ def test_a_chain_that_is_away_is_no_reason_to_say_that_there_is_no_plan(opened):
 # --- what it says of itself ---
 
 
-def test_a_chunk_stays_in_staging_for_the_set_number_of_windows(network, store):
+def test_chunk_stays_staged_for_the_configured_windows(network, store):
     seconds = store.chain.block_seconds()
     assert store.staging_hold_seconds() == pytest.approx(2 * 100 * seconds, rel=0.5)
     opened = open_store(network, keep_staged_windows=0)

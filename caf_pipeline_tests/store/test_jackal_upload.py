@@ -102,7 +102,7 @@ def everyone_active(open_with, tmp_path):
 # --- what goes well ---
 
 
-def test_as_many_providers_as_copies_are_sent_the_file_once_each(opened, staged):
+def test_each_copy_goes_to_one_provider_once(opened, staged):
     before = opened.begun()
     posting = opened.stored(staged)
     sent = sent_since(opened, before)
@@ -117,7 +117,7 @@ def test_what_is_stored_is_not_sent_again(opened, staged):
     assert not sent_since(opened, before)
 
 
-def test_a_copy_that_was_lost_is_replaced_and_the_others_are_not_sent(opened, network, staged):
+def test_only_a_lost_copy_is_uploaded_again(opened, network, staged):
     posting = opened.stored(staged)
     lost = min(opened.providers_of(posting))
     network.drop_proofs(posting.merkle_root, lost)
@@ -135,9 +135,7 @@ def test_rates_of_bodies_from_four_mebibytes_on_are_kept(opened, tmp_path):
     assert sum(one.upload_rate is not None for one in opened.records.all().values()) == 3
 
 
-def test_rates_are_kept_where_reading_the_orders_takes_longer_than_sending(
-    opened, tmp_path, monkeypatch
-):
+def test_rate_is_recorded_despite_slow_order_reads(opened, tmp_path, monkeypatch):
     """The rate is the provider's then, too: no order held the body up."""
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(5 * MIB))
@@ -153,7 +151,7 @@ def test_rates_are_kept_where_reading_the_orders_takes_longer_than_sending(
 
 
 @pytest.mark.thorough
-def test_the_rate_of_a_body_that_the_limit_held_up_is_not_kept(open_with, tmp_path):
+def test_throttled_upload_does_not_record_a_rate(open_with, tmp_path):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(5 * MIB))
     opened = open_with(bandwidth=MIB, copies=1)
@@ -225,7 +223,7 @@ def test_one_that_fails_is_left_for_another(opened, network, staged, conduct):
 # --- uploads that break ---
 
 
-def test_an_upload_that_breaks_but_was_stored_is_not_sent_again(opened, network, staged):
+def test_broken_but_stored_upload_is_not_repeated(opened, network, staged):
     for number in range(4):
         network.misbehave(provider=number, drop_reply=True)
     before = opened.begun()
@@ -234,9 +232,7 @@ def test_an_upload_that_breaks_but_was_stored_is_not_sent_again(opened, network,
     assert len(opened.providers_of(posting)) == 3
 
 
-def test_an_upload_that_breaks_is_learned_of_from_the_chain_where_the_provider_forgot_it(
-    opened, network, staged
-):
+def test_chain_confirms_broken_upload_that_the_provider_forgot(opened, network, staged):
     for number in range(4):
         network.misbehave(provider=number, drop_reply=True, lose_jobs=True)
     before = opened.begun()
@@ -245,16 +241,14 @@ def test_an_upload_that_breaks_is_learned_of_from_the_chain_where_the_provider_f
 
 
 @pytest.mark.thorough
-def test_one_that_failed_is_tried_once_more_where_nobody_else_is_left(opened, network, staged):
+def test_failed_provider_is_retried_after_all_others(opened, network, staged):
     only(network, 0, 1, 2)
     network.misbehave(provider=0, drop_upload_after=100_000, times=1)
     assert opened.providers_of(opened.stored(staged)) == {0, 1, 2}
 
 
 @pytest.mark.thorough
-def test_a_run_that_is_killed_in_an_upload_leaves_what_the_next_one_finishes(
-    opened, network, tmp_path
-):
+def test_next_run_finishes_the_upload_of_a_killed_one(opened, network, tmp_path):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(4 * MIB))
     posting = opened.posted(path)
@@ -291,9 +285,7 @@ def test_a_run_that_is_killed_in_an_upload_leaves_what_the_next_one_finishes(
 
 
 @pytest.mark.thorough
-def test_a_network_that_is_killed_in_an_upload_and_comes_back_gets_the_rest(
-    network, open_with, tmp_path
-):
+def test_upload_continues_after_the_network_was_killed(network, open_with, tmp_path):
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(4 * MIB))
     opened = open_with(proof_seconds=5)
@@ -318,7 +310,7 @@ def test_a_network_that_is_killed_in_an_upload_and_comes_back_gets_the_rest(
 
 
 @pytest.mark.thorough
-def test_too_few_proofs_say_who_has_proven_and_who_has_not(opened, network, staged):
+def test_too_few_proofs_list_proven_and_unproven_providers(opened, network, staged):
     only(network, 0, 1, 2)
     network.misbehave(provider=1, never_prove=True)
     posting = opened.posted(staged)
@@ -340,9 +332,7 @@ def test_fewer_required_copies_are_enough_where_so_set(open_with, network, stage
     assert opened.providers_of(opened.stored(staged)) == {0, 1}
 
 
-def test_one_that_gives_other_bytes_is_sent_the_file_once_more_and_does_not_count(
-    opened, network, staged
-):
+def test_provider_with_wrong_bytes_gets_the_file_once_more(opened, network, staged):
     only(network, 0, 1, 2)
     network.misbehave(provider=2, flip_byte=-1)
     posting, before = opened.posted(staged), opened.begun()
@@ -351,7 +341,7 @@ def test_one_that_gives_other_bytes_is_sent_the_file_once_more_and_does_not_coun
     assert sent_since(opened, before) == Counter({0: 1, 1: 1, 2: 2})
 
 
-def test_a_listed_one_that_lost_the_bytes_is_sent_them_again(opened, network, staged):
+def test_listed_provider_without_the_bytes_gets_them_again(opened, network, staged):
     posting = opened.stored(staged)
     lost = min(opened.providers_of(posting))
     network.delete_blob(lost, posting.merkle_root)
@@ -370,7 +360,7 @@ def test_a_provider_without_a_place_is_no_failure(open_with, network, staged):
 
 
 @pytest.mark.usefixtures("everyone_active")
-def test_one_that_says_that_it_cannot_claim_is_left_and_not_blamed(opened, network, staged):
+def test_provider_without_a_slot_is_not_counted_failed(opened, network, staged):
     network.misbehave(provider=1, error_status="Can't claim")
     prefer(opened, 1)
     assert opened.providers_of(opened.stored(staged)) == {0, 2, 3}
@@ -417,7 +407,7 @@ def test_a_file_that_the_chain_does_not_have_is_missing(opened, staged):
         put(opened, PostRecord(b"\2" * 32, opened.store.wallet.address, 1, 300_000), staged)
 
 
-def test_a_staged_file_that_is_gone_or_has_another_size_is_not_sent(opened, staged):
+def test_missing_or_resized_staged_file_is_not_sent(opened, staged):
     posting, before = opened.posted(staged), opened.begun()
     os.truncate(staged, 1000)
     with pytest.raises(StoreError, match="has 1000 bytes"):
@@ -441,12 +431,12 @@ def test_an_upload_that_would_take_too_long_is_not_begun(opened, network, staged
     assert not sent_since(opened, before)
 
 
-def test_a_slow_one_is_left_out_where_enough_fast_ones_are(opened, network, staged):
+def test_slow_provider_is_skipped_if_enough_are_fast(opened, network, staged):
     opened.records.set(network.provider_addresses[1], upload_rate=1000.0)
     assert opened.providers_of(opened.stored(staged)) == {0, 2, 3}
 
 
-def test_a_chunk_that_the_bandwidth_does_not_let_through_is_not_begun(open_with, staged):
+def test_upload_impossible_within_bandwidth_does_not_start(open_with, staged):
     posting, opened = open_with().posted(staged), open_with(bandwidth=1000)
     before = opened.begun()
     with pytest.raises(UploadsRefused, match="the bandwidth limit is 1000 bytes a second"):
@@ -459,7 +449,7 @@ def test_a_chunk_that_is_there_needs_no_bandwidth(open_with, staged):
     put(open_with(bandwidth=1000), posting, staged)
 
 
-def test_under_a_small_bandwidth_providers_are_served_one_after_the_other(open_with):
+def test_low_bandwidth_uploads_to_one_provider_at_a_time(open_with):
     opened = open_with(bandwidth=1000)
     uploads = opened.store._uploads
     assert [uploads.side_by_side(size_bytes) for size_bytes in (10_000, 20_000, 50_000)] == [
@@ -551,7 +541,7 @@ def test_a_lost_lease_ends_the_wait_for_proofs(open_with, network, staged):
 
 
 @pytest.mark.thorough
-def test_a_provider_whose_node_lags_is_sent_the_file_again_a_little_later(opened, network, staged):
+def test_provider_with_a_lagging_node_gets_the_file_again(opened, network, staged):
     only(network, 0, 1, 2)
     network.misbehave(provider=1, error_status="No such file on chain", times=1)
     assert opened.providers_of(opened.stored(staged)) == {0, 1, 2}

@@ -95,7 +95,7 @@ def test_invalid_mnemonic_is_refused_without_showing_a_word(words, fault):
     assert not set(words.split()) & set(shown)
 
 
-def test_words_given_win_over_the_environment_and_that_over_the_file(monkeypatch, file):
+def test_mnemonic_setting_precedes_environment_and_file(monkeypatch, file):
     assert read_mnemonic(None, file).split() == WORDS.split()
     monkeypatch.setenv(MNEMONIC_VARIABLE, "environment")
     assert read_mnemonic(None, file) == "environment"
@@ -151,7 +151,7 @@ def test_a_wallet_is_read_only_when_its_key_is_needed():
     assert asked == [1]
 
 
-def test_the_first_place_that_names_words_is_the_one_they_are_taken_from(monkeypatch, tmp_path):
+def test_first_configured_mnemonic_source_is_used(monkeypatch, tmp_path):
     file = tmp_path / "words"
     monkeypatch.setenv("JACKAL_MNEMONIC", WORDS)
     assert mnemonic_sources("given", file) == ["CAF_JACKAL__MNEMONIC", "JACKAL_MNEMONIC", str(file)]
