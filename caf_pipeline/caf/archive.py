@@ -236,14 +236,12 @@ class RangeSource(Protocol):
 
     def read(self, start_byte: int, end_byte: int) -> bytes:
         """Return exactly `[start_byte, end_byte)`, or raise."""
-        ...
 
     def read_suffix(self, size_bytes: int) -> tuple[bytes, int]:
         """Return the last `size_bytes` of the file and its size.
 
         A shorter file is returned whole.
         """
-        ...
 
 
 @runtime_checkable
@@ -252,7 +250,6 @@ class StreamingSource(RangeSource, Protocol):
 
     def stream(self, start_byte: int, end_byte: int, piece_bytes: int) -> Iterator[bytes]:
         """Yield exactly `[start_byte, end_byte)` in pieces of at most `piece_bytes`, or raise."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

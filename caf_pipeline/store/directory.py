@@ -64,14 +64,12 @@ class FolderLedger(Protocol):
 
     def folder_store(self) -> str | None:
         """Return the id of the folder with the chunks. None before `mark_folder_store`."""
-        ...
 
     def mark_folder_store(self, folder_id: str) -> str:
         """Record the id of the folder with the chunks.
 
         Returns the recorded id, which may be older.
         """
-        ...
 
 
 class NoLedger:

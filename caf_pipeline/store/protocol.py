@@ -217,7 +217,6 @@ class Lease(Protocol):
 
     def check(self) -> None:
         """Raise LeaseLost if another process took the lease, or if it was not renewed in time."""
-        ...
 
 
 class ChainHeights(Protocol):
@@ -225,11 +224,9 @@ class ChainHeights(Protocol):
 
     def seen_height(self, chain_id: str) -> int:
         """Return the greatest block height ever seen of a chain; 0 if there is none."""
-        ...
 
     def see_height(self, chain_id: str, height: int) -> None:
         """Store the height if it is greater than the stored one."""
-        ...
 
 
 class TransactionLog(ChainHeights, Protocol):
@@ -240,36 +237,30 @@ class TransactionLog(ChainHeights, Protocol):
 
         One run holds it at a time.
         """
-        ...
 
     def ask(self, account: str, chunk: str, message: bytes, charged_bytes: int) -> None:
         """Queue the chunk's message for the account's next transaction.
 
         It replaces an earlier message of the chunk.
         """
-        ...
 
     def other_accounts(self, chunk: str, account: str) -> Sequence[str]:
         """Cancel the chunk's messages in other accounts.
 
         Return the accounts with a live post of it.
         """
-        ...
 
     def waiting(self, account: str) -> Sequence[WaitingPost]:
         """Return the queued messages, oldest first."""
-        ...
 
     def pending(self, account: str) -> Sequence[SignedTransaction]:
         """Return the account's transactions whose outcome is not known, by sequence."""
-        ...
 
     def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
         """Store a transaction and the chunks that it posts, in the order of its messages.
 
         It is durable when this method returns.
         """
-        ...
 
     def settle(
         self,
@@ -281,30 +272,24 @@ class TransactionLog(ChainHeights, Protocol):
         cost: int | None = None,
     ) -> None:
         """Close a transaction. Closing it again with the same outcome changes nothing."""
-        ...
 
     def start_of(self, account: str, chunk: str) -> int | None:
         """Return the start of the chunk's latest included post; None if it has none."""
-        ...
 
     def spent(self, account: str) -> int:
         """Return the cost in ujkl of the transactions that were, or may be, included or failed."""
-        ...
 
     def at_list_price(self, account: str) -> int:
         """Return how many included or pending purchases are counted at their list price."""
-        ...
 
     def explains(self, account: str, archive_id: str, sequence: int) -> bool:
         """Return whether this log's transactions explain the account's sequence.
 
         That is: it has every transaction that the account sent since the last check of the archive.
         """
-        ...
 
     def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]:
         """Return the roots among these that the ledger neither posted nor set aside."""
-        ...
 
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
         """Record a check of an archive's posts.
@@ -312,7 +297,6 @@ class TransactionLog(ChainHeights, Protocol):
         `sequence` is the account's sequence before the check. `unknown` is the number of unknown
         posts.
         """
-        ...
 
 
 class ProviderRecords(Protocol):
@@ -320,19 +304,15 @@ class ProviderRecords(Protocol):
 
     def all(self) -> Mapping[str, ProviderRecord]:
         """Return the records by provider."""
-        ...
 
     def uploaded(self, provider: str, size_bytes: int, seconds: float) -> None:
         """Record a finished upload."""
-        ...
 
     def downloaded(self, provider: str, size_bytes: int, seconds: float) -> None:
         """Record a finished download."""
-        ...
 
     def failed(self, provider: str) -> None:
         """Record a failure."""
-        ...
 
 
 class ChunkReader(Protocol):
@@ -352,11 +332,9 @@ class ChunkReader(Protocol):
 
     def copies(self, posting: PostRecord) -> Sequence[Copy]:
         """Return the copies that the store lists now, none for an unknown chunk."""
-        ...
 
     def holders(self, posting: PostRecord) -> Sequence[str]:
         """Return the providers that hold the chunk, the best to read from first."""
-        ...
 
     def urls(self, posting: PostRecord) -> Mapping[str, str]:
         """Return a URL for each holder, in the order of `holders`.
@@ -378,7 +356,6 @@ class ChunkReader(Protocol):
             StoreUnreachable: no provider answers.
             IntegrityError: there are fewer bytes than requested.
         """
-        ...
 
     def has_lost(
         self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str
@@ -415,7 +392,6 @@ class ChunkStore(ChunkReader, Protocol):
             NoProvider: no provider would take the chunk now, so it must not be paid for.
             SettingsError: the store would not prove the chunk.
         """
-        ...
 
     def require_here(self) -> None:
         """Raise StoreAway if the folder with the ledger's chunks is away.
@@ -463,7 +439,6 @@ class ChunkStore(ChunkReader, Protocol):
             SpendCapReached, TransactionRefused, StoreUnreachable, StoreError, and what `admit`
             raises.
         """
-        ...
 
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
         """Return the chunk's post; None if it was never posted and no post of it is pending.
@@ -471,7 +446,6 @@ class ChunkStore(ChunkReader, Protocol):
         Raises:
             StoreUnreachable, StoreError.
         """
-        ...
 
     def unknown_posts(self, archive_id: str, log: TransactionLog) -> Sequence[bytes]:
         """Return the roots of the owner's posts of an archive that the ledger does not know.
@@ -501,7 +475,6 @@ class ChunkStore(ChunkReader, Protocol):
         Raises:
             NoProvider, NotProven, RootRefused, ChunkTooLarge, StoreUnreachable, StoreError.
         """
-        ...
 
     def owner(self) -> str:
         """Return the owner of the posts that this store makes.
@@ -509,19 +482,15 @@ class ChunkStore(ChunkReader, Protocol):
         Raises:
             MnemonicRefused: there is no wallet.
         """
-        ...
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
         """Yield the files listed under an archive's id, of any owner and content, in any order."""
-        ...
 
     def posted_as(self, merkle_root: bytes) -> Sequence[PostedFile]:
         """Return the files with this Merkle root, of any owner and program."""
-        ...
 
     def posted_by(self, owner: str) -> Iterator[PostedFile]:
         """Yield the owner's files, posted by any program. Reads the store's whole list."""
-        ...
 
     def archives(self) -> "Mapping[str | None, ArchiveFiles]":
         """Return what this store's owner posted, by the archive id in the note.
@@ -533,7 +502,6 @@ class ChunkStore(ChunkReader, Protocol):
             MnemonicRefused: there is no wallet, and so no owner.
             StoreUnreachable, StoreError.
         """
-        ...
 
     def proof_window(self, posting: PostRecord, copy: Copy) -> int | None:
         """Return the proof window of the copy's `last_proven`, counted from 0 at the post.

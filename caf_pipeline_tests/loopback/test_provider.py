@@ -23,6 +23,13 @@ from caf_pipeline_tests.support.jackal_network import ADDRESS, FUNDS, SPACE
 TEXT = "text/plain; charset=utf-8"
 MIB = 1 << 20
 
+# What a real provider answers.
+NO_JOB = {"error": "could not job from id"}
+NO_SLOT = {"error": "cannot accept file that I cannot claim"}
+WRONG_SIZE = "cannot accept file that doesn't match the chain data 5000 != 4000"
+UNKNOWN_ROOT = {"error": "cannot get cid mapping from disk: Key not found"}
+DISK_FULL = "Error: Could not write file to disk no space left on device"
+
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
@@ -204,7 +211,7 @@ def test_job_is_unknown_before_the_body_is_complete(user):
         )
         connection.sendall(head.encode() + body[:-10])
         unknown = user.status(post)
-        assert (unknown.status_code, unknown.json()) == (404, {"error": "could not job from id"})
+        assert (unknown.status_code, unknown.json()) == (404, NO_JOB)
         connection.sendall(body[-10:])
         assert b" 202 " in receive(connection, b"job_id")
 
@@ -325,7 +332,7 @@ def test_what_all_places_are_taken_for_is_refused(user):
     answer = user.upload(post, 1, version=1)
     assert (answer.status_code, answer.json()) == (
         500,
-        {"error": "cannot accept file that I cannot claim"},
+        NO_SLOT,
     )
     user.upload(post, 1)
     assert user.status(post, 1).json()["status"] == "Error: Can't claim"
@@ -337,7 +344,7 @@ def test_wrong_size_is_stored_by_both_upload_versions(user):
     answer = user.upload(one, version=1)
     assert (answer.status_code, answer.json()["error"]) == (
         500,
-        "cannot accept file that doesn't match the chain data 5000 != 4000",
+        WRONG_SIZE,
     )
     assert user.upload(other).status_code == 202
     assert (user.status(other).json()["progress"], user.status(other).json()["status"]) == (
@@ -439,7 +446,7 @@ def test_head_tells_the_length(user, stored):
 def test_an_unknown_root_is_an_error_of_the_server(user):
     answer = user.download(b"\x01" * 32)
     assert (answer.status_code, answer.headers["Content-Type"]) == (500, TEXT)
-    assert answer.json() == {"error": "cannot get cid mapping from disk: Key not found"}
+    assert answer.json() == UNKNOWN_ROOT
     assert user.client.get(f"{user.network.providers[0]}/download/xyz").status_code == 500
 
 
@@ -611,13 +618,10 @@ def test_provider_can_misbehave_in_each_way(user):
     post = user.post(random_content(5000))
     user.network.misbehave(provider=0, full=True)
     user.upload(post)
-    assert (
-        user.status(post).json()["status"]
-        == "Error: Could not write file to disk no space left on device"
-    )
-    user.network.misbehave(provider=0, full=False, error_status="the dog ate it")
+    assert user.status(post).json()["status"] == DISK_FULL
+    user.network.misbehave(provider=0, full=False, error_status="eaten")
     user.upload(post)
-    assert user.status(post).json()["status"] == "Error: the dog ate it"
+    assert user.status(post).json()["status"] == "Error: eaten"
     user.network.misbehave(provider=0, error_status="", lose_jobs=True)
     user.upload(post)
     assert user.status(post).status_code == 404

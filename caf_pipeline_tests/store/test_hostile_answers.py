@@ -340,7 +340,7 @@ def test_where_a_page_begins_has_a_limit(node):
 def test_a_list_that_is_kept_has_a_limit(name, node):
     numbers = itertools.count()
     node.answers[LISTS[name]] = lambda params: page_of(name, 5000, f"key{next(numbers)}")
-    with opened(node.url) as chain, pytest.raises(ChainUnreachable, match="list of more than"):
+    with opened(node.url) as chain, pytest.raises(ChainUnreachable, match="entries"):
         QUERIES[name][2](chain)
     assert next(numbers) <= MAX_LIST_ENTRIES // 5000 + 1
 
@@ -533,7 +533,7 @@ def test_provider_with_one_byte_per_range_fails(monkeypatch):
     with (
         scripted(_at_most(1)) as script,
         contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
-        pytest.raises(StoreUnreachable, match="2999997 bytes before the end of the range"),
+        pytest.raises(StoreUnreachable, match="2999997 bytes"),
     ):
         b"".join(client.download(POSTING, 0, 3_000_000))
     assert len(script.requests) == 3
@@ -578,7 +578,7 @@ def test_a_provider_that_falls_silent_is_not_asked_again(monkeypatch, given_byte
     with (
         scripted(_then_silent(given)) as script,
         contextlib.closing(ProviderClient(script.url, may_be_private=True)) as client,
-        pytest.raises(StoreUnreachable, match="does not answer in time"),
+        pytest.raises(StoreUnreachable, match="in time"),
     ):
         b"".join(client.download(POSTING, 0, 3_000_000))
     assert len(script.requests) == 1

@@ -74,7 +74,7 @@ def test_post_waits_until_providers_answer(opened, network, staged):
         opened,
         staged,
         NoProvider,
-        "3 copies of 300000 bytes are required, and 0 providers would take one now",
+        "3 copies of 300000 bytes .* 0 providers",
     )
     assert not error.permanent
     network.well_behaved()
@@ -100,9 +100,7 @@ def test_gateway_of_a_provider_that_is_down_counts_as_unreachable(opened, networ
 
 def test_forbidden_private_addresses_are_a_permanent_error(open_with, staged):
     opened = open_with(allow_private_addresses=False)
-    error = refused(
-        opened, staged, UploadsRefused, "4 of 4 providers have addresses that are not public"
-    )
+    error = refused(opened, staged, UploadsRefused, "4 of 4 providers")
     assert error.permanent
     assert "jackal.allow_private_addresses" in error.hint
 
@@ -112,7 +110,7 @@ def test_too_few_listed_providers_are_reported_with_numbers(open_with, staged):
         open_with(copies=5),
         staged,
         UploadsRefused,
-        "lists 4 providers, and each chunk needs 5 copies",
+        "4 providers, .* 5 copies",
     )
     assert "required_copies" in error.hint
 
@@ -132,7 +130,7 @@ def test_too_low_bandwidth_limit_is_refused_with_a_sufficient_one(open_with, sta
         open_with(bandwidth=1000),
         staged,
         UploadsRefused,
-        "the bandwidth limit is 1000 bytes a second",
+        "limit is 1000 bytes",
     )
     assert "--bandwidth 5556" in error.hint
     assert open_with(bandwidth=5556).posted(staged).start
@@ -140,13 +138,13 @@ def test_too_low_bandwidth_limit_is_refused_with_a_sufficient_one(open_with, sta
 
 def test_too_low_share_of_the_limit_is_retryable(opened, staged):
     opened.board.given = OperatorControls(bandwidth=6000, uploads=2)
-    assert not refused(opened, staged, NoProvider, "other runs upload at the same time").permanent
+    assert not refused(opened, staged, NoProvider, "other runs").permanent
 
 
 def test_one_that_was_measured_as_too_slow_is_not_counted(opened, network, staged):
     for address in network.provider_addresses[:2]:
         opened.records.set(address, upload_rate=1000.0)
-    refused(opened, staged, NoProvider, "too slow for this size: 1000 bytes a second")
+    refused(opened, staged, NoProvider, "too slow .* 1000 bytes")
 
 
 def test_no_thread_that_may_outlive_the_question_reads_the_ledger(opened, monkeypatch):
@@ -241,7 +239,7 @@ def test_run_without_usable_providers_pays_nothing(
     caf.settings(source_text(s3_server, new_bucket.name) + "public = true\n")
     done = caf("run", CAF_JACKAL__ALLOW_PRIVATE_ADDRESSES="false")
     assert done.status == 12, done.err
-    assert "not public" in done.err
+    assert "4 of 4 providers" in done.err
     assert "allow_private_addresses" in done.err
     assert network.state()["charged"][wallet.address] == 0
     assert caf("run").status == 0

@@ -301,7 +301,7 @@ def test_unmeasurable_chain_has_the_default_block_time(chain, node, height):
 def test_nonsense_is_no_answer(chain, node, told):
     node.answers["params"] = told
     node.answers["elsewhere"] = Told({"params": {"proof_window": "9"}})
-    with pytest.raises(ChainUnreachable, match=r"params|broke its answer off"):
+    with pytest.raises(ChainUnreachable, match=r"params|broke"):
         chain.proof_window()
     assert "elsewhere" not in node.asked
 
@@ -394,9 +394,7 @@ def test_files_of_another_root_do_not_count(chain, node):
 
 def test_a_wallet_that_never_received_anything_is_empty(chain, node):
     node.answers[f"/cosmos/auth/v1beta1/accounts/{OWNER}"] = NOT_FOUND
-    with pytest.raises(
-        EmptyWallet, match="the wallet jkl1owner has no account on chain scripted-1"
-    ):
+    with pytest.raises(EmptyWallet, match=r"jkl1owner .* scripted-1"):
         chain.account(OWNER)
 
 
@@ -406,9 +404,9 @@ def test_without_a_plan_there_is_none(chain, node):
 
 
 def test_less_space_than_is_sold_has_no_price(chain, node):
-    with pytest.raises(StoreError, match="less than the chain sells"):
+    with pytest.raises(StoreError, match=r"for (29|30) days"):
         chain.price(29, 10**9)
-    with pytest.raises(StoreError, match="less than the chain sells"):
+    with pytest.raises(StoreError, match=r"for (29|30) days"):
         chain.price(30, 10**9 - 1)
     assert node.asked == []
     node.answers["price_check/30/1000000000"] = Told({"price": "15"})

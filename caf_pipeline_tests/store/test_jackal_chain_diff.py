@@ -63,7 +63,7 @@ def test_files_of_other_owners_are_left_out():
     assert compared([a_file(owner="jkl1other")], []).foreign == []
 
 
-def test_file_of_another_wallet_outlives_our_plan():  # noqa: E501
+def test_file_of_another_wallet_outlives_our_plan():
     file, chunk = a_file(owner="jkl1before"), a_chunk(owner="jkl1before")
     found = compare(
         [file], [chunk], owner=OWNER, required_copies=3, expiring_at=500, plan_ends=True

@@ -313,7 +313,7 @@ def test_an_answer_that_trickles_has_an_end():
 
 
 def test_nobody_there_is_said_in_one_sentence():
-    with pytest.raises(StoreUnreachable, match="is not reached"):
+    with pytest.raises(StoreUnreachable, match="cannot be reached"):
         ask(parse_address("http://127.0.0.1:1", may_be_private=True), "/")
 
 

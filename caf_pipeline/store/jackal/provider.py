@@ -147,15 +147,12 @@ class UploadControl(Protocol):
 
     def check(self) -> None:
         """Raise to end the upload."""
-        ...
 
     def piece_bytes(self) -> int:
         """Return the size of the next piece."""
-        ...
 
     def sent(self, size_bytes: int) -> None:
         """Count sent bytes. Returns when more may be sent."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
