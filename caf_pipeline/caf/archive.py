@@ -54,7 +54,7 @@ _MAX_DEAD_RUN_BYTES: Final = 64 * 1024  # unused bytes that cost less than anoth
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of an archive. `max_bytes` counts bodies, index and footer."""
+    """`max_bytes` counts bodies, index and footer."""
 
     max_members: int = 1_000_000
     max_index_bytes: int = 256 << 20
@@ -349,7 +349,7 @@ class CafReader:
         return self._read_range(member.start_byte, member.end_byte)
 
     def stream(self, key: str, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
-        """Yield a member's bytes in pieces of at most `piece_bytes`, in constant memory."""
+        """Yield a member's bytes in pieces, in constant memory."""
         member = self[key]
         return self.stream_range(member.start_byte, member.end_byte, piece_bytes)
 

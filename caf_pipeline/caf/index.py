@@ -129,7 +129,7 @@ class IndexBuilder:
         return encode_key(key) in self._keys
 
     def size_with(self, key: str | bytes, start_byte: int, end_byte: int) -> int:
-        """Return the exact length of the index with this additional member, without the footer."""
+        """Return the index's exact length with this additional member, without the footer."""
         return (
             self._size_bytes + index_entry_size_bytes(key, start_byte, end_byte) + bool(self._keys)
         )
@@ -342,10 +342,7 @@ codecs.register_error("caf-each-byte", _replace_each_byte)
 
 
 def _decode_any(index: bytes, name: str, lenient: bool) -> DecodedIndex:
-    """Parse any legal index with the standard library, which shows duplicate names.
-
-    Slower, and uses more memory.
-    """
+    """Parse any legal index with the standard library, which keeps duplicate names. Slow."""
     warnings: list[str] = []
     text = _decode_text(index, name, lenient, warnings.append)
 
@@ -441,7 +438,6 @@ def _collect(
 
 
 def _range_of(value: object, key: str, name: str) -> ByteRange:
-    """Read an entry with additional fields or another order of fields."""
     try:
         if not isinstance(value, _Object):
             raise ValueError("it is not an object")

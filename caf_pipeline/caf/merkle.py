@@ -159,7 +159,6 @@ class MerkleTree:
         return tree
 
     def _hash_pending(self) -> None:
-        """Hash the whole blocks of the pending bytes."""
         end = len(self._pending) // BLOCK_BYTES * BLOCK_BYTES
         if end:
             with memoryview(self._pending) as view:
@@ -218,7 +217,7 @@ class FileRoots:
     """
 
     def __init__(self, path: Path, *proof_types: int) -> None:
-        """Open the file. Raises OSError."""
+        """Raises OSError."""
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115  closed by __exit__
         self._roots = _Roots(self._read, *proof_types)
 
@@ -227,7 +226,7 @@ class FileRoots:
         self._roots.take(self._size_bytes())
 
     def finish(self) -> list[bytes]:
-        """Return the roots of the file's present content. Raises OSError."""
+        """Return the roots of the present content. Raises OSError."""
         return self._roots.finish(self._size_bytes())
 
     def __enter__(self) -> Self:
@@ -277,8 +276,6 @@ def roots_of(
 
 
 class _Roots:
-    """Trees over a file whose parts are hashed by one thread per core."""
-
     def __init__(
         self,
         stream: Callable[[int, int, int], Iterable[Buffer]],
@@ -310,7 +307,7 @@ class _Roots:
         return [tree.root() for tree in self._trees]
 
     def close(self) -> None:
-        """End the threads and cancel the waiting parts."""
+        """Cancel the waiting parts."""
         self._pool.shutdown(cancel_futures=True)
 
     def _submit(self, end_byte: int) -> None:

@@ -73,7 +73,7 @@ class FolderLedger(Protocol):
 
 
 class NoLedger:
-    """Replaces the ledger of a store that has none."""
+    """Stands in for the ledger."""
 
     def __init__(self) -> None:
         self._id: str | None = None
@@ -95,12 +95,7 @@ class DirectoryReader(ChunkReader):
     required_copies = 1
 
     def __init__(self, folder: Path, recorded_id: Callable[[], str | None] = lambda: None) -> None:
-        """Open the folder.
-
-        Args:
-            folder: the store's folder.
-            recorded_id: returns the ledger's id of the folder with the chunks, or None.
-        """
+        """`recorded_id` returns the ledger's id of the folder with the chunks, or None."""
         self.folder = folder
         self._recorded_id = recorded_id
         self._id = ""  # set once the folder was seen with the ledger's id
@@ -199,7 +194,7 @@ class DirectoryReader(ChunkReader):
     def read(
         self, posting: PostRecord, start_byte: int, end_byte: int, *, provider: str | None = None
     ) -> Iterator[bytes]:
-        """Yield the range of the file."""
+        """See `ChunkReader.read`."""
         self.require_here()
         try:
             with self._chunk_path(posting).open("rb") as file:
@@ -339,7 +334,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         return self._posting(chunk.merkle_root)
 
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
-        """Return the chunk's post, or None."""
+        """See `ChunkStore.posted_already`."""
         self.require_here()
         return (
             self._posting(chunk.merkle_root)
@@ -419,7 +414,7 @@ class DirectoryStore(DirectoryReader, ChunkStore):
         return OWNER
 
     def posted(self, archive_id: str) -> Iterator[PostedFile]:
-        """Yield the posts of an archive.
+        """See `ChunkStore.posted`.
 
         Raises:
             StoreError: a file in the folder of posts is not a valid post.
@@ -429,15 +424,15 @@ class DirectoryStore(DirectoryReader, ChunkStore):
                 yield listed
 
     def posted_as(self, merkle_root: bytes) -> Sequence[PostedFile]:
-        """Return the post of a root. Raises like `posted`."""
+        """See `ChunkStore.posted_as`. Raises like `posted`."""
         return [listed for listed, _ in self._listed() if listed.posting.merkle_root == merkle_root]
 
     def posted_by(self, owner: str) -> Iterator[PostedFile]:
-        """Yield all posts of the only owner. Raises like `posted`."""
+        """See `ChunkStore.posted_by`. Raises like `posted`."""
         return (listed for listed, _ in self._listed() if listed.posting.owner == owner)
 
     def archives(self) -> Mapping[str | None, ArchiveFiles]:
-        """Return the posts by archive id. Raises like `posted`."""
+        """See `ChunkStore.archives`. Raises like `posted`."""
         times = defaultdict[str | None, list[float]](list)
         for listed, archive in self._listed():
             times[archive].append(self._post_path(listed.posting.merkle_root).stat().st_mtime)
@@ -505,7 +500,6 @@ class DirectoryStore(DirectoryReader, ChunkStore):
 
 
 def _write_new(path: Path, folder_id: str) -> None:
-    """Write a new marker durably. Raises FileExistsError."""
     with path.open("xb") as file:
         file.write(f"{folder_id}\n".encode())
         file.flush()

@@ -71,7 +71,7 @@ class Copy:
     """One provider's copy, as the chain lists it.
 
     Attributes:
-        provider: the provider's address on the chain, or the folder of a `DirectoryStore`.
+        provider: its address on the chain, or the folder of a `DirectoryStore`.
         proof: the chain's entry.
         last_proven: block height of the last proof, or of the provider's joining. None if unknown.
         verified: True if `last_proven` is certainly a verified proof. False leaves it open.
@@ -112,8 +112,7 @@ class SignedTransaction:
     """A signed transaction. A retry sends the same bytes again.
 
     Attributes:
-        hash: upper-case hex SHA-256 of `body`, known before the transaction is sent.
-        body: the bytes to send.
+        hash: upper-case hex SHA-256 of `body`.
         account: "<chain id>/<address>".
         sequence: of the account. One included transaction uses it up.
         timeout_height: the last block that may include the transaction.
@@ -216,14 +215,14 @@ class Lease(Protocol):
     epoch: int
 
     def check(self) -> None:
-        """Raise LeaseLost if another process took the lease, or if it was not renewed in time."""
+        """Raise LeaseLost if another process took the lease, or a renewal was late."""
 
 
 class ChainHeights(Protocol):
     """The greatest height that any process has seen of each chain."""
 
     def seen_height(self, chain_id: str) -> int:
-        """Return the greatest block height ever seen of a chain; 0 if there is none."""
+        """Return the greatest height seen of a chain, 0 if there is none."""
 
     def see_height(self, chain_id: str, height: int) -> None:
         """Store the height if it is greater than the stored one."""
@@ -254,7 +253,7 @@ class TransactionLog(ChainHeights, Protocol):
         """Return the queued messages, oldest first."""
 
     def pending(self, account: str) -> Sequence[SignedTransaction]:
-        """Return the account's transactions whose outcome is not known, by sequence."""
+        """Return the transactions without a known outcome, by sequence."""
 
     def commit(self, lease: Lease, transaction: SignedTransaction, chunks: Sequence[str]) -> None:
         """Store a transaction and the chunks that it posts, in the order of its messages.
@@ -274,7 +273,7 @@ class TransactionLog(ChainHeights, Protocol):
         """Close a transaction. Closing it again with the same outcome changes nothing."""
 
     def start_of(self, account: str, chunk: str) -> int | None:
-        """Return the start of the chunk's latest included post; None if it has none."""
+        """Return the start of the chunk's latest included post, or None."""
 
     def spent(self, account: str) -> int:
         """Return the cost in ujkl of the transactions that were, or may be, included or failed."""
@@ -283,9 +282,9 @@ class TransactionLog(ChainHeights, Protocol):
         """Return how many included or pending purchases are counted at their list price."""
 
     def explains(self, account: str, archive_id: str, sequence: int) -> bool:
-        """Return whether this log's transactions explain the account's sequence.
+        """Return whether this log has all transactions that led to the account's sequence.
 
-        That is: it has every transaction that the account sent since the last check of the archive.
+        Only transactions since the last check of the archive count.
         """
 
     def unknown_roots(self, roots: Sequence[bytes], *, signed: bool) -> Sequence[bytes]:
@@ -369,22 +368,15 @@ class ChunkReader(Protocol):
 
 
 class ChunkStore(ChunkReader, Protocol):
-    """Keeps chunks by their Merkle root. Every call is idempotent.
-
-    The default methods suit a store without measurements, prices and proof windows.
-    """
+    """Keeps chunks by their Merkle root. Every call is idempotent."""
 
     proof_type: int
 
     def admit(self, *, public: bool, stored_size_bytes: int, waiting_bytes: int) -> None:
         """Raise the reason why a chunk of this size cannot be posted.
 
-        Called before the chunk is packed, and again before it is posted.
-
-        Args:
-            public: whether its source may be stored unencrypted.
-            stored_size_bytes: its actual or expected size.
-            waiting_bytes: stored bytes of the other chunks that are being packed.
+        Called before the chunk is packed, and again before it is posted. `waiting_bytes` are the
+        stored bytes of the other chunks that are being packed.
 
         Raises:
             NotPublic, NoStoragePlan, PlanExpired, PlanTooSmall, ChunkTooLarge, EmptyWallet,
@@ -441,7 +433,7 @@ class ChunkStore(ChunkReader, Protocol):
         """
 
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
-        """Return the chunk's post; None if it was never posted and no post of it is pending.
+        """Return the chunk's post. None if it was never posted and no post is pending.
 
         Raises:
             StoreUnreachable, StoreError.

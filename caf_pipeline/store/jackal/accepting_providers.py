@@ -39,7 +39,7 @@ class _Refusal:
 
 @dataclass
 class AcceptingProviders:
-    """Checks whether providers would take a chunk. Safe for several threads."""
+    """Safe for several threads."""
 
     settings: JackalSettings
     selection: ProviderSelection

@@ -89,8 +89,8 @@ class ChainFile:
 
     Attributes:
         expires: a block height. 0 means the end of the owner's plan.
-        proof_interval: blocks of answer proof window. Windows begin at `start`.
-        max_proofs: the number of copies that were paid for.
+        proof_interval: blocks of one proof window. Windows begin at `start`.
+        max_proofs: the number of copies paid for.
         proofs: one "<provider>/<owner>/<hex root>/<start>/" for each claimed copy.
     """
 

@@ -81,18 +81,12 @@ T = TypeVar("T")
 
 
 class Chain:
-    """A chain, queried over the REST servers of its nodes. Safe for several threads."""
+    """A chain. Safe for several threads."""
 
     def __init__(
         self, nodes: Nodes, *, list_seconds: float = LIST_SECONDS, max_pages: int = MAX_PAGES
     ) -> None:
-        """Take over the nodes, which `close` closes.
-
-        Args:
-            nodes: the nodes to query.
-            list_seconds: how long all pages of a list may take.
-            max_pages: how many pages a list may have.
-        """
+        """`list_seconds` and `max_pages` limit a list. `close` closes the nodes."""
         self.chain_id = nodes.chain_id
         self._nodes = nodes
         self._list_seconds = list_seconds
@@ -118,7 +112,7 @@ class Chain:
         return self._nodes.query_first(lambda _, block: block.time)
 
     def block_seconds(self) -> float:
-        """Return the time between two blocks. See `Nodes.block_seconds`."""
+        """See `Nodes.block_seconds`."""
         return self._nodes.block_seconds()
 
     def proof_window(self) -> int:
@@ -385,11 +379,6 @@ class Chain:
     def _query(
         self, path: str, parse: Callable[[ChainAnswer], T], params: Mapping[str, str] | None = None
     ) -> Callable[[Node, Block], T | None]:
-        """Return a function that queries a node.
-
-        It returns None if the node reports "not found".
-        """
-
         def ask(node: Node, block: Block) -> T | None:
             try:
                 return self._nodes.read(node, block, path, parse, params)

@@ -43,9 +43,9 @@ from caf_pipeline.waits import UNANSWERED_SECONDS, Waits
 ATTEMPTS: Final = 5
 FIRST_WAIT_SECONDS: Final = 0.5
 MAX_WAIT_SECONDS: Final = 8.0
-"""Attempts of one call over all nodes, and the random, doubling waits between them.
+"""Attempts of a call, and the random, doubling waits between them.
 
-Together they last longer than a block of six seconds, by which nodes may differ.
+Together they outlast a block of six seconds, the usual difference between nodes.
 """
 
 SILENCE_SECONDS: Final = 10.0
@@ -126,7 +126,7 @@ class TooLong(ChainUnreachable):
 
 
 class NeverAnswers(ChainUnreachable):
-    """A server's error lasts until the setting or the server is changed."""
+    """The error lasts until the setting or the server is changed."""
 
     permanent = True
 
@@ -162,7 +162,7 @@ class Nodes:
         Args:
             urls: `http(s)://host[:port]`.
             chain_id: nodes of other chains are refused.
-            seen_height: returns the greatest height ever seen of this chain, by any process.
+            seen_height: returns the greatest height that any process has seen of this chain.
             see_height: stores a height.
             attempts: how often a call tries all nodes.
             first_wait_seconds: approximate wait after the first attempt; it doubles.
@@ -172,7 +172,7 @@ class Nodes:
             waits: reports long waits.
 
         Raises:
-            SettingsError: there is no URL, or an invalid one.
+            SettingsError: a URL is missing or invalid.
         """
         if not urls:
             raise SettingsError(
@@ -305,7 +305,6 @@ class Nodes:
         return info
 
     def _newest_block(self, node: Node) -> Block:
-        """Return the node's newest block. Raises if the node lags, halts or is of another chain."""
         if not node.on_right_chain:
             self._info(node)
         answer, _, answered_at = self.answer("GET", node, f"{_TENDERMINT}/blocks/latest")
@@ -470,7 +469,6 @@ def _behind(node: Node, height: int, seen: int) -> ChainBehind:
 
 
 def _main_fault(faults: Sequence[StoreUnreachable]) -> StoreUnreachable:
-    """Return the most specific fault."""
     for kind in (Refused, TooLong, ChainHalted, ChainBehind):
         for fault in faults:
             if isinstance(fault, kind):

@@ -138,12 +138,9 @@ class Purchase:
     Attributes:
         hash: the transaction's hash.
         cost: in ujkl, fee included.
-        height: the transaction's block, or the block at which its effect was seen.
-        earlier: True if an earlier call sent the transaction and did not see its end. This call
-            bought
-            nothing.
-        cost_told: True if `cost` is the amount charged. Otherwise it is the list price, an upper
-            bound.
+        height: its block, or the height at which its effect was seen.
+        earlier: True if an earlier call sent it and did not see its end. This call bought nothing.
+        cost_told: True if `cost` was charged. Otherwise it is the list price, an upper bound.
     """
 
     hash: str
@@ -158,10 +155,9 @@ class TransactionOutcome:
     """The outcome of a transaction.
 
     Attributes:
-        transaction: the signed transaction.
         outcome: "included", "failed", "expired" or "superseded".
-        height: the block of the transaction, or the height at which the outcome was seen.
-        answer: the chain's record, if the transaction is in a block and the node reported it.
+        height: its block, or the height at which the outcome was seen.
+        answer: the chain's record, if a node reported it.
         cost: the amount charged in ujkl. None if unknown.
     """
 
@@ -174,8 +170,6 @@ class TransactionOutcome:
 
 @dataclass(slots=True)
 class _Attempts:
-    """What one call learned from the transactions that it signed."""
-
     signings: int = 0
     gas_factor: int = 1
     alone: bool = False
@@ -290,12 +284,8 @@ class Poster:
     ) -> Sequence[bytes]:
         """Return the roots of the wallet's posts of an archive that the ledger does not know.
 
-        Reads the chain's list only if the log's transactions do not explain the account's sequence.
-
-        Args:
-            archive_id: the archive's id.
-            log: the ledger's log.
-            sequence: the account's sequence, if known.
+        Reads the chain's list only if the log does not explain the account's sequence. `sequence`
+        is the account's sequence, if the caller knows it.
         """
         if sequence is None:
             try:
@@ -385,7 +375,7 @@ class Poster:
         )
 
     def _own_files(self, merkle_root: bytes) -> list[ChainFile]:
-        """Return our posts of a root that last as long as the plan, the earliest first."""
+        """Return our posts of a root that last as long as the plan, by start."""
         files = self._chain.files_of_root(merkle_root, self._address)
         return sorted((file for file in files if not file.expires), key=lambda file: file.start)
 
@@ -413,7 +403,6 @@ class Poster:
     def _sign_posts(
         self, own: WaitingPost, lease: Lease, log: TransactionLog, attempts: _Attempts
     ) -> None:
-        """Sign one transaction with our post and other queued posts, and settle it."""
         posts = self._batch(own, [] if attempts.alone else log.waiting(self.account))
         gas = ceil((GAS_BASE + GAS_POST * len(posts)) * GAS_MARGIN) * attempts.gas_factor
         messages = [ChainMessage(POST_FILE, post.message) for post in posts]
@@ -578,7 +567,6 @@ class Poster:
             raise _failure(result.answer.code, result.answer.codespace, result.answer.log)
 
     def _settle_pending(self, lease: Lease, log: TransactionLog) -> list[TransactionOutcome]:
-        """Settle the transactions of earlier calls by sequence."""
         return [
             self._settled(transaction, lease, log, ours=False)
             for transaction in log.pending(self.account)
@@ -655,9 +643,8 @@ class Poster:
     ) -> TransactionOutcome | None:
         """Return the outcome of a transaction whose sequence is used, by itself or another one.
 
-        Called after the used sequence was seen, so the node is as far. The node's index alone
-        proves nothing: it may be written later, or not at all. `last` means that the index had its
-        time.
+        The node's index alone proves nothing: it may be written later, or not at all. `last` means
+        that the index had its time.
         """
         if result := self._included(transaction):
             return result
@@ -691,7 +678,6 @@ class Poster:
         lease: Lease,
         log: TransactionLog,
     ) -> TransactionOutcome:
-        """Add starts and cost to an outcome, and store it in the log."""
         starts: list[int] = []
         cost: int | None = None
         if result.outcome == "included":
@@ -752,7 +738,6 @@ def _root_of(message: bytes) -> bytes:
 
 
 def _failure(code: int, codespace: str, log: str, *, before_block: bool = False) -> StoreError:
-    """Return the error for a code."""
     reason = log[:200]
     if not before_block and code == _KEY_NOT_FOUND:
         return NoStoragePlan(

@@ -109,7 +109,7 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether the provider reports that it stored the file and queued its proof."""
+        """The provider stored the file and queued its proof."""
         return self.progress >= 100 and not self.error
 
     @property
@@ -119,22 +119,22 @@ class Job:
 
     @property
     def refuses_bytes(self) -> bool:
-        """Whether the provider reports that the bytes do not match the root."""
+        """The bytes do not match the root."""
         return bool(self.error and _MISMATCH.search(self.error))
 
     @property
     def finds_no_slot(self) -> bool:
-        """Whether the provider reports that others have all copies."""
+        """Other providers have all copies."""
         return bool(self.error and _NO_SLOT.search(self.error))
 
     @property
     def has_no_room(self) -> bool:
-        """Whether the provider reports that its disk is full."""
+        """The provider's disk is full."""
         return bool(self.error and _NO_ROOM.search(self.error))
 
     @property
     def sees_no_post(self) -> bool:
-        """Whether the provider reports that its chain node does not know the post."""
+        """The provider's chain node does not know the post."""
         return bool(self.error and _NOT_ON_CHAIN.search(self.error))
 
 
@@ -160,10 +160,8 @@ class Sending:
     """A file to send to a provider.
 
     Attributes:
-        posting: the file on the chain.
-        staged: the file; its first `posting.stored_size_bytes` bytes are sent.
+        staged: its first `posting.stored_size_bytes` bytes are sent.
         control: called for each piece.
-        proof_type: the type of the root.
         answer_seconds: how long a provider may read, and then how long it may take to answer.
         sent_before: the file was sent before, so a finished job may be an old one.
     """
@@ -224,7 +222,6 @@ def _join_pieces(pieces: Iterator[bytes], size_bytes: int) -> bytes:
 
 
 def _iter_body(response: httpcore.Response, size_bytes: int, limit: Limit) -> Iterator[bytes]:
-    """Yield the first `size_bytes` of an answer's body, and maybe more."""
     pieces = response.iter_stream()
     framed = header(response, "content-length") == str(size_bytes) and not header(
         response, "transfer-encoding"
@@ -265,10 +262,7 @@ class ProviderClient:
     """A provider at an address. Safe for several threads.
 
     Every method raises StoreUnreachable if the provider does not answer, or breaks the protocol.
-
-    Attributes:
-        url: the URL that the provider registered on the chain.
-        may_be_private: whether its host may have a private address.
+    `may_be_private` allows a host with a private address.
     """
 
     url: str

@@ -45,12 +45,7 @@ class NoBytes(StoreUnreachable):
 
 @dataclass(frozen=True, slots=True)
 class ProviderAddress:
-    """The address of a provider.
-
-    Attributes:
-        path: the prefix of every route: "" or "/prefix".
-        may_be_private: whether the host may have a private address.
-    """
+    """The address of a provider. `path` is the prefix of every route, "" or "/prefix"."""
 
     scheme: str
     host: str
@@ -202,7 +197,6 @@ def ask(
 
 @contextmanager
 def _unreachable(address: ProviderAddress) -> Iterator[None]:
-    """Translate the errors of sockets and httpcore."""
     try:
         yield
     except httpcore.TimeoutException as error:

@@ -24,12 +24,7 @@ from caf_pipeline.waits import Waits
 
 
 class JackalReader:
-    """Reads chunks on Jackal. Safe for several threads.
-
-    Attributes:
-        chain: the network's chain.
-        settings: the network's settings.
-    """
+    """Reads chunks on Jackal. Safe for several threads."""
 
     name = "jackal"
 
@@ -54,7 +49,7 @@ class JackalReader:
         self.chain.close()
 
     def copies(self, posting: PostRecord) -> Sequence[Copy]:
-        """Return the listed copies with the chain's record of their proofs."""
+        """See `ChunkReader.copies`."""
         merkle_root, owner, start = posting.merkle_root, posting.owner, posting.start
         file = self.chain.file(merkle_root, owner, start)
         if file is None:
@@ -67,11 +62,11 @@ class JackalReader:
         return copies
 
     def holders(self, posting: PostRecord) -> Sequence[str]:
-        """Return the listed providers, the fastest first and recently failed ones last."""
+        """See `ChunkReader.holders`."""
         return self._downloads.holders(posting)
 
     def urls(self, posting: PostRecord) -> Mapping[str, str]:
-        """Return the public URL of the file at each provider, by the provider's address."""
+        """See `ChunkReader.urls`."""
         return self._downloads.urls(posting)
 
     def read(
@@ -114,11 +109,8 @@ def open_jackal_reader(
 ) -> JackalReader:
     """Open a reader that writes neither heights nor records.
 
-    Args:
-        settings: the network's settings.
-        recorded_height: returns the ledger's greatest height of a chain, 0 if there is none.
-        recorded_providers: returns the ledger's records by provider.
-        waits: reports long waits.
+    `recorded_height` returns the ledger's greatest height of a chain, 0 if there is none.
+    `recorded_providers` returns the ledger's records by provider.
 
     Raises:
         SettingsError: no LCD is set.

@@ -106,8 +106,6 @@ class _Ended(Exception):
 
 
 class _UploadControl:
-    """Counts, measures and throttles one body."""
-
     def __init__(self, upload: "_Upload", address: str, wait: OpenWait) -> None:
         self._upload = upload
         self._wait = wait
@@ -155,7 +153,7 @@ class _UploadControl:
 
 @dataclass(frozen=True)
 class Uploads:
-    """Uploads posted files to providers. Safe for several threads."""
+    """Safe for several threads."""
 
     chain: Chain
     settings: JackalSettings
@@ -228,8 +226,6 @@ class Uploads:
 
 
 class _Upload:
-    """The upload of one file to all its providers."""
-
     def __init__(
         self, uploads: Uploads, posting: PostRecord, staged: Path, wrong: Collection[str]
     ) -> None:
@@ -299,7 +295,6 @@ class _Upload:
         return [result for result in self._results.values() if result.outcome in outcomes]
 
     def _failure(self) -> StoreError:
-        """Return the error that explains why there are too few good copies."""
         good, required = self._good(), self._settings.copies_required
         root = self._posting.merkle_root.hex()
         others = [
@@ -380,7 +375,6 @@ class _Upload:
         return file
 
     def _deliver(self, address: str) -> Result:
-        """Make sure that one provider has the file."""
         reached = False
         try:
             client = self._selection.client(address)
@@ -425,7 +419,6 @@ class _Upload:
         )
 
     def _unfit(self, address: str, file: ChainFile, free_bytes: int | None) -> Result | None:
-        """Return the reason not to send the file to this provider, or None."""
         size_bytes = self._posting.stored_size_bytes
         if len(file.providers) >= file.max_proofs:
             return Result(address, CopyOutcome.NO_SLOT)

@@ -77,7 +77,7 @@ class Wallet:
 
 
 def address_of(public_key: bytes) -> str:
-    """Return the account address of a compressed public key."""
+    """Return the address of a compressed public key."""
     digest = RIPEMD160.new(hashlib.sha256(public_key).digest()).digest()
     return str(bech32.bech32_encode(ADDRESS_PREFIX, bech32.convertbits(digest, 8, 5) or []))
 
@@ -141,7 +141,6 @@ def read_mnemonic(setting: str | None, file: Path | None) -> str:
 
 
 def _mnemonic_fault(text: str) -> str:
-    """Describe the fault without showing a word."""
     words = text.split()
     if len(words) not in (12, 15, 18, 21, 24):
         return f"it has {counted(len(words), 'word')}"

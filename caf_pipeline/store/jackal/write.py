@@ -51,12 +51,7 @@ CACHED_INTERVALS: Final = 1024
 
 
 class JackalStore(JackalReader):
-    """Keeps chunks on Jackal. Safe for several threads.
-
-    Attributes:
-        wallet: pays for the files and owns them.
-        poster: posts and buys.
-    """
+    """Keeps chunks on Jackal. Safe for several threads."""
 
     def __init__(  # noqa: PLR0917 - each argument has its own type
         self,
@@ -133,10 +128,7 @@ class JackalStore(JackalReader):
         """Do nothing. Only a request can show that the network is away."""
 
     def largest_chunk_bytes(self) -> int | None:
-        """Return the size that the slowest of the required copies can upload in time.
-
-        None if fewer providers were measured.
-        """
+        """See `ChunkStore.largest_chunk_bytes`."""
         return self._selection.fitting_bytes(
             self.settings.copies_required, self.settings.upload_seconds
         )
@@ -150,7 +142,7 @@ class JackalStore(JackalReader):
         return StorageCost(self.settings.copies, charged, days, price, chunks * fee, LEAST_BYTES)
 
     def staging_hold_seconds(self) -> float:
-        """Return the length of the configured number of proof windows."""
+        """See `ChunkStore.staging_hold_seconds`."""
         windows = self.settings.keep_staged_windows
         return windows * self.chain.proof_window() * self.chain.block_seconds() if windows else 0.0
 
@@ -165,7 +157,7 @@ class JackalStore(JackalReader):
         )
 
     def posted_already(self, chunk: ChunkToStore, log: TransactionLog) -> PostRecord | None:
-        """Return the chunk's post after settling pending transactions. Signs nothing."""
+        """See `ChunkStore.posted_already`. Settles pending transactions first; signs nothing."""
         return self.poster.find(chunk, log)
 
     def unknown_posts(self, archive_id: str, log: TransactionLog) -> Sequence[bytes]:
@@ -203,7 +195,7 @@ class JackalStore(JackalReader):
         return self._interval(posting) or self.chain.proof_window()
 
     def _query_interval(self, posting: PostRecord) -> int:
-        """Return the length of this file's window, fixed when it was posted. 0 if unknown."""
+        """0 if unknown. Fixed when the file was posted."""
         file = self.chain.file(posting.merkle_root, posting.owner, posting.start)
         return file.proof_interval if file else 0
 
