@@ -880,7 +880,7 @@ def test_many_posts_and_uploads_at_once_are_all_taken_once(tmp_path):
 
 
 def test_orders_that_make_no_sense_are_refused(network):
-    with pytest.raises(ValueError, match="knows no laziness"):
+    with pytest.raises(ValueError, match="has no laziness"):
         network.misbehave(provider=0, laziness=1)
 
 
@@ -910,14 +910,14 @@ def test_a_file_is_unknown_by_another_start(user):
 
 TOLD_AT_EVERY_LINE = """
 import signal, sys
-from caf_pipeline_tests.loopback.__main__ import told_to_end
+from caf_pipeline_tests.loopback.__main__ import end_signals
 
 def tell_again(frame, event, value):
     if event == "line":
         handle(signal.SIGTERM, None)
     return tell_again
 
-over = told_to_end()
+over = end_signals()
 handle = signal.getsignal(signal.SIGINT)
 sys.settrace(tell_again)
 handle(signal.SIGINT, None)
