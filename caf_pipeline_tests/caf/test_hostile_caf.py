@@ -1,8 +1,7 @@
-"""CAF files, manifests and journals that were tampered with: read right or refused, within 256 MiB,
-and never for ever.
+"""CAF files, manifests and journals that were tampered with: read correctly, or refused.
 
-The inputs are mutations of real files, tried by `caf_fuzzing` in processes whose memory is limited
-and whose clock runs out.
+Each attempt stays within 256 MiB and ends. The inputs are mutations of real files. `caf_fuzzing`
+tries them in processes with limited memory and time.
 """
 
 import json
@@ -32,7 +31,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Ended:
-    """How a batch ended: what it told, its status, and which input it was at."""
+    """How a batch ended: its output, its status, and the number of its last input."""
 
     told: str
     status: int
@@ -65,7 +64,7 @@ def batch(kind, first, count, seconds, folder) -> Ended:
 
 
 def explained(kind, ended: Ended) -> str:
-    """Say what went wrong, so that it can be tried again."""
+    """Return the failure with its input, so that it can be repeated."""
     if ended.status in (0, caf_fuzzing.WRONG_STATUS):
         return ended.told
     how = signal.Signals(-ended.status).name if ended.status < 0 else f"status {ended.status}"
@@ -95,7 +94,7 @@ def test_mutated_files_never_crash_hang_or_fill_memory(kind, fault, soak, tmp_pa
 
 @pytest.mark.parametrize("kind", caf_fuzzing.KINDS)
 def test_an_input_is_its_number(kind):
-    """So that what was found can be found again."""
+    """A failure must be reproducible."""
     make, _ = caf_fuzzing.KINDS[kind]
     assert [make(number) for number in range(50)] == [make(number) for number in range(50)]
     assert len({make(number) for number in range(50)}) > 30
@@ -103,7 +102,7 @@ def test_an_input_is_its_number(kind):
 
 @pytest.mark.parametrize("kind", caf_fuzzing.KINDS)
 def test_the_real_files_that_inputs_are_made_of_are_read(kind):
-    """Without which every mutation would be refused for what it was made of."""
+    """Otherwise every mutation would be refused for a fault of its original."""
     seeds = {
         "archive": caf_fuzzing.archives,
         "manifest": caf_fuzzing.manifests,
@@ -123,9 +122,7 @@ def test_the_real_files_that_inputs_are_made_of_are_read(kind):
     ],
 )
 def test_failure_in_a_worker_reports_its_input(how, sign, tmp_path):
-    """The fuzzer itself: an error, a crash and an allocation beyond the limit are told, with the
-    number of the input.
-    """
+    """The fuzzer reports an error, a crash and an excessive allocation with the input's number."""
     code = (
         "import os, sys, pathlib\nfrom caf_pipeline_tests.support import caf_fuzzing as f\nmake = "
         "f.KINDS['archive'][0]\n"

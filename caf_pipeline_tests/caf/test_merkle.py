@@ -1,6 +1,4 @@
-"""Jackal roots: the chain's own vectors, any split of the bytes, states that go on elsewhere;
-compiled and in Python.
-"""
+"""Jackal roots, compiled and in Python: the chain's vectors, any split, restored states."""
 
 import hashlib
 import json
@@ -40,7 +38,7 @@ NEEDS_NATIVE = pytest.mark.skipif(
     scope="module", autouse=True, params=["Python", pytest.param("native", marks=NEEDS_NATIVE)]
 )
 def implementation(request):
-    """What takes the roots of this module's tests, one after the other."""
+    """Selects each implementation in turn for the roots of this module's tests."""
     module = caf_native if request.param == "native" else merkle_reference
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merkle, "subtree_root", module.subtree_root)
@@ -53,7 +51,7 @@ def sample(size_bytes: int) -> bytes:
 
 
 def root_by_the_book(content: bytes, proof_type: int) -> bytes:
-    """Compute the root level by level, with everything in memory."""
+    """Compute the root level by level in memory."""
     block_hash, tree_hash, width = {
         0: (
             lambda data: hashlib.sha256(data).digest(),

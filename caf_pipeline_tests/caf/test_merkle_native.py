@@ -1,4 +1,4 @@
-"""The compiled subtree beside its reference in Python, and which of the two is taken."""
+"""The compiled subtree matches its Python reference, and the right one is chosen."""
 
 import json
 import random

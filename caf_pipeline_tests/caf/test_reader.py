@@ -1,6 +1,4 @@
-"""The CAF reader: few reads, strictness beyond the vectors, lenience, dead bytes, bounded
-memory.
-"""
+"""The CAF reader: few reads, strictness, lenience, unused bytes, bounded memory."""
 
 import json
 import struct

@@ -1,6 +1,4 @@
-"""CAF conformance: what the real writers wrote is reproduced and read; hostile files get the
-answers that we settled.
-"""
+"""CAF conformance: reproduces and reads the real writers' files, and refuses hostile ones."""
 
 import hashlib
 import json

@@ -1,6 +1,4 @@
-"""The CAF writer: exact sizes, limits, refusals that leave no trace, atomic finishing, Go's
-escapes.
-"""
+"""The CAF writer: exact sizes, limits, refusals, atomic publishing, Go's escapes."""
 
 import json
 import os
@@ -172,7 +170,7 @@ def test_bodies_of_wrong_length_leave_the_archive_unchanged(tmp_path, bodies):
 
 
 def exact_limits(**changed) -> Limits:
-    """Return limits that two members of ten bytes meet exactly."""
+    """Return limits that two members of ten bytes exactly reach."""
     index_bytes = (
         EMPTY_INDEX_SIZE_BYTES
         + index_entry_size_bytes("a", 0, 10)

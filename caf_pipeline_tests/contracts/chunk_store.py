@@ -1,9 +1,7 @@
-"""What every ChunkReader and every ChunkStore does.
+"""The contract of every ChunkReader and ChunkStore.
 
-A test class of an implementation inherits it and gives the fixture `store`.
-
-It may give the fixture `log` too: a transaction log that the store's posts go through, in memory by
-default.
+A test class of an implementation inherits it and defines the fixture `store`. It may also define
+`log`, the transaction log for the store's posts. The default log is in memory.
 """
 
 import hashlib
@@ -162,11 +160,9 @@ def stored(store, path: Path, log=None) -> PostRecord:
 
 
 class ChunkReaderContract:
-    """The contract of what reads chunks: see `ChunkReader`.
+    """The contract of `ChunkReader`. The fixture `reader` reads from `store`.
 
-    The fixture `reader` reads what `store` keeps.
-
-    Bytes are random: a store may outlive a test and knows each root for ever.
+    Bytes are random, because a store may outlive a test and never forgets a root.
     """
 
     @pytest.fixture
@@ -243,7 +239,7 @@ class ChunkReaderContract:
 
 
 class ChunkStoreContract(ChunkReaderContract):
-    """The contract: see `ChunkStore`. A store is a reader, too."""
+    """The contract of `ChunkStore`, which is also a reader."""
 
     def test_a_posted_chunk_that_was_not_uploaded_has_no_copy(self, store, log, tmp_path):
         posting = store.post(to_store(store, staged_file(tmp_path, os.urandom(1000))), log)

@@ -1,10 +1,8 @@
-"""What every TransactionLog does.
+"""The contract of every TransactionLog.
 
-A test class of an implementation inherits it and gives three fixtures.
-
-`log` is a new log; `chunks` are the names of three chunks that are to be posted; `take_over` is a
-function that takes an account's lease away from whoever holds it, as another run does after a pause
-that was too long.
+A test class of an implementation inherits it and defines three fixtures. `log` is a new log.
+`chunks` are the names of three chunks in state posting. `take_over` is a function that takes an
+account's lease from its holder, as another run does after a long pause.
 """
 
 import hashlib
@@ -39,7 +37,7 @@ def ask(log: Any, *chunks: str, account: str = ACCOUNT) -> None:
 
 
 def commit(log: Any, transaction: SignedTransaction, *chunks: str) -> SignedTransaction:
-    """Commit a transaction under a lease of its own."""
+    """Commit a transaction under a separate lease."""
     with log.lease(transaction.account) as lease:
         log.commit(lease, transaction, chunks)
     return transaction
@@ -55,7 +53,7 @@ def names(posts: Any) -> list[str]:
 
 
 class TransactionLogContract:
-    """The contract: see `TransactionLog`."""
+    """The contract of `TransactionLog`."""
 
     # --- asking ---
 

@@ -1,6 +1,4 @@
-"""The loopback chain keeps the notes on Jackal's protocol, row by row, and where they are silent a
-real SDK node's words.
-"""
+"""The loopback chain matches the notes on Jackal's protocol, and otherwise a real SDK node."""
 
 import base64
 import json
@@ -42,7 +40,7 @@ def client() -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def user(network: LoopbackNetwork, client: httpx.Client) -> ChainUser:
-    """A user of a chain that makes blocks only when told to."""
+    """A user of a chain that makes blocks only on order."""
     network.misbehave(halted=True)
     network.advance(2)
     return ChainUser(network, client)
@@ -50,7 +48,7 @@ def user(network: LoopbackNetwork, client: httpx.Client) -> ChainUser:
 
 @contextmanager
 def own_network(folder: Path, **options: Any) -> Iterator[ChainUser]:
-    """A halted network with options of its own."""
+    """A halted network with special options."""
     given = {"fund": {ADDRESS: FUNDS}, "space": {ADDRESS: SPACE}, "block_seconds": 0.1} | options
     with (
         LoopbackNetwork(folder, **given) as network,
@@ -694,7 +692,7 @@ def test_who_misses_a_window_is_dropped(user, how):
 
 
 def proof_of(user: ChainUser, post: Post, provider: int = 0) -> tuple[int, int] | None:
-    """The height and the leaf of the next proof that the chain shows."""
+    """Return the height and the next leaf that the chain shows."""
     proofs = user.storage(f"proofs/{user.network.provider_addresses[provider]}").json()["proofs"]
     root = base64.b64encode(post.root).decode()
     found = [one for one in proofs if (one["merkle"], one["start"]) == (root, str(post.start))]

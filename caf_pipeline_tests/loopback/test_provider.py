@@ -1,5 +1,6 @@
-"""The loopback providers keep the notes on Jackal's protocol: every row of "Provider HTTP API", by
-raw requests and sockets.
+"""The loopback providers match the table "Provider HTTP API" in the notes on Jackal's protocol.
+
+The tests use raw requests and sockets.
 """
 
 import base64
@@ -39,7 +40,7 @@ def client() -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def user(network: LoopbackNetwork, client: httpx.Client) -> ChainUser:
-    """A user of a chain that makes blocks only when told to."""
+    """A user of a chain that makes blocks only on order."""
     network.misbehave(halted=True)
     return ChainUser(network, client)
 
@@ -63,7 +64,7 @@ def own_network(folder: Path, **options: Any) -> Iterator[ChainUser]:
 def upload_body(
     post: Post, *, names: tuple[str, ...] = ("sender", "merkle", "start", "file"), end: bool = True
 ) -> bytes:
-    """Return a form with these parts in this order, its boundary being `cut`."""
+    """Return a form with these parts in this order. Its boundary is `cut`."""
     parts = []
     for name in names:
         head = f'--cut\r\nContent-Disposition: form-data; name="{name}"'
@@ -88,9 +89,7 @@ def send(user: ChainUser, path: str, content: bytes, **headers: str) -> httpx.Re
 
 
 def talk(user: ChainUser, *pieces: bytes, until: bytes = b"") -> bytes:
-    """Send pieces on a socket of their own, and return all that comes back until the end or
-    `until`.
-    """
+    """Send pieces on a new socket, and return the answer up to its end or `until`."""
     address = urlsplit(user.network.providers[0])
     with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
         for piece in pieces:
@@ -264,7 +263,7 @@ REFUSED: list[tuple[str, dict[str, Any], tuple[int, str], tuple[int, str]]] = [
 
 
 def changed(post: Post, changes: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return the changes for this post, and the job that they make."""
+    """Return the changed fields for this post, and their job."""
     changes = changes | (
         {"merkle": post.root.hex().upper()} if changes.get("merkle") == "upper" else {}
     )
@@ -518,7 +517,10 @@ def test_too_slow_upload_is_cut_and_not_stored(tmp_path):
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChainUser]:
-    """A user of providers that answer within half a second or never, and forget at once."""
+    """A user of providers that answer within half a second or never.
+
+    They forget jobs immediately.
+    """
     with own_network(
         tmp_path_factory.mktemp("impatient"), reply_seconds=0.5, job_seconds=0
     ) as user:

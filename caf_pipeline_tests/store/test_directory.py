@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
 
 
 class FolderMemory:
-    """The part of a ledger that the store needs."""
+    """A ledger's memory of the folder."""
 
     def __init__(self) -> None:
         self.folder_id = None
@@ -113,7 +113,7 @@ class FolderMemory:
 
 @pytest.fixture
 def kept(tmp_path):
-    """A store with a chunk, what its ledger knows, and the chunk's posting."""
+    """A store with a chunk, its ledger's memory, and the chunk's posting."""
     ledger = FolderMemory()
     store = DirectoryStore(tmp_path / "store", ledger)
     posting = stored(store, staged_file(tmp_path, b"x" * 1000))

@@ -1,8 +1,7 @@
-"""Chain nodes and providers that answer as no honest one would: one sentence comes out, in time,
-and in bounded memory.
+"""Hostile chain nodes and providers: each query ends in time and in bounded memory.
 
-Whatever a server says, a query ends with a right answer or an error of the store. Limits on time
-are cut short here, and nothing is measured by the clock: what has no end would not come back.
+It returns a correct value or raises one error of the store. Timeouts are shortened here, and
+nothing is measured by the clock: an endless query would hang the test.
 """
 
 import base64
@@ -129,7 +128,7 @@ QUERIES = {
 
 @contextlib.contextmanager
 def opened(url, *, silence_seconds=30.0, answer_seconds=60.0, **limits):
-    """A chain over one node, asked once."""
+    """A chain over one node, with one attempt."""
     seen = [0]
 
     def see(height):
@@ -143,7 +142,7 @@ def opened(url, *, silence_seconds=30.0, answer_seconds=60.0, **limits):
 
 
 def good(node, name):
-    """Give the right answer to a query, in its place."""
+    """Answer a query correctly."""
     place, right, _ = QUERIES[name]
     if right is None:
         return json.loads(
@@ -165,7 +164,7 @@ def node():
 
 
 def test_every_query_has_a_right_answer_here(node):
-    """Without which the tests below would prove nothing."""
+    """Otherwise the tests below would prove nothing."""
     with opened(node.url) as chain:
         for name, (_, _, ask) in QUERIES.items():
             assert ask(chain) is not None, name
@@ -173,7 +172,7 @@ def test_every_query_has_a_right_answer_here(node):
 
 
 def in_its_place(node, hostile, place):
-    """Let a raw server answer one place, and lead all others to the node."""
+    """Let a raw server answer one path, and redirect all others to the node."""
 
     def reply(request, sock):
         request.body()
@@ -284,14 +283,14 @@ LISTS = {
 
 
 def page_of(name, count, key):
-    """Return a page: `count` entries like the right one, and where the next begins."""
+    """Return a page of `count` entries like the correct one, and the key of the next page."""
     right = QUERIES[name][1]
     member = next(iter(right))
     return Told({member: right[member] * count, "pagination": {"next_key": key}})
 
 
 def without_match(name, told):
-    """Let nothing of it be what is looked for, so that the list is read to its end."""
+    """Replace all matching entries, so that the list is read to its end."""
     return Told(json.loads(json.dumps(told.body).replace('"start": "7"', '"start": "8"')))
 
 
@@ -346,7 +345,7 @@ def test_a_list_that_is_kept_has_a_limit(name, node):
 
 
 def test_posts_of_our_root_by_strangers_do_not_hide_ours(node):
-    """Anybody may post a root again, as often as they pay for it."""
+    """Any wallet may post a root as often as it pays."""
     pages = [
         [FILE | {"owner": "jkl1stranger", "start": str(page * 500 + n)} for n in range(500)]
         for page in range(60)
@@ -390,7 +389,7 @@ def upload(client, path):
 
 @contextlib.contextmanager
 def short_limits():
-    """Cut short what providers are given."""
+    """Shorten the time limits of providers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provider_http, "ANSWER_SECONDS", 0.3)
         for name in ("ANSWER_SECONDS", "PROBE_SECONDS", "STALL_SECONDS"):
@@ -549,7 +548,7 @@ def test_large_partial_ranges_are_resumed():
 
 
 def _at_most(size_bytes):
-    """Return an answer of the first bytes of each range, which says so."""
+    """Return an answer that sends and announces only the first bytes of each range."""
 
     def reply(request, sock):
         start = int(request.headers["range"].removeprefix("bytes=").partition("-")[0])
@@ -604,7 +603,7 @@ def test_provider_silent_after_many_bytes_is_asked_to_resume(monkeypatch):
 
 
 def _then_silent(given):
-    """Return an answer of these bytes, and no end until the client leaves."""
+    """Return an answer of these bytes, followed by silence until the client leaves."""
 
     def reply(_, sock):
         sock.sendall(given)
@@ -643,7 +642,7 @@ def test_a_provider_that_reads_on_and_on_is_given_up(tmp_path):
 
 
 def test_a_job_that_moves_for_ever_is_left(network, tmp_path):
-    """A provider that always says something new would otherwise be waited for without end."""
+    """A provider that always reports something new must not be polled for ever."""
     progress = itertools.cycle([1, 2])
     followed = []
 
@@ -671,7 +670,7 @@ def test_a_job_that_moves_for_ever_is_left(network, tmp_path):
 
 
 def ask_everything(folder):
-    """Meet every hostile answer, of nodes and of providers, in this process."""
+    """Try every hostile answer of nodes and providers in this process."""
     from pathlib import Path
 
     before = peak_bytes()
@@ -719,7 +718,7 @@ def test_memory_stays_bounded_whatever_is_answered(tmp_path):
 
 
 def ask_for_long_lists():
-    """Meet lists of 170,000 entries, in pages as long as an answer may be."""
+    """Read lists of 170,000 entries in pages of the maximum size."""
     before = peak_bytes()
     entries = {
         "files_of_root": FILE,

@@ -1,6 +1,4 @@
-"""Who would take a chunk is asked before its post is paid for: nothing is posted that no provider
-could be sent.
-"""
+"""Providers are asked before a post is paid for: nothing is posted that no provider would take."""
 
 import os
 import threading
@@ -57,7 +55,7 @@ def all_of(network, **conduct):
 
 
 def refused(opened, staged, error, match):
-    """Neither admitted nor posted, both with the same reason, and nothing is sent to the chain."""
+    """Assert that the chunk is refused before and at posting, and nothing is broadcast."""
     before = opened.network.state()["broadcasts"]
     with pytest.raises(error, match=match):
         opened.store.admit(public=True, stored_size_bytes=SIZE, waiting_bytes=0)

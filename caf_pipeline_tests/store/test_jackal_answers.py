@@ -1,6 +1,6 @@
-"""What nodes of a chain answer, read strictly.
+"""Strict parsing of chain nodes' answers.
 
-The shapes of answers without storage in them are those of a node of Cosmos SDK 0.45.
+Answers outside the storage module have the shapes of a Cosmos SDK 0.45 node.
 """
 
 import base64

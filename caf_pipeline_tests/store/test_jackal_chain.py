@@ -1,6 +1,4 @@
-"""Chain nodes that fail, lag, stand still and talk nonsense: what is believed, who is asked next,
-and which error comes out.
-"""
+"""Chain nodes that fail, lag, halt or answer nonsense: failover and errors."""
 
 import base64
 import contextlib
@@ -40,7 +38,7 @@ IN_PATH = base64.urlsafe_b64encode(ROOT).decode()
 
 
 class Heights:
-    """The greatest height ever seen, as a ledger keeps it."""
+    """Stores the greatest height, as a ledger does."""
 
     def __init__(self, height=0):
         self.height = height
@@ -56,7 +54,7 @@ def heights():
 
 @pytest.fixture
 def open_chain(heights):
-    """Opens a chain over nodes' addresses, with short waits; it is closed at the end."""
+    """Opens a chain over nodes' addresses with short waits, and closes it at the end."""
     with contextlib.ExitStack() as stack:
 
         def open_chain(*urls, **changes):
@@ -93,7 +91,7 @@ def chain(open_chain, node):
 
 @pytest.fixture
 def nobody():
-    """An address at which nobody listens."""
+    """An address without a listener."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
@@ -422,7 +420,7 @@ def test_a_list_is_read_over_its_pages_empty_ones_included(chain, node):
 
 
 def test_too_long_page_is_requested_in_smaller_pages(chain, node):
-    """Whoever posts files with long notes must not hide those that stand beside them."""
+    """Files with long notes must not hide other wallets' files."""
     files = [a_file(start) | {"note": "x" * 1_000_000} for start in range(1, 30)]
 
     def pages(params):

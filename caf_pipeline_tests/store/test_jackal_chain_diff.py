@@ -1,4 +1,4 @@
-"""What the chain lists beside what the ledger says: nothing that differs goes unseen."""
+"""The difference between the chain's list and the ledger: nothing goes unnoticed."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Stored bytes from whoever holds them, on the loopback network."""
+"""Stored bytes from their providers, on the loopback network."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +16,7 @@ SIZE = len(DATA)
 
 @pytest.fixture(scope="module")
 def kept(network, tmp_path_factory):
-    """A file with copies at three of the four providers: its posting, and their numbers, in
-    order.
-    """
+    """A file with copies at three of the four providers: its posting, and their sorted numbers."""
     path = tmp_path_factory.mktemp("reading") / "chunk.caf"
     path.write_bytes(DATA)
     return store_once(network, path)
@@ -36,7 +34,7 @@ def read(opened, posting, start=0, end=SIZE, **options):
 
 
 def rank(opened, numbers):
-    """Let providers have been measured, the fastest first."""
+    """Record measured rates, the fastest first."""
     for place, number in enumerate(numbers):
         opened.records.set(
             opened.network.provider_addresses[number], download_rate=1e9 / (place + 1)

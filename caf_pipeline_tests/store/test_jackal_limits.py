@@ -1,5 +1,6 @@
-"""A provider's time limits, scaled down: it reads an upload for 4 s, and can reply for 2 s after a
-request's beginning.
+"""A provider's time limits, scaled down.
+
+It reads an upload for 4 s, and can reply for 2 s after a request's start.
 """
 
 import os

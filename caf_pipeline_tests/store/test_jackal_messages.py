@@ -1,7 +1,7 @@
 """The chain's messages as bytes.
 
-The transactions' bytes were made by mospy-wallet 0.6.0 on protobuf 7.36.2, with messages described
-to it by their field numbers: `Transaction(account=Account(seed_phrase=WORDS, hrp="jkl", slip44=118,
+mospy-wallet 0.6.0 on protobuf 7.36.2 made the expected transactions. Its messages were described by
+field number: `Transaction(account=Account(seed_phrase=WORDS, hrp="jkl", slip44=118,
 account_number=17, next_sequence=…), gas=…, chain_id="jackal-1")`, `set_fee(…, "ujkl")`,
 `add_raw_msg(…)`, `_tx_body.timeout_height = …`, `get_tx_bytes()`.
 """

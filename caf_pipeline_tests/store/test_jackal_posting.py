@@ -1,6 +1,4 @@
-"""A post is paid for once, whatever breaks: what counts in each test is what the network
-charged.
-"""
+"""A post is paid for once, whatever breaks. Each test checks what the network charged."""
 
 import contextlib
 import itertools
@@ -76,7 +74,7 @@ def threads():
 
 
 def ask(log, payer, name, **changes):
-    """Let a chunk of another run wait."""
+    """Queue a chunk of another run."""
     one = chunk(name)
     given = {"copies": COPIES, "proof_type": 3, "note": archive_note(ARCHIVE)}
     size_bytes = changes.pop("size_bytes", SIZE)
@@ -85,7 +83,7 @@ def ask(log, payer, name, **changes):
 
 
 def in_posting(ledger, count):
-    """Names of chunks of the ledger that are to be posted."""
+    """Return names of the ledger's chunks in state posting."""
     names = register(ledger, *[[f"key-{number}"] for number in range(count)])
     for name in names:
         bring_to(ledger, name, ChunkState.POSTING)
@@ -733,7 +731,7 @@ def test_processes_sharing_a_wallet_pay_each_root_once(payer, ledger, database_u
 @pytest.mark.thorough
 @pytest.mark.parametrize("moment", sampled([12, 14, 16], every=3))
 def test_killed_leaseholder_is_followed_by_another_run(payer, ledger, database_url, moment):
-    """The moments lie around the commit, with the transaction of two posts, and the broadcast."""
+    """The moments are around the commit of two posts, and around the broadcast."""
     first, second = in_posting(ledger, 2)
     with start_run(payer, database_url, first, moment=moment) as run:
         pass

@@ -1,7 +1,6 @@
-"""A chain that verifies no proof of type 3: what is refused unpaid, what was sealed for it, and
-what is never called proven.
+"""A chain that verifies no type 3 proof refuses chunks before payment, and never calls them proven.
 
-Also a stranger, who can make providers remove bytes whose post stays listed.
+Also a stranger who makes providers delete bytes whose post stays listed.
 """
 
 import os
@@ -36,9 +35,7 @@ WINDOW = 20
 
 @pytest.fixture(scope="module")
 def old_network(tmp_path_factory):
-    """A chain of version 5.0.1 with two nodes, which makes a block only when it is told to or asked
-    for a second.
-    """
+    """A chain of version 5.0.1 with two nodes. It makes blocks only on order."""
     folder = tmp_path_factory.mktemp("old")
     options = {
         "providers": 4,
@@ -55,7 +52,7 @@ def old_network(tmp_path_factory):
 
 @pytest.fixture
 def make_context(tmp_path, ledger, old_network):
-    """Makes run_contexts of one source and one ledger, with settings of their own."""
+    """Makes run contexts of one source and one ledger with different settings."""
     old_network.well_behaved()
     opened, source = (
         [],
@@ -78,14 +75,14 @@ def make_context(tmp_path, ledger, old_network):
 
 
 def say(network, version):
-    """Let all nodes name a version; those of the chain's own software do not change."""
+    """Let all nodes report a version. The chain's own version stays the same."""
     for number in range(2):
         network.misbehave(lcd=number, version=version)
 
 
 @pytest.fixture
 def sealed(make_context, old_network):
-    """A run context of type 3 and its chunk, sealed while the nodes said that they verify it."""
+    """A run context of type 3 and its chunk, sealed while the nodes accepted the type."""
     say(old_network, "5.1.0")
     context = make_context(3)
     (chunk,) = plan(context).chunks
@@ -94,9 +91,7 @@ def sealed(make_context, old_network):
 
 
 def let_it_be_posted(context, name):
-    """Bring the chunk to the state in which a run was killed that had not posted it yet, or not
-    found out.
-    """
+    """Put the chunk into the state after a run was killed while posting it."""
     with context.ledger.leases.hold(chunk_lease(name), context.holder) as lease:
         context.ledger.moves.move(lease, name, ChunkState.SEALED, ChunkState.POSTING)
 
@@ -236,7 +231,7 @@ def test_finished_packing_is_sealed_with_its_own_proof_type(make_context, old_ne
 
 
 def window_after(context, network, name):
-    """Make blocks until the chunk's next window is half over."""
+    """Make blocks until the middle of the chunk's next window."""
     at = chunk_steps.posting_of(context.ledger.chunks.get(name))
     height = network.state()["height"]
     network.advance(WINDOW - (height - at.start) % WINDOW + WINDOW // 2)
@@ -294,8 +289,9 @@ STRANGER = "legal winner thank year wave sausage worth useful legal winner thank
 
 
 def deleted_by_a_stranger(context, network, name):
-    """Let another wallet post the chunk's root, let all who have it claim that post, and delete it;
-    return who had it.
+    """Let another wallet post the chunk's root, have its providers claim that post, and delete it.
+
+    Returns the providers.
     """
     chunk = context.ledger.chunks.get(name)
     content = b"".join(

@@ -1,4 +1,4 @@
-"""One provider's HTTP, against one that says what a test tells it to."""
+"""The client of one provider, against a scripted one."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def client_of():
 
 
 def named(value):
-    """Name an answer by its status."""
+    """Return an answer's status as its test id."""
     return value.split()[1].decode() if isinstance(value, bytes) else None
 
 
@@ -342,7 +342,7 @@ def test_a_provider_may_tell_its_room(client_of, reply, room):
 
 @pytest.fixture(params=["by httpcore", "past it"])
 def each_way(request, monkeypatch):
-    """Small answers are read by httpcore, large ones past it: here both are small."""
+    """httpcore reads small answers, and large ones are read past it: here both are small."""
     if request.param == "past it":
         monkeypatch.setattr(provider, "DIRECT_FROM_BYTES", 1)
 

@@ -1,4 +1,4 @@
-"""In which order providers are asked."""
+"""The order in which providers are used."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -12,7 +12,7 @@ from caf_pipeline_tests.support.jackal_stores import MemoryRecords
 
 
 class Lists:
-    """A chain that lists what a test says."""
+    """A chain with the given lists."""
 
     def __init__(self, *providers, active=()):
         self.everyone, self.active, self.fault, self.looks = list(providers), set(active), None, 0

@@ -1,4 +1,4 @@
-"""How long the bought space lasts: what comes first, its end or its being full."""
+"""How long the bought space lasts: it ends or is full."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -1,6 +1,4 @@
-"""The store on Jackal, over real sockets: the contract, what it admits, and what it says of
-itself.
-"""
+"""The store on Jackal over real sockets: the contract and its admission checks."""
 
 import os
 from contextlib import closing
@@ -60,7 +58,7 @@ def store(opened):
 
 @pytest.fixture
 def stranger(network):
-    """A store whose wallet has nothing, and no other test gave anything to."""
+    """A store with an empty wallet that no other test pays."""
     opened = open_store(network, words=new_wallet().words)
     yield opened.store
     opened.store.close()

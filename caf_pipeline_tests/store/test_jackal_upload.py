@@ -1,4 +1,4 @@
-"""Copies at several providers of the loopback network, which goes wrong as a test orders."""
+"""Copies at several providers of the loopback network, with ordered faults."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ def staged(tmp_path):
 
 
 def silent(_):
-    """Tell nobody."""
+    """Report no progress."""
 
 
 def put(opened, posting, staged, progress=silent):
@@ -78,22 +78,20 @@ def sent_since(opened, before) -> Counter:
 
 
 def only(network, *numbers):
-    """Let only these providers take connections."""
+    """Let only these providers accept connections."""
     for number in set(range(4)) - set(numbers):
         network.misbehave(provider=number, refuse=True)
 
 
 def prefer(opened, number):
-    """Let this provider be asked first."""
+    """Put this provider first."""
     for other, address in enumerate(opened.network.provider_addresses):
         opened.records.set(address, upload_rate=1e9 if other == number else 1e6)
 
 
 @pytest.fixture
 def everyone_active(open_with, tmp_path):
-    """Each of the four providers has proven a file: who has proven none is asked last, whatever its
-    rate.
-    """
+    """Let each of the four providers prove a file. Others would come last, whatever their rate."""
     path = tmp_path / "everywhere.caf"
     path.write_bytes(os.urandom(100_000))
     assert open_with(copies=4).stored(path)
@@ -136,7 +134,7 @@ def test_rates_of_bodies_from_four_mebibytes_on_are_kept(opened, tmp_path):
 
 
 def test_rate_is_recorded_despite_slow_order_reads(opened, tmp_path, monkeypatch):
-    """The rate is the provider's then, too: no order held the body up."""
+    """No order throttled the upload, so its rate is the provider's."""
     path = tmp_path / "large.caf"
     path.write_bytes(os.urandom(5 * MIB))
     sent = Throttle.sent

@@ -1,4 +1,4 @@
-"""The wallet: known vectors, low signatures, and words that are never shown."""
+"""The wallet: known vectors, low signatures, and secret words."""
 
 import hashlib
 import itertools

@@ -1,4 +1,4 @@
-"""The store on a loopback network, with records and orders that a test sees and sets."""
+"""The store on a loopback network, with records and orders that a test can read and set."""
 
 import time
 from collections import Counter
@@ -19,7 +19,7 @@ from caf_pipeline_tests.support.jackal_network import WORDS, jackal_settings
 
 
 class MemoryRecords:
-    """Provider records that forget when the test ends: the last rate is the rate."""
+    """Provider records in memory. The last rate counts."""
 
     def __init__(self):
         self.known = {}
@@ -57,7 +57,7 @@ class Board:
 
 @dataclass
 class Opened:
-    """A store and what it was opened with."""
+    """A store and its parts."""
 
     store: JackalStore
     network: object
@@ -67,7 +67,7 @@ class Opened:
     throttle: Throttle
 
     def pause(self) -> None:
-        """Order a pause, and return when it is known."""
+        """Order a pause, and return when it takes effect."""
         self.board.given = OperatorControls(paused="maintenance")
         while not self.throttle.paused():
             time.sleep(0.1)
@@ -81,14 +81,14 @@ class Opened:
         return posting
 
     def providers_of(self, posting) -> set[int]:
-        """Return the providers by number that the chain lists."""
+        """Return the numbers of the listed providers."""
         listed = {copy.provider for copy in self.store.copies(posting)}
         return {
             number for number, one in enumerate(self.network.provider_addresses) if one in listed
         }
 
     def begun(self) -> Counter:
-        """Return how many uploads ever began, by provider's number."""
+        """Return how many uploads each provider has ever begun."""
         return Counter(
             {
                 number: one["uploads_begun"]
@@ -106,8 +106,9 @@ class Opened:
 
 
 def store_once(network, path) -> tuple[PostRecord, list[int]]:
-    """Store a file by a store of its own; return its posting, and the numbers of the providers that
-    have it, in order.
+    """Store a file with a temporary store.
+
+    Returns its posting and the sorted numbers of its providers.
     """
     opened = open_store(network)
     posting = opened.stored(path)
@@ -117,7 +118,7 @@ def store_once(network, path) -> tuple[PostRecord, list[int]]:
 
 
 def open_store(network, log=None, *, words=WORDS, records=None, **changes) -> Opened:
-    """Open a store on the network, with settings changed."""
+    """Open a store on the network with changed settings."""
     settings = jackal_settings(network, **changes)
     log, records, board = log or MemoryLog(), records or MemoryRecords(), Board()
     wallet = Wallet(words)
@@ -144,7 +145,7 @@ def open_store(network, log=None, *, words=WORDS, records=None, **changes) -> Op
 
 
 def open_jackal_store(settings, ledger, holder, waits=None) -> JackalStore:
-    """Open the store on Jackal, whichever store the settings name."""
+    """Open the Jackal store, whichever store the settings name."""
     kept = settings.store.model_copy(update={"kind": "jackal"})
     return run_wiring.open_jackal(
         settings.model_copy(update={"store": kept}), ledger, holder, waits

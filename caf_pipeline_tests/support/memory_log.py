@@ -1,4 +1,4 @@
-"""A TransactionLog in memory, as strict as the ledger's: what the contract suite holds both to."""
+"""A TransactionLog in memory, as strict as the ledger's. Both pass the contract suite."""
 
 import contextlib
 import threading
@@ -10,7 +10,7 @@ from caf_pipeline.store.protocol import Lease, SignedTransaction, WaitingPost
 
 OUTCOMES = {"included", "failed", "expired", "superseded"}
 MAY_HOLD = {None, "included"}
-"""Outcomes under which a post of a transaction is or may be on the chain."""
+"""Outcomes with which a transaction's post is or may be on the chain."""
 
 
 @dataclass
@@ -24,7 +24,7 @@ class _Entry:
 
 @dataclass
 class MemoryLease:
-    """The right to sign for an account, until it is taken away."""
+    """The right to sign for an account until it is taken away."""
 
     name: str
     epoch: int
@@ -37,10 +37,9 @@ class MemoryLease:
 
 @dataclass
 class MemoryLog:
-    """Safe to call from several threads; shared by the runs of one process.
+    """Shared by the runs of one process. Safe for several threads.
 
-    Attributes:
-        posting: names of the chunks that are still to be posted; None for all.
+    `posting` are the names of chunks in state posting; None means all chunks.
     """
 
     posting: set[str] | None = None
@@ -66,7 +65,7 @@ class MemoryLog:
                     del self._leases[account]
 
     def take_over(self, account: str) -> None:
-        """Take an account's lease from whoever has it, as after a pause that was too long."""
+        """Take an account's lease from its holder, as after a long pause."""
         with self._lock:
             self._leases.pop(account).lost = True
 
@@ -156,7 +155,7 @@ class MemoryLog:
         return []
 
     def record_look(self, account: str, archive_id: str, sequence: int, unknown: int) -> None:
-        """Forget it."""
+        """Do nothing."""
 
     def spent(self, account: str) -> int:
         with self._lock:

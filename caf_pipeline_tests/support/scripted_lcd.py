@@ -1,6 +1,6 @@
-"""A chain node's REST server that answers what a test wrote down, wrong things included.
+"""A chain node's REST server with scripted answers, including wrong ones.
 
-Strictness is the loopback network's.
+The loopback network is the strict one.
 """
 
 import json
@@ -17,8 +17,9 @@ CHAIN_ID = "scripted-1"
 
 @dataclass(frozen=True)
 class Told:
-    """An answer: `body` is JSON unless it is bytes; `cut` ends the connection after so many bytes
-    of it.
+    """An answer.
+
+    `body` is JSON unless it is bytes. `cut` cuts the connection after so many bytes.
     """
 
     body: Any
@@ -40,12 +41,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that leaves in the middle of an answer is what some tests are about."""
+        """Some tests expect clients that leave in the middle of an answer."""
 
 
 class ScriptedLcd:
-    """A node at `height` that also answers what is in `answers`, by path without the module's
-    prefix; `asked` holds the paths.
+    """A node at `height` that also answers the paths in `answers`, without the module's prefix.
+
+    `asked` collects the requested paths.
     """
 
     def __init__(self) -> None:
